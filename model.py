@@ -1,0 +1,265 @@
+"""The transformer: config, encoder, heads, parameter counts, checkpoints.
+
+Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019   [SR] Yamaguchi et al. 2021, Shuffle+Random
+Map       [HF §3.1] Model.embed   [HF §4.2] PRESETS   [HF §4.4 eq.7] count_parameters   [HF App. B] count_parameters
+          [BERT §3] Layer   [BERT §3.1] MaskedLMHead   [SR §3] Model.head
+Not here  strings and hashes (hashing.py): a model sees ids and an array that gives each id its codes.
+Departs   1. One combined projection for queries, keys and values: the same function and parameters, one product.
+          2. The vocabulary's logits are computed at masked positions only, never for the whole batch.
+Letters   B batch   L positions   C code numbers a word   d width   H heads   e d/H   V ids   M scored positions
+"""
+
+import os
+from dataclasses import asdict, dataclass, fields
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from attention import full_attention
+from embeddings import AddEmbedding, HashEmbedding, LookupEmbedding, PoolEmbedding, ProjEmbedding, init_, unpack_bits
+
+WORD, FIRST = 5, 6  # ids 0..5 are specials, words follow; the same numbers as in hashing.py, which a test pins
+FORMAT = 1  # of checkpoints
+FORM = {"lookup": "row", "emb": "index", "pool": "chunks", "add": "bits", "proj": "bits"}  # which codes each eats
+HEADS = ("sr", "mlm", "classify", "span")
+
+
+class ConfigError(ValueError):
+    """A model that cannot be built, or a checkpoint that cannot be used; the scripts print it and exit with 2."""
+
+
+@dataclass
+class Config:
+    """Everything that shapes the weights, in plain types; it travels with them in the checkpoint."""
+
+    emb: str = "proj"  # lookup, emb, pool, add, proj
+    rows: int = 50_260  # N: rows of lookup (its 5 specials among them) and emb
+    bits: int = 128  # T: bits of a word's hash (pool, add, proj)
+    chunk: int = 10  # k: bits of a chunk (pool)
+    layers: int = 12
+    width: int = 768  # d
+    heads: int = 12  # H
+    ffn: int = 3072
+    length: int = 512  # positions, [CLS] among them
+    spare_positions: int = 0  # rows of the position table that nothing uses: RoBERTa has 2, and so has the paper
+    types: int = 1
+    dropout: float = 0.1
+    head: str = "sr"  # sr, mlm, classify, span
+    labels: int = 2  # of classify
+
+    def __post_init__(self):
+        if self.emb not in FORM:
+            raise ConfigError(f"unknown embedding {self.emb!r}; there are {', '.join(FORM)}")
+        if self.head not in HEADS:
+            raise ConfigError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
+        if self.width % self.heads:
+            raise ConfigError(f"width {self.width} is not divisible by {self.heads} heads: "
+                              f"wanted a multiple, such as {self.width // self.heads * self.heads or self.heads}")
+        if self.head == "mlm" and self.emb != "lookup":
+            raise ConfigError(f"objective mlm predicts rows of a vocabulary, and emb {self.emb} has none: "
+                              f"possible are --objective sr, or --emb lookup")
+
+
+# The sizes of the papers; `tiny` is ours, to train in minutes on two cores.
+PRESETS = {
+    "tiny": dict(layers=4, width=128, heads=2, ffn=512, length=128, rows=8_192, dropout=0.0),
+    "bert-tiny": dict(layers=2, width=128, heads=2, ffn=512, length=512, rows=32_000),  # the size of BERT-LSH
+    "median": dict(layers=4, width=512, heads=4, ffn=2048, length=512, rows=30_522),  # of "Median is all you need"
+    "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2),  # [HF §4.2]
+}
+
+
+class Layer(nn.Module):
+    """Self-attention and feed-forward, the norm after each residual sum (post-LN). [BERT §3]"""
+
+    def __init__(self, c):
+        super().__init__()
+        self.heads, self.dropout = c.heads, nn.Dropout(c.dropout)
+        self.qkv, self.out = nn.Linear(c.width, 3 * c.width), nn.Linear(c.width, c.width)
+        self.up, self.down = nn.Linear(c.width, c.ffn), nn.Linear(c.ffn, c.width)
+        self.norm1, self.norm2 = nn.LayerNorm(c.width), nn.LayerNorm(c.width)
+
+    def forward(self, x, key_mask=None):
+        """in: x (B, L, d), key_mask bool (B, L) or None; out: (B, L, d)"""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each (B, H, L, e)
+        a = full_attention(q, k, v, key_mask=key_mask, dropout=self.dropout.p if self.training else 0.0)
+        x = self.norm1(x + self.dropout(self.out(a.transpose(1, 2).flatten(2))))
+        return self.norm2(x + self.dropout(self.down(F.gelu(self.up(x)))))
+
+
+class MaskedLMHead(nn.Module):
+    """Transform, then the embedding table itself as the output layer, and a bias. [BERT §3.1]"""
+
+    def __init__(self, c):
+        super().__init__()
+        self.transform, self.norm = nn.Linear(c.width, c.width), nn.LayerNorm(c.width)
+        self.bias = nn.Parameter(torch.zeros(c.rows))
+
+    def forward(self, x, table):
+        """in: x (M, d), table (N, d); out: logits (M, N)"""
+        return F.linear(self.norm(F.gelu(self.transform(x))), table, self.bias)
+
+
+class Model(nn.Module):
+    """Codes -> vectors -> encoder -> head."""
+
+    def __init__(self, config):
+        """in: config Config; the codes of the words are given later, by set_codes"""
+        super().__init__()
+        c = self.config = config
+        self.embedding = {
+            "lookup": lambda: LookupEmbedding(c.rows, c.width),
+            "emb": lambda: HashEmbedding(c.rows, c.width),
+            "pool": lambda: PoolEmbedding(c.bits, c.chunk, c.width),
+            "add": lambda: AddEmbedding(c.bits, c.width),
+            "proj": lambda: ProjEmbedding(c.bits, c.width),
+        }[c.emb]()
+        # Rows of their own for the specials. A lookup table has them inside; the rows of emb are free, so a WORD
+        # row shared by all of them would add nothing: five are left. Pool, add and proj get all six.
+        self.specials = None
+        if c.emb != "lookup":
+            self.specials = nn.Embedding(5 if c.emb == "emb" else 6, c.width)
+        self.positions = nn.Embedding(c.length + c.spare_positions, c.width)
+        self.types = nn.Embedding(c.types, c.width)
+        self.norm, self.dropout = nn.LayerNorm(c.width), nn.Dropout(c.dropout)
+        self.layers = nn.ModuleList(Layer(c) for _ in range(c.layers))
+        self.head = {
+            "sr": lambda: nn.Linear(c.width, 3),  # 0 intact, 1 shuffled, 2 random [SR §3]
+            "mlm": lambda: MaskedLMHead(c),
+            "classify": lambda: nn.Sequential(nn.Dropout(c.dropout), nn.Linear(c.width, c.width), nn.Tanh(),
+                                              nn.Dropout(c.dropout), nn.Linear(c.width, c.labels)),
+            "span": lambda: nn.Linear(c.width, 2),  # start and end
+        }[c.head]()
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                init_(module.weight)
+                if getattr(module, "bias", None) is not None:
+                    nn.init.zeros_(module.bias)
+        self.register_buffer("codes", None, persistent=False)
+
+    def set_codes(self, codes):
+        """Say which codes each id has: (V, C), rows 0..5 for the specials; any integer type, bits packed in bytes."""
+        self.codes = codes.to(self.positions.weight.device)
+
+    def embed(self, ids):
+        """in: ids (B, L); out: (B, L, d), the word's vector alone: no position, no norm. [HF §3.1]"""
+        codes = self.codes[ids]  # (B, L, C)
+        if FORM[self.config.emb] == "bits":
+            codes = unpack_bits(codes, self.config.bits)  # (B, L, T)
+        x = self.embedding(codes)
+        if self.specials is None:
+            return x
+        word = ids >= FIRST
+        if self.config.emb == "emb":
+            return torch.where(word.unsqueeze(-1), x, self.specials(ids.clamp(max=WORD - 1)))
+        return x.masked_fill(~word.unsqueeze(-1), 0.0) + self.specials(ids.clamp(max=WORD))
+
+    def encode(self, ids, key_mask=None):
+        """in: ids (B, L) integer; key_mask bool (B, L), None without padding; out: (B, L, d)"""
+        c, L = self.config, ids.shape[1]
+        if L > c.length:
+            raise ConfigError(f"{L} positions, but the model has {c.length}: shorten the text or train with --length")
+        x = self.embed(ids) + self.positions.weight[c.spare_positions:c.spare_positions + L] + self.types.weight[0]
+        x = self.dropout(self.norm(x))
+        for layer in self.layers:
+            x = layer(x, key_mask)
+        return x
+
+    def forward(self, ids, key_mask=None, at=None):
+        """Encode, and apply the head.
+
+        in:  ids (B, L); key_mask bool (B, L) or None; at int64 (M,), positions in the flattened batch (mlm only)
+        out: sr (B, L, 3), mlm (M, N), classify (B, labels), span (B, L, 2)
+        """
+        x = self.encode(ids, key_mask)
+        if self.config.head == "classify":
+            return self.head(x[:, 0])
+        if self.config.head == "mlm":
+            return self.head(x.flatten(0, 1)[at], self.embedding.weight)
+        return self.head(self.dropout(x))
+
+
+def parameter_groups(model, decay):
+    """Weight decay for tables and matrices, none for biases and norms. [HF Table 4]
+
+    in:  model; decay float
+    out: two groups for AdamW
+    """
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    return [dict(params=matrices, weight_decay=decay), dict(params=vectors, weight_decay=0.0)]
+
+
+def count_parameters(model):
+    """Exact counts by part; the parts add up to the total. [HF App. B]
+
+    in:  model, on any device, meta too
+    out: dict: embedding (what the hash needs), specials, positions (with types and norm), encoder, head, total, and
+         poep, the share of the embedding in the total [HF §4.4 eq.7]
+    """
+    def size(*modules):
+        return sum(p.numel() for m in modules if m is not None for p in m.parameters())
+
+    parts = dict(embedding=size(model.embedding), specials=size(model.specials),
+                 positions=size(model.positions, model.types, model.norm), encoder=size(model.layers),
+                 head=size(model.head))
+    total = size(model)
+    return parts | dict(total=total, poep=parts["embedding"] / total)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Checkpoints: weights, config and hash as tensors and plain types, loadable with torch.load's safe default
+
+
+def save_checkpoint(path, model, encoder, **more):
+    """Write a checkpoint beside the old one, then put it in its place: a crash leaves one of the two, whole.
+
+    in:  path str; model Model; encoder dict, what hashing.Encoder.state() gives; more: tensors and plain types
+    err: ConfigError when it cannot be written; the old one is untouched
+    """
+    content = dict(format=FORMAT, config=asdict(model.config), model=model.state_dict(), encoder=encoder, **more)
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        if os.path.exists(temporary):
+            os.remove(temporary)
+        raise ConfigError(f"could not save {path} ({error}); an earlier checkpoint there is untouched") from error
+
+
+def load_checkpoint(path):
+    """Read a checkpoint, on the CPU.
+
+    in:  path str, a file or a folder with ckpt.pt
+    out: dict with config (Config), model (state dict), encoder (dict), and whatever was saved beside them
+    err: ConfigError when it is missing, broken, or of another format
+    """
+    path = os.path.join(path, "ckpt.pt") if os.path.isdir(path) else path
+    if not os.path.exists(path):
+        raise ConfigError(f"no checkpoint at {path}: train one with pretrain.py, or name its folder with --ckpt")
+    try:
+        content = torch.load(path, map_location="cpu")
+    except Exception as error:  # whatever a broken file makes the unpickler raise
+        raise ConfigError(f"{path} is not a whole checkpoint ({str(error).splitlines()[0]})") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else None
+        raise ConfigError(f"{path} has format {found}, this code reads {FORMAT}: use the code that wrote it")
+    known = {field.name for field in fields(Config)}
+    if not isinstance(content.get("config"), dict) or set(content["config"]) - known:
+        raise ConfigError(f"{path} holds a config this code does not know: use the code that wrote it")
+    return content | dict(config=Config(**content["config"]))
+
+
+def load_model(checkpoint):
+    """in: what load_checkpoint gave; out: Model with its weights, in evaluation mode, without codes"""
+    model = Model(checkpoint["config"])
+    try:
+        model.load_state_dict(checkpoint["model"])
+    except RuntimeError as error:
+        raise ConfigError(f"the weights do not fit the checkpoint's own config: {error}") from error
+    return model.eval()
