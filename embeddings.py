@@ -1,15 +1,16 @@
 """Codes to vectors: one module per way to embed a word that is known by its hash alone.
 
 Sources   [HF] Xue & Aletras 2022, HashFormers
-Map       [HF §3.1] HashEmbedding   [HF §3.4 eq.1] PoolEmbedding   [HF §3.4 eq.2] AddEmbedding   [HF §3.4 eq.3] ProjEmbedding
+Map       [HF §3.1] HashEmbedding   [HF §3.4 eq.1] PoolEmbedding   [HF §3.4 eq.2] AddEmbedding
+          [HF §3.4 eq.3] ProjEmbedding
 Not here  where the codes come from (hashing.py); the rows of [CLS], [MASK] ... (model.py).
 Departs   1. Every module computes the paper's function in a form that costs one matrix product or one gather;
              the literal forms stand in the tests as oracles.
           2. No dropout inside (the authors' code has some in Pool; the paper has none).
-Letters   B batch   L positions   C code numbers a word   d width   T bits   k bits a chunk   J chunks   N rows
+Letters   B batch   L positions   C numbers a word   d width   T bits   k bits a chunk   J chunks   N rows
 Try       python embeddings.py
 
-Every module: codes (..., C) -> vectors (..., d); all weights start as normal(0, 0.02) cut at two standard deviations.
+Every module: codes (..., C) -> vectors (..., d); all weights start as normal(0, 0.02) cut at ±2 std.
 """
 
 import math
@@ -52,12 +53,12 @@ class HashEmbedding(LookupEmbedding):
 
 
 class PoolEmbedding(nn.Module):
-    """Pool: the word's k-bit chunks pick rows of one codebook, summed with a weight per chunk and dimension. [HF §3.4 eq.1]
+    """Pool: chunks pick rows of one codebook, summed with a weight per chunk and dimension. [HF §3.4 eq.1]
 
-        e = Σ_j softmax_j(W)_j ⊙ B[c_j]        W (J, d): the softmax runs over the chunks, for each dimension apart
+        e = Σ_j softmax_j(W)_j ⊙ B[c_j]        W (J, d): a softmax over the chunks, for each dimension apart
 
-    Fast form: fold the weights into the codebook, one table per chunk, and let one embedding_bag add the rows.
-    Folding costs J·2^k·d however long the batch is; it beats gathering B·L·J rows and weighting each from about
+    Fast form: fold the weights into the codebook, a table per chunk, and let one embedding_bag add the rows.
+    Folding costs J·2^k·d whatever the batch; it beats gathering B·L·J rows and weighting each from about
     2^k words a batch on. The last chunk is short (128 = 12·10 + 8) and uses the first 2^8 rows only.
     """
 
@@ -81,7 +82,7 @@ class PoolEmbedding(nn.Module):
 class AddEmbedding(nn.Module):
     """Add: every bit picks one of its own two rows, and the T rows are added. [HF §3.4 eq.2]
 
-        e = Σ_j B^j[τ_j] / √T  =  (Σ_j B^j[0] + Σ_j τ_j (B^j[1] − B^j[0])) / √T        one product with the bits
+        e = Σ_j B^j[τ_j] / √T  =  (Σ_j B^j[0] + Σ_j τ_j (B^j[1] − B^j[0])) / √T      one product with the bits
     """
 
     def __init__(self, bits, width):
@@ -112,7 +113,7 @@ class ProjEmbedding(nn.Module):
     @staticmethod
     def _unit(x):
         x = x - x.mean(-1, keepdim=True)
-        # subtle: clamp the square, not the root: the gradient of a root at 0 is infinite, and infinite times 0 is NaN
+        # subtle: clamp the square, not the root: a root's gradient at 0 is infinite, and that times 0 is NaN
         return x * x.square().sum(-1, keepdim=True).clamp(min=1e-16).rsqrt()
 
     def forward(self, codes):

@@ -85,6 +85,8 @@ class BPE:
         import tokenizers
 
         self.json, self.tokenizer = text, tokenizers.Tokenizer.from_str(text)
+        place = self.tokenizer.get_vocab()
+        self.pieces = sorted(place, key=place.get)
 
     @classmethod
     def train(cls, texts, size=50_000, least=5):
@@ -108,13 +110,13 @@ class BPE:
 
     def split(self, text):
         """The pieces of a text and their character spans; shapes as in split_words."""
-        coded = self.tokenizer.encode(text.encode("utf-8", "replace").decode())  # a lone surrogate becomes "?"
+        coded = self.tokenizer.encode(text.encode("utf-8", "replace").decode())  # lone surrogates become "?"
         return coded.tokens, coded.offsets
 
     def split_many(self, texts):
         """The pieces of many texts at once: list[list[str]], on all cores."""
         clean = [t.encode("utf-8", "replace").decode() for t in texts]
-        return [coded.tokens for coded in self.tokenizer.encode_batch_fast(clean)]
+        return [[self.pieces[i] for i in coded.ids] for coded in self.tokenizer.encode_batch_fast(clean)]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ def md5_digests(words, count=1, key=None):
     """
     # subtle: surrogatepass, else a lone surrogate, which json can produce, stops a week of hashing
     texts = [word.encode("utf-8", "surrogatepass") for word in words]
-    if count > 1:  # the first digest is the word's own; the others are those of the word with a counter after it
+    if count > 1:  # the first digest is the word's own; the others are of the word with a counter after it
         suffixes = [b""] + [i.to_bytes(4, "big") for i in range(1, count)]
         texts = [text + suffix for text in texts for suffix in suffixes]
     if key is None:
@@ -172,8 +174,8 @@ def md5_index(words, n, key=None):
 class NgramLSH:
     """Words that share character n-grams share bits. [HF §3.3]
 
-    A word is the bag x of its n-grams, n = 1..4, weighted by their count in it; only the `features` n-grams most
-    frequent in the corpus count. Hyperplane j is the vector eta rotated by j: r^j[f] = eta[(f + j) mod features].
+    A word is the bag x of its n-grams, n = 1..4, weighted by their count in it; only the `features` commonest
+    in the corpus count. Hyperplane j is the vector eta rotated by j: r^j[f] = eta[(f + j) mod features].
     So the values of feature f under hyperplanes 0, 1, 2, ... are a window that starts at eta[f], and
 
         x · [r^0 r^1 r^2 ...] = sum over the word's n-grams of eta[f : f + T]      no matrix is ever stored.
@@ -185,12 +187,13 @@ class NgramLSH:
     LONGEST = 4  # n-grams of 1..4 characters
 
     def __init__(self, grams, features, seed=0):
-        """in: grams list[str], feature f is grams[f]; features int >= len(grams), the length of eta; seed int"""
+        """in: grams list[str], feature f is grams[f]; features int >= len(grams), length of eta; seed int"""
         if features > 65_535:
-            raise InputError(f"features = {features:,}: wanted at most 65,535, n-grams are packed in 4 times 16 bits")
+            raise InputError(f"features = {features:,}: wanted at most 65,535, "
+                             f"n-grams are packed in 4 times 16 bits")
         self.grams, self.features, self.seed = grams, features, seed
         eta = np.random.default_rng(seed).standard_normal(features)
-        self.eta = np.rint(np.tile(eta, 2) * self.ONE).astype(np.int32)  # twice, so that a window may run over
+        self.eta = np.rint(np.tile(eta, 2) * self.ONE).astype(np.int32)  # twice: a window may run over
         self.feature = {gram: f for f, gram in enumerate(grams)}
         self.alphabet = np.unique(_code_points(grams)[0])
         keys = np.array([self._key(gram) for gram in grams], np.uint64)
@@ -199,7 +202,7 @@ class NgramLSH:
 
     @classmethod
     def fit(cls, counts, features=50_000, seed=0):
-        """Choose the n-grams most frequent in a corpus; ties go to the shorter, then to the first by code point.
+        """Choose the n-grams most frequent in a corpus; ties go to the shorter, then the first by code point.
 
         in:  counts dict[str, int], word -> count in the corpus
         out: NgramLSH
@@ -208,14 +211,15 @@ class NgramLSH:
         weights = np.fromiter(counts.values(), np.int64, len(counts))
         points, lengths = _code_points(words)
         each, _, frequency = _sum_by_key(points, np.repeat(weights, lengths))
-        most = np.lexsort((each, -frequency))[:65_535]  # a rarer character cannot be a feature, nor part of one
+        most = np.lexsort((each, -frequency))[:65_535]  # a rarer character can be no feature, nor part of one
         alphabet = np.sort(each[most])
         keys, sums = np.empty(0, np.uint64), np.empty(0, np.int64)
         for start in range(0, len(words), 500_000):  # memory: a piece's n-grams and the distinct ones so far
             part = slice(start, start + 500_000)
             grams, known, lengths = _gram_keys(words[part], alphabet)
             amount = np.repeat(weights[part], lengths)[:, None].repeat(cls.LONGEST, 1)
-            keys, _, sums = _sum_by_key(np.concatenate([keys, grams[known]]), np.concatenate([sums, amount[known]]))
+            keys, _, sums = _sum_by_key(np.concatenate([keys, grams[known]]),
+                                        np.concatenate([sums, amount[known]]))
         best = np.lexsort((keys, -sums))[:features]  # a longer n-gram has a larger key: that settles the ties
         grams = []
         for key in keys[best].tolist():
@@ -237,7 +241,7 @@ class NgramLSH:
             features, amounts = self._features(part)  # all words' features, one word after the other
             first = np.cumsum(amounts) - amounts
             # Add the p-th n-gram of every word that has one. With the longest words first, those are always
-            # the first `alive` rows: each pass is one gather and one addition, five times faster than reduceat.
+            # the first `alive` rows: a pass is one gather and one addition, five times faster than reduceat.
             order = np.argsort(-amounts, kind="stable")
             first, amounts = first[order], amounts[order]
             wide = np.int64 if amounts[0] > 40_000 else np.int32  # 40,000 * 4 sigma * 4096 < 2**31
@@ -262,7 +266,7 @@ class NgramLSH:
         self._check(n, "rows")
         out = np.zeros(len(words), np.int64)
         order = sorted(range(len(words)), key=words.__getitem__)
-        depth = 24  # sums kept on the stack, 4n bytes each; the letters of a longer word after these are not kept
+        depth = 24  # sums kept on the stack, 4n bytes each; the letters of a longer word after these are not
         stack, before = [np.zeros(n, np.int32)], ""
         for i in order:
             word, shared = words[i], 0
@@ -308,7 +312,8 @@ class NgramLSH:
     def _check(self, n, what):
         if n > self.features:
             raise InputError(f"{n:,} {what} need as many hyperplanes, but rotations of a vector of "
-                             f"{self.features:,} n-gram features give only {self.features:,}: raise the features")
+                             f"{self.features:,} n-gram features give only {self.features:,}: "
+                             f"raise the features")
 
 
 def _code_points(words):
@@ -320,7 +325,7 @@ def _code_points(words):
 def _gram_keys(words, alphabet):
     """One number per n-gram: its characters' places in the alphabet, from 1, in 16 bits each.
 
-    out: keys uint64 (characters, 4), column n-1 holds the n-gram that starts there; known bool, the same shape:
+    out: keys uint64 (characters, 4), column n-1 holds the n-gram that starts there; known bool, same shape:
          it ends inside the word and has only characters of the alphabet; lengths int64 (V,)
 
             p  l  a  y        p   pl   pla   play
@@ -348,10 +353,11 @@ def _gram_keys(words, alphabet):
 
 
 def _sum_by_key(keys, amounts):
-    """in: keys (M,), amounts int64 (M,); out: the distinct keys in order, their count, the sum of their amounts"""
+    """in: keys (M,), amounts int64 (M,); out: distinct keys in order, their count, sum of their amounts"""
     order = np.argsort(keys, kind="stable")
     keys, amounts = keys[order], amounts[order]
-    first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.empty(0, np.int64)
+    starts = np.concatenate([[True], keys[1:] != keys[:-1]])
+    first = np.flatnonzero(starts) if len(keys) else np.empty(0, np.int64)
     sums = np.add.reduceat(amounts, first) if len(first) else amounts
     return keys[first], np.diff(first, append=len(keys)), sums
 
@@ -369,11 +375,12 @@ def bits_to_chunks(bits, k):
     if not 0 < k <= 15:
         raise InputError(f"chunks of {k} bits: wanted 1 .. 15")
     columns = [bits[:, start:start + k] for start in range(0, bits.shape[1], k)]
-    return np.stack([c.astype(np.int16) @ (1 << np.arange(c.shape[1])[::-1]).astype(np.int16) for c in columns], 1)
+    return np.stack([c.astype(np.int16) @ (1 << np.arange(c.shape[1])[::-1]).astype(np.int16)
+                     for c in columns], 1)
 
 
 class Encoder:
-    """text -> words -> ids -> codes, for one way to split and one hash; all that a checkpoint needs to know of it.
+    """text -> words -> ids -> codes, for one way to split and one hash; all a checkpoint needs to know of it.
 
     The word table grows with the text and costs no parameters: a word never seen gets the next free id and is
     hashed on the fly. Only form "row" has a fixed vocabulary, and [UNK] for the rest.
@@ -382,7 +389,7 @@ class Encoder:
     def __init__(self, form, hash="md5", split="regex", bits=128, chunk=10, rows=50_260, key=None, lsh=None,
                  bpe=None, vocabulary=None):
         """in: form of FORMS; hash "md5" or "lsh"; split "regex", "space" or "bpe"; bits T; chunk k; rows N;
-        key str or None; lsh NgramLSH for hash "lsh"; bpe BPE for split "bpe"; vocabulary list[str] for form "row"
+        key str or None; lsh NgramLSH for "lsh"; bpe BPE for "bpe"; vocabulary list[str] for form "row"
         """
         if form not in FORMS:
             raise InputError(f"unknown form of codes: {form!r}; the forms are {', '.join(FORMS)}")
@@ -391,8 +398,8 @@ class Encoder:
         self.form, self.hash, self.split_how = form, hash, split
         self.bits, self.chunk, self.rows, self.key = bits, chunk, rows, key
         self.lsh, self.bpe, self.vocabulary = lsh, bpe, vocabulary
-        self.words = []  # of ids FIRST, FIRST + 1, ...
-        self.table = {}
+        self.words, self.table = [], {}  # the words of ids FIRST, FIRST + 1, ..., and the way back
+        self.done = None  # codes computed so far
         if form == "row":
             self.words, self.rows = list(vocabulary), FIRST - 1 + len(vocabulary)
             self.table = {word: FIRST + i for i, word in enumerate(self.words)}
@@ -415,35 +422,39 @@ class Encoder:
         """The codes of words, specials not among them.
 
         in:  words list[str]
-        out: (V, C): int32 (V, 1) for "row" and "index", int16 (V, ceil(T/k)) for "chunks", uint8 (V, T/8) for "bits"
+        out: (V, C): "row" and "index" int32 (V, 1), "chunks" int16 (V, ceil(T/k)), "bits" uint8 (V, T/8)
         """
-        if self.form == "row":  # rows 0..4 are the specials' (WORD has none: a table of free rows needs no shared one)
-            return self.ids(words)[:, None] - (self.ids(words)[:, None] >= FIRST)
+        if self.form == "row":  # rows 0..4 are the specials' (WORD has none: free rows need no shared one)
+            ids = self.ids(words)[:, None]
+            return ids - (ids >= FIRST)
         if self.form == "index":
-            index = self.lsh.index(words, self.rows) if self.hash == "lsh" else md5_index(words, self.rows, self.key)
+            index = (self.lsh.index(words, self.rows) if self.hash == "lsh"
+                     else md5_index(words, self.rows, self.key))
             return index.astype(np.int32)[:, None]
         if self.form == "bits" and self.hash == "md5":
             return md5_digests(words, -(-self.bits // 128), self.key)[:, :self.bits // 8]
         bits = self.lsh.bits(words, self.bits) if self.hash == "lsh" else md5_bits(words, self.bits, self.key)
         return bits_to_chunks(bits, self.chunk) if self.form == "chunks" else np.packbits(bits, axis=1)
 
-    def codes(self, words=None):
-        """The codes by id: those of the specials (unused but in form "row"), then those of the words.
-
-        in:  words list[str], default: the table's
-        out: (FIRST + V, C), dtype as hash_words
-        """
-        body = self.hash_words(self.words if words is None else words)
-        head = np.zeros((FIRST, body.shape[1]), body.dtype)
+    def special_codes(self):
+        """Codes of ids 0 .. FIRST-1: (FIRST, C), dtype as hash_words; zeros, but in form "row" their rows."""
         if self.form == "row":
-            head[:, 0] = [PAD, CLS, SEP, UNK, MASK, UNK]
-        return np.concatenate([head, body])
+            return np.array([[PAD], [CLS], [SEP], [UNK], [MASK], [UNK]], np.int32)
+        return np.zeros_like(self.hash_words([""] * FIRST))
+
+    def codes(self):
+        """The codes of all ids so far, (FIRST + V, C); those of a word are computed once."""
+        new = self.words[len(self.done) - FIRST if self.done is not None else 0:]
+        parts = [self.special_codes() if self.done is None else self.done]
+        self.done = np.concatenate(parts + [self.hash_words(new)] * bool(new))
+        return self.done
 
     def state(self):
         """All of it as plain types, for a checkpoint; Encoder.load(state) gives it back."""
         lsh = self.lsh and dict(grams=self.lsh.grams, features=self.lsh.features, seed=self.lsh.seed)
         return dict(form=self.form, hash=self.hash, split=self.split_how, bits=self.bits, chunk=self.chunk,
-                    rows=self.rows, key=self.key, lsh=lsh, bpe=self.bpe and self.bpe.json, vocabulary=self.vocabulary)
+                    rows=self.rows, key=self.key, lsh=lsh, bpe=self.bpe and self.bpe.json,
+                    vocabulary=self.vocabulary)
 
     @classmethod
     def load(cls, state):
@@ -458,9 +469,10 @@ def main(argv=None):
     """Show the words of a text, their MD5 and LSH bits, and how far apart those are."""
     text = " ".join(sys.argv[1:] if argv is None else argv) or "play plays played"
     words = list(dict.fromkeys(words_of(text)))
-    lsh = NgramLSH.fit(dict.fromkeys(words, 1))  # a corpus of these words alone: enough to see the law at work
+    lsh = NgramLSH.fit(dict.fromkeys(words, 1))  # a corpus of these words alone: enough to see the law work
     for name, bits in (("MD5", md5_bits(words)), ("LSH", lsh.bits(words, 128))):
-        print(f"{name}: 128 bits of each word, and how many differ from the first word's (unrelated words: 64)")
+        print(f"{name}: 128 bits of each word, "
+              f"and how many differ from the first word's (unrelated words: 64)")
         for word, row in zip(words, bits):
             print(f"  {word:>12}  {''.join('.#'[b] for b in row[:64])}…  {int((row != bits[0]).sum()):3d}")
     print("MD5 modulo 50,000: ", dict(zip(words, md5_index(words, 50_000).tolist())))

@@ -1,15 +1,22 @@
 """The transformer: config, encoder, heads, parameter counts, checkpoints.
 
-Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019   [SR] Yamaguchi et al. 2021, Shuffle+Random
-Map       [HF §3.1] Model.embed   [HF §4.2] PRESETS   [HF §4.4 eq.7] count_parameters   [HF App. B] count_parameters
-          [BERT §3] Layer   [BERT §3.1] MaskedLMHead   [SR §3] Model.head
+Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019
+          [SR] Yamaguchi et al. 2021, Shuffle+Random   [V] Vaswani et al. 2017, Attention Is All You Need
+Map       [HF §3.1] Model.embed   [HF §4.2] PRESETS   [HF Table 4] parameter_groups
+          [HF §4.4 eq.7] count_parameters   [HF App. B] count_parameters
+          [BERT §3] Layer   [BERT §3.1] MaskedLMHead   [SR §3] Model   [V §3.5] sinusoids
 Not here  strings and hashes (hashing.py): a model sees ids and an array that gives each id its codes.
-Departs   1. One combined projection for queries, keys and values: the same function and parameters, one product.
+Departs   1. One combined projection for queries, keys and values: the same function, one product.
           2. The vocabulary's logits are computed at masked positions only, never for the whole batch.
-Letters   B batch   L positions   C code numbers a word   d width   H heads   e d/H   V ids   M scored positions
+          3. The position table starts as sinusoids, and matrices with std 0.02 · √(768/d), which is the usual
+             0.02 at the paper's width: small models learn to attend sooner.
+Letters   B batch   L positions   C code numbers a word   d width   H heads   e d/H   V ids
+          M scored positions   N rows
 """
 
 import os
+import sys
+import time
 from dataclasses import asdict, dataclass, fields
 
 import torch
@@ -17,16 +24,18 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import full_attention
-from embeddings import AddEmbedding, HashEmbedding, LookupEmbedding, PoolEmbedding, ProjEmbedding, init_, unpack_bits
+from embeddings import AddEmbedding, HashEmbedding, LookupEmbedding, PoolEmbedding, ProjEmbedding
+from embeddings import init_, unpack_bits
 
-WORD, FIRST = 5, 6  # ids 0..5 are specials, words follow; the same numbers as in hashing.py, which a test pins
+WORD, FIRST = 5, 6  # ids 0..5 are specials, words follow; the numbers of hashing.py, which a test pins
 FORMAT = 1  # of checkpoints
-FORM = {"lookup": "row", "emb": "index", "pool": "chunks", "add": "bits", "proj": "bits"}  # which codes each eats
+# which form of codes each embedding takes, see hashing.FORMS
+FORM = {"lookup": "row", "emb": "index", "pool": "chunks", "add": "bits", "proj": "bits"}
 HEADS = ("sr", "mlm", "classify", "span")
 
 
 class ConfigError(ValueError):
-    """A model that cannot be built, or a checkpoint that cannot be used; the scripts print it and exit with 2."""
+    """A model that cannot be built, a checkpoint that cannot be used; scripts print it and exit with 2."""
 
 
 @dataclass
@@ -42,7 +51,7 @@ class Config:
     heads: int = 12  # H
     ffn: int = 3072
     length: int = 512  # positions, [CLS] among them
-    spare_positions: int = 0  # rows of the position table that nothing uses: RoBERTa has 2, and so has the paper
+    spare_positions: int = 0  # rows of the position table that nothing uses: RoBERTa's 2, so the paper's
     types: int = 1
     dropout: float = 0.1
     head: str = "sr"  # sr, mlm, classify, span
@@ -54,8 +63,9 @@ class Config:
         if self.head not in HEADS:
             raise ConfigError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
         if self.width % self.heads:
+            near = max(self.width // self.heads, 1) * self.heads
             raise ConfigError(f"width {self.width} is not divisible by {self.heads} heads: "
-                              f"wanted a multiple, such as {self.width // self.heads * self.heads or self.heads}")
+                              f"wanted a multiple, such as {near}")
         if self.head == "mlm" and self.emb != "lookup":
             raise ConfigError(f"objective mlm predicts rows of a vocabulary, and emb {self.emb} has none: "
                               f"possible are --objective sr, or --emb lookup")
@@ -63,11 +73,25 @@ class Config:
 
 # The sizes of the papers; `tiny` is ours, to train in minutes on two cores.
 PRESETS = {
-    "tiny": dict(layers=4, width=128, heads=2, ffn=512, length=128, rows=8_192, dropout=0.0),
+    "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0),
     "bert-tiny": dict(layers=2, width=128, heads=2, ffn=512, length=512, rows=32_000),  # the size of BERT-LSH
-    "median": dict(layers=4, width=512, heads=4, ffn=2048, length=512, rows=30_522),  # of "Median is all you need"
+    "median": dict(layers=4, width=512, heads=4, ffn=2048, length=512, rows=30_522),  # of count-median
     "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2),  # [HF §4.2]
 }
+
+
+def sinusoids(length, width):
+    """Where the position table starts: waves of 2π to 20,000π positions; it is trained from there. [V §3.5]
+
+    in:  length L; width d
+    out: float (L, d) in [-1, 1]
+
+    From random rows, attention has to learn L pairs of places before it finds a neighbour. Among sinusoids
+    "one further" is the same rotation everywhere.
+    """
+    rates = 10_000 ** (-torch.arange(0, width, 2) / width)  # (d/2,)
+    angles = torch.arange(length)[:, None] * rates  # (L, d/2)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]
 
 
 class Layer(nn.Module):
@@ -115,8 +139,8 @@ class Model(nn.Module):
             "add": lambda: AddEmbedding(c.bits, c.width),
             "proj": lambda: ProjEmbedding(c.bits, c.width),
         }[c.emb]()
-        # Rows of their own for the specials. A lookup table has them inside; the rows of emb are free, so a WORD
-        # row shared by all of them would add nothing: five are left. Pool, add and proj get all six.
+        # Rows of their own for the specials. A lookup table has them inside; the rows of emb are free, so a
+        # WORD row shared by all of them would add nothing: five are left. Pool, add and proj get all six.
         self.specials = None
         if c.emb != "lookup":
             self.specials = nn.Embedding(5 if c.emb == "emb" else 6, c.width)
@@ -131,15 +155,20 @@ class Model(nn.Module):
                                               nn.Dropout(c.dropout), nn.Linear(c.width, c.labels)),
             "span": lambda: nn.Linear(c.width, 2),  # start and end
         }[c.head]()
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Embedding):
                 init_(module.weight)
-                if getattr(module, "bias", None) is not None:
-                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Linear):  # BERT's 0.02, and in the encoder what it is at BERT's width
+                init_(module.weight, 0.02 * (768 / c.width) ** 0.5 if name.startswith("layers") else 0.02)
+                nn.init.zeros_(module.bias)
+        # Places start about twice as loud as words, whose spread at the start depends on the embedding.
+        spread = {"proj": (c.bits - 1) ** -0.5, "pool": 0.02 * (c.chunk / c.bits) ** 0.5}.get(c.emb, 0.02)
+        with torch.no_grad():
+            self.positions.weight.copy_(2.25 * spread * sinusoids(*self.positions.weight.shape))
         self.register_buffer("codes", None, persistent=False)
 
     def set_codes(self, codes):
-        """Say which codes each id has: (V, C), rows 0..5 for the specials; any integer type, bits packed in bytes."""
+        """in: codes (V, C) by id, the specials' first; any integer type, bits packed in bytes"""
         self.codes = codes.to(self.positions.weight.device)
 
     def embed(self, ids):
@@ -159,8 +188,10 @@ class Model(nn.Module):
         """in: ids (B, L) integer; key_mask bool (B, L), None without padding; out: (B, L, d)"""
         c, L = self.config, ids.shape[1]
         if L > c.length:
-            raise ConfigError(f"{L} positions, but the model has {c.length}: shorten the text or train with --length")
-        x = self.embed(ids) + self.positions.weight[c.spare_positions:c.spare_positions + L] + self.types.weight[0]
+            raise ConfigError(f"{L} positions, but the model has {c.length}: shorten the text, or train with "
+                              f"--length")
+        places = self.positions.weight[c.spare_positions:c.spare_positions + L]  # (L, d)
+        x = self.embed(ids) + places + self.types.weight[0]
         x = self.dropout(self.norm(x))
         for layer in self.layers:
             x = layer(x, key_mask)
@@ -169,7 +200,7 @@ class Model(nn.Module):
     def forward(self, ids, key_mask=None, at=None):
         """Encode, and apply the head.
 
-        in:  ids (B, L); key_mask bool (B, L) or None; at int64 (M,), positions in the flattened batch (mlm only)
+        in:  ids (B, L); key_mask bool (B, L) or None; at int64 (M,), places in the flattened batch (mlm only)
         out: sr (B, L, 3), mlm (M, N), classify (B, labels), span (B, L, 2)
         """
         x = self.encode(ids, key_mask)
@@ -195,8 +226,8 @@ def count_parameters(model):
     """Exact counts by part; the parts add up to the total. [HF App. B]
 
     in:  model, on any device, meta too
-    out: dict: embedding (what the hash needs), specials, positions (with types and norm), encoder, head, total, and
-         poep, the share of the embedding in the total [HF §4.4 eq.7]
+    out: dict: embedding (what the hash needs), specials, positions (with types and norm), encoder, head,
+         total, and poep, the share of the embedding in the total [HF §4.4 eq.7]
     """
     def size(*modules):
         return sum(p.numel() for m in modules if m is not None for p in m.parameters())
@@ -209,16 +240,67 @@ def count_parameters(model):
 
 
 # ---------------------------------------------------------------------------------------------------------
+# The machine
+
+
+def choose_machine(args, local_rank=0):
+    """What --device, --dtype and --compile mean here.
+
+    in:  args with device, dtype, compile (None: where it pays); local_rank, which of the machine's GPUs
+    out: device torch.device, dtype "float32" or "bfloat16", compile bool
+    """
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+    if kind.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: this torch sees no CUDA device; use --device cpu")
+    device = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+    dtype = "float32" if args.dtype == "auto" else args.dtype
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dtype = "bfloat16" if args.dtype == "auto" and torch.cuda.is_bf16_supported() else dtype
+    if device.type == "cpu" and args.dtype == "auto":
+        # with bf16 instructions a product is about four times faster, without them far slower: try one
+        seconds = {}
+        for name in ("float32", "bfloat16"):
+            a = torch.ones(512, 512, dtype=getattr(torch, name))
+            for _ in range(3):
+                start = time.perf_counter()
+                a @ a
+                seconds[name] = time.perf_counter() - start
+        dtype = "bfloat16" if seconds["bfloat16"] < 0.6 * seconds["float32"] else "float32"
+    return device, dtype, device.type == "cuda" if args.compile is None else args.compile
+
+
+def try_compile(model, run):
+    """Compile the encoder if that works here, else say why not and go on: speed is never worth the run.
+
+    in:  model; run function(), a pass forward and back
+    out: bool
+    """
+    model.encode = torch.compile(model.encode)
+    try:
+        run()
+        return True
+    except Exception as error:  # no C++ compiler, no Triton, an unsupported device: many things, none fatal
+        del model.encode  # the plain method shows again
+        torch._dynamo.reset()
+        why = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        print(f"--compile does not work here ({why}); running without it, slower. "
+              f"--no-compile silences this.", file=sys.stderr)
+        return False
+
+
+# ---------------------------------------------------------------------------------------------------------
 # Checkpoints: weights, config and hash as tensors and plain types, loadable with torch.load's safe default
 
 
 def save_checkpoint(path, model, encoder, **more):
     """Write a checkpoint beside the old one, then put it in its place: a crash leaves one of the two, whole.
 
-    in:  path str; model Model; encoder dict, what hashing.Encoder.state() gives; more: tensors and plain types
+    in:  path str; model; encoder dict, what hashing.Encoder.state() gives; more: tensors and plain types
     err: ConfigError when it cannot be written; the old one is untouched
     """
-    content = dict(format=FORMAT, config=asdict(model.config), model=model.state_dict(), encoder=encoder, **more)
+    content = dict(format=FORMAT, config=asdict(model.config), model=model.state_dict(), encoder=encoder)
+    content |= more
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "wb") as file:
@@ -229,7 +311,7 @@ def save_checkpoint(path, model, encoder, **more):
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         if os.path.exists(temporary):
             os.remove(temporary)
-        raise ConfigError(f"could not save {path} ({error}); an earlier checkpoint there is untouched") from error
+        raise ConfigError(f"could not save {path} ({error}); an earlier one there is untouched") from error
 
 
 def load_checkpoint(path):
@@ -241,11 +323,11 @@ def load_checkpoint(path):
     """
     path = os.path.join(path, "ckpt.pt") if os.path.isdir(path) else path
     if not os.path.exists(path):
-        raise ConfigError(f"no checkpoint at {path}: train one with pretrain.py, or name its folder with --ckpt")
+        raise ConfigError(f"no checkpoint at {path}: train one with pretrain.py, or name its folder")
     try:
         content = torch.load(path, map_location="cpu")
     except Exception as error:  # whatever a broken file makes the unpickler raise
-        raise ConfigError(f"{path} is not a whole checkpoint ({str(error).splitlines()[0]})") from error
+        raise ConfigError(f"{path} is not a whole checkpoint ({type(error).__name__})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
         raise ConfigError(f"{path} has format {found}, this code reads {FORMAT}: use the code that wrote it")

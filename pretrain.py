@@ -1,19 +1,23 @@
 """Pre-train a transformer over hashed words.
 
-    python pretrain.py                                                     laptop: the docstrings of your Python
-    python pretrain.py --emb proj --hash lsh --data my_texts/              your own files
-    torchrun --nproc_per_node=8 pretrain.py --emb proj --hash lsh          eight GPUs (or processes on CPUs)
-    torchrun --nproc_per_node=8 pretrain.py --preset hashformer --emb proj --hash lsh --data wikipedia+bookcorpus
+    python pretrain.py                                               laptop: the docstrings of your Python
+    python pretrain.py --emb pool --hash md5 --data my_texts/        your own files
+    torchrun --nproc_per_node=8 pretrain.py --emb proj --hash lsh    eight GPUs, or processes on CPUs
+    torchrun --nproc_per_node=8 pretrain.py --preset hashformer --emb proj --hash lsh \\
+        --data wikipedia+bookcorpus                                  the paper
 
-Sources   [HF] Xue & Aletras 2022, HashFormers   [SR] Yamaguchi et al. 2021, Shuffle+Random   [BERT] Devlin et al. 2019
+Sources   [HF] Xue & Aletras 2022, HashFormers   [SR] Yamaguchi et al. 2021, Shuffle+Random
+          [BERT] Devlin et al. 2019
 Map       [HF Table 4] RECIPES   [HF §3.6] corrupt_sr   [SR §3] corrupt_sr   [BERT §3.1] corrupt_mlm
+          [HF §3.1] parser   [HF §3.2] parser   [HF §3.3] parser   [HF §4.2] parser
+Not here  scores on tasks; reading one text (infer.py).
 Departs   1. Words are shuffled within their own row, among the chosen positions; the authors share one
              permutation over the batch, so that on short rows most of their shuffles change nothing.
           2. A replaced or shuffled word that comes out the same is labelled intact: nobody could tell.
-          3. Random words are drawn from the running text, so that rarity gives none of them away.
+          3. Random words are words of the corpus; the authors give Add and Proj random bits, as no word has.
           4. A batch, its corruption and its dropout depend on (seed, step, rank) and on nothing else: a run
              that was stopped goes on to the same last bit.
-Letters   B batch   L positions   W windows   V ids   M scored positions
+Letters   B batch   L positions   W windows   V ids   M scored positions   N rows of the vocabulary
 """
 
 import argparse
@@ -33,6 +37,7 @@ import shutil
 import signal
 import sys
 import sysconfig
+import threading
 import time
 import warnings
 
@@ -44,21 +49,23 @@ from tqdm import tqdm
 
 import hashing
 from hashing import CLS, FIRST, MASK, SEP, Encoder, InputError
-from model import FORM, PRESETS, Config, ConfigError, Model, count_parameters, load_checkpoint, parameter_groups
-from model import save_checkpoint
+from model import FORM, PRESETS, Config, ConfigError, Model, choose_machine, count_parameters
+from model import load_checkpoint, parameter_groups, save_checkpoint, try_compile
 
 IGNORE = -100  # the label of a position that is not scored: torch's own default
-TEXT = dict(encoding="utf-8", errors="surrogatepass", newline="\n")  # how word lists are written and read
 EVAL_WORDS = 65_536  # held-out positions that an evaluation looks at
+TEXT = dict(encoding="utf-8", errors="surrogatepass", newline="\n")  # how word lists are written and read
+PYTHON = ("python", "python-names")
 HUB = {"wikipedia": ("wikimedia/wikipedia", "20231101.en"), "bookcorpus": ("rojagtap/bookcorpus", None)}
 LOADERS = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
-# How each size is trained. micro is the most sequences that one device holds at once; lr_mlm as lr, for --objective mlm.
+# How each size is trained. micro: the most sequences a device holds at once; lr_mlm: lr for --objective mlm.
 RECIPES = {
-    "tiny": dict(batch=64, micro=64, steps=6_000, lr=1e-3, lr_mlm=1e-3, warmup=500, beta2=0.98),
-    "bert-tiny": dict(batch=64, micro=32, steps=10_000, lr=5e-4, lr_mlm=5e-4, warmup=1_000, beta2=0.98),
-    "median": dict(batch=128, micro=32, steps=100_000, lr=2e-4, lr_mlm=2e-4, warmup=5_000, beta2=0.98),
-    "hashformer": dict(batch=128, micro=16, steps=500_000, lr=5e-5, lr_mlm=1e-4, warmup=10_000, beta2=0.9999),  # [HF Table 4]
+    "tiny": dict(batch=32, micro=32, steps=10_000, lr=2e-3, lr_mlm=2e-3, warmup=300, beta2=0.999),
+    "bert-tiny": dict(batch=64, micro=32, steps=20_000, lr=1e-3, lr_mlm=1e-3, warmup=1_000, beta2=0.999),
+    "median": dict(batch=128, micro=32, steps=100_000, lr=2e-4, lr_mlm=2e-4, warmup=5_000, beta2=0.999),
+    "hashformer": dict(batch=128, micro=16, steps=500_000, lr=5e-5, lr_mlm=1e-4, warmup=10_000,
+                       beta2=0.9999),  # [HF Table 4]
 }
 
 
@@ -70,14 +77,13 @@ def tasks_of(data):
     """Cut corpora into tasks, lazily.
 
     in:  data str: names, paths or hub ids, joined by +
-    out: iterator of (kind, payload): ("texts", list[str]), or ("python" or "python-names", list of .py paths)
+    out: iterator of (kind, payload): ("texts", list[str]), or (name in PYTHON, list of .py paths)
     err: InputError when a part is none of these
     """
     for part in data.split("+"):
-        if part in ("python", "python-names"):
+        if part in PYTHON:
             paths = python_files()
-            for start in range(0, len(paths), 64):
-                yield part, paths[start:start + 64]
+            yield from ((part, paths[start:start + 64]) for start in range(0, len(paths), 64))
             continue
         texts, size = [], 0
         for text in _rows(part):
@@ -91,59 +97,61 @@ def tasks_of(data):
 
 
 def _rows(part):
-    """The texts of a file, a folder or a hub data set, through `datasets`, streaming."""
-    kind, files, config = None, local_files(part), None
+    """The texts of a file, a folder or a hub data set, streaming: nothing is held but a row."""
+    files = local_files(part)
     if files:
-        endings = {os.path.splitext(f.removesuffix(".gz"))[1] for f in files}
-        groups = [(LOADERS[e], [f for f in files if f.removesuffix(".gz").endswith(e)]) for e in sorted(endings)]
+        groups = {}
+        for file in files:
+            groups.setdefault(LOADERS[_ending(file)], []).append(file)
+        sources = [(kind, None, paths) for kind, paths in groups.items()]
     elif part in HUB or part.count("/") == 1:
-        kind, config = HUB.get(part, (part, None))
-        groups = [(kind, None)]
+        sources = [(*HUB.get(part, (part, None)), None)]
     else:
-        raise InputError(f"--data {part}: no such file or folder, and neither python, python-names, "
-                         f"{', '.join(HUB)} nor a hub id like owner/name")
-    import datasets
+        raise InputError(f"--data {part}: no such file or folder, and neither {', '.join((*PYTHON, *HUB))} "
+                         f"nor a hub id like owner/name")
+    import datasets  # two seconds, and only needed here
 
-    for kind, paths in groups:
-        options = {"encoding_errors": "replace"} if kind in ("text", "json", "csv") else {}
+    for kind, config, paths in sources:
+        options = dict(encoding_errors="replace") if kind in ("text", "json", "csv") else {}
         try:
-            rows = datasets.load_dataset(kind, config, data_files=paths, split="train", streaming=True,
-                                         **(options if paths else {}))
             column = None
-            for row in rows:
+            for row in datasets.load_dataset(kind, config, data_files=paths, split="train", streaming=True,
+                                             **options):
                 if column is None:
                     strings = [name for name, value in row.items() if isinstance(value, str)]
-                    column = "text" if "text" in strings else strings[0] if strings else None
-                    if column is None:
+                    if not strings:
                         raise InputError(f"--data {part}: no column of text among {', '.join(row)}")
+                    column = "text" if "text" in strings else strings[0]
                 if row[column]:
                     yield row[column]
         except InputError:
             raise
         except Exception as error:  # datasets raises its own, pyarrow's, the hub's and the network's
-            raise InputError(f"--data {part}: could not be read as {kind}: {type(error).__name__}: "
-                             f"{str(error).strip().splitlines()[0] if str(error) else ''}") from error
+            why = (str(error).strip() or "no reason given").splitlines()[0]
+            why = f"{type(error).__name__}: {why}"
+            raise InputError(f"--data {part}: could not be read as {kind}: {why}") from error
+
+
+def _ending(path):
+    return os.path.splitext(path.removesuffix(".gz"))[1]
 
 
 def local_files(part):
-    """The files that --data names: one, or those of a folder, in a fixed order; [] when there is no such path."""
-    if os.path.isfile(part):
-        found = [part]
-    elif os.path.isdir(part):
-        found = sorted(f for f in glob.glob(os.path.join(part, "**"), recursive=True) if os.path.isfile(f))
+    """The files that --data names: one, or a folder's, in a fixed order; [] when there is no such path."""
+    if os.path.isdir(part):
+        found = sorted(filter(os.path.isfile, glob.glob(os.path.join(part, "**"), recursive=True)))
     else:
-        return []
-    known = [f for f in found if os.path.splitext(f.removesuffix(".gz"))[1] in LOADERS]
-    if not known:
-        raise InputError(f"--data {part}: no file that ends in {', '.join(LOADERS)} (or one of these and .gz)")
+        found = [part] if os.path.isfile(part) else []
+    known = [file for file in found if _ending(file) in LOADERS]
+    if os.path.exists(part) and not known:
+        raise InputError(f"--data {part}: no file that ends in {', '.join(LOADERS)}, with or without .gz")
     return known
 
 
 def python_files():
-    """Every .py file of the installed Python, standard library and packages, in a fixed order; tests left out."""
-    roots = dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    """Every .py file of the standard library and the installed packages, in a fixed order, but no tests."""
     found = {}
-    for root in roots:
+    for root in dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")):
         for path in glob.glob(os.path.join(root, "**", "*.py"), recursive=True):
             name = os.path.relpath(path, root)
             if "site-packages" not in name and "/test" not in f"/{name}":
@@ -155,50 +163,51 @@ def documents(task):
     """The documents of a task. Python files are parsed, never imported or run.
 
     in:  task (kind, payload)
-    out: iterator of str. python: one a docstring (of pydoc_data: one a help topic). python-names: one a function, the
-         distinct names it uses, in order
+    out: iterator of str. texts: themselves. python: one a docstring, and of pydoc_data one a help topic.
+         python-names: one a function, the distinct names it uses
     """
     kind, payload = task
     if kind == "texts":
         yield from payload
         return
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for path in payload:
         try:
             with open(path, "rb") as file, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # invalid escapes in other people's strings
                 tree = ast.parse(file.read())
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            continue  # a template, Python 2, a test of the parser
+            continue  # a template, Python 2, a test of some parser
         for node in ast.walk(tree):
-            if kind == "python-names" and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                inner = [n for statement in node.body for n in ast.walk(statement)]
-                names = [getattr(n, "id", None) or getattr(n, "attr", None) for n in inner
-                         if isinstance(n, (ast.Name, ast.Attribute))]
-                names = dict.fromkeys(names)
-                if len(names) > 1:
-                    yield " ".join(names)
-            elif kind == "python" and isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                if text := ast.get_docstring(node):
-                    yield text
-            elif kind == "python" and isinstance(node, ast.Dict) and path.endswith("topics.py"):
-                yield from (v.value for v in node.values if isinstance(v, ast.Constant) and isinstance(v.value, str))
+            if kind == "python-names":
+                if isinstance(node, functions):
+                    inner = [n for statement in node.body for n in ast.walk(statement)]
+                    names = [n.id if isinstance(n, ast.Name) else n.attr for n in inner
+                             if isinstance(n, (ast.Name, ast.Attribute))]
+                    if len(set(names)) > 1:
+                        yield " ".join(dict.fromkeys(names))
+            elif isinstance(node, (ast.Module, ast.ClassDef, *functions)):
+                yield ast.get_docstring(node) or ""
+            elif isinstance(node, ast.Dict) and path.endswith("topics.py"):
+                values = [v.value for v in node.values if isinstance(v, ast.Constant)]
+                yield from (value for value in values if isinstance(value, str))
 
 
 def count_task(task, split, bpe=None):
     """Tokenise one task; runs in a worker process.
 
     in:  task; split "regex", "space" or "bpe"; bpe hashing.BPE for the last
-    out: words list[str], the task's distinct ones; ids int64, places in that list; lengths int64, one a document;
+    out: words list[str], the task's distinct ones; places int64 in that list; lengths int64, one a document;
          characters int; replaced int, characters that were not valid UTF-8
     """
     texts = list(documents(task))
-    split_texts = bpe.split_many(texts) if bpe else (hashing.words_of(text, split) for text in texts)
-    table, ids, lengths = {}, [], []
-    for words in split_texts:
-        ids += [table.setdefault(word, len(table)) for word in words]
+    table, places, lengths = {}, [], []
+    for words in bpe.split_many(texts) if bpe else (hashing.words_of(text, split) for text in texts):
+        places += [table.setdefault(word, len(table)) for word in words]
         lengths.append(len(words))
     replaced = sum(text.count("\ufffd") for text in texts)
-    return list(table), np.array(ids, np.int64), np.array(lengths, np.int64), sum(map(len, texts)), replaced
+    places, lengths = np.array(places, np.int64), np.array(lengths, np.int64)
+    return list(table), places, lengths, sum(map(len, texts)), replaced
 
 
 def once(path, make):
@@ -211,24 +220,29 @@ def once(path, make):
     with open(path + ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the system drops it when the process dies
         if not os.path.exists(path):
-            temporary = path + ".tmp"
-            shutil.rmtree(temporary, ignore_errors=True)
-            make(temporary)
-            os.replace(temporary, path)
+            shutil.rmtree(path + ".tmp", ignore_errors=True)
+            make(path + ".tmp")
+            os.replace(path + ".tmp", path)
     return path
 
 
-def prepare(data, split, cache, pieces=50_000, quiet=False):
-    """Turn corpora into one array of word ids on disk. Does not depend on the hash: one cache serves every variant.
+def fingerprint(thing):
+    """Twelve hex digits that name a thing of plain types, the same in every process and on every machine."""
+    text = json.dumps(thing).encode("utf-8", "surrogatepass")
+    return hashlib.md5(text, usedforsecurity=False).hexdigest()[:12]
 
-    in:  data as tasks_of; split "regex", "space" or "bpe"; cache folder; pieces, most BPE pieces; quiet: no progress bar
-    out: the folder: ids.bin (documents, each closed by SEP), offsets.npy (where each starts), words.txt (from id FIRST
-         on), counts.npy (by id), meta.json, and bpe.json for split bpe
+
+def prepare(data, split, cache, pieces=50_000, quiet=False):
+    """Turn corpora into one array of word ids on disk, whatever the hash: one cache serves every variant.
+
+    in:  data as tasks_of; split "regex", "space" or "bpe"; cache folder; pieces, most of a BPE; quiet: no bar
+    out: the folder: ids.bin (documents, each closed by SEP), offsets.npy (where each starts), words.txt (from
+         id FIRST on), counts.npy (by id), meta.json, and bpe.json for split bpe
     Memory: the table of distinct words, and a few megabytes per core.
     """
-    identity = [data, split, pieces if split == "bpe" else None, 1]
+    identity = [data, split, pieces if split == "bpe" else None]
     for part in data.split("+"):
-        files = python_files() if part in ("python", "python-names") else local_files(part)
+        files = python_files() if part in PYTHON else local_files(part)
         identity += [(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files]
     name = "".join(c if c.isalnum() else "-" for c in os.path.basename(data))[:40]
     path = os.path.join(cache, f"{name}-{split}-{fingerprint(identity)}")
@@ -237,41 +251,44 @@ def prepare(data, split, cache, pieces=50_000, quiet=False):
 
 def _prepare(folder, data, split, pieces, quiet):
     os.mkdir(folder)
-    file_of = lambda name: os.path.join(folder, name)
-    bpe = None
+    ids_path, bpe = os.path.join(folder, "ids.bin"), None
     if split == "bpe":
         texts = (text for task in tasks_of(data) for text in documents(task))
         bpe = hashing.BPE.train(tqdm(texts, "training BPE", unit=" documents", disable=quiet), pieces)
-        with open(file_of("bpe.json"), "w", encoding="utf-8") as file:
+        with open(os.path.join(folder, "bpe.json"), "w", encoding="utf-8") as file:
             file.write(bpe.json)
     tasks = tasks_of(data)
     first = list(itertools.islice(tasks, 2))
     # processes cost more than a small corpus; and the BPE library has threads of its own
     cores = len(os.sched_getaffinity(0)) if len(first) > 1 and not bpe else 1
-    table, seen, lengths, counts = {}, set(), [], np.zeros(1 << 16, np.int64)
-    characters = replaced = 0
+    # docstrings are copied from file to file: once is enough, and keeps the held-out ones unseen
+    distinct, seen = "python" in data.split("+"), set()
+    table, lengths, counts, characters, replaced = {}, [], np.zeros(1 << 16, np.int64), 0, 0
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(multiprocessing.Pool(cores)).imap if cores > 1 else map
-        out = stack.enter_context(open(file_of("ids.bin"), "wb"))
+        out = stack.enter_context(open(ids_path, "wb"))
         bar = stack.enter_context(tqdm(desc=f"preparing {data}", unit="B", unit_scale=True, disable=quiet))
+        room = threading.Semaphore(4 * cores)  # imap alone would read ahead without limit
+        ahead = (task for task in itertools.chain(first, tasks) if room.acquire())
         work = functools.partial(count_task, split=split, bpe=bpe)
-        for words, places, sizes, size, bad in run(work, itertools.chain(first, tasks)):
+        for words, places, sizes, size, bad in run(work, ahead):
+            room.release()
             # a worker numbers words by its own list; here they get the ids of the whole corpus
-            ids = np.fromiter((table.setdefault(word, len(table)) for word in words), np.int64, len(words)) + FIRST
+            ids = [FIRST + table.setdefault(word, len(table)) for word in words]
+            ids = np.array(ids, np.int64)[places]
             kept = []
-            for document in np.split(ids[places], np.cumsum(sizes)[:-1]) if len(places) else []:
-                digest = hashlib.md5(document.tobytes(), usedforsecurity=False).digest()
-                if not len(document) or data == "python" and digest in seen:
-                    continue  # docstrings are copied from file to file; once is enough, and keeps held-out text apart
-                seen.update([digest] if data == "python" else [])
-                kept += [document, [SEP]]
-                lengths.append(len(document) + 1)
+            for document in np.split(ids, np.cumsum(sizes))[:-1]:
+                digest = hashlib.md5(document.tobytes(), usedforsecurity=False).digest() if distinct else None
+                if len(document) and digest not in seen:
+                    seen.update([digest] if distinct else [])
+                    kept += [document, [SEP]]
+                    lengths.append(len(document) + 1)
             if kept:
-                flat = np.concatenate(kept)
-                flat.astype(np.uint32).tofile(out)
+                kept = np.concatenate(kept)
+                kept.astype(np.uint32).tofile(out)
                 if len(counts) < FIRST + len(table):
                     counts = np.pad(counts, (0, FIRST + 2 * len(table) - len(counts)))
-                found = np.bincount(flat)
+                found = np.bincount(kept)
                 counts[:len(found)] += found
             characters, replaced = characters + size, replaced + bad
             bar.update(size)
@@ -279,25 +296,19 @@ def _prepare(folder, data, split, pieces, quiet):
         raise InputError(f"--data {data}: no words in it")
     dtype = "uint16" if FIRST + len(table) <= 1 << 16 else "uint32"
     if dtype == "uint16":  # known only now: the words are few
-        wide = np.memmap(file_of("ids.bin"), np.uint32, "r")
-        with open(file_of("ids.16"), "wb") as out:
+        wide = np.memmap(ids_path, np.uint32, "r")
+        with open(ids_path + ".16", "wb") as out:
             for start in range(0, len(wide), 1 << 24):
                 wide[start:start + (1 << 24)].astype(np.uint16).tofile(out)
-        os.replace(file_of("ids.16"), file_of("ids.bin"))
-    np.save(file_of("offsets.npy"), np.cumsum([0] + lengths[:-1], dtype=np.int64))
-    np.save(file_of("counts.npy"), counts[:FIRST + len(table)])
-    with open(file_of("words.txt"), "w", **TEXT) as file:
+        os.replace(ids_path + ".16", ids_path)
+    np.save(os.path.join(folder, "offsets.npy"), np.cumsum([0] + lengths[:-1], dtype=np.int64))
+    np.save(os.path.join(folder, "counts.npy"), counts[:FIRST + len(table)])
+    with open(os.path.join(folder, "words.txt"), "w", **TEXT) as file:
         file.writelines(word + "\n" for word in table)  # a word never holds white space
     meta = dict(data=data, split=split, documents=len(lengths), words=sum(lengths) - len(lengths),
                 distinct=len(table), characters=characters, replaced=replaced, dtype=dtype)
-    with open(file_of("meta.json"), "w") as file:
+    with open(os.path.join(folder, "meta.json"), "w") as file:
         json.dump(meta, file, indent=1)
-
-
-def fingerprint(thing):
-    """Twelve hex digits that name a thing of plain types, the same in every process and on every machine."""
-    text = json.dumps(thing).encode("utf-8", "surrogatepass")
-    return hashlib.md5(text, usedforsecurity=False).hexdigest()[:12]
 
 
 class Corpus:
@@ -321,39 +332,133 @@ class Corpus:
         return np.argsort(-self.counts[FIRST:], kind="stable")[:most]
 
     def windows(self, length):
-        """Where the pieces of text start; a window is [CLS] and length - 1 ids from there on.
+        """Where the windows are; one is [CLS] and length - 1 ids from its start on.
 
         in:  length L
-        out: train list of (start, end): windows may start anywhere inside; held int64 (W,), starts of held-out windows
+        out: train list of (start, end), windows may lie anywhere inside; held int64 (W,), held-out starts
 
-        The text is cut into 20 stretches and the last fiftieth of each is held out: every part of the corpus is
-        represented, and held-out text is whole passages. No training window reaches into it.
+        The text is cut into 20 stretches and the last fiftieth of each is held out: every part of the corpus
+        is represented, and held-out text is whole passages. No training window reaches into it.
         """
         n, step = len(self.ids), length - 1
-        stretches = max(1, min(20, n // (100 * step)))
-        edges = np.linspace(0, n, stretches + 1).astype(np.int64)
+        edges = np.linspace(0, n, max(1, min(20, n // (100 * step))) + 1).astype(np.int64)
         train, held = [], []
         for start, end in zip(edges[:-1], edges[1:]):
             middle = end - max((end - start) // 50, step)
             if middle - start < 2 * step:
-                raise InputError(f"the corpus has {n:,} words, too few for windows of {length} with some held out: "
+                raise InputError(f"the corpus has {n:,} words, too few for windows of {length}: "
                                  f"wanted {3 * step:,} at least; use a smaller --length or more text")
             train.append((start, middle))
             held += range(middle, end - step + 1, step)
-        held = np.array(held)
-        most = max(1, EVAL_WORDS // length)
-        return train, held[np.linspace(0, len(held) - 1, min(most, len(held))).astype(int)]
+        most = min(len(held), max(1, EVAL_WORDS // length))
+        return train, np.array(held)[np.linspace(0, len(held) - 1, most).astype(int)]
+
+
+class Batches:
+    """The windows and chances of a step: a function of (seed, step), cut to the rows asked for."""
+
+    def __init__(self, corpus, length, batch, vocabulary, seed):
+        """in: corpus; length L; batch, sequences in all; vocabulary V, all ids, the specials' too; seed"""
+        self.ids, self.length, self.batch = corpus.ids, length, batch
+        self.vocabulary, self.seed, self.epoch = vocabulary, seed, None
+        train, self.held = corpus.windows(length)
+        step = length - 1
+        # one window fewer a stretch than would fit: each epoch shifts all by a number of words of its own
+        self.starts = np.concatenate([np.arange(a, b - 2 * step + 1, step) for a, b in train])
+        self.steps_per_epoch = len(self.starts) // batch
+        if not self.steps_per_epoch:
+            raise InputError(f"the corpus gives {len(self.starts):,} windows of {length}, less than one "
+                             f"batch of {batch}: use a smaller --batch or --length, or more text")
+
+    def step(self, step, rows):
+        """in: step int; rows slice of 0 .. batch; out: ids int64 (rows, L), then what draw() gives"""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self.epoch:
+            rng = np.random.default_rng([self.seed, 1, epoch])
+            self.epoch, self.shift = epoch, rng.integers(self.length - 1)
+            self.order = rng.permutation(len(self.starts))
+        chosen = self.order[place * self.batch:(place + 1) * self.batch][rows]
+        return self.read(self.starts[chosen] + self.shift), *self.draw([self.seed, 2, step], self.batch, rows)
+
+    def held_out(self, rows):
+        """in: rows slice of the held-out windows; out: as step(), the same in every run"""
+        return self.read(self.held[rows]), *self.draw([0, 3], len(self.held), rows)
+
+    def draw(self, seed, batch, rows):
+        """Drawn for the whole batch and then cut: the same on one rank as on eight, and cheap.
+
+        out: chance float32 (3, rows, L) uniform in [0, 1); strangers int64 (rows, L) uniform over the words
+        """
+        rng = np.random.default_rng(seed)
+        chance = rng.random((3, batch, self.length), np.float32)
+        strangers = rng.integers(FIRST, self.vocabulary, (batch, self.length))
+        return torch.from_numpy(chance[:, rows]), torch.from_numpy(strangers[rows])
+
+    def read(self, starts):
+        """in: starts (B,); out: int64 (B, L), [CLS] and L-1 ids"""
+        ids = np.full((len(starts), self.length), CLS, np.int64)
+        for row, start in zip(ids, starts):
+            row[1:] = self.ids[start:start + self.length - 1]
+        return torch.from_numpy(ids)
+
+
+def build_encoder(args, config, corpus):
+    """The way from words to codes that the flags ask for, fitted to the corpus where it needs one.
+
+    in:  args; config Config; corpus
+    out: Encoder; codes (V, C), computed once and kept beside the corpus
+    """
+    form, bpe, lsh = FORM[args.emb], None, None
+    if args.split == "bpe":
+        with open(os.path.join(corpus.folder, "bpe.json"), encoding="utf-8") as file:
+            bpe = hashing.BPE(file.read())
+    if form == "row":
+        words = [] if bpe else corpus.words()
+        vocabulary = bpe.pieces if bpe else [words[i] for i in corpus.frequent(args.vocab)]
+        encoder = Encoder(form, split=args.split, bpe=bpe, vocabulary=vocabulary)
+        return encoder, torch.from_numpy(encoder.codes())
+    if args.hash == "lsh":
+        features = max(args.features, config.rows if form == "index" else args.bits)
+
+        def fit(path):
+            counts = dict(zip(corpus.words(), corpus.counts[FIRST:].tolist()))
+            with open(path, "w") as file:
+                json.dump(hashing.NgramLSH.fit(counts, features).grams, file)
+
+        with open(once(os.path.join(corpus.folder, f"ngrams-{features}.json"), fit)) as file:
+            lsh = hashing.NgramLSH(json.load(file), features, args.hash_seed)
+    encoder = Encoder(form, args.hash, args.split, args.bits, args.chunk, config.rows, args.key, lsh, bpe)
+
+    def make(path):
+        words = corpus.words()
+        parts = [words[i:i + 20_000] for i in range(0, len(words), 20_000)]
+        slow = lsh and form == "index" and len(parts) > 1  # the rest is done in seconds
+        with contextlib.ExitStack() as stack, open(path, "wb") as out:
+            cores = len(os.sched_getaffinity(0))
+            run = stack.enter_context(multiprocessing.Pool(cores)).imap if slow else map
+            specials = encoder.special_codes()
+            about = dict(descr=specials.dtype.str, fortran_order=False,
+                         shape=(FIRST + len(words), specials.shape[1]))
+            np.lib.format.write_array_header_1_0(out, about)
+            specials.tofile(out)
+            done = run(encoder.hash_words, parts)
+            for codes in tqdm(done, "hashing words", len(parts), disable=args.quiet):
+                codes.tofile(out)
+
+    about = [form, args.hash, args.bits, args.chunk, config.rows, args.key, lsh and (lsh.features, lsh.seed)]
+    path = once(os.path.join(corpus.folder, f"codes-{fingerprint(about)}.npy"), make)
+    return encoder, torch.from_numpy(np.load(path))
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Objectives: a corruption and a loss
+# Objectives: a corruption, a loss, a report
 
 
-def corrupt_sr(ids, chance, pool, vocabulary, p=0.10):
+def corrupt_sr(ids, chance, strangers, p=0.10):
     """Shuffle some words among themselves, replace others: which is which? [HF §3.6] [SR §3]
 
-    in:  ids int64 (B, L); chance float (4, B, L) uniform in [0, 1); pool int64, ids in running-text proportion;
-         vocabulary int, unused; p
+    in:  ids int64 (B, L); chance float (3, B, L) uniform in [0, 1); strangers int64 (B, L), words of the
+         corpus, each distinct word equally likely; p
     out: inputs (B, L); labels (B, L): 0 intact, 1 shuffled, 2 random, IGNORE at specials
 
     A word is chosen for shuffling with p = 10 %, and of the remaining 90 % again 10 % = 9 % become random.
@@ -368,49 +473,46 @@ def corrupt_sr(ids, chance, pool, vocabulary, p=0.10):
     random = ordinary & ~shuffled & (chance[1] < p)
     place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     # both orders list the chosen places first and then the others alike, so the others trade with themselves
-    others = (place + 1).to(chance.dtype)  # >= 1, above every chance
     in_order = torch.where(shuffled, place - ids.shape[1], place).argsort(dim=1, stable=True)
-    at_random = torch.where(shuffled, chance[2], others).argsort(dim=1, stable=True)
+    at_random = torch.where(shuffled, chance[2], (place + 1).to(chance.dtype)).argsort(dim=1, stable=True)
     inputs = ids.scatter(1, in_order, ids.gather(1, at_random))
-    inputs = torch.where(random, pool[(chance[3] * len(pool)).long()], inputs)
+    inputs = torch.where(random, strangers, inputs)
     # subtle: labelled by what changed, not by what was chosen: "the" for "the" is no shuffle
     labels = torch.where(inputs == ids, 0, torch.where(shuffled, 1, 2))
     return inputs, labels.masked_fill(~ordinary, IGNORE)
 
 
 def loss_sr(model, inputs, labels):
-    """in: model, inputs and labels (B, L); out: loss summed over scored positions; confusion int64 (9,), true × guess"""
-    logits = model(inputs).flatten(0, 1).float()  # (B·L, 3)
-    labels = labels.flatten()
+    """in: model, inputs and labels (B, L); out: loss summed over scored words; int64 (9,), true × guess"""
+    logits, labels = model(inputs).flatten(0, 1).float(), labels.flatten()  # (B·L, 3), (B·L,)
     loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
     scored = labels != IGNORE
     return loss, torch.bincount(labels[scored] * 3 + logits.argmax(1)[scored], minlength=9)
 
 
-def report_sr(confusion):
-    """in: confusion (9,); out: accuracy, the majority's, F1 by class and its mean"""
-    table = np.asarray(confusion, float).reshape(3, 3)
-    right, true, guessed = np.diag(table), table.sum(1), table.sum(0)
+def report_sr(counts):
+    """in: counts (9,); out: accuracy, what the commonest class would have, F1 by class and its mean"""
+    table = np.asarray(counts, float).reshape(3, 3)
+    right, true, guessed, total = np.diag(table), table.sum(1), table.sum(0), max(table.sum(), 1)
     f1 = 2 * right / np.maximum(true + guessed, 1)
-    total = max(table.sum(), 1)
-    return dict(accuracy=right.sum() / total, majority=true.max() / total, f1_intact=f1[0], f1_shuffled=f1[1],
-                f1_random=f1[2], macro_f1=f1.mean())
+    report = dict(accuracy=right.sum() / total, majority=true.max() / total, f1_intact=f1[0],
+                  f1_shuffled=f1[1], f1_random=f1[2], macro_f1=f1.mean())
+    return {name: float(value) for name, value in report.items()}
 
 
-def corrupt_mlm(ids, chance, pool, vocabulary, p=0.15):
+def corrupt_mlm(ids, chance, strangers, p=0.15):
     """Hide 15 % of the words. [BERT §3.1]
 
-    in:  as corrupt_sr; vocabulary int, how many ids there are
+    in:  as corrupt_sr
     out: inputs (B, L); labels (B, L): the word that stood there, IGNORE where it was not chosen
 
-    Of the chosen, 80 % become [MASK]; half of the remaining 20 % = 10 % a word drawn from the vocabulary; the last
+    Of the chosen, 80 % become [MASK]; half of the remaining 20 % = 10 % any word of the vocabulary; the last
     10 % stay, so that the model cannot trust the words it sees.
     """
     chosen = (ids >= FIRST) & (chance[0] < p)
     masked = chosen & (chance[1] < 0.8)
     random = chosen & ~masked & (chance[2] < 0.5)
-    inputs = ids.masked_fill(masked, MASK)
-    inputs = torch.where(random, FIRST + (chance[3] * (vocabulary - FIRST)).long(), inputs)
+    inputs = torch.where(random, strangers, ids.masked_fill(masked, MASK))
     return inputs, ids.masked_fill(~chosen, IGNORE)
 
 
@@ -435,141 +537,8 @@ OBJECTIVES = {"sr": (corrupt_sr, loss_sr, report_sr), "mlm": (corrupt_mlm, loss_
 # The run
 
 
-class Batches:
-    """Which windows and which chances belong to a step: a pure function of (seed, step), cut to the rows asked for."""
-
-    def __init__(self, corpus, length, batch, seed):
-        """in: corpus Corpus; length L; batch, sequences in all; seed"""
-        self.ids, self.length, self.batch, self.seed = corpus.ids, length, batch, seed
-        self.train, self.held = corpus.windows(length)
-        step = length - 1
-        # one window fewer a stretch than would fit: each epoch shifts all windows by a number of words of its own
-        self.starts = np.concatenate([np.arange(a, b - 2 * step + 1, step) for a, b in self.train])
-        self.steps_per_epoch = len(self.starts) // batch
-        if not self.steps_per_epoch:
-            raise InputError(f"the corpus gives {len(self.starts):,} windows of {length}, less than one batch of "
-                             f"{batch}: use a smaller --batch or --length, or more text")
-        self.epoch = None
-
-    def step(self, step, rows):
-        """in: step int; rows slice of 0 .. batch; out: ids int64 (rows, L), chance float32 (4, rows, L)"""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch != self.epoch:
-            order = np.random.default_rng([self.seed, 1, epoch])
-            self.epoch, self.shift = epoch, order.integers(self.length - 1)
-            self.order = order.permutation(len(self.starts))
-        chosen = self.order[place * self.batch:(place + 1) * self.batch][rows]
-        # drawn for the whole batch and then cut: the same on one rank as on eight, and cheap
-        chance = np.random.default_rng([self.seed, 2, step]).random((4, self.batch, self.length), np.float32)
-        return self.read(self.starts[chosen] + self.shift), torch.from_numpy(chance[:, rows])
-
-    def held_out(self, rows):
-        """in: rows slice of the held-out windows; out: as step, always the same"""
-        chance = np.random.default_rng([0, 3]).random((4, len(self.held), self.length), np.float32)
-        return self.read(self.held[rows]), torch.from_numpy(chance[:, rows])
-
-    def read(self, starts):
-        """in: starts (B,); out: int64 (B, L), [CLS] and L-1 ids"""
-        ids = np.full((len(starts), self.length), CLS, np.int64)
-        for row, start in zip(ids, starts):
-            row[1:] = self.ids[start:start + self.length - 1]
-        return torch.from_numpy(ids)
-
-
-def build_encoder(args, config, corpus):
-    """The way from words to codes that the flags ask for, fitted to the corpus where it needs one.
-
-    in:  args; config Config; corpus; out: Encoder and codes (V, C), made once and kept beside the corpus
-    """
-    form = FORM[args.emb]
-    bpe = lsh = vocabulary = None
-    if args.split == "bpe":
-        with open(os.path.join(corpus.folder, "bpe.json"), encoding="utf-8") as file:
-            bpe = hashing.BPE(file.read())
-    if form == "row":
-        if bpe:
-            pieces = bpe.tokenizer.get_vocab()
-            vocabulary = sorted(pieces, key=pieces.get)
-        else:  # the most frequent words, ties by first appearance
-            words = corpus.words()
-            vocabulary = [words[i] for i in corpus.frequent(args.vocab)]
-        encoder = Encoder(form, split=args.split, bpe=bpe, vocabulary=vocabulary)
-        return encoder, torch.from_numpy(encoder.codes())
-    if args.hash == "lsh":
-        def fit(path):
-            counts = dict(zip(corpus.words(), corpus.counts[FIRST:].tolist()))
-            with open(path, "w") as file:
-                json.dump(hashing.NgramLSH.fit(counts, features).grams, file)
-
-        features = max(args.features, config.rows if form == "index" else args.bits)
-        with open(once(os.path.join(corpus.folder, f"ngrams-{features}.json"), fit)) as file:
-            lsh = hashing.NgramLSH(json.load(file), features, args.hash_seed)
-    encoder = Encoder(form, args.hash, args.split, args.bits, args.chunk, config.rows, args.key, lsh, bpe)
-
-    def make(path):
-        words = corpus.words()
-        parts = [words[i:i + 20_000] for i in range(0, len(words), 20_000)]
-        with contextlib.ExitStack() as stack, open(path, "wb") as out:
-            slow = lsh and form == "index" and len(parts) > 1
-            pool = stack.enter_context(multiprocessing.Pool(len(os.sched_getaffinity(0)))) if slow else None
-            done = (pool.imap if pool else map)(encoder.hash_words, parts)
-            bar = tqdm(done, "hashing words", len(parts), unit_scale=20_000, disable=args.quiet)
-            blocks = itertools.chain([encoder.codes([])], bar)
-            first = next(blocks)
-            shape = (FIRST + len(words), first.shape[1])
-            np.lib.format.write_array_header_1_0(out, dict(descr=first.dtype.str, fortran_order=False, shape=shape))
-            for block in itertools.chain([first], blocks):
-                block.tofile(out)
-
-    about = [form, args.hash, args.bits, args.chunk, config.rows, args.key, lsh and (lsh.features, lsh.seed)]
-    path = once(os.path.join(corpus.folder, f"codes-{fingerprint(about)}.npy"), make)
-    return encoder, torch.from_numpy(np.load(path))
-
-
-def choose_machine(args, local_rank):
-    """in: args, local_rank; out: device torch.device, autocast dtype or None, compile bool; says what "auto" chose"""
-    kind = args.device
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: this torch sees no CUDA device; use --device cpu")
-    device = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dtype = args.dtype
-    if dtype == "auto" and device.type == "cuda":
-        dtype = "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    if dtype == "auto" and device.type == "cpu":
-        # On a processor with bf16 instructions a product is about four times faster, without them far slower: try one.
-        seconds = {}
-        for name in ("float32", "bfloat16"):
-            a = torch.ones(512, 512, dtype=getattr(torch, name))
-            for _ in range(3):
-                start = time.perf_counter()
-                a @ a
-                seconds[name] = time.perf_counter() - start
-        dtype = "bfloat16" if seconds["bfloat16"] < 0.6 * seconds["float32"] else "float32"
-    dtype = "float32" if dtype == "auto" else dtype
-    compile = device.type == "cuda" if args.compile is None else args.compile
-    return device, None if dtype == "float32" else getattr(torch, dtype), compile
-
-
-def try_compile(model, run):
-    """Compile the encoder if that works here, else say why not and go on: speed is never worth the run."""
-    model.encode = torch.compile(model.encode)
-    try:
-        run()
-        return True
-    except Exception as error:  # no C++ compiler, no Triton, an unsupported device: many things, none fatal
-        del model.encode  # the plain method shows again
-        torch._dynamo.reset()
-        print(f"--compile does not work here ({type(error).__name__}: {str(error).strip().splitlines()[0][:200]}); "
-              f"running without it, slower. --no-compile silences this.", file=sys.stderr)
-        return False
-
-
 def resolve(args, world):
-    """Fill in what the flags leave open, from the preset and from each other; complain before any work is done.
+    """Fill in what the flags leave open, from the preset and each other; complain before the work begins.
 
     in:  args; world, number of ranks
     out: the model's Config as far as it is known before the corpus is
@@ -601,10 +570,11 @@ class Run:
     """One run on one rank: the model, its data, its optimizer, and what happens in a step."""
 
     # What makes a run itself: a checkpoint in which one of these differs belongs to another run.
-    IDENTITY = ("data", "split", "emb", "hash", "bits", "chunk", "key", "features", "hash_seed", "vocab", "objective",
-                "batch", "steps", "lr", "warmup", "decay", "clip", "seed")
+    IDENTITY = ("data", "split", "emb", "hash", "bits", "chunk", "key", "features", "hash_seed", "vocab",
+                "objective", "batch", "steps", "lr", "warmup", "decay", "clip", "seed")
 
     def __init__(self, args):
+        """in: args of parser(); every rank makes one"""
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.args, config = args, resolve(args, self.world)
         self.device, self.dtype, compile = choose_machine(args, int(os.environ.get("LOCAL_RANK", 0)))
@@ -612,37 +582,36 @@ class Run:
         self.corpus = Corpus(prepare(args.data, args.split, args.cache, args.vocab, args.quiet))
         self.encoder, codes = build_encoder(args, config, self.corpus)
         self.config = config = dataclasses.replace(config, rows=self.encoder.rows)
-        self.batches = Batches(self.corpus, config.length, args.batch, args.seed)
+        self.batches = Batches(self.corpus, config.length, args.batch, len(codes), args.seed)
         self.corrupt, self.loss_of, self.report = OBJECTIVES[args.objective]
-        self.vocabulary = len(codes)
 
         torch.manual_seed(args.seed)
         self.model = self.wrapped = Model(config).to(self.device)
         self.model.set_codes(codes)
         self.remap = None
-        if self.encoder.form == "row":  # ids by appearance in the corpus -> ids of the vocabulary, UNK for the rest
+        if self.encoder.form == "row":  # the corpus's ids -> ids of the vocabulary, UNK for the rest
             ids = np.concatenate([np.arange(FIRST), self.encoder.ids(self.corpus.words())])
             self.remap = torch.from_numpy(ids.astype(np.int64)).to(self.device)
-        places = np.random.default_rng([args.seed, 4]).integers(0, len(self.corpus.ids), 1 << 18)
-        pool = self.known(torch.from_numpy(self.corpus.ids[places].astype(np.int64)).to(self.device))
-        self.pool = pool[pool >= FIRST]  # words in the proportion of running text
-        self.optimizer = torch.optim.AdamW(parameter_groups(self.model, args.decay), lr=args.lr,
-                                           betas=(0.9, args.beta2), eps=1e-8, fused=self.device.type in ("cuda", "cpu"))
+        cuda = self.device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(parameter_groups(self.model, args.decay), lr=args.lr, eps=1e-8,
+                                           betas=(0.9, args.beta2), fused=cuda or self.device.type == "cpu")
         self.path, self.step = os.path.join(args.out, "ckpt.pt"), 0
-        self.identity = {name: getattr(args, name) for name in self.IDENTITY} | {"config": dataclasses.asdict(config)}
+        self.identity = {name: getattr(args, name) for name in self.IDENTITY}
+        self.identity["config"] = dataclasses.asdict(config)
         self.resume()
+        if self.world > 1:
+            dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
+            choice = [self.dtype]
+            dist.broadcast_object_list(choice, src=0, device=self.device)  # each rank tried: agree on one
+            [self.dtype] = choice
 
         share = args.batch // self.world  # of each step's sequences, this rank's are share·rank and on
-        self.micro = min(args.micro, share)
-        self.passes = [slice(i, min(i + self.micro, share * (self.rank + 1)))
-                       for i in range(share * self.rank, share * (self.rank + 1), self.micro)]
-        if self.world > 1:
-            cuda = self.device.type == "cuda"
-            dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
+        self.micro, end = min(args.micro, share), share * (self.rank + 1)
+        self.passes = [slice(i, min(i + self.micro, end)) for i in range(end - share, end, self.micro)]
         self.compiled = compile and try_compile(self.model, self.dry_run)
         if self.world > 1:
             self.wrapped = torch.nn.parallel.DistributedDataParallel(
-                self.model, device_ids=[self.device.index] if self.device.type == "cuda" else None)
+                self.model, device_ids=[self.device.index] if cuda else None)
 
     def resume(self):
         """Go on where the folder's checkpoint stands, if there is one and it is of this very run."""
@@ -651,35 +620,35 @@ class Run:
             return
         saved = load_checkpoint(self.path)
         there = saved.get("run", {})
-        differs = [f"{k} is {there.get(k)} there and {v} here" for k, v in self.identity.items() if there.get(k) != v]
+        here = self.identity
+        differs = [f"{k} is {there.get(k)} there, {here[k]} here" for k in here if there.get(k) != here[k]]
         if differs:
-            raise ConfigError(f"{self.path} comes from another run ({'; '.join(differs)}): name another --out, or "
-                              f"remove that file")
+            raise ConfigError(f"{self.path} comes from another run ({'; '.join(differs)}): "
+                              f"name another --out, or remove that file")
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.step = saved["step"]
+        if self.args.dtype == "auto":  # what was chosen once stays
+            self.dtype = saved["dtype"]
 
-    def known(self, ids):
-        """ids of the corpus -> ids of the vocabulary (lookup); all others know every word"""
-        return ids if self.remap is None else self.remap[ids]
-
-    def corrupted(self, ids, chance):
-        """in: what Batches gives, on the CPU; out: inputs and labels (B, L) on the device"""
-        ids, chance = (t.to(self.device, non_blocking=True) for t in (ids, chance))
-        return self.corrupt(self.known(ids), chance, self.pool, self.vocabulary)
+    def corrupted(self, *batch):
+        """in: ids, chance, strangers of Batches, on the CPU; out: inputs and labels (B, L) on the device"""
+        ids, chance, strangers = (t.to(self.device, non_blocking=True) for t in batch)
+        return self.corrupt(ids if self.remap is None else self.remap[ids], chance, strangers)
 
     def load(self, step):
-        """The step's passes: list of (inputs, labels)"""
+        """in: step; out: list of (inputs, labels), one for each pass of this rank"""
         return [self.corrupted(*self.batches.step(step, rows)) for rows in self.passes]
 
     def autocast(self):
-        """Matrix products in self.dtype; everything that needs range stays in float32"""
-        return torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
+        """Matrix products in self.dtype; what needs range stays in float32"""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == "bfloat16")
 
     def dry_run(self):
         """A pass forward and back that changes nothing: does it compile?"""
         with self.autocast():
-            self.loss_of(self.model, *self.load(0)[0])[0].backward()
+            loss, _ = self.loss_of(self.model, *self.load(0)[0])
+        loss.backward()
         self.model.zero_grad(set_to_none=True)
 
     def sum_over_ranks(self, tensor):
@@ -700,14 +669,14 @@ class Run:
             with contextlib.nullcontext() if last or self.world == 1 else self.wrapped.no_sync():
                 with self.autocast():
                     loss, _ = self.loss_of(self.wrapped, inputs, labels)
-                # subtle: divide by the global count, else short passes weigh too much; DDP averages, so times world
+                # subtle: by the global count, else short passes weigh too much; DDP averages, so times world
                 (loss * (self.world / scored)).backward()
             total += loss.detach()
         return self.sum_over_ranks(total) / scored
 
     @torch.no_grad()
     def evaluate(self):
-        """in: nothing; out: dict of eval_loss and the objective's report, over all held-out windows of all ranks"""
+        """out: dict of eval_loss and the objective's report, over all held-out windows of all ranks"""
         self.model.eval()
         mine = np.array_split(np.arange(len(self.batches.held)), self.world)[self.rank]
         total = torch.zeros(11 if self.args.objective == "sr" else 4, dtype=torch.float64, device=self.device)
@@ -722,13 +691,13 @@ class Run:
         return dict(eval_loss=loss / max(scored, 1), **self.report(counts))
 
     def save(self):
-        """Write the checkpoint (rank 0 does); the commonest words go along, infer.py looks for neighbours among them."""
+        """Write the checkpoint (rank 0 does); infer.py looks for neighbours among the words that go along."""
         if self.rank == 0:
             if not hasattr(self, "words"):
                 words = self.corpus.words()
                 self.words = [words[i] for i in self.corpus.frequent(50_000)]
-            save_checkpoint(self.path, self.model, self.encoder.state(), optimizer=self.optimizer.state_dict(),
-                            step=self.step, run=self.identity, words=self.words)
+            save_checkpoint(self.path, self.model, self.encoder.state(), step=self.step, dtype=self.dtype,
+                            optimizer=self.optimizer.state_dict(), run=self.identity, words=self.words)
 
     def log(self, **row):
         """Append a line to log.jsonl (rank 0 does)"""
@@ -739,39 +708,38 @@ class Run:
 
     def trim_log(self):
         """Forget the lines of steps that the checkpoint does not know: they will be run again."""
-        path = os.path.join(self.args.out, "log.jsonl")
-        lines = []
+        path, lines = os.path.join(self.args.out, "log.jsonl"), []
         if self.step and os.path.exists(path):
             with open(path) as file:
-                lines = [line for line in file if line.endswith("\n") and json.loads(line)["step"] <= self.step]
+                whole = [line for line in file if line.endswith("\n")]
+            lines = [line for line in whole if json.loads(line)["step"] <= self.step]
         with open(path, "w") as file:
             file.writelines(lines)
 
     def introduce(self, loss):
-        """Say what is about to run, and what theory expects of the loss."""
+        """Say what is about to run, and what theory expects of the loss; in: loss at this step."""
         a, c, meta, counts = self.args, self.config, self.corpus.meta, count_parameters(self.model)
-        epoch = self.batches.steps_per_epoch
+        guess, classes, prior = "ln 3", 3, np.array([0.81, 0.10, 0.09])
+        if a.objective == "mlm":
+            ids = self.remap.cpu().numpy()[FIRST:]
+            prior = np.bincount(ids, self.corpus.counts[FIRST:])[FIRST:]
+            guess, classes, prior = f"ln {c.rows:,}", c.rows, prior[prior > 0] / prior.sum()
+        replaced = f", {meta['replaced']:,} characters not UTF-8" if meta["replaced"] else ""
         hashed = "" if a.emb == "lookup" else f" of {a.hash}"
-        if a.objective == "sr":
-            guess, prior = "ln 3", np.array([0.81, 0.10, 0.09])
-            floor = math.log(3)
-        else:
-            guess, floor = f"ln {c.rows:,}", math.log(c.rows)
-            ids = self.remap.cpu().numpy()
-            prior = np.bincount(ids[FIRST:], self.corpus.counts[FIRST:])[FIRST:]
-            prior = prior[prior > 0] / prior.sum()
-        print(f"model       {a.emb}{hashed}, split {a.split}, objective {a.objective}; {c.layers} layers, width {c.width}, "
-              f"{c.heads} heads, length {c.length}, dropout {c.dropout}")
-        print(f"parameters  {counts['total']:,}; to embed words {counts['embedding']:,} (PoEP {100 * counts['poep']:.2f} %), "
-              f"specials {counts['specials']:,}")
-        print(f"corpus      {a.data}: {meta['words']:,} words, {meta['distinct']:,} distinct, {meta['documents']:,} "
-              f"documents" + (f", {meta['replaced']:,} characters not UTF-8" if meta["replaced"] else ""))
-        print(f"batch       {a.batch} sequences = {self.world} ranks × {len(self.passes)} passes × {self.micro}; "
-              f"{a.steps:,} steps = {a.steps / epoch:.1f} epochs; lr {a.lr:g}, warm-up {a.warmup:,}")
-        print(f"machine     {self.device}, {str(self.dtype or torch.float32).removeprefix('torch.')}, "
-              f"{'compiled' if self.compiled else 'not compiled'}, torch {torch.__version__}, seed {a.seed}")
-        print(f"loss        {loss:.3f} at step {self.step:,}; theory: {floor:.3f} = {guess} before training, "
-              f"{-(prior * np.log(prior)).sum():.3f} for knowing frequencies alone", flush=True)
+        print(f"model       {a.emb}{hashed}, split {a.split}, objective {a.objective}; {c.layers} layers, "
+              f"width {c.width}, {c.heads} heads, length {c.length}\n"
+              f"parameters  {counts['total']:,}; to embed words {counts['embedding']:,} "
+              f"(PoEP {100 * counts['poep']:.2f} %), specials {counts['specials']:,}\n"
+              f"corpus      {a.data}: {meta['words']:,} words, {meta['distinct']:,} distinct, "
+              f"{meta['documents']:,} documents{replaced}\n"
+              f"batch       {a.batch} sequences = {self.world} ranks × {len(self.passes)} passes × "
+              f"{self.micro}; {a.steps:,} steps = {a.steps / self.batches.steps_per_epoch:.1f} epochs; "
+              f"lr {a.lr:g}, warm-up {a.warmup:,}\n"
+              f"machine     {self.device}, {self.dtype}, {'compiled' if self.compiled else 'not compiled'}, "
+              f"torch {torch.__version__}, seed {a.seed}\n"
+              f"loss        {loss:.3f} at step {self.step:,}; theory: {math.log(classes):.3f} = {guess} "
+              f"before training, {-(prior * np.log(prior)).sum():.3f} for knowing frequencies alone",
+              flush=True)
 
     def fit(self):
         """Train to the last step, or until told to stop; out: the last evaluation"""
@@ -782,15 +750,15 @@ class Run:
         result = self.evaluate()
         if self.rank == 0:
             self.introduce(result["eval_loss"])
-        self.trim_log()
+            self.trim_log()
         self.wrapped.train()
         bar = tqdm(total=a.steps, initial=self.step, unit="step", disable=a.quiet)
         passes = self.load(self.step) if self.step < a.steps else None
         clock, since = time.perf_counter(), self.step
         while self.step < a.steps:
             # one sum over the ranks carries how many positions count, and whether any rank was told to stop
-            facts = sum((labels != IGNORE).sum() for _, labels in passes).float().view(1)
-            scored, told = self.sum_over_ranks(F.pad(facts, (0, 1), value=float(len(stopped))))
+            count = sum((labels != IGNORE).sum() for _, labels in passes).float().view(1)
+            scored, told = self.sum_over_ranks(F.pad(count, (0, 1), value=float(len(stopped))))
             if told:
                 break
             # dropout depends on the step alone, so that a resumed run draws what the unbroken one drew
@@ -800,20 +768,21 @@ class Run:
                 group["lr"] = lr
             loss = self.gradients(passes, scored.clamp(min=1))
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), a.clip)
-            passes = self.load(self.step + 1) if self.step + 1 < a.steps else None  # while a GPU is still busy
+            passes = self.load(self.step + 1) if self.step + 1 < a.steps else None  # a GPU is still busy
             loss, norm = loss.item(), norm.item()
             if not math.isfinite(loss + norm):
-                raise ConfigError(f"step {self.step + 1}: loss {loss}, gradient norm {norm}. The step was not taken; a "
-                                  f"checkpoint in {a.out} is from before it. Try a lower --lr or a longer --warmup")
+                raise ConfigError(f"step {self.step + 1}: loss {loss}, gradient norm {norm}. It was not "
+                                  f"taken; a checkpoint in {a.out} is from before it. Try a lower --lr")
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             self.step += 1
             bar.update()
             if self.step % 10 == 0 or self.step == a.steps:
                 seconds = (time.perf_counter() - clock) / ((self.step - since) * a.batch)
-                words = (self.config.length - 1) / seconds
-                bar.set_postfix_str(f"loss {loss:.3f}, {words:,.0f} words/s, {1000 * seconds:.2f} ms/sample")
-                self.log(step=self.step, loss=loss, lr=lr, grad_norm=norm, words_per_s=words, ms_per_sample=1000 * seconds)
+                speed = dict(words_per_s=(self.config.length - 1) / seconds, ms_per_sample=1000 * seconds)
+                facts = (loss, *speed.values())
+                bar.set_postfix_str("loss {:.3f}, {:,.0f} words/s, {:.2f} ms/sample".format(*facts))
+                self.log(step=self.step, loss=loss, lr=lr, grad_norm=norm, **speed)
                 clock, since = time.perf_counter(), self.step
             if self.step % a.eval_every == 0 or self.step == a.steps:
                 paused = time.perf_counter()
@@ -828,16 +797,19 @@ class Run:
         if self.step < a.steps:
             self.save()
             if self.rank == 0:
-                print(f"told to stop: saved {self.path} at step {self.step:,}; the same command goes on from there")
+                print(f"told to stop: saved {self.path} at step {self.step:,}; the same command goes on")
             raise SystemExit(128 + (stopped or [signal.SIGTERM])[0])
         if self.rank == 0:
-            ask = '"The [MASK] statement is used for loops."' if a.objective == "mlm" else '"the cat the on sat mat"'
-            print(f"done: {self.path}, {describe(result)}\nnext: python infer.py --ckpt {a.out} {ask}")
+            ask = "The [MASK] statement is used for loops." if a.objective == "mlm" else EXAMPLE
+            print(f"done: {self.path}: {describe(result)}\nnext: python infer.py --ckpt {a.out} \"{ask}\"")
         return result
 
 
+EXAMPLE = "return the number of elements in list the and the banana of their values"
+
+
 def schedule(step, steps, warmup):
-    """The learning rate's factor: linear from 0 to 1 over the warm-up, then linear to 0. [HF Table 4]"""
+    """The learning rate's factor: linear from 0 to 1 over the warm-up, then linear to 0."""
     return min((step + 1) / max(warmup, 1), (steps - step) / max(steps - warmup, 1))
 
 
@@ -846,73 +818,103 @@ def describe(result):
     return ", ".join(f"{name} {value:.3f}" for name, value in result.items())
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Line breaks as they are written, and every default shown."""
+
+
+def at_least(least):
+    """in: least int; out: a type for argparse, an int that is not smaller"""
+    def read(text):
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}: wanted {least} or more")
+        return int(text)
+
+    read.__name__ = "whole number"
+    return read
+
+
 def parser():
     """All flags, in the order of the ideas."""
-    class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-        pass
-
-    p = argparse.ArgumentParser(formatter_class=Help, description=__doc__.split("\nSources")[0],
+    p = argparse.ArgumentParser(formatter_class=_Help, description=__doc__.split("\nSources")[0],
                                 usage="python pretrain.py [flags]        (--help explains them)")
-    g = p.add_argument_group("words", "A corpus becomes words, and words become ids; no vocabulary limits them. [HF §3.1]\n"
-                             "The prepared corpus is kept, and does not depend on the hash.")
-    g.add_argument("--data", default="python", metavar="A+B", help="python: the docstrings of the installed Python; "
-                   "python-names: the names its functions use; wikipedia, bookcorpus or any id of the hub; a file or "
-                   "folder of .txt .jsonl .csv .parquet, .gz too")
-    g.add_argument("--split", choices=("regex", "space", "bpe"), help="words as runs of letters or signs, as what "
-                   "stands between spaces, or pieces of a byte-level BPE; default regex, for --emb lookup bpe")
-    g.add_argument("--vocab", type=int, default=50_000, metavar="V", help="most pieces of a BPE, or words of a lookup")
+    sizes = "; ".join(f"{n} {s['layers']} layers of {s['width']}" for n, s in PRESETS.items())
+    g = p.add_argument_group("words", (
+        "A corpus becomes words, and words become ids; no vocabulary limits them. [HF §3.1]\n"
+        "The prepared corpus is kept, and does not depend on the hash."))
+    g.add_argument("--data", default="python", metavar="A+B", help=(
+        "python: the docstrings of the installed Python; python-names: the names its functions use; "
+        "wikipedia, bookcorpus or any id of the hub; a file or folder of .txt .jsonl .csv .parquet, .gz too"))
+    g.add_argument("--split", choices=("regex", "space", "bpe"), help=(
+        "words as runs of letters or of signs, as what stands between spaces, or pieces of a byte-level BPE; "
+        "None: regex, with --emb lookup bpe"))
+    g.add_argument("--vocab", type=at_least(1), default=50_000, metavar="V",
+                   help="most pieces of a BPE, or words of a lookup")
     g.add_argument("--cache", default="cache", metavar="DIR", help="where prepared corpora are kept")
 
-    g = p.add_argument_group("hashes", "MD5 scatters words; LSH gives words of similar spelling similar bits. [HF §3.2-3.3]\n"
-                             "Codes are computed once per distinct word and kept beside the corpus.")
-    g.add_argument("--hash", choices=("md5", "lsh"), default="lsh", help="md5: random; lsh: character n-grams, n = 1..4")
-    g.add_argument("--bits", type=int, default=128, metavar="T", help="bits of a word's hash (pool, add, proj)")
-    g.add_argument("--chunk", type=int, default=10, metavar="k", help="bits of a chunk (pool); its codebook has 2^k rows")
-    g.add_argument("--features", type=int, default=50_000, metavar="F", help="the n-grams that count: the F commonest (lsh)")
+    g = p.add_argument_group("hashes", (
+        "MD5 scatters words; LSH gives words of similar spelling similar bits. [HF §3.2] [HF §3.3]\n"
+        "Codes are computed once per distinct word and kept beside the corpus."))
+    g.add_argument("--hash", choices=("md5", "lsh"), default="lsh",
+                   help="md5: random; lsh: character n-grams, n = 1..4")
+    g.add_argument("--bits", type=at_least(8), default=128, metavar="T",
+                   help="bits of a word's hash (pool, add, proj)")
+    g.add_argument("--chunk", type=at_least(1), default=10, metavar="k",
+                   help="bits of a chunk (pool); its codebook has 2^k rows")
+    g.add_argument("--features", type=at_least(1), default=50_000, metavar="F",
+                   help="n-grams that count: the F commonest (lsh); more if there are more rows")
     g.add_argument("--key", help="secret of a keyed MD5; None: plain MD5")
     g.add_argument("--hash_seed", type=int, default=0, metavar="S", help="seed of the hyperplanes (lsh)")
 
-    g = p.add_argument_group("model", "A post-LN transformer over the embedded words. [HF §4.2]\n"
-                             "The embedding is the paper's subject: from 38.6 M parameters (emb) to 98 K (proj) at width 768.")
-    g.add_argument("--emb", choices=tuple(FORM), default="proj", help="lookup: a row per word of a vocabulary; emb: N rows "
-                   "shared by hash; pool: chunks pick rows of a codebook; add: a row per bit; proj: correlation with the bits")
-    g.add_argument("--preset", choices=tuple(PRESETS), default="tiny", help="sizes and their training: "
-                   + "; ".join(f"{n} {s['layers']} layers of {s['width']}, length {s['length']}" for n, s in PRESETS.items()))
+    g = p.add_argument_group("model", (
+        "A post-LN transformer over the embedded words. [HF §4.2]\n"
+        "The embedding is the subject: from 38.6 M parameters (emb) to 98 K (proj) at width 768."))
+    g.add_argument("--emb", choices=tuple(FORM), default="proj", help=(
+        "lookup: a row per word of a vocabulary; emb: N rows shared by hash; pool: chunks pick rows of a "
+        "codebook; add: a row per bit; proj: correlation with the bits"))
+    g.add_argument("--preset", choices=tuple(PRESETS), default="tiny",
+                   help=f"a size and how it is trained: {sizes}")
     for name, text in dict(layers="encoder layers; 0 is the probe that sees one word at a time", width="d",
-                           heads="attention heads", ffn="width of the feed-forward layer, 4 d if only --width is given",
-                           length="positions of a sequence, [CLS] among them", rows="N, buckets of emb").items():
-        g.add_argument(f"--{name}", type=int, metavar="n", help=text + " (None: the preset's)")
-    g.add_argument("--dropout", type=float, metavar="p", help="also of the attention weights (None: 0.1)")
+                           heads="attention heads", ffn="width of the feed-forward layer; with --width 4 d",
+                           length="positions of a sequence, [CLS] too", rows="N, buckets of emb").items():
+        g.add_argument(f"--{name}", type=at_least(0 if name == "layers" else 1), metavar="n",
+                       help=text + " (None: the preset's)")
+    g.add_argument("--dropout", type=float, metavar="p", help="also of attention weights (None: 0.1, tiny 0)")
 
-    g = p.add_argument_group("objective", "sr: which words were shuffled, which replaced? Three classes, any vocabulary. [HF §3.6]\n"
-                             "mlm: which word was hidden? Needs a vocabulary to choose from. [BERT §3.1]")
+    g = p.add_argument_group("objective", (
+        "sr: which words were shuffled, which replaced? Three classes, any vocabulary. [HF §3.6]\n"
+        "mlm: which word was hidden? Needs a vocabulary to choose from. [BERT §3.1]"))
     g.add_argument("--objective", choices=tuple(OBJECTIVES), help="None: sr; mlm goes with --emb lookup")
 
-    g = p.add_argument_group("training", "AdamW, linear warm-up and decay; a batch is a pure function of (seed, step). [HF Table 4]\n"
-                             "None means the preset's value.")
-    for name, kind, text in (("batch", int, "sequences a step, over all ranks and passes"),
-                             ("micro", int, "most sequences a device holds at once; the passes of a step follow from it"),
-                             ("steps", int, "optimizer steps"), ("lr", float, "peak learning rate"),
-                             ("warmup", int, "steps to get there")):
+    g = p.add_argument_group("training", (
+        "AdamW, linear warm-up and decay; a batch is a function of (seed, step). [HF Table 4]\n"
+        "None means the preset's value."))
+    for name, kind, text in (("batch", at_least(1), "sequences a step, over all ranks and passes"),
+                             ("micro", at_least(1), "most sequences a device holds at once"),
+                             ("steps", at_least(1), "optimizer steps"), ("lr", float, "peak learning rate"),
+                             ("warmup", at_least(0), "steps to get there")):
         g.add_argument(f"--{name}", type=kind, metavar="n", help=text)
     g.add_argument("--decay", type=float, default=0.01, metavar="w", help="weight decay of matrices")
     g.add_argument("--clip", type=float, default=1.0, metavar="g", help="largest gradient norm")
-    g.add_argument("--seed", type=int, default=0, metavar="S", help="of weights, batches, corruption and dropout")
+    g.add_argument("--seed", type=int, default=0, metavar="S",
+                   help="of weights, batches, corruption and dropout")
 
-    g = p.add_argument_group("machine", "The same command runs on a laptop and under torchrun; each choice is printed.\n"
-                             "SIGTERM and Ctrl-C save; the same command then goes on, to the same last bit.")
-    g.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, mps; auto: cuda if there is one")
+    g = p.add_argument_group("machine", (
+        "The same command runs on a laptop and under torchrun; each choice is printed.\n"
+        "SIGTERM and Ctrl-C save; the same command then goes on, to the same last bit."))
+    g.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda; auto: cuda if there is one")
     g.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
                    help="of matrix products; auto: bfloat16 where it is faster, which on a CPU is tried out")
-    g.add_argument("--compile", action=argparse.BooleanOptionalAction, help="torch.compile; None: on CUDA only")
+    g.add_argument("--compile", action=argparse.BooleanOptionalAction,
+                   help="torch.compile; None: on CUDA only")
     g.add_argument("--out", metavar="DIR", help="ckpt.pt and log.jsonl go here; None: out/EMB-HASH")
-    g.add_argument("--eval_every", type=int, default=1_000, metavar="n", help="steps between evaluations")
-    g.add_argument("--save_every", type=int, default=1_000, metavar="n", help="steps between checkpoints")
+    for name, text in (("eval_every", "evaluations"), ("save_every", "checkpoints")):
+        g.add_argument(f"--{name}", type=at_least(1), default=1_000, metavar="n",
+                       help=f"steps between {text}")
     return p
 
 
 def main(argv=None):
-    """in: argv list[str] or None for the command line; out: dict, the last evaluation. Bad input exits with code 2."""
+    """in: argv list[str], None: the command line; out: dict, the last evaluation. Bad input exits with 2."""
     args = parser().parse_args(argv)
     try:
         return Run(args).fit()

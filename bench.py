@@ -1,0 +1,448 @@
+"""Every number that is claimed: counts that are exact, speeds as ratios within one run, tables from results/.
+
+    python bench.py counts         parameters of each row of the paper's Table 2, exact, beside what it prints
+    python bench.py hashing        words per second on one core
+    python bench.py embeddings     each embedding beside the encoder it feeds
+    python bench.py attention      the two ways to compute full attention on this machine
+    python bench.py train          milliseconds a sample, Shuffle+Random against masked LM (Table 3)
+    python bench.py words          a corpus of twelve million distinct words: time and memory
+    python bench.py variants       every embedding and hash, short runs, three seeds (half an hour and more)
+    python bench.py readme         write the tables of README.md anew from results/
+
+A time is the median of several in one process; what is compared takes turns: a busy moment hits all alike.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import attention
+import embeddings
+import hashing
+import model
+import pretrain
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RESULTS = os.path.join(HERE, "results")
+
+
+def machine():
+    """Where a number was measured: dict of device, torch, commit, date."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, cwd=HERE, capture_output=True, text=True).stdout.strip()
+    cpu = f"{os.cpu_count()} cores, {platform.machine()}"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
+    return dict(device=device, torch=torch.__version__, commit=commit, date=time.strftime("%Y-%m-%d"))
+
+
+def medians(functions, rounds=7):
+    """Time functions in turns; in: name -> function; out: name -> median seconds, after one untimed round"""
+    times = {name: [] for name in functions}
+    for turn in range(rounds + 1):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def table(rows, columns):
+    """in: rows list[dict], columns dict key -> (heading, format); out: markdown"""
+    def cell(row, key, form):
+        value = row.get(key)
+        return "—" if value is None else format(value, form)
+
+    aligned = ["---" if form in ("", "s") else "--:" for _, form in columns.values()]
+    lines = [[heading for heading, _ in columns.values()], aligned]
+    lines += [[cell(row, key, form) for key, (_, form) in columns.items()] for row in rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+# ---------------------------------------------------------------------------------------------------------
+
+
+def counts(args=None):
+    """The parameters of [HF Table 2], exact, beside what the paper prints; out: list of rows"""
+    def count(**changes):
+        with torch.device("meta"):
+            config = model.Config(**model.PRESETS["hashformer"] | dict(head="classify") | changes)
+            return model.count_parameters(model.Model(config))
+
+    bert = count(emb="lookup", rows=50_265)
+    d, rows = 768, []
+    for name, changes, word_row, printed, printed_total, authors, note in (
+            ("lookup 50K (BERT)", dict(emb="lookup", rows=50_265), 0, "38.6M", "124.6M", 0, ""),
+            ("emb 50K", dict(emb="emb", rows=50_260), 0, "38.6M", "124.6M", 0, ""),
+            ("emb 1K", dict(emb="emb", rows=1_038), 0, "797.2K", "86.8M", -5 * d,
+             "theirs: the specials are among the rows"),
+            ("pool", dict(emb="pool"), d, "797.2K", "86.8M", d,
+             "theirs: a 1,025th codebook row, for padding"),
+            ("add", dict(emb="add"), d, "197.4K", "86.2M", 0, ""),
+            ("proj", dict(emb="proj"), d, "99.1K", "86.1M", 0, "")):
+        c = count(**changes)
+        embedding = c["embedding"] + word_row
+        shown = f"{embedding / 1e6:.1f}M" if embedding >= 1e6 else f"{embedding / 1e3:.1f}K"
+        rows.append(dict(name=name, embedding=c["embedding"], with_word=embedding, shown=shown,
+                         printed=printed, total=c["total"], printed_total=printed_total,
+                         authors=c["total"] + authors, pcr_all=100 * (1 - c["total"] / bert["total"]),
+                         pcr_emb=100 * (1 - embedding / bert["embedding"]),
+                         poep=100 * embedding / c["total"], note=note))
+    return rows
+
+
+COUNTS = dict(name=("model", "s"), embedding=("to embed words", ","), with_word=("with the WORD row", ","),
+              printed=("paper prints", "s"), total=("in all", ","), printed_total=("paper prints", "s"),
+              authors=("in the authors' code", ","), pcr_all=("PCR all %", ".1f"),
+              pcr_emb=("PCR emb %", ".1f"), poep=("PoEP %", ".1f"), note=("", "s"))
+
+
+def many_words(count, part=100_000):
+    """Made-up distinct words of 2..10 letters: i in base 100, a syllable a digit; lists of at most `part`"""
+    syllables = [a + b for a in "bcdfghjklmnprstvwxyz" for b in "aeiou"]
+    for start in range(0, count, part):
+        words = []
+        for i in range(start, min(start + part, count)):
+            # 7,919 is prime to 100 and its powers: neighbours in the list are strangers in spelling
+            i, word = i * 7_919 % 100**5 if count <= 100**5 else i, ""
+            while True:
+                i, digit = divmod(i, 100)
+                word = syllables[digit] + word
+                if not i:
+                    break
+            words.append(word)
+        yield words
+
+
+def bench_hashing(args):
+    """Words per second on one core, distinct words; targets 1 M (MD5), 150 K (LSH bits), 5 K (LSH index)."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    [words] = many_words(100_000)
+    n = 50_260
+    start = time.perf_counter()
+    lsh = hashing.NgramLSH.fit(dict.fromkeys(words, 1), features=n)
+    fit = time.perf_counter() - start
+    seconds = medians({
+        "MD5 digests": lambda: hashing.md5_digests(words),
+        "MD5 index, N 50,260": lambda: hashing.md5_index(words, n),
+        "LSH bits, T 128": lambda: lsh.bits(words, 128),
+        "LSH index, N 50,260": lambda: lsh.index(words[::10], n),
+        "split, characters": lambda: hashing.words_of(TEXT),
+    }, 5)
+    amounts = {"LSH index, N 50,260": len(words) // 10, "split, characters": len(TEXT)}
+    rows = [dict(name=k, rate=amounts.get(k, len(words)) / s) for k, s in seconds.items()]
+    return rows + [dict(name="LSH fit", rate=len(words) / fit)]
+
+
+TEXT = "The 12 quick-witted foxes (all of them!) jumped over one lazy dog; it didn't mind. " * 20_000
+HASHING = dict(name=("one core", "s"), rate=("a second", ",.0f"))
+
+
+def bench_embeddings(args):
+    """Forward and backward of each embedding at width 768 beside the twelve layers it feeds; target 10 %."""
+    B, L, d = 4, 512, 768
+    config = model.Config(**model.PRESETS["hashformer"] | dict(layers=2, dropout=0.0))
+    net = model.Model(config)
+    x = torch.randn(B, L, d)
+    cotangent = torch.randn(B, L, d)
+    bits = torch.randint(0, 2, (B, L, 128), dtype=torch.uint8)
+    cases = {"emb 50K": (embeddings.HashEmbedding(50_260, d), torch.randint(0, 50_260, (B, L, 1))),
+             "emb 1K": (embeddings.HashEmbedding(1_038, d), torch.randint(0, 1_038, (B, L, 1))),
+             "pool": (embeddings.PoolEmbedding(128, 10, d), torch.randint(0, 256, (B, L, 13))),
+             "add": (embeddings.AddEmbedding(128, d), bits), "proj": (embeddings.ProjEmbedding(128, d), bits)}
+
+    def embed(module, codes):
+        def run():
+            with torch.autocast("cpu", torch.bfloat16):
+                out = module(codes)
+            out.backward(cotangent.to(out.dtype))
+            module.zero_grad(set_to_none=True)
+        return run
+
+    def encode():
+        with torch.autocast("cpu", torch.bfloat16):
+            y = x
+            for layer in net.layers:
+                y = layer(y)
+        y.float().backward(cotangent)
+        net.zero_grad(set_to_none=True)
+
+    seconds = medians({k: embed(*v) for k, v in cases.items()} | {"encoder": encode}, 5)
+    encoder = seconds.pop("encoder") * 6  # two layers were timed, there are twelve
+    return [dict(name=k, ms=1000 * s, encoder=1000 * encoder, share=100 * s / encoder)
+            for k, s in seconds.items()]
+
+
+EMBEDDINGS = dict(name=("embedding, 4 × 512 words", "s"), ms=("ms", ",.1f"),
+                  encoder=("12 layers, ms", ",.0f"), share=("share %", ".1f"))
+
+
+def bench_attention(args):
+    """Forward and backward on the CPU in bfloat16: torch's kernel against full_attention's three lines."""
+    rows = []
+    for B, H, L, e in ((64, 2, 128, 64), (16, 12, 512, 64), (4, 12, 1024, 64)):
+        q, k, v = (torch.randn(B, L, H, e, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+                   for _ in range(3))
+        cotangent = torch.randn_like(q)
+        s = medians({"ours": lambda: attention.full_attention(q, k, v).backward(cotangent),
+                     "kernel": lambda: F.scaled_dot_product_attention(q, k, v).backward(cotangent)}, 5)
+        rows.append(dict(name=f"B {B}, H {H}, L {L}, e {e}", ours=1000 * s["ours"], kernel=1000 * s["kernel"],
+                         ratio=s["kernel"] / s["ours"]))
+    return rows
+
+
+ATTENTION = dict(name=("bfloat16, CPU", "s"), kernel=("kernel, ms", ".1f"), ours=("ours, ms", ".1f"),
+                 ratio=("faster", ".1f"))
+
+
+def bench_train(args):
+    """A step (forward, backward, AdamW) of S+R and of MLM on the same encoder, per sample: [HF Table 3]."""
+    rows = []
+    for preset, batch in (("tiny", 64), ("hashformer", 4)):
+        shape, steps = model.PRESETS[preset], {}
+        L = shape["length"]
+        ids = torch.randint(hashing.FIRST, 50_000, (batch, L))
+        rng = np.random.default_rng(0)
+        chance = torch.from_numpy(rng.random((3, batch, L), np.float32))
+
+        def make(emb, objective, whole=False):
+            config = model.Config(**shape | dict(emb=emb, rows=50_265, head=objective))
+            net = model.Model(config).train()
+            form = model.FORM[emb]
+            vocabulary = [str(i) for i in range(50_260)] if form == "row" else None
+            encoder = hashing.Encoder(form, vocabulary=vocabulary)
+            if form != "row":
+                encoder.ids([str(i) for i in range(50_000)])
+            net.set_codes(torch.from_numpy(encoder.codes()))
+            optimizer = torch.optim.AdamW(model.parameter_groups(net, 0.01), fused=True)
+            corrupt, loss_of, _ = pretrain.OBJECTIVES[objective]
+
+            def run():
+                inputs, labels = corrupt(ids, chance, ids.flip(0))
+                with torch.autocast("cpu", torch.bfloat16):
+                    if whole:  # logits for every position, as the usual code has it
+                        logits = net(inputs, at=torch.arange(inputs.numel()))
+                        targets = (labels.flatten() - 1).clamp(min=-100)
+                        loss = F.cross_entropy(logits.float(), targets, ignore_index=-100, reduction="sum")
+                    else:
+                        loss, _ = loss_of(net, inputs, labels)
+                (loss / labels.numel()).backward()
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            return run
+
+        peer = usual_library(shape, ids, chance)
+        for name, what in (("MLM, lookup 50K, all positions", ("lookup", "mlm", True)),
+                           ("MLM, lookup 50K", ("lookup", "mlm")), ("S+R, lookup 50K", ("lookup", "sr")),
+                           ("S+R, emb 50K", ("emb", "sr")), ("S+R, pool", ("pool", "sr")),
+                           ("S+R, add", ("add", "sr")), ("S+R, proj", ("proj", "sr"))):
+            steps[name] = make(*what)
+        if peer:
+            steps["MLM, usual library, float32"] = peer
+        seconds = medians(steps, 3)
+        for name, s in seconds.items():
+            row = dict(name=f"{preset}: {name}", ms=1000 * s / batch, speed=seconds["MLM, lookup 50K"] / s,
+                       against_all=seconds["MLM, lookup 50K, all positions"] / s)
+            if peer:
+                row["against_usual"] = seconds["MLM, usual library, float32"] / s
+            rows.append(row)
+    return rows
+
+
+def usual_library(shape, ids, chance):
+    """The same step by the library that most people use, if installed; it is not among our requirements."""
+    try:
+        import transformers
+    except ImportError:
+        return None
+    config = transformers.BertConfig(vocab_size=50_265, hidden_size=shape["width"],
+                                     num_hidden_layers=shape["layers"], num_attention_heads=shape["heads"],
+                                     intermediate_size=shape["ffn"], max_position_embeddings=shape["length"])
+    net = transformers.BertForMaskedLM(config).train()
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def run():
+        inputs, labels = pretrain.corrupt_mlm(ids, chance, ids.flip(0))
+        net(input_ids=inputs, labels=labels).loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return run
+
+
+TRAIN = dict(name=("step", "s"), ms=("ms a sample", ".2f"), speed=("× our MLM", ".2f"),
+             against_all=("× MLM, all positions", ".2f"), against_usual=("× usual library", ".2f"))
+
+
+def bench_words(args):
+    """Twelve million distinct words: prepared, hashed, trained on for two steps, each in its own process."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "words.txt")
+        with open(path, "w") as file:
+            for words in many_words(args.count):
+                file.writelines(" ".join(words[i:i + 1000]) + "\n" for i in range(0, len(words), 1000))
+        prepare = f"import pretrain; pretrain.prepare({path!r}, 'regex', {folder!r}, quiet=True)"
+        run = ["pretrain.py", "--data", path, "--cache", folder, "--steps", "2", "--device", "cpu"]
+        for name, command in (
+                ("prepare", ["-c", prepare]),
+                ("hash with MD5, train 2 steps", [*run, "--hash", "md5", "--out", folder + "/a"]),
+                ("hash with LSH, train 2 steps", [*run, "--hash", "lsh", "--out", folder + "/b"]),
+                ("hashed already, train 2 steps",
+                 [*run, "--hash", "lsh", "--seed", "1", "--out", folder + "/c"])):
+            start = time.perf_counter()
+            code = ("import resource, subprocess, sys; "
+                    "done = subprocess.run([sys.executable] + sys.argv[1:], capture_output=True);"
+                    "sys.stderr.buffer.write(done.stderr[-2000:]) if done.returncode else None;"
+                    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); "
+                    "sys.exit(done.returncode)")
+            done = subprocess.run([sys.executable, "-c", code, *command], cwd=HERE,
+                                  stdout=subprocess.PIPE, text=True, check=True)
+            rows.append(dict(name=name, seconds=time.perf_counter() - start,
+                             gigabytes=int(done.stdout) / 2**20, words=args.count))
+    return rows
+
+
+WORDS = dict(name=("step", "s"), words=("distinct words", ","), seconds=("seconds", ",.0f"),
+             gigabytes=("peak memory, GiB", ".2f"))
+
+# what bench.py variants runs: name -> flags
+VARIANTS = {
+    **{f"{e}, {h}": ["--emb", e, "--hash", h]
+       for e in ("emb", "pool", "add", "proj") for h in ("md5", "lsh")},
+    "lookup of BPE pieces": ["--emb", "lookup"],
+    **{f"{e}, {h}, of BPE pieces": ["--emb", e, "--hash", h, "--split", "bpe"]
+       for e in ("emb", "proj") for h in ("md5", "lsh")},
+    "lookup of BPE pieces, MLM": ["--emb", "lookup", "--objective", "mlm"],
+    "one word at a time (proj, lsh, no layers)": ["--layers", "0"],
+}
+
+
+def bench_variants(args):
+    """Every variant with one budget and three seeds on one corpus: mean and std of the last evaluation."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, flags in VARIANTS.items():
+            results = []
+            for seed in range(args.seeds):
+                results.append(pretrain.main([
+                    *flags, "--seed", str(seed), "--out", f"{folder}/{len(rows)}-{seed}",
+                    "--data", args.data, "--steps", str(args.steps), "--cache", args.cache,
+                    "--eval_every", str(args.steps), "--save_every", str(10**9)]))
+            row = dict(name=name, data=args.data, steps=args.steps, seeds=args.seeds)
+            for key in results[0]:
+                values = [r[key] for r in results]
+                row[key] = statistics.mean(values)
+                row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else None
+            rows.append(row)
+            if args.json:  # each row when it is there: a table takes long
+                write(args.json, "variants", rows)
+    return rows
+
+
+VARIANT_COLUMNS = dict(name=("embedding, hash", "s"), accuracy=("accuracy", "±"),
+                       f1_intact=("F1 intact", "±"), f1_shuffled=("F1 shuffled", "±"),
+                       f1_random=("F1 random", "±"), eval_loss=("loss", "±"))
+
+
+def with_spread(rows, columns):
+    """markdown, where a column of format ± shows mean ± std"""
+    shown = []
+    for row in rows:
+        new = dict(row)
+        for key, (_, form) in columns.items():
+            if form == "±" and row.get(key) is not None:
+                spread = row.get(f"{key}_std")
+                new[key] = f"{row[key]:.3f}" + (f" ± {spread:.3f}" if spread is not None else "")
+        shown.append(new)
+    return table(shown, {k: (h, "s" if f == "±" else f) for k, (h, f) in columns.items()})
+
+
+# ---------------------------------------------------------------------------------------------------------
+
+BENCHES = {"counts": (counts, COUNTS), "hashing": (bench_hashing, HASHING),
+           "embeddings": (bench_embeddings, EMBEDDINGS), "attention": (bench_attention, ATTENTION),
+           "train": (bench_train, TRAIN), "words": (bench_words, WORDS),
+           "variants": (bench_variants, VARIANT_COLUMNS)}
+
+
+def write(path, name, rows):
+    """Keep a table with where it was measured: one JSON file a table."""
+    command = " ".join(["python bench.py", *sys.argv[1:]])
+    with open(path, "w") as file:
+        json.dump(dict(bench=name, machine=machine(), command=command, rows=rows), file, indent=1)
+        file.write("\n")
+
+
+def readme_tables():
+    """The tables of the README: counts computed now, the others from results/; out: dict name -> markdown"""
+    tables = {"counts": table(counts(), COUNTS)}
+    for name in sorted(os.listdir(RESULTS)):
+        with open(os.path.join(RESULTS, name)) as file:
+            kept = json.load(file)
+        where = kept["machine"]
+        stamp = (f"\n`{kept['command']}` on {where['device']}, torch {where['torch']}, "
+                 f"commit {where['commit']}, {where['date']}.\n")
+        tables[name.removesuffix(".json")] = with_spread(kept["rows"], BENCHES[kept["bench"]][1]) + stamp
+    return tables
+
+
+def parser():
+    """The flags."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("what", choices=(*BENCHES, "readme", "all"), help="all: everything but words and variants")
+    p.add_argument("--json", metavar="FILE",
+                   help="keep the table there; results/NAME.json makes it one of the README's")
+    p.add_argument("--count", type=int, default=12_000_000, metavar="n",
+                   help="words: distinct words (default 12,000,000)")
+    p.add_argument("--data", default="python", metavar="A+B", help="variants: the corpus (default python)")
+    p.add_argument("--steps", type=int, default=600, metavar="n",
+                   help="variants: steps of a run (default 600)")
+    p.add_argument("--seeds", type=int, default=3, metavar="n", help="variants: runs of each (default 3)")
+    p.add_argument("--cache", default="cache", metavar="DIR",
+                   help="variants: where prepared corpora are kept (default cache)")
+    return p
+
+
+def main(argv=None):
+    """in: argv list[str] or None for the command line; prints tables"""
+    args = parser().parse_args(argv)
+    if args.what == "readme":
+        path = os.path.join(HERE, "README.md")
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        for name, markdown in readme_tables().items():
+            text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: m[1] + markdown + m[2], text,
+                          flags=re.S)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        return
+    chosen = [n for n in BENCHES if n not in ("words", "variants")] if args.what == "all" else [args.what]
+    if args.json and len(chosen) > 1:
+        os.makedirs(args.json, exist_ok=True)
+    for name in chosen:
+        function, columns = BENCHES[name]
+        rows = function(args)
+        print(f"\n{function.__doc__.splitlines()[0]}\n\n{with_spread(rows, columns)}", flush=True)
+        if args.json:
+            write(args.json if len(chosen) == 1 else os.path.join(args.json, f"{name}.json"), name, rows)
+
+
+if __name__ == "__main__":
+    main()

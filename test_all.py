@@ -1,0 +1,1304 @@
+"""All tests, file by file in import order: a hand-worked example, an independent oracle, then theory.
+
+    python -m pytest -q test_all.py                    everything, no network, a few minutes on two cores
+
+Bands of statistical tests are six standard deviations wide: over the few dozen such tests here a correct
+program fails one run in ten million, while a wrong constant moves the mean by far more.
+"""
+
+import ast
+import contextlib
+import csv
+import gzip
+import hashlib
+import hmac
+import importlib
+import io
+import json
+import math
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import attention
+import bench
+import embeddings
+import hashing
+import infer
+import model
+import pretrain
+from hashing import BPE, CLS, FIRST, MASK, PAD, SEP, UNK, WORD, Encoder, InputError, NgramLSH
+from model import Config, ConfigError, Model
+
+HERE = Path(__file__).parent
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Sockets to anywhere but this machine are an error."""
+    connect = socket.socket.connect
+
+    def local_only(self, address):
+        local = self.family == socket.AF_UNIX or address[0] in ("127.0.0.1", "::1", "localhost")
+        assert local, f"network: {address}"
+        return connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", local_only)
+
+
+def words_like(count, seed=0, letters="etaoinshrdlu"):
+    """Distinct made-up words of 2..12 letters."""
+    rng = random.Random(seed)
+    made = {}
+    while len(made) < count:
+        made["".join(rng.choices(letters, k=rng.randint(2, 12)))] = None
+    return list(made)
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory):
+    """A text of 3,000 lines with an order to learn: each word is one of two that may follow the last."""
+    rng, words = random.Random(1), words_like(40, 7)
+    follow = {w: rng.sample(words, 2) for w in words}
+    lines, word = [], words[0]
+    for _ in range(3000):
+        line = []
+        for _ in range(rng.randint(4, 15)):
+            word = rng.choice(follow[word])
+            line.append(word)
+        lines.append(" ".join(line) + ".")
+    path = tmp_path_factory.mktemp("text") / "small.txt"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+SMALL = ["--layers", "1", "--width", "32", "--heads", "4", "--length", "17", "--batch", "8", "--steps", "6",
+         "--warmup", "2", "--device", "cpu", "--dtype", "float32", "--no-compile",
+         "--eval_every", "3", "--save_every", "3"]
+
+
+@pytest.fixture
+def small(text_file, tmp_path, tmp_path_factory):
+    """Flags of a run of a second, with its own --out; the prepared corpus is shared."""
+    cache = tmp_path_factory.getbasetemp() / "cache"
+
+    def flags(*more, out="run"):
+        return ["--data", str(text_file), "--cache", str(cache), "--out", str(tmp_path / out), *SMALL,
+                *map(str, more)]
+
+    return flags
+
+
+def run_script(*command, **options):
+    """A script in a process of its own: what users see."""
+    return subprocess.run([sys.executable, *map(str, command)], cwd=HERE, capture_output=True, text=True,
+                          timeout=300, **options)
+
+
+def refused(function, *args, says):
+    """The call exits with code 2 and says so in one line, without a traceback."""
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error), pytest.raises(SystemExit) as exit:
+        function(*args)
+    said = error.getvalue()
+    assert exit.value.code == 2 and says in said and "Traceback" not in said, said
+
+
+# ---------------------------------------------------------------------------------------------------------
+# hashing.py
+
+
+def test_split_by_hand():
+    """'Don't' is a run of letters, a sign, a run of letters; two signs in a row stay one word."""
+    words, spans = hashing.split_words("Don't stop!!")
+    assert words == ["don", "'", "t", "stop", "!!"]
+    assert spans == [(0, 3), (3, 4), (4, 5), (6, 10), (10, 12)]
+    assert hashing.split_words("Don't stop!!", "space")[0] == ["don't", "stop!!"]
+    with pytest.raises(InputError, match="regex, space"):
+        hashing.split_words("a", "letters")
+
+
+NASTY = ["", " \t\n", "İstanbul'da ΟΔΟΣ ẞ Ǆ", "a\x00b\x00", "\ud800 lone \udfff", "x" * 10_000, "日本語 and 한국어",
+         "e\u0301\u0327 ﬃ Ⅷ", "a\u2028b\x85c\u00a0d", "🙂🙃 !?…", "ab " * 350_000]
+
+
+@pytest.mark.parametrize("how", ["regex", "space"])
+@pytest.mark.parametrize("text", NASTY, ids=range(len(NASTY)))
+def test_offsets_hold_for_any_unicode(text, how):
+    words, spans = hashing.split_words(text, how)
+    assert [text[s:e].lower() for s, e in spans] == words == hashing.words_of(text, how)
+    assert all(w and not re.search(r"\s", w) for w in words)
+    assert "".join(text[s:e] for s, e in spans) == re.sub(r"\s+", "", text)
+
+
+def test_md5_golden_values():
+    """md5("play") = a34c..., cut by hand into 10-bit chunks: 1010 0011 10 = 654, 11 0100 1100 = 820, ..."""
+    digests = hashing.md5_digests(["play", "plays"])
+    assert bytes(digests[0]).hex() == "a3b34c0871dc2fd51eec5559b68f709d"
+    assert bytes(digests[1]).hex() == "ed4018190d63d27337300381ca661fae"
+    chunks = hashing.bits_to_chunks(hashing.md5_bits(["play"]), 10)
+    assert chunks.tolist() == [[654, 820, 770, 113, 880, 765, 327, 748, 341, 411, 419, 880, 157]]
+    assert hashing.md5_index(["play"], 50_000).tolist() == [15_933]
+
+
+def test_erratum_printed_digests_are_of_other_words():
+    """[HF §3.2] prints these as MD5 of play and plays; they belong to cat and mat."""
+    assert bytes(hashing.md5_digests(["cat"])[0]).hex() == "d077f244def8a70e5ea758bd8352fcd8"
+    assert bytes(hashing.md5_digests(["mat"])[0]).hex() == "4a258d930b7d3409982d727ddbb4ba88"
+
+
+def test_md5_index_is_the_big_integer_modulo():
+    words = words_like(101) + ["\ud800", ""]
+    whole = [int(hashlib.md5(w.encode("utf-8", "surrogatepass")).hexdigest(), 16) for w in words]
+    for n in (1, 2, 3, 1_038, 50_260, 65_537, 2**31 - 1, 2**32):
+        assert hashing.md5_index(words, n).tolist() == [v % n for v in whole]
+    with pytest.raises(InputError):
+        hashing.md5_index(words, 0)
+
+
+def test_md5_more_bits_and_key():
+    words = words_like(11)
+    assert (hashing.md5_bits(words, 300)[:, :128] == hashing.md5_bits(words)).all()
+    second = hashlib.md5(words[0].encode() + bytes([0, 0, 0, 1])).digest()
+    assert (np.packbits(hashing.md5_bits(words, 256)[0, 128:]) == list(second)).all()
+    keyed = hashing.md5_digests(words, key="secret")
+    assert bytes(keyed[3]) == hmac.digest(b"secret", words[3].encode(), "md5")
+    assert (keyed != hashing.md5_digests(words)).mean() > 0.9
+
+
+def test_chunks_by_hand():
+    """The last chunk is short and is read as a number of its own length: 001 is 1, not 0010."""
+    bits = np.array([[1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 1]], np.uint8)
+    assert hashing.bits_to_chunks(bits, 4).tolist() == [[10, 4, 1]]  # the example of [HF §3.4]
+    assert hashing.bits_to_chunks(hashing.md5_bits(words_like(53)), 10)[:, -1].max() < 256
+    with pytest.raises(InputError):
+        hashing.bits_to_chunks(bits, 16)
+
+
+def grams_of(word):
+    """The definition, spelt out."""
+    return Counter(word[i:i + n] for n in range(1, 5) for i in range(len(word) - n + 1))
+
+
+def test_play_has_ten_ngrams():
+    assert sum(grams_of("play").values()) == 10
+    lsh = NgramLSH.fit({"play": 1})
+    assert sorted(lsh.grams) == sorted(["p", "l", "a", "y", "pl", "la", "ay", "pla", "lay", "play"])
+
+
+def test_fit_counts_by_corpus_frequency():
+    """Frequency in the corpus, not in the word list; ties to the shorter, then by code point."""
+    words = words_like(67) + ["日本", "naïve", "\ud800x"]
+    counts = {w: 1 + 3 * i % 17 for i, w in enumerate(words)}
+    frequency = Counter()
+    for word, count in counts.items():
+        for gram, times in grams_of(word).items():
+            frequency[gram] += times * count
+    expected = sorted(frequency, key=lambda g: (-frequency[g], len(g), g))
+    assert NgramLSH.fit(counts, 113).grams == expected[:113]
+    assert NgramLSH.fit(counts, 50_000).grams == expected  # fewer exist: all of them
+    assert NgramLSH.fit({}, 7).bits(["a"], 5).tolist() == [[0] * 5]
+
+
+@pytest.fixture(scope="module")
+def lsh():
+    words = words_like(400, 3) + ["play", "plays", "played", "xylophone"]
+    return NgramLSH.fit(dict.fromkeys(words, 1), 997, seed=5)
+
+
+def circulant_products(lsh, word, n):
+    """x · R with R written out: r^j[f] = eta[(f + j) mod features]. [HF §3.3]"""
+    x = np.zeros(lsh.features, np.int64)
+    for gram, count in grams_of(word).items():
+        if gram in lsh.grams:
+            x[lsh.grams.index(gram)] += count
+    eta = lsh.eta[:lsh.features].astype(np.int64)
+    R = np.stack([np.roll(eta, -j) for j in range(n)], 1)
+    return x @ R
+
+
+def test_lsh_equals_the_explicit_circulant(lsh):
+    words = ["play", "plays", "", "ZZZ", "日本", "ee", "tattoo" * 9] + words_like(23, 9)
+    bits, index = lsh.bits(words, 131), lsh.index(words, 499)
+    for word, row, i in zip(words, bits, index):
+        assert (row == (circulant_products(lsh, word, 131) > 0)).all(), word
+        assert i == circulant_products(lsh, word, 499).argmax(), word
+    assert not bits[3].any() and index[3] == 0  # no known n-gram: all bits 0, index 0
+
+
+def test_lsh_long_words_do_not_overflow(lsh):
+    words = ["e" * 10_007, "et" * 40_009, "e"]
+    for word, row, i in zip(words, lsh.bits(words, 16), lsh.index(words, 499)):
+        assert (row == (circulant_products(lsh, word, 16) > 0)).all()
+        assert i == circulant_products(lsh, word, 499).argmax()
+
+
+def test_lsh_index_does_not_depend_on_company(lsh):
+    """The stack of shared prefixes is an economy, not a rule; words longer than it is deep included."""
+    words = words_like(61, 4) + ["e" * n for n in (1, 23, 24, 25, 26, 40)] + ["e" * 30 + "t", "e" * 30 + "ta"]
+    assert lsh.index(words, 251).tolist() == [int(lsh.index([w], 251)[0]) for w in words]
+
+
+def test_lsh_law():
+    """E[Hamming] / T = angle / pi. The T bits of one pair share eta, so average over 64 seeds; six sigma of a
+    binomial share with 64 · 128 draws, doubled for the correlation that rotations leave."""
+    words = ["play", "plays", "xylophone"]
+    cosine = 10 / math.sqrt(10 * 14)  # play's 10 n-grams lie in the 14 of plays
+    assert math.isclose(cosine, 0.845, abs_tol=5e-4)
+    grams = list(grams_of("playsxylophone"))
+    drawn = [NgramLSH(grams, 5_003, seed).bits(words, 128) for seed in range(64)]
+    share = np.mean([(b[0] != b[1]).mean() for b in drawn])
+    expected = math.acos(cosine) / math.pi
+    assert abs(expected * 128 - 23) < 0.5
+    assert abs(share - expected) < 2 * 6 * math.sqrt(expected * (1 - expected) / (64 * 128))
+
+
+def test_more_hyperplanes_than_features_is_an_error(lsh):
+    for call in (lsh.bits, lsh.index):
+        with pytest.raises(InputError, match="raise the features"):
+            call(["a"], 998)
+    with pytest.raises(InputError):
+        NgramLSH([], 70_000)
+
+
+def test_hashes_are_the_same_in_every_process(lsh):
+    code = ("import hashing as h, hashlib; l = h.NgramLSH.fit({'play': 3, 'plays': 2, 'naïve': 1}, 997, 5);"
+            "d = l.bits(['play', 'nave'], 128).tobytes() + l.index(['plays'], 99).tobytes()"
+            " + h.md5_digests(['é']).tobytes();"
+            "print(hashlib.sha256(d).hexdigest())")
+    seen = {run_script("-c", code, env=os.environ | {"PYTHONHASHSEED": s}).stdout for s in ("0", "1", "77")}
+    # the value itself: another machine, another numpy, the same bits
+    assert seen == {"4af19a9c3e6ab49b3c7956439a50144215449358e3ffb336061c4b80c786be92\n"}
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return BPE.train(["the cat sat on the mat, the cats sat there"] * 50, size=300)
+
+
+def test_bpe(bpe):
+    pieces, spans = bpe.split("The caterpillar 日本")
+    ids = [bpe.tokenizer.token_to_id(p) for p in pieces]
+    assert pieces[0] == "Ġthe" and bpe.tokenizer.decode(ids).strip() == "the caterpillar 日本"
+    assert spans[0] == (0, 3)
+    assert bpe.split_many(["The caterpillar 日本", "\ud800"])[0] == pieces
+    assert BPE(bpe.json).split("the mat")[0] == bpe.split("the mat")[0]
+    rare = BPE.train(["rare words only once"], size=999)
+    assert len(rare.tokenizer.get_vocab()) == 256  # no pair is seen five times
+
+
+@pytest.mark.parametrize("form,hash", [(f, h) for f in ("index", "chunks", "bits") for h in ("md5", "lsh")])
+def test_encoder(form, hash, lsh):
+    encoder = Encoder(form, hash, bits=128, chunk=10, rows=499, lsh=lsh if hash == "lsh" else None)
+    ids = encoder.ids(["play", "plays", "play"])
+    assert ids.tolist() == [FIRST, FIRST + 1, FIRST] and encoder.ids(["new"]).tolist() == [FIRST + 2]
+    codes = encoder.codes()
+    bits = lsh.bits(["plays"], 128) if hash == "lsh" else hashing.md5_bits(["plays"])
+    index = lsh.index(["plays"], 499) if hash == "lsh" else hashing.md5_index(["plays"], 499)
+    expected = {"index": index[:, None], "chunks": hashing.bits_to_chunks(bits, 10),
+                "bits": np.packbits(bits, axis=1)}[form]
+    assert (codes[FIRST + 1] == expected).all() and not codes[:FIRST].any()
+    assert codes.shape == (FIRST + 3, {"index": 1, "chunks": 13, "bits": 16}[form])  # 16 bytes: T = 128
+    again = Encoder.load(json.loads(json.dumps(encoder.state())))
+    again.ids(["play", "plays", "new"])
+    assert (again.codes() == codes).all()
+
+
+def test_encoder_computes_a_code_once(monkeypatch):
+    encoder, asked = Encoder("bits"), []
+    monkeypatch.setattr(encoder, "hash_words",
+                        lambda words: asked.extend(words) or Encoder.hash_words(encoder, words))
+    for text in ("a b a", "b c", "c"):
+        encoder.ids(encoder.split(text)[0])
+        encoder.codes()
+    assert [w for w in asked if w] == ["a", "b", "c"]
+
+
+def test_encoder_with_a_vocabulary_is_the_only_one_with_unknown_words():
+    encoder = Encoder("row", vocabulary=["the", "cat"])
+    assert encoder.ids(["cat", "dog"]).tolist() == [FIRST + 1, UNK] and encoder.rows == 7
+    assert encoder.codes().ravel().tolist() == [PAD, CLS, SEP, UNK, MASK, UNK, 5, 6]  # WORD has no row
+    assert (encoder.hash_words(["the", "dog", "cat"]) == [[5], [UNK], [6]]).all()
+    with pytest.raises(InputError):
+        Encoder("rows")
+    with pytest.raises(InputError, match="multiple of 8"):
+        Encoder("bits", bits=127)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# embeddings.py
+
+
+def test_pool_is_the_weighted_sum_written_out():
+    module, codes = embeddings.PoolEmbedding(21, 4, 7), torch.randint(0, 2, (5, 3, 6))  # J = 6, last of 1 bit
+    codes[..., :5] = torch.randint(0, 16, (5, 3, 5))
+    weight = module.weight.softmax(0)  # (J, d)
+    literal = sum(weight[j] * module.codebook[codes[..., j]] for j in range(6))
+    agree(module, codes, literal)
+
+
+def test_add_is_the_sum_of_picked_rows_written_out():
+    module, codes = embeddings.AddEmbedding(24, 7), torch.randint(0, 2, (5, 3, 24), dtype=torch.uint8)
+    literal = sum(module.codebooks[j, codes[..., j].long()] for j in range(24)) / math.sqrt(24)
+    agree(module, codes, literal)
+
+
+def test_proj_is_the_correlation_written_out():
+    module, codes = embeddings.ProjEmbedding(24, 7), torch.randint(0, 2, (5, 3, 24), dtype=torch.uint8)
+    rows = []
+    for tau in codes.flatten(0, 1).float():
+        a = tau - tau.mean()
+        for w in module.weight:
+            b = w - w.mean()
+            rows.append((a @ b) / (a.norm() * b.norm()))
+    agree(module, codes, torch.stack(rows).view(5, 3, 7))
+    by_numpy = np.corrcoef(codes[2, 1].numpy(), module.weight[4].detach().numpy())[0, 1]
+    assert math.isclose(module(codes)[2, 1, 4].item(), by_numpy, rel_tol=1e-5)
+
+
+def agree(module, codes, literal):
+    """The fast form and the literal one: values and gradients."""
+    fast, cotangent = module(codes), torch.randn_like(literal)
+    assert fast.shape == literal.shape
+    torch.testing.assert_close(fast, literal, rtol=1e-5, atol=1e-6)
+    parameters = list(module.parameters())
+    torch.testing.assert_close(torch.autograd.grad((fast * cotangent).sum(), parameters),
+                               torch.autograd.grad((literal * cotangent).sum(), parameters),
+                               rtol=1e-4, atol=1e-6)
+
+
+def test_proj_of_constant_bits_is_zero_with_finite_gradient():
+    module = embeddings.ProjEmbedding(128, 5)
+    codes = torch.stack([torch.zeros(128), torch.ones(128)])
+    out = module(codes)
+    out.sum().backward()
+    assert not out.any() and module.weight.grad.isfinite().all()
+
+
+def test_lookup_and_hash_pick_rows():
+    for kind in (embeddings.LookupEmbedding, embeddings.HashEmbedding):
+        module = kind(11, 3)
+        codes = torch.tensor([[[4], [0]], [[10], [4]]], dtype=torch.int32)
+        assert (module(codes) == module.weight[codes.squeeze(-1).long()]).all()
+
+
+def test_unpack_bits_undoes_packing():
+    bits = hashing.md5_bits(words_like(13))
+    packed = torch.from_numpy(np.packbits(bits, axis=1)).view(13, 1, 16)
+    assert (embeddings.unpack_bits(packed, 128)[:, 0].numpy() == bits).all()
+
+
+def test_pool_with_equal_weights_is_blind_to_order():
+    """Why W starts random: with equal weights "1 2" and "2 1" are one word."""
+    module, codes = embeddings.PoolEmbedding(8, 4, 5), torch.tensor([[1, 2], [2, 1]])
+    assert not torch.allclose(*module(codes), atol=1e-7)
+    torch.nn.init.zeros_(module.weight)
+    assert torch.allclose(*module(codes), atol=1e-7)
+
+
+def test_spread_at_the_start():
+    """Proj: a correlation of T random numbers has std 1/√(T−1) = 0.0887. Add: one row's, for √T² = T rows.
+    A normal cut at two standard deviations has 0.8796 of its std."""
+    torch.manual_seed(0)
+    bits = torch.randint(0, 2, (64, 128))
+    count = 64 * 768
+    proj = embeddings.ProjEmbedding(128, 768)(bits).std().item()
+    assert abs(proj - 1 / math.sqrt(127)) < 6 * proj / math.sqrt(2 * 768)  # 768 independent columns at least
+    add = embeddings.AddEmbedding(128, 768)(bits).std().item()
+    assert abs(add - 0.02 * 0.8796) < 6 * add / math.sqrt(2 * 768)
+    weight = embeddings.init_(torch.empty(count))
+    assert weight.abs().max() <= 0.04
+    assert abs(weight.std().item() - 0.02 * 0.8796) < 6 * 0.02 / math.sqrt(2 * count)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# attention.py
+
+
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_full_attention_equals_the_formula(dtype, tolerance, padded):
+    """bfloat16 on a CPU takes its own path; the tolerance is its 8 bits of mantissa on weights up to 1."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 5, 3, 7, 11)  # B 5, H 3, L 7, e 11
+    key_mask = torch.arange(7) < torch.tensor([7, 1, 3, 0, 6])[:, None] if padded else None
+    expected = attention.full_attention_reference(q, k, v, key_mask=key_mask)
+    inputs = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+    out = attention.full_attention(*inputs, key_mask=key_mask)
+    assert out.dtype == dtype and (out.float() - expected).abs().max() < tolerance
+    out.float().square().sum().backward()
+    assert all(t.grad.isfinite().all() for t in inputs)
+    if padded:
+        assert not out[3].any()  # nothing to attend to
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_dropout_keeps_the_mean(dtype):
+    torch.manual_seed(0)
+    q, k, v = torch.zeros(1, 1, 500, 8), torch.zeros(1, 1, 500, 8), torch.ones(1, 1, 500, 8)
+    out = attention.full_attention(*(t.to(dtype) for t in (q, k, v)), dropout=0.25).float()[..., 0]
+    sigma = math.sqrt(0.25 / 0.75 / 500)  # of a row: 500 weights of 1/500, each 0 or 4/3
+    assert 0.5 * sigma < out.std() < 2 * sigma and abs(out.mean() - 1) < 6 * sigma / math.sqrt(500) + 4e-3
+
+
+# ---------------------------------------------------------------------------------------------------------
+# model.py
+
+
+def meta_count(**changes):
+    with torch.device("meta"):
+        config = Config(**model.PRESETS["hashformer"] | dict(head="classify") | changes)
+        return model.count_parameters(Model(config))
+
+
+def test_parameter_counts_of_the_paper():
+    """[HF Table 2, App. B] as integers, d = 768, a binary task."""
+    counts = {name: meta_count(emb=name) for name in ("emb", "pool", "add", "proj")}
+    assert {n: c["embedding"] for n, c in counts.items()} == {
+        "emb": 50_260 * 768, "pool": (13 + 1024) * 768, "add": 2 * 128 * 768, "proj": 128 * 768}
+    assert [c["embedding"] for c in counts.values()] == [38_599_680, 796_416, 196_608, 98_304]
+    assert all(c["total"] - c["embedding"] - c["specials"] == 86_043_650 for c in counts.values())
+    assert {n: c["total"] for n, c in counts.items()} == {
+        "emb": 124_647_170, "pool": 86_844_674, "add": 86_244_866, "proj": 86_146_562}
+    lookup = meta_count(emb="lookup", rows=50_265)
+    assert (lookup["embedding"], lookup["specials"], lookup["total"]) == (38_603_520, 0, 124_647_170)
+    assert meta_count(emb="emb", rows=1_033)["total"] == 86_840_834  # 1,038 rows, five of them the specials'
+    assert all(sum(c[k] for k in ("embedding", "specials", "positions", "encoder", "head")) == c["total"]
+               for c in counts.values())
+
+
+def test_printed_counts_are_the_formulas_and_the_word_row():
+    """[HF Table 2] prints 797.2K, 197.4K, 99.1K: one d-vector more than the formulas of [HF App. B] give."""
+    printed = {n: meta_count(emb=n)["embedding"] + 768 for n in ("pool", "add", "proj")}
+    assert printed == {"pool": 797_184, "add": 197_376, "proj": 99_072}
+    assert [round(v / 1e3, 1) for v in printed.values()] == [797.2, 197.4, 99.1]
+    assert 1_038 * 768 == printed["pool"]  # "1K" rows of emb: chosen to equal pool
+
+
+def test_erratum_poep():
+    """[HF Table 2] prints 1.0 % for pool; 797,184 of 86.8 M are 0.9 %."""
+    assert round(100 * 797_184 / 86_844_674, 1) == 0.9
+    assert round(100 * meta_count(emb="emb")["poep"], 1) == 31.0
+
+
+def test_bert_tiny_with_its_vocabulary():
+    """The model of BERT-LSH: 32,000 pieces, two types, tied MLM head."""
+    with torch.device("meta"):
+        tiny = Model(Config(**model.PRESETS["bert-tiny"] | dict(emb="lookup", head="mlm", types=2)))
+    assert model.count_parameters(tiny)["total"] == 4_607_360
+
+
+def tiny_model(**changes):
+    torch.manual_seed(0)
+    c = Config(**dict(layers=2, width=12, heads=3, ffn=20, length=9, rows=31, bits=16, chunk=5) | changes)
+    net = Model(c).eval()
+    form, rng = model.FORM[c.emb], np.random.default_rng(0)
+    top = {"row": c.rows, "index": c.rows, "chunks": 2, "bits": 256}[form]
+    codes = rng.integers(0, top, (FIRST + 25, {"row": 1, "index": 1, "chunks": 4, "bits": 2}[form]))
+    net.set_codes(torch.from_numpy(codes.astype(np.uint8 if form == "bits" else np.int32)))
+    return net
+
+
+@pytest.mark.parametrize("emb", model.FORM)
+def test_embed_adds_the_word_row_and_never_hashes_specials(emb):
+    net = tiny_model(emb=emb)
+    ids = torch.tensor([[CLS, FIRST, FIRST + 3, SEP, PAD, MASK]])
+    out, codes = net.embed(ids), net.codes[ids]
+    own = net.embedding(embeddings.unpack_bits(codes, 16) if emb in ("add", "proj") else codes)
+    special = torch.tensor([[True, False, False, True, True, True]])
+    if emb == "lookup":
+        assert (out == own).all()
+        return
+    expected = own + (net.specials.weight[WORD] if emb != "emb" else 0)
+    torch.testing.assert_close(out[~special], expected[~special])
+    assert (out[special] == net.specials.weight[ids[special]]).all()
+    before = out[special].clone()
+    net.codes += 1  # whatever the codes of the specials say
+    assert (net.embed(ids)[special] == before).all()
+
+
+@pytest.mark.parametrize("emb", model.FORM)
+@pytest.mark.parametrize("head", ["sr", "classify", "span"])
+def test_padding_changes_nothing(emb, head):
+    net = tiny_model(emb=emb, head=head)
+    for parameter in net.parameters():
+        parameter.data += torch.randn_like(parameter)  # at the start attention is too weak to tell
+    ids = torch.randint(FIRST, FIRST + 25, (3, 7))
+    padded = F.pad(ids, (0, 2), value=PAD)
+    out = net(padded, key_mask=padded != PAD)
+    torch.testing.assert_close(out if head == "classify" else out[:, :7], net(ids), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(net(padded) if head == "classify" else net(padded)[:, :7], net(ids), atol=1e-5)
+
+
+def test_masked_lm_scores_only_where_asked_and_is_tied():
+    net = tiny_model(emb="lookup", head="mlm")
+    ids, at = torch.randint(FIRST, FIRST + 25, (3, 7)), torch.tensor([2, 11, 20])
+    x = net.encode(ids).flatten(0, 1)[at]
+    hidden = net.head.norm(F.gelu(net.head.transform(x)))
+    torch.testing.assert_close(net(ids, at=at), hidden @ net.embedding.weight.T + net.head.bias)
+
+
+def test_layer_is_post_norm_written_out():
+    """[BERT §3] LN(x + Attention(x)), then LN(x + FFN(x))."""
+    net = tiny_model()
+    layer, x = net.layers[0], torch.randn(2, 5, 12)
+    q, k, v = layer.qkv(x).chunk(3, -1)
+    heads = [attention.full_attention_reference(*(t[:, None, :, 4 * h:4 * h + 4] for t in (q, k, v)))[:, 0]
+             for h in range(3)]
+    y = F.layer_norm(x + layer.out(torch.cat(heads, -1)), (12,), layer.norm1.weight, layer.norm1.bias)
+    y = F.layer_norm(y + layer.down(F.gelu(layer.up(y))), (12,), layer.norm2.weight, layer.norm2.bias)
+    torch.testing.assert_close(layer(x), y, rtol=1e-4, atol=1e-5)
+
+
+def test_no_decay_on_biases_and_norms():
+    net = tiny_model()
+    groups = model.parameter_groups(net, 0.01)
+    plain = {id(p) for p in groups[1]["params"]}
+    assert groups[0]["weight_decay"] == 0.01 and groups[1]["weight_decay"] == 0.0
+    for name, parameter in net.named_parameters():
+        assert (id(parameter) in plain) == ("norm" in name or name.endswith("bias")), name
+    assert sum(len(g["params"]) for g in groups) == len(list(net.parameters()))
+
+
+def test_config_refuses_what_cannot_be():
+    for bad, says in ((dict(width=10, heads=3), "multiple"), (dict(emb="emb", head="mlm"), "possible are"),
+                      (dict(emb="median"), "there are"), (dict(head="x"), "there are")):
+        with pytest.raises(ConfigError, match=says):
+            Config(**bad)
+    with pytest.raises(ConfigError, match="10 positions"):
+        tiny_model().encode(torch.zeros(1, 10, dtype=torch.long))
+
+
+def test_checkpoint_round_trip(tmp_path):
+    net, path = tiny_model(), str(tmp_path / "ckpt.pt")
+    state = Encoder("bits", bits=16).state()
+    model.save_checkpoint(path, net, state, step=3)
+    back = model.load_checkpoint(str(tmp_path))
+    again = model.load_model(back)
+    assert back["step"] == 3 and back["encoder"] == state and back["config"] == net.config
+    assert all((a == b).all() for a, b in zip(net.state_dict().values(), again.state_dict().values()))
+    assert "codes" not in net.state_dict() and os.listdir(tmp_path) == ["ckpt.pt"]
+
+
+def test_broken_checkpoints_are_refused(tmp_path):
+    path = tmp_path / "ckpt.pt"
+    model.save_checkpoint(str(path), tiny_model(), {})
+    whole = path.read_bytes()
+    for content, says in ((whole[:len(whole) // 2], "not a whole checkpoint"), (b"", "not a whole"),
+                          (b"hello", "not a whole")):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=says):
+            model.load_checkpoint(str(path))
+    torch.save({"format": 99}, path)
+    with pytest.raises(ConfigError, match="format 99"):
+        model.load_checkpoint(str(path))
+    torch.save({"format": model.FORMAT, "config": asdict(Config()) | {"new": 1}}, path)
+    with pytest.raises(ConfigError, match="does not know"):
+        model.load_checkpoint(str(path))
+    with pytest.raises(ConfigError, match="no checkpoint at"):
+        model.load_checkpoint(str(tmp_path / "nowhere"))
+
+
+class Evil:
+    """Unpickled, it would run a command."""
+
+    def __reduce__(self):
+        return os.system, ("echo owned",)
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path, capfd):
+    torch.save({"format": model.FORMAT, "config": Evil()}, tmp_path / "ckpt.pt")
+    with pytest.raises(ConfigError, match="not a whole"):
+        model.load_checkpoint(str(tmp_path))
+    assert "owned" not in capfd.readouterr().out
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    path = str(tmp_path / "ckpt.pt")
+    model.save_checkpoint(path, tiny_model(), {}, step=1)
+
+    def full(content, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(ConfigError, match="No space left.*untouched"):
+        model.save_checkpoint(path, tiny_model(), {}, step=2)
+    assert model.load_checkpoint(path)["step"] == 1 and os.listdir(tmp_path) == ["ckpt.pt"]
+
+
+def test_numbers_shared_with_hashing():
+    assert (model.WORD, model.FIRST) == (hashing.WORD, hashing.FIRST)
+    assert set(model.FORM.values()) == set(hashing.FORMS)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# pretrain.py: corpora
+
+
+def folder_of(data, tmp_path, **options):
+    split, cache = options.pop("split", "regex"), str(tmp_path / "cache")
+    return pretrain.prepare(str(data), split, cache, quiet=True, **options)
+
+
+def test_prepare_by_hand(tmp_path):
+    """Words get ids in order of appearance from FIRST = 6 on; each document is closed by SEP = 2."""
+    (tmp_path / "a.txt").write_text("The cat.\n\nthe Dog the\n")
+    corpus = pretrain.Corpus(folder_of(tmp_path / "a.txt", tmp_path))
+    assert corpus.words() == ["the", "cat", ".", "dog"]
+    assert corpus.ids.tolist() == [6, 7, 8, SEP, 6, 9, 6, SEP]
+    assert corpus.counts.tolist() == [0, 0, 2, 0, 0, 0, 3, 1, 1, 1]
+    assert np.load(Path(corpus.folder) / "offsets.npy").tolist() == [0, 4]
+    assert corpus.frequent(2).tolist() == [0, 1]
+    expected = dict(documents=2, words=6, distinct=4, characters=19, replaced=0, dtype="uint16")
+    assert corpus.meta.items() >= expected.items()
+
+
+def test_prepare_reads_every_kind_of_file(tmp_path):
+    texts = ["one fish", "two fish", "naïve 日本"]
+    folder = tmp_path / "all"
+    folder.mkdir()
+    (folder / "a.txt").write_text("\n".join(texts), encoding="utf-8")
+    with gzip.open(folder / "b.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"id": "x", "text": t}) + "\n" for t in texts)
+    with open(folder / "c.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["n", "text"]] + [[i, t] for i, t in enumerate(texts)])
+    import datasets
+
+    datasets.Dataset.from_dict({"text": texts}).to_parquet(str(folder / "d.parquet"))
+    (folder / "notes.bin").write_bytes(b"\0\1")
+    for path in sorted(folder.iterdir())[:4]:
+        corpus = pretrain.Corpus(folder_of(path, tmp_path))
+        assert corpus.words() == ["one", "fish", "two", "naïve", "日本"], path
+    assert pretrain.Corpus(folder_of(folder, tmp_path)).meta["words"] == 4 * 6
+    both = pretrain.Corpus(folder_of(f"{folder}/a.txt+{folder}/c.csv", tmp_path))
+    assert both.meta["documents"] == 6 and both.meta["distinct"] == 5
+
+
+def test_prepare_survives_nasty_files(tmp_path):
+    """Not UTF-8: decoded with replacement and counted. A line of megabytes, NULs, no last newline: text."""
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9 ok\n" + b"word " * 700_000 + b"\na\x00b")
+    corpus = pretrain.Corpus(folder_of(tmp_path / "a.txt", tmp_path))
+    assert corpus.meta["replaced"] == 1 and corpus.meta["words"] == 3 + 700_000 + 3
+    assert {"caf", "\ufffd", "ok", "word", "a", "\x00", "b"} == set(corpus.words())
+
+
+def test_prepare_does_not_depend_on_the_cores(tmp_path, monkeypatch):
+    rng = random.Random(0)
+    lines = [" ".join(rng.choices(words_like(999), k=50)) for _ in range(9_000)]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    one, many = str(tmp_path / "one"), str(tmp_path / "many")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    pretrain._prepare(one, str(tmp_path / "a.txt"), "regex", 0, True)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    pretrain._prepare(many, str(tmp_path / "a.txt"), "regex", 0, True)
+    assert os.path.getsize(tmp_path / "a.txt") > 2_000_000  # more than one task
+    for name in os.listdir(one):
+        assert Path(one, name).read_bytes() == Path(many, name).read_bytes(), name
+
+
+def test_many_words_need_wider_ids(tmp_path):
+    (tmp_path / "a.txt").write_text(" ".join(f"w{i}" for i in range(70_000)))
+    corpus = pretrain.Corpus(folder_of(tmp_path / "a.txt", tmp_path))
+    assert corpus.ids.dtype == np.uint32 and corpus.ids[69_999] == FIRST + 69_999
+
+
+def test_python_corpus_is_parsed_and_never_run(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text('"""About the module."""\nraise SystemExit("it ran")\n\n'
+                    'def f(a):\n    """What f does."""\n    b = a.size + len(a)\n    return b\n')
+    (tmp_path / "broken.py").write_text("def (:")
+    paths = [str(path), str(tmp_path / "broken.py"), str(tmp_path / "gone.py")]
+    assert list(pretrain.documents(("python", paths))) == ["About the module.", "What f does."]
+    [names] = pretrain.documents(("python-names", paths))
+    assert set(names.split()) == {"a", "b", "size", "len"}
+    found = pretrain.python_files()
+    assert any(p.endswith("topics.py") for p in found) and len(set(found)) == len(found) > 500
+
+
+def test_copied_docstrings_count_once(tmp_path, monkeypatch):
+    for i in range(3):
+        (tmp_path / f"{i}.py").write_text(f'"""The same text."""\n\ndef f():\n    """Text {i}."""\n')
+    monkeypatch.setattr(pretrain, "python_files", lambda: sorted(map(str, tmp_path.glob("*.py"))))
+    assert pretrain.Corpus(folder_of("python", tmp_path)).meta["documents"] == 4
+
+
+def test_corpus_errors(tmp_path):
+    (tmp_path / "empty.txt").write_text(" \n \n")
+    (tmp_path / "x.jsonl").write_text('{"n": 1}\n')
+    (tmp_path / "y.jsonl").write_text('{"text": \n')
+    (tmp_path / "folder").mkdir()
+    for data, says in (("empty.txt", "no words"), ("nowhere.txt", "no such file"),
+                       ("folder", "no file that ends in"), ("x.jsonl", "no column of text"),
+                       ("y.jsonl", "could not be read")):
+        with pytest.raises(InputError, match=says):
+            folder_of(tmp_path / data, tmp_path)
+    with pytest.raises(InputError, match="could not be read"):
+        folder_of("no-such-owner/no-such-set", tmp_path)
+    left = [p for p in (tmp_path / "cache").iterdir() if not p.name.endswith((".lock", ".tmp"))]
+    assert not left  # nothing half-made is ever found
+
+
+def test_two_processes_prepare_once(tmp_path):
+    """The second waits for the first, and finds its work."""
+    code = ("import sys, time, pretrain\n"
+            "def make(p):\n    time.sleep(0.5)\n    open(p, 'w').write('x')\n    print('made')\n"
+            f"pretrain.once({str(tmp_path / 'thing')!r}, make)")
+    both = [subprocess.Popen([sys.executable, "-c", code], cwd=HERE, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)]
+    assert "".join(p.communicate()[0] for p in both).count("made") == 1
+
+
+def test_windows_cover_all_and_keep_held_out_text_apart(text_file, tmp_path):
+    corpus = pretrain.Corpus(folder_of(text_file, tmp_path))
+    L, batch = 17, 13
+    batches = pretrain.Batches(corpus, L, batch, 200, seed=3)
+    held = {i for s in corpus.windows(L)[1] for i in range(s, s + L - 1)}
+    everything = np.zeros(len(corpus.ids), int)
+    for epoch in range(3):
+        starts = np.concatenate([batches.step(epoch * batches.steps_per_epoch + s, slice(0, batch))[0] is None
+                                 or batches.starts[batches.order[s * batch:(s + 1) * batch]] + batches.shift
+                                 for s in range(batches.steps_per_epoch)])
+        covered = np.bincount((starts[:, None] + np.arange(L - 1)).ravel(), minlength=len(everything))
+        assert covered.max() == 1  # no text twice in an epoch
+        assert not held & set(np.flatnonzero(covered))
+        assert covered.sum() > 0.9 * (len(everything) - len(held))
+        everything += covered
+    ids, chance, strangers = batches.step(5, slice(2, 6))
+    assert ids.shape == (4, L) and (ids[:, 0] == CLS).all() and chance.shape == (3, 4, L)
+    assert strangers.min() >= FIRST and strangers.max() < 200
+    again = pretrain.Batches(corpus, L, batch, 200, seed=3).step(5, slice(0, batch))  # without drawing 0..4
+    assert all((a[..., 2:6, :] == b).all() for a, b in zip(again, (ids, chance, strangers)))
+    other = pretrain.Batches(corpus, L, batch, 200, seed=4).step(5, slice(2, 6))
+    assert not (other[0] == ids).all() and not (other[1] == chance).all()
+
+
+# pretrain.py: objectives
+
+
+def test_shuffle_by_hand():
+    """The docstring's example, with a replaced word at the end: b d f are chosen, and take places 5 1 3."""
+    ids = torch.tensor([[CLS, 10, 11, 12, 13, 14, 15, 16, SEP]])
+    chance = torch.ones(3, 1, 9) * 0.99
+    chance[0, 0, [2, 4, 6]] = 0.05  # shuffled: b (11), d (13), f (15)
+    chance[2, 0, [6, 2, 4]] = torch.tensor([0.1, 0.2, 0.3])  # at random: the word of place 6, then 2, then 4
+    chance[1, 0, [0, 7, 8]] = 0.05  # random: only 16, for CLS and SEP are no words
+    inputs, labels = pretrain.corrupt_sr(ids, chance, torch.full_like(ids, 77))
+    assert inputs.tolist() == [[CLS, 10, 15, 12, 11, 14, 13, 77, SEP]]
+    assert labels.tolist() == [[-100, 0, 1, 0, 1, 0, 1, 2, -100]]
+
+
+def random_batch(rows=257, length=63, vocabulary=5_003, seed=0):
+    rng = np.random.default_rng(seed)
+    ids = torch.from_numpy(rng.integers(FIRST, vocabulary, (rows, length)))
+    ids[:, 0], ids[:, 40] = CLS, SEP
+    return ids, torch.from_numpy(rng.random((3, rows, length), np.float32)), torch.from_numpy(
+        rng.integers(FIRST, vocabulary, (rows, length)))
+
+
+def test_shuffle_and_random_laws():
+    """10 % shuffled, 9 % random; a row keeps its words but for the random ones; labelled is what changed."""
+    ids, chance, strangers = random_batch()
+    inputs, labels = pretrain.corrupt_sr(ids, chance, strangers)
+    words = ids >= FIRST
+    assert ((labels == -100) == ~words).all() and (inputs[~words] == ids[~words]).all()
+    assert ((inputs == ids) == (labels == 0))[words].all()
+    total = int(words.sum())
+    # a chosen word may draw its own place: with about 6 chosen a row, one word of a row in all
+    for value, share in ((1, 0.10 - 1 / 61), (2, 0.09)):
+        sigma = math.sqrt(share * (1 - share) / total)
+        assert abs((labels == value).sum() / total - share) < 6 * sigma + 1e-3
+    kept = torch.where(labels == 2, -1, inputs)
+    for row in range(0, 257, 16):
+        own = Counter(ids[row][labels[row] != 2].tolist())
+        assert Counter(kept[row][labels[row] != 2].tolist()) == own  # nothing came from another row
+
+
+def test_one_word_at_a_time_cannot_see_a_shuffle():
+    """A probe that knows each word's frequency among shuffled and intact words is at chance: the two agree.
+    Words follow a steep law: rarity would show; chi-square over 30 words, mean 29, six sigma = 29 + 6 √58."""
+    rng = np.random.default_rng(0)
+    share = 1 / np.arange(1, 31)
+    ids = torch.from_numpy(FIRST + rng.choice(30, (2_003, 61), p=share / share.sum()))
+    chance = torch.from_numpy(rng.random((3, 2_003, 61), np.float32))
+    shuffled = chance[0] < 0.1
+    inputs, labels = pretrain.corrupt_sr(ids, chance, torch.zeros_like(ids))
+    seen = np.bincount(inputs[shuffled & (labels != 2)].numpy(), minlength=36)[FIRST:]
+    expected = np.bincount(ids[shuffled].numpy(), minlength=36)[FIRST:]
+    assert (seen == expected).all()  # the very same words: they only trade places
+    everywhere = np.bincount(ids.flatten().numpy(), minlength=36)[FIRST:] / ids.numel()
+    everywhere *= shuffled.sum().item()
+    assert ((seen - everywhere) ** 2 / everywhere).sum() < 29 + 6 * math.sqrt(58)
+    assert (labels == 1).sum() > 0 and ((labels == 1) <= shuffled).all()
+
+
+def test_masking_law():
+    """Of 15 %: 80 % [MASK], 10 % another word, 10 % kept."""
+    ids, chance, strangers = random_batch()
+    inputs, labels = pretrain.corrupt_mlm(ids, chance, strangers)
+    words, chosen = ids >= FIRST, labels != -100
+    assert not (chosen & ~words).any() and (labels[chosen] == ids[chosen]).all()
+    assert (inputs[~chosen] == ids[~chosen]).all()
+    total, n = int(words.sum()), int(chosen.sum())
+    for count, of, share in ((n, total, 0.15), ((inputs == MASK).sum(), n, 0.8),
+                             ((chosen & (inputs == strangers)).sum(), n, 0.1),
+                             ((chosen & (inputs == ids)).sum(), n, 0.1)):
+        assert abs(int(count) / of - share) < 6 * math.sqrt(share * (1 - share) / of) + 2 / 5_003
+
+
+def test_losses_and_reports_by_hand():
+    net = lambda logits: lambda *a, **k: logits  # noqa: E731, a model that says what it is told
+    logits = torch.tensor([[[2., 0, 0], [2, 0, 0], [0, 0, 2], [0, 9, 0]]])
+    labels = torch.tensor([[0, 1, 2, -100]])
+    loss, confusion = pretrain.loss_sr(net(logits), None, labels)
+    one = math.log(math.exp(2) + 2)
+    assert math.isclose(loss, (one - 2) + one + (one - 2), rel_tol=1e-6)
+    assert confusion.tolist() == [1, 0, 0, 1, 0, 0, 0, 0, 1]
+    report = pretrain.report_sr(confusion)
+    # intact: guessed twice, right once, one true: F1 = 2 / 3; shuffled 0; random 1
+    expected = dict(accuracy=2 / 3, majority=1 / 3, f1_intact=2 / 3, f1_shuffled=0, f1_random=1,
+                    macro_f1=5 / 9)
+    assert {k: round(float(v), 6) for k, v in report.items()} == {k: round(v, 6) for k, v in expected.items()}
+    # nothing scored: zero, not NaN
+    assert pretrain.loss_sr(net(logits), None, torch.full((1, 4), -100))[0] == 0
+    labels = torch.tensor([[FIRST + 1, -100, FIRST]])  # rows 6 and 5
+    loss, counts = pretrain.loss_mlm(net(torch.eye(8)[[6, 2]]), None, labels)
+    assert counts.tolist() == [1, 2] and pretrain.report_mlm(counts) == {"accuracy": 0.5}
+
+
+def test_schedule():
+    assert [pretrain.schedule(s, 10, 4) for s in (0, 3, 4, 7, 9)] == [0.25, 1.0, 1.0, 0.5, 1 / 6]
+    assert pretrain.schedule(0, 5, 0) == 1.0
+
+
+# pretrain.py: runs
+
+
+def weights(folder):
+    return model.load_checkpoint(str(folder))["model"]
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.values(), b.values(), strict=True))
+
+
+VARIANTS = [("lookup", "md5", "bpe", "mlm"), ("lookup", "md5", "bpe", "sr"),
+            ("lookup", "md5", "regex", "mlm"), ("emb", "lsh", "bpe", "sr"),
+            ("proj", "lsh", "bpe", "sr"), ("proj", "md5", "space", "sr"),
+            *((e, h, "regex", "sr") for e in ("emb", "pool", "add", "proj") for h in ("md5", "lsh"))]
+
+
+@pytest.mark.parametrize("emb,hash,split,objective", VARIANTS)
+def test_every_variant_trains_and_is_read_back(small, tmp_path, emb, hash, split, objective, capsys):
+    flags = small("--emb", emb, "--hash", hash, "--split", split, "--objective", objective,
+                  "--rows", 97, "--vocab", 400, "--features", 999)
+    result = pretrain.main(flags)
+    assert all(math.isfinite(v) for v in result.values())
+    said = capsys.readouterr().out
+    assert "parameters" in said and "next: python infer.py" in said
+    lines = [json.loads(line) for line in open(tmp_path / "run" / "log.jsonl")]
+    assert {"step", "loss", "lr", "grad_norm", "words_per_s"} <= set().union(*lines)
+    assert [line["step"] for line in lines if "eval_loss" in line] == [3, 6]
+    text = "tion [MASK] ï" if objective == "mlm" else "a b ï"
+    infer.main(["--ckpt", str(tmp_path / "run"), text])
+    assert capsys.readouterr().out
+
+
+def test_learns_the_order_of_words(small, tmp_path):
+    """The switch: with attention it finds words out of order; --layers 0, one word at a time, finds none."""
+    flags = ["--steps", "600", "--batch", "32", "--lr", "2e-3", "--warmup", "50", "--width", "64",
+             "--eval_every", "600", "--dropout", "0"]
+    whole = pretrain.main(small(*flags, "--layers", "2", out="whole"))
+    probe = pretrain.main(small(*flags, "--layers", "0", out="probe"))
+    assert whole["eval_loss"] < probe["eval_loss"] - 0.03 and probe["f1_shuffled"] < 0.05
+    assert whole["f1_random"] > probe["f1_random"] + 0.1
+
+
+def test_loss_at_the_start_is_what_theory_says(small, capsys):
+    pretrain.main(small("--steps", "1"))
+    [line] = [x for x in capsys.readouterr().out.splitlines() if x.startswith("loss")]
+    found, theory = map(float, re.match(r"loss\s+([\d.]+) at step 0; theory: ([\d.]+) = ln 3", line).groups())
+    assert theory == 1.099 and abs(found - theory) < 0.15
+
+
+def test_resume_is_exact(small, tmp_path):
+    """Stopped at step 3 and started again: weights, optimizer and log of the unbroken run, bit for bit."""
+    pretrain.main(small("--dropout", "0.1", out="whole"))
+
+    def die(self, original=pretrain.Run.save):
+        original(self)
+        if self.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain.Run, "save", die)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain.main(small("--dropout", "0.1", out="broken"))
+    with open(tmp_path / "broken" / "log.jsonl", "a") as file:
+        file.write('{"step": 5, "loss": 1}\n{"ste')  # of the life that was lost
+    pretrain.main(small("--dropout", "0.1", out="broken"))
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "broken"))
+    a, b = (model.load_checkpoint(str(tmp_path / n))["optimizer"]["state"] for n in ("whole", "broken"))
+    assert all(torch.equal(a[i][k], b[i][k]) for i in a for k in a[i])
+    steps = [[json.loads(line)["step"] for line in open(tmp_path / n / "log.jsonl")]
+             for n in ("whole", "broken")]
+    assert steps[0] == steps[1]
+    pretrain.main(small("--dropout", "0.1", out="broken"))  # finished already: says so, changes nothing
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "broken"))
+
+
+def test_passes_add_up_to_the_batch(small, tmp_path):
+    """Three passes of at most 3 rows are one of 8: the loss is a mean over all scored words, not passes."""
+    pretrain.main(small("--dropout", "0", out="one"))
+    pretrain.main(small("--dropout", "0", "--micro", "3", out="three"))
+    for a, b in zip(weights(tmp_path / "one").values(), weights(tmp_path / "three").values()):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)  # Adam's first steps are signs: rounding shows
+
+
+def test_two_ranks_are_one(small, tmp_path):
+    """The same windows and corruption for any number of ranks; gradients to 1e-6, then the first losses."""
+    code = ("import sys, torch, pretrain, torch.distributed as dist\n"
+            "run = pretrain.Run(pretrain.parser().parse_args(sys.argv[2:]))\n"
+            "passes = run.load(0)\n"
+            "n = run.sum_over_ranks(sum((l != -100).sum() for _, l in passes).float())\n"
+            "loss = run.gradients(passes, n)\n"
+            "grads = [p.grad for p in run.model.parameters()]\n"
+            "if run.rank == 0: torch.save([loss] + grads, sys.argv[1])\n"
+            "if run.world > 1: dist.destroy_process_group()\n")
+    script = tmp_path / "grads.py"
+    script.write_text(code)
+    env = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    run_script(script, tmp_path / "1.pt", *small("--dropout", "0", out="a"), env=env)
+    done = run_script("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script,
+                      tmp_path / "2.pt", *small("--dropout", "0", "--micro", "3", out="b"), env=env)
+    assert done.returncode == 0, done.stderr
+    for a, b in zip(torch.load(tmp_path / "1.pt"), torch.load(tmp_path / "2.pt"), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_torchrun_as_typed(small, tmp_path):
+    """The README's command with two ranks; the log has one writer, and evaluation counts each window once."""
+    done = run_script("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "pretrain.py",
+                      "--emb", "proj", "--hash", "lsh", *small("--dropout", "0", out="two"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("next:") == 1 and "2 ranks" in done.stdout
+    pretrain.main(small("--dropout", "0", out="one"))
+    rows = [[json.loads(line) for line in open(tmp_path / n / "log.jsonl")] for n in ("one", "two")]
+    for a, b in zip(*rows, strict=True):
+        assert a["step"] == b["step"] and math.isclose(a.get("loss", 0), b.get("loss", 0), rel_tol=1e-4)
+        assert math.isclose(a.get("eval_loss", 0), b.get("eval_loss", 0), rel_tol=1e-4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_same_command_goes_on(small, tmp_path, number):
+    command = [sys.executable, "pretrain.py",
+               *small("--steps", "4000", "--save_every", "9999", "--eval_every", "9999")]
+    run = subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "run" / "log.jsonl"
+    deadline = time.time() + 120
+    while not (log.exists() and log.read_text().count("\n") >= 3) and time.time() < deadline:
+        time.sleep(0.05)
+    run.send_signal(number)
+    out, error = run.communicate(timeout=60)
+    assert run.returncode == 128 + number and "told to stop" in out and "Traceback" not in error
+    assert model.load_checkpoint(str(tmp_path / "run"))["step"] >= 30
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(small, tmp_path, monkeypatch):
+    loss_of = pretrain.loss_sr
+
+    def poisoned(net, inputs, labels):
+        loss, counts = loss_of(net, inputs, labels)
+        return loss * (float("nan") if net.training and poisoned.calls == 4 else 1), counts
+
+    def counting(self, passes, scored, original=pretrain.Run.gradients):
+        poisoned.calls += 1
+        return original(self, passes, scored)
+
+    poisoned.calls = -1
+    monkeypatch.setitem(pretrain.OBJECTIVES, "sr", (pretrain.corrupt_sr, poisoned, pretrain.report_sr))
+    monkeypatch.setattr(pretrain.Run, "gradients", counting)
+    refused(pretrain.main, small(), says="step 5: loss nan")
+    assert model.load_checkpoint(str(tmp_path / "run"))["step"] == 3
+    assert all(p.isfinite().all() for p in weights(tmp_path / "run").values())
+
+
+def test_compile_failure_is_loud_and_not_fatal(small, monkeypatch, capsys):
+    monkeypatch.setattr(torch, "compile",
+                        lambda f: lambda *a, **k: (_ for _ in ()).throw(RuntimeError("no compiler")))
+    result = pretrain.main([*small(), "--compile"])
+    assert math.isfinite(result["eval_loss"]) and "no compiler" in capsys.readouterr().err
+
+
+def test_bad_flags_and_data_end_with_code_2(small, tmp_path, text_file):
+    for more, says in ((("--emb", "proj", "--objective", "mlm"), "possible are"),
+                       (("--width", "30"), "multiple"), (("--batch", "9999"), "less than one batch"),
+                       (("--length", "99999"), "too few"), (("--bits", "127"), "multiple of 8"),
+                       (("--emb", "emb", "--rows", "70000"), "65,535"),
+                       (("--steps", "0"), "wanted 1 or more"),
+                       (("--device", "cuda"), "no CUDA") if not torch.cuda.is_available()
+                       else (("--batch", "0"), "wanted 1 or more"),
+                       (("--data", "nowhere.txt"), "no such file")):
+        refused(pretrain.main, [*small(), *more], says=says)
+    refused(pretrain.main, ["--emb", "no"], says="invalid choice")
+    pretrain.main(small())
+    refused(pretrain.main, small("--lr", "1"), says="another run (lr is")
+    (tmp_path / "run" / "ckpt.pt").write_bytes(b"x")
+    refused(pretrain.main, small(), says="not a whole checkpoint")
+
+
+def test_world_size_must_divide_the_batch(small, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    refused(pretrain.main, small(), says="cannot be shared evenly by 3 ranks")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# infer.py
+
+
+@pytest.fixture(scope="module")
+def readers(text_file, tmp_path_factory):
+    """A trained detector under each hash, and a masked language model over-fitted to the text's order."""
+    cache, folder = tmp_path_factory.getbasetemp() / "cache", tmp_path_factory.mktemp("readers")
+    base = ["--data", str(text_file), "--cache", str(cache), *SMALL]
+    for name, more in (("lsh", ["--hash", "lsh"]), ("md5", ["--hash", "md5"]),
+                       ("mlm", ["--emb", "lookup", "--split", "regex", "--objective", "mlm", "--steps", "800",
+                                "--batch", "32", "--lr", "2e-3", "--width", "64", "--dropout", "0",
+                                "--layers", "2", "--eval_every", "800"])):
+        pretrain.main([*base, "--out", str(folder / name), *more])
+    return {name: infer.Reader(str(folder / name)) for name in ("lsh", "md5", "mlm")}
+
+
+def test_read_finds_masks_and_offsets(readers):
+    text = "Die [MASK] ab[MASK]"
+    words, spans, ids = readers["lsh"].read(text)
+    assert words == ["die", "[MASK]", "ab", "[MASK]"]
+    assert [text[s:e] for s, e in spans] == ["Die", "[MASK]", "ab", "[MASK]"]
+    assert ids[0, [0, 2, 4, -1]].tolist() == [CLS, MASK, MASK, SEP] and ids.shape == (1, 6)
+    assert readers["lsh"].read("[MAS] K")[0] == ["[", "mas", "]", "k"]  # looks like, is not
+
+
+def test_detect_takes_any_word(readers):
+    for text in [t for t in NASTY[2:8]] + ["zzzyx never seen"]:
+        if "x" * 10_000 in text or len(text.split()) > 12:
+            text = text[:200]
+        words, spans, p = readers["lsh"].detect(text)
+        assert p.shape == (len(words), 3) and torch.allclose(p.sum(-1), torch.ones(len(words)))
+        assert [text[s:e].lower() for s, e in spans] == words
+
+
+def test_fill_names_a_word_that_may_follow(readers, text_file):
+    """Two words may follow each: one of them must come out first, for most of the gaps."""
+    lines = [line.rstrip(".").split() for line in text_file.read_text().splitlines()]
+    follows = {}
+    for line in lines:
+        for a, b in zip(line, line[1:]):
+            follows.setdefault(a, set()).add(b)
+    right, asked = 0, [line for line in lines if len(line) >= 6][:40]
+    for line in asked:
+        [best] = readers["mlm"].fill(" ".join([*line[:3], "[MASK]", *line[4:6]]), 3)
+        right += best[0][0] in follows[line[2]]
+        assert best == sorted(best, key=lambda pair: -pair[1])
+    assert right >= 0.5 * len(asked)  # a guess by frequency: 2 of 40
+
+
+def test_a_misspelling_finds_its_word_under_lsh_and_not_under_md5(readers, tmp_path):
+    """True from the first step on: Proj keeps the angles between bits."""
+    words = ["receive", "the", "separate", "definitely", *words_like(300, 11, "abcdefghijklmnop")]
+    for hash, finds in (("lsh", True), ("md5", False)):
+        lsh = NgramLSH.fit(dict.fromkeys(words, 1)) if hash == "lsh" else None
+        net = Model(Config(layers=0, width=64, heads=4, ffn=8, length=9))
+        model.save_checkpoint(str(tmp_path / f"{hash}.pt"), net, Encoder("bits", hash, lsh=lsh).state(), words=words)
+        reader = infer.Reader(str(tmp_path / f"{hash}.pt"))
+        for wrong, right in (("recieve", "receive"), ("seperate", "separate"), ("definately", "definitely")):
+            assert (reader.neighbours(wrong, 1)[0][0] == right) == finds
+    assert len(readers["lsh"].neighbours("ab", 5)) == 5
+
+
+def test_infer_errors(readers, tmp_path):
+    for name, call, says in (("lsh", lambda r: r.fill("a [MASK]", 1), "objective mlm"),
+                             ("lsh", lambda r: r.detect(" "), "no words"),
+                             ("mlm", lambda r: r.detect("a"), "objective sr"),
+                             ("mlm", lambda r: r.fill("a", 1), "write \\[MASK\\]"),
+                             ("mlm", lambda r: r.neighbours("qqqq", 1), "not in this model's vocabulary"),
+                             ("lsh", lambda r: r.detect("a " * 16), "18 positions")):
+        with pytest.raises((InputError, ConfigError), match=says):
+            call(readers[name])
+    refused(infer.main, ["--ckpt", str(tmp_path), "a"], says="no checkpoint at")
+    with pytest.raises(SystemExit) as exit:
+        infer.main(["a"])
+    assert exit.value.code == 2
+
+
+def test_infer_command_line(small, tmp_path, capsys, monkeypatch):
+    pretrain.main(small())
+    where = ["--ckpt", str(tmp_path / "run")]
+    capsys.readouterr()
+    infer.main([*where, "one two three"])
+    assert "intact" in capsys.readouterr().out
+    infer.main([*where, "--near", "one", "--top_k", "3"])
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one two\n\nthree\n"))
+    infer.main(where)  # a conversation: an empty line is answered, not fatal
+    both = capsys.readouterr()
+    assert both.out.count("> ") == 4 and "no words" in both.err
+    refused(infer.main, [*where, "--top_k", "0", "a"], says="--top_k 0")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# bench.py
+
+
+def test_counts_table(capsys):
+    rows = {row["name"]: row for row in bench.counts()}
+    assert rows["emb 50K"]["total"] == 124_647_170 and rows["proj"]["total"] == 86_146_562
+    assert all(row["printed"] == row["shown"] or row["note"] for row in rows.values())
+    assert rows["pool"]["authors"] == 86_845_442 and rows["emb 1K"]["authors"] == 86_840_834
+
+
+def test_many_words_are_distinct():
+    words = [w for part in bench.many_words(30_011, 9_999) for w in part]
+    assert len(set(words)) == len(words) == 30_011
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The project: what the documentation says is so
+
+OURS = ["hashing", "embeddings", "attention", "model", "pretrain", "infer", "bench"]
+ARROWS = {"hashing": set(), "embeddings": set(), "attention": set(), "model": {"embeddings", "attention"},
+          "pretrain": {"hashing", "model"}, "infer": {"hashing", "model"}, "bench": set(OURS)}
+TREES = {name: ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8")) for name in OURS}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_imports_run_one_way(name):
+    imported = {a.name for n in ast.walk(TREES[name]) if isinstance(n, ast.Import) for a in n.names}
+    imported |= {n.module for n in ast.walk(TREES[name]) if isinstance(n, ast.ImportFrom)}
+    assert imported & set(OURS) <= ARROWS[name]
+    assert name != "hashing" or "torch" not in imported
+
+
+@pytest.mark.parametrize("name", ["hashing", "embeddings", "attention"])
+def test_leaves_run_alone(name, tmp_path):
+    shutil.copy(HERE / f"{name}.py", tmp_path)
+    done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 0 and done.stdout.count("\n") > 3, done.stderr
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_public_functions_say_what_goes_in_and_out(name):
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            inner = isinstance(node, ast.FunctionDef) and any(
+                node in ast.walk(f) for f in ast.walk(TREES[name])
+                if isinstance(f, ast.FunctionDef) and f is not node)
+            assert inner or ast.get_docstring(node), f"{name}.{node.name} has no docstring"
+
+
+@pytest.mark.parametrize("name", [n for n in OURS if n != "bench"])
+def test_header_tags_are_the_tags_at_the_lines(name):
+    """The Map of a header names tags and where they stand; each stands there, and no other anywhere."""
+    text = (HERE / f"{name}.py").read_text(encoding="utf-8")
+    header, body = ast.get_docstring(TREES[name]), text.split('"""', 2)[2]
+    mapped = re.findall(r"(\[[^\]]+\])\s+([\w.]+)",
+                        re.search(r"Map(.*?)\n(?:Not here|Departs)", header, re.S)[1])
+    tag = r"\[(?:HF|SR|BERT|V)\b[^\]]*\]"
+    assert {t for t, _ in mapped} == set(re.findall(tag, body)), name
+    for t, place in mapped:
+        node = next(n for n in ast.walk(TREES[name]) if getattr(n, "name", None) == place.split(".")[-1]
+                    or isinstance(n, ast.Assign) and getattr(n.targets[0], "id", None) == place)
+        around = ast.get_source_segment(text, node) + "\n" + text.splitlines()[node.lineno - 2]
+        assert t in around, f"{name}: {t} does not stand at {place}"
+
+
+def test_house_rules():
+    for name in [*OURS, "test_all"]:
+        text = (HERE / f"{name}.py").read_text(encoding="utf-8")
+        assert max(map(len, text.splitlines())) <= 110, name
+        for node in ast.walk(ast.parse(text)):
+            assert not (isinstance(node, ast.ExceptHandler) and node.type is None), name
+            if isinstance(node, ast.Call):
+                called = getattr(node.func, "id", "")
+                assert called not in ("exec", "eval", "globals", "hash"), f"{name}:{node.lineno}"
+                assert not any(k.arg == "type" and getattr(k.value, "id", "") == "bool"
+                               or k.arg in ("weights_only", "trust_remote_code") for k in node.keywords)
+
+
+@pytest.mark.parametrize("name", ["pretrain", "infer", "bench"])
+def test_help_explains_every_flag_and_every_flag_is_read(name):
+    done = run_script(f"{name}.py", "--help")
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    text = (HERE / f"{name}.py").read_text(encoding="utf-8")
+    for flag in set(re.findall(r"--(\w+)", done.stdout)) - {"help", "nproc_per_node"}:
+        if not flag.startswith("no"):
+            read = len(re.findall(rf"\.{flag}\b|\"{flag}\"", text))
+            assert read > (f'"--{flag}"' not in text), f"--{flag} is never read"
+
+
+def test_importing_does_nothing():
+    done = run_script("-c", f"import {', '.join(OURS)}")
+    assert done.returncode == 0 and not done.stdout and not done.stderr
+
+
+def readme_commands():
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.S)
+    return [line for block in blocks for line in block.splitlines() if "python" in line or "torchrun" in line]
+
+
+def test_readme_commands_run(small, tmp_path, text_file, monkeypatch, capsys):
+    """Each command of the README that this machine can run, with its own flags, then those of a tiny run."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(text_file.parent, tmp_path / "my_texts")
+    kinds = Counter()
+    for line in readme_commands():
+        line = line.split("#")[0].split("&&")[-1].strip()
+        line = line.replace("$e", "proj").replace("$h", "md5").replace("$s", "0")
+        words = shlex.split(line)
+        script = next((w for w in words if w.endswith(".py")), None)
+        if script is None:
+            continue
+        flags = words[words.index(script) + 1:]
+        if script == "pretrain.py":
+            pretrain.parser().parse_args(flags)  # the flags as printed
+            flags += ["--out", str(tmp_path / f"p{kinds[script]}")] + small()[2:4] + SMALL
+            flags += ["--data", str(text_file)]
+            pretrain.main([f for f in flags if f])
+        elif script == "infer.py":
+            mlm = any("[MASK]" in f for f in flags)
+            more = ("--emb", "lookup", "--objective", "mlm") if mlm else ()
+            pretrain.main(small(*more, "--length", "33", out=f"i{mlm}"))
+            flags[flags.index("--ckpt") + 1] = str(tmp_path / f"i{mlm}")
+            infer.main(flags)
+        elif script == "bench.py":
+            bench.parser().parse_args(flags)
+        else:
+            assert script in ("hashing.py", "embeddings.py", "attention.py", "test_all.py"), line
+        kinds[script] += 1
+    assert kinds["pretrain.py"] >= 3 and kinds["infer.py"] >= 2
+
+
+def test_readme_numbers_are_the_measured_ones():
+    """The tables between markers are what bench.py writes from results/."""
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    for name, table in bench.readme_tables().items():
+        wanted = f"<!-- {name} -->\n{table}<!-- end -->"
+        assert wanted in text, f"run python bench.py readme: {name} has changed"
