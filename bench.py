@@ -13,6 +13,7 @@ A time is the median of several in one process; what is compared takes turns: a 
 """
 
 import argparse
+import concurrent.futures
 import json
 import os
 import platform
@@ -335,24 +336,35 @@ VARIANTS = {
 
 
 def bench_variants(args):
-    """Every variant with one budget and three seeds on one corpus: mean and std of the last evaluation."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name, flags in VARIANTS.items():
-            results = []
-            for seed in range(args.seeds):
-                results.append(pretrain.main([
-                    *flags, "--seed", str(seed), "--out", f"{folder}/{len(rows)}-{seed}",
-                    "--data", args.data, "--steps", str(args.steps), "--cache", args.cache,
-                    "--eval_every", str(args.steps), "--save_every", str(10**9)]))
-            row = dict(name=name, data=args.data, steps=args.steps, seeds=args.seeds)
-            for key in results[0]:
-                values = [r[key] for r in results]
-                row[key] = statistics.mean(values)
-                row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else None
-            rows.append(row)
-            if args.json:  # each row when it is there: a table takes long
-                write(args.json, "variants", rows)
+    """Every variant with the same budget and seeds on one corpus: mean and std of the last evaluation."""
+    def run(job):
+        number, (name, flags), seed = job
+        out = os.path.join(folder, f"{number}-{seed}")
+        command = [sys.executable, "pretrain.py", *flags, "--seed", seed, "--out", out, "--data", args.data,
+                   "--steps", args.steps, "--cache", args.cache, "--eval_every", args.steps,
+                   "--save_every", 10**9]
+        done = subprocess.run(list(map(str, command)), cwd=HERE, capture_output=True, text=True,
+                              env=os.environ | {"OMP_NUM_THREADS": "1"})
+        if done.returncode:
+            sys.exit(f"{' '.join(map(str, command))}\n{done.stderr[-2000:]}")
+        with open(os.path.join(out, "log.jsonl")) as file:
+            *_, last = map(json.loads, file)
+        print(name, seed, last, file=sys.stderr, flush=True)
+        return last
+
+    rows, cores = [], len(os.sched_getaffinity(0))
+    # as many runs at once as there are cores, a thread each: faster than one after the other
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(cores) as pool:
+        jobs = [(i, v, seed) for i, v in enumerate(VARIANTS.items()) for seed in range(args.seeds)]
+        results = list(pool.map(run, jobs))
+    for i, name in enumerate(VARIANTS):
+        mine = results[i * args.seeds:(i + 1) * args.seeds]
+        row = dict(name=name, data=args.data, steps=args.steps, seeds=args.seeds)
+        for key in mine[0].keys() - {"step"}:
+            values = [result[key] for result in mine]
+            row[key] = statistics.mean(values)
+            row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else None
+        rows.append(row)
     return rows
 
 
@@ -412,8 +424,8 @@ def parser():
     p.add_argument("--count", type=int, default=12_000_000, metavar="n",
                    help="words: distinct words (default 12,000,000)")
     p.add_argument("--data", default="python", metavar="A+B", help="variants: the corpus (default python)")
-    p.add_argument("--steps", type=int, default=600, metavar="n",
-                   help="variants: steps of a run (default 600)")
+    p.add_argument("--steps", type=int, default=400, metavar="n",
+                   help="variants: steps of a run (default 400)")
     p.add_argument("--seeds", type=int, default=3, metavar="n", help="variants: runs of each (default 3)")
     p.add_argument("--cache", default="cache", metavar="DIR",
                    help="variants: where prepared corpora are kept (default cache)")

@@ -741,13 +741,13 @@ class Run:
               f"before training, {-(prior * np.log(prior)).sum():.3f} for knowing frequencies alone",
               flush=True)
 
-    def fit(self):
-        """Train to the last step, or until told to stop; out: the last evaluation"""
-        a, stopped = self.args, []
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(ValueError):  # a notebook's thread may not
-                signal.signal(number, lambda number, frame: stopped.append(number))
-        result = self.evaluate()
+    def fit(self, stopped):
+        """Train to the last step, or until told to.
+
+        in:  stopped list, of catch_signals(): not empty means stop
+        out: dict, the last evaluation
+        """
+        a, result = self.args, self.evaluate()
         if self.rank == 0:
             self.introduce(result["eval_loss"])
             self.trim_log()
@@ -805,7 +805,22 @@ class Run:
         return result
 
 
-EXAMPLE = "return the number of elements in list the and the banana of their values"
+EXAMPLE = "Returns True if the two arrays have the same shape and elements, False kubernetes otherwise."
+
+
+@contextlib.contextmanager
+def catch_signals():
+    """Collect SIGTERM and Ctrl-C in a list instead of dying of them; out: that list."""
+    caught, before = [], {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(ValueError):  # only a main thread may: not a notebook's
+            before[number] = signal.signal(number, lambda number, frame: caught.append(number))
+    try:
+        yield caught
+    finally:
+        # subtle: a worker forked under these handlers could not be told to end
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def schedule(step, steps, warmup):
@@ -917,7 +932,9 @@ def main(argv=None):
     """in: argv list[str], None: the command line; out: dict, the last evaluation. Bad input exits with 2."""
     args = parser().parse_args(argv)
     try:
-        return Run(args).fit()
+        run = Run(args)
+        with catch_signals() as stopped:
+            return run.fit(stopped)
     except (InputError, ConfigError) as error:
         print(f"pretrain.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -1021,6 +1021,13 @@ def test_a_signal_saves_and_the_same_command_goes_on(small, tmp_path, number):
     assert model.load_checkpoint(str(tmp_path / "run"))["step"] >= 30
 
 
+def test_signals_are_given_back(small):
+    """After a run in the same process they are what they were: a worker forked later must die of SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    pretrain.main(small("--steps", "1"))
+    assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(small, tmp_path, monkeypatch):
     loss_of = pretrain.loss_sr
 
@@ -1125,8 +1132,9 @@ def test_a_misspelling_finds_its_word_under_lsh_and_not_under_md5(readers, tmp_p
     for hash, finds in (("lsh", True), ("md5", False)):
         lsh = NgramLSH.fit(dict.fromkeys(words, 1)) if hash == "lsh" else None
         net = Model(Config(layers=0, width=64, heads=4, ffn=8, length=9))
-        model.save_checkpoint(str(tmp_path / f"{hash}.pt"), net, Encoder("bits", hash, lsh=lsh).state(), words=words)
-        reader = infer.Reader(str(tmp_path / f"{hash}.pt"))
+        path = str(tmp_path / f"{hash}.pt")
+        model.save_checkpoint(path, net, Encoder("bits", hash, lsh=lsh).state(), words=words)
+        reader = infer.Reader(path)
         for wrong, right in (("recieve", "receive"), ("seperate", "separate"), ("definately", "definitely")):
             assert (reader.neighbours(wrong, 1)[0][0] == right) == finds
     assert len(readers["lsh"].neighbours("ab", 5)) == 5
