@@ -1,9 +1,9 @@
 """Look inside a trained model: find what is wrong in a text, fill its gaps, find a word's neighbours.
 
-    python infer.py --ckpt out/proj-lsh "the cat the on sat mat"                   which words are misplaced?
-    python infer.py --ckpt out/lookup-bpe-mlm "The [MASK] statement is for loops"   what stands there?
-    python infer.py --ckpt out/proj-lsh --near recieve                             which words look like it?
-    python infer.py --ckpt out/proj-lsh                                            asks for text after text
+    python infer.py --ckpt out/proj-lsh "the arrays have same the shape"       which words are misplaced?
+    python infer.py --ckpt out/lookup-bpe-mlm "Return the [MASK] of a list."    what stands there?
+    python infer.py --ckpt out/proj-lsh --near dictionery                      which words look like it?
+    python infer.py --ckpt out/proj-lsh                                        asks for text after text
 
 Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019
 Map       [HF §3.6] detect   [BERT §3.1] fill   [HF §3.3] neighbours

@@ -62,6 +62,8 @@ class Config:
             raise ConfigError(f"unknown embedding {self.emb!r}; there are {', '.join(FORM)}")
         if self.head not in HEADS:
             raise ConfigError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout {self.dropout}: wanted at least 0 and less than 1")
         if self.width % self.heads:
             near = max(self.width // self.heads, 1) * self.heads
             raise ConfigError(f"width {self.width} is not divisible by {self.heads} heads: "
@@ -252,7 +254,10 @@ def choose_machine(args, local_rank=0):
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
     if kind.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError("--device cuda: this torch sees no CUDA device; use --device cpu")
-    device = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+    try:
+        device = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {kind}: there is no such device; try cpu or cuda") from error
     dtype = "float32" if args.dtype == "auto" else args.dtype
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -800,12 +800,14 @@ class Run:
                 print(f"told to stop: saved {self.path} at step {self.step:,}; the same command goes on")
             raise SystemExit(128 + (stopped or [signal.SIGTERM])[0])
         if self.rank == 0:
-            ask = "The [MASK] statement is used for loops." if a.objective == "mlm" else EXAMPLE
-            print(f"done: {self.path}: {describe(result)}\nnext: python infer.py --ckpt {a.out} \"{ask}\"")
+            print(f"done: {self.path}: {describe(result)}\n"
+                  f"next: python infer.py --ckpt {a.out} \"{EXAMPLES[a.objective]}\"")
         return result
 
 
-EXAMPLE = "Returns True if the two arrays have the same shape and elements, False kubernetes otherwise."
+EXAMPLES = {  # what to ask a trained model first
+    "sr": "Returns True if the two arrays have the same shape and elements, False kubernetes otherwise.",
+    "mlm": "Return the [MASK] of the elements of a list."}
 
 
 @contextlib.contextmanager
@@ -837,14 +839,14 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
     """Line breaks as they are written, and every default shown."""
 
 
-def at_least(least):
-    """in: least int; out: a type for argparse, an int that is not smaller"""
+def at_least(least, kind=int):
+    """in: least; kind int or float; out: a type for argparse, a number that is not smaller"""
     def read(text):
-        if int(text) < least:
+        if not kind(text) >= least:  # NaN is not
             raise argparse.ArgumentTypeError(f"{text}: wanted {least} or more")
-        return int(text)
+        return kind(text)
 
-    read.__name__ = "whole number"
+    read.__name__ = "number"
     return read
 
 
@@ -878,7 +880,7 @@ def parser():
     g.add_argument("--features", type=at_least(1), default=50_000, metavar="F",
                    help="n-grams that count: the F commonest (lsh); more if there are more rows")
     g.add_argument("--key", help="secret of a keyed MD5; None: plain MD5")
-    g.add_argument("--hash_seed", type=int, default=0, metavar="S", help="seed of the hyperplanes (lsh)")
+    g.add_argument("--hash_seed", type=at_least(0), default=0, metavar="S", help="of the hyperplanes (lsh)")
 
     g = p.add_argument_group("model", (
         "A post-LN transformer over the embedded words. [HF §4.2]\n"
@@ -905,12 +907,13 @@ def parser():
         "None means the preset's value."))
     for name, kind, text in (("batch", at_least(1), "sequences a step, over all ranks and passes"),
                              ("micro", at_least(1), "most sequences a device holds at once"),
-                             ("steps", at_least(1), "optimizer steps"), ("lr", float, "peak learning rate"),
+                             ("steps", at_least(1), "optimizer steps"),
+                             ("lr", at_least(0, float), "peak learning rate"),
                              ("warmup", at_least(0), "steps to get there")):
         g.add_argument(f"--{name}", type=kind, metavar="n", help=text)
-    g.add_argument("--decay", type=float, default=0.01, metavar="w", help="weight decay of matrices")
-    g.add_argument("--clip", type=float, default=1.0, metavar="g", help="largest gradient norm")
-    g.add_argument("--seed", type=int, default=0, metavar="S",
+    g.add_argument("--decay", type=at_least(0, float), default=0.01, metavar="w", help="weight decay")
+    g.add_argument("--clip", type=at_least(0, float), default=1.0, metavar="g", help="largest gradient norm")
+    g.add_argument("--seed", type=at_least(0), default=0, metavar="S",
                    help="of weights, batches, corruption and dropout")
 
     g = p.add_argument_group("machine", (
@@ -935,7 +938,7 @@ def main(argv=None):
         run = Run(args)
         with catch_signals() as stopped:
             return run.fit(stopped)
-    except (InputError, ConfigError) as error:
+    except (InputError, ConfigError, OSError) as error:  # OSError: no space, no right to write there
         print(f"pretrain.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     finally:

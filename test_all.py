@@ -1060,6 +1060,8 @@ def test_bad_flags_and_data_end_with_code_2(small, tmp_path, text_file):
                        (("--length", "99999"), "too few"), (("--bits", "127"), "multiple of 8"),
                        (("--emb", "emb", "--rows", "70000"), "65,535"),
                        (("--steps", "0"), "wanted 1 or more"),
+                       (("--dropout", "1"), "less than 1"), (("--lr", "nan"), "wanted 0 or more"),
+                       (("--device", "abacus"), "no such device"), (("--out", "/proc/no"), "/proc/no"),
                        (("--device", "cuda"), "no CUDA") if not torch.cuda.is_available()
                        else (("--batch", "0"), "wanted 1 or more"),
                        (("--data", "nowhere.txt"), "no such file")):
