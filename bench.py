@@ -143,9 +143,11 @@ def bench_hashing(args):
         "MD5 index, N 50,260": lambda: hashing.md5_index(words, n),
         "LSH bits, T 128": lambda: lsh.bits(words, 128),
         "LSH index, N 50,260": lambda: lsh.index(words[::10], n),
-        "split, characters": lambda: hashing.words_of(TEXT),
+        "text to words, characters": lambda: hashing.words_of(TEXT),
+        "text to ids, characters": lambda: pretrain.count_task(("texts", [TEXT]), "regex"),
     }, 5)
-    amounts = {"LSH index, N 50,260": len(words) // 10, "split, characters": len(TEXT)}
+    amounts = {"LSH index, N 50,260": len(words) // 10, "text to words, characters": len(TEXT),
+               "text to ids, characters": len(TEXT)}
     rows = [dict(name=k, rate=amounts.get(k, len(words)) / s) for k, s in seconds.items()]
     return rows + [dict(name="LSH fit", rate=len(words) / fit)]
 
@@ -352,20 +354,25 @@ def bench_variants(args):
         print(name, seed, last, file=sys.stderr, flush=True)
         return last
 
-    rows, cores = [], len(os.sched_getaffinity(0))
+    cores, kept = len(os.sched_getaffinity(0)), {}
+    if args.json and os.path.exists(args.json):  # rows of the same budget stay: a table can be resumed
+        with open(args.json) as file:
+            kept = {row["name"]: row for row in json.load(file)["rows"]}
+    wanted = dict(data=args.data, steps=args.steps, seeds=args.seeds)
+    kept = {name: row for name, row in kept.items() if wanted.items() <= row.items()}
+    missing = {name: flags for name, flags in VARIANTS.items() if name not in kept}
     # as many runs at once as there are cores, a thread each: faster than one after the other
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(cores) as pool:
-        jobs = [(i, v, seed) for i, v in enumerate(VARIANTS.items()) for seed in range(args.seeds)]
+        jobs = [(i, v, seed) for i, v in enumerate(missing.items()) for seed in range(args.seeds)]
         results = list(pool.map(run, jobs))
-    for i, name in enumerate(VARIANTS):
+    for i, name in enumerate(missing):
         mine = results[i * args.seeds:(i + 1) * args.seeds]
-        row = dict(name=name, data=args.data, steps=args.steps, seeds=args.seeds)
+        row = kept[name] = dict(name=name, **wanted)
         for key in mine[0].keys() - {"step"}:
             values = [result[key] for result in mine]
             row[key] = statistics.mean(values)
             row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else None
-        rows.append(row)
-    return rows
+    return [kept[name] for name in VARIANTS]
 
 
 VARIANT_COLUMNS = dict(name=("embedding, hash", "s"), accuracy=("accuracy", "±"),

@@ -27,7 +27,7 @@ FIRST = len(SPECIALS)  # the id of the first ordinary word
 # form of the codes -> what C numbers a word gets; embeddings.py has one module or more for each
 FORMS = {
     "row": "one number: the word's row in a vocabulary (lookup)",
-    "index": "one number: the hash modulo N (emb)",
+    "index": "one number: a bucket of N (emb)",
     "chunks": "ceil(T/k) numbers of k bits each (pool)",
     "bits": "T bits, packed into T/8 bytes, most significant bit first (add, proj)",
 }
@@ -46,7 +46,7 @@ _PATTERNS = {"regex": re.compile(r"\w+|[^\w\s]+"), "space": re.compile(r"\S+")}
 def split_words(text, how="regex"):
     """Split text into lower-case words and say where each one stands.
 
-    in:  text str; how "regex" (runs of letters and digits, runs of other signs) or "space"
+    in:  text str; how "regex" (runs of letters, digits and _, runs of other signs) or "space"
     out: words list[str]; spans list[(start, end)] in characters, text[start:end].lower() == word
     [HF §3.2]  "Don't stop!!" -> don ' t stop !!
     """
@@ -184,11 +184,13 @@ class NgramLSH:
     """
 
     ONE = 4096  # eta is kept in units of 1/4096
+    MOST = 65_535  # features: a character is packed in 16 bits
+    PIECE = 500_000  # words fitted at a time
     LONGEST = 4  # n-grams of 1..4 characters
 
     def __init__(self, grams, features, seed=0):
         """in: grams list[str], feature f is grams[f]; features int >= len(grams), length of eta; seed int"""
-        if features > 65_535:
+        if features > self.MOST:
             raise InputError(f"features = {features:,}: wanted at most 65,535, "
                              f"n-grams are packed in 4 times 16 bits")
         self.grams, self.features, self.seed = grams, features, seed
@@ -211,11 +213,11 @@ class NgramLSH:
         weights = np.fromiter(counts.values(), np.int64, len(counts))
         points, lengths = _code_points(words)
         each, _, frequency = _sum_by_key(points, np.repeat(weights, lengths))
-        most = np.lexsort((each, -frequency))[:65_535]  # a rarer character can be no feature, nor part of one
+        most = np.lexsort((each, -frequency))[:cls.MOST]  # a rarer one can be no feature, nor part of one
         alphabet = np.sort(each[most])
         keys, sums = np.empty(0, np.uint64), np.empty(0, np.int64)
-        for start in range(0, len(words), 500_000):  # memory: a piece's n-grams and the distinct ones so far
-            part = slice(start, start + 500_000)
+        for start in range(0, len(words), cls.PIECE):  # memory: its n-grams, and the distinct ones
+            part = slice(start, start + cls.PIECE)
             grams, known, lengths = _gram_keys(words[part], alphabet)
             amount = np.repeat(weights[part], lengths)[:, None].repeat(cls.LONGEST, 1)
             keys, _, sums = _sum_by_key(np.concatenate([keys, grams[known]]),
@@ -395,6 +397,8 @@ class Encoder:
             raise InputError(f"unknown form of codes: {form!r}; the forms are {', '.join(FORMS)}")
         if form == "bits" and bits % 8:
             raise InputError(f"bits = {bits}: wanted a multiple of 8, they are packed into bytes")
+        if form == "chunks" and not 0 < chunk <= 15:
+            raise InputError(f"chunks of {chunk} bits: wanted 1 .. 15")
         self.form, self.hash, self.split_how = form, hash, split
         self.bits, self.chunk, self.rows, self.key = bits, chunk, rows, key
         self.lsh, self.bpe, self.vocabulary = lsh, bpe, vocabulary

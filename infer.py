@@ -18,7 +18,7 @@ import sys
 import torch
 
 from hashing import CLS, FIRST, MASK, SEP, SPECIALS, UNK, Encoder, InputError
-from model import ConfigError, load_checkpoint, load_model
+from model import ConfigError, choose_machine, load_checkpoint, load_model
 
 CLASSES = ("intact", "shuffled", "random")
 COLOURS = {"shuffled": "\033[33m", "random": "\033[31m"}  # yellow, red
@@ -42,20 +42,27 @@ class Reader:
         out: words list[str], spans list[(start, end)], ids int64 (1, L) with L = words + 2;
              the model knows their codes
         """
-        words, spans, start = [], [], 0
-        for i, part in enumerate(text.split(SPECIALS[MASK])):
-            if i:
-                words.append(SPECIALS[MASK])
-                spans.append((start - len(SPECIALS[MASK]), start))
-            found, places = self.encoder.split(part)
-            words += found
-            spans += [(start + a, start + b) for a, b in places]
-            start += len(part) + len(SPECIALS[MASK])
+        words, spans, ids, start, mask = [], [], [CLS], 0, SPECIALS[MASK]
+        # A BPE piece holds the space before it and knows what it touches: split the whole text, with letters
+        # in place of each mask. Words touch nothing: split what stands between the masks.
+        whole = self.encoder.split(text.replace(mask, "x" * len(mask))) if self.encoder.bpe else None
+        for i, part in enumerate(text.split(mask)):
+            end = start + len(part)
+            if whole is None:
+                found, places = self.encoder.split(part)
+                places = [(start + a, start + b) for a, b in places]
+            else:
+                stop = end - text[:end].endswith(" ") if i < text.count(mask) else end  # the mask's own space
+                pairs = [(word, span) for word, span in zip(*whole) if start <= span[0] and span[1] <= stop]
+                found, places = [word for word, _ in pairs], [span for _, span in pairs]
+            last = i == text.count(mask)
+            words += found + [mask] * (not last)
+            spans += places + [(end, end + len(mask))] * (not last)
+            ids += self.encoder.ids(found).tolist() + [MASK] * (not last)
+            start = end + len(mask)
         if not words:
             raise InputError("the text has no words")
-        masks = [start < end and text[start:end] == SPECIALS[MASK] for start, end in spans]
-        ids = self.encoder.ids([word for word, mask in zip(words, masks) if not mask]).tolist()[::-1]
-        ids = [CLS] + [MASK if mask else ids.pop() for mask in masks] + [SEP]
+        ids.append(SEP)
         self.model.set_codes(torch.from_numpy(self.encoder.codes()))
         return words, spans, torch.tensor([ids], device=self.model.positions.weight.device)
 
@@ -104,6 +111,11 @@ class Reader:
 
         Under LSH a misspelling finds its word; under MD5 strangers, for their bits have nothing in common.
         """
+        pieces, _ = self.encoder.split(word)
+        if len(pieces) != 1:
+            raise InputError(f"{word!r} is {len(pieces)} words or pieces to this model ({' '.join(pieces)}): "
+                             f"give it one that is whole")
+        [word] = pieces
         among = [w for w in (self.words if among is None else among) if w != word]
         if not among:
             raise InputError("there are no words to look among")
@@ -138,8 +150,8 @@ def show_detected(words, spans, probabilities, text, colour):
 def answer(reader, text, args):
     """Print what the model has to say of one text."""
     if args.near:
-        for word, cosine in reader.neighbours(text.lower(), args.top_k):
-            print(f"  {word:>16}   {cosine:.3f}")
+        for word, cosine in reader.neighbours(text, args.top_k):
+            print(f"  {word.replace('Ġ', ' '):>16}   {cosine:.3f}")
     elif reader.config.head == "mlm":
         for place, best in enumerate(reader.fill(text, args.top_k), 1):
             print(f"[MASK] {place}")
@@ -166,11 +178,11 @@ def main(argv=None):
                    help="cpu or cuda (default cpu: one text is quick)")
     args = p.parse_args(argv)
     try:
-        if args.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ConfigError("--device cuda: this torch sees no CUDA device; use --device cpu")
+        args.dtype, args.compile = "float32", False
+        device, _, _ = choose_machine(args)
         if args.top_k < 1:
             raise InputError(f"--top_k {args.top_k}: wanted 1 or more")
-        reader = Reader(args.ckpt, args.device)
+        reader = Reader(args.ckpt, device)
         if args.text is not None:
             return answer(reader, args.text, args)
     except (InputError, ConfigError) as error:

@@ -163,7 +163,7 @@ class Model(nn.Module):
             elif isinstance(module, nn.Linear):  # BERT's 0.02, and in the encoder what it is at BERT's width
                 init_(module.weight, 0.02 * (768 / c.width) ** 0.5 if name.startswith("layers") else 0.02)
                 nn.init.zeros_(module.bias)
-        # Places start about twice as loud as words, whose spread at the start depends on the embedding.
+        # Places start louder than words, whose spread at the start depends on the kind of embedding.
         spread = {"proj": (c.bits - 1) ** -0.5, "pool": 0.02 * (c.chunk / c.bits) ** 0.5}.get(c.emb, 0.02)
         with torch.no_grad():
             self.positions.weight.copy_(2.25 * spread * sinusoids(*self.positions.weight.shape))

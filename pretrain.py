@@ -21,6 +21,7 @@ Letters   B batch   L positions   W windows   V ids   M scored positions   N row
 """
 
 import argparse
+import array
 import ast
 import contextlib
 import dataclasses
@@ -33,6 +34,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sys
@@ -104,7 +106,7 @@ def _rows(part):
         for file in files:
             groups.setdefault(LOADERS[_ending(file)], []).append(file)
         sources = [(kind, None, paths) for kind, paths in groups.items()]
-    elif part in HUB or part.count("/") == 1:
+    elif part in HUB or re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part) and _ending(part) not in LOADERS:
         sources = [(*HUB.get(part, (part, None)), None)]
     else:
         raise InputError(f"--data {part}: no such file or folder, and neither {', '.join((*PYTHON, *HUB))} "
@@ -197,8 +199,8 @@ def count_task(task, split, bpe=None):
     """Tokenise one task; runs in a worker process.
 
     in:  task; split "regex", "space" or "bpe"; bpe hashing.BPE for the last
-    out: words list[str], the task's distinct ones; places int64 in that list; lengths int64, one a document;
-         characters int; replaced int, characters that were not valid UTF-8
+    out: the task's kind; words list[str], its distinct ones; places int64 in that list; lengths int64, one a
+         document; characters int; replaced int, characters that were not valid UTF-8
     """
     texts = list(documents(task))
     table, places, lengths = {}, [], []
@@ -207,7 +209,7 @@ def count_task(task, split, bpe=None):
         lengths.append(len(words))
     replaced = sum(text.count("\ufffd") for text in texts)
     places, lengths = np.array(places, np.int64), np.array(lengths, np.int64)
-    return list(table), places, lengths, sum(map(len, texts)), replaced
+    return task[0], list(table), places, lengths, sum(map(len, texts)), replaced
 
 
 def once(path, make):
@@ -240,11 +242,11 @@ def prepare(data, split, cache, pieces=50_000, quiet=False):
          id FIRST on), counts.npy (by id), meta.json, and bpe.json for split bpe
     Memory: the table of distinct words, and a few megabytes per core.
     """
-    identity = [data, split, pieces if split == "bpe" else None]
+    identity = [2, data, split, pieces if split == "bpe" else None]  # 2: of the format
     for part in data.split("+"):
         files = python_files() if part in PYTHON else local_files(part)
         identity += [(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files]
-    name = "".join(c if c.isalnum() else "-" for c in os.path.basename(data))[:40]
+    name = "".join(c if c.isalnum() else "-" for c in os.path.basename(data.rstrip("/")))[:40]
     path = os.path.join(cache, f"{name}-{split}-{fingerprint(identity)}")
     return once(path, lambda folder: _prepare(folder, data, split, pieces, quiet))
 
@@ -261,9 +263,8 @@ def _prepare(folder, data, split, pieces, quiet):
     first = list(itertools.islice(tasks, 2))
     # processes cost more than a small corpus; and the BPE library has threads of its own
     cores = len(os.sched_getaffinity(0)) if len(first) > 1 and not bpe else 1
-    # docstrings are copied from file to file: once is enough, and keeps the held-out ones unseen
-    distinct, seen = "python" in data.split("+"), set()
-    table, lengths, counts, characters, replaced = {}, [], np.zeros(1 << 16, np.int64), 0, 0
+    table, lengths, counts, seen = {}, array.array("q"), np.zeros(1 << 16, np.int64), set()
+    characters, replaced, whole = 0, 0, hashlib.md5(usedforsecurity=False)
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(multiprocessing.Pool(cores)).imap if cores > 1 else map
         out = stack.enter_context(open(ids_path, "wb"))
@@ -271,21 +272,25 @@ def _prepare(folder, data, split, pieces, quiet):
         room = threading.Semaphore(4 * cores)  # imap alone would read ahead without limit
         ahead = (task for task in itertools.chain(first, tasks) if room.acquire())
         work = functools.partial(count_task, split=split, bpe=bpe)
-        for words, places, sizes, size, bad in run(work, ahead):
+        for kind, words, places, sizes, size, bad in run(work, ahead):
             room.release()
             # a worker numbers words by its own list; here they get the ids of the whole corpus
             ids = [FIRST + table.setdefault(word, len(table)) for word in words]
             ids = np.array(ids, np.int64)[places]
             kept = []
             for document in np.split(ids, np.cumsum(sizes))[:-1]:
-                digest = hashlib.md5(document.tobytes(), usedforsecurity=False).digest() if distinct else None
-                if len(document) and digest not in seen:
-                    seen.update([digest] if distinct else [])
+                if kind == "python":  # docstrings are copied about: once, and the held-out ones stay unseen
+                    digest = hashlib.md5(document.tobytes(), usedforsecurity=False).digest()
+                    if digest in seen:
+                        continue
+                    seen.add(digest)
+                if len(document):
                     kept += [document, [SEP]]
                     lengths.append(len(document) + 1)
             if kept:
                 kept = np.concatenate(kept)
-                kept.astype(np.uint32).tofile(out)
+                out.write(kept.astype(np.uint32).tobytes())
+                whole.update(kept.tobytes())
                 if len(counts) < FIRST + len(table):
                     counts = np.pad(counts, (0, FIRST + 2 * len(table) - len(counts)))
                 found = np.bincount(kept)
@@ -301,12 +306,16 @@ def _prepare(folder, data, split, pieces, quiet):
             for start in range(0, len(wide), 1 << 24):
                 wide[start:start + (1 << 24)].astype(np.uint16).tofile(out)
         os.replace(ids_path + ".16", ids_path)
-    np.save(os.path.join(folder, "offsets.npy"), np.cumsum([0] + lengths[:-1], dtype=np.int64))
+    lengths = np.array(lengths)
+    np.save(os.path.join(folder, "offsets.npy"), np.cumsum(lengths) - lengths)
     np.save(os.path.join(folder, "counts.npy"), counts[:FIRST + len(table)])
     with open(os.path.join(folder, "words.txt"), "w", **TEXT) as file:
-        file.writelines(word + "\n" for word in table)  # a word never holds white space
-    meta = dict(data=data, split=split, documents=len(lengths), words=sum(lengths) - len(lengths),
-                distinct=len(table), characters=characters, replaced=replaced, dtype=dtype)
+        for word in table:
+            file.write(word + "\n")  # a word never holds white space
+            whole.update(word.encode("utf-8", "surrogatepass") + b"\n")
+    meta = dict(data=data, split=split, documents=len(lengths), words=int(lengths.sum()) - len(lengths),
+                distinct=len(table), characters=characters, replaced=replaced, dtype=dtype,
+                digest=whole.hexdigest())
     with open(os.path.join(folder, "meta.json"), "w") as file:
         json.dump(meta, file, indent=1)
 
@@ -337,8 +346,8 @@ class Corpus:
         in:  length L
         out: train list of (start, end), windows may lie anywhere inside; held int64 (W,), held-out starts
 
-        The text is cut into 20 stretches and the last fiftieth of each is held out: every part of the corpus
-        is represented, and held-out text is whole passages. No training window reaches into it.
+        The text is cut into up to 20 stretches and the last fiftieth of each is held out: every part of the
+        corpus is represented, and held-out text is whole passages. No training window reaches into it.
         """
         n, step = len(self.ids), length - 1
         edges = np.linspace(0, n, max(1, min(20, n // (100 * step))) + 1).astype(np.int64)
@@ -418,15 +427,13 @@ def build_encoder(args, config, corpus):
         encoder = Encoder(form, split=args.split, bpe=bpe, vocabulary=vocabulary)
         return encoder, torch.from_numpy(encoder.codes())
     if args.hash == "lsh":
-        features = max(args.features, config.rows if form == "index" else args.bits)
-
         def fit(path):
             counts = dict(zip(corpus.words(), corpus.counts[FIRST:].tolist()))
             with open(path, "w") as file:
-                json.dump(hashing.NgramLSH.fit(counts, features).grams, file)
+                json.dump(hashing.NgramLSH.fit(counts, args.features).grams, file)
 
-        with open(once(os.path.join(corpus.folder, f"ngrams-{features}.json"), fit)) as file:
-            lsh = hashing.NgramLSH(json.load(file), features, args.hash_seed)
+        with open(once(os.path.join(corpus.folder, f"ngrams-{args.features}.json"), fit)) as file:
+            lsh = hashing.NgramLSH(json.load(file), args.features, args.hash_seed)
     encoder = Encoder(form, args.hash, args.split, args.bits, args.chunk, config.rows, args.key, lsh, bpe)
 
     def make(path):
@@ -546,8 +553,10 @@ def resolve(args, world):
     recipe = RECIPES[args.preset]
     args.objective = args.objective or "sr"
     args.split = args.split or ("bpe" if args.emb == "lookup" else "regex")
-    for name in ("batch", "micro", "steps", "warmup"):
+    for name in ("batch", "micro", "steps"):
         setattr(args, name, recipe[name] if getattr(args, name) is None else getattr(args, name))
+    if args.warmup is None:  # of a short run, a tenth
+        args.warmup = min(recipe["warmup"], args.steps // 10)
     if args.lr is None:
         args.lr = recipe["lr_mlm" if args.objective == "mlm" else "lr"]
     args.beta2 = recipe["beta2"]
@@ -560,6 +569,14 @@ def resolve(args, world):
     for name in ("layers", "width", "heads", "ffn", "length", "rows", "dropout"):
         if getattr(args, name) is not None:
             shape[name] = getattr(args, name)
+    form = FORM[args.emb]
+    Encoder(form, args.hash, bits=args.bits, chunk=args.chunk, vocabulary=[])  # has complaints of its own
+    # rotations of a vector of F features give F hyperplanes, so it must be as long as there are bits or rows
+    least = {"index": shape.get("rows", Config.rows), "row": 0}.get(form, args.bits)
+    args.features = max(args.features, least)
+    if args.hash == "lsh" and form != "row" and args.features > hashing.NgramLSH.MOST:
+        raise InputError(f"--hash lsh has at most {hashing.NgramLSH.MOST:,} n-gram features, and so at most "
+                         f"as many bits and rows; here it would need {args.features:,}")
     if args.batch % world:
         raise InputError(f"a batch of {args.batch} sequences cannot be shared evenly by {world} ranks: "
                          f"--batch {max(args.batch // world, 1) * world} can")
@@ -570,7 +587,7 @@ class Run:
     """One run on one rank: the model, its data, its optimizer, and what happens in a step."""
 
     # What makes a run itself: a checkpoint in which one of these differs belongs to another run.
-    IDENTITY = ("data", "split", "emb", "hash", "bits", "chunk", "key", "features", "hash_seed", "vocab",
+    IDENTITY = ("split", "emb", "hash", "bits", "chunk", "key", "features", "hash_seed", "vocab",
                 "objective", "batch", "steps", "lr", "warmup", "decay", "clip", "seed")
 
     def __init__(self, args):
@@ -582,22 +599,25 @@ class Run:
         self.corpus = Corpus(prepare(args.data, args.split, args.cache, args.vocab, args.quiet))
         self.encoder, codes = build_encoder(args, config, self.corpus)
         self.config = config = dataclasses.replace(config, rows=self.encoder.rows)
-        self.batches = Batches(self.corpus, config.length, args.batch, len(codes), args.seed)
         self.corrupt, self.loss_of, self.report = OBJECTIVES[args.objective]
 
         torch.manual_seed(args.seed)
         self.model = self.wrapped = Model(config).to(self.device)
         self.model.set_codes(codes)
-        self.remap = None
+        self.remap, words = None, len(codes) - FIRST
         if self.encoder.form == "row":  # the corpus's ids -> ids of the vocabulary, UNK for the rest
             ids = np.concatenate([np.arange(FIRST), self.encoder.ids(self.corpus.words())])
             self.remap = torch.from_numpy(ids.astype(np.int64)).to(self.device)
+            found = self.remap[FIRST:].unique()
+            self.found = found[found >= FIRST]  # pieces that never occur would give themselves away
+            words = len(self.found)
+        self.batches = Batches(self.corpus, config.length, args.batch, FIRST + words, args.seed)
         cuda = self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(parameter_groups(self.model, args.decay), lr=args.lr, eps=1e-8,
                                            betas=(0.9, args.beta2), fused=cuda or self.device.type == "cpu")
         self.path, self.step = os.path.join(args.out, "ckpt.pt"), 0
         self.identity = {name: getattr(args, name) for name in self.IDENTITY}
-        self.identity["config"] = dataclasses.asdict(config)
+        self.identity |= dict(config=dataclasses.asdict(config), corpus=self.corpus.meta["digest"])
         self.resume()
         if self.world > 1:
             dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
@@ -634,7 +654,9 @@ class Run:
     def corrupted(self, *batch):
         """in: ids, chance, strangers of Batches, on the CPU; out: inputs and labels (B, L) on the device"""
         ids, chance, strangers = (t.to(self.device, non_blocking=True) for t in batch)
-        return self.corrupt(ids if self.remap is None else self.remap[ids], chance, strangers)
+        if self.remap is not None:
+            ids, strangers = self.remap[ids], self.found[strangers - FIRST]
+        return self.corrupt(ids, chance, strangers)
 
     def load(self, step):
         """in: step; out: list of (inputs, labels), one for each pass of this rank"""
@@ -732,8 +754,9 @@ class Run:
               f"(PoEP {100 * counts['poep']:.2f} %), specials {counts['specials']:,}\n"
               f"corpus      {a.data}: {meta['words']:,} words, {meta['distinct']:,} distinct, "
               f"{meta['documents']:,} documents{replaced}\n"
-              f"batch       {a.batch} sequences = {self.world} ranks × {len(self.passes)} passes × "
-              f"{self.micro}; {a.steps:,} steps = {a.steps / self.batches.steps_per_epoch:.1f} epochs; "
+              f"batch       {a.batch} sequences = {self.world} ranks × {len(self.passes)} passes of "
+              f"{self.micro} at most; {a.steps:,} steps = "
+              f"{a.steps / self.batches.steps_per_epoch:.1f} epochs; "
               f"lr {a.lr:g}, warm-up {a.warmup:,}\n"
               f"machine     {self.device}, {self.dtype}, {'compiled' if self.compiled else 'not compiled'}, "
               f"torch {torch.__version__}, seed {a.seed}\n"
@@ -762,7 +785,7 @@ class Run:
             if told:
                 break
             # dropout depends on the step alone, so that a resumed run draws what the unbroken one drew
-            torch.manual_seed((a.seed * 1_000_003 + self.step) * 4_099 + self.rank)
+            torch.manual_seed(((a.seed * 1_000_003 + self.step) * 4_099 + self.rank) % 2**63)
             lr = a.lr * schedule(self.step, a.steps, a.warmup)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -826,7 +849,7 @@ def catch_signals():
 
 
 def schedule(step, steps, warmup):
-    """The learning rate's factor: linear from 0 to 1 over the warm-up, then linear to 0."""
+    """The learning rate's factor: linear up to 1 at the end of the warm-up, then linear towards 0."""
     return min((step + 1) / max(warmup, 1), (steps - step) / max(steps - warmup, 1))
 
 
@@ -860,7 +883,8 @@ def parser():
         "The prepared corpus is kept, and does not depend on the hash."))
     g.add_argument("--data", default="python", metavar="A+B", help=(
         "python: the docstrings of the installed Python; python-names: the names its functions use; "
-        "wikipedia, bookcorpus or any id of the hub; a file or folder of .txt .jsonl .csv .parquet, .gz too"))
+        "wikipedia, bookcorpus or any id of the hub; a file or folder of .txt .jsonl .csv .parquet, .gz too; "
+        "a row is a document, of a .txt a line"))
     g.add_argument("--split", choices=("regex", "space", "bpe"), help=(
         "words as runs of letters or of signs, as what stands between spaces, or pieces of a byte-level BPE; "
         "None: regex, with --emb lookup bpe"))
@@ -887,13 +911,13 @@ def parser():
         "The embedding is the subject: from 38.6 M parameters (emb) to 98 K (proj) at width 768."))
     g.add_argument("--emb", choices=tuple(FORM), default="proj", help=(
         "lookup: a row per word of a vocabulary; emb: N rows shared by hash; pool: chunks pick rows of a "
-        "codebook; add: a row per bit; proj: correlation with the bits"))
+        "codebook; add: one of two rows per bit; proj: correlation with the bits"))
     g.add_argument("--preset", choices=tuple(PRESETS), default="tiny",
                    help=f"a size and how it is trained: {sizes}")
     for name, text in dict(layers="encoder layers; 0 is the probe that sees one word at a time", width="d",
                            heads="attention heads", ffn="width of the feed-forward layer; with --width 4 d",
                            length="positions of a sequence, [CLS] too", rows="N, buckets of emb").items():
-        g.add_argument(f"--{name}", type=at_least(0 if name == "layers" else 1), metavar="n",
+        g.add_argument(f"--{name}", type=at_least(dict(layers=0, length=2).get(name, 1)), metavar="n",
                        help=text + " (None: the preset's)")
     g.add_argument("--dropout", type=float, metavar="p", help="also of attention weights (None: 0.1, tiny 0)")
 
