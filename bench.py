@@ -431,8 +431,8 @@ def parser():
     p.add_argument("--count", type=int, default=12_000_000, metavar="n",
                    help="words: distinct words (default 12,000,000)")
     p.add_argument("--data", default="python", metavar="A+B", help="variants: the corpus (default python)")
-    p.add_argument("--steps", type=int, default=400, metavar="n",
-                   help="variants: steps of a run (default 400)")
+    p.add_argument("--steps", type=int, default=200, metavar="n",
+                   help="variants: steps of a run (default 200)")
     p.add_argument("--seeds", type=int, default=3, metavar="n", help="variants: runs of each (default 3)")
     p.add_argument("--cache", default="cache", metavar="DIR",
                    help="variants: where prepared corpora are kept (default cache)")
