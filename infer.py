@@ -2,7 +2,7 @@
 
     python infer.py --ckpt out/proj-lsh "the arrays have same the shape"       which words are misplaced?
     python infer.py --ckpt out/lookup-bpe-mlm "Return the [MASK] of a list."    what stands there?
-    python infer.py --ckpt out/proj-lsh --near dictionery                      which words look like it?
+    python infer.py --ckpt out/proj-lsh --near initalization                    which words look like it?
     python infer.py --ckpt out/proj-lsh                                        asks for text after text
 
 Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019
