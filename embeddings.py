@@ -58,8 +58,8 @@ class PoolEmbedding(nn.Module):
         e = Σ_j softmax_j(W)_j ⊙ B[c_j]        W (J, d): a softmax over the chunks, for each dimension apart
 
     Fast form: fold the weights into the codebook, a table per chunk, and let one embedding_bag add the rows.
-    Folding costs J·2^k·d whatever the batch; it beats gathering B·L·J rows and weighting each from about
-    2^k words a batch on. The last chunk is short (128 = 12·10 + 8) and uses the first 2^8 rows only.
+    Folding costs J·2^k·d whatever the batch, and spares the (B, L, J, d) rows in memory.
+    The last chunk is short (128 = 12·10 + 8) and uses the first 2^8 rows only.
     """
 
     def __init__(self, bits, chunk, width):

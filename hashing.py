@@ -243,7 +243,7 @@ class NgramLSH:
             features, amounts = self._features(part)  # all words' features, one word after the other
             first = np.cumsum(amounts) - amounts
             # Add the p-th n-gram of every word that has one. With the longest words first, those are always
-            # the first `alive` rows: a pass is one gather and one addition, five times faster than reduceat.
+            # the first `alive` rows: a pass is one gather and one addition.
             order = np.argsort(-amounts, kind="stable")
             first, amounts = first[order], amounts[order]
             wide = np.int64 if amounts[0] > 40_000 else np.int32  # 40,000 * 4 sigma * 4096 < 2**31
