@@ -102,10 +102,10 @@ def _rows(part):
     """The texts of a file, a folder or a hub data set, streaming: nothing is held but a row."""
     files = local_files(part)
     if files:
-        groups = {}
-        for file in files:
-            groups.setdefault(LOADERS[_ending(file)], []).append(file)
-        sources = [(kind, None, paths) for kind, paths in groups.items()]
+        kinds = [(LOADERS[_ending(file)], file) for file in files]
+        texts = [file for kind, file in kinds if kind == "text"]
+        # tables one by one, for each may have columns of its own
+        sources = [("text", None, texts)] * bool(texts) + [(k, None, [f]) for k, f in kinds if k != "text"]
     elif part in HUB or re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part) and _ending(part) not in LOADERS:
         sources = [(*HUB.get(part, (part, None)), None)]
     else:

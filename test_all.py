@@ -761,7 +761,8 @@ def test_prepare_reads_every_kind_of_file(tmp_path):
     for path in sorted(folder.iterdir())[:4]:
         corpus = pretrain.Corpus(folder_of(path, tmp_path))
         assert corpus.words() == ["one", "fish", "two", "naïve", "日本"], path
-    assert pretrain.Corpus(folder_of(folder, tmp_path)).meta["words"] == 4 * 6
+    (folder / "e.jsonl").write_text(json.dumps({"body": "one fish", "year": 1}), encoding="utf-8")
+    assert pretrain.Corpus(folder_of(folder, tmp_path)).meta["words"] == 4 * 6 + 2
     both = pretrain.Corpus(folder_of(f"{folder}/a.txt+{folder}/c.csv", tmp_path))
     assert both.meta["documents"] == 6 and both.meta["distinct"] == 5
 
