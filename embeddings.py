@@ -2,7 +2,7 @@
 
 Sources   [HF] Xue & Aletras 2022, HashFormers
 Map       [HF §3.1] HashEmbedding   [HF §3.4 eq.1] PoolEmbedding   [HF §3.4 eq.2] AddEmbedding
-          [HF §3.4 eq.3] ProjEmbedding
+          [HF §3.4 eq.3] ProjEmbedding   [HF App. B eq.11] LinearEmbedding
 Not here  where the codes come from (hashing.py); the rows of [CLS], [MASK] ... (model.py).
 Departs   1. Every module computes the paper's function in a form that costs one matrix product or one gather;
              the literal forms stand in the tests as oracles.
@@ -28,7 +28,7 @@ def init_(weight, std=0.02):
 def unpack_bits(packed, bits):
     """Bytes to bits, most significant first.
 
-    in:  packed uint8 (..., T/8); bits T
+    in:  packed uint8 (..., ceil(T/8)); bits T
     out: uint8 (..., T) of 0 and 1
     """
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
@@ -121,6 +121,19 @@ class ProjEmbedding(nn.Module):
         return F.linear(self._unit(codes.to(self.weight.dtype)), self._unit(self.weight))
 
 
+class LinearEmbedding(nn.Module):
+    """The word's bits times a learnt matrix: ProFormer's layer. [HF App. B eq.11]"""
+
+    def __init__(self, bits, width):
+        """in: bits T; width d"""
+        super().__init__()
+        self.weight = nn.Parameter(init_(torch.empty(bits, width)))  # (T, d)
+
+    def forward(self, codes):
+        """in: codes of 0 and 1 (..., T); out: (..., d)"""
+        return codes.to(self.weight.dtype) @ self.weight
+
+
 def main(argv=None):
     """Embed three random words each way, and show shapes, parameters and the spread of the vectors."""
     torch.manual_seed(0)
@@ -131,6 +144,7 @@ def main(argv=None):
         "pool, 13 chunks": (PoolEmbedding(128, 10, 768), torch.randint(0, 256, (3, 13))),
         "add, 128 bits": (AddEmbedding(128, 768), bits),
         "proj, 128 bits": (ProjEmbedding(128, 768), bits),
+        "linear, 420 bits": (LinearEmbedding(420, 768), torch.randint(0, 2, (3, 420))),
     }
     print(f"{'':>20}  {'codes':>8}  {'vectors':>8}  {'parameters':>11}  std at the start")
     for name, (module, codes) in cases.items():

@@ -12,10 +12,15 @@ Letters   V words   T bits   C code numbers a word   N rows (buckets)   k bits a
 Try       python hashing.py "play plays played"
 """
 
+import ast
+import glob
 import hashlib
 import hmac
+import os
 import re
 import sys
+import sysconfig
+import warnings
 
 import numpy as np
 
@@ -29,7 +34,7 @@ FORMS = {
     "row": "one number: the word's row in a vocabulary (lookup)",
     "index": "one number: a bucket of N (emb)",
     "chunks": "ceil(T/k) numbers of k bits each (pool)",
-    "bits": "T bits, packed into T/8 bytes, most significant bit first (add, proj)",
+    "bits": "T bits, packed into ceil(T/8) bytes, most significant bit first (add, proj, linear)",
 }
 
 
@@ -395,8 +400,6 @@ class Encoder:
         """
         if form not in FORMS:
             raise InputError(f"unknown form of codes: {form!r}; the forms are {', '.join(FORMS)}")
-        if form == "bits" and bits % 8:
-            raise InputError(f"bits = {bits}: wanted a multiple of 8, they are packed into bytes")
         if form == "chunks" and not 0 < chunk <= 15:
             raise InputError(f"chunks of {chunk} bits: wanted 1 .. 15")
         self.form, self.hash, self.split_how = form, hash, split
@@ -422,11 +425,18 @@ class Encoder:
                 self.words.append(word)
         return np.array([self.table[word] for word in words], np.int32)
 
+    def ids_of(self, texts):
+        """in: texts list[str]; out: list of int32 (words,), one each; faster than split and ids"""
+        many = (self.bpe.split_many(texts) if self.split_how == "bpe"
+                else (words_of(text, self.split_how) for text in texts))
+        return [self.ids(words) for words in many]
+
     def hash_words(self, words):
         """The codes of words, specials not among them.
 
         in:  words list[str]
-        out: (V, C): "row" and "index" int32 (V, 1), "chunks" int16 (V, ceil(T/k)), "bits" uint8 (V, T/8)
+        out: (V, C): "row" and "index" int32 (V, 1), "chunks" int16 (V, ceil(T/k)),
+             "bits" uint8 (V, ceil(T/8)), packed
         """
         if self.form == "row":  # rows 0..4 are the specials' (WORD has none: free rows need no shared one)
             ids = self.ids(words)[:, None]
@@ -436,7 +446,7 @@ class Encoder:
                      else md5_index(words, self.rows, self.key))
             return index.astype(np.int32)[:, None]
         if self.form == "bits" and self.hash == "md5":
-            return md5_digests(words, -(-self.bits // 128), self.key)[:, :self.bits // 8]
+            return md5_digests(words, -(-self.bits // 128), self.key)[:, :-(-self.bits // 8)]
         bits = self.lsh.bits(words, self.bits) if self.hash == "lsh" else md5_bits(words, self.bits, self.key)
         return bits_to_chunks(bits, self.chunk) if self.form == "chunks" else np.packbits(bits, axis=1)
 
@@ -467,6 +477,88 @@ class Encoder:
         state["lsh"] = state["lsh"] and NgramLSH(**state["lsh"])
         state["bpe"] = state["bpe"] and BPE(state["bpe"])
         return cls(**state)
+
+
+def pack(first, second, length):
+    """[CLS] A [SEP], or [CLS] A [SEP] [SEP] B [SEP]; of what is too long the longer side is cut first.
+
+    in:  first int32 (n,); second int32 (m,) or None; length L, at least 5
+    out: ids int32, L at most; cut int, how many words did not fit
+
+        n 10, m 3, room 8   ->   5 and 3        n 10, m 10, room 7   ->   4 and 3
+    """
+    if second is None:
+        n, m = min(len(first), length - 2), 0
+        parts = [[CLS], first[:n], [SEP]]
+    else:
+        room = length - 4
+        n = min(len(first), max(room - len(second), (room + 1) // 2))
+        m = min(len(second), room - n)
+        parts = [[CLS], first[:n], [SEP, SEP], second[:m], [SEP]]
+    cut = len(first) - n + (0 if second is None else len(second) - m)
+    return np.concatenate(parts).astype(np.int32), cut
+
+
+def windows(question, context, length, stride):
+    """A context that is too long, in pieces that overlap, each behind the question: the pair, many times.
+
+    in:  question, context int32 (n,), (m,); length L, at least 8; stride: words from one piece to the next
+    out: list of (ids int32 (at most L,), first, start, stop): words start .. stop-1 of the context stand at
+         first, first + 1, ... of ids. A question keeps half the room at most; every word is in some piece.
+    """
+    question = question[:(length - 4) // 2]
+    room = length - 4 - len(question)
+    out, start = [], 0
+    while True:
+        ids, _ = pack(question, context[start:start + room], length)
+        out.append((ids, len(question) + 3, start, min(start + room, len(context))))
+        if start + room >= len(context):
+            return out
+        start += min(stride, room)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Text that is on every machine: the installed Python. Files are parsed, never imported or run.
+
+
+def python_files():
+    """Every .py file of the standard library and the installed packages, in a fixed order, but no tests."""
+    found = {}
+    for root in dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")):
+        for path in glob.glob(os.path.join(root, "**", "*.py"), recursive=True):
+            name = os.path.relpath(path, root)
+            if "site-packages" not in name and "/test" not in f"/{name}":
+                found.setdefault(name, path)
+    return [found[name] for name in sorted(found)]
+
+
+def python_texts(path, names=False):
+    """What a Python file says in words.
+
+    in:  path of a .py file; names bool
+    out: iterator of str: a docstring each, and of pydoc_data the help topics; with names one a function, the
+         distinct names it uses. A file that does not parse gives nothing.
+    """
+    try:
+        with open(path, "rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # a template, Python 2, a test of some parser
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if names:
+            if isinstance(node, functions):
+                inner = [n for statement in node.body for n in ast.walk(statement)]
+                used = [n.id if isinstance(n, ast.Name) else n.attr for n in inner
+                        if isinstance(n, (ast.Name, ast.Attribute))]
+                if len(set(used)) > 1:
+                    yield " ".join(dict.fromkeys(used))
+        elif isinstance(node, (ast.Module, ast.ClassDef, *functions)):
+            yield ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Dict) and path.endswith("topics.py"):
+            values = [v.value for v in node.values if isinstance(v, ast.Constant)]
+            yield from (value for value in values if isinstance(value, str))
 
 
 def main(argv=None):

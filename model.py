@@ -2,7 +2,7 @@
 
 Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019
           [SR] Yamaguchi et al. 2021, Shuffle+Random   [V] Vaswani et al. 2017, Attention Is All You Need
-Map       [HF §3.1] Model.embed   [HF §4.2] PRESETS   [HF Table 4] parameter_groups
+Map       [HF §3.1] Model.embed   [HF §4.1] PRESETS   [HF §4.2] PRESETS   [HF Table 4] parameter_groups
           [HF §4.4 eq.7] count_parameters   [HF App. B] count_parameters
           [BERT §3] Layer   [BERT §3.1] MaskedLMHead   [SR §3] Model   [V §3.5] sinusoids
 Not here  strings and hashes (hashing.py): a model sees ids and an array that gives each id its codes.
@@ -14,7 +14,12 @@ Letters   B batch   L positions   C code numbers a word   d width   H heads   e 
           M scored positions   N rows
 """
 
+import argparse
+import fcntl
+import hashlib
+import json
 import os
+import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, fields
@@ -24,13 +29,14 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import full_attention
-from embeddings import AddEmbedding, HashEmbedding, LookupEmbedding, PoolEmbedding, ProjEmbedding
-from embeddings import init_, unpack_bits
+from embeddings import AddEmbedding, HashEmbedding, LinearEmbedding, LookupEmbedding, PoolEmbedding
+from embeddings import ProjEmbedding, init_, unpack_bits
 
 WORD, FIRST = 5, 6  # ids 0..5 are specials, words follow; the numbers of hashing.py, which a test pins
 FORMAT = 1  # of checkpoints
 # which form of codes each embedding takes, see hashing.FORMS
-FORM = {"lookup": "row", "emb": "index", "pool": "chunks", "add": "bits", "proj": "bits"}
+FORM = {"lookup": "row", "emb": "index", "pool": "chunks", "add": "bits", "proj": "bits",
+        "linear": "bits"}
 HEADS = ("sr", "mlm", "classify", "span")
 
 
@@ -42,9 +48,9 @@ class ConfigError(ValueError):
 class Config:
     """Everything that shapes the weights, in plain types; it travels with them in the checkpoint."""
 
-    emb: str = "proj"  # lookup, emb, pool, add, proj
+    emb: str = "proj"  # lookup, emb, pool, add, proj, linear
     rows: int = 50_260  # N: rows of lookup (its 5 specials among them) and emb
-    bits: int = 128  # T: bits of a word's hash (pool, add, proj)
+    bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # k: bits of a chunk (pool)
     layers: int = 12
     width: int = 768  # d
@@ -79,6 +85,8 @@ PRESETS = {
     "bert-tiny": dict(layers=2, width=128, heads=2, ffn=512, length=512, rows=32_000),  # the size of BERT-LSH
     "median": dict(layers=4, width=512, heads=4, ffn=2048, length=512, rows=30_522),  # of count-median
     "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2),  # [HF §4.2]
+    # never pre-trained [HF §4.1]
+    "proformer": dict(emb="linear", bits=420, layers=2, width=768, heads=12, ffn=3072, length=512),
 }
 
 
@@ -140,6 +148,7 @@ class Model(nn.Module):
             "pool": lambda: PoolEmbedding(c.bits, c.chunk, c.width),
             "add": lambda: AddEmbedding(c.bits, c.width),
             "proj": lambda: ProjEmbedding(c.bits, c.width),
+            "linear": lambda: LinearEmbedding(c.bits, c.width),
         }[c.emb]()
         # Rows of their own for the specials. A lookup table has them inside; the rows of emb are free, so a
         # WORD row shared by all of them would add nothing: five are left. Pool, add and proj get all six.
@@ -164,7 +173,8 @@ class Model(nn.Module):
                 init_(module.weight, 0.02 * (768 / c.width) ** 0.5 if name.startswith("layers") else 0.02)
                 nn.init.zeros_(module.bias)
         # Places start louder than words, whose spread at the start depends on the kind of embedding.
-        spread = {"proj": (c.bits - 1) ** -0.5, "pool": 0.02 * (c.chunk / c.bits) ** 0.5}.get(c.emb, 0.02)
+        spread = {"proj": (c.bits - 1) ** -0.5, "pool": 0.02 * (c.chunk / c.bits) ** 0.5,
+                  "linear": 0.01 * c.bits ** 0.5}.get(c.emb, 0.02)
         with torch.no_grad():
             self.positions.weight.copy_(2.25 * spread * sinusoids(*self.positions.weight.shape))
         self.register_buffer("codes", None, persistent=False)
@@ -241,8 +251,37 @@ def count_parameters(model):
     return parts | dict(total=total, poep=parts["embedding"] / total)
 
 
+@torch.no_grad()
+def best_spans(logits, inside, most, longest):
+    """The best answers of each window: pairs start <= end with the largest sum of their two scores.
+
+    in:  logits float (B, L, 2); inside bool (B, L), the context's positions; most n; longest words an answer
+    out: scores float (B, n), starts and ends int64 (B, n), best first, -inf where there are fewer; null
+         float (B,), the score of "no answer", which is [CLS] to [CLS]
+    """
+    start, end = logits.float().unbind(-1)  # (B, L) each
+    null = start[:, 0] + end[:, 0]
+    start, end = start.masked_fill(~inside, -torch.inf), end.masked_fill(~inside, -torch.inf)
+    longest = min(longest, inside.shape[1])
+    # all pairs, exactly: start i with the `longest` ends from i on, (B, L, longest)
+    pairs = start.unsqueeze(-1) + F.pad(end, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)
+    scores, best = pairs.flatten(1).topk(min(most, pairs[0].numel()))
+    starts = best // longest
+    return scores, starts, starts + best % longest, null
+
+
 # ---------------------------------------------------------------------------------------------------------
 # The machine
+
+
+def machine_flags(group):
+    """in: an argparse group; adds --device, --dtype and --compile, the same for every script that trains"""
+    group.add_argument("--device", default="auto", metavar="NAME",
+                       help="cpu, cuda; auto: cuda if there is one")
+    group.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help=(
+        "of matrix products; auto: bfloat16 where it is faster, which on a CPU is tried out"))
+    group.add_argument("--compile", action=argparse.BooleanOptionalAction,
+                       help="torch.compile; None: on CUDA only")
 
 
 def choose_machine(args, local_rank=0):
@@ -292,6 +331,28 @@ def try_compile(model, run):
         print(f"--compile does not work here ({why}); running without it, slower. "
               f"--no-compile silences this.", file=sys.stderr)
         return False
+
+
+def once(path, make):
+    """Make a file or folder exactly once, however many processes ask: the others wait, then find it.
+
+    in:  path str; make function(temporary path), which writes it; what fails half-way leaves nothing at path
+    out: path
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path + ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the system drops it when the process dies
+        if not os.path.exists(path):
+            shutil.rmtree(path + ".tmp", ignore_errors=True)
+            make(path + ".tmp")
+            os.replace(path + ".tmp", path)
+    return path
+
+
+def fingerprint(thing):
+    """Twelve hex digits that name a thing of plain types, the same in every process and on every machine."""
+    text = json.dumps(thing).encode("utf-8", "surrogatepass")
+    return hashlib.md5(text, usedforsecurity=False).hexdigest()[:12]
 
 
 # ---------------------------------------------------------------------------------------------------------

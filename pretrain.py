@@ -22,10 +22,8 @@ Letters   B batch   L positions   W windows   V ids   M scored positions   N row
 
 import argparse
 import array
-import ast
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import glob
 import hashlib
@@ -38,10 +36,8 @@ import re
 import shutil
 import signal
 import sys
-import sysconfig
 import threading
 import time
-import warnings
 
 import numpy as np
 import torch
@@ -51,8 +47,8 @@ from tqdm import tqdm
 
 import hashing
 from hashing import CLS, FIRST, MASK, SEP, Encoder, InputError
-from model import FORM, PRESETS, Config, ConfigError, Model, choose_machine, count_parameters
-from model import load_checkpoint, parameter_groups, save_checkpoint, try_compile
+from model import FORM, PRESETS, Config, ConfigError, Model, choose_machine, count_parameters, fingerprint
+from model import load_checkpoint, machine_flags, once, parameter_groups, save_checkpoint, try_compile
 
 IGNORE = -100  # the label of a position that is not scored: torch's own default
 EVAL_WORDS = 65_536  # held-out positions that an evaluation looks at
@@ -84,7 +80,7 @@ def tasks_of(data):
     """
     for part in data.split("+"):
         if part in PYTHON:
-            paths = python_files()
+            paths = hashing.python_files()
             yield from ((part, paths[start:start + 64]) for start in range(0, len(paths), 64))
             continue
         texts, size = [], 0
@@ -150,17 +146,6 @@ def local_files(part):
     return known
 
 
-def python_files():
-    """Every .py file of the standard library and the installed packages, in a fixed order, but no tests."""
-    found = {}
-    for root in dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")):
-        for path in glob.glob(os.path.join(root, "**", "*.py"), recursive=True):
-            name = os.path.relpath(path, root)
-            if "site-packages" not in name and "/test" not in f"/{name}":
-                found.setdefault(name, path)
-    return [found[name] for name in sorted(found)]
-
-
 def documents(task):
     """The documents of a task. Python files are parsed, never imported or run.
 
@@ -172,27 +157,8 @@ def documents(task):
     if kind == "texts":
         yield from payload
         return
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for path in payload:
-        try:
-            with open(path, "rb") as file, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-                tree = ast.parse(file.read())
-        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            continue  # a template, Python 2, a test of some parser
-        for node in ast.walk(tree):
-            if kind == "python-names":
-                if isinstance(node, functions):
-                    inner = [n for statement in node.body for n in ast.walk(statement)]
-                    names = [n.id if isinstance(n, ast.Name) else n.attr for n in inner
-                             if isinstance(n, (ast.Name, ast.Attribute))]
-                    if len(set(names)) > 1:
-                        yield " ".join(dict.fromkeys(names))
-            elif isinstance(node, (ast.Module, ast.ClassDef, *functions)):
-                yield ast.get_docstring(node) or ""
-            elif isinstance(node, ast.Dict) and path.endswith("topics.py"):
-                values = [v.value for v in node.values if isinstance(v, ast.Constant)]
-                yield from (value for value in values if isinstance(value, str))
+        yield from hashing.python_texts(path, names=kind == "python-names")
 
 
 def count_task(task, split, bpe=None):
@@ -212,28 +178,6 @@ def count_task(task, split, bpe=None):
     return task[0], list(table), places, lengths, sum(map(len, texts)), replaced
 
 
-def once(path, make):
-    """Make a file or folder exactly once, however many processes ask: the others wait, then find it.
-
-    in:  path str; make function(temporary path), which writes it; what fails half-way leaves nothing at path
-    out: path
-    """
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path + ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the system drops it when the process dies
-        if not os.path.exists(path):
-            shutil.rmtree(path + ".tmp", ignore_errors=True)
-            make(path + ".tmp")
-            os.replace(path + ".tmp", path)
-    return path
-
-
-def fingerprint(thing):
-    """Twelve hex digits that name a thing of plain types, the same in every process and on every machine."""
-    text = json.dumps(thing).encode("utf-8", "surrogatepass")
-    return hashlib.md5(text, usedforsecurity=False).hexdigest()[:12]
-
-
 def prepare(data, split, cache, pieces=50_000, quiet=False):
     """Turn corpora into one array of word ids on disk, whatever the hash: one cache serves every variant.
 
@@ -244,7 +188,7 @@ def prepare(data, split, cache, pieces=50_000, quiet=False):
     """
     identity = [2, data, split, pieces if split == "bpe" else None]  # 2: of the format
     for part in data.split("+"):
-        files = python_files() if part in PYTHON else local_files(part)
+        files = hashing.python_files() if part in PYTHON else local_files(part)
         identity += [(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files]
     name = "".join(c if c.isalnum() else "-" for c in os.path.basename(data.rstrip("/")))[:40]
     path = os.path.join(cache, f"{name}-{split}-{fingerprint(identity)}")
@@ -877,7 +821,7 @@ def parser():
     """All flags, in the order of the ideas."""
     p = argparse.ArgumentParser(formatter_class=_Help, description=__doc__.split("\nSources")[0],
                                 usage="python pretrain.py [flags]        (--help explains them)")
-    sizes = "; ".join(f"{n} {s['layers']} layers of {s['width']}" for n, s in PRESETS.items())
+    sizes = "; ".join(f"{n} {s['layers']} layers of {s['width']}" for n, s in PRESETS.items() if n in RECIPES)
     g = p.add_argument_group("words", (
         "A corpus becomes words, and words become ids; no vocabulary limits them. [HF §3.1]\n"
         "The prepared corpus is kept, and does not depend on the hash."))
@@ -912,7 +856,7 @@ def parser():
     g.add_argument("--emb", choices=tuple(FORM), default="proj", help=(
         "lookup: a row per word of a vocabulary; emb: N rows shared by hash; pool: chunks pick rows of a "
         "codebook; add: one of two rows per bit; proj: correlation with the bits"))
-    g.add_argument("--preset", choices=tuple(PRESETS), default="tiny",
+    g.add_argument("--preset", choices=tuple(RECIPES), default="tiny",
                    help=f"a size and how it is trained: {sizes}")
     for name, text in dict(layers="encoder layers; 0 is the probe that sees one word at a time", width="d",
                            heads="attention heads", ffn="width of the feed-forward layer; with --width 4 d",
@@ -943,11 +887,7 @@ def parser():
     g = p.add_argument_group("machine", (
         "The same command runs on a laptop and under torchrun; each choice is printed.\n"
         "SIGTERM and Ctrl-C save; the same command then goes on, to the same last bit."))
-    g.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda; auto: cuda if there is one")
-    g.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
-                   help="of matrix products; auto: bfloat16 where it is faster, which on a CPU is tried out")
-    g.add_argument("--compile", action=argparse.BooleanOptionalAction,
-                   help="torch.compile; None: on CUDA only")
+    machine_flags(g)
     g.add_argument("--out", metavar="DIR", help="ckpt.pt and log.jsonl go here; None: out/EMB-HASH")
     for name, text in (("eval_every", "evaluations"), ("save_every", "checkpoints")):
         g.add_argument(f"--{name}", type=at_least(1), default=1_000, metavar="n",

@@ -64,6 +64,12 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", local_only)
 
 
+@pytest.fixture(autouse=True)
+def same_chances():
+    """What a test draws does not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 def words_like(count, seed=0, letters="etaoinshrdlu"):
     """Distinct made-up words of 2..12 letters."""
     rng = random.Random(seed)
@@ -367,8 +373,8 @@ def test_encoder_with_a_vocabulary_is_the_only_one_with_unknown_words():
     assert (encoder.hash_words(["the", "dog", "cat"]) == [[5], [UNK], [6]]).all()
     with pytest.raises(InputError):
         Encoder("rows")
-    with pytest.raises(InputError, match="multiple of 8"):
-        Encoder("bits", bits=127)
+    with pytest.raises(InputError, match="1 .. 15"):
+        Encoder("chunks", chunk=16)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -389,10 +395,16 @@ def test_add_is_the_sum_of_picked_rows_written_out():
     agree(module, codes, literal)
 
 
+def test_linear_is_a_sum_of_rows():
+    module, codes = embeddings.LinearEmbedding(21, 7), torch.randint(0, 2, (5, 3, 21), dtype=torch.uint8)
+    agree(module, codes, sum(module.weight[j] * codes[..., j, None] for j in range(21)))
+
+
 def test_proj_is_the_correlation_written_out():
-    module, codes = embeddings.ProjEmbedding(24, 7), torch.randint(0, 2, (5, 3, 24), dtype=torch.uint8)
+    module = embeddings.ProjEmbedding(24, 7).double()
+    codes = torch.randint(0, 2, (5, 3, 24), dtype=torch.uint8)
     rows = []
-    for tau in codes.flatten(0, 1).float():
+    for tau in codes.flatten(0, 1).double():
         a = tau - tau.mean()
         for w in module.weight:
             b = w - w.mean()
@@ -428,10 +440,11 @@ def test_lookup_and_hash_pick_rows():
         assert (module(codes) == module.weight[codes.squeeze(-1).long()]).all()
 
 
-def test_unpack_bits_undoes_packing():
-    bits = hashing.md5_bits(words_like(13))
-    packed = torch.from_numpy(np.packbits(bits, axis=1)).view(13, 1, 16)
-    assert (embeddings.unpack_bits(packed, 128)[:, 0].numpy() == bits).all()
+@pytest.mark.parametrize("T", [128, 420, 13])
+def test_unpack_bits_undoes_packing(T):
+    bits, encoder = hashing.md5_bits(words_like(13), T), Encoder("bits", bits=T)
+    packed = torch.from_numpy(encoder.hash_words(words_like(13)).copy()).view(13, 1, -(-T // 8))
+    assert (embeddings.unpack_bits(packed, T)[:, 0].numpy() == bits).all()
 
 
 def test_pool_with_equal_weights_is_blind_to_order():
@@ -521,6 +534,15 @@ def test_printed_counts_are_the_formulas_and_the_word_row():
     assert 1_038 * 768 == printed["pool"]  # "1K" rows of emb: chosen to equal pool
 
 
+def test_proformer_counts():
+    """[HF Table 2]: 322.6K to embed words = 420 · 768; the 15.1M in all hold no positions and no specials."""
+    with torch.device("meta"):
+        counts = model.count_parameters(Model(Config(**model.PRESETS["proformer"], head="classify")))
+    assert counts["embedding"] == 420 * 768 == 322_560
+    assert counts["embedding"] + counts["encoder"] + counts["head"] == 15_090_434
+    assert round(counts["total"] / 1e6, 1) == 15.5
+
+
 def test_erratum_poep():
     """[HF Table 2] prints 1.0 % for pool; 797,184 of 86.8 M are 0.9 %."""
     assert round(100 * 797_184 / 86_844_674, 1) == 0.9
@@ -550,7 +572,7 @@ def test_embed_adds_the_word_row_and_never_hashes_specials(emb):
     net = tiny_model(emb=emb)
     ids = torch.tensor([[CLS, FIRST, FIRST + 3, SEP, PAD, MASK]])
     out, codes = net.embed(ids), net.codes[ids]
-    own = net.embedding(embeddings.unpack_bits(codes, 16) if emb in ("add", "proj") else codes)
+    own = net.embedding(embeddings.unpack_bits(codes, 16) if model.FORM[emb] == "bits" else codes)
     special = torch.tensor([[True, False, False, True, True, True]])
     if emb == "lookup":
         assert (out == own).all()
@@ -804,14 +826,14 @@ def test_python_corpus_is_parsed_and_never_run(tmp_path):
     assert list(pretrain.documents(("python", paths))) == ["About the module.", "What f does."]
     [names] = pretrain.documents(("python-names", paths))
     assert set(names.split()) == {"a", "b", "size", "len"}
-    found = pretrain.python_files()
+    found = hashing.python_files()
     assert any(p.endswith("topics.py") for p in found) and len(set(found)) == len(found) > 500
 
 
 def test_copied_docstrings_count_once(tmp_path, monkeypatch):
     for i in range(3):
         (tmp_path / f"{i}.py").write_text(f'"""The same text."""\n\ndef f():\n    """Text {i}."""\n')
-    monkeypatch.setattr(pretrain, "python_files", lambda: sorted(map(str, tmp_path.glob("*.py"))))
+    monkeypatch.setattr(hashing, "python_files", lambda: sorted(map(str, tmp_path.glob("*.py"))))
     assert pretrain.Corpus(folder_of("python", tmp_path)).meta["documents"] == 4
 
 
@@ -833,9 +855,9 @@ def test_corpus_errors(tmp_path):
 
 def test_two_processes_prepare_once(tmp_path):
     """The second waits for the first, and finds its work."""
-    code = ("import sys, time, pretrain\n"
+    code = ("import sys, time, model\n"
             "def make(p):\n    time.sleep(0.5)\n    open(p, 'w').write('x')\n    print('made')\n"
-            f"pretrain.once({str(tmp_path / 'thing')!r}, make)")
+            f"model.once({str(tmp_path / 'thing')!r}, make)")
     both = [subprocess.Popen([sys.executable, "-c", code], cwd=HERE, stdout=subprocess.PIPE, text=True)
             for _ in range(2)]
     assert "".join(p.communicate()[0] for p in both).count("made") == 1
@@ -1248,7 +1270,7 @@ def test_compile_failure_is_loud_and_not_fatal(small, monkeypatch, capsys):
 def test_bad_flags_and_data_end_with_code_2(small, tmp_path, text_file):
     for more, says in ((("--emb", "proj", "--objective", "mlm"), "possible are"),
                        (("--width", "30"), "multiple"), (("--batch", "9999"), "less than one batch"),
-                       (("--length", "99999"), "too few"), (("--bits", "127"), "multiple of 8"),
+                       (("--length", "99999"), "too few"), (("--bits", "0"), "wanted 8 or more"),
                        (("--emb", "emb", "--rows", "70000"), "65,535"),
                        (("--steps", "0"), "wanted 1 or more"),
                        (("--dropout", "1"), "less than 1"), (("--lr", "nan"), "wanted 0 or more"),
@@ -1375,7 +1397,7 @@ def test_a_misspelling_finds_its_word_under_lsh_and_not_under_md5(readers, tmp_p
     words = ["receive", "the", "separate", "definitely", *words_like(300, 11, "abcdefghijklmnop")]
     for hash, finds in (("lsh", True), ("md5", False)):
         lsh = NgramLSH.fit(dict.fromkeys(words, 1)) if hash == "lsh" else None
-        net = Model(Config(layers=0, width=64, heads=4, ffn=8, length=9))
+        net = Model(Config(layers=0, width=512, heads=4, ffn=8, length=9))
         path = str(tmp_path / f"{hash}.pt")
         model.save_checkpoint(path, net, Encoder("bits", hash, lsh=lsh).state(), words=words)
         reader = infer.Reader(path)
@@ -1516,7 +1538,7 @@ def test_house_rules():
 def test_help_explains_every_flag_and_every_flag_is_read(name):
     done = run_script(f"{name}.py", "--help")
     assert done.returncode == 0 and "Traceback" not in done.stderr
-    text = (HERE / f"{name}.py").read_text(encoding="utf-8")
+    text = "".join((HERE / f"{n}.py").read_text(encoding="utf-8") for n in (name, "model"))
     for flag in set(re.findall(r"--(\w+)", done.stdout)) - {"help", "nproc_per_node"}:
         if not flag.startswith("no"):
             read = len(re.findall(rf"\.{flag}\b|\"{flag}\"", text))
