@@ -522,14 +522,17 @@ def windows(question, context, length, stride):
 
 
 def python_files():
-    """Every .py file of the standard library and the installed packages, in a fixed order, but no tests."""
+    """Every .py file of the standard library and the installed packages, but no tests.
+
+    out: dict, name from the library's folder on -> path, in the order of the names
+    """
     found = {}
     for root in dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")):
         for path in glob.glob(os.path.join(root, "**", "*.py"), recursive=True):
             name = os.path.relpath(path, root)
             if "site-packages" not in name and "/test" not in f"/{name}":
                 found.setdefault(name, path)
-    return [found[name] for name in sorted(found)]
+    return {name: found[name] for name in sorted(found)}
 
 
 def python_texts(path, names=False):

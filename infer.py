@@ -1,24 +1,30 @@
-"""Look inside a trained model: find what is wrong in a text, fill its gaps, find a word's neighbours.
+"""Ask a trained model: what is wrong in a text, what is missing, which label, which words answer a question.
 
-    python infer.py --ckpt out/proj-lsh "the arrays have same the shape"       which words are misplaced?
+    python infer.py --ckpt out/proj-lsh "the arrays have same the shape"        which words are misplaced?
     python infer.py --ckpt out/lookup-bpe-mlm "Return the [MASK] of a list."    what stands there?
     python infer.py --ckpt out/proj-lsh --near initalization                    which words look like it?
+    python infer.py --ckpt out/proj-lsh-sst2 "a charming journey"               which label?
+    python infer.py --ckpt out/proj-lsh-squad "Who wrote it?" "It was written by Ada Lovelace."
+    python infer.py --ckpt out/proj-lsh-sst2 --file reviews.txt > labels.jsonl  a line in, an object out
     python infer.py --ckpt out/proj-lsh                                        asks for text after text
 
 Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019
 Map       [HF §3.6] detect   [BERT §3.1] fill   [HF §3.3] neighbours
-Not here  scores over a data set (pretrain.py evaluates; this reads one text).
+          [BERT §4.2] Reader.answer
+Not here  scores over a data set: pretrain.py and finetune.py evaluate, this reads texts.
 Departs   1. A word never seen is hashed like any other: there is no [UNK] but in a lookup table.
-Letters   L positions   V candidate words   d width
+Letters   L positions   V candidate words   d width   W windows
 """
 
 import argparse
+import json
 import sys
 
+import numpy as np
 import torch
 
-from hashing import CLS, FIRST, MASK, SEP, SPECIALS, UNK, Encoder, InputError
-from model import ConfigError, choose_machine, load_checkpoint, load_model
+from hashing import CLS, FIRST, MASK, SEP, SPECIALS, UNK, Encoder, InputError, pack, windows
+from model import ConfigError, best_spans, choose_machine, load_checkpoint, load_model
 
 CLASSES = ("intact", "shuffled", "random")
 COLOURS = {"shuffled": "\033[33m", "random": "\033[31m"}  # yellow, red
@@ -33,16 +39,16 @@ class Reader:
         self.model = load_model(checkpoint).to(device)
         self.encoder = Encoder.load(checkpoint["encoder"])
         self.words = checkpoint.get("words", [])  # the commonest of the corpus
+        self.task = checkpoint.get("task", {})  # what finetune.py says of it
         self.config = checkpoint["config"]
 
-    def read(self, text):
-        """Split a text and give it to the model as [CLS] words [SEP]; a literal [MASK] is the mask.
+    def split(self, text):
+        """Split a text into words; a literal [MASK] is the mask.
 
         in:  text str
-        out: words list[str], spans list[(start, end)], ids int64 (1, L) with L = words + 2;
-             the model knows their codes
+        out: words list[str], spans list[(start, end)], ids list[int]
         """
-        words, spans, ids, start, mask = [], [], [CLS], 0, SPECIALS[MASK]
+        words, spans, ids, start, mask = [], [], [], 0, SPECIALS[MASK]
         # A BPE piece holds the space before it and knows what it touches: split the whole text, with letters
         # in place of each mask. Words touch nothing: split what stands between the masks.
         whole = self.encoder.split(text.replace(mask, "x" * len(mask))) if self.encoder.bpe else None
@@ -62,9 +68,17 @@ class Reader:
             start = end + len(mask)
         if not words:
             raise InputError("the text has no words")
-        ids.append(SEP)
+        return words, spans, ids
+
+    def ready(self, ids):
+        """in: ids, numbers; out: int64 (1, L) on the device; the model knows the codes of all words so far"""
         self.model.set_codes(torch.from_numpy(self.encoder.codes()))
-        return words, spans, torch.tensor([ids], device=self.model.positions.weight.device)
+        return torch.tensor(np.array([ids], np.int64), device=self.model.positions.weight.device)
+
+    def read(self, text):
+        """in: text str; out: words, spans as split(); ids int64 (1, L), [CLS] words [SEP]"""
+        words, spans, ids = self.split(text)
+        return words, spans, self.ready([CLS, *ids, SEP])
 
     @torch.no_grad()
     def detect(self, text):
@@ -131,6 +145,60 @@ class Reader:
         return [(among[i], cosine) for i, cosine in zip(best.indices.tolist(), best.values.tolist())]
 
 
+    def needs(self, head, how):
+        """in: head; how to get there; err: ConfigError when the model has another"""
+        if self.config.head != head:
+            raise ConfigError(f"this model was trained for {self.config.head}: {how}")
+
+    @torch.no_grad()
+    def classify(self, first, second=None):
+        """The labels of a text, or of a pair; words beyond the model's length are cut.
+
+        in:  first str; second str for a model of pairs
+        out: list of (label, probability), likeliest first; of a regression [(the task's name, the number)]
+        err: ConfigError when the model was not fine-tuned for it
+        """
+        self.needs("classify", "labels need one fine-tuned by finetune.py")
+        second = None if second is None else np.array(self.split(second)[2], np.int32)
+        ids, _ = pack(np.array(self.split(first)[2], np.int32), second, self.config.length)
+        [logits] = self.model(self.ready(ids)).cpu()
+        if not self.task["labels"]:
+            mean, deviation = self.task["scale"]
+            return [(self.task["name"], logits.item() * deviation + mean)]
+        pairs = zip(self.task["labels"], logits.softmax(-1).tolist())
+        return sorted(pairs, key=lambda pair: -pair[1])
+
+    @torch.no_grad()
+    def answer(self, question, context, k):
+        """The words of a context that answer a question. [BERT §4.2]
+
+        in:  question, context str, the context of any length; k int
+        out: list of at most k (text, (start, end), probability), best first; end is exclusive, in characters;
+             probability among all that are listed. "" with (0, 0) says that there is no answer (SQuAD v2).
+        err: ConfigError when the model was not fine-tuned on SQuAD
+        """
+        self.needs("span", "answers need one fine-tuned with --task squad")
+        _, spans, ids = self.split(context)
+        found, null = {}, torch.inf
+        asked, ids = np.array(self.split(question)[2], np.int32), np.array(ids, np.int32)
+        for piece, first, start, stop in windows(asked, ids, self.config.length, self.task["stride"]):
+            place = torch.arange(len(piece), device=self.model.positions.weight.device)[None]
+            inside = (place >= first) & (place < first + stop - start)
+            scores, a, b, none = best_spans(self.model(self.ready(piece)), inside, k, self.task["longest"])
+            null = min(null, none.item())
+            for score, i, j in zip(scores[0].tolist(), a[0].tolist(), b[0].tolist()):
+                span = spans[start + i - first][0], spans[start + j - first][1]
+                if score > -torch.inf:  # the same words in two windows: the better score
+                    found[span] = max(score, found.get(span, -torch.inf))
+        if self.task["null"]:
+            found[0, 0] = null
+        best = sorted(found.items(), key=lambda pair: -pair[1])[:k]
+        shares = torch.tensor([score for _, score in best]).softmax(0).tolist()
+        # a piece of a BPE may hold the space before it
+        return [(context[a:b].strip(), (b - len(context[a:b].lstrip()), b), share)
+                for ((a, b), _), share in zip(best, shares)]
+
+
 def show_detected(words, spans, probabilities, text, colour):
     """in: what detect() gave, the text, colour or not; prints the text, then the suspects, worst first"""
     guesses = [CLASSES[i] for i in probabilities.argmax(-1).tolist()]
@@ -147,30 +215,81 @@ def show_detected(words, spans, probabilities, text, colour):
         print(f"  {words[i]:>16}   {shown}")
 
 
-def answer(reader, text, args):
-    """Print what the model has to say of one text."""
-    if args.near:
-        for word, cosine in reader.neighbours(text, args.top_k):
-            print(f"  {word.replace('Ġ', ' '):>16}   {cosine:.3f}")
-    elif reader.config.head == "mlm":
-        for place, best in enumerate(reader.fill(text, args.top_k), 1):
-            print(f"[MASK] {place}")
-            for piece, p in best:
-                print(f"  {piece.replace('Ġ', ' '):>16}   {p:6.1%}")
-    else:
-        show_detected(*reader.detect(text), text, sys.stdout.isatty())
+def look(reader, texts, k, near=False):
+    """All a model has to say, as plain types.
+
+    in:  reader; texts list of one str, or two for a model of pairs; k, how many answers; near: of one word
+    out: dict
+    err: InputError when there are more or fewer texts than the model takes
+    """
+    wanted = 1 + bool(reader.task.get("pair"))
+    if len(texts) != wanted:
+        raise InputError(f"this model takes {wanted} text{'s' * (wanted > 1)}, got {len(texts)}" + (
+            ": a question and its context" if reader.config.head == "span" else ""))
+    if near:
+        return dict(neighbours=reader.neighbours(*texts, k))
+    if reader.config.head == "mlm":
+        return dict(masks=reader.fill(*texts, k))
+    if reader.config.head == "classify":
+        return dict(labels=reader.classify(*texts)[:k])
+    if reader.config.head == "span":
+        return dict(answers=reader.answer(*texts, k))
+    words, spans, p = reader.detect(*texts)
+    return dict(words=words, spans=spans, classes=CLASSES, probabilities=p.tolist())
+
+
+def show(result, text):
+    """in: what look() gave; text str; prints it for people"""
+    for i, best in enumerate(result.get("masks", []), 1):
+        print(f"[MASK] {i}")
+        for piece, p in best:
+            print(f"  {piece.replace('Ġ', ' '):>16}   {p:6.1%}")
+    for word, cosine in result.get("neighbours", []):
+        print(f"  {word.replace('Ġ', ' '):>16}   {cosine:.3f}")
+    for label, p in result.get("labels", []):
+        print(f"  {label:>16}   {p:.3f}")
+    for answer, (start, end), p in result.get("answers", []):
+        print(f"  {p:6.1%}   {answer or '(no answer)'}   [{start}:{end}]")
+    if "words" in result:
+        show_detected(result["words"], result["spans"], torch.tensor(result["probabilities"]), text,
+                      sys.stdout.isatty())
+
+
+def read_file(path):
+    """The inputs of a file.
+
+    in:  path: .jsonl, objects whose values, in their order, are the texts; else a text a line, two with a tab
+    out: iterator of list[str]
+    """
+    try:
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+            for i, line in enumerate(file, 1):
+                if line.strip():
+                    row = json.loads(line) if path.endswith(".jsonl") else line.rstrip("\r\n").split("\t")
+                    row = list(row.values()) if isinstance(row, dict) else row
+                    if not all(isinstance(text, str) for text in row):
+                        raise InputError(f"{path}, line {i:,}: wanted texts, got {str(row)[:60]}")
+                    yield row
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: {error}") from error
 
 
 def main(argv=None):
     """in: argv list[str] or None for the command line. Bad input exits with code 2."""
     p = argparse.ArgumentParser(description=__doc__.split("\nSources")[0],
                                 formatter_class=argparse.RawDescriptionHelpFormatter,
-                                usage="python infer.py --ckpt DIR [flags] [TEXT]        "
+                                usage="python infer.py --ckpt DIR [flags] [TEXT [TEXT]]        "
                                       "(--help explains them)")
-    p.add_argument("text", nargs="?", help="the text; without it, texts are asked for until the input ends")
-    p.add_argument("--ckpt", required=True, metavar="DIR",
-                   help="folder of a run of pretrain.py, or its ckpt.pt; it says what model this is, "
-                        "so there are no flags for that")
+    p.add_argument("text", nargs="*", help=(
+        "the text; of a model of pairs both, of SQuAD the question and its context; without any, they are "
+        "asked for until the input ends"))
+    p.add_argument("--ckpt", required=True, metavar="DIR", help=(
+        "folder of a run of pretrain.py or finetune.py, or its ckpt.pt; it says what model this is, so there "
+        "are no flags for that"))
+    p.add_argument("--file", metavar="FILE", help=(
+        "read the texts from a file, one a line (two with a tab between), or .jsonl; write an object a line"))
     p.add_argument("--near", action="store_true",
                    help="TEXT is a word: show the words nearest to it in the embedding")
     p.add_argument("--top_k", type=int, default=8, metavar="k", help="how many answers (default 8)")
@@ -183,14 +302,20 @@ def main(argv=None):
         if args.top_k < 1:
             raise InputError(f"--top_k {args.top_k}: wanted 1 or more")
         reader = Reader(args.ckpt, device)
-        if args.text is not None:
-            return answer(reader, args.text, args)
+        if args.text:
+            return show(look(reader, args.text, args.top_k, args.near), args.text[0])
+        if args.file:
+            for texts in read_file(args.file):
+                result = dict(texts=texts) | look(reader, texts, args.top_k, args.near)
+                print(json.dumps(result, ensure_ascii=False), flush=True)
+            return None
     except (InputError, ConfigError) as error:
         print(f"infer.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     while True:
         try:
-            answer(reader, input("> "), args)
+            texts = [input("> ") for _ in range(1 + bool(reader.task.get("pair")))]
+            show(look(reader, texts, args.top_k, args.near), texts[0])
         except EOFError:
             return print()
         except (InputError, ConfigError) as error:  # one bad line does not end the conversation

@@ -62,12 +62,15 @@ class Config:
     dropout: float = 0.1
     head: str = "sr"  # sr, mlm, classify, span
     labels: int = 2  # of classify
+    pool: str = "cls"  # what classify looks at: cls, the first position, or mean, of all positions
 
     def __post_init__(self):
         if self.emb not in FORM:
             raise ConfigError(f"unknown embedding {self.emb!r}; there are {', '.join(FORM)}")
         if self.head not in HEADS:
             raise ConfigError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
+        if self.pool not in ("cls", "mean"):
+            raise ConfigError(f"unknown pool {self.pool!r}; there are cls, mean")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout {self.dropout}: wanted at least 0 and less than 1")
         if self.width % self.heads:
@@ -209,6 +212,15 @@ class Model(nn.Module):
             x = layer(x, key_mask)
         return x
 
+    def pool(self, x, key_mask):
+        """in: x (B, L, d), key_mask bool (B, L) or None; out: (B, d), one vector a text"""
+        if self.config.pool == "cls":
+            return x[:, 0]
+        if key_mask is None:
+            return x.mean(1)
+        weight = key_mask.unsqueeze(-1).to(x.dtype)  # (B, L, 1)
+        return (x * weight).sum(1) / weight.sum(1)
+
     def forward(self, ids, key_mask=None, at=None):
         """Encode, and apply the head.
 
@@ -217,7 +229,7 @@ class Model(nn.Module):
         """
         x = self.encode(ids, key_mask)
         if self.config.head == "classify":
-            return self.head(x[:, 0])
+            return self.head(self.pool(x, key_mask))
         if self.config.head == "mlm":
             return self.head(x.flatten(0, 1)[at], self.embedding.weight)
         return self.head(self.dropout(x))
@@ -272,6 +284,21 @@ def best_spans(logits, inside, most, longest):
 
 # ---------------------------------------------------------------------------------------------------------
 # The machine
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """For argparse: line breaks as they are written, and every default shown."""
+
+
+def at_least(least, kind=int):
+    """in: least; kind int or float; out: a type for argparse, a number that is not smaller"""
+    def read(text):
+        if not kind(text) >= least:  # NaN is not
+            raise argparse.ArgumentTypeError(f"{text}: wanted {least} or more")
+        return kind(text)
+
+    read.__name__ = "number"
+    return read
 
 
 def machine_flags(group):

@@ -47,8 +47,9 @@ from tqdm import tqdm
 
 import hashing
 from hashing import CLS, FIRST, MASK, SEP, Encoder, InputError
-from model import FORM, PRESETS, Config, ConfigError, Model, choose_machine, count_parameters, fingerprint
-from model import load_checkpoint, machine_flags, once, parameter_groups, save_checkpoint, try_compile
+from model import FORM, PRESETS, Config, ConfigError, Help, Model, at_least, choose_machine
+from model import count_parameters, fingerprint, load_checkpoint, machine_flags, once, parameter_groups
+from model import save_checkpoint, try_compile
 
 IGNORE = -100  # the label of a position that is not scored: torch's own default
 EVAL_WORDS = 65_536  # held-out positions that an evaluation looks at
@@ -80,7 +81,7 @@ def tasks_of(data):
     """
     for part in data.split("+"):
         if part in PYTHON:
-            paths = hashing.python_files()
+            paths = list(hashing.python_files().values())
             yield from ((part, paths[start:start + 64]) for start in range(0, len(paths), 64))
             continue
         texts, size = [], 0
@@ -188,7 +189,7 @@ def prepare(data, split, cache, pieces=50_000, quiet=False):
     """
     identity = [2, data, split, pieces if split == "bpe" else None]  # 2: of the format
     for part in data.split("+"):
-        files = hashing.python_files() if part in PYTHON else local_files(part)
+        files = hashing.python_files().values() if part in PYTHON else local_files(part)
         identity += [(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files]
     name = "".join(c if c.isalnum() else "-" for c in os.path.basename(data.rstrip("/")))[:40]
     path = os.path.join(cache, f"{name}-{split}-{fingerprint(identity)}")
@@ -802,24 +803,9 @@ def describe(result):
     return ", ".join(f"{name} {value:.3f}" for name, value in result.items())
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Line breaks as they are written, and every default shown."""
-
-
-def at_least(least, kind=int):
-    """in: least; kind int or float; out: a type for argparse, a number that is not smaller"""
-    def read(text):
-        if not kind(text) >= least:  # NaN is not
-            raise argparse.ArgumentTypeError(f"{text}: wanted {least} or more")
-        return kind(text)
-
-    read.__name__ = "number"
-    return read
-
-
 def parser():
     """All flags, in the order of the ideas."""
-    p = argparse.ArgumentParser(formatter_class=_Help, description=__doc__.split("\nSources")[0],
+    p = argparse.ArgumentParser(formatter_class=Help, description=__doc__.split("\nSources")[0],
                                 usage="python pretrain.py [flags]        (--help explains them)")
     sizes = "; ".join(f"{n} {s['layers']} layers of {s['width']}" for n, s in PRESETS.items() if n in RECIPES)
     g = p.add_argument_group("words", (

@@ -39,6 +39,7 @@ import torch.nn.functional as F
 import attention
 import bench
 import embeddings
+import finetune
 import hashing
 import infer
 import model
@@ -827,13 +828,14 @@ def test_python_corpus_is_parsed_and_never_run(tmp_path):
     [names] = pretrain.documents(("python-names", paths))
     assert set(names.split()) == {"a", "b", "size", "len"}
     found = hashing.python_files()
-    assert any(p.endswith("topics.py") for p in found) and len(set(found)) == len(found) > 500
+    assert any(p.endswith("topics.py") for p in found.values()) and len(set(found.values())) > 500
 
 
 def test_copied_docstrings_count_once(tmp_path, monkeypatch):
     for i in range(3):
         (tmp_path / f"{i}.py").write_text(f'"""The same text."""\n\ndef f():\n    """Text {i}."""\n')
-    monkeypatch.setattr(hashing, "python_files", lambda: sorted(map(str, tmp_path.glob("*.py"))))
+    found = {path.name: str(path) for path in sorted(tmp_path.glob("*.py"))}
+    monkeypatch.setattr(hashing, "python_files", lambda: found)
     assert pretrain.Corpus(folder_of("python", tmp_path)).meta["documents"] == 4
 
 
@@ -1292,6 +1294,635 @@ def test_world_size_must_divide_the_batch(small, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------
+# finetune.py
+
+
+def test_pack_by_hand():
+    """10 and 3 words with room for 8: the longer gives up five. On a tie the second loses first."""
+    a, b = np.arange(100, 110, dtype=np.int32), np.arange(200, 203, dtype=np.int32)
+    ids, cut = hashing.pack(a, b, 12)
+    assert ids.tolist() == [CLS, *range(100, 105), SEP, SEP, 200, 201, 202, SEP] and cut == 5
+    for words, length, wanted in ((a, 5, [CLS, 100, 101, 102, SEP]), (b, 9, [CLS, 200, 201, 202, SEP])):
+        ids, cut = hashing.pack(words, None, length)
+        assert ids.tolist() == wanted and cut == len(words) - 3
+    for n in range(7):
+        for m in range(7):
+            for room in range(1, 9):
+                x, y = list(range(n)), list(range(m))
+                while len(x) + len(y) > room:  # the definition
+                    (x if len(x) > len(y) else y).pop()
+                ids, cut = hashing.pack(np.arange(n), np.arange(m), room + 4)
+                assert ids.tolist() == [CLS, *x, SEP, SEP, *y, SEP] and cut == n + m - len(x) - len(y)
+
+
+@pytest.mark.parametrize("stride", [1, 3, 99])
+def test_windows_hold_every_word_and_the_question(stride):
+    rng = random.Random(stride)
+    for _ in range(50):
+        question = np.arange(1000, 1000 + rng.randint(1, 12))
+        context, length = np.arange(rng.randint(1, 40)), rng.randint(8, 21)
+        found = hashing.windows(question, context, length, stride)
+        kept = question[:(length - 4) // 2]
+        for ids, first, start, stop in found:
+            assert len(ids) <= length and ids[1:1 + len(kept)].tolist() == kept.tolist()
+            assert ids[first:first + stop - start].tolist() == list(range(start, stop)) and ids[-1] == SEP
+        assert {i for _, _, a, b in found for i in range(a, b)} == set(context.tolist())
+        assert all(b[2] - a[2] == min(stride, length - 4 - len(kept)) for a, b in zip(found, found[1:]))
+    # the last one ends where the context ends, and none is inside another
+    assert all(a[3] < b[3] for a, b in zip(found, found[1:])) and found[-1][3] == len(context)
+
+
+def test_best_spans_are_the_best_of_all_pairs():
+    logits = torch.randn(5, 11, 2)
+    inside = torch.zeros(5, 11, dtype=torch.bool)
+    for row, (a, b) in zip(inside, [(3, 11), (1, 2), (4, 9), (5, 5), (2, 8)]):
+        row[a:b] = True
+    scores, starts, ends, null = model.best_spans(logits, inside, 7, 3)
+    assert torch.equal(null, logits[:, 0].sum(1))
+    for row in range(5):
+        pairs = {(i, j): (logits[row, i, 0] + logits[row, j, 1]).item() for i in range(11)
+                 for j in range(i, min(i + 3, 11)) if inside[row, i] and inside[row, j]}
+        wanted = sorted(pairs, key=pairs.get, reverse=True)[:7]
+        found = zip(starts[row].tolist(), ends[row].tolist(), scores[row].tolist())
+        got = [(i, j) for i, j, score in found if score > -math.inf]
+        assert got == wanted
+        torch.testing.assert_close(scores[row, :len(wanted)], torch.tensor([pairs[p] for p in wanted]))
+
+
+def test_metrics_by_hand():
+    """Six rows, truth 0 0 1 1 1 2, guess 0 1 1 1 0 0: three right. Class 1: 2 right of 3 guessed, 3 true."""
+    guess, truth = np.array([0, 1, 1, 1, 0, 0]), np.array([0, 0, 1, 1, 1, 2])
+    assert finetune.accuracy(guess, truth) == 0.5
+    assert finetune.f1(guess, truth) == pytest.approx(2 * 2 / (3 + 3))
+    assert finetune.macro_f1(guess, truth) == pytest.approx((2 * 1 / (3 + 2) + 4 / 6 + 0) / 3)
+    assert finetune.f1(guess * 0, truth * 0) == 0.0  # a class that nobody has: 0/0
+    assert finetune.macro_f1(np.array([1, 1]), np.array([1, 1])) == 1.0  # class 0 absent, and not counted
+    # Matthews: tp 2, tn 1, fp 1, fn 2 -> (2·1 − 1·2) / √(3·4·2·3) = 0; then one more true negative
+    assert abs(finetune.matthews(np.array([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 1, 1, 0]))) < 1e-12
+    got = finetune.matthews(np.array([1, 1, 1, 0, 0, 0, 0]), np.array([1, 1, 0, 1, 1, 0, 0]))
+    assert got == pytest.approx((2 * 2 - 1 * 2) / math.sqrt(3 * 4 * 3 * 4))
+    assert finetune.matthews(np.ones(5, int), np.array([0, 1, 1, 1, 0])) == 0.0  # a constant
+    assert finetune.matthews(np.array([2, 0, 1]), np.array([2, 0, 1])) == pytest.approx(1)
+
+
+def test_correlations_by_hand():
+    """1 2 3 4 against 1 3 2 4: ranks differ by 0 1 1 0, so 1 − 6·2 / (4·15) = 0.8. Ties share a rank."""
+    a, b = np.array([1.0, 2, 3, 4]), np.array([10.0, 30, 20, 99])
+    assert finetune.spearman(a, b) == pytest.approx(0.8)
+    assert finetune.pearson(a, b) == pytest.approx(np.corrcoef(a, b)[0, 1])
+    tied = np.array([5.0, 7, 7, 9])  # ranks 1 2.5 2.5 4
+    assert finetune.spearman(a, tied) == pytest.approx(np.corrcoef([1, 2, 3, 4], [1, 2.5, 2.5, 4])[0, 1])
+    assert finetune.spearman(a, tied * 0) == finetune.pearson(tied * 0, a) == 0.0
+    assert finetune.spearman(a, -a) == pytest.approx(-1)
+
+
+def test_exact_match_and_f1_by_hand():
+    """[SQ §6] "the Cat sat." against "A cat slept": cat of (cat sat) and (cat slept), F1 1/2."""
+    assert finetune.normalise("The U.S. Army!") == ["us", "army"]
+    assert finetune.normalise("a theory, an answer") == ["theory", "answer"]  # articles are whole words
+    two = [finetune.normalise(t) for t in ("A cat slept", "dog")]
+    assert finetune.exact_and_f1(finetune.normalise("the Cat sat."), two) == (0.0, 0.5)
+    assert finetune.exact_and_f1(["dog"], two) == (1.0, 1.0)
+    assert finetune.exact_and_f1(["cat", "cat"], [["cat"]]) == (0.0, pytest.approx(2 / 3))  # counted once
+    assert finetune.exact_and_f1([], [[]]) == (1.0, 1.0)
+    assert finetune.exact_and_f1([], two) == finetune.exact_and_f1(["dog"], [[]]) == (0.0, 0.0)
+
+
+def test_learning_rate_by_hand():
+    """100 steps, 10 to warm up, five cosines of 18: 1 at 10, 28, 46 ..., half-way down 9 steps later."""
+    assert [finetune.schedule(s, 100, 10) for s in (0, 4, 9)] == [0.1, 0.5, 1.0]
+    for start in range(10, 100, 18):
+        assert finetune.schedule(start, 100, 10) == 1.0
+        assert finetune.schedule(start + 9, 100, 10) == pytest.approx(0.5)
+        last = 0.5 * (1 + math.cos(math.pi * 17 / 18))
+        assert finetune.schedule(start + 17, 100, 10) == pytest.approx(last)
+
+
+def test_batches_hold_everything_once_and_pad_little():
+    lengths = np.random.default_rng(0).integers(3, 60, 1_009)
+    for rng in (None, np.random.default_rng(1)):
+        found = finetune.batches(lengths, 13, rng)
+        assert sorted(np.concatenate(found).tolist()) == list(range(1_009)) and len(found) == 78
+        padded = sum(lengths[chosen].max() * len(chosen) for chosen in found)
+        assert padded < 1.1 * lengths.sum()  # in random batches of 13 about 1.7
+    a, b = (finetune.batches(lengths, 13, np.random.default_rng(1)) for _ in range(2))
+    assert all((x == y).all() for x, y in zip(a, b))
+    ids, mask = finetune.pad([np.array([1, 7, 8]), np.array([1, 9])])
+    assert ids.tolist() == [[1, 7, 8], [1, 9, PAD]] and mask.tolist() == [[True] * 3, [True, True, False]]
+    assert finetune.pad([np.array([1, 7, 8])])[1] is None
+    shapes = {finetune.pad([np.ones(n, int)], few=True)[0].shape[1] for n in range(1, 129)}
+    assert shapes == {1, 2, 4, 8, 16, 32, 64, 128}
+
+
+TEXTS = ['He said "no', "a\u2028b", "naïve 日本"]
+
+
+def test_tables_of_every_kind(tmp_path):
+    """A quote is a character in a .tsv and means something in a .csv; all cells are strings but in .jsonl."""
+    rows = [dict(text=t, label=str(i % 2)) for i, t in enumerate(TEXTS)]
+    tsv = "text\tlabel\n" + "".join(f"{r['text']}\t{r['label']}\r\n" for r in rows)
+    (tmp_path / "a.tsv").write_text("\ufeff" + tsv, encoding="utf-8", newline="")
+    with gzip.open(tmp_path / "b.tsv.gz", "wt", encoding="utf-8", newline="") as file:
+        file.write(tsv)
+    with open(tmp_path / "c.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["text", "label"], *(r.values() for r in rows)])
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "e.json").write_text(json.dumps(rows))
+    import datasets
+
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "f.parquet"))
+    for path in sorted(tmp_path.iterdir()):
+        assert finetune.read_table(str(path)) == (["text", "label"], rows), path
+    (tmp_path / "g.tsv").write_text(tsv + "one cell\n", encoding="utf-8")
+    with pytest.raises(InputError, match="1 of 4 rows do not have the 2 columns text, label"):
+        finetune.read_table(str(tmp_path / "g.tsv"))
+    (tmp_path / "h.tsv").write_text("text\tlabel\n" + "a\tb\n" * 200 + "one cell\n", encoding="utf-8")
+    assert len(finetune.read_table(str(tmp_path / "h.tsv"))[1]) == 200  # a few are left out, and said so
+    (tmp_path / "i.jsonl").write_text('{"a": \n')
+    (tmp_path / "j.jsonl").write_text("[1]\n")
+    for name, says in (("i.jsonl", "could not be read as"), ("j.jsonl", "named fields"), ("k.tsv", "wanted")):
+        with pytest.raises(InputError, match=says):
+            finetune.read_table(str(tmp_path / name))
+
+
+@pytest.fixture(scope="module")
+def started(text_file, tmp_path_factory):
+    """Folders of two pre-trained models of a second each: proj, and a lookup of BPE pieces."""
+    cache, folder = tmp_path_factory.getbasetemp() / "cache", tmp_path_factory.mktemp("started")
+    for name, more in (("proj", []), ("bpe", ["--emb", "lookup", "--vocab", "300"])):
+        pretrain.main(["--data", str(text_file), "--cache", str(cache), *SMALL, "--length", "33",
+                       "--out", str(folder / name), *more])
+    return folder
+
+
+WORDS = words_like(60, 3)
+
+
+def sentence(rng, *more):
+    words = rng.sample(WORDS, rng.randint(3, 9)) + list(more)
+    rng.shuffle(words)
+    return " ".join(words)
+
+
+def write_tsv(path, columns, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = ([columns] if columns else []) + rows
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def one_text(rng, n):
+    """A word tells the class: "zebra" or "quagga"."""
+    labels = [rng.choice(["zebra", "quagga"]) for _ in range(n)]
+    return [(sentence(rng, label), dict(zebra="up", quagga="down")[label]) for label in labels]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """Flags that name a task of one's own, which a bag of words can do."""
+    folder, rng = tmp_path_factory.mktemp("own"), random.Random(5)
+    train = write_tsv(folder / "train.tsv", ["text", "label"], one_text(rng, 397))
+    dev = write_tsv(folder / "dev.tsv", ["text", "label"], one_text(rng, 101))
+    return ["--train", train, "--dev", dev, "--text", "text", "--label", "label"]
+
+
+QUICK = ["--device", "cpu", "--dtype", "float32", "--no-compile", "--epochs", "3", "--lr", "1e-2",
+         "--batch", "16"]
+
+
+def tune(started, out, *more, name="proj"):
+    """in: folder of started; out; flags; out: results.json of finetune.main"""
+    flags = ["--ckpt", str(started / name), *QUICK, "--out", str(out), *map(str, more)]
+    result = finetune.main(flags)
+    assert result == json.loads((Path(out) / "results.json").read_text())
+    return result
+
+
+@pytest.mark.parametrize("name, least", [("proj", 95), ("bpe", 85)])  # pieces are many: some texts are cut
+def test_own_file_end_to_end(started, own, tmp_path, capsys, name, least):
+    """Learns it, beats the majority, leaves a checkpoint that infer.py and --epochs 0 score the same."""
+    result = tune(started, tmp_path / "a", *own, "--seeds", "2", name=name)["tasks"]["own"]
+    assert result["metric"] == "accuracy" and result["seeds"] == [0, 1] and result["n"] == 101
+    assert result["min"] > least > 60 > result["majority"] > 40 and result["bag_of_words"] > least
+    assert result["mean"] == pytest.approx(np.mean(result["values"]))
+    assert result["std"] == pytest.approx(np.std(result["values"], ddof=1))
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["ckpt.pt", "log.jsonl", "results.json"]
+    out = capsys.readouterr().out
+    assert "majority" in out and "bag of words" in out and "next: python infer.py" in out
+    again = finetune.main(["--ckpt", str(tmp_path / "a"), *QUICK, *own, "--epochs", "0", "--seeds", "1",
+                           "--out", str(tmp_path / "b")])
+    assert again["tasks"]["own"]["mean"] == result["max"]
+    reader = infer.Reader(str(tmp_path / "a"))
+    _, rows = finetune.read_table(own[3])
+    right = sum(reader.classify(row["text"])[0][0] == row["label"] for row in rows)
+    assert 100 * right / len(rows) == pytest.approx(result["max"])
+    assert {label for label, _ in reader.classify("a")} == {"up", "down"}
+    assert sum(p for _, p in reader.classify("a")) == pytest.approx(1, abs=1e-6)
+
+
+def test_order_of_labels_is_of_no_consequence(started, tmp_path, monkeypatch, capsys):
+    """A hub that numbers the classes another way, a file of names, one of numbers: the same score."""
+    import datasets
+
+    rng, task = random.Random(2), finetune.GLUE["rte"]
+    rows = [(sentence(rng), sentence(rng, rng.choice(WORDS)), rng.choice(task.labels)) for _ in range(120)]
+    columns = ["sentence1", "sentence2", "label"]
+    (tmp_path / "d").mkdir()
+    kinds = {}
+    for kind, names in (("hub", task.labels), ("permuted", task.labels[::-1])):
+        features = datasets.Features(dict(zip(columns, [datasets.Value("string")] * 2)),
+                                     label=datasets.ClassLabel(names=list(names)))
+        kinds[kind] = datasets.Dataset.from_list([dict(zip(columns, row)) for row in rows], features=features)
+    monkeypatch.setattr(finetune.GLUE["rte"], "rows", (120, 120))
+    scores = []
+    for kind, data in kinds.items():
+        monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: data)
+        assert data[0]["label"] == data.features["label"].str2int(rows[0][2])
+        scores.append(tune(started, tmp_path / kind, "--task", "rte", "--seeds", "1"))
+    for kind, label in (("names", str), ("digits", lambda name: task.labels.index(name))):
+        for split in ("train", "dev"):
+            written = [(a, b, label(c)) for a, b, c in rows]
+            write_tsv(tmp_path / kind / "RTE" / f"{split}.tsv", columns, written)
+        scores.append(tune(started, tmp_path / f"{kind}-out", "--task", "rte", "--seeds", "1",
+                           "--data_dir", tmp_path / kind))
+    assert all(score["tasks"] == scores[0]["tasks"] for score in scores)
+
+
+def glue_folder(folder, monkeypatch, rows=37, names=finetune.AVERAGED + ("wnli",)):
+    """A GLUE download in small: the original layouts and columns, digits or names as there."""
+    rng = random.Random(9)
+    for name in names:
+        task = finetune.GLUE[name]
+        monkeypatch.setattr(task, "rows", (rows, rows))
+        texts = [t.split("|")[-1] for t in task.texts]
+        label = task.label.split("|")[-1]
+        words = name in ("mnli", "qnli", "rte")
+        for split in ("train", *task.dev, *[d.replace("dev", "test") for d in task.dev]):
+            found = []
+            for i in range(rows):
+                which = rng.randrange(len(task.labels or "12345"))
+                first = [sentence(rng, WORDS[which]) for _ in texts]
+                found.append([*first, task.labels[which] if words else which])
+            if split.startswith("test"):
+                write_tsv(folder / task.folder / f"{split}.tsv", ["index", *texts],
+                          [[i, *row[:-1]] for i, row in enumerate(found)])
+            elif name == "cola":
+                found = [["gj04", row[-1], "", row[0]] for row in found]
+                write_tsv(folder / "CoLA" / f"{split}.tsv", None, found)
+            else:
+                write_tsv(folder / task.folder / f"{split}.tsv", [*texts, label], found)
+    return str(folder)
+
+
+def test_glue_from_its_own_files_and_what_is_submitted(started, tmp_path, monkeypatch, capsys):
+    folder = glue_folder(tmp_path / "glue", monkeypatch)
+    result = tune(started, tmp_path / "out", "--task", "glue", "--data_dir", folder, "--seeds", "2",
+                  "--epochs", "1", "--predict")
+    assert list(result["tasks"]) == ["mnli", "qnli", "qqp", "rte", "sst2", "mrpc", "cola", "stsb"]
+    by_seed = np.mean([r["values"] for r in result["tasks"].values()], 0)
+    assert result["average"] == pytest.approx(by_seed.mean())
+    assert result["average_std"] == pytest.approx(np.std(by_seed, ddof=1))
+    metrics = {name: r["metric"] for name, r in result["tasks"].items()}
+    assert metrics == dict(mnli="accuracy", qnli="accuracy", qqp="f1", rte="accuracy", sst2="accuracy",
+                           mrpc="accuracy", cola="matthews", stsb="spearman")
+    assert "mismatched_accuracy" in result["tasks"]["mnli"]["all_metrics"]
+    files = {p.name: p.read_text().splitlines() for p in (tmp_path / "out").rglob("*.tsv")}
+    assert set(files) == {"MNLI-m.tsv", "MNLI-mm.tsv", "QNLI.tsv", "QQP.tsv", "RTE.tsv", "SST-2.tsv",
+                          "MRPC.tsv", "CoLA.tsv", "STS-B.tsv"}
+    for name, lines in files.items():
+        assert lines[0] == "index\tprediction" and len(lines) == 38
+        assert [line.split("\t")[0] for line in lines[1:]] == list(map(str, range(37)))
+        said = {line.split("\t")[1] for line in lines[1:]}
+        if name[:4] in ("MNLI", "QNLI", "RTE."):
+            assert said <= {"entailment", "neutral", "contradiction", "not_entailment"}
+        elif name == "STS-B.tsv":
+            assert all(0 <= float(x) <= 5 and len(x) == 5 for x in said)
+        else:
+            assert said <= {"0", "1"}
+    reader = infer.Reader(str(tmp_path / "out" / "sst2"))  # what was submitted is what the checkpoint says
+    _, rows = finetune.read_table(os.path.join(folder, "SST-2", "test.tsv"))
+    said = [reader.classify(row["sentence"])[0][0] for row in rows]
+    assert [["negative", "positive"][int(line.split("\t")[1])] for line in files["SST-2.tsv"][1:]] == said
+
+
+def test_bad_tasks_are_refused(started, own, tmp_path, monkeypatch):
+    folder = Path(glue_folder(tmp_path / "glue", monkeypatch, names=("sst2", "rte", "cola")))
+    ours = ["--ckpt", str(started / "proj"), *QUICK]
+    sst = [*ours, "--task", "sst2"]
+    train, dev, test = (str(folder / "SST-2" / f"{split}.tsv") for split in ("train", "dev", "test"))
+    minus = write_tsv(tmp_path / "minus.tsv", ["sentence", "label"], [("a", -1)])
+    odd = write_tsv(tmp_path / "odd.tsv", ["sentence", "label"], [("a", "sideways")])
+    number = write_tsv(tmp_path / "number.tsv", ["text", "label"], [("a", "1.5"), ("b", "high")])
+    many = write_tsv(tmp_path / "many.tsv", ["text", "label"], [(f"a {i}", i / 7) for i in range(9)])
+    empty = write_tsv(tmp_path / "empty.tsv", ["text", "label"], [])
+    for flags, says in (
+            ([*sst, "--train", train, "--dev", test], "labels of a test split of GLUE are not public"),
+            ([*sst, "--train", train, "--dev", minus], "the label is -1; the labels of a test split"),
+            ([*sst, "--train", train, "--dev", odd], "unknown label 'sideways'; wanted negative, positive"),
+            ([*sst, "--train", odd, "--dev", str(folder / "RTE" / "dev.tsv")], "row 1: unknown label"),
+            ([*sst, "--train", train, "--dev", str(folder / "RTE" / "dev.tsv")], "a column sentence, got"),
+            ([*sst, "--data_dir", str(tmp_path)], "wanted train.tsv"),
+            ([*sst, "--train", train], "go together"), ([*sst, "--text", "a"], "knows its columns"),
+            ([*ours, "--train", train], "all of --train --dev --text --label"),
+            ([*QUICK, "--task", "sst2"], "wanted --ckpt"),
+            ([*sst, "--preset", "proformer"], "contradicts --ckpt"),
+            ([*ours, *own, "--predict"], "--predict is for"),
+            ([*ours, *own, "--out", str(started / "proj")], "the checkpoint's own folder"),
+            ([*ours, *own, "--epochs", "0"], "scores a checkpoint of this very task"),
+            ([*ours, *own, "--baseline", str(tmp_path)], "not the results of a fine-tuning"),
+            ([*ours, *own, "--text", "title"], "wanted a column title, got text, label"),
+            ([*ours, *own, "--text", "text,title"], "wanted a column title, got text, label"),
+            ([*ours, *own, "--regression"], "wanted a number as the label, got"),
+            ([*ours, *own, "--train", number, "--dev", number, "--regression"], "row 2: wanted a number"),
+            ([*ours, *own, "--train", many], "predicted with --regression"),
+            ([*ours, *own, "--train", empty], "no rows"),
+            ([*ours, *own, "--ckpt", str(tmp_path / "no")], "no checkpoint"),
+            ([*ours, *own, "--pool", "max"], "invalid choice"),
+            ([*ours, "--task", "squad", "--train", train, "--dev", train], "not questions as in SQuAD"),
+            ([*ours, "--task", "rte"], "could not be loaded from the hub")):
+        where = [] if "--out" in flags else ["--out", str(tmp_path / "out")]
+        refused(finetune.main, [*flags, *where], says=says)
+    monkeypatch.setattr(finetune.GLUE["sst2"], "rows", (37, 38))
+    refused(finetune.main, [*sst, "--data_dir", str(folder)], says="wanted the 38 rows of this split, got 37")
+
+
+def test_regression_and_pairs(started, tmp_path, capsys):
+    """How many words two texts share, from pairs in a .csv: learnable by comparing, in units of its own."""
+    rng, folder = random.Random(4), tmp_path / "data"
+    folder.mkdir()
+    for split, n in (("train", 700), ("dev", 90)):
+        with open(folder / f"{split}.csv", "w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["a", "b", "score"])
+            for _ in range(n):
+                amount = rng.randrange(5)
+                rows.writerow([sentence(rng), " ".join(["more"] * amount + ["end"]), 1000 + 100 * amount])
+    result = tune(started, tmp_path / "out", "--train", folder / "train.csv", "--dev", folder / "dev.csv",
+                  "--text", "a,b", "--label", "score", "--regression", "--seeds", "1", "--epochs", "6")
+    task = result["tasks"]["own"]
+    assert task["metric"] == "spearman" and task["mean"] > 90 and task["all_metrics"]["pearson"] > 90
+    assert task["majority"] == 0 and task["bag_of_words"] is None
+    reader = infer.Reader(str(tmp_path / "out"))
+    [(name, few)], [(_, many)] = (reader.classify("a b c", text) for text in ("end", "more " * 4 + "end"))
+    assert name == "own" and 900 < few < 1200 < many < 1500
+
+
+def test_pre_training_is_used_and_from_scratch_is_not(started, own, tmp_path):
+    flags = finetune.parser().parse_args(["--ckpt", str(started / "proj"), *own, "--out", str(tmp_path)])
+    tuner = finetune.Tuner(flags)
+    data, encoder = tuner.ready("own")
+    before = model.load_checkpoint(str(started / "proj"))["model"]
+    torch.manual_seed(3)
+    net = tuner.model(data, encoder)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items() if not k.startswith("head."))
+    assert net.config.pool == "mean" and net.config.labels == 2  # a small model's recipe
+    flags.from_scratch, flags.out = True, str(tmp_path / "b")
+    net = finetune.Tuner(flags).start.model(data)
+    assert not torch.equal(net.state_dict()["layers.0.up.weight"], before["layers.0.up.weight"])
+    assert asdict(net.config) == asdict(tuner.model(data, encoder).config)
+    torch.manual_seed(3)
+    assert torch.equal(net.layers[0].up.weight, net.layers[0].up.weight)
+
+
+def test_pooling(monkeypatch):
+    """mean: over what is not padding; cls: the first position."""
+    x, mask = torch.randn(2, 5, 12), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    mean, cls = (tiny_model(head="classify", pool=pool) for pool in ("mean", "cls"))
+    torch.testing.assert_close(mean.pool(x, mask), torch.stack([x[0].mean(0), x[1, :3].mean(0)]))
+    torch.testing.assert_close(mean.pool(x, None), x.mean(1))
+    assert torch.equal(cls.pool(x, mask), x[:, 0])
+    with pytest.raises(ConfigError, match="pool"):
+        Config(pool="max")
+
+
+def test_a_run_that_gives_one_answer_is_named(started, own, tmp_path, capsys):
+    """59 rows of one class and one of the other: nothing to learn but the commoner name."""
+    rows = [("a b c", "up")] * 59 + [("a b c", "down")]
+    train = write_tsv(tmp_path / "train.tsv", ["text", "label"], rows)
+    result = tune(started, tmp_path / "out", *own, "--train", train, "--seeds", "2")["tasks"]["own"]
+    assert result["one_class"] == {"0": "up", "1": "up"} and result["mean"] == result["majority"]
+    said = capsys.readouterr().out
+    assert said.count("always says 'up'") == 2 and "no better than a bag of words" in said
+
+
+def test_baseline_is_compared(started, own, tmp_path):
+    """[HF §4.4] eq. 4 to 6 on the two models here."""
+    base = tune(started, tmp_path / "a", *own, "--seeds", "1", name="bpe")
+    ours = tune(started, tmp_path / "b", *own, "--seeds", "1", "--baseline", tmp_path / "a")
+    kept = 100 * ours["tasks"]["own"]["mean"] / base["tasks"]["own"]["mean"]
+    assert ours["compared"]["prr"] == {"own": pytest.approx(kept)}
+    assert ours["compared"]["pcr_emb"] == pytest.approx(100 - 100 * 32 * 128 / base["model"]["embedding"])
+    assert ours["compared"]["pcr_all"] == pytest.approx(
+        100 - 100 * ours["model"]["parameters"] / base["model"]["parameters"])
+
+
+def test_proformer_from_scratch(own, tmp_path, monkeypatch):
+    small = model.PRESETS["proformer"] | dict(width=32, heads=4, ffn=64)
+    monkeypatch.setitem(model.PRESETS, "proformer", small)
+    result = finetune.main(["--preset", "proformer", *QUICK, *own, "--seeds", "1", "--out", str(tmp_path)])
+    assert result["tasks"]["own"]["mean"] > 90 and not result["model"]["pretrained"]
+    assert result["model"]["embedding"] == 420 * 32
+    assert infer.Reader(str(tmp_path)).encoder.bits == 420
+
+
+def test_two_ranks_give_what_one_gives(started, own, tmp_path):
+    found = []
+    for ranks in (1, 2):
+        done = run_script("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}",
+                          "finetune.py", "--ckpt", started / "proj", *own, *QUICK, "--out", tmp_path / str(ranks),
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.stdout.count("parameters  ") == done.stdout.count("done: ") == 1
+        found.append(json.loads((tmp_path / str(ranks) / "results.json").read_text()))
+    assert found[0] == found[1] and found[0]["tasks"]["own"]["seeds"] == [0, 1, 2]
+    same(*(model.load_checkpoint(str(tmp_path / r))["model"] for r in "12"))
+
+
+# SQuAD
+
+
+def questions(rng, n, none=0.0):
+    """The answer is "zebra", alone or before "quagga", in a context of up to sixty other words."""
+    found = []
+    for i in range(n):
+        words = rng.choices(WORDS, k=rng.randint(20, 60))
+        place, long = rng.randrange(1, len(words) - 3), rng.randint(1, 2)
+        answers = []
+        if rng.random() >= none:
+            words[place:place + long] = ["zebra", "quagga"][:long]
+            start = len(" ".join(words[:place])) + 1
+            answers = [(" ".join(words[place:place + long]), start)]
+        found.append(dict(id=f"q{i}", question="Which word?", context=" ".join(words), answers=answers))
+    return found
+
+
+def flat(found):
+    return [q | dict(title="t", answers=dict(text=[t for t, _ in q["answers"]],
+                                             answer_start=[s for _, s in q["answers"]])) for q in found]
+
+
+def nested(found):
+    return dict(version="x", data=[dict(title="t", paragraphs=[dict(context=q["context"], qas=[dict(
+        id=q["id"], question=q["question"],
+        answers=[dict(text=t, answer_start=s) for t, s in q["answers"]])]) for q in found])])
+
+
+def test_squad_files_nested_and_flat_are_one(tmp_path, monkeypatch):
+    found = questions(random.Random(0), 7)
+    monkeypatch.setitem(finetune.SQUAD, "squad", ("v1.1", 7, 7))
+    (tmp_path / "train-v1.1.json").write_text(json.dumps(nested(found)))
+    with gzip.open(tmp_path / "dev-v1.1.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in flat(found))
+    args = types.SimpleNamespace(train=None, dev=None, data_dir=str(tmp_path))
+    train, dev = finetune.read_squad("squad", args)
+    assert train == dev == found
+    monkeypatch.setitem(finetune.SQUAD, "squad", ("v1.1", 8, 7))
+    with pytest.raises(InputError, match="wanted 8 questions, got 7"):
+        finetune.read_squad("squad", args)
+    monkeypatch.setitem(finetune.SQUAD, "squad", ("v1.1", 7, 7))
+    (tmp_path / "train-v1.1.json").write_text(json.dumps(nested(questions(random.Random(0), 7, none=1))))
+    with pytest.raises(InputError, match="squad_v2"):
+        finetune.read_squad("squad", args)
+
+
+def gold(data):
+    """A forward() that knows: 1 at the true start and end, -1 at [CLS], found by the ids it is given."""
+    def forward(examples):
+        longest = max(map(len, examples))
+        logits = torch.zeros(len(examples), longest, 2)
+        for row, ids in zip(logits, examples):
+            i = next(i for i, other in enumerate(data.dev) if other is ids)
+            question, first, start, stop = data.places[i].tolist()
+            q = data.questions[question]
+            row[0] = -1 if q["answers"] else 2
+            if q["answers"]:
+                a, b = data.words_of(data.dev_spans[question], *q["answers"][0])
+                if start <= a and b < stop:
+                    row[first + a - start, 0] = row[first + b - start, 1] = 1
+        return logits
+
+    return forward
+
+
+@pytest.mark.parametrize("split", ["regex", "bpe"])
+@pytest.mark.parametrize("none", [0.0, 0.4])
+def test_gold_spans_score_100(split, none, bpe):
+    found = questions(random.Random(1), 40, none)
+    encoder = (Encoder("row", split="bpe", bpe=bpe, vocabulary=bpe.pieces) if split == "bpe"
+               else Encoder("bits", "md5"))
+    data = finetune.Spans(found, found, encoder, 33 if split == "regex" else 131, null=none > 0)
+    assert len(data.dev) > len(found) and data.lost == 0
+    scores, _ = data.evaluate(gold(data))
+    assert scores["em"] == scores["f1"] == 100
+    assert all(scores[name] == 100 for name in scores if name != "threshold")
+    for ids, (start, end, first, count) in zip(data.examples, data.targets):  # training has the same words
+        if start:
+            said = " ".join(encoder.words[i - FIRST] for i in ids[start:end + 1].tolist())
+            assert said.replace("Ġ", "").replace(" ", "") in {q["answers"][0][0].replace(" ", "")
+                                                             for q in found if q["answers"]}
+    assert data.simple()["majority"] == pytest.approx(100 * sum(not q["answers"] for q in found) / len(found))
+
+
+def test_an_answer_longer_than_any_window_is_counted():
+    context = " ".join(WORDS)
+    lost = dict(id="a", question="x", context=context, answers=[(context, 0)])
+    assert finetune.Spans([lost], [lost], Encoder("bits", "md5"), 20).lost == 1
+    assert finetune.Spans.words_of([(0, 3), (4, 7), (8, 9)], "bc de", 1) == (0, 1)
+    assert finetune.Spans.words_of([(0, 3), (4, 7)], " ", 3) is None
+
+
+def test_the_null_threshold_is_the_best_there_is(monkeypatch):
+    """Against trying every threshold; equal margins answer together."""
+    data = finetune.Spans.__new__(finetune.Spans)
+    rng = np.random.default_rng(3)
+    for n in (1, 2, 9, 50):
+        data.null, data.n = True, n
+        texts = [("right", "wrong")[i] for i in rng.integers(0, 2, n)]
+        data.truths = [[["right"]] if i else [[]] for i in rng.integers(0, 2, n)]
+        margins = rng.integers(-3, 4, n).astype(float)
+        monkeypatch.setattr(data, "answers", lambda forward: (texts, margins), raising=False)
+        scores, _ = data.evaluate(None)
+        def at(t):
+            return 100 * data.scores([x if m > t else "" for x, m in zip(texts, margins)])[:, 1].mean()
+        assert scores["f1"] == pytest.approx(at(0))
+        assert scores["best_f1"] == pytest.approx(max(at(t) for t in np.arange(-4.5, 5)))
+        assert scores["best_f1"] == pytest.approx(at(scores["threshold"]))
+
+
+def test_squad_end_to_end(started, tmp_path, capsys):
+    """Learns where the answer stands, in windows; infer.py gives the same answers, with offsets."""
+    for split, seed, n in (("train", 1, 500), ("dev", 2, 40)):
+        (tmp_path / f"{split}.json").write_text(json.dumps(nested(questions(random.Random(seed), n, 0.2))))
+    flags = ["--task", "squad_v2", "--train", tmp_path / "train.json", "--dev", tmp_path / "dev.json"]
+    result = tune(started, tmp_path / "out", *flags, "--seeds", "1", "--predict")
+    task = result["tasks"]["squad_v2"]
+    assert task["metric"] == "f1"
+    assert set(task["all_metrics"]) == {"f1", "em", "best_f1", "best_em", "threshold"}
+    assert task["mean"] > task["majority"] + 20
+    assert "answers that fall in no window: 0" in capsys.readouterr().out
+    said = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    reader = infer.Reader(str(tmp_path / "out"))
+    for q in questions(random.Random(2), 40, 0.2):
+        found = reader.answer(q["question"], q["context"], 5)
+        assert found[0][0] == said[q["id"]]
+        assert all(q["context"][a:b] == text for text, (a, b), _ in found)
+        assert [p for _, _, p in found] == sorted((p for _, _, p in found), reverse=True)
+
+
+def test_pydoc_holds_out_whole_files(started, tmp_path, monkeypatch):
+    """Modules "a" and "b" in many files each, "lone" in one, which cannot be both seen and held out."""
+    files = {}
+    for i in range(60):
+        for name in ("a", "b"):
+            path = tmp_path / f"{name}{i}.py"
+            path.write_text(f'"""{sentence(random.Random(i), name * 4)} of file {i} here."""\n')
+            files[f"{name}{os.sep}{i}.py"] = str(path)
+    (tmp_path / "lone.py").write_text('"""One docstring of many words here."""\n')
+    files["lone.py"] = str(tmp_path / "lone.py")
+    monkeypatch.setattr(hashing, "python_files", lambda: files)
+    task, train, devs = finetune.read_pydoc(str(tmp_path / "cache"))
+    dev = devs["dev"]
+    assert task.labels == ("a", "b") and set(dev["labels"]) == {"a", "b"}
+    assert not set(train["first"]) & set(dev["first"]) and len(train["first"]) + len(dev["first"]) == 120
+    assert all(label * 4 in text for text, label in zip(train["first"], train["labels"]))
+    result = tune(started, tmp_path / "out", "--task", "pydoc", "--cache", tmp_path / "cache", "--seeds", "1",
+                  "--epochs", "12")
+    assert result["tasks"]["pydoc"]["mean"] > 90
+
+
+def test_limit_and_eval_every(started, own, tmp_path):
+    result = tune(started, tmp_path, *own, "--limit", "50", "--eval_every", "3", "--seeds", "1",
+                  "--epochs", "2")
+    assert result["tasks"]["own"]["n_train"] == 50 and result["tasks"]["own"]["n"] == 101
+    steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert steps == [3, 6, 8]  # 50 rows of 16: 4 steps an epoch
+
+
+def test_classify_and_answer_on_the_command_line(started, own, tmp_path, capsys, monkeypatch):
+    tune(started, tmp_path / "out", *own, "--seeds", "1")
+    capsys.readouterr()
+    where = ["--ckpt", str(tmp_path / "out")]
+    infer.main([*where, "a zebra"])
+    assert capsys.readouterr().out.split()[0] == "up"
+    (tmp_path / "in.txt").write_text("a zebra\n\nquagga, quagga\n")
+    (tmp_path / "in.jsonl").write_text('{"text": "a zebra"}\n{"text": "quagga, quagga"}\n')
+    for name in ("in.txt", "in.jsonl"):
+        infer.main([*where, "--file", str(tmp_path / name)])
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [row["texts"] for row in rows] == [["a zebra"], ["quagga, quagga"]]
+        assert [row["labels"][0][0] for row in rows] == ["up", "down"]
+    (tmp_path / "bad.jsonl").write_text('{"text": 3}\n')
+    refused(infer.main, [*where, "--file", str(tmp_path / "bad.jsonl")], says="line 1: wanted texts")
+    refused(infer.main, [*where, "--file", str(tmp_path / "gone.txt")], says="gone.txt")
+    refused(infer.main, [*where, "a", "b"], says="takes 1 text, got 2")
+    refused(infer.main, ["--ckpt", str(started / "proj"), "a", "b"], says="takes 1 text")
+    with pytest.raises(ConfigError, match="needs? one"):
+        infer.Reader(str(started / "proj")).classify("a")
+    with pytest.raises(ConfigError, match="needs? one"):
+        infer.Reader(str(tmp_path / "out")).answer("a", "b", 1)
+
+
+# ---------------------------------------------------------------------------------------------------------
 # infer.py
 
 
@@ -1473,9 +2104,10 @@ def test_many_words_are_distinct():
 # ---------------------------------------------------------------------------------------------------------
 # The project: what the documentation says is so
 
-OURS = ["hashing", "embeddings", "attention", "model", "pretrain", "infer", "bench"]
+OURS = ["hashing", "embeddings", "attention", "model", "pretrain", "finetune", "infer", "bench"]
 ARROWS = {"hashing": set(), "embeddings": set(), "attention": set(), "model": {"embeddings", "attention"},
-          "pretrain": {"hashing", "model"}, "infer": {"hashing", "model"}, "bench": set(OURS)}
+          "pretrain": {"hashing", "model"}, "finetune": {"hashing", "model"},
+          "infer": {"hashing", "model"}, "bench": set(OURS)}
 TREES = {name: ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8")) for name in OURS}
 
 
@@ -1512,7 +2144,7 @@ def test_header_tags_are_the_tags_at_the_lines(name):
     header, body = ast.get_docstring(TREES[name]), text.split('"""', 2)[2]
     mapped = re.findall(r"(\[[^\]]+\])\s+([\w.]+)",
                         re.search(r"Map(.*?)\n(?:Not here|Departs)", header, re.S)[1])
-    tag = r"\[(?:HF|SR|BERT|V)\b[^\]]*\]"
+    tag = r"\[(?:HF|SR|BERT|V|GLUE|SQ)\b[^\]]*\]"
     assert {t for t, _ in mapped} == set(re.findall(tag, body)), name
     for t, place in mapped:
         node = next(n for n in ast.walk(TREES[name]) if getattr(n, "name", None) == place.split(".")[-1]
@@ -1534,7 +2166,7 @@ def test_house_rules():
                                or k.arg in ("weights_only", "trust_remote_code") for k in node.keywords)
 
 
-@pytest.mark.parametrize("name", ["pretrain", "infer", "bench"])
+@pytest.mark.parametrize("name", ["pretrain", "finetune", "infer", "bench"])
 def test_help_explains_every_flag_and_every_flag_is_read(name):
     done = run_script(f"{name}.py", "--help")
     assert done.returncode == 0 and "Traceback" not in done.stderr

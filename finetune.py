@@ -1,0 +1,1161 @@
+"""Fine-tune a pre-trained model on a task: several seeds, and simple methods beside the score.
+
+    python finetune.py --ckpt out/proj-lsh --task pydoc                     offline: whose docstring is it?
+    python finetune.py --ckpt out/proj-lsh --task sst2                      a task of GLUE, from the hub
+    python finetune.py --ckpt out/proj-lsh --task glue --data_dir glue/     eight tasks, from its own files
+    python finetune.py --ckpt out/proj-lsh --task squad                     which words answer a question?
+    python finetune.py --ckpt out/proj-lsh --train a.csv --dev b.csv --text title,body --label topic
+    python finetune.py --preset proformer --task sst2                       no pre-training at all
+    torchrun --nproc_per_node=8 finetune.py --ckpt out/proj-lsh --task glue     a job a task and seed
+
+Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019   [GLUE] Wang et al. 2019
+          [SQ] Rajpurkar et al. 2016 and 2018, SQuAD
+Map       [HF Table 5] RECIPES   [HF Table 5] schedule   [HF Table 5] parser   [HF §4.1] Start
+          [HF §4.1] parser   [HF §4.4 eq.4] compare   [HF §4.4 eq.6] compare   [HF §4.4] parser
+          [GLUE §3] GLUE   [BERT §4.2] Spans   [SQ §6] normalise
+Not here  reading one text with the result: infer.py does, from the checkpoint that is left here.
+Departs   1. The score is that of the best evaluation on the dev set, as usual; the last one's stands beside.
+          2. Labels travel by name: in which order a file or a library numbers them is of no consequence.
+          3. Numbers to predict are standardised for training; correlations do not notice.
+          4. Words of the question are no candidates for an answer, neither in training nor after.
+          5. Small models look at the mean of all positions instead of at [CLS], which Shuffle+Random never
+             trains; --pool cls gives the paper's.
+Letters   B batch   L positions   n examples   W windows
+"""
+
+import argparse
+import collections
+import csv
+import dataclasses
+import datetime
+import gzip
+import json
+import math
+import os
+import re
+import string
+import sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from tqdm import tqdm
+
+import hashing
+from hashing import FIRST, PAD, Encoder, InputError
+from model import PRESETS, Config, ConfigError, Help, Model, at_least, best_spans, choose_machine
+from model import count_parameters, fingerprint, load_checkpoint, machine_flags, once, parameter_groups
+from model import save_checkpoint, try_compile
+
+# What the paper does, and what models of less than 512 dimensions need
+RECIPES = {
+    "paper": dict(epochs=5, batch=32, lr=3e-5, pool="cls"),  # [HF Table 5]
+    "small": dict(epochs=5, batch=32, lr=5e-4, pool="mean"),
+}
+
+
+@dataclasses.dataclass
+class Task:
+    """What is known of a task before its files are read."""
+
+    folder: str  # in the original download; also the name of its submission file
+    texts: tuple  # columns of the first text and of the second, if any; a|b: named one way or the other
+    labels: tuple | None  # names in the hub's order, so that a file's digits mean the same; None: numbers
+    metrics: tuple  # the first is the task's own
+    rows: tuple = (None, None)  # of train and dev, where known
+    label: str = "label"
+    dev: tuple = ("dev",)
+
+
+PAIR = ("sentence1|#1 String", "sentence2|#2 String")
+ENTAILMENT = ("entailment", "not_entailment")
+GLUE = {  # [GLUE §3]
+    "mnli": Task("MNLI", ("premise|sentence1", "hypothesis|sentence2"),
+                 ("entailment", "neutral", "contradiction"), ("accuracy",), (392_702, 9_815),
+                 "label|gold_label", ("dev_matched", "dev_mismatched")),
+    "qnli": Task("QNLI", ("question", "sentence"), ENTAILMENT, ("accuracy",), (104_743, 5_463)),
+    "qqp": Task("QQP", ("question1", "question2"), ("not_duplicate", "duplicate"), ("f1", "accuracy"),
+                (None, 40_430), "label|is_duplicate"),
+    "rte": Task("RTE", PAIR, ENTAILMENT, ("accuracy",), (2_490, 277)),
+    "sst2": Task("SST-2", ("sentence",), ("negative", "positive"), ("accuracy",), (67_349, 872)),
+    "mrpc": Task("MRPC", PAIR, ("not_equivalent", "equivalent"), ("accuracy", "f1"), (3_668, 408),
+                 "label|Quality"),
+    "cola": Task("CoLA", ("sentence",), ("unacceptable", "acceptable"), ("matthews", "accuracy"),
+                 (8_551, 1_043)),
+    "stsb": Task("STS-B", PAIR, None, ("spearman", "pearson"), (5_749, 1_500), "label|score"),
+    "wnli": Task("WNLI", PAIR, ENTAILMENT[::-1], ("accuracy",), (635, 71)),
+}
+AVERAGED = tuple(GLUE)[:8]  # the paper's eight; WNLI is left out, as nearly everywhere
+SQUAD = {"squad": ("v1.1", 87_599, 10_570), "squad_v2": ("v2.0", 130_319, 11_873)}
+COLA = ["source", "label", "star", "sentence"]  # its train and dev files have no header
+ENDINGS = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
+TEST = ("the labels of a test split of GLUE are not public, and a score would mean nothing: "
+        "--predict writes the file to submit")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Reading: files and the hub give rows (dict), rows give texts and labels
+
+
+def read_table(path, header=None):
+    """The rows of a file; .gz too.
+
+    in:  path .tsv (a quote is a character like any other), .csv, .jsonl, .json or .parquet; header list[str],
+         the columns of a .tsv that may have none
+    out: columns list[str]; rows list[dict]
+    err: InputError when it is not there, not of a known kind, or broken
+    """
+    ending = os.path.splitext(path.removesuffix(".gz"))[1]
+    if not os.path.isfile(path) or ending not in ENDINGS:
+        raise InputError(f"{path}: wanted a file that ends in {', '.join(ENDINGS)}, with or without .gz")
+    try:
+        if ending == ".parquet":
+            import datasets  # takes two seconds, and only needed here
+
+            rows = list(datasets.load_dataset("parquet", data_files=path, split="train", streaming=True))
+            return list(rows[0]) if rows else [], rows
+        with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig",
+                                                           errors="replace", newline="") as file:
+            if ending == ".json":
+                rows = json.load(file)
+                rows = rows.get("data", [rows]) if isinstance(rows, dict) else rows
+            elif ending == ".jsonl":
+                rows = [json.loads(line) for line in file.read().split("\n") if line.strip()]
+            elif ending == ".csv":
+                csv.field_size_limit(sys.maxsize)
+                cells = list(csv.reader(file))
+            else:
+                lines = file.read().split("\n")
+                cells = [line.rstrip("\r").split("\t") for line in lines if line.strip()]
+    except (OSError, EOFError, ValueError, csv.Error) as error:
+        raise InputError(f"{path}: could not be read as {ending}: {error}") from error
+    if ending in (".json", ".jsonl"):
+        if not all(isinstance(row, dict) for row in rows):
+            raise InputError(f"{path}: wanted an object with named fields in each row")
+        return list(rows[0]) if rows else [], rows
+    if not cells:
+        return [], []
+    bare = header and len(cells[0]) == len(header) and header[-1] not in cells[0]
+    columns, cells = (header, cells) if bare else (cells[0], cells[1:])
+    rows = [dict(zip(columns, row)) for row in cells if len(row) == len(columns)]
+    if len(rows) < len(cells):  # QQP's own files have a few
+        wrong = next(row for row in cells if len(row) != len(columns))
+        said = (f"{path}: {len(cells) - len(rows):,} of {len(cells):,} rows do not have the "
+                f"{len(columns)} columns {', '.join(columns)}; the first begins {' | '.join(wrong)[:60]!r}")
+        if len(rows) < 0.99 * len(cells):
+            raise InputError(said)
+        print(f"{said}. They are left out.", file=sys.stderr)
+    return columns, rows
+
+
+def read_hub(name, config, split):
+    """in: hub id, its configuration or None, split; out: columns; rows list[dict], labels by name"""
+    import datasets
+
+    try:
+        data = datasets.load_dataset(name, config, split=split)
+    except Exception as error:  # datasets raises its own, the hub's and the network's
+        why = (str(error).strip() or "no reason given").splitlines()[0]
+        raise InputError(f"{name} could not be loaded from the hub ({type(error).__name__}: {why}); "
+                         f"--data_dir reads a download") from error
+    rows, names = data.to_list(), getattr(data.features.get("label"), "names", None)
+    if names:
+        rows = [row | dict(label=names[row["label"]] if row["label"] >= 0 else -1) for row in rows]
+    return data.column_names, rows
+
+
+def column(columns, wanted, where):
+    """in: columns there are; wanted "a" or "a|b"; where, for the complaint; out: the name of the one there"""
+    found = next((name for name in wanted.split("|") if name in columns), None)
+    if found is None:
+        extra = f"; {TEST}" if "label" in wanted else ""
+        raise InputError(f"{where}: wanted a column {' or '.join(wanted.split('|'))}, got "
+                         f"{', '.join(columns) or 'none'}{extra}")
+    return found
+
+
+def read_label(value, task, where):
+    """in: value as it stands in a row; task; where; out: the label's name, or float for a number"""
+    text = "" if value is None else str(value).strip()
+    if text in ("-1", "-1.0") and task.folder != "own":
+        raise InputError(f"{where}: the label is -1; {TEST}")
+    if task.labels is None:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise InputError(f"{where}: wanted a number as the label, got {text!r}")
+        return number
+    if text in task.labels or not task.labels and text:
+        return text
+    if text.isdigit() and int(text) < len(task.labels):
+        return task.labels[int(text)]
+    raise InputError(f"{where}: unknown label {text!r}; wanted {', '.join(task.labels) or 'some text'}")
+
+
+def split_of(table, task, where, scored=True):
+    """Rows to texts and labels.
+
+    in:  table (columns, rows); task; where; scored False: a test split, labels are not looked for
+    out: dict(first list[str], second list[str] or None, labels list[str] or list[float])
+    """
+    columns, rows = table
+    if not rows:
+        raise InputError(f"{where}: no rows")
+    places = [column(columns, text, where) for text in task.texts]
+    texts = [["" if row[place] is None else str(row[place]) for row in rows] for place in places]
+    labels = []
+    if scored:
+        label = column(columns, task.label, where)
+        labels = [read_label(row[label], task, f"{where}, row {i:,}") for i, row in enumerate(rows, 1)]
+    return dict(first=texts[0], second=texts[1] if len(texts) > 1 else None, labels=labels)
+
+
+def find_file(folder, *names):
+    """in: folder; names without ending; out: the path of the first that exists, or None"""
+    paths = (os.path.join(folder, name + end + gz) for name in names for end in ENDINGS for gz in ("", ".gz"))
+    return next(filter(os.path.isfile, paths), None)
+
+
+def glue_table(name, split, args):
+    """in: name in GLUE; split "train", "dev_matched", "test" ...; args; out: table, where it came from"""
+    task, header = GLUE[name], COLA if name == "cola" else None
+    if args.data_dir:
+        path = find_file(os.path.join(args.data_dir, task.folder), split)
+        if path is None:
+            raise InputError(f"{os.path.join(args.data_dir, task.folder)}: wanted {split}.tsv (or "
+                             f"{', '.join(ENDINGS[1:])}), as in the GLUE download; --train and --dev name "
+                             f"files of your own")
+        return read_table(path, header), path
+    split = split.replace("dev", "validation")
+    return read_hub("nyu-mll/glue", name, split), f"nyu-mll/glue, {name}, {split}"
+
+
+def read_sentences(name, args):
+    """Everything a classification or regression task needs.
+
+    in:  name in GLUE, "pydoc" or "own"; args
+    out: task Task; train dict; devs dict name -> dict, as split_of gives them
+    """
+    if name == "pydoc":
+        return read_pydoc(args.cache)
+    task = GLUE.get(name)
+    if task is None:
+        metrics = ("spearman", "pearson") if args.regression else ("accuracy", "macro_f1")
+        task = Task("own", tuple(args.text.split(",")), None if args.regression else (), metrics,
+                    label=args.label)
+    header = COLA if name == "cola" else None
+    if args.train:
+        train = split_of(read_table(args.train, header), task, args.train)
+        if task.labels == ():  # sorted: their order in the file is of no consequence
+            task.labels = tuple(sorted(set(train["labels"])))
+            if len(task.labels) > max(2, len(train["labels"]) // 2):
+                raise InputError(f"{args.train}: {len(task.labels):,} different labels in "
+                                 f"{len(train['labels']):,} rows; a number is predicted with --regression")
+        return task, train, {task.dev[0]: split_of(read_table(args.dev, header), task, args.dev)}
+    splits = {}
+    for split, rows in zip(("train", *task.dev), (*task.rows, None)):
+        table, where = glue_table(name, split, args)
+        splits[split] = split_of(table, task, where)
+        if rows and len(splits[split]["labels"]) != rows:
+            raise InputError(f"{where}: wanted the {rows:,} rows of this split, got "
+                             f"{len(splits[split]['labels']):,}. --train and --dev name a part of a task")
+    return task, splits.pop("train"), splits
+
+
+def read_pydoc(cache, labels=20, most=1_000):
+    """Which top-level module does a docstring come from? The 20 with most, a thousand each at most.
+
+    in:  cache folder; labels; most, docstrings of one to train on; a fifth of that to score
+    out: as read_sentences; whole files are held out, one in ten: docstrings of one file are too much alike
+
+    The same docstrings are the corpus `python` of pre-training, without their labels.
+    """
+    files = hashing.python_files()
+    about = [1, labels, most] + [(name, os.path.getsize(path)) for name, path in files.items()]
+
+    def make(path):
+        rows, seen = collections.defaultdict(lambda: ([], [])), set()
+        for name, file in tqdm(files.items(), "reading docstrings", unit=" files"):
+            for text in hashing.python_texts(file):
+                if len(text.split()) >= 5 and text not in seen:
+                    seen.add(text)
+                    held = int(fingerprint(name), 16) % 10 == 0
+                    rows[name.split(os.sep)[0].removesuffix(".py")][held].append(text)
+        full = [label for label in sorted(rows) if all(rows[label])]  # some in training, some held out
+        rng, kept = np.random.default_rng(0), ([], [])
+        for label in sorted(full, key=lambda label: -len(rows[label][0]))[:labels]:
+            for part, texts, share in zip(kept, rows[label], (most, most // 5)):
+                part += [(label, texts[i]) for i in rng.permutation(len(texts))[:share].tolist()]
+        with open(path, "w") as file:
+            json.dump(kept, file)
+
+    with open(once(os.path.join(cache, f"pydoc-{fingerprint(about)}.json"), make)) as file:
+        train, dev = (dict(first=[text for _, text in rows], second=None, labels=[label for label, _ in rows])
+                      for rows in json.load(file))
+    names = tuple(sorted(set(train["labels"])))
+    return Task("pydoc", ("docstring",), names, ("accuracy", "macro_f1")), train, {"dev": dev}
+
+
+def read_squad(name, args):
+    """in:  "squad" or "squad_v2"; args
+    out: train, dev: lists of dict(id, question, context, answers list[(text, start)], [] for no answer)
+    """
+    version, *rows = SQUAD[name]
+    out = []
+    for split, wanted in zip(("train", "dev"), rows):
+        path = getattr(args, split)
+        if not path and args.data_dir:
+            path = find_file(args.data_dir, f"{split}-{version}", f"squad-{version}-{split}")
+            if path is None:
+                raise InputError(f"{args.data_dir}: wanted {split}-{version}.json, its name in SQuAD; "
+                                 f"--train and --dev name other files")
+        where = path or f"rajpurkar/{name}"
+        columns, table = (read_table(path) if path else
+                          read_hub(where, None, dict(dev="validation").get(split, split)))
+        if "paragraphs" in columns:  # nested, as published
+            table = [p for article in table for p in article["paragraphs"]]
+            table = [dict(context=p["context"], **q) for p in table for q in p["qas"]]
+        found = []
+        try:
+            for row in table:
+                a = row["answers"]  # a list of {text, answer_start}, or one {text: list, answer_start: list}
+                pairs = (zip(a["text"], a["answer_start"]) if isinstance(a, dict)
+                         else ((each["text"], each["answer_start"]) for each in a))
+                found.append(dict(id=row["id"], question=row["question"], context=row["context"],
+                                  answers=[(text, int(start)) for text, start in pairs]))
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{where}: not questions as in SQuAD, with id, question, context and answers "
+                             f"({type(error).__name__}: {error})") from error
+        if not found or name == "squad" and not all(q["answers"] for q in found):
+            raise InputError(f"{where}: no questions" if not found else
+                             f"{where}: there are questions without an answer, as in --task squad_v2")
+        if len(found) != wanted and not getattr(args, split):
+            raise InputError(f"{where}: wanted {wanted:,} questions, got {len(found):,}. A part of SQuAD is "
+                             f"named with --train and --dev")
+        out.append(found)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Metrics: arrays of class numbers or of floats in, a fraction out; what is 0/0 is 0
+
+
+def accuracy(guess, truth):
+    """Share of right ones; in: int (n,), int (n,)"""
+    return float((guess == truth).mean())
+
+
+def f1(guess, truth, label=1):
+    """Harmonic mean of precision and recall of one class; in: int (n,), int (n,), the class"""
+    right = ((guess == label) & (truth == label)).sum()
+    return float(2 * right / max((guess == label).sum() + (truth == label).sum(), 1))
+
+
+def macro_f1(guess, truth):
+    """Mean F1 over the classes that occur among guesses or truths; in: int (n,), int (n,)"""
+    return float(np.mean([f1(guess, truth, label) for label in np.union1d(guess, truth)]))
+
+
+def matthews(guess, truth):
+    """Matthews correlation, for any number of classes: that of the indicator vectors. 0 for a constant.
+
+    in:  int (n,), int (n,)
+    """
+    labels = np.union1d(guess, truth)[:, None]
+    a, b = (guess == labels).astype(float), (truth == labels).astype(float)  # (classes, n)
+    a, b = a - a.mean(1, keepdims=True), b - b.mean(1, keepdims=True)
+    scale = math.sqrt((a * a).sum() * (b * b).sum())
+    return float((a * b).sum() / scale) if scale > 0 else 0.0
+
+
+def pearson(guess, truth):
+    """Linear correlation; 0 when either is constant. in: float (n,), float (n,)"""
+    if np.ptp(guess) == 0 or np.ptp(truth) == 0:
+        return 0.0
+    a, b = guess - guess.mean(), truth - truth.mean()
+    return float((a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum()))
+
+
+def spearman(guess, truth):
+    """Pearson correlation of the ranks, ties sharing their mean rank. in: float (n,), float (n,)"""
+    def ranks(x):
+        _, place, count = np.unique(x, return_inverse=True, return_counts=True)
+        return (np.cumsum(count) - (count - 1) / 2)[place]  # 5 7 7 9 -> 1 2.5 2.5 4
+
+    return pearson(ranks(guess), ranks(truth))
+
+
+METRICS = dict(accuracy=accuracy, f1=f1, macro_f1=macro_f1, matthews=matthews, pearson=pearson,
+               spearman=spearman)
+_ARTICLES, _NO_SIGNS = re.compile(r"\b(a|an|the)\b"), str.maketrans("", "", string.punctuation)
+
+
+def normalise(text):
+    """Words of an answer without case, signs and articles: "The U.S. Army!" -> us army. [SQ §6]
+
+    in: text str; out: list[str]
+    """
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_SIGNS)).split()
+
+
+def exact_and_f1(answer, truths):
+    """in: answer, truths, as normalise() gives them, a truth [] being "no answer"; out: EM, F1 of the best"""
+    best = 0.0
+    for truth in truths:
+        common = sum((collections.Counter(answer) & collections.Counter(truth)).values())
+        both = len(answer) + len(truth)
+        best = max(best, 2 * common / both if answer and truth else float(both == 0))
+    return float(answer in truths), best
+
+
+# ---------------------------------------------------------------------------------------------------------
+# A task made ready for a model: examples, loss, evaluation
+
+
+def batches(lengths, size, rng=None):
+    """Examples of similar length go together.
+
+    in:  lengths (n,); size; rng: shuffled anew (sorted only within 64 batches); None: sorted, for evaluation
+    out: list of int64 arrays, places of the examples
+    """
+    lengths, order = np.asarray(lengths), np.arange(len(lengths))
+    if rng is None:
+        order = np.argsort(lengths, kind="stable")
+    else:
+        order = rng.permutation(order)
+        pools = np.split(order, np.arange(64 * size, len(order), 64 * size))
+        order = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
+    out = np.split(order, np.arange(size, len(order), size))
+    return out if rng is None else [out[i] for i in rng.permutation(len(out))]
+
+
+def pad(examples, few=False):
+    """in: examples list of ids int32; few: to powers of two, so that a compiler sees a handful of shapes
+    out: ids int64 (B, L); mask bool (B, L), None when nothing is padded
+    """
+    longest = max(map(len, examples))
+    longest = 1 << (longest - 1).bit_length() if few else longest
+    ids = np.full((len(examples), longest), PAD, np.int64)
+    for row, example in zip(ids, examples):
+        row[:len(example)] = example
+    ids = torch.from_numpy(ids)
+    return ids, None if min(map(len, examples)) == longest else ids != PAD
+
+
+class Sentences:
+    """Classification or regression of a text or of a pair."""
+
+    head, notes = "classify", ""
+
+    def __init__(self, task, train, devs, encoder, length, limit=None):
+        """in: task, train, devs as read_sentences gives; encoder Encoder; length L; limit, training rows"""
+        self.task, self.labels, self.primary = task, task.labels, task.metrics[0]
+        self.outputs = len(task.labels) if task.labels else 1
+        keep = np.arange(len(train["labels"]))
+        if limit and limit < len(keep):
+            keep = np.sort(np.random.default_rng(0).permutation(len(keep))[:limit])
+        examples, cut = self.pack(train, encoder, length)
+        self.examples, truths = [examples[i] for i in keep], [train["labels"][i] for i in keep]
+        self.scale = (0.0, 1.0) if task.labels else (float(np.mean(truths)), float(np.std(truths)) or 1.0)
+        self.targets = self.numbers(truths)
+        self.devs = {}
+        for name, dev in devs.items():
+            examples, more = self.pack(dev, encoder, length)
+            cut += more
+            self.devs[name] = examples, self.numbers(dev["labels"])
+        self.n = len(next(iter(self.devs.values()))[0])
+        if cut:
+            self.notes = f"{cut:,} texts or pairs are longer than {length} positions and were cut"
+
+    @staticmethod
+    def pack(split, encoder, length):
+        """in: dict as split_of gives; encoder; length L; out: list of ids int32; how many were cut"""
+        first = encoder.ids_of(split["first"])
+        second = encoder.ids_of(split["second"]) if split["second"] else [None] * len(first)
+        packed = [hashing.pack(a, b, length) for a, b in zip(first, second)]
+        return [ids for ids, _ in packed], sum(cut > 0 for _, cut in packed)
+
+    def numbers(self, labels):
+        """in: names, or floats; out: int64 (n,), or float32 (n,) in units of the training set's deviation"""
+        if self.labels:
+            place = {name: i for i, name in enumerate(self.labels)}
+            return np.array([place[name] for name in labels], np.int64)
+        return ((np.array(labels) - self.scale[0]) / self.scale[1]).astype(np.float32)
+
+    def loss(self, logits, targets):
+        """in: logits float (B, labels); targets (B,); out: mean loss"""
+        return F.cross_entropy(logits, targets) if self.labels else F.mse_loss(logits[:, 0], targets)
+
+    def predict(self, examples, forward):
+        """in: examples; forward function(list of examples) -> float (B, labels); out: class or value, (n,)"""
+        order = batches(list(map(len, examples)), 256)
+        logits = torch.cat([forward([examples[i] for i in chosen]) for chosen in order]).cpu().numpy()
+        back = np.argsort(np.concatenate(order))
+        return (logits.argmax(1) if self.labels else logits[:, 0])[back]
+
+    def scores(self, guess, truth):
+        """in: (n,), (n,); out: dict of the task's metrics, in percent"""
+        return {name: 100 * METRICS[name](guess, truth) for name in self.task.metrics}
+
+    def evaluate(self, forward):
+        """in: forward, as in predict; out: dict of metrics in percent; the only label given, or None"""
+        out, constant = {}, None
+        for i, (name, (examples, truth)) in enumerate(self.devs.items()):
+            guess = self.predict(examples, forward)
+            scores = self.scores(guess, truth)
+            out |= {f"{name.split('_')[-1]}_{k}": v for k, v in scores.items()} if i else scores
+            if not i and np.ptp(guess) == 0:
+                constant = self.labels[guess[0]] if self.labels else f"{guess[0]:.3g}"
+        return out, constant
+
+    def simple(self):
+        """What costs nothing: out: dict of the task's own metric in percent, majority and bag_of_words"""
+        examples, truth = next(iter(self.devs.values()))
+        metric = METRICS[self.primary]
+        if not self.labels:
+            return dict(majority=0.0, bag_of_words=None)
+        common = np.bincount(self.targets).argmax()
+        guess = bag_of_words(self.examples, self.targets, examples, self.outputs)
+        return dict(majority=100 * metric(np.full_like(truth, common), truth),
+                    bag_of_words=100 * metric(guess, truth))
+
+
+def bag_of_words(examples, targets, others, classes, epochs=5):
+    """Logistic regression on which words occur: what can be had without a transformer.
+
+    in:  examples list of ids, targets int64 (n,); others list of ids to classify; classes
+    out: int64 (others,)
+    """
+    def bags(some):
+        words = [np.unique(ids[ids >= FIRST]) for ids in some]
+        offsets = np.cumsum([0] + [len(w) for w in words])[:-1]
+        sizes = np.concatenate([np.full(len(w), max(len(w), 1) ** -0.5, np.float32) for w in words])
+        return [torch.from_numpy(x) for x in (np.concatenate(words).astype(np.int64), offsets, sizes)]
+
+    rows = 1 + max(max(map(max, some)) for some in (examples, others))
+    weight, bias = torch.zeros(rows, classes, requires_grad=True), torch.zeros(classes, requires_grad=True)
+    optimizer, rng = torch.optim.Adam([weight, bias]), np.random.default_rng(0)
+
+    def logits(some):
+        ids, offsets, sizes = bags(some)
+        return F.embedding_bag(ids, weight, offsets, per_sample_weights=sizes, mode="sum") + bias
+
+    for epoch in range(epochs):
+        order = rng.permutation(len(examples))
+        for chosen in np.array_split(order, max(1, len(order) // 32)):
+            optimizer.param_groups[0]["lr"] = 0.03 * (1 - epoch / epochs)
+            some = logits([examples[i] for i in chosen])
+            F.cross_entropy(some, torch.from_numpy(targets[chosen])).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with torch.no_grad():
+        return logits(others).argmax(1).numpy()
+
+
+class Spans:
+    """Which words of a text answer a question? [BERT §4.2]
+
+    A text that is too long is read in windows that overlap; a window without the answer points to [CLS].
+    """
+
+    head, outputs, labels, primary, scale = "span", 2, None, "f1", (0.0, 1.0)
+
+    def __init__(self, train, dev, encoder, length, stride=None, longest=30, limit=None, null=False):
+        """in: train, dev as read_squad gives; encoder; length L; stride; longest words of an answer; limit,
+        training questions; null: some have no answer
+        """
+        self.stride, self.longest, self.null = stride or max(1, length // 3), longest, null
+        self.length, self.cache, self.lost, self.n = length, {}, 0, len(dev)
+        if limit and limit < len(train):
+            train = [train[i] for i in np.sort(np.random.default_rng(0).permutation(len(train))[:limit])]
+        self.examples, targets = [], []
+        for question in train:
+            spans, found = self.spans(question["context"], encoder)[1], False
+            answer = self.words_of(spans, *question["answers"][0]) if question["answers"] else None
+            for ids, first, start, stop in self.windows(question, encoder):
+                inside = answer is not None and start <= answer[0] and answer[1] < stop
+                found |= inside
+                self.examples.append(ids)
+                targets.append((first + answer[0] - start, first + answer[1] - start, first, stop - start)
+                               if inside else (0, 0, first, stop - start))
+            self.lost += bool(question["answers"]) and not found
+        self.targets = np.array(targets, np.int64)  # (W, 4): start, end, where the context begins, its words
+        self.questions, self.dev, self.places = dev, [], []
+        for i, question in enumerate(dev):
+            for ids, first, start, stop in self.windows(question, encoder):
+                self.dev.append(ids)
+                self.places.append((i, first, start, stop))
+        self.places = np.array(self.places)
+        self.dev_spans = [self.spans(question["context"], encoder)[1] for question in dev]
+        self.truths = [[normalise(text) for text, _ in q["answers"]] or [[]] for q in dev]
+        self.notes = (f"{len(train):,} questions in {len(self.examples):,} windows of {length}; "
+                      f"answers that fall in no window: {self.lost:,} of training")
+
+    def spans(self, context, encoder):
+        """in: context str; out: ids int32 and spans of its words; the last is remembered"""
+        if context not in self.cache:
+            words, spans = encoder.split(context)
+            self.cache = {context: (encoder.ids(words), spans)}  # a text's questions follow each other
+        return self.cache[context]
+
+    def windows(self, question, encoder):
+        """in: question dict; out: as hashing.windows"""
+        ids = encoder.ids(encoder.split(question["question"])[0])
+        return hashing.windows(ids, self.spans(question["context"], encoder)[0], self.length, self.stride)
+
+    @staticmethod
+    def words_of(spans, text, start):
+        """in: spans of the words; an answer and where it starts; out: (first, last) word, or None"""
+        ends, starts = [b for _, b in spans], [a for a, _ in spans]
+        first = int(np.searchsorted(ends, start, side="right"))
+        last = int(np.searchsorted(starts, start + len(text), side="left")) - 1
+        return (first, last) if first <= last else None
+
+    def loss(self, logits, targets):
+        """in: logits float (B, L, 2); targets int64 (B, 4); out: mean of the two cross-entropies"""
+        start, end, first, count = targets.unsqueeze(-1).unbind(1)  # (B, 1) each
+        place = torch.arange(logits.shape[1], device=logits.device)
+        allowed = (place == 0) | (place >= first) & (place < first + count)
+        logits = logits.masked_fill(~allowed.unsqueeze(-1), -torch.inf)
+        return (F.cross_entropy(logits[..., 0], start[:, 0]) + F.cross_entropy(logits[..., 1], end[:, 0])) / 2
+
+    def answers(self, forward):
+        """The best answer to each question of the dev set, and by how much it beats "none".
+
+        in:  forward function(list of examples) -> logits (B, L, 2)
+        out: texts list[str]; margins float (questions,), the span's score less that of [CLS]
+        """
+        best, null = np.full(self.n, -np.inf), np.full(self.n, np.inf)
+        chosen = np.zeros((self.n, 2), np.int64)
+        for batch in batches(list(map(len, self.dev)), 256):
+            logits = forward([self.dev[i] for i in batch])
+            question, first, start, stop = self.places[batch].T
+            place = np.arange(logits.shape[1])
+            inside = (place >= first[:, None]) & (place < (first + stop - start)[:, None])
+            found = best_spans(logits, torch.from_numpy(inside).to(logits.device), 1, self.longest)
+            score, a, b, none = (t.reshape(-1).cpu().numpy() for t in found)
+            np.minimum.at(null, question, none)
+            for i in np.flatnonzero(score > best[question]).tolist():
+                if score[i] > best[question[i]]:  # a question may have several windows in the batch
+                    shift = start[i] - first[i]
+                    best[question[i]], chosen[question[i]] = score[i], (a[i] + shift, b[i] + shift)
+        texts = [q["context"][spans[a][0]:spans[b][1]].strip() if spans else ""
+                 for q, spans, (a, b) in zip(self.questions, self.dev_spans, chosen.tolist())]
+        return texts, best - null
+
+    def scores(self, texts):
+        """in: texts list[str], an answer to each question; out: float (questions, 2), EM and F1"""
+        return np.array([exact_and_f1(normalise(text), truths) for text, truths in zip(texts, self.truths)])
+
+    def evaluate(self, forward):
+        """in: forward, as in answers; out: dict in percent; None
+
+        v2: em and f1 answer where the span beats [CLS]; best_em and best_f1 where it does by `threshold`,
+        which is tuned on this very set and so a little too good.
+        """
+        texts, margins = self.answers(forward)
+        given = self.scores(texts)
+        if not self.null:
+            em, f1_ = (100 * given.mean(0)).tolist()
+            return dict(f1=f1_, em=em), None
+        silent = self.scores([""] * self.n)
+        order = np.argsort(-margins, kind="stable")
+        gain = np.concatenate([[[0, 0]], np.cumsum((given - silent)[order], 0)])  # answering the k surest
+        sure = margins[order]
+        # a cut between equal margins is none: keep those after which the margin falls
+        cuts = np.flatnonzero(np.concatenate([[True], sure[1:] < sure[:-1], [True]]))
+        k = cuts[gain[cuts, 1].argmax()]
+        sure = np.concatenate([[sure[0] + 2], sure, [sure[-1] - 2]])
+        threshold = float(sure[k] + sure[k + 1]) / 2
+        em, f1_, best_em, best_f1 = (100 * value for t in (0, threshold) for value in
+                                     np.where((margins > t)[:, None], given, silent).mean(0).tolist())
+        constant = None if (margins > 0).any() else "no answer"
+        return dict(f1=f1_, em=em, best_f1=best_f1, best_em=best_em, threshold=threshold), constant
+
+    def simple(self):
+        """out: dict of F1 in percent: majority, what silence gets"""
+        return dict(majority=100 * float(self.scores([""] * self.n)[:, 1].mean()), bag_of_words=None)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Runs
+
+
+class Start:
+    """Where fine-tuning starts: a checkpoint, its shape with fresh weights, or ProFormer. [HF §4.1]"""
+
+    def __init__(self, args):
+        """in: args of parser(); what they leave open is filled in from the recipe"""
+        self.weights, self.state, self.task = None, None, {}
+        if args.ckpt:
+            checkpoint = load_checkpoint(args.ckpt)
+            self.config, self.state = checkpoint["config"], checkpoint["encoder"]
+            self.task = checkpoint.get("task", {})
+            self.weights = None if args.from_scratch else checkpoint["model"]
+        else:
+            self.config = Config(**PRESETS[args.preset])
+        recipe = args.recipe or ("paper" if self.config.width >= 512 else "small")
+        for flag, value in RECIPES[recipe].items():
+            setattr(args, flag, value if getattr(args, flag) is None else getattr(args, flag))
+        self.config = dataclasses.replace(self.config, pool=args.pool)
+        if args.dropout is not None:
+            self.config = dataclasses.replace(self.config, dropout=args.dropout)
+
+    def encoder(self, texts):
+        """in: texts of the training set, which a model without pre-training takes its n-grams from"""
+        if self.state:
+            return Encoder.load(self.state)
+        counts = collections.Counter(word for text in texts for word in hashing.words_of(text))
+        return Encoder("bits", "lsh", bits=self.config.bits, lsh=hashing.NgramLSH.fit(counts))
+
+    def model(self, data):
+        """in: data Sentences or Spans; out: Model, its head fresh unless the checkpoint has the very one"""
+        net = Model(dataclasses.replace(self.config, head=data.head, labels=data.outputs))
+        if self.weights:
+            kept = self.knows(data)
+            weights = {k: v for k, v in self.weights.items() if kept or not k.startswith("head.")}
+            missing, unknown = net.load_state_dict(weights, strict=False)
+            if unknown or any(not name.startswith("head.") for name in missing):
+                raise ConfigError("the weights do not fit the checkpoint's own config: it is damaged")
+        return net
+
+    def knows(self, data):
+        """Was this checkpoint trained for this very task?"""
+        labels = list(data.labels) if data.labels else None
+        same = self.task.get("head") == data.head and self.task.get("labels") == labels
+        return same and self.weights is not None
+
+
+def schedule(step, steps, warmup, cycles=5):
+    """The learning rate's factor: linear up, then a cosine down, five times over. [HF Table 5]"""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * ((step - warmup) / max(steps - warmup, 1) * cycles % 1)))
+
+
+class Tuner:
+    """The flags, the machine and the texts; runs one job, a task with a seed, after another."""
+
+    def __init__(self, args):
+        """in: args of parser(); all files are read, so that what is wrong with them shows at once"""
+        self.args, self.names, self.start = args, resolve(args), Start(args)
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.device, self.dtype, self.compile = choose_machine(args, int(os.environ.get("LOCAL_RANK", 0)))
+        self.texts = {name: read_squad(name, args) if name in SQUAD else read_sentences(name, args)
+                      for name in self.names}
+        self.current = None, None, None  # the task that is ready: the seeds of a task follow each other
+        os.makedirs(args.out, exist_ok=True)
+        if self.rank == 0:
+            open(os.path.join(args.out, "log.jsonl"), "w").close()
+        if self.world > 1:  # the ranks meet again only to compare notes, after hours of their own work
+            dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))
+            choice = [self.dtype]
+            dist.broadcast_object_list(choice, src=0)  # each rank tried: agree on one
+            [self.dtype] = choice
+
+    def ready(self, name):
+        """in: name of a task; out: its data, Sentences or Spans, and the encoder that knows its words"""
+        if self.current[0] != name:
+            a, start, length = self.args, self.start, self.start.config.length
+            if name in SQUAD:
+                train, dev = self.texts[name]
+                encoder = start.encoder([q[part] for q in train for part in ("context", "question")])
+                data = Spans(train, dev, encoder, length, a.stride, a.max_answer, a.limit, name == "squad_v2")
+            else:
+                task, train, devs = self.texts[name]
+                encoder = start.encoder(train["first"] + (train["second"] or []))
+                data = Sentences(task, train, devs, encoder, length, a.limit)
+            if not a.epochs and not start.knows(data):
+                raise ConfigError(f"--epochs 0 scores a checkpoint of this very task, and {a.ckpt} is none")
+            self.current = name, data, encoder
+        return self.current[1:]
+
+    def folder(self, name):
+        """in: name of a task; out: the folder of its checkpoint, of glue one a task"""
+        folder = os.path.join(self.args.out, name) if len(self.names) > 1 else self.args.out
+        os.makedirs(folder, exist_ok=True)
+        return folder
+
+    def forward(self, model, examples):
+        """in: model; examples list of ids; out: its logits, float32"""
+        ids, mask = pad(examples, self.compile)
+        ids, mask = ids.to(self.device), None if mask is None else mask.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+            logits = model(ids, mask)
+        return logits.float()
+
+    @torch.no_grad()
+    def evaluate(self, model, data):
+        """in: model, data; out: dict of metrics, and the only label given or None"""
+        model.eval()
+        result = data.evaluate(lambda examples: self.forward(model, examples))
+        model.train()
+        return result
+
+    def model(self, data, encoder):
+        """in: what ready() gave; out: model on the device that knows all words so far"""
+        model = self.start.model(data).to(self.device)
+        model.set_codes(torch.from_numpy(encoder.codes()))
+        return model
+
+    def fit(self, name, seed):
+        """Train and evaluate once; the best weights stay in seed-S.pt of the task's folder.
+
+        in:  name of the task; seed
+        out: dict(seed, best, last: metrics; step of the best; constant: the only label given, or None)
+        """
+        a, (data, encoder) = self.args, self.ready(name)
+        torch.manual_seed(seed)
+        model = self.model(data, encoder).train()
+        sizes = list(map(len, data.examples))
+        per_epoch = -(-len(sizes) // a.batch)
+        steps = a.epochs * per_epoch
+        every = a.eval_every or max(1, per_epoch // 2)
+        optimizer = torch.optim.AdamW(parameter_groups(model, 0.0), lr=a.lr, eps=1e-6,
+                                      fused=self.device.type in ("cuda", "cpu"))
+
+        def loss_of(chosen):
+            targets = torch.from_numpy(data.targets[chosen]).to(self.device)
+            return data.loss(self.forward(model, [data.examples[i] for i in chosen]), targets)
+
+        if self.compile:
+            self.compile = try_compile(model, lambda: loss_of(np.arange(min(a.batch, len(sizes)))).backward())
+            model.zero_grad(set_to_none=True)
+        best, step, total, since = None, 0, torch.zeros((), device=self.device), 0
+        order = (chosen for epoch in range(a.epochs)
+                 for chosen in batches(sizes, a.batch, np.random.default_rng([seed, epoch])))
+        bar = tqdm(order, f"{name}, seed {seed}", steps, unit="step", disable=self.rank > 0)
+        # without training there is nothing to choose from: the checkpoint's own score
+        for chosen in bar if steps else [None]:
+            if chosen is not None:
+                lr = a.lr * schedule(step, steps, math.ceil(0.06 * steps))
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
+                loss = loss_of(chosen)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                total, since, step = total + loss.detach(), since + 1, step + 1
+            if step % every == 0 or step == steps:
+                if not math.isfinite(total):
+                    raise ConfigError(f"{name}, seed {seed}: the loss is {total.item()} by step {step:,}. "
+                                      f"Try a lower --lr")
+                scores, constant = self.evaluate(model, data)
+                bar.set_postfix_str(f"{data.primary} {scores[data.primary]:.2f}")
+                row = dict(task=name, seed=seed, step=step, loss=total.item() / max(since, 1), **scores)
+                with open(os.path.join(a.out, "log.jsonl"), "a") as file:
+                    file.write(json.dumps(row) + "\n")
+                total, since = torch.zeros_like(total), 0
+                if best is None or scores[data.primary] > best["best"][data.primary]:
+                    best = dict(seed=seed, step=step, best=scores, constant=constant)
+                    weights = {k: v.detach().clone() for k, v in model.state_dict().items()}
+        bar.close()
+        model.load_state_dict(weights)
+        about = dict(name=name, head=data.head, labels=list(data.labels) if data.labels else None,
+                     scale=list(data.scale), metric=data.primary, scores=best["best"],
+                     pair=data.head == "span" or len(data.task.texts) == 2)
+        if data.head == "span":
+            about |= dict(stride=data.stride, longest=data.longest, null=data.null)
+        path = os.path.join(self.folder(name), f"seed-{seed}.pt")
+        save_checkpoint(path, model, encoder.state(), task=about)
+        return best | dict(last=scores)
+
+
+def submit(tuner, name, weights):
+    """Write what GLUE's server wants of the test split; of SQuAD the answers to the dev set.
+
+    in:  tuner; name of the task; weights state dict
+    out: paths written
+    """
+    (data, encoder), folder = tuner.ready(name), tuner.folder(name)
+    model = tuner.model(data, encoder)
+    model.load_state_dict(weights)
+    model.eval()
+
+    @torch.no_grad()
+    def forward(examples):
+        return tuner.forward(model, examples)
+
+    if data.head == "span":
+        texts, margins = data.answers(forward)
+        path = os.path.join(folder, "predictions.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({q["id"]: text if not data.null or margin > 0 else ""
+                       for q, text, margin in zip(data.questions, texts, margins)}, file, ensure_ascii=False)
+        return [path]
+    task, paths = GLUE[name], []
+    for split in ("test",) if len(task.dev) == 1 else ("test_matched", "test_mismatched"):
+        (columns, rows), where = glue_table(name, split, tuner.args)
+        examples, _ = data.pack(split_of((columns, rows), task, where, scored=False), encoder,
+                                tuner.start.config.length)
+        model.set_codes(torch.from_numpy(encoder.codes()))
+        guess = data.predict(examples, forward)
+        if task.labels is None:
+            said = [f"{min(max(g * data.scale[1] + data.scale[0], 0), 5):.3f}" for g in guess]
+        else:  # the server wants the words of the inference tasks and the digits of the others
+            words = "entailment" in task.labels and name != "wnli"
+            said = [task.labels[g] if words else str(g) for g in guess]
+        index = next((c for c in ("index", "idx", "id") if c in columns), None)
+        paths.append(os.path.join(folder, task.folder + dict(test_matched="-m", test_mismatched="-mm").get(
+            split, "") + ".tsv"))
+        with open(paths[-1], "w") as file:
+            file.write("index\tprediction\n")
+            for i, (row, label) in enumerate(zip(rows, said)):
+                file.write(f"{row[index] if index else i}\t{label}\n")
+    return paths
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The report
+
+
+def summarise(data, runs):
+    """in: data; runs list of what fit() gave, one a seed; out: dict for results.json"""
+    values = [run["best"][data.primary] for run in runs]
+    more = {name: float(np.mean([run["best"][name] for run in runs])) for name in runs[0]["best"]}
+    return dict(metric=data.primary, seeds=[run["seed"] for run in runs], values=values,
+                mean=float(np.mean(values)), std=float(np.std(values, ddof=1)) if len(values) > 1 else None,
+                min=min(values), max=max(values), n=data.n, n_train=len(data.examples), **data.simple(),
+                last=float(np.mean([run["last"][data.primary] for run in runs])), all_metrics=more,
+                one_class={str(run["seed"]): run["constant"] for run in runs if run["constant"] is not None})
+
+
+def read_results(folder):
+    """in: folder of another fine-tuning; out: its results.json; err: InputError when it is none"""
+    path = os.path.join(folder, "results.json")
+    try:
+        with open(path) as file:
+            results = json.load(file)
+        return dict(tasks={name: r["mean"] for name, r in results["tasks"].items()}, **results["model"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"--baseline {path}: not the results of a fine-tuning "
+                         f"({type(error).__name__}: {error})") from error
+
+
+def compare(results, folder):
+    """How much of a baseline's score is kept [HF §4.4 eq.4], by how much smaller a model [HF §4.4 eq.6]?
+
+    in:  results; folder of the baseline's results.json
+    out: dict of percentages: prr by task, where the baseline scores, and on average; pcr_all, pcr_emb
+    """
+    base, ours = read_results(folder), results["model"]
+    prr = {name: 100 * r["mean"] / base["tasks"][name] for name, r in results["tasks"].items()
+           if base["tasks"].get(name, 0) > 0}
+    return dict(baseline=folder, prr=prr, prr_average=float(np.mean(list(prr.values()))) if prr else None,
+                pcr_all=100 * (1 - ours["parameters"] / base["parameters"]),
+                pcr_emb=100 * (1 - ours["embedding"] / base["embedding"]))
+
+
+def show(results):
+    """in: results; prints the table and what there is to say about it"""
+    def cell(value, form=".2f"):
+        return "—" if value is None else format(value, form)
+
+    print(f"\n{'task':>8} {'metric':>9} {'mean':>7} {'± std':>7} {'min':>7} {'max':>7} {'last':>7} "
+          f"{'majority':>9} {'bag of words':>13} {'n':>7}")
+    for name, r in results["tasks"].items():
+        print(f"{name:>8} {r['metric']:>9} {r['mean']:7.2f} {cell(r['std']):>7} {r['min']:7.2f} "
+              f"{r['max']:7.2f} {r['last']:7.2f} {r['majority']:9.2f} {cell(r['bag_of_words']):>13} "
+              f"{r['n']:7,}")
+    if "average" in results:
+        print(f"{'average':>8} {'':>9} {results['average']:7.2f} {cell(results['average_std']):>7}")
+    for name, r in results["tasks"].items():
+        for seed, label in r["one_class"].items():
+            print(f"{name}: the run with seed {seed} always says {label!r}; it counts in the mean")
+        if r["bag_of_words"] is not None and r["mean"] <= r["bag_of_words"]:
+            print(f"{name}: no better than a bag of words")
+    for key, value in results.get("compared", {}).items():
+        print(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")
+
+
+def resolve(args):
+    """Fill in what the flags leave open, and complain before the work begins; out: names of the tasks"""
+    own = args.task is None
+    if args.ckpt is None and args.preset is None:
+        raise InputError("wanted --ckpt DIR, a folder of pretrain.py, or --preset proformer")
+    if args.ckpt and args.preset:
+        raise InputError(f"--preset {args.preset} contradicts --ckpt: the checkpoint says what model this is")
+    if own and not (args.train and args.dev and args.text and args.label):
+        raise InputError("wanted --task NAME, or all of --train --dev --text --label for files of your own")
+    if not own and (args.text or args.label or args.regression):
+        raise InputError(f"--task {args.task} knows its columns: --text, --label, --regression are no help")
+    if bool(args.train) != bool(args.dev):
+        raise InputError("--train and --dev go together")
+    if args.train and args.task in ("glue", "pydoc") or args.data_dir and (own or args.train):
+        raise InputError("--train and --dev are for one task, and stand in the place of --data_dir")
+    if args.predict and (own or args.task == "pydoc" or args.train and args.task not in SQUAD):
+        raise InputError("--predict is for the test split of a task of GLUE, or for SQuAD; "
+                         "other texts: infer.py --file")
+    if args.baseline:
+        read_results(args.baseline)
+    folder = os.path.abspath(args.ckpt or "")
+    folder = folder if os.path.isdir(folder) else os.path.dirname(folder)
+    name = args.preset or os.path.basename(folder) + "-scratch" * args.from_scratch
+    args.out = args.out or os.path.join("out", f"{name}-{args.task or 'own'}")
+    if args.ckpt and os.path.abspath(args.out) == folder:
+        raise InputError(f"--out {args.out} is the checkpoint's own folder: name another")
+    return list(AVERAGED) if args.task == "glue" else [args.task or "own"]
+
+
+def introduce(tuner, data):
+    """Say what is about to run; in: tuner, data of the first task"""
+    a, c, counts = tuner.args, tuner.start.config, count_parameters(tuner.start.model(data))
+    origin = "fresh weights, no pre-training" if tuner.start.weights is None else f"pre-trained, {a.ckpt}"
+    print(f"model       {c.emb}; {c.layers} layers, width {c.width}, length {c.length}; {origin}\n"
+          f"parameters  {counts['total']:,}; to embed words {counts['embedding']:,} "
+          f"(PoEP {100 * counts['poep']:.2f} %)\n"
+          f"training    {a.epochs} epochs, batch {a.batch}, lr {a.lr:g}, dropout {c.dropout}, pool {c.pool}, "
+          f"{a.seeds} seeds from {a.seed} on\n"
+          f"machine     {tuner.device}, {tuner.dtype}, {'compiled' if tuner.compile else 'not compiled'}, "
+          f"torch {torch.__version__}", flush=True)
+
+
+def report(tuner, done):
+    """Put the runs together, keep one checkpoint a task, write results.json, print it.
+
+    in:  tuner; done dict (task, seed) -> what fit() gave
+    out: what results.json holds
+    """
+    a, results = tuner.args, dict(tasks={})
+    for name in tuner.names:
+        data, _ = tuner.ready(name)
+        runs = [done[job] for job in sorted(done) if job[0] == name]
+        best = max(runs, key=lambda run: run["best"][data.primary])["seed"]
+        paths = {run["seed"]: os.path.join(tuner.folder(name), f"seed-{run['seed']}.pt") for run in runs}
+        kept = os.path.join(tuner.folder(name), "ckpt.pt")
+        os.replace(paths.pop(best), kept)
+        for path in paths.values():
+            os.remove(path)
+        results["tasks"][name] = summarise(data, runs)
+        if a.predict:
+            for path in submit(tuner, name, load_checkpoint(kept)["model"]):
+                print(f"wrote {path}")
+    counts = count_parameters(tuner.start.model(data))
+    results["model"] = dict(emb=tuner.start.config.emb, parameters=counts["total"],
+                            embedding=counts["embedding"], poep=100 * counts["poep"],
+                            pretrained=tuner.start.weights is not None)
+    flags = ("ckpt", "preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout", "limit")
+    results["settings"] = dict(dtype=tuner.dtype, **{flag: getattr(a, flag) for flag in flags})
+    if len(tuner.names) > 1:
+        by_seed = np.mean([r["values"] for r in results["tasks"].values()], 0)
+        spread = float(np.std(by_seed, ddof=1)) if a.seeds > 1 else None
+        results |= dict(average=float(by_seed.mean()), average_std=spread)
+    if a.baseline:
+        results["compared"] = compare(results, a.baseline)
+    with open(os.path.join(a.out, "results.json"), "w") as file:
+        json.dump(results, file, indent=1)
+    show(results)
+    print(f"done: {os.path.join(a.out, 'results.json')}\n"
+          f"next: python infer.py --ckpt {os.path.dirname(kept)} {example(data)}")
+    return results
+
+
+def example(data):
+    """in: data; out: a first thing to ask a model of this kind, as arguments of infer.py"""
+    if data.head == "span":
+        return '"Who wrote the book?" "The book was written by Ada Lovelace in 1843."'
+    return '"A first text." "A second text."' if len(data.task.texts) == 2 else '"A text."'
+
+
+def parser():
+    """All flags, in the order of the ideas."""
+    p = argparse.ArgumentParser(formatter_class=Help, description=__doc__.split("\nSources")[0],
+                                usage="python finetune.py --ckpt DIR --task NAME [flags]        "
+                                      "(--help explains them)")
+    g = p.add_argument_group("start", (
+        "The checkpoint holds the shape, the hash and the weights, so no flag asks for them.\n"
+        "What did pre-training buy? The same command with --from_scratch says."))
+    g.add_argument("--ckpt", metavar="DIR", help="folder of a run of pretrain.py, or its ckpt.pt")
+    g.add_argument("--from_scratch", action="store_true", help="the checkpoint's shape and hash alone")
+    g.add_argument("--preset", choices=("proformer",), help=(
+        "instead of --ckpt: ProFormer, 2 layers over 420 bits of LSH, never pre-trained [HF §4.1]"))
+    g = p.add_argument_group("task", (
+        "GLUE: nine tasks, of which the paper averages eight; SQuAD: the words of a text that answer.\n"
+        "pydoc needs no network: which of 20 modules does a docstring come from?"))
+    g.add_argument("--task", choices=(*GLUE, "glue", *SQUAD, "pydoc"), help=(
+        "glue: eight in turn, then their average; None: your own files, named by the next five"))
+    g.add_argument("--data_dir", metavar="DIR", help=(
+        "a download in the original layout: SST-2/train.tsv, CoLA/dev.tsv ... (.tsv .csv .jsonl .gz), "
+        "train-v1.1.json; None: the hub"))
+    g.add_argument("--train", metavar="FILE", help=(
+        "training rows, .tsv .csv .jsonl .parquet; beside --task: a part of that task, in its own columns"))
+    g.add_argument("--dev", metavar="FILE", help="rows that are scored")
+    g.add_argument("--text", metavar="COL[,COL]", help="column of the text, or of both texts (own files)")
+    g.add_argument("--label", metavar="COL", help="column of the label (own files)")
+    g.add_argument("--regression", action="store_true", help="the label is a number, and near is good")
+    g.add_argument("--limit", type=at_least(1), metavar="N", help=(
+        "train on N rows or questions, drawn at random, the same for all seeds; the dev set stays whole"))
+    g.add_argument("--stride", type=at_least(1), metavar="n", help=(
+        "words from one window of a long text to the next (SQuAD); None: a third of the model's length"))
+    g.add_argument("--max_answer", type=at_least(1), default=30, metavar="n",
+                   help="longest answer in words (SQuAD)")
+
+    g = p.add_argument_group("training", (
+        "Adam, no weight decay, 6 % warm-up, a cosine with 5 hard restarts, clipping at 1. [HF Table 5]\n"
+        f"Recipes: paper {RECIPES['paper']}, small {RECIPES['small']}."))
+    g.add_argument("--recipe", choices=tuple(RECIPES), help="None: small for a width < 512, else paper")
+    for name, kind, text in (("epochs", at_least(0), "0: score a checkpoint of this very task as it is"),
+                             ("batch", at_least(1), "examples a step"),
+                             ("lr", at_least(0, float), "peak learning rate")):
+        g.add_argument(f"--{name}", type=kind, metavar="n", help=text + " (None: the recipe's)")
+    g.add_argument("--pool", choices=("cls", "mean"), help=(
+        "what the head sees of a text: its first position, or the mean of all (None: the recipe's)"))
+    g.add_argument("--dropout", type=float, metavar="p", help="None: the checkpoint's")
+    g.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="how many runs of each task")
+    g.add_argument("--seed", type=at_least(0), default=0, metavar="S",
+                   help="of the first run: head, order of the rows, dropout; the next has S+1")
+    g.add_argument("--eval_every", type=at_least(1), metavar="n",
+                   help="steps between evaluations; the best one's weights are kept; None: twice an epoch")
+
+    g = p.add_argument_group("report", (
+        "Beside each score: its spread over seeds, the commonest class, a bag of words.\n"
+        "A run that always gives the same answer is named."))
+    g.add_argument("--baseline", metavar="DIR", help=(
+        "--out of another fine-tuning: print which share of its score is kept (PRR) and how much smaller "
+        "the model is (PCR) [HF §4.4]"))
+    g.add_argument("--predict", action="store_true", help=(
+        "write the submission of GLUE's test split, or SQuAD's predictions.json, with the best run"))
+
+    g = p.add_argument_group("machine", (
+        "Under torchrun every rank takes its share of tasks × seeds, one model each.\n"
+        "The scores are those of a single process with as many threads."))
+    machine_flags(g)
+    g.add_argument("--cache", default="cache", metavar="DIR", help="where what pydoc reads is kept")
+    g.add_argument("--out", metavar="DIR", help=(
+        "results.json, log.jsonl and ckpt.pt go here, of glue in a folder a task; None: out/CKPT-TASK"))
+    return p
+
+
+def main(argv=None):
+    """in: argv list[str], None: the command line; out: what results.json holds. Bad input exits with 2."""
+    args = parser().parse_args(argv)
+    try:
+        tuner = Tuner(args)
+        jobs = [(name, args.seed + i) for name in tuner.names for i in range(args.seeds)]
+        done = {}
+        for name, seed in jobs[tuner.rank::tuner.world]:
+            data, _ = tuner.ready(name)
+            if tuner.rank == 0 and not done:
+                introduce(tuner, data)
+            if data.notes and seed == args.seed:
+                print(f"{name}: {data.notes}")
+            done[name, seed] = tuner.fit(name, seed)
+        if tuner.world > 1:
+            parts = [None] * tuner.world
+            dist.all_gather_object(parts, done)
+            done = {job: result for part in parts for job, result in part.items()}
+        return report(tuner, done) if tuner.rank == 0 else None
+    except (InputError, ConfigError, OSError) as error:
+        print(f"finetune.py: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
