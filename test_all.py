@@ -1729,8 +1729,8 @@ def test_two_ranks_give_what_one_gives(started, own, tmp_path):
     found = []
     for ranks in (1, 2):
         done = run_script("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}",
-                          "finetune.py", "--ckpt", started / "proj", *own, *QUICK, "--out", tmp_path / str(ranks),
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+                          "finetune.py", "--ckpt", started / "proj", *own, *QUICK,
+                          "--out", tmp_path / str(ranks), env=os.environ | {"OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.count("parameters  ") == done.stdout.count("done: ") == 1
         found.append(json.loads((tmp_path / str(ranks) / "results.json").read_text()))
