@@ -7,6 +7,8 @@
     python bench.py train          milliseconds a sample, Shuffle+Random against masked LM (Table 3)
     python bench.py words          a corpus of twelve million distinct words: time and memory
     python bench.py variants       every embedding and hash, short runs, three seeds (half an hour and more)
+    python bench.py evaluation     an evaluation of finetune.py beside the forward passes it is made of
+    python bench.py tasks --runs out/*          the results of several fine-tunings in one table
     python bench.py readme         write the tables of README.md anew from results/
 
 A time is the median of several in one process; what is compared takes turns: a busy moment hits all alike.
@@ -31,6 +33,7 @@ import torch.nn.functional as F
 
 import attention
 import embeddings
+import finetune
 import hashing
 import model
 import pretrain
@@ -380,17 +383,78 @@ VARIANT_COLUMNS = dict(name=("embedding, hash", "s"), accuracy=("accuracy", "±"
                        f1_random=("F1 random", "±"), eval_loss=("loss", "±"))
 
 
+def bench_evaluation(args):
+    """What an evaluation pass of finetune.py costs beside the forward passes it is made of."""
+    rng, words = np.random.default_rng(0), [word for part in many_words(20_000, 20_000) for word in part]
+    texts = [" ".join(rng.choice(words, rng.integers(8, 60))) for _ in range(2_000)]
+    split = dict(first=texts, second=None, labels=["up"] * 1_000 + ["down"] * 1_000)
+    task = finetune.Task("own", ("text",), ("down", "up"), ("accuracy", "macro_f1"))
+    asked = [dict(id=i, question="which words ?", context=f"{a} {b}", answers=[(a.split()[0], 0)])
+             for i, (a, b) in enumerate(zip(texts[:500], texts[500:]))]
+    encoder, rows = hashing.Encoder("bits"), []
+    sentences = finetune.Sentences(task, split, {"dev": split}, encoder, 128)
+    spans = finetune.Spans(asked[:1], asked, encoder, 128)
+    for name, data in (("2,000 texts, classes", sentences), ("500 questions, spans", spans)):
+        net = model.Model(model.Config(**model.PRESETS["tiny"], head=data.head)).eval()
+        net.set_codes(torch.from_numpy(encoder.codes()))
+        examples = data.devs["dev"][0] if data.head == "classify" else data.dev
+        chosen = finetune.batches(list(map(len, examples)), 256)
+        padded = [finetune.pad([examples[i] for i in batch]) for batch in chosen]
+
+        def forward(examples):
+            return net(*finetune.pad(examples))
+
+        with torch.no_grad():
+            times = medians({"whole": lambda: data.evaluate(forward),
+                             "alone": lambda: [net(ids, mask) for ids, mask in padded]}, 5)
+        rows.append(dict(name=name, whole=1000 * times["whole"], alone=1000 * times["alone"],
+                         outside=100 * (1 - times["alone"] / times["whole"])))
+    return rows
+
+
+EVALUATION = dict(name=("dev set", "s"), whole=("evaluation, ms", ",.0f"),
+                  alone=("forward passes alone, ms", ",.0f"),
+                  outside=("outside the model %", ".1f"))
+
+
+def bench_tasks(args):
+    """Scores of several fine-tunings: a row a model, a column a task, mean ± std over the seeds."""
+    rows, simple = {}, [dict(name="the commonest class"), dict(name="a bag of words")]
+    for folder in args.runs:
+        path = os.path.join(folder, "results.json")
+        if not os.path.exists(path):
+            continue
+        with open(path) as file:
+            run = json.load(file)
+        about = run["settings"]
+        name = about["preset"] or os.path.basename(os.path.normpath(about["ckpt"]))
+        name += ", from scratch" * about["from_scratch"]
+        for task, r in run["tasks"].items():
+            rows.setdefault(name, dict(name=name)).update({task: r["mean"], f"{task}_std": r["std"]})
+            simple[0][task] = r["majority"]
+            if r["bag_of_words"] is not None and "bpe" not in name:  # of words, not of pieces
+                simple[1][task] = r["bag_of_words"]
+    return [rows[name] for name in sorted(rows)] + simple
+
+
+TASKS = dict(name=("model", "s"), **{task: (title, "±1") for task, title in (
+    ("sst2", "SST-2"), ("cola", "CoLA"), ("mrpc", "MRPC"), ("rte", "RTE"), ("stsb", "STS-B"), ("qqp", "QQP"),
+    ("qnli", "QNLI"), ("mnli", "MNLI"), ("squad", "SQuAD F1"), ("pydoc", "pydoc"))})
+
+
 def with_spread(rows, columns):
-    """markdown, where a column of format ± shows mean ± std"""
+    """markdown, where a column of format ± shows mean ± std with three digits, ±1 with one"""
     shown = []
     for row in rows:
         new = dict(row)
         for key, (_, form) in columns.items():
-            if form == "±" and row.get(key) is not None:
-                spread = row.get(f"{key}_std")
-                new[key] = f"{row[key]:.3f}" + (f" ± {spread:.3f}" if spread is not None else "")
+            if form[:1] == "±" and row.get(key) is not None:
+                spread, digits = row.get(f"{key}_std"), form[1:] or "3"
+                spread = f" ± {spread:.{digits}f}" if spread is not None else ""
+                new[key] = f"{row[key]:.{digits}f}{spread}"
         shown.append(new)
-    return table(shown, {k: (h, "s" if f == "±" else f) for k, (h, f) in columns.items()})
+    columns = {key: c for key, c in columns.items() if any(key in row for row in rows)}
+    return table(shown, {k: (h, "s" if f[:1] == "±" else f) for k, (h, f) in columns.items()})
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -398,12 +462,14 @@ def with_spread(rows, columns):
 BENCHES = {"counts": (counts, COUNTS), "hashing": (bench_hashing, HASHING),
            "embeddings": (bench_embeddings, EMBEDDINGS), "attention": (bench_attention, ATTENTION),
            "train": (bench_train, TRAIN), "words": (bench_words, WORDS),
-           "variants": (bench_variants, VARIANT_COLUMNS)}
+           "variants": (bench_variants, VARIANT_COLUMNS), "evaluation": (bench_evaluation, EVALUATION),
+           "tasks": (bench_tasks, TASKS)}
+
+LONG = ("words", "variants", "tasks")  # or of runs that are there already
 
 
 def write(path, name, rows):
     """Keep a table with where it was measured: one JSON file a table."""
-    command = " ".join(["python bench.py", *sys.argv[1:]])
     command = re.sub(r" --cache \S+", "", " ".join(["python bench.py", *sys.argv[1:]]))  # where is no matter
     with open(path, "w") as file:
         json.dump(dict(bench=name, machine=machine(), command=command, rows=rows), file, indent=1)
@@ -426,7 +492,7 @@ def readme_tables():
 def parser():
     """The flags."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=(*BENCHES, "readme", "all"), help="all: everything but words and variants")
+    p.add_argument("what", choices=(*BENCHES, "readme", "all"), help=f"all: all but {', '.join(LONG)}")
     p.add_argument("--json", metavar="FILE",
                    help="keep the table there; results/NAME.json makes it one of the README's")
     p.add_argument("--count", type=int, default=12_000_000, metavar="n",
@@ -435,6 +501,8 @@ def parser():
     p.add_argument("--steps", type=int, default=200, metavar="n",
                    help="variants: steps of a run (default 200)")
     p.add_argument("--seeds", type=int, default=3, metavar="n", help="variants: runs of each (default 3)")
+    p.add_argument("--runs", nargs="*", default=[], metavar="DIR",
+                   help="tasks: folders of finetune.py, those with a results.json")
     p.add_argument("--cache", default="cache", metavar="DIR",
                    help="variants: where prepared corpora are kept (default cache)")
     return p
@@ -453,7 +521,7 @@ def main(argv=None):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         return
-    chosen = [n for n in BENCHES if n not in ("words", "variants")] if args.what == "all" else [args.what]
+    chosen = [n for n in BENCHES if n not in LONG] if args.what == "all" else [args.what]
     if args.json and len(chosen) > 1:
         os.makedirs(args.json, exist_ok=True)
     for name in chosen:

@@ -31,6 +31,7 @@ import datetime
 import gzip
 import json
 import math
+import multiprocessing
 import os
 import re
 import string
@@ -265,6 +266,10 @@ def read_sentences(name, args):
     return task, splits.pop("train"), splits
 
 
+def _docstrings(path):
+    return list(hashing.python_texts(path))
+
+
 def read_pydoc(cache, labels=20, most=1_000):
     """Which top-level module does a docstring come from? The 20 with most, a thousand each at most.
 
@@ -278,12 +283,14 @@ def read_pydoc(cache, labels=20, most=1_000):
 
     def make(path):
         rows, seen = collections.defaultdict(lambda: ([], [])), set()
-        for name, file in tqdm(files.items(), "reading docstrings", unit=" files"):
-            for text in hashing.python_texts(file):
-                if len(text.split()) >= 5 and text not in seen:
-                    seen.add(text)
-                    held = int(fingerprint(name), 16) % 10 == 0
-                    rows[name.split(os.sep)[0].removesuffix(".py")][held].append(text)
+        with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
+            read = zip(files, pool.imap(_docstrings, files.values(), 64))
+            for name, texts in tqdm(read, "reading docstrings", len(files), unit=" files"):
+                part = rows[name.split(os.sep)[0].removesuffix(".py")][int(fingerprint(name), 16) % 10 == 0]
+                for text in texts:
+                    if len(text.split()) >= 5 and text not in seen:
+                        seen.add(text)
+                        part.append(text)
         full = [label for label in sorted(rows) if all(rows[label])]  # some in training, some held out
         rng, kept = np.random.default_rng(0), ([], [])
         for label in sorted(full, key=lambda label: -len(rows[label][0]))[:labels]:

@@ -2193,6 +2193,20 @@ def test_readme_commands_run(small, tmp_path, text_file, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(text_file.parent, tmp_path / "my_texts")
     kinds = Counter()
+    for name in ("a.csv", "b.csv"):
+        Path(name).write_text("title,body,topic\n" + "one two,three,five\na,b,six\n" * 9)
+    Path("reviews.txt").write_text("a charming journey\n")
+    found = questions(random.Random(0), 9)
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}-v1.1.json").write_text(json.dumps(nested(found)))
+    monkeypatch.setitem(finetune.SQUAD, "squad", ("v1.1", 9, 9))
+    glue = glue_folder(tmp_path / "glue", monkeypatch)
+    modules = {f"{name}/{i}.py": str(tmp_path / f"{name}{i}.py") for name in ("x", "y") for i in range(40)}
+    for name, path in modules.items():
+        Path(path).write_text(f'"""The docstring of the module {name} has words."""')
+    monkeypatch.setattr(hashing, "python_files", lambda: modules)
+    small_proformer = model.PRESETS["proformer"] | dict(width=32, heads=4, ffn=64)
+    monkeypatch.setitem(model.PRESETS, "proformer", small_proformer)
     for line in readme_commands():
         line = line.split("#")[0].split("&&")[-1].strip()
         line = line.replace("$e", "proj").replace("$h", "md5").replace("$s", "0")
@@ -2206,18 +2220,30 @@ def test_readme_commands_run(small, tmp_path, text_file, monkeypatch, capsys):
             flags += ["--out", str(tmp_path / f"p{kinds[script]}")] + small()[2:4] + SMALL
             flags += ["--data", str(text_file)]
             pretrain.main([f for f in flags if f])
+        elif script == "finetune.py":
+            finetune.parser().parse_args(flags)
+            if "--ckpt" in flags:  # out/proj-lsh of the first command, in small
+                flags[flags.index("--ckpt") + 1] = str(tmp_path / "p0")
+            task = flags[flags.index("--task") + 1] if "--task" in flags else "own"
+            where = ["--data_dir", str(tmp_path) if task == "squad" else glue]
+            where *= task not in ("own", "pydoc")
+            quick = [*QUICK, "--epochs", "1", "--seeds", "1", "--out", str(tmp_path / f"f-{task}")]
+            finetune.main([*flags, *where, *quick, *small()[2:4]])
         elif script == "infer.py":
+            name = next((f"f-{task}" for task in ("sst2", "squad") if f"-{task}" in " ".join(flags)), None)
             mlm = any("[MASK]" in f for f in flags)
-            more = ("--emb", "lookup", "--objective", "mlm") if mlm else ()
-            pretrain.main(small(*more, "--length", "33", out=f"i{mlm}"))
-            flags[flags.index("--ckpt") + 1] = str(tmp_path / f"i{mlm}")
+            if name is None:
+                name = f"i{mlm}"
+                more = ("--emb", "lookup", "--objective", "mlm") if mlm else ()
+                pretrain.main(small(*more, "--length", "33", out=name))
+            flags[flags.index("--ckpt") + 1] = str(tmp_path / name)
             infer.main(flags)
         elif script == "bench.py":
             bench.parser().parse_args(flags)
         else:
             assert script in ("hashing.py", "embeddings.py", "attention.py", "test_all.py"), line
         kinds[script] += 1
-    assert kinds["pretrain.py"] >= 3 and kinds["infer.py"] >= 2
+    assert kinds["pretrain.py"] >= 3 and kinds["infer.py"] >= 5 and kinds["finetune.py"] >= 5
 
 
 def test_readme_numbers_are_the_measured_ones():
