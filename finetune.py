@@ -699,6 +699,7 @@ class Start:
         self.weights, self.state, self.task = None, None, {}
         if args.ckpt:
             checkpoint = load_checkpoint(args.ckpt)
+            self.path = os.path.join(args.ckpt, "ckpt.pt") if os.path.isdir(args.ckpt) else args.ckpt
             self.config, self.state = checkpoint["config"], checkpoint["encoder"]
             self.task = checkpoint.get("task", {})
             self.weights = None if args.from_scratch else checkpoint["model"]
@@ -746,6 +747,9 @@ def schedule(step, steps, warmup, cycles=5):
 class Tuner:
     """The flags, the machine and the texts; runs one job, a task with a seed, after another."""
 
+    IDENTITY = ("preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout", "limit", "eval_every",
+                "stride", "max_answer")
+
     def __init__(self, args):
         """in: args of parser(); all files are read, so that what is wrong with them shows at once"""
         self.args, self.names, self.start = args, resolve(args), Start(args)
@@ -755,7 +759,8 @@ class Tuner:
                       for name in self.names}
         self.current = None, None, None  # the task that is ready: the seeds of a task follow each other
         os.makedirs(args.out, exist_ok=True)
-        if self.rank == 0:
+        self.jobs = [(name, args.seed + i) for name in self.names for i in range(args.seeds)]
+        if self.rank == 0 and not any(os.path.exists(self.path(*job)) for job in self.jobs):
             open(os.path.join(args.out, "log.jsonl"), "w").close()
         if self.world > 1:  # the ranks meet again only to compare notes, after hours of their own work
             dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))
@@ -779,6 +784,17 @@ class Tuner:
                 raise ConfigError(f"--epochs 0 scores a checkpoint of this very task, and {a.ckpt} is none")
             self.current = name, data, encoder
         return self.current[1:]
+
+    def identity(self, name, seed):
+        """What makes a job itself, as plain types: flags, texts, and the checkpoint it starts from"""
+        file = self.args.ckpt and os.stat(self.start.path)
+        flags = {flag: getattr(self.args, flag) for flag in self.IDENTITY}
+        return flags | dict(seed=seed, texts=fingerprint(self.texts[name][-2:]), dtype=self.dtype,
+                            start=file and [file.st_size, file.st_mtime_ns])
+
+    def path(self, name, seed):
+        """Where the weights of one job are kept until all are done"""
+        return os.path.join(self.folder(name), f"seed-{seed}.pt")
 
     def folder(self, name):
         """in: name of a task; out: the folder of its checkpoint, of glue one a task"""
@@ -867,9 +883,20 @@ class Tuner:
                      pair=data.head == "span" or len(data.task.texts) == 2)
         if data.head == "span":
             about |= dict(stride=data.stride, longest=data.longest, null=data.null)
-        path = os.path.join(self.folder(name), f"seed-{seed}.pt")
-        save_checkpoint(path, model, encoder.state(), task=about)
-        return best | dict(last=scores)
+        result = best | dict(last=scores)
+        save_checkpoint(self.path(name, seed), model, encoder.state(), task=about,
+                        run=dict(identity=self.identity(name, seed), result=result))
+        return result
+
+    def run(self, name, seed):
+        """fit(), unless the same command has done this job already before it was interrupted"""
+        path = self.path(name, seed)
+        if os.path.exists(path):
+            before = load_checkpoint(path).get("run", {})
+            if before.get("identity") == self.identity(name, seed):
+                print(f"{name}, seed {seed}: done before, {path}", flush=True)
+                return before["result"]
+        return self.fit(name, seed)
 
 
 def submit(tuner, name, weights):
@@ -1032,11 +1059,11 @@ def report(tuner, done):
         data, _ = tuner.ready(name)
         runs = [done[job] for job in sorted(done) if job[0] == name]
         best = max(runs, key=lambda run: run["best"][data.primary])["seed"]
-        paths = {run["seed"]: os.path.join(tuner.folder(name), f"seed-{run['seed']}.pt") for run in runs}
         kept = os.path.join(tuner.folder(name), "ckpt.pt")
-        os.replace(paths.pop(best), kept)
-        for path in paths.values():
-            os.remove(path)
+        os.replace(tuner.path(name, best), kept)  # one checkpoint a task stays
+        for run in runs:
+            if run["seed"] != best:
+                os.remove(tuner.path(name, run["seed"]))
         results["tasks"][name] = summarise(data, runs)
         if a.predict:
             for path in submit(tuner, name, load_checkpoint(kept)["model"]):
@@ -1142,15 +1169,14 @@ def main(argv=None):
     args = parser().parse_args(argv)
     try:
         tuner = Tuner(args)
-        jobs = [(name, args.seed + i) for name in tuner.names for i in range(args.seeds)]
         done = {}
-        for name, seed in jobs[tuner.rank::tuner.world]:
+        for name, seed in tuner.jobs[tuner.rank::tuner.world]:
             data, _ = tuner.ready(name)
             if tuner.rank == 0 and not done:
                 introduce(tuner, data)
             if data.notes and seed == args.seed:
                 print(f"{name}: {data.notes}")
-            done[name, seed] = tuner.fit(name, seed)
+            done[name, seed] = tuner.run(name, seed)
         if tuner.world > 1:
             parts = [None] * tuner.world
             dist.all_gather_object(parts, done)

@@ -1738,6 +1738,30 @@ def test_two_ranks_give_what_one_gives(started, own, tmp_path):
     same(*(model.load_checkpoint(str(tmp_path / r))["model"] for r in "12"))
 
 
+def test_an_interrupted_fine_tuning_goes_on(started, own, tmp_path, monkeypatch, capsys):
+    """Killed after the first of two seeds: the same command runs the second only, to the same results."""
+    whole = tune(started, tmp_path / "a", *own, "--seeds", "2")
+    fit, seeds = finetune.Tuner.fit, []
+
+    def once_only(self, name, seed):
+        seeds.append(seed)
+        if seeds == [0, 1]:
+            raise KeyboardInterrupt
+        return fit(self, name, seed)
+
+    monkeypatch.setattr(finetune.Tuner, "fit", once_only)
+    with pytest.raises(KeyboardInterrupt):
+        tune(started, tmp_path / "b", *own, "--seeds", "2")
+    again = tune(started, tmp_path / "b", *own, "--seeds", "2")
+    assert again["tasks"] == whole["tasks"] and seeds == [0, 1, 1]
+    same(*(model.load_checkpoint(str(tmp_path / x))["model"] for x in "ab"))
+    seeds.clear()
+    with pytest.raises(KeyboardInterrupt):
+        tune(started, tmp_path / "b", *own, "--seeds", "2")
+    tune(started, tmp_path / "b", *own, "--seeds", "2", "--batch", "13")  # another job: from the beginning
+    assert seeds == [0, 1, 0, 1]
+
+
 # SQuAD
 
 
