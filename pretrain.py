@@ -25,6 +25,7 @@ import array
 import contextlib
 import dataclasses
 import functools
+import gc
 import glob
 import hashlib
 import itertools
@@ -666,6 +667,13 @@ class Run:
             save_checkpoint(self.path, self.model, self.encoder.state(), step=self.step, dtype=self.dtype,
                             optimizer=self.optimizer.state_dict(), run=self.identity, words=self.words)
 
+    def unwrap(self):
+        """Let go of the wrapper that averages gradients, before the process group ends."""
+        # subtle: as the last owner of the group it would wait, holding Python's lock, for a thread of the group
+        # that may be waiting for that lock: once, on a busy machine, a rank hung at its very end
+        self.wrapped = self.model
+        gc.collect()
+
     def log(self, **row):
         """Append a line to log.jsonl (rank 0 does)"""
         if self.rank == 0:
@@ -883,7 +891,7 @@ def parser():
 
 def main(argv=None):
     """in: argv list[str], None: the command line; out: dict, the last evaluation. Bad input exits with 2."""
-    args = parser().parse_args(argv)
+    args, run = parser().parse_args(argv), None
     try:
         run = Run(args)
         with catch_signals() as stopped:
@@ -892,6 +900,8 @@ def main(argv=None):
         print(f"pretrain.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     finally:
+        if run:
+            run.unwrap()
         if dist.is_initialized():
             dist.destroy_process_group()
 
