@@ -398,7 +398,7 @@ def bench_evaluation(args):
         net = model.Model(model.Config(**model.PRESETS["tiny"], head=data.head)).eval()
         net.set_codes(torch.from_numpy(encoder.codes()))
         examples = data.devs["dev"][0] if data.head == "classify" else data.dev
-        chosen = finetune.batches(list(map(len, examples)), 256)
+        chosen = finetune.evaluation_batches(examples, 128)
         padded = [finetune.pad([examples[i] for i in batch]) for batch in chosen]
 
         def forward(examples):

@@ -24,10 +24,12 @@ Letters   B batch   L positions   n examples   W windows
 """
 
 import argparse
+import bisect
 import collections
 import csv
 import dataclasses
 import datetime
+import glob
 import gzip
 import json
 import math
@@ -114,25 +116,26 @@ def read_table(path, header=None):
         if ending == ".parquet":
             import datasets  # takes two seconds, and only needed here
 
-            rows = list(datasets.load_dataset("parquet", data_files=path, split="train", streaming=True))
+            rows = list(datasets.load_dataset("parquet", data_files=glob.escape(path), split="train",
+                                              streaming=True))
             return list(rows[0]) if rows else [], rows
         with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig",
                                                            errors="replace", newline="") as file:
             if ending == ".json":
                 rows = json.load(file)
-                rows = rows.get("data", [rows]) if isinstance(rows, dict) else rows
+                rows = rows.get("data") if isinstance(rows, dict) else rows
             elif ending == ".jsonl":
                 rows = [json.loads(line) for line in file.read().split("\n") if line.strip()]
             elif ending == ".csv":
                 csv.field_size_limit(sys.maxsize)
-                cells = list(csv.reader(file))
+                cells = [row for row in csv.reader(file) if row]
             else:
                 lines = file.read().split("\n")
                 cells = [line.rstrip("\r").split("\t") for line in lines if line.strip()]
     except (OSError, EOFError, ValueError, csv.Error) as error:
         raise InputError(f"{path}: could not be read as {ending}: {error}") from error
     if ending in (".json", ".jsonl"):
-        if not all(isinstance(row, dict) for row in rows):
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise InputError(f"{path}: wanted an object with named fields in each row")
         return list(rows[0]) if rows else [], rows
     if not cells:
@@ -166,13 +169,12 @@ def read_hub(name, config, split):
     return data.column_names, rows
 
 
-def column(columns, wanted, where):
-    """in: columns there are; wanted "a" or "a|b"; where, for the complaint; out: the name of the one there"""
+def column(columns, wanted, where, more=""):
+    """in: columns there are; wanted "a" or "a|b"; where and more, for the complaint; out: the one there"""
     found = next((name for name in wanted.split("|") if name in columns), None)
     if found is None:
-        extra = f"; {TEST}" if "label" in wanted else ""
         raise InputError(f"{where}: wanted a column {' or '.join(wanted.split('|'))}, got "
-                         f"{', '.join(columns) or 'none'}{extra}")
+                         f"{', '.join(columns) or 'none'}{more}")
     return found
 
 
@@ -191,7 +193,7 @@ def read_label(value, task, where):
         return number
     if text in task.labels or not task.labels and text:
         return text
-    if text.isdigit() and int(text) < len(task.labels):
+    if task.folder != "own" and text.isdecimal() and int(text) < len(task.labels):
         return task.labels[int(text)]
     raise InputError(f"{where}: unknown label {text!r}; wanted {', '.join(task.labels) or 'some text'}")
 
@@ -206,11 +208,11 @@ def split_of(table, task, where, scored=True):
     if not rows:
         raise InputError(f"{where}: no rows")
     places = [column(columns, text, where) for text in task.texts]
-    texts = [["" if row[place] is None else str(row[place]) for row in rows] for place in places]
+    texts = [["" if row.get(place) is None else str(row[place]) for row in rows] for place in places]
     labels = []
     if scored:
-        label = column(columns, task.label, where)
-        labels = [read_label(row[label], task, f"{where}, row {i:,}") for i, row in enumerate(rows, 1)]
+        label = column(columns, task.label, where, f"; {TEST}" if task.folder != "own" else "")
+        labels = [read_label(row.get(label), task, f"{where}, row {i:,}") for i, row in enumerate(rows, 1)]
     return dict(first=texts[0], second=texts[1] if len(texts) > 1 else None, labels=labels)
 
 
@@ -232,6 +234,17 @@ def glue_table(name, split, args):
         return read_table(path, header), path
     split = split.replace("dev", "validation")
     return read_hub("nyu-mll/glue", name, split), f"nyu-mll/glue, {name}, {split}"
+
+
+def read_tests(name, args):
+    """in: name in GLUE; args; out: dict test split -> its texts, and each row's index for GLUE's server"""
+    out = {}
+    for split in (dev.replace("dev", "test") for dev in GLUE[name].dev):
+        (columns, rows), where = glue_table(name, split, args)
+        index = next((c for c in ("index", "idx", "id") if c in columns), None)
+        texts = split_of((columns, rows), GLUE[name], where, scored=False)
+        out[split] = texts, [row[index] for row in rows] if index else range(len(rows))
+    return out
 
 
 def read_sentences(name, args):
@@ -322,11 +335,11 @@ def read_squad(name, args):
         where = path or f"rajpurkar/{name}"
         columns, table = (read_table(path) if path else
                           read_hub(where, None, dict(dev="validation").get(split, split)))
-        if "paragraphs" in columns:  # nested, as published
-            table = [p for article in table for p in article["paragraphs"]]
-            table = [dict(context=p["context"], **q) for p in table for q in p["qas"]]
         found = []
         try:
+            if "paragraphs" in columns:  # nested, as published
+                table = [p for article in table for p in article["paragraphs"]]
+                table = [dict(context=p["context"], **q) for p in table for q in p["qas"]]
             for row in table:
                 a = row["answers"]  # a list of {text, answer_start}, or one {text: list, answer_start: list}
                 pairs = (zip(a["text"], a["answer_start"]) if isinstance(a, dict)
@@ -366,18 +379,6 @@ def macro_f1(guess, truth):
     return float(np.mean([f1(guess, truth, label) for label in np.union1d(guess, truth)]))
 
 
-def matthews(guess, truth):
-    """Matthews correlation, for any number of classes: that of the indicator vectors. 0 for a constant.
-
-    in:  int (n,), int (n,)
-    """
-    labels = np.union1d(guess, truth)[:, None]
-    a, b = (guess == labels).astype(float), (truth == labels).astype(float)  # (classes, n)
-    a, b = a - a.mean(1, keepdims=True), b - b.mean(1, keepdims=True)
-    scale = math.sqrt((a * a).sum() * (b * b).sum())
-    return float((a * b).sum() / scale) if scale > 0 else 0.0
-
-
 def pearson(guess, truth):
     """Linear correlation; 0 when either is constant. in: float (n,), float (n,)"""
     if np.ptp(guess) == 0 or np.ptp(truth) == 0:
@@ -395,7 +396,8 @@ def spearman(guess, truth):
     return pearson(ranks(guess), ranks(truth))
 
 
-METRICS = dict(accuracy=accuracy, f1=f1, macro_f1=macro_f1, matthews=matthews, pearson=pearson,
+# Matthews correlation is Pearson's of two classes numbered 0 and 1
+METRICS = dict(accuracy=accuracy, f1=f1, macro_f1=macro_f1, matthews=pearson, pearson=pearson,
                spearman=spearman)
 _ARTICLES, _NO_SIGNS = re.compile(r"\b(a|an|the)\b"), str.maketrans("", "", string.punctuation)
 
@@ -408,13 +410,15 @@ def normalise(text):
     return _ARTICLES.sub(" ", text.lower().translate(_NO_SIGNS)).split()
 
 
-def exact_and_f1(answer, truths):
-    """in: answer, truths, as normalise() gives them, a truth [] being "no answer"; out: EM, F1 of the best"""
+def exact_and_f1(answer, truths, null=True):
+    """in: answer, truths, as normalise() gives them; null: a truth [] is "no answer" and silence right (v2)
+    out: EM and F1 of the best truth, each 0 .. 1
+    """
     best = 0.0
     for truth in truths:
         common = sum((collections.Counter(answer) & collections.Counter(truth)).values())
         both = len(answer) + len(truth)
-        best = max(best, 2 * common / both if answer and truth else float(both == 0))
+        best = max(best, 2 * common / both if answer and truth else float(null and both == 0))
     return float(answer in truths), best
 
 
@@ -439,12 +443,13 @@ def batches(lengths, size, rng=None):
     return out if rng is None else [out[i] for i in rng.permutation(len(out))]
 
 
-def pad(examples, few=False):
-    """in: examples list of ids int32; few: to powers of two, so that a compiler sees a handful of shapes
+def pad(examples, most=None):
+    """in: examples list of ids int32; most: pad to a power of two, or to `most` positions if that is less, so
+    that a compiler sees a handful of shapes; None: to the longest
     out: ids int64 (B, L); mask bool (B, L), None when nothing is padded
     """
     longest = max(map(len, examples))
-    longest = 1 << (longest - 1).bit_length() if few else longest
+    longest = min(1 << (longest - 1).bit_length(), most) if most else longest
     ids = np.full((len(examples), longest), PAD, np.int64)
     for row, example in zip(ids, examples):
         row[:len(example)] = example
@@ -452,45 +457,51 @@ def pad(examples, few=False):
     return ids, None if min(map(len, examples)) == longest else ids != PAD
 
 
+def evaluation_batches(examples, length):
+    """in: examples list of ids; length L of the model; out: batches of 32,768 positions at most"""
+    return batches(list(map(len, examples)), max(1, 32_768 // length))
+
+
 class Sentences:
     """Classification or regression of a text or of a pair."""
 
-    head, notes = "classify", ""
+    head, outputs, notes = "classify", 1, ""
 
-    def __init__(self, task, train, devs, encoder, length, limit=None):
-        """in: task, train, devs as read_sentences gives; encoder Encoder; length L; limit, training rows"""
-        self.task, self.labels, self.primary = task, task.labels, task.metrics[0]
-        self.outputs = len(task.labels) if task.labels else 1
-        keep = np.arange(len(train["labels"]))
-        if limit and limit < len(keep):
-            keep = np.sort(np.random.default_rng(0).permutation(len(keep))[:limit])
-        examples, cut = self.pack(train, encoder, length)
-        self.examples, truths = [examples[i] for i in keep], [train["labels"][i] for i in keep]
-        self.scale = (0.0, 1.0) if task.labels else (float(np.mean(truths)), float(np.std(truths)) or 1.0)
-        self.targets = self.numbers(truths)
-        self.devs = {}
-        for name, dev in devs.items():
-            examples, more = self.pack(dev, encoder, length)
-            cut += more
-            self.devs[name] = examples, self.numbers(dev["labels"])
+    def __init__(self, task, train, devs, encoder, length, limit=None, scale=None):
+        """in: task, train, devs as read_sentences gives; encoder Encoder; length L; limit, training rows;
+        scale (mean, deviation) of the numbers to predict, None: from the training rows
+        """
+        self.task, self.labels, self.primary, self.length = task, task.labels, task.metrics[0], length
+        if task.labels:
+            self.outputs = len(task.labels)
+        if limit and limit < len(train["labels"]):
+            keep = np.sort(np.random.default_rng(0).permutation(len(train["labels"]))[:limit]).tolist()
+            train = {name: column and [column[i] for i in keep] for name, column in train.items()}
+        if not task.labels and not scale:
+            scale = float(np.mean(train["labels"])), float(np.std(train["labels"])) or 1.0
+        self.scale, self.cut = scale, 0
+        self.examples, self.targets = self.ready(train, encoder)
+        self.devs = {name: self.ready(dev, encoder) for name, dev in devs.items()}
         self.n = len(next(iter(self.devs.values()))[0])
-        if cut:
-            self.notes = f"{cut:,} texts or pairs are longer than {length} positions and were cut"
+        if self.cut:
+            self.notes = f"{self.cut:,} texts or pairs are longer than {length} positions and were cut"
 
-    @staticmethod
-    def pack(split, encoder, length):
-        """in: dict as split_of gives; encoder; length L; out: list of ids int32; how many were cut"""
+    def ready(self, split, encoder):
+        """in:  dict as split_of gives; encoder
+        out: list of ids int32; the labels' numbers, int64 (n,), or float32 (n,) in units of the training
+             rows' deviation, or None of a test split
+        """
         first = encoder.ids_of(split["first"])
         second = encoder.ids_of(split["second"]) if split["second"] else [None] * len(first)
-        packed = [hashing.pack(a, b, length) for a, b in zip(first, second)]
-        return [ids for ids, _ in packed], sum(cut > 0 for _, cut in packed)
-
-    def numbers(self, labels):
-        """in: names, or floats; out: int64 (n,), or float32 (n,) in units of the training set's deviation"""
+        packed = [hashing.pack(a, b, self.length) for a, b in zip(first, second)]
+        self.cut += sum(cut > 0 for _, cut in packed)
+        examples, labels = [ids for ids, _ in packed], split["labels"]
+        if not labels:
+            return examples, None
         if self.labels:
             place = {name: i for i, name in enumerate(self.labels)}
-            return np.array([place[name] for name in labels], np.int64)
-        return ((np.array(labels) - self.scale[0]) / self.scale[1]).astype(np.float32)
+            return examples, np.array([place[name] for name in labels], np.int64)
+        return examples, ((np.array(labels) - self.scale[0]) / self.scale[1]).astype(np.float32)
 
     def loss(self, logits, targets):
         """in: logits float (B, labels); targets (B,); out: mean loss"""
@@ -498,36 +509,37 @@ class Sentences:
 
     def predict(self, examples, forward):
         """in: examples; forward function(list of examples) -> float (B, labels); out: class or value, (n,)"""
-        order = batches(list(map(len, examples)), 256)
+        order = evaluation_batches(examples, self.length)
         logits = torch.cat([forward([examples[i] for i in chosen]) for chosen in order]).cpu().numpy()
         back = np.argsort(np.concatenate(order))
         return (logits.argmax(1) if self.labels else logits[:, 0])[back]
 
-    def scores(self, guess, truth):
-        """in: (n,), (n,); out: dict of the task's metrics, in percent"""
-        return {name: 100 * METRICS[name](guess, truth) for name in self.task.metrics}
-
     def evaluate(self, forward):
         """in: forward, as in predict; out: dict of metrics in percent; the only label given, or None"""
         out, constant = {}, None
-        for i, (name, (examples, truth)) in enumerate(self.devs.items()):
+        for name, (examples, truth) in self.devs.items():
             guess = self.predict(examples, forward)
-            scores = self.scores(guess, truth)
-            out |= {f"{name.split('_')[-1]}_{k}": v for k, v in scores.items()} if i else scores
-            if not i and np.ptp(guess) == 0:
+            prefix = "" if name == self.task.dev[0] else f"{name.removeprefix('dev_')}_"
+            out |= {f"{prefix}{metric}": 100 * METRICS[metric](guess, truth) for metric in self.task.metrics}
+            if not prefix and np.ptp(guess) < 1e-3:
                 constant = self.labels[guess[0]] if self.labels else f"{guess[0]:.3g}"
         return out, constant
 
     def simple(self):
-        """What costs nothing: out: dict of the task's own metric in percent, majority and bag_of_words"""
-        examples, truth = next(iter(self.devs.values()))
-        metric = METRICS[self.primary]
+        """What needs no transformer: out: dict of the task's own metric in percent, majority, bag_of_words"""
+        examples, truth = self.devs[self.task.dev[0]]
         if not self.labels:
             return dict(majority=0.0, bag_of_words=None)
-        common = np.bincount(self.targets).argmax()
+        common = np.full_like(truth, np.bincount(self.targets).argmax())
         guess = bag_of_words(self.examples, self.targets, examples, self.outputs)
-        return dict(majority=100 * metric(np.full_like(truth, common), truth),
-                    bag_of_words=100 * metric(guess, truth))
+        metric = METRICS[self.primary]
+        return dict(majority=100 * metric(common, truth), bag_of_words=100 * metric(guess, truth))
+
+    def about(self):
+        """What infer.py has to know, as plain types"""
+        labels = list(self.labels) if self.labels else None
+        return dict(head=self.head, labels=labels, scale=self.scale and list(self.scale),
+                    pair=len(self.task.texts) == 2)
 
 
 def bag_of_words(examples, targets, others, classes, epochs=5):
@@ -536,28 +548,23 @@ def bag_of_words(examples, targets, others, classes, epochs=5):
     in:  examples list of ids, targets int64 (n,); others list of ids to classify; classes
     out: int64 (others,)
     """
-    def bags(some):
-        words = [np.unique(ids[ids >= FIRST]) for ids in some]
-        offsets = np.cumsum([0] + [len(w) for w in words])[:-1]
-        sizes = np.concatenate([np.full(len(w), max(len(w), 1) ** -0.5, np.float32) for w in words])
-        return [torch.from_numpy(x) for x in (np.concatenate(words).astype(np.int64), offsets, sizes)]
-
-    rows = 1 + max(max(map(max, some)) for some in (examples, others))
-    weight, bias = torch.zeros(rows, classes, requires_grad=True), torch.zeros(classes, requires_grad=True)
-    optimizer, rng = torch.optim.Adam([weight, bias]), np.random.default_rng(0)
+    rows, rng = 1 + max(int(ids.max()) for ids in examples + others), np.random.default_rng(0)
+    bag = torch.nn.EmbeddingBag(rows, classes, mode="mean", sparse=True)  # [CLS], in all texts, is the bias
+    torch.nn.init.zeros_(bag.weight)
+    optimizer = torch.optim.SparseAdam(bag.parameters())
 
     def logits(some):
-        ids, offsets, sizes = bags(some)
-        return F.embedding_bag(ids, weight, offsets, per_sample_weights=sizes, mode="sum") + bias
+        some = [torch.from_numpy(np.unique(ids)) for ids in some]
+        offsets = torch.tensor([0, *map(len, some[:-1])], dtype=some[0].dtype).cumsum(0, dtype=some[0].dtype)
+        return bag(torch.cat(some), offsets)
 
     for epoch in range(epochs):
-        order = rng.permutation(len(examples))
-        for chosen in np.array_split(order, max(1, len(order) // 32)):
-            optimizer.param_groups[0]["lr"] = 0.03 * (1 - epoch / epochs)
-            some = logits([examples[i] for i in chosen])
-            F.cross_entropy(some, torch.from_numpy(targets[chosen])).backward()
-            optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 - epoch / epochs)
+        for chosen in batches([1] * len(examples), 32, rng):
+            loss = F.cross_entropy(logits([examples[i] for i in chosen]), torch.from_numpy(targets[chosen]))
             optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     with torch.no_grad():
         return logits(others).argmax(1).numpy()
 
@@ -568,57 +575,57 @@ class Spans:
     A text that is too long is read in windows that overlap; a window without the answer points to [CLS].
     """
 
-    head, outputs, labels, primary, scale = "span", 2, None, "f1", (0.0, 1.0)
+    head, outputs, labels, primary = "span", 2, None, "f1"
 
-    def __init__(self, train, dev, encoder, length, stride=None, longest=30, limit=None, null=False):
-        """in: train, dev as read_squad gives; encoder; length L; stride; longest words of an answer; limit,
-        training questions; null: some have no answer
+    def __init__(self, train, dev, encoder, length, stride=None, longest=None, limit=None, null=False):
+        """in: train, dev as read_squad gives; encoder; length L; stride, words from one window to the next (a
+        third of L); longest words of an answer (30); limit, training questions; null: some have no answer
         """
-        self.stride, self.longest, self.null = stride or max(1, length // 3), longest, null
-        self.length, self.cache, self.lost, self.n = length, {}, 0, len(dev)
+        self.length, self.null, self.n, self.split = length, null, len(dev), {}
+        self.stride, self.longest = stride or max(1, length // 3), longest or 30
         if limit and limit < len(train):
             train = [train[i] for i in np.sort(np.random.default_rng(0).permutation(len(train))[:limit])]
-        self.examples, targets = [], []
+        self.examples, targets, lost = [], [], 0
         for question in train:
-            spans, found = self.spans(question["context"], encoder)[1], False
+            found, (windows, spans) = False, self.windows(question, encoder)
             answer = self.words_of(spans, *question["answers"][0]) if question["answers"] else None
-            for ids, first, start, stop in self.windows(question, encoder):
+            for ids, first, start, stop in windows:
                 inside = answer is not None and start <= answer[0] and answer[1] < stop
                 found |= inside
                 self.examples.append(ids)
                 targets.append((first + answer[0] - start, first + answer[1] - start, first, stop - start)
                                if inside else (0, 0, first, stop - start))
-            self.lost += bool(question["answers"]) and not found
+            lost += bool(question["answers"]) and not found
         self.targets = np.array(targets, np.int64)  # (W, 4): start, end, where the context begins, its words
-        self.questions, self.dev, self.places = dev, [], []
+        self.questions, self.dev, self.dev_spans, places = dev, [], [], []
         for i, question in enumerate(dev):
-            for ids, first, start, stop in self.windows(question, encoder):
-                self.dev.append(ids)
-                self.places.append((i, first, start, stop))
-        self.places = np.array(self.places)
-        self.dev_spans = [self.spans(question["context"], encoder)[1] for question in dev]
-        self.truths = [[normalise(text) for text, _ in q["answers"]] or [[]] for q in dev]
+            windows, spans = self.windows(question, encoder)
+            self.dev += [ids for ids, *_ in windows]
+            places += [(i, *place) for _, *place in windows]
+            self.dev_spans.append(spans)
+        self.places = np.array(places)  # (W, 4): question, where the context begins, its words
+        self.truths = [[normalise(text) for text, _ in q["answers"]] for q in dev]
+        if null:  # as the official script: what is nothing but signs is no answer
+            self.truths = [[truth for truth in truths if truth] or [[]] for truths in self.truths]
+        self.lost = lost
         self.notes = (f"{len(train):,} questions in {len(self.examples):,} windows of {length}; "
-                      f"answers that fall in no window: {self.lost:,} of training")
-
-    def spans(self, context, encoder):
-        """in: context str; out: ids int32 and spans of its words; the last is remembered"""
-        if context not in self.cache:
-            words, spans = encoder.split(context)
-            self.cache = {context: (encoder.ids(words), spans)}  # a text's questions follow each other
-        return self.cache[context]
+                      f"answers that fall in no window: {lost:,} of training")
 
     def windows(self, question, encoder):
-        """in: question dict; out: as hashing.windows"""
-        ids = encoder.ids(encoder.split(question["question"])[0])
-        return hashing.windows(ids, self.spans(question["context"], encoder)[0], self.length, self.stride)
+        """in: question dict; out: what hashing.windows gives, and the spans of the context's words"""
+        context = question["context"]
+        if context not in self.split:
+            words, spans = encoder.split(context)
+            self.split = {context: (encoder.ids(words), spans)}  # the questions about one text follow
+        ids, spans = self.split[context]
+        asked = encoder.ids(encoder.split(question["question"])[0])
+        return hashing.windows(asked, ids, self.length, self.stride), spans
 
     @staticmethod
     def words_of(spans, text, start):
-        """in: spans of the words; an answer and where it starts; out: (first, last) word, or None"""
-        ends, starts = [b for _, b in spans], [a for a, _ in spans]
-        first = int(np.searchsorted(ends, start, side="right"))
-        last = int(np.searchsorted(starts, start + len(text), side="left")) - 1
+        """in: spans of the words; an answer and where it starts; out: its (first, last) word, or None"""
+        first = bisect.bisect_right([end for _, end in spans], start)
+        last = bisect.bisect_left([begin for begin, _ in spans], start + len(text)) - 1
         return (first, last) if first <= last else None
 
     def loss(self, logits, targets):
@@ -637,7 +644,7 @@ class Spans:
         """
         best, null = np.full(self.n, -np.inf), np.full(self.n, np.inf)
         chosen = np.zeros((self.n, 2), np.int64)
-        for batch in batches(list(map(len, self.dev)), 256):
+        for batch in evaluation_batches(self.dev, self.length):
             logits = forward([self.dev[i] for i in batch])
             question, first, start, stop = self.places[batch].T
             place = np.arange(logits.shape[1])
@@ -655,10 +662,11 @@ class Spans:
 
     def scores(self, texts):
         """in: texts list[str], an answer to each question; out: float (questions, 2), EM and F1"""
-        return np.array([exact_and_f1(normalise(text), truths) for text, truths in zip(texts, self.truths)])
+        return np.array([exact_and_f1(normalise(text), truths, self.null)
+                         for text, truths in zip(texts, self.truths)])
 
     def evaluate(self, forward):
-        """in: forward, as in answers; out: dict in percent; None
+        """in: forward, as in answers; out: dict in percent; "no answer" if that is all it says, or None
 
         v2: em and f1 answer where the span beats [CLS]; best_em and best_f1 where it does by `threshold`,
         which is tuned on this very set and so a little too good.
@@ -670,21 +678,23 @@ class Spans:
             return dict(f1=f1_, em=em), None
         silent = self.scores([""] * self.n)
         order = np.argsort(-margins, kind="stable")
-        gain = np.concatenate([[[0, 0]], np.cumsum((given - silent)[order], 0)])  # answering the k surest
-        sure = margins[order]
-        # a cut between equal margins is none: keep those after which the margin falls
-        cuts = np.flatnonzero(np.concatenate([[True], sure[1:] < sure[:-1], [True]]))
-        k = cuts[gain[cuts, 1].argmax()]
-        sure = np.concatenate([[sure[0] + 2], sure, [sure[-1] - 2]])
-        threshold = float(sure[k] + sure[k + 1]) / 2
-        em, f1_, best_em, best_f1 = (100 * value for t in (0, threshold) for value in
-                                     np.where((margins > t)[:, None], given, silent).mean(0).tolist())
+        # gain of answering from this margin up; between equal margins there is no threshold
+        cuts, at = np.unique(np.append(margins.max() + 1, margins[order])[::-1], return_index=True)
+        gain = np.append(0, np.cumsum((given - silent)[order, 1]))[::-1]
+        threshold = float(cuts[gain[at].argmax()])
+        em, f1_, best_em, best_f1 = (100 * value for sure in (margins > 0, margins >= threshold)
+                                     for value in np.where(sure[:, None], given, silent).mean(0).tolist())
         constant = None if (margins > 0).any() else "no answer"
         return dict(f1=f1_, em=em, best_f1=best_f1, best_em=best_em, threshold=threshold), constant
 
     def simple(self):
         """out: dict of F1 in percent: majority, what silence gets"""
         return dict(majority=100 * float(self.scores([""] * self.n)[:, 1].mean()), bag_of_words=None)
+
+    def about(self):
+        """What infer.py has to know, as plain types"""
+        return dict(head=self.head, labels=None, pair=True, stride=self.stride, longest=self.longest,
+                    null=self.null)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -695,46 +705,49 @@ class Start:
     """Where fine-tuning starts: a checkpoint, its shape with fresh weights, or ProFormer. [HF §4.1]"""
 
     def __init__(self, args):
-        """in: args of parser(); what they leave open is filled in from the recipe"""
-        self.weights, self.state, self.task = None, None, {}
+        """in: args of parser(); the recipe fills in what they leave open"""
+        self.path = self.weights = self.hash = None
+        self.task, self.words = {}, []
         if args.ckpt:
             checkpoint = load_checkpoint(args.ckpt)
             self.path = os.path.join(args.ckpt, "ckpt.pt") if os.path.isdir(args.ckpt) else args.ckpt
-            self.config, self.state = checkpoint["config"], checkpoint["encoder"]
-            self.task = checkpoint.get("task", {})
-            self.weights = None if args.from_scratch else checkpoint["model"]
+            self.config, self.hash = checkpoint["config"], checkpoint["encoder"]
+            self.words = checkpoint.get("words", [])
+            if not args.from_scratch:
+                self.weights, self.task = checkpoint["model"], checkpoint.get("task", {})
         else:
             self.config = Config(**PRESETS[args.preset])
-        recipe = args.recipe or ("paper" if self.config.width >= 512 else "small")
-        for flag, value in RECIPES[recipe].items():
+        recipe = RECIPES[args.recipe or ("paper" if self.config.width >= 512 else "small")]
+        for flag, value in (recipe | (dict(pool=self.config.pool) if self.task else {})).items():
             setattr(args, flag, value if getattr(args, flag) is None else getattr(args, flag))
-        self.config = dataclasses.replace(self.config, pool=args.pool)
-        if args.dropout is not None:
-            self.config = dataclasses.replace(self.config, dropout=args.dropout)
+        dropout = self.config.dropout if args.dropout is None else args.dropout
+        self.config = dataclasses.replace(self.config, pool=args.pool, dropout=dropout)
 
     def encoder(self, texts):
         """in: texts of the training set, which a model without pre-training takes its n-grams from"""
-        if self.state:
-            return Encoder.load(self.state)
+        if self.hash:
+            return Encoder.load(self.hash)
         counts = collections.Counter(word for text in texts for word in hashing.words_of(text))
         return Encoder("bits", "lsh", bits=self.config.bits, lsh=hashing.NgramLSH.fit(counts))
 
-    def model(self, data):
-        """in: data Sentences or Spans; out: Model, its head fresh unless the checkpoint has the very one"""
-        net = Model(dataclasses.replace(self.config, head=data.head, labels=data.outputs))
+    def shape(self, data):
+        """in: data Sentences or Spans; out: Config of a model with a head for it"""
+        return dataclasses.replace(self.config, head=data.head, labels=data.outputs)
+
+    def model(self, name, data):
+        """in: name of the task, data; out: Model, with a fresh head unless the checkpoint is of this task"""
+        net = Model(self.shape(data))
         if self.weights:
-            kept = self.knows(data)
+            kept = self.knows(name, data.labels)
             weights = {k: v for k, v in self.weights.items() if kept or not k.startswith("head.")}
             missing, unknown = net.load_state_dict(weights, strict=False)
-            if unknown or any(not name.startswith("head.") for name in missing):
+            if unknown or any(not key.startswith("head.") for key in missing):
                 raise ConfigError("the weights do not fit the checkpoint's own config: it is damaged")
         return net
 
-    def knows(self, data):
-        """Was this checkpoint trained for this very task?"""
-        labels = list(data.labels) if data.labels else None
-        same = self.task.get("head") == data.head and self.task.get("labels") == labels
-        return same and self.weights is not None
+    def knows(self, name, labels):
+        """Was this checkpoint fine-tuned for this very task? in: its name; labels or None"""
+        return self.task.get("name") == name and self.task.get("labels") == (list(labels) if labels else None)
 
 
 def schedule(step, steps, warmup, cycles=5):
@@ -747,6 +760,7 @@ def schedule(step, steps, warmup, cycles=5):
 class Tuner:
     """The flags, the machine and the texts; runs one job, a task with a seed, after another."""
 
+    # with the texts and the checkpoint, what makes a job itself
     IDENTITY = ("preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout", "limit", "eval_every",
                 "stride", "max_answer")
 
@@ -757,9 +771,11 @@ class Tuner:
         self.device, self.dtype, self.compile = choose_machine(args, int(os.environ.get("LOCAL_RANK", 0)))
         self.texts = {name: read_squad(name, args) if name in SQUAD else read_sentences(name, args)
                       for name in self.names}
+        self.tests = {name: read_tests(name, args) for name in self.names if args.predict and name in GLUE}
+        self.baseline = args.baseline and read_results(args.baseline)
         self.current = None, None, None  # the task that is ready: the seeds of a task follow each other
-        os.makedirs(args.out, exist_ok=True)
         self.jobs = [(name, args.seed + i) for name in self.names for i in range(args.seeds)]
+        os.makedirs(args.out, exist_ok=True)
         if self.rank == 0 and not any(os.path.exists(self.path(*job)) for job in self.jobs):
             open(os.path.join(args.out, "log.jsonl"), "w").close()
         if self.world > 1:  # the ranks meet again only to compare notes, after hours of their own work
@@ -772,121 +788,57 @@ class Tuner:
         """in: name of a task; out: its data, Sentences or Spans, and the encoder that knows its words"""
         if self.current[0] != name:
             a, start, length = self.args, self.start, self.start.config.length
+            same = start.task if start.task.get("name") == name else {}  # fine-tuned before
             if name in SQUAD:
                 train, dev = self.texts[name]
                 encoder = start.encoder([q[part] for q in train for part in ("context", "question")])
-                data = Spans(train, dev, encoder, length, a.stride, a.max_answer, a.limit, name == "squad_v2")
+                data = Spans(train, dev, encoder, length, a.stride or same.get("stride"),
+                             a.max_answer or same.get("longest"), a.limit, name == "squad_v2")
             else:
                 task, train, devs = self.texts[name]
                 encoder = start.encoder(train["first"] + (train["second"] or []))
-                data = Sentences(task, train, devs, encoder, length, a.limit)
-            if not a.epochs and not start.knows(data):
+                data = Sentences(task, train, devs, encoder, length, a.limit, same.get("scale"))
+            if not a.epochs and not start.knows(name, data.labels):
                 raise ConfigError(f"--epochs 0 scores a checkpoint of this very task, and {a.ckpt} is none")
             self.current = name, data, encoder
         return self.current[1:]
 
     def identity(self, name, seed):
         """What makes a job itself, as plain types: flags, texts, and the checkpoint it starts from"""
-        file = self.args.ckpt and os.stat(self.start.path)
+        file = self.start.path and os.stat(self.start.path)
         flags = {flag: getattr(self.args, flag) for flag in self.IDENTITY}
         return flags | dict(seed=seed, texts=fingerprint(self.texts[name][-2:]), dtype=self.dtype,
                             start=file and [file.st_size, file.st_mtime_ns])
 
-    def path(self, name, seed):
-        """Where the weights of one job are kept until all are done"""
-        return os.path.join(self.folder(name), f"seed-{seed}.pt")
-
-    def folder(self, name):
-        """in: name of a task; out: the folder of its checkpoint, of glue one a task"""
+    def path(self, name, seed=None):
+        """Where the weights of a job are kept until all are done, and of a task, the best seed's, for good"""
         folder = os.path.join(self.args.out, name) if len(self.names) > 1 else self.args.out
         os.makedirs(folder, exist_ok=True)
-        return folder
+        return os.path.join(folder, "ckpt.pt" if seed is None else f"seed-{seed}.pt")
+
+    def model(self, name):
+        """in: name of a task; out: model on the device that knows all words so far"""
+        data, encoder = self.ready(name)
+        model = self.start.model(name, data).to(self.device)
+        model.set_codes(torch.from_numpy(encoder.codes()))
+        return model
 
     def forward(self, model, examples):
         """in: model; examples list of ids; out: its logits, float32"""
-        ids, mask = pad(examples, self.compile)
+        ids, mask = pad(examples, self.start.config.length if self.compile else None)
         ids, mask = ids.to(self.device), None if mask is None else mask.to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
             logits = model(ids, mask)
         return logits.float()
 
-    @torch.no_grad()
-    def evaluate(self, model, data):
-        """in: model, data; out: dict of metrics, and the only label given or None"""
-        model.eval()
-        result = data.evaluate(lambda examples: self.forward(model, examples))
-        model.train()
-        return result
+    def reader(self, model):
+        """in: model; out: function(list of examples) -> logits, without dropout and gradient"""
+        @torch.no_grad()
+        def forward(examples):
+            model.eval()
+            return self.forward(model, examples)
 
-    def model(self, data, encoder):
-        """in: what ready() gave; out: model on the device that knows all words so far"""
-        model = self.start.model(data).to(self.device)
-        model.set_codes(torch.from_numpy(encoder.codes()))
-        return model
-
-    def fit(self, name, seed):
-        """Train and evaluate once; the best weights stay in seed-S.pt of the task's folder.
-
-        in:  name of the task; seed
-        out: dict(seed, best, last: metrics; step of the best; constant: the only label given, or None)
-        """
-        a, (data, encoder) = self.args, self.ready(name)
-        torch.manual_seed(seed)
-        model = self.model(data, encoder).train()
-        sizes = list(map(len, data.examples))
-        per_epoch = -(-len(sizes) // a.batch)
-        steps = a.epochs * per_epoch
-        every = a.eval_every or max(1, per_epoch // 2)
-        optimizer = torch.optim.AdamW(parameter_groups(model, 0.0), lr=a.lr, eps=1e-6,
-                                      fused=self.device.type in ("cuda", "cpu"))
-
-        def loss_of(chosen):
-            targets = torch.from_numpy(data.targets[chosen]).to(self.device)
-            return data.loss(self.forward(model, [data.examples[i] for i in chosen]), targets)
-
-        if self.compile:
-            self.compile = try_compile(model, lambda: loss_of(np.arange(min(a.batch, len(sizes)))).backward())
-            model.zero_grad(set_to_none=True)
-        best, step, total, since = None, 0, torch.zeros((), device=self.device), 0
-        order = (chosen for epoch in range(a.epochs)
-                 for chosen in batches(sizes, a.batch, np.random.default_rng([seed, epoch])))
-        bar = tqdm(order, f"{name}, seed {seed}", steps, unit="step", disable=self.rank > 0)
-        # without training there is nothing to choose from: the checkpoint's own score
-        for chosen in bar if steps else [None]:
-            if chosen is not None:
-                lr = a.lr * schedule(step, steps, math.ceil(0.06 * steps))
-                for group in optimizer.param_groups:
-                    group["lr"] = lr
-                loss = loss_of(chosen)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-                total, since, step = total + loss.detach(), since + 1, step + 1
-            if step % every == 0 or step == steps:
-                if not math.isfinite(total):
-                    raise ConfigError(f"{name}, seed {seed}: the loss is {total.item()} by step {step:,}. "
-                                      f"Try a lower --lr")
-                scores, constant = self.evaluate(model, data)
-                bar.set_postfix_str(f"{data.primary} {scores[data.primary]:.2f}")
-                row = dict(task=name, seed=seed, step=step, loss=total.item() / max(since, 1), **scores)
-                with open(os.path.join(a.out, "log.jsonl"), "a") as file:
-                    file.write(json.dumps(row) + "\n")
-                total, since = torch.zeros_like(total), 0
-                if best is None or scores[data.primary] > best["best"][data.primary]:
-                    best = dict(seed=seed, step=step, best=scores, constant=constant)
-                    weights = {k: v.detach().clone() for k, v in model.state_dict().items()}
-        bar.close()
-        model.load_state_dict(weights)
-        about = dict(name=name, head=data.head, labels=list(data.labels) if data.labels else None,
-                     scale=list(data.scale), metric=data.primary, scores=best["best"],
-                     pair=data.head == "span" or len(data.task.texts) == 2)
-        if data.head == "span":
-            about |= dict(stride=data.stride, longest=data.longest, null=data.null)
-        result = best | dict(last=scores)
-        save_checkpoint(self.path(name, seed), model, encoder.state(), task=about,
-                        run=dict(identity=self.identity(name, seed), result=result))
-        return result
+        return forward
 
     def run(self, name, seed):
         """fit(), unless the same command has done this job already before it was interrupted"""
@@ -898,48 +850,109 @@ class Tuner:
                 return before["result"]
         return self.fit(name, seed)
 
+    def fit(self, name, seed):
+        """Train and evaluate once; the best weights stay in seed-S.pt of the task's folder.
 
-def submit(tuner, name, weights):
+        in:  name of the task; seed
+        out: dict: seed; best, last: metrics of the best and the last evaluation; step of the best; constant:
+             the only label it gave, or None; and what the report needs of the task
+        """
+        a, (data, encoder) = self.args, self.ready(name)
+        torch.manual_seed(seed)
+        model = self.model(name)
+        sizes = list(map(len, data.examples))
+        per_epoch = -(-len(sizes) // a.batch)
+        steps = a.epochs * per_epoch
+        every = a.eval_every or max(1, per_epoch // 2)
+        optimizer = torch.optim.AdamW(parameter_groups(model, 0.0), lr=a.lr, eps=1e-6,
+                                      fused=self.device.type in ("cuda", "cpu"))
+
+        def loss_of(chosen):
+            targets = torch.from_numpy(data.targets[chosen]).to(self.device)
+            return data.loss(self.forward(model, [data.examples[i] for i in chosen]), targets)
+
+        def score():
+            nonlocal weights
+            scores, constant = data.evaluate(self.reader(model))
+            bar.set_postfix_str(f"{data.primary} {scores[data.primary]:.2f}")
+            result.update(last=scores)
+            if "best" not in result or scores[data.primary] > result["best"][data.primary]:
+                result.update(step=step, best=scores, constant=constant)
+                weights = {k: v.detach().clone() for k, v in model.state_dict().items()}
+            row = dict(task=name, seed=seed, step=step, loss=total.item() / max(since, 1), **scores)
+            with open(os.path.join(a.out, "log.jsonl"), "a") as file:
+                file.write(json.dumps(row) + "\n")
+
+        if self.compile:
+            self.compile = try_compile(model, lambda: loss_of(np.arange(min(a.batch, len(sizes)))).backward())
+            model.zero_grad(set_to_none=True)
+            torch.manual_seed(seed)  # the trial used up chances, and only a first job has one
+        result, weights, step, since, total = dict(seed=seed), None, 0, 0, torch.zeros((), device=self.device)
+        order = (chosen for epoch in range(a.epochs)
+                 for chosen in batches(sizes, a.batch, np.random.default_rng([seed, epoch])))
+        bar = tqdm(order, f"{name}, seed {seed}", steps, unit="step", disable=self.rank > 0)
+        for chosen in bar:
+            for group in optimizer.param_groups:
+                group["lr"] = a.lr * schedule(step, steps, math.ceil(0.06 * steps))
+            model.train()
+            loss = loss_of(chosen)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            total, since, step = total + loss.detach(), since + 1, step + 1
+            if step % every == 0 or step == steps:
+                if not math.isfinite(total):
+                    raise ConfigError(f"{name}, seed {seed}: the loss is {total.item()} by step {step:,}. "
+                                      f"Try a lower --lr; the same command keeps the jobs that are done")
+                score()
+                total, since = torch.zeros_like(total), 0
+        if not steps:  # the checkpoint's own score
+            score()
+        model.load_state_dict(weights)
+        counts = count_parameters(model)
+        result |= dict(metric=data.primary, n=data.n, n_train=len(data.examples), head=data.head,
+                       model=dict(parameters=counts["total"], embedding=counts["embedding"],
+                                  poep=100 * counts["poep"]))
+        if seed == a.seed:
+            result |= dict(simple=data.simple(), pair=data.about()["pair"])
+        save_checkpoint(self.path(name, seed), model, encoder.state(), words=self.start.words,
+                        task=data.about() | dict(name=name, metric=data.primary, scores=result["best"]),
+                        run=dict(identity=self.identity(name, seed), result=result))
+        return result
+
+
+def submit(tuner, name):
     """Write what GLUE's server wants of the test split; of SQuAD the answers to the dev set.
 
-    in:  tuner; name of the task; weights state dict
+    in:  tuner; name of the task, whose ckpt.pt is there
     out: paths written
     """
-    (data, encoder), folder = tuner.ready(name), tuner.folder(name)
-    model = tuner.model(data, encoder)
-    model.load_state_dict(weights)
-    model.eval()
-
-    @torch.no_grad()
-    def forward(examples):
-        return tuner.forward(model, examples)
-
+    (data, encoder), kept = tuner.ready(name), tuner.path(name)
+    tests = tuner.tests.get(name, {})
+    examples = {split: data.ready(texts, encoder)[0] for split, (texts, _) in tests.items()}
+    model = tuner.model(name)
+    model.load_state_dict(load_checkpoint(kept)["model"])
+    forward, paths = tuner.reader(model), []
     if data.head == "span":
         texts, margins = data.answers(forward)
-        path = os.path.join(folder, "predictions.json")
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({q["id"]: text if not data.null or margin > 0 else ""
-                       for q, text, margin in zip(data.questions, texts, margins)}, file, ensure_ascii=False)
-        return [path]
-    task, paths = GLUE[name], []
-    for split in ("test",) if len(task.dev) == 1 else ("test_matched", "test_mismatched"):
-        (columns, rows), where = glue_table(name, split, tuner.args)
-        examples, _ = data.pack(split_of((columns, rows), task, where, scored=False), encoder,
-                                tuner.start.config.length)
-        model.set_codes(torch.from_numpy(encoder.codes()))
-        guess = data.predict(examples, forward)
-        if task.labels is None:
+        said = {q["id"]: text if not data.null or margin > 0 else ""
+                for q, text, margin in zip(data.questions, texts, margins)}
+        paths.append(os.path.join(os.path.dirname(kept), "predictions.json"))
+        with open(paths[-1], "w", encoding="utf-8") as file:
+            json.dump(said, file, ensure_ascii=False)
+    for split, (_, index) in tests.items():
+        guess = data.predict(examples[split], forward)
+        if data.labels is None:
             said = [f"{min(max(g * data.scale[1] + data.scale[0], 0), 5):.3f}" for g in guess]
         else:  # the server wants the words of the inference tasks and the digits of the others
-            words = "entailment" in task.labels and name != "wnli"
-            said = [task.labels[g] if words else str(g) for g in guess]
-        index = next((c for c in ("index", "idx", "id") if c in columns), None)
-        paths.append(os.path.join(folder, task.folder + dict(test_matched="-m", test_mismatched="-mm").get(
-            split, "") + ".tsv"))
+            words = name in ("mnli", "qnli", "rte")
+            said = [data.labels[g] if words else str(g) for g in guess]
+        ending = dict(test_matched="-m", test_mismatched="-mm").get(split, "")
+        paths.append(os.path.join(os.path.dirname(kept), f"{GLUE[name].folder}{ending}.tsv"))
         with open(paths[-1], "w") as file:
             file.write("index\tprediction\n")
-            for i, (row, label) in enumerate(zip(rows, said)):
-                file.write(f"{row[index] if index else i}\t{label}\n")
+            file.writelines(f"{i}\t{label}\n" for i, label in zip(index, said))
     return paths
 
 
@@ -947,47 +960,87 @@ def submit(tuner, name, weights):
 # The report
 
 
-def summarise(data, runs):
-    """in: data; runs list of what fit() gave, one a seed; out: dict for results.json"""
-    values = [run["best"][data.primary] for run in runs]
-    more = {name: float(np.mean([run["best"][name] for run in runs])) for name in runs[0]["best"]}
-    return dict(metric=data.primary, seeds=[run["seed"] for run in runs], values=values,
+def summarise(runs):
+    """in: runs list of what fit() gave, one a seed, the first first; out: dict for results.json"""
+    first = runs[0]
+    metric, values = first["metric"], [run["best"][first["metric"]] for run in runs]
+    return dict(metric=metric, seeds=[run["seed"] for run in runs], values=values,
                 mean=float(np.mean(values)), std=float(np.std(values, ddof=1)) if len(values) > 1 else None,
-                min=min(values), max=max(values), n=data.n, n_train=len(data.examples), **data.simple(),
-                last=float(np.mean([run["last"][data.primary] for run in runs])), all_metrics=more,
+                min=min(values), max=max(values), last=float(np.mean([run["last"][metric] for run in runs])),
+                n=first["n"], n_train=first["n_train"], **first["simple"],
+                all_metrics={m: float(np.mean([run["best"][m] for run in runs])) for m in first["best"]},
                 one_class={str(run["seed"]): run["constant"] for run in runs if run["constant"] is not None})
 
 
 def read_results(folder):
-    """in: folder of another fine-tuning; out: its results.json; err: InputError when it is none"""
+    """in: folder of another fine-tuning; out: dict of tasks (name -> mean), parameters, embedding, folder"""
     path = os.path.join(folder, "results.json")
     try:
         with open(path) as file:
             results = json.load(file)
-        return dict(tasks={name: r["mean"] for name, r in results["tasks"].items()}, **results["model"])
+        model = results["model"]
+        return dict(tasks={name: float(r["mean"]) for name, r in results["tasks"].items()}, folder=folder,
+                    parameters=int(model["parameters"]), embedding=int(model["embedding"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"--baseline {path}: not the results of a fine-tuning "
                          f"({type(error).__name__}: {error})") from error
 
 
-def compare(results, folder):
+def compare(results, base):
     """How much of a baseline's score is kept [HF §4.4 eq.4], by how much smaller a model [HF §4.4 eq.6]?
 
-    in:  results; folder of the baseline's results.json
+    in:  results; base, what read_results gives
     out: dict of percentages: prr by task, where the baseline scores, and on average; pcr_all, pcr_emb
     """
-    base, ours = read_results(folder), results["model"]
+    ours = results["model"]
     prr = {name: 100 * r["mean"] / base["tasks"][name] for name, r in results["tasks"].items()
            if base["tasks"].get(name, 0) > 0}
-    return dict(baseline=folder, prr=prr, prr_average=float(np.mean(list(prr.values()))) if prr else None,
+    average = float(np.mean(list(prr.values()))) if prr else None
+    return dict(baseline=base["folder"], prr=prr, prr_average=average,
                 pcr_all=100 * (1 - ours["parameters"] / base["parameters"]),
                 pcr_emb=100 * (1 - ours["embedding"] / base["embedding"]))
 
 
+def report(tuner, done):
+    """Put the runs together, keep one checkpoint a task, write results.json, print it.
+
+    in:  tuner; done dict (task, seed) -> what fit() gave
+    out: what results.json holds
+    """
+    a, results = tuner.args, dict(tasks={})
+    for name in tuner.names:
+        runs = [done[job] for job in tuner.jobs if job[0] == name]
+        results["tasks"][name] = task = summarise(runs)
+        best = task["seeds"][int(np.argmax(task["values"]))]
+        os.replace(tuner.path(name, best), tuner.path(name))
+        for seed in set(task["seeds"]) - {best}:
+            os.remove(tuner.path(name, seed))
+    results["model"] = dict(runs[0]["model"], emb=tuner.start.config.emb,
+                            pretrained=tuner.start.weights is not None)
+    flags = ("ckpt", "preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout", "limit")
+    results["settings"] = dict(dtype=tuner.dtype, **{flag: getattr(a, flag) for flag in flags})
+    if len(tuner.names) > 1:
+        by_seed = np.mean([r["values"] for r in results["tasks"].values()], 0)
+        spread = float(np.std(by_seed, ddof=1)) if a.seeds > 1 else None
+        results |= dict(average=float(by_seed.mean()), average_std=spread)
+    if tuner.baseline:
+        results["compared"] = compare(results, tuner.baseline)
+    with open(os.path.join(a.out, "results.json"), "w") as file:
+        json.dump(results, file, indent=1)
+    show(results)
+    for path in [path for name in tuner.names if a.predict for path in submit(tuner, name)]:
+        print(f"wrote {path}")
+    example = dict(span='"Who wrote the book?" "The book was written by Ada Lovelace in 1843."').get(
+        runs[0]["head"], '"A first text." "A second text."' if runs[0]["pair"] else '"A text."')
+    print(f"done: {os.path.join(a.out, 'results.json')}\n"
+          f"next: python infer.py --ckpt {os.path.dirname(tuner.path(name))} {example}")
+    return results
+
+
 def show(results):
     """in: results; prints the table and what there is to say about it"""
-    def cell(value, form=".2f"):
-        return "—" if value is None else format(value, form)
+    def cell(value):
+        return "—" if value is None else f"{value:.2f}"
 
     print(f"\n{'task':>8} {'metric':>9} {'mean':>7} {'± std':>7} {'min':>7} {'max':>7} {'last':>7} "
           f"{'majority':>9} {'bag of words':>13} {'n':>7}")
@@ -1006,38 +1059,11 @@ def show(results):
         print(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")
 
 
-def resolve(args):
-    """Fill in what the flags leave open, and complain before the work begins; out: names of the tasks"""
-    own = args.task is None
-    if args.ckpt is None and args.preset is None:
-        raise InputError("wanted --ckpt DIR, a folder of pretrain.py, or --preset proformer")
-    if args.ckpt and args.preset:
-        raise InputError(f"--preset {args.preset} contradicts --ckpt: the checkpoint says what model this is")
-    if own and not (args.train and args.dev and args.text and args.label):
-        raise InputError("wanted --task NAME, or all of --train --dev --text --label for files of your own")
-    if not own and (args.text or args.label or args.regression):
-        raise InputError(f"--task {args.task} knows its columns: --text, --label, --regression are no help")
-    if bool(args.train) != bool(args.dev):
-        raise InputError("--train and --dev go together")
-    if args.train and args.task in ("glue", "pydoc") or args.data_dir and (own or args.train):
-        raise InputError("--train and --dev are for one task, and stand in the place of --data_dir")
-    if args.predict and (own or args.task == "pydoc" or args.train and args.task not in SQUAD):
-        raise InputError("--predict is for the test split of a task of GLUE, or for SQuAD; "
-                         "other texts: infer.py --file")
-    if args.baseline:
-        read_results(args.baseline)
-    folder = os.path.abspath(args.ckpt or "")
-    folder = folder if os.path.isdir(folder) else os.path.dirname(folder)
-    name = args.preset or os.path.basename(folder) + "-scratch" * args.from_scratch
-    args.out = args.out or os.path.join("out", f"{name}-{args.task or 'own'}")
-    if args.ckpt and os.path.abspath(args.out) == folder:
-        raise InputError(f"--out {args.out} is the checkpoint's own folder: name another")
-    return list(AVERAGED) if args.task == "glue" else [args.task or "own"]
-
-
 def introduce(tuner, data):
     """Say what is about to run; in: tuner, data of the first task"""
-    a, c, counts = tuner.args, tuner.start.config, count_parameters(tuner.start.model(data))
+    a, c = tuner.args, tuner.start.config
+    with torch.device("meta"):
+        counts = count_parameters(Model(tuner.start.shape(data)))
     origin = "fresh weights, no pre-training" if tuner.start.weights is None else f"pre-trained, {a.ckpt}"
     print(f"model       {c.emb}; {c.layers} layers, width {c.width}, length {c.length}; {origin}\n"
           f"parameters  {counts['total']:,}; to embed words {counts['embedding']:,} "
@@ -1048,58 +1074,44 @@ def introduce(tuner, data):
           f"torch {torch.__version__}", flush=True)
 
 
-def report(tuner, done):
-    """Put the runs together, keep one checkpoint a task, write results.json, print it.
-
-    in:  tuner; done dict (task, seed) -> what fit() gave
-    out: what results.json holds
-    """
-    a, results = tuner.args, dict(tasks={})
-    for name in tuner.names:
-        data, _ = tuner.ready(name)
-        runs = [done[job] for job in sorted(done) if job[0] == name]
-        best = max(runs, key=lambda run: run["best"][data.primary])["seed"]
-        kept = os.path.join(tuner.folder(name), "ckpt.pt")
-        os.replace(tuner.path(name, best), kept)  # one checkpoint a task stays
-        for run in runs:
-            if run["seed"] != best:
-                os.remove(tuner.path(name, run["seed"]))
-        results["tasks"][name] = summarise(data, runs)
-        if a.predict:
-            for path in submit(tuner, name, load_checkpoint(kept)["model"]):
-                print(f"wrote {path}")
-    counts = count_parameters(tuner.start.model(data))
-    results["model"] = dict(emb=tuner.start.config.emb, parameters=counts["total"],
-                            embedding=counts["embedding"], poep=100 * counts["poep"],
-                            pretrained=tuner.start.weights is not None)
-    flags = ("ckpt", "preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout", "limit")
-    results["settings"] = dict(dtype=tuner.dtype, **{flag: getattr(a, flag) for flag in flags})
-    if len(tuner.names) > 1:
-        by_seed = np.mean([r["values"] for r in results["tasks"].values()], 0)
-        spread = float(np.std(by_seed, ddof=1)) if a.seeds > 1 else None
-        results |= dict(average=float(by_seed.mean()), average_std=spread)
-    if a.baseline:
-        results["compared"] = compare(results, a.baseline)
-    with open(os.path.join(a.out, "results.json"), "w") as file:
-        json.dump(results, file, indent=1)
-    show(results)
-    print(f"done: {os.path.join(a.out, 'results.json')}\n"
-          f"next: python infer.py --ckpt {os.path.dirname(kept)} {example(data)}")
-    return results
-
-
-def example(data):
-    """in: data; out: a first thing to ask a model of this kind, as arguments of infer.py"""
-    if data.head == "span":
-        return '"Who wrote the book?" "The book was written by Ada Lovelace in 1843."'
-    return '"A first text." "A second text."' if len(data.task.texts) == 2 else '"A text."'
+def resolve(args):
+    """Complain before the work begins, name the folder; out: names of the tasks"""
+    own = args.task is None
+    if args.ckpt is None and args.preset is None:
+        raise InputError("wanted --ckpt DIR, a folder of pretrain.py, or --preset proformer")
+    if args.ckpt and args.preset:
+        raise InputError(f"--preset {args.preset} contradicts --ckpt: the checkpoint says what model this is")
+    if own and not (args.train and args.dev and args.text and args.label):
+        raise InputError("wanted --task NAME, or all of --train --dev --text --label for files of your own")
+    if own and args.text.count(",") > 1:
+        raise InputError(f"--text {args.text}: wanted one column, or two with a comma between")
+    if not own and (args.text or args.label or args.regression):
+        raise InputError(f"--task {args.task} knows its columns: --text, --label, --regression are no help")
+    if bool(args.train) != bool(args.dev):
+        raise InputError("--train and --dev go together")
+    if args.train and (args.task in ("glue", "pydoc") or args.data_dir):
+        raise InputError("--train and --dev are for one task, and stand in the place of --data_dir")
+    if args.data_dir and args.task == "pydoc" or args.task not in SQUAD and (args.stride or args.max_answer):
+        raise InputError("--data_dir is for GLUE and SQuAD, --stride and --max_answer for SQuAD alone")
+    if args.predict and (own or args.task == "pydoc" or args.train and args.task not in SQUAD):
+        raise InputError("--predict is for the test split of a task of GLUE, or for SQuAD; "
+                         "other texts: infer.py --file")
+    if args.epochs == 0:
+        args.seeds = 1  # nothing is drawn
+    folder = os.path.abspath(args.ckpt or "")
+    folder = folder if os.path.isdir(folder) else os.path.dirname(folder)
+    name = args.preset or os.path.basename(folder) + "-scratch" * args.from_scratch
+    args.out = args.out or os.path.join("out", f"{name}-{args.task or 'own'}")
+    if args.ckpt and os.path.abspath(args.out) == folder:
+        raise InputError(f"--out {args.out} is the checkpoint's own folder: name another")
+    return list(AVERAGED) if args.task == "glue" else [args.task or "own"]
 
 
 def parser():
     """All flags, in the order of the ideas."""
     p = argparse.ArgumentParser(formatter_class=Help, description=__doc__.split("\nSources")[0],
-                                usage="python finetune.py --ckpt DIR --task NAME [flags]        "
-                                      "(--help explains them)")
+                                usage="python finetune.py (--ckpt DIR | --preset proformer) --task NAME "
+                                      "[flags]        (--help explains them)")
     g = p.add_argument_group("start", (
         "The checkpoint holds the shape, the hash and the weights, so no flag asks for them.\n"
         "What did pre-training buy? The same command with --from_scratch says."))
@@ -1111,7 +1123,7 @@ def parser():
         "GLUE: nine tasks, of which the paper averages eight; SQuAD: the words of a text that answer.\n"
         "pydoc needs no network: which of 20 modules does a docstring come from?"))
     g.add_argument("--task", choices=(*GLUE, "glue", *SQUAD, "pydoc"), help=(
-        "glue: eight in turn, then their average; None: your own files, named by the next five"))
+        "glue: eight in turn, then their average; None: your own files, --train --dev --text --label"))
     g.add_argument("--data_dir", metavar="DIR", help=(
         "a download in the original layout: SST-2/train.tsv, CoLA/dev.tsv ... (.tsv .csv .jsonl .gz), "
         "train-v1.1.json; None: the hub"))
@@ -1124,9 +1136,9 @@ def parser():
     g.add_argument("--limit", type=at_least(1), metavar="N", help=(
         "train on N rows or questions, drawn at random, the same for all seeds; the dev set stays whole"))
     g.add_argument("--stride", type=at_least(1), metavar="n", help=(
-        "words from one window of a long text to the next (SQuAD); None: a third of the model's length"))
-    g.add_argument("--max_answer", type=at_least(1), default=30, metavar="n",
-                   help="longest answer in words (SQuAD)")
+        "words from one window of a long text to the next (SQuAD; None: a third of the model's length)"))
+    g.add_argument("--max_answer", type=at_least(1), metavar="n",
+                   help="longest answer in words (SQuAD; None: 30)")
 
     g = p.add_argument_group("training", (
         "Adam, no weight decay, 6 % warm-up, a cosine with 5 hard restarts, clipping at 1. [HF Table 5]\n"
@@ -1137,13 +1149,14 @@ def parser():
                              ("lr", at_least(0, float), "peak learning rate")):
         g.add_argument(f"--{name}", type=kind, metavar="n", help=text + " (None: the recipe's)")
     g.add_argument("--pool", choices=("cls", "mean"), help=(
-        "what the head sees of a text: its first position, or the mean of all (None: the recipe's)"))
+        "what the head sees of a text: its first position, or the mean of all (None: the recipe's; of a "
+        "checkpoint that was fine-tuned before, what it was)"))
     g.add_argument("--dropout", type=float, metavar="p", help="None: the checkpoint's")
     g.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="how many runs of each task")
     g.add_argument("--seed", type=at_least(0), default=0, metavar="S",
                    help="of the first run: head, order of the rows, dropout; the next has S+1")
     g.add_argument("--eval_every", type=at_least(1), metavar="n",
-                   help="steps between evaluations; the best one's weights are kept; None: twice an epoch")
+                   help="steps between evaluations; the best one's weights are kept; None: half an epoch")
 
     g = p.add_argument_group("report", (
         "Beside each score: its spread over seeds, the commonest class, a bag of words.\n"
@@ -1152,11 +1165,12 @@ def parser():
         "--out of another fine-tuning: print which share of its score is kept (PRR) and how much smaller "
         "the model is (PCR) [HF §4.4]"))
     g.add_argument("--predict", action="store_true", help=(
-        "write the submission of GLUE's test split, or SQuAD's predictions.json, with the best run"))
+        "write what GLUE's server wants of the test split (it wants WNLI and AX too), or SQuAD's "
+        "predictions.json (v2: threshold 0), with the best run"))
 
     g = p.add_argument_group("machine", (
         "Under torchrun every rank takes its share of tasks × seeds, one model each.\n"
-        "The scores are those of a single process with as many threads."))
+        "On CPUs the scores are exactly those of a single process with as many threads."))
     machine_flags(g)
     g.add_argument("--cache", default="cache", metavar="DIR", help="where what pydoc reads is kept")
     g.add_argument("--out", metavar="DIR", help=(
@@ -1172,7 +1186,7 @@ def main(argv=None):
         done = {}
         for name, seed in tuner.jobs[tuner.rank::tuner.world]:
             data, _ = tuner.ready(name)
-            if tuner.rank == 0 and not done:
+            if (name, seed) == tuner.jobs[0]:
                 introduce(tuner, data)
             if data.notes and seed == args.seed:
                 print(f"{name}: {data.notes}")

@@ -88,9 +88,7 @@ class Reader:
         out: words, spans, probabilities float (words, 3) in the order of CLASSES
         err: ConfigError when the model was not trained with --objective sr, or the text is too long for it
         """
-        if self.config.head != "sr":
-            raise ConfigError(f"this model was trained for {self.config.head}: finding misplaced words "
-                              f"needs one trained with --objective sr")
+        self.needs("sr", "finding misplaced words needs one trained with --objective sr")
         words, spans, ids = self.read(text)
         return words, spans, self.model(ids).softmax(-1)[0, 1:-1].cpu()
 
@@ -102,9 +100,7 @@ class Reader:
         out: list, one per mask, of k pairs (piece, probability)
         err: InputError without a [MASK]; ConfigError when the model was not trained with --objective mlm
         """
-        if self.config.head != "mlm":
-            raise ConfigError(f"this model was trained for {self.config.head}: filling a [MASK] "
-                              f"needs one trained with --emb lookup --objective mlm")
+        self.needs("mlm", "filling a [MASK] needs one trained with --emb lookup --objective mlm")
         _, _, ids = self.read(text)
         at = (ids.flatten() == MASK).nonzero().squeeze(1)
         if not len(at):
@@ -143,7 +139,6 @@ class Reader:
         vectors = torch.nn.functional.normalize(vectors - vectors.mean(0), dim=-1)
         best = (vectors[1:] @ vectors[0]).topk(min(k, len(among)))
         return [(among[i], cosine) for i, cosine in zip(best.indices.tolist(), best.values.tolist())]
-
 
     def needs(self, head, how):
         """in: head; how to get there; err: ConfigError when the model has another"""
@@ -187,9 +182,9 @@ class Reader:
             scores, a, b, none = best_spans(self.model(self.ready(piece)), inside, k, self.task["longest"])
             null = min(null, none.item())
             for score, i, j in zip(scores[0].tolist(), a[0].tolist(), b[0].tolist()):
-                span = spans[start + i - first][0], spans[start + j - first][1]
-                if score > -torch.inf:  # the same words in two windows: the better score
-                    found[span] = max(score, found.get(span, -torch.inf))
+                if score > -torch.inf:  # a window of few words has fewer than k spans
+                    span = spans[start + i - first][0], spans[start + j - first][1]
+                    found[span] = max(score, found.get(span, -torch.inf))  # the same words in two windows
         if self.task["null"]:
             found[0, 0] = null
         best = sorted(found.items(), key=lambda pair: -pair[1])[:k]
@@ -222,7 +217,7 @@ def look(reader, texts, k, near=False):
     out: dict
     err: InputError when there are more or fewer texts than the model takes
     """
-    wanted = 1 + bool(reader.task.get("pair"))
+    wanted = 1 + bool(reader.task.get("pair") and not near)
     if len(texts) != wanted:
         raise InputError(f"this model takes {wanted} text{'s' * (wanted > 1)}, got {len(texts)}" + (
             ": a question and its context" if reader.config.head == "span" else ""))
@@ -267,7 +262,8 @@ def read_file(path):
                 if line.strip():
                     row = json.loads(line) if path.endswith(".jsonl") else line.rstrip("\r\n").split("\t")
                     row = list(row.values()) if isinstance(row, dict) else row
-                    if not all(isinstance(text, str) for text in row):
+                    row = [row] if isinstance(row, str) else row
+                    if not isinstance(row, list) or not all(isinstance(text, str) for text in row):
                         raise InputError(f"{path}, line {i:,}: wanted texts, got {str(row)[:60]}")
                     yield row
     except (OSError, ValueError) as error:
@@ -306,15 +302,18 @@ def main(argv=None):
             return show(look(reader, args.text, args.top_k, args.near), args.text[0])
         if args.file:
             for texts in read_file(args.file):
-                result = dict(texts=texts) | look(reader, texts, args.top_k, args.near)
-                print(json.dumps(result, ensure_ascii=False), flush=True)
+                try:
+                    result = look(reader, texts, args.top_k, args.near)
+                except (InputError, ConfigError) as error:  # one bad line does not end the file
+                    result = dict(error=str(error))
+                print(json.dumps(dict(texts=texts) | result, ensure_ascii=False), flush=True)
             return None
     except (InputError, ConfigError) as error:
         print(f"infer.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     while True:
         try:
-            texts = [input("> ") for _ in range(1 + bool(reader.task.get("pair")))]
+            texts = [input("> ") for _ in range(1 + bool(reader.task.get("pair") and not args.near))]
             show(look(reader, texts, args.top_k, args.near), texts[0])
         except EOFError:
             return print()

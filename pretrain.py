@@ -669,8 +669,8 @@ class Run:
 
     def unwrap(self):
         """Let go of the wrapper that averages gradients, before the process group ends."""
-        # subtle: as the last owner of the group it would wait, holding Python's lock, for a thread of the group
-        # that may be waiting for that lock: once, on a busy machine, a rank hung at its very end
+        # subtle: as the group's last owner it would wait, holding Python's lock, for a thread of it that may
+        # be waiting for that lock: once, on a busy machine, a rank hung at its very end
         self.wrapped = self.model
         gc.collect()
 

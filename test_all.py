@@ -1359,11 +1359,11 @@ def test_metrics_by_hand():
     assert finetune.f1(guess * 0, truth * 0) == 0.0  # a class that nobody has: 0/0
     assert finetune.macro_f1(np.array([1, 1]), np.array([1, 1])) == 1.0  # class 0 absent, and not counted
     # Matthews: tp 2, tn 1, fp 1, fn 2 -> (2·1 − 1·2) / √(3·4·2·3) = 0; then one more true negative
-    assert abs(finetune.matthews(np.array([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 1, 1, 0]))) < 1e-12
-    got = finetune.matthews(np.array([1, 1, 1, 0, 0, 0, 0]), np.array([1, 1, 0, 1, 1, 0, 0]))
+    matthews = finetune.METRICS["matthews"]
+    assert abs(matthews(np.array([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 1, 1, 0]))) < 1e-12
+    got = matthews(np.array([1, 1, 1, 0, 0, 0, 0]), np.array([1, 1, 0, 1, 1, 0, 0]))
     assert got == pytest.approx((2 * 2 - 1 * 2) / math.sqrt(3 * 4 * 3 * 4))
-    assert finetune.matthews(np.ones(5, int), np.array([0, 1, 1, 1, 0])) == 0.0  # a constant
-    assert finetune.matthews(np.array([2, 0, 1]), np.array([2, 0, 1])) == pytest.approx(1)
+    assert matthews(np.ones(5, int), np.array([0, 1, 1, 1, 0])) == 0.0  # a constant
 
 
 def test_correlations_by_hand():
@@ -1386,6 +1386,7 @@ def test_exact_match_and_f1_by_hand():
     assert finetune.exact_and_f1(["dog"], two) == (1.0, 1.0)
     assert finetune.exact_and_f1(["cat", "cat"], [["cat"]]) == (0.0, pytest.approx(2 / 3))  # counted once
     assert finetune.exact_and_f1([], [[]]) == (1.0, 1.0)
+    assert finetune.exact_and_f1([], [[], ["dog"]], null=False) == (1.0, 0.0)  # v1's script has it so
     assert finetune.exact_and_f1([], two) == finetune.exact_and_f1(["dog"], [[]]) == (0.0, 0.0)
 
 
@@ -1411,8 +1412,8 @@ def test_batches_hold_everything_once_and_pad_little():
     ids, mask = finetune.pad([np.array([1, 7, 8]), np.array([1, 9])])
     assert ids.tolist() == [[1, 7, 8], [1, 9, PAD]] and mask.tolist() == [[True] * 3, [True, True, False]]
     assert finetune.pad([np.array([1, 7, 8])])[1] is None
-    shapes = {finetune.pad([np.ones(n, int)], few=True)[0].shape[1] for n in range(1, 129)}
-    assert shapes == {1, 2, 4, 8, 16, 32, 64, 128}
+    shapes = {finetune.pad([np.ones(n, int)], 100)[0].shape[1] for n in range(1, 101)}
+    assert shapes == {1, 2, 4, 8, 16, 32, 64, 100}  # never beyond the model's positions
 
 
 TEXTS = ['He said "no', "a\u2028b", "naïve 日本"]
@@ -1502,7 +1503,8 @@ def tune(started, out, *more, name="proj"):
 @pytest.mark.parametrize("name, least", [("proj", 95), ("bpe", 85)])  # pieces are many: some texts are cut
 def test_own_file_end_to_end(started, own, tmp_path, capsys, name, least):
     """Learns it, beats the majority, leaves a checkpoint that infer.py and --epochs 0 score the same."""
-    result = tune(started, tmp_path / "a", *own, "--seeds", "2", name=name)["tasks"]["own"]
+    flags = [*own, "--seeds", "2"] + (["--pool", "cls", "--epochs", "6"] if name == "bpe" else [])
+    result = tune(started, tmp_path / "a", *flags, name=name)["tasks"]["own"]
     assert result["metric"] == "accuracy" and result["seeds"] == [0, 1] and result["n"] == 101
     assert result["min"] > least > 60 > result["majority"] > 40 and result["bag_of_words"] > least
     assert result["mean"] == pytest.approx(np.mean(result["values"]))
@@ -1510,7 +1512,7 @@ def test_own_file_end_to_end(started, own, tmp_path, capsys, name, least):
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["ckpt.pt", "log.jsonl", "results.json"]
     out = capsys.readouterr().out
     assert "majority" in out and "bag of words" in out and "next: python infer.py" in out
-    again = finetune.main(["--ckpt", str(tmp_path / "a"), *QUICK, *own, "--epochs", "0", "--seeds", "1",
+    again = finetune.main(["--ckpt", str(tmp_path / "a"), *QUICK, *own, "--epochs", "0",
                            "--out", str(tmp_path / "b")])
     assert again["tasks"]["own"]["mean"] == result["max"]
     reader = infer.Reader(str(tmp_path / "a"))
@@ -1616,6 +1618,14 @@ def test_bad_tasks_are_refused(started, own, tmp_path, monkeypatch):
     number = write_tsv(tmp_path / "number.tsv", ["text", "label"], [("a", "1.5"), ("b", "high")])
     many = write_tsv(tmp_path / "many.tsv", ["text", "label"], [(f"a {i}", i / 7) for i in range(9)])
     empty = write_tsv(tmp_path / "empty.tsv", ["text", "label"], [])
+    gap = str(tmp_path / "gap.jsonl")
+    Path(gap).write_text('{"text": "a", "label": "x"}\n{"text": "b"}\n')
+    digits = write_tsv(tmp_path / "digits.tsv", ["text", "label"], [("a", 1), ("b", 2), ("c", 1)])
+    other = write_tsv(tmp_path / "other.tsv", ["text", "label"], [("a", 3)])
+    bare = tmp_path / "bare"
+    shutil.copytree(folder / "SST-2", bare / "SST-2", ignore=shutil.ignore_patterns("test.tsv"))
+    tuned = str(tmp_path / "sst")
+    finetune.main([*sst, "--data_dir", str(folder), "--seeds", "1", "--epochs", "1", "--out", tuned])
     for flags, says in (
             ([*sst, "--train", train, "--dev", test], "labels of a test split of GLUE are not public"),
             ([*sst, "--train", train, "--dev", minus], "the label is -1; the labels of a test split"),
@@ -1630,6 +1640,8 @@ def test_bad_tasks_are_refused(started, own, tmp_path, monkeypatch):
             ([*ours, *own, "--predict"], "--predict is for"),
             ([*ours, *own, "--out", str(started / "proj")], "the checkpoint's own folder"),
             ([*ours, *own, "--epochs", "0"], "scores a checkpoint of this very task"),
+            ([*ours, "--ckpt", tuned, "--task", "rte", "--data_dir", str(folder), "--epochs", "0"],
+             "scores a checkpoint of this very task"),
             ([*ours, *own, "--baseline", str(tmp_path)], "not the results of a fine-tuning"),
             ([*ours, *own, "--text", "title"], "wanted a column title, got text, label"),
             ([*ours, *own, "--text", "text,title"], "wanted a column title, got text, label"),
@@ -1640,7 +1652,14 @@ def test_bad_tasks_are_refused(started, own, tmp_path, monkeypatch):
             ([*ours, *own, "--ckpt", str(tmp_path / "no")], "no checkpoint"),
             ([*ours, *own, "--pool", "max"], "invalid choice"),
             ([*ours, "--task", "squad", "--train", train, "--dev", train], "not questions as in SQuAD"),
-            ([*ours, "--task", "rte"], "could not be loaded from the hub")):
+            ([*ours, "--task", "rte"], "could not be loaded from the hub"),
+            ([*ours, *own, "--text", "a,b,c"], "one column, or two"),
+            ([*ours, *own, "--stride", "3"], "for SQuAD alone"),
+            ([*sst, "--data_dir", str(bare), "--predict"], "wanted test.tsv"),
+            ([*ours, *own, "--train", gap], "row 2: unknown label ''"),
+            ([*ours, *own, "--train", digits, "--dev", other], "unknown label '3'; wanted 1, 2"),
+            ([*ours, *own, "--dev", write_tsv(tmp_path / "no.tsv", ["text", "x"], [("a", 1)])],
+             "wanted a column label, got text, x\n")):
         where = [] if "--out" in flags else ["--out", str(tmp_path / "out")]
         refused(finetune.main, [*flags, *where], says=says)
     monkeypatch.setattr(finetune.GLUE["sst2"], "rows", (37, 38))
@@ -1671,18 +1690,14 @@ def test_regression_and_pairs(started, tmp_path, capsys):
 def test_pre_training_is_used_and_from_scratch_is_not(started, own, tmp_path):
     flags = finetune.parser().parse_args(["--ckpt", str(started / "proj"), *own, "--out", str(tmp_path)])
     tuner = finetune.Tuner(flags)
-    data, encoder = tuner.ready("own")
     before = model.load_checkpoint(str(started / "proj"))["model"]
-    torch.manual_seed(3)
-    net = tuner.model(data, encoder)
+    net = tuner.model("own")
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items() if not k.startswith("head."))
     assert net.config.pool == "mean" and net.config.labels == 2  # a small model's recipe
     flags.from_scratch, flags.out = True, str(tmp_path / "b")
-    net = finetune.Tuner(flags).start.model(data)
-    assert not torch.equal(net.state_dict()["layers.0.up.weight"], before["layers.0.up.weight"])
-    assert asdict(net.config) == asdict(tuner.model(data, encoder).config)
-    torch.manual_seed(3)
-    assert torch.equal(net.layers[0].up.weight, net.layers[0].up.weight)
+    fresh = finetune.Tuner(flags).model("own")
+    assert not torch.equal(fresh.state_dict()["layers.0.up.weight"], before["layers.0.up.weight"])
+    assert asdict(fresh.config) == asdict(net.config)
 
 
 def test_pooling(monkeypatch):
@@ -1866,12 +1881,14 @@ def test_the_null_threshold_is_the_best_there_is(monkeypatch):
         data.truths = [[["right"]] if i else [[]] for i in rng.integers(0, 2, n)]
         margins = rng.integers(-3, 4, n).astype(float)
         monkeypatch.setattr(data, "answers", lambda forward: (texts, margins), raising=False)
+
+        def at(sure):
+            return 100 * data.scores([text if s else "" for text, s in zip(texts, sure)])[:, 1].mean()
+
         scores, _ = data.evaluate(None)
-        def at(t):
-            return 100 * data.scores([x if m > t else "" for x, m in zip(texts, margins)])[:, 1].mean()
-        assert scores["f1"] == pytest.approx(at(0))
-        assert scores["best_f1"] == pytest.approx(max(at(t) for t in np.arange(-4.5, 5)))
-        assert scores["best_f1"] == pytest.approx(at(scores["threshold"]))
+        assert scores["f1"] == pytest.approx(at(margins > 0))
+        assert scores["best_f1"] == pytest.approx(max(at(margins > t) for t in np.arange(-4.5, 5)))
+        assert scores["best_f1"] == pytest.approx(at(margins >= scores["threshold"]))
 
 
 def test_squad_end_to_end(started, tmp_path, capsys):
@@ -1887,6 +1904,8 @@ def test_squad_end_to_end(started, tmp_path, capsys):
     assert "answers that fall in no window: 0" in capsys.readouterr().out
     said = json.loads((tmp_path / "out" / "predictions.json").read_text())
     reader = infer.Reader(str(tmp_path / "out"))
+    assert 1 <= len(reader.answer("which", "zebra", 8)) <= 2  # one word: fewer spans than asked for
+    infer.main(["--ckpt", str(tmp_path / "out"), "--near", "zebra"])
     for q in questions(random.Random(2), 40, 0.2):
         found = reader.answer(q["question"], q["context"], 5)
         assert found[0][0] == said[q["id"]]
@@ -1940,6 +1959,12 @@ def test_classify_and_answer_on_the_command_line(started, own, tmp_path, capsys,
     refused(infer.main, [*where, "--file", str(tmp_path / "bad.jsonl")], says="line 1: wanted texts")
     refused(infer.main, [*where, "--file", str(tmp_path / "gone.txt")], says="gone.txt")
     refused(infer.main, [*where, "a", "b"], says="takes 1 text, got 2")
+    (tmp_path / "two.txt").write_text("a\tb\na zebra\n")  # one line is wrong, the next is answered
+    infer.main([*where, "--file", str(tmp_path / "two.txt")])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "takes 1 text" in rows[0]["error"] and rows[1]["labels"][0][0] == "up"
+    infer.main([*where, "--near", WORDS[0], "--top_k", "3"])  # the corpus's words are still known
+    assert len(capsys.readouterr().out.splitlines()) == 3
     refused(infer.main, ["--ckpt", str(started / "proj"), "a", "b"], says="takes 1 text")
     with pytest.raises(ConfigError, match="needs? one"):
         infer.Reader(str(started / "proj")).classify("a")
