@@ -132,7 +132,7 @@ def read_table(path, header=None):
             else:
                 lines = file.read().split("\n")
                 cells = [line.rstrip("\r").split("\t") for line in lines if line.strip()]
-    except (OSError, EOFError, ValueError, csv.Error) as error:
+    except Exception as error:  # datasets raises its own and pyarrow's; a broken .gz, JSON or CSV have others
         raise InputError(f"{path}: could not be read as {ending}: {error}") from error
     if ending in (".json", ".jsonl"):
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

@@ -1442,7 +1442,11 @@ def test_tables_of_every_kind(tmp_path):
     assert len(finetune.read_table(str(tmp_path / "h.tsv"))[1]) == 200  # a few are left out, and said so
     (tmp_path / "i.jsonl").write_text('{"a": \n')
     (tmp_path / "j.jsonl").write_text("[1]\n")
-    for name, says in (("i.jsonl", "could not be read as"), ("j.jsonl", "named fields"), ("k.tsv", "wanted")):
+    (tmp_path / "l.parquet").write_bytes(b"PAR1 not really")
+    (tmp_path / "m.tsv.gz").write_bytes(b"\x1f\x8b not really")
+    (tmp_path / "n.json").write_text("5")
+    for name, says in (("i.jsonl", "could not be read as"), ("j.jsonl", "named fields"), ("k.tsv", "wanted"),
+                       ("l.parquet", "could not"), ("m.tsv.gz", "could not"), ("n.json", "named fields")):
         with pytest.raises(InputError, match=says):
             finetune.read_table(str(tmp_path / name))
 
