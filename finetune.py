@@ -892,8 +892,9 @@ class Tuner:
                  for chosen in batches(sizes, a.batch, np.random.default_rng([seed, epoch])))
         bar = tqdm(order, f"{name}, seed {seed}", steps, unit="step", disable=self.rank > 0)
         for chosen in bar:
+            lr = a.lr * schedule(step, steps, math.ceil(0.06 * steps))
             for group in optimizer.param_groups:
-                group["lr"] = a.lr * schedule(step, steps, math.ceil(0.06 * steps))
+                group["lr"] = lr
             model.train()
             loss = loss_of(chosen)
             loss.backward()

@@ -186,12 +186,15 @@ class Reader:
                     span = spans[start + i - first][0], spans[start + j - first][1]
                     found[span] = max(score, found.get(span, -torch.inf))  # the same words in two windows
         if self.task["null"]:
-            found[0, 0] = null
+            found = {(0, 0): null} | found  # first: a tie is silence, as finetune.py has it
         best = sorted(found.items(), key=lambda pair: -pair[1])[:k]
         shares = torch.tensor([score for _, score in best]).softmax(0).tolist()
-        # a piece of a BPE may hold the space before it
-        return [(context[a:b].strip(), (b - len(context[a:b].lstrip()), b), share)
-                for ((a, b), _), share in zip(best, shares)]
+        out = []
+        for ((a, b), _), share in zip(best, shares):
+            text = context[a:b].strip()  # a piece of a BPE may hold the space before it, or be one
+            a += len(context[a:b]) - len(context[a:b].lstrip())
+            out.append((text, (a, a + len(text)), share))
+        return out
 
 
 def show_detected(words, spans, probabilities, text, colour):

@@ -1758,6 +1758,54 @@ def test_two_ranks_give_what_one_gives(started, own, tmp_path):
     same(*(model.load_checkpoint(str(tmp_path / r))["model"] for r in "12"))
 
 
+def test_the_recipe_arrives(started, own, tmp_path, monkeypatch):
+    """[HF Table 5] Adam ε 1e-6, no decay, 6 % of the steps to warm up; order and head by seed and epoch."""
+    made, steps, orders = [], [], []
+    adamw, schedule, batches = torch.optim.AdamW, finetune.schedule, finetune.batches
+
+    def watch_batches(lengths, size, rng=None):
+        found = batches(lengths, size, rng)
+        if rng is not None and size == 25:
+            orders.append(np.concatenate(found).tolist())
+        return found
+
+    monkeypatch.setattr(torch.optim, "AdamW", lambda g, **k: made.append((g, k)) or adamw(g, **k))
+    monkeypatch.setattr(finetune, "schedule", lambda *a: steps.append(a) or schedule(*a))
+    monkeypatch.setattr(finetune, "batches", watch_batches)
+    flags = [*own, "--batch", "25", "--epochs", "5", "--lr", "1e-3"]
+    tune(started, tmp_path / "a", *flags, "--seeds", "2")
+    groups, options = made[0]
+    assert options["eps"] == 1e-6 and options["lr"] == 1e-3 and "betas" not in options  # 0.9, 0.999
+    assert all(group["weight_decay"] == 0 for group in groups)
+    assert steps[:80] == [(i, 80, 5) for i in range(80)]  # 397 rows of 25 are 16 a epoch, 80 · 0.06 = 4.8
+    assert len(orders) == 10 and len(set(map(tuple, orders))) == 10
+    alone = tune(started, tmp_path / "b", *flags, "--seed", "1", "--seeds", "1")
+    assert orders[10:] == orders[5:10]  # a seed is a seed, whatever ran before
+    both = json.loads((tmp_path / "a" / "results.json").read_text())["tasks"]["own"]
+    assert alone["tasks"]["own"]["values"] == both["values"][1:]
+    last = [[json.loads(line) for line in open(tmp_path / x / "log.jsonl")][-1] for x in "ab"]
+    assert last[0] == last[1]
+
+
+def test_the_best_weights_are_kept(started, own, tmp_path, monkeypatch):
+    """Evaluations of 50, 90 and 70: the second one's weights, and the last one's score beside it."""
+    given, seen = iter([50.0, 90.0, 70.0]), []
+
+    def evaluate(self, forward):
+        score = next(given)
+        seen.append(forward([self.examples[0]]))
+        return dict(accuracy=score, macro_f1=0.0), None
+
+    monkeypatch.setattr(finetune.Sentences, "evaluate", evaluate)
+    result = tune(started, tmp_path, *own, "--seeds", "1", "--epochs", "3", "--eval_every", "25")
+    assert result["tasks"]["own"]["mean"] == 90 and result["tasks"]["own"]["last"] == 70
+    reader = infer.Reader(str(tmp_path))
+    text = finetune.read_table(own[1])[1][0]["text"]
+    said = torch.tensor([p for _, p in sorted(reader.classify(text))])  # down, up: the order of the labels
+    torch.testing.assert_close(said, seen[1].softmax(-1)[0])
+    assert not torch.allclose(said, seen[2].softmax(-1)[0])
+
+
 def test_an_interrupted_fine_tuning_goes_on(started, own, tmp_path, monkeypatch, capsys):
     """Killed after the first of two seeds: the same command runs the second only, to the same results."""
     whole = tune(started, tmp_path / "a", *own, "--seeds", "2")
@@ -1867,6 +1915,52 @@ def test_gold_spans_score_100(split, none, bpe):
     assert data.simple()["majority"] == pytest.approx(100 * sum(not q["answers"] for q in found) / len(found))
 
 
+def test_answers_are_the_best_over_all_windows():
+    """Random scores for every window, in batches of several questions, against going through all pairs."""
+    found = questions(random.Random(4), 9, 0.3)
+    data = finetune.Spans(found, found, Encoder("bits", "md5"), 25, stride=5, longest=3, null=True)
+    scores = {i: torch.randn(len(ids), 2) for i, ids in enumerate(data.dev)}
+
+    def forward(examples):
+        out = torch.zeros(len(examples), max(map(len, examples)), 2)
+        for row, ids in zip(out, examples):
+            i = next(i for i, other in enumerate(data.dev) if other is ids)
+            row[:len(ids)] = scores[i]
+        return out
+
+    texts, margins = data.answers(forward)
+    for q, question in enumerate(found):
+        pairs, null = {}, math.inf
+        for i, (which, first, start, stop) in enumerate(data.places.tolist()):
+            if which == q:
+                null = min(null, scores[i][0].sum().item())
+                for a in range(start, stop):
+                    for b in range(a, min(a + 3, stop)):
+                        value = scores[i][first + a - start, 0] + scores[i][first + b - start, 1]
+                        pairs[a, b] = max(value.item(), pairs.get((a, b), -math.inf))
+        (a, b), best = max(pairs.items(), key=lambda pair: pair[1])
+        spans = hashing.split_words(question["context"])[1]
+        assert texts[q] == question["context"][spans[a][0]:spans[b][1]]
+        assert margins[q] == pytest.approx(best - null, abs=1e-5)
+
+
+def test_the_question_is_no_candidate():
+    """Loss over [CLS] and the context's words alone: positions 0, 4, 5, 6 here."""
+    logits, targets = torch.randn(2, 9, 2), torch.tensor([[5, 6, 4, 3], [0, 0, 4, 3]])
+    allowed, places = logits[:, [0, 4, 5, 6]], torch.tensor([[2, 3], [0, 0]])
+    start, end = (F.cross_entropy(allowed[..., i], places[:, i]) for i in (0, 1))
+    torch.testing.assert_close(finetune.Spans.loss(None, logits, targets), (start + end) / 2)
+
+
+def test_an_answer_of_signs_alone_is_none_in_v2():
+    """As in the official script: "." normalises to nothing, and silence is then right only if all do."""
+    found = [dict(id="a", question="x", context="a b .", answers=[(".", 4), ("b", 2)]),
+             dict(id="b", question="x", context="a b .", answers=[(".", 4)])]
+    for null, silence in ((True, [[0, 0], [1, 1]]), (False, [[1, 0], [1, 0]])):
+        data = finetune.Spans(found, found, Encoder("bits"), 20, null=null)
+        assert data.scores(["", ""]).tolist() == silence
+
+
 def test_an_answer_longer_than_any_window_is_counted():
     context = " ".join(WORDS)
     lost = dict(id="a", question="x", context=context, answers=[(context, 0)])
@@ -1917,13 +2011,48 @@ def test_squad_end_to_end(started, tmp_path, capsys):
         assert [p for _, _, p in found] == sorted((p for _, _, p in found), reverse=True)
 
 
+@pytest.mark.parametrize("name", ["proj", "bpe"])
+def test_infer_answers_as_finetune_does(started, tmp_path, monkeypatch, name):
+    """Random weights, so that answers and silence come from any window; offsets hold, for pieces too."""
+    found = questions(random.Random(6), 15, 0.5)
+    (tmp_path / "q.json").write_text(json.dumps(nested(found)))
+    tune(started, tmp_path / "out", "--task", "squad_v2", "--train", tmp_path / "q.json", "--dev",
+         tmp_path / "q.json", "--limit", "2", "--epochs", "1", "--seeds", "1", "--max_answer", "3", name=name)
+    reader = infer.Reader(str(tmp_path / "out"))
+    for weight in (*reader.model.layers.parameters(), reader.model.head.weight):
+        torch.nn.init.normal_(weight)  # all of it, so that [CLS] too depends on the window
+    data = finetune.Spans(found, found, reader.encoder, 33, longest=3, null=True)
+    reader.model.set_codes(torch.from_numpy(reader.encoder.codes()))
+
+    @torch.no_grad()
+    def forward(examples):
+        return reader.model(*finetune.pad(examples))
+
+    shift = float(np.median(data.answers(forward)[1]))  # so that half of them are silent
+
+    def shifted(*inputs):
+        *spans, null = model.best_spans(*inputs)
+        return *spans, null + shift
+
+    monkeypatch.setattr(finetune, "best_spans", shifted)
+    monkeypatch.setattr(infer, "best_spans", shifted)
+    texts, margins = data.answers(forward)
+    assert 0 < (margins > 0).sum() < 15 and len(data.dev) > 30
+    for question, text, margin in zip(found, texts, margins):
+        answers = reader.answer(question["question"], question["context"], 4)
+        assert answers[0][0] == (text if margin > 0 else "")
+        for said, (a, b), _ in answers:
+            assert question["context"][a:b] == said == said.strip()
+
+
 def test_pydoc_holds_out_whole_files(started, tmp_path, monkeypatch):
     """Modules "a" and "b" in many files each, "lone" in one, which cannot be both seen and held out."""
     files = {}
     for i in range(60):
         for name in ("a", "b"):
             path = tmp_path / f"{name}{i}.py"
-            path.write_text(f'"""{sentence(random.Random(i), name * 4)} of file {i} here."""\n')
+            path.write_text(f'"""{sentence(random.Random(i), name * 4)} of file {i} here."""\n'
+                            f'def f():\n    """{sentence(random.Random(-i), name * 4)} of file {i} too."""')
             files[f"{name}{os.sep}{i}.py"] = str(path)
     (tmp_path / "lone.py").write_text('"""One docstring of many words here."""\n')
     files["lone.py"] = str(tmp_path / "lone.py")
@@ -1931,10 +2060,13 @@ def test_pydoc_holds_out_whole_files(started, tmp_path, monkeypatch):
     task, train, devs = finetune.read_pydoc(str(tmp_path / "cache"))
     dev = devs["dev"]
     assert task.labels == ("a", "b") and set(dev["labels"]) == {"a", "b"}
-    assert not set(train["first"]) & set(dev["first"]) and len(train["first"]) + len(dev["first"]) == 120
+    assert len(train["first"]) + len(dev["first"]) == 240
+    seen, held = ({(label, text.split()[-2]) for label, text in zip(part["labels"], part["first"])}
+                  for part in (train, dev))
+    assert held and not seen & held  # by file: its number and its letter
     assert all(label * 4 in text for text, label in zip(train["first"], train["labels"]))
     result = tune(started, tmp_path / "out", "--task", "pydoc", "--cache", tmp_path / "cache", "--seeds", "1",
-                  "--epochs", "12")
+                  "--epochs", "6")
     assert result["tasks"]["pydoc"]["mean"] > 90
 
 
