@@ -31,6 +31,7 @@ import dataclasses
 import datetime
 import glob
 import gzip
+import itertools
 import json
 import math
 import multiprocessing
@@ -48,7 +49,7 @@ from tqdm import tqdm
 import hashing
 from hashing import FIRST, PAD, Encoder, InputError
 from model import PRESETS, Config, ConfigError, Help, Model, at_least, best_spans, choose_machine
-from model import count_parameters, fingerprint, load_checkpoint, machine_flags, once, parameter_groups
+from model import cores, count_parameters, fingerprint, load_checkpoint, machine_flags, once, parameter_groups
 from model import save_checkpoint, try_compile
 
 # What the paper does, and what models of less than 512 dimensions need
@@ -110,7 +111,9 @@ def read_table(path, header=None):
     err: InputError when it is not there, not of a known kind, or broken
     """
     ending = os.path.splitext(path.removesuffix(".gz"))[1]
-    if not os.path.isfile(path) or ending not in ENDINGS:
+    if not os.path.isfile(path):
+        raise InputError(f"{path}: no such file")
+    if ending not in ENDINGS:
         raise InputError(f"{path}: wanted a file that ends in {', '.join(ENDINGS)}, with or without .gz")
     try:
         if ending == ".parquet":
@@ -258,13 +261,15 @@ def read_sentences(name, args):
     task = GLUE.get(name)
     if task is None:
         metrics = ("spearman", "pearson") if args.regression else ("accuracy", "macro_f1")
-        task = Task("own", tuple(args.text.split(",")), None if args.regression else (), metrics,
-                    label=args.label)
+        texts = tuple(text.strip() for text in args.text.split(","))
+        task = Task("own", texts, None if args.regression else (), metrics, label=args.label)
     header = COLA if name == "cola" else None
     if args.train:
         train = split_of(read_table(args.train, header), task, args.train)
         if task.labels == ():  # sorted: their order in the file is of no consequence
             task.labels = tuple(sorted(set(train["labels"])))
+            if len(task.labels) < 2:
+                raise InputError(f"{args.train}: all labels are {task.labels[0]!r}: nothing to learn")
             if len(task.labels) > max(2, len(train["labels"]) // 2):
                 raise InputError(f"{args.train}: {len(task.labels):,} different labels in "
                                  f"{len(train['labels']):,} rows; a number is predicted with --regression")
@@ -279,7 +284,7 @@ def read_sentences(name, args):
     return task, splits.pop("train"), splits
 
 
-def _docstrings(path):
+def _docstrings(path):  # for the workers, who can be sent no generator
     return list(hashing.python_texts(path))
 
 
@@ -296,7 +301,7 @@ def read_pydoc(cache, labels=20, most=1_000):
 
     def make(path):
         rows, seen = collections.defaultdict(lambda: ([], [])), set()
-        with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
+        with multiprocessing.Pool(cores()) as pool:
             read = zip(files, pool.imap(_docstrings, files.values(), 64))
             for name, texts in tqdm(read, "reading docstrings", len(files), unit=" files"):
                 part = rows[name.split(os.sep)[0].removesuffix(".py")][int(fingerprint(name), 16) % 10 == 0]
@@ -480,13 +485,13 @@ class Sentences:
         if not task.labels and not scale:
             scale = float(np.mean(train["labels"])), float(np.std(train["labels"])) or 1.0
         self.scale, self.cut = scale, 0
-        self.examples, self.targets = self.ready(train, encoder)
-        self.devs = {name: self.ready(dev, encoder) for name, dev in devs.items()}
+        self.examples, self.targets = self.encode(train, encoder)
+        self.devs = {name: self.encode(dev, encoder) for name, dev in devs.items()}
         self.n = len(next(iter(self.devs.values()))[0])
         if self.cut:
             self.notes = f"{self.cut:,} texts or pairs are longer than {length} positions and were cut"
 
-    def ready(self, split, encoder):
+    def encode(self, split, encoder):
         """in:  dict as split_of gives; encoder
         out: list of ids int32; the labels' numbers, int64 (n,), or float32 (n,) in units of the training
              rows' deviation, or None of a test split
@@ -529,7 +534,7 @@ class Sentences:
         """What needs no transformer: out: dict of the task's own metric in percent, majority, bag_of_words"""
         examples, truth = self.devs[self.task.dev[0]]
         if not self.labels:
-            return dict(majority=0.0, bag_of_words=None)
+            return dict(majority=None, bag_of_words=None)
         common = np.full_like(truth, np.bincount(self.targets).argmax())
         guess = bag_of_words(self.examples, self.targets, examples, self.outputs)
         metric = METRICS[self.primary]
@@ -539,17 +544,17 @@ class Sentences:
         """What infer.py has to know, as plain types"""
         labels = list(self.labels) if self.labels else None
         return dict(head=self.head, labels=labels, scale=self.scale and list(self.scale),
-                    pair=len(self.task.texts) == 2)
+                    texts=list(self.task.texts), label=self.task.label, pair=len(self.task.texts) == 2)
 
 
 def bag_of_words(examples, targets, others, classes, epochs=5):
-    """Logistic regression on which words occur: what can be had without a transformer.
+    """Logistic regression on the mean of a text's distinct words: what can be had without a transformer.
 
     in:  examples list of ids, targets int64 (n,); others list of ids to classify; classes
     out: int64 (others,)
     """
     rows, rng = 1 + max(int(ids.max()) for ids in examples + others), np.random.default_rng(0)
-    bag = torch.nn.EmbeddingBag(rows, classes, mode="mean", sparse=True)  # [CLS], in all texts, is the bias
+    bag = torch.nn.EmbeddingBag(rows, classes, mode="mean", sparse=True)  # the weights of [CLS] are a bias
     torch.nn.init.zeros_(bag.weight)
     optimizer = torch.optim.SparseAdam(bag.parameters())
 
@@ -588,7 +593,7 @@ class Spans:
         self.examples, targets, lost = [], [], 0
         for question in train:
             found, (windows, spans) = False, self.windows(question, encoder)
-            answer = self.words_of(spans, *question["answers"][0]) if question["answers"] else None
+            answer = self.answer_words(spans, *question["answers"][0]) if question["answers"] else None
             for ids, first, start, stop in windows:
                 inside = answer is not None and start <= answer[0] and answer[1] < stop
                 found |= inside
@@ -596,20 +601,21 @@ class Spans:
                 targets.append((first + answer[0] - start, first + answer[1] - start, first, stop - start)
                                if inside else (0, 0, first, stop - start))
             lost += bool(question["answers"]) and not found
-        self.targets = np.array(targets, np.int64)  # (W, 4): start, end, where the context begins, its words
+        self.targets = np.array(targets, np.int64)  # (W, 4): start, end, the context's place and length
         self.questions, self.dev, self.dev_spans, places = dev, [], [], []
         for i, question in enumerate(dev):
             windows, spans = self.windows(question, encoder)
             self.dev += [ids for ids, *_ in windows]
             places += [(i, *place) for _, *place in windows]
             self.dev_spans.append(spans)
-        self.places = np.array(places)  # (W, 4): question, where the context begins, its words
+        self.places = np.array(places)  # (W, 4): question; first, start, stop of hashing.windows
         self.truths = [[normalise(text) for text, _ in q["answers"]] for q in dev]
         if null:  # as the official script: what is nothing but signs is no answer
             self.truths = [[truth for truth in truths if truth] or [[]] for truths in self.truths]
         self.lost = lost
         self.notes = (f"{len(train):,} questions in {len(self.examples):,} windows of {length}; "
-                      f"answers that fall in no window: {lost:,} of training")
+                      f"answers that fall in no window: {lost:,} of training; "
+                      f"an evaluation reads {len(self.dev):,} windows")
 
     def windows(self, question, encoder):
         """in: question dict; out: what hashing.windows gives, and the spans of the context's words"""
@@ -622,7 +628,7 @@ class Spans:
         return hashing.windows(asked, ids, self.length, self.stride), spans
 
     @staticmethod
-    def words_of(spans, text, start):
+    def answer_words(spans, text, start):
         """in: spans of the words; an answer and where it starts; out: its (first, last) word, or None"""
         first = bisect.bisect_right([end for _, end in spans], start)
         last = bisect.bisect_left([begin for begin, _ in spans], start + len(text)) - 1
@@ -651,11 +657,11 @@ class Spans:
             inside = (place >= first[:, None]) & (place < (first + stop - start)[:, None])
             found = best_spans(logits, torch.from_numpy(inside).to(logits.device), 1, self.longest)
             score, a, b, none = (t.reshape(-1).cpu().numpy() for t in found)
-            np.minimum.at(null, question, none)
-            for i in np.flatnonzero(score > best[question]).tolist():
-                if score[i] > best[question[i]]:  # a question may have several windows in the batch
-                    shift = start[i] - first[i]
-                    best[question[i]], chosen[question[i]] = score[i], (a[i] + shift, b[i] + shift)
+            for row, q in enumerate(question):
+                null[q] = min(null[q], none[row])
+                if score[row] > best[q]:
+                    shift = start[row] - first[row]
+                    best[q], chosen[q] = score[row], (a[row] + shift, b[row] + shift)
         texts = [q["context"][spans[a][0]:spans[b][1]].strip() if spans else ""
                  for q, spans, (a, b) in zip(self.questions, self.dev_spans, chosen.tolist())]
         return texts, best - null
@@ -678,12 +684,12 @@ class Spans:
             return dict(f1=f1_, em=em), None
         silent = self.scores([""] * self.n)
         order = np.argsort(-margins, kind="stable")
-        # gain of answering from this margin up; between equal margins there is no threshold
-        cuts, at = np.unique(np.append(margins.max() + 1, margins[order])[::-1], return_index=True)
-        gain = np.append(0, np.cumsum((given - silent)[order, 1]))[::-1]
-        threshold = float(cuts[gain[at].argmax()])
-        em, f1_, best_em, best_f1 = (100 * value for sure in (margins > 0, margins >= threshold)
-                                     for value in np.where(sure[:, None], given, silent).mean(0).tolist())
+        sure = margins[order]
+        ends = np.flatnonzero(np.append(sure[1:] < sure[:-1], True))  # equal margins answer together
+        gain = np.cumsum((given - silent)[order, 1])[ends]
+        threshold = float(sure[ends[gain.argmax()]] if gain.max() > 0 else sure[0] + 1)
+        em, f1_ = (100 * np.where((margins > 0)[:, None], given, silent).mean(0)).tolist()
+        best_em, best_f1 = (100 * np.where((margins >= threshold)[:, None], given, silent).mean(0)).tolist()
         constant = None if (margins > 0).any() else "no answer"
         return dict(f1=f1_, em=em, best_f1=best_f1, best_em=best_em, threshold=threshold), constant
 
@@ -738,23 +744,28 @@ class Start:
         """in: name of the task, data; out: Model, with a fresh head unless the checkpoint is of this task"""
         net = Model(self.shape(data))
         if self.weights:
-            kept = self.knows(name, data.labels)
+            kept = self.knows(name, getattr(data, "task", None))
             weights = {k: v for k, v in self.weights.items() if kept or not k.startswith("head.")}
             missing, unknown = net.load_state_dict(weights, strict=False)
             if unknown or any(not key.startswith("head.") for key in missing):
                 raise ConfigError("the weights do not fit the checkpoint's own config: it is damaged")
         return net
 
-    def knows(self, name, labels):
-        """Was this checkpoint fine-tuned for this very task? in: its name; labels or None"""
-        return self.task.get("name") == name and self.task.get("labels") == (list(labels) if labels else None)
+    def knows(self, name, task):
+        """Was this checkpoint fine-tuned for this very task? in: its name; Task, None for SQuAD"""
+        same = self.task.get("name") == name
+        if task is None or not same:
+            return same
+        about = (list(task.labels) if task.labels else None, list(task.texts), task.label)
+        return about == tuple(self.task.get(key) for key in ("labels", "texts", "label"))
 
 
 def schedule(step, steps, warmup, cycles=5):
     """The learning rate's factor: linear up, then a cosine down, five times over. [HF Table 5]"""
     if step < warmup:
         return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * ((step - warmup) / max(steps - warmup, 1) * cycles % 1)))
+    done = (step - warmup) / max(steps - warmup, 1)
+    return 0.5 * (1 + math.cos(math.pi * ((cycles * done) % 1)))
 
 
 class Tuner:
@@ -776,7 +787,12 @@ class Tuner:
         self.current = None, None, None  # the task that is ready: the seeds of a task follow each other
         self.jobs = [(name, args.seed + i) for name in self.names for i in range(args.seeds)]
         os.makedirs(args.out, exist_ok=True)
-        if self.rank == 0 and not any(os.path.exists(self.path(*job)) for job in self.jobs):
+        before = [load_checkpoint(self.path(*job)).get("run") for job in self.jobs
+                  if os.path.exists(self.path(*job))]  # of a start that was interrupted
+        if args.dtype == "auto" and before:  # what was chosen once stays
+            self.dtype = before[0]["identity"]["dtype"]
+        if self.rank == 0 and not any(run["identity"] == self.identity(*job)
+                                      for run, job in itertools.product(before, self.jobs)):
             open(os.path.join(args.out, "log.jsonl"), "w").close()
         if self.world > 1:  # the ranks meet again only to compare notes, after hours of their own work
             dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))
@@ -788,18 +804,17 @@ class Tuner:
         """in: name of a task; out: its data, Sentences or Spans, and the encoder that knows its words"""
         if self.current[0] != name:
             a, start, length = self.args, self.start, self.start.config.length
-            same = start.task if start.task.get("name") == name else {}  # fine-tuned before
+            *task, train, devs = self.texts[name]
+            same = start.task if start.knows(name, *task or [None]) else {}  # fine-tuned for this before
+            if not a.epochs and not same:
+                raise ConfigError(f"--epochs 0 scores a checkpoint of this very task, and {a.ckpt} is none")
             if name in SQUAD:
-                train, dev = self.texts[name]
                 encoder = start.encoder([q[part] for q in train for part in ("context", "question")])
-                data = Spans(train, dev, encoder, length, a.stride or same.get("stride"),
+                data = Spans(train, devs, encoder, length, a.stride or same.get("stride"),
                              a.max_answer or same.get("longest"), a.limit, name == "squad_v2")
             else:
-                task, train, devs = self.texts[name]
                 encoder = start.encoder(train["first"] + (train["second"] or []))
-                data = Sentences(task, train, devs, encoder, length, a.limit, same.get("scale"))
-            if not a.epochs and not start.knows(name, data.labels):
-                raise ConfigError(f"--epochs 0 scores a checkpoint of this very task, and {a.ckpt} is none")
+                data = Sentences(*task, train, devs, encoder, length, a.limit, same.get("scale"))
             self.current = name, data, encoder
         return self.current[1:]
 
@@ -807,7 +822,8 @@ class Tuner:
         """What makes a job itself, as plain types: flags, texts, and the checkpoint it starts from"""
         file = self.start.path and os.stat(self.start.path)
         flags = {flag: getattr(self.args, flag) for flag in self.IDENTITY}
-        return flags | dict(seed=seed, texts=fingerprint(self.texts[name][-2:]), dtype=self.dtype,
+        texts = fingerprint(self.texts[name][-2:])  # of train and dev, which come last
+        return flags | dict(seed=seed, task=name, texts=texts, dtype=self.dtype,
                             start=file and [file.st_size, file.st_mtime_ns])
 
     def path(self, name, seed=None):
@@ -845,8 +861,9 @@ class Tuner:
         path = self.path(name, seed)
         if os.path.exists(path):
             before = load_checkpoint(path).get("run", {})
-            if before.get("identity") == self.identity(name, seed):
-                print(f"{name}, seed {seed}: done before, {path}", flush=True)
+            same = before.get("identity") == self.identity(name, seed)
+            print(f"{name}, seed {seed}: {'done before' if same else 'of other flags, begun anew'}: {path}")
+            if same:
                 return before["result"]
         return self.fit(name, seed)
 
@@ -864,6 +881,7 @@ class Tuner:
         per_epoch = -(-len(sizes) // a.batch)
         steps = a.epochs * per_epoch
         every = a.eval_every or max(1, per_epoch // 2)
+        result, weights, step, since, total = dict(seed=seed), None, 0, 0, torch.zeros((), device=self.device)
         optimizer = torch.optim.AdamW(parameter_groups(model, 0.0), lr=a.lr, eps=1e-6,
                                       fused=self.device.type in ("cuda", "cpu"))
 
@@ -886,8 +904,7 @@ class Tuner:
         if self.compile:
             self.compile = try_compile(model, lambda: loss_of(np.arange(min(a.batch, len(sizes)))).backward())
             model.zero_grad(set_to_none=True)
-            torch.manual_seed(seed)  # the trial used up chances, and only a first job has one
-        result, weights, step, since, total = dict(seed=seed), None, 0, 0, torch.zeros((), device=self.device)
+            torch.manual_seed(seed)  # the trial used up random numbers, and only a first job has one
         order = (chosen for epoch in range(a.epochs)
                  for chosen in batches(sizes, a.batch, np.random.default_rng([seed, epoch])))
         bar = tqdm(order, f"{name}, seed {seed}", steps, unit="step", disable=self.rank > 0)
@@ -931,7 +948,7 @@ def submit(tuner, name):
     """
     (data, encoder), kept = tuner.ready(name), tuner.path(name)
     tests = tuner.tests.get(name, {})
-    examples = {split: data.ready(texts, encoder)[0] for split, (texts, _) in tests.items()}
+    examples = {split: data.encode(texts, encoder)[0] for split, (texts, _) in tests.items()}
     model = tuner.model(name)
     model.load_state_dict(load_checkpoint(kept)["model"])
     forward, paths = tuner.reader(model), []
@@ -983,7 +1000,7 @@ def read_results(folder):
         return dict(tasks={name: float(r["mean"]) for name, r in results["tasks"].items()}, folder=folder,
                     parameters=int(model["parameters"]), embedding=int(model["embedding"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"--baseline {path}: not the results of a fine-tuning "
+        raise InputError(f"{path}: not the results of a fine-tuning "
                          f"({type(error).__name__}: {error})") from error
 
 
@@ -1011,11 +1028,7 @@ def report(tuner, done):
     a, results = tuner.args, dict(tasks={})
     for name in tuner.names:
         runs = [done[job] for job in tuner.jobs if job[0] == name]
-        results["tasks"][name] = task = summarise(runs)
-        best = task["seeds"][int(np.argmax(task["values"]))]
-        os.replace(tuner.path(name, best), tuner.path(name))
-        for seed in set(task["seeds"]) - {best}:
-            os.remove(tuner.path(name, seed))
+        results["tasks"][name] = summarise(runs)
     results["model"] = dict(runs[0]["model"], emb=tuner.start.config.emb,
                             pretrained=tuner.start.weights is not None)
     flags = ("ckpt", "preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout", "limit")
@@ -1029,6 +1042,11 @@ def report(tuner, done):
     with open(os.path.join(a.out, "results.json"), "w") as file:
         json.dump(results, file, indent=1)
     show(results)
+    for name, task in results["tasks"].items():  # one checkpoint a task stays
+        best = task["seeds"][int(np.argmax(task["values"]))]
+        os.replace(tuner.path(name, best), tuner.path(name))
+        for path in glob.glob(os.path.join(glob.escape(os.path.dirname(tuner.path(name))), "seed-*.pt")):
+            os.remove(path)
     for path in [path for name in tuner.names if a.predict for path in submit(tuner, name)]:
         print(f"wrote {path}")
     example = dict(span='"Who wrote the book?" "The book was written by Ada Lovelace in 1843."').get(
@@ -1047,7 +1065,7 @@ def show(results):
           f"{'majority':>9} {'bag of words':>13} {'n':>7}")
     for name, r in results["tasks"].items():
         print(f"{name:>8} {r['metric']:>9} {r['mean']:7.2f} {cell(r['std']):>7} {r['min']:7.2f} "
-              f"{r['max']:7.2f} {r['last']:7.2f} {r['majority']:9.2f} {cell(r['bag_of_words']):>13} "
+              f"{r['max']:7.2f} {r['last']:7.2f} {cell(r['majority']):>9} {cell(r['bag_of_words']):>13} "
               f"{r['n']:7,}")
     if "average" in results:
         print(f"{'average':>8} {'':>9} {results['average']:7.2f} {cell(results['average_std']):>7}")
@@ -1105,7 +1123,12 @@ def resolve(args):
     args.out = args.out or os.path.join("out", f"{name}-{args.task or 'own'}")
     if args.ckpt and os.path.abspath(args.out) == folder:
         raise InputError(f"--out {args.out} is the checkpoint's own folder: name another")
-    return list(AVERAGED) if args.task == "glue" else [args.task or "own"]
+    names = list(AVERAGED) if args.task == "glue" else [args.task or "own"]
+    if os.path.exists(os.path.join(args.out, "results.json")):
+        there = read_results(args.out)["tasks"]
+        if list(there) != names:
+            raise InputError(f"{args.out} holds the results of {', '.join(there)}: name another --out")
+    return names
 
 
 def parser():
@@ -1145,7 +1168,8 @@ def parser():
         "Adam, no weight decay, 6 % warm-up, a cosine with 5 hard restarts, clipping at 1. [HF Table 5]\n"
         f"Recipes: paper {RECIPES['paper']}, small {RECIPES['small']}."))
     g.add_argument("--recipe", choices=tuple(RECIPES), help="None: small for a width < 512, else paper")
-    for name, kind, text in (("epochs", at_least(0), "0: score a checkpoint of this very task as it is"),
+    for name, kind, text in (("epochs", at_least(0), "passes over the training rows; 0: score a checkpoint "
+                                                     "of this task as it is"),
                              ("batch", at_least(1), "examples a step"),
                              ("lr", at_least(0, float), "peak learning rate")):
         g.add_argument(f"--{name}", type=kind, metavar="n", help=text + " (None: the recipe's)")
@@ -1167,7 +1191,7 @@ def parser():
         "the model is (PCR) [HF §4.4]"))
     g.add_argument("--predict", action="store_true", help=(
         "write what GLUE's server wants of the test split (it wants WNLI and AX too), or SQuAD's "
-        "predictions.json (v2: threshold 0), with the best run"))
+        "predictions.json (v2: threshold 0), with the best run; afterwards: --ckpt OUT --epochs 0 --predict"))
 
     g = p.add_argument_group("machine", (
         "Under torchrun every rank takes its share of tasks × seeds, one model each.\n"
@@ -1200,6 +1224,10 @@ def main(argv=None):
     except (InputError, ConfigError, OSError) as error:
         print(f"finetune.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("finetune.py: told to stop; the same command repeats only the jobs that are not done",
+              file=sys.stderr)
+        raise SystemExit(130) from None
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -150,7 +150,7 @@ class Reader:
         """The labels of a text, or of a pair; words beyond the model's length are cut.
 
         in:  first str; second str for a model of pairs
-        out: list of (label, probability), likeliest first; of a regression [(the task's name, the number)]
+        out: list of (label, probability), likeliest first; of a regression [(the label's column, the number)]
         err: ConfigError when the model was not fine-tuned for it
         """
         self.needs("classify", "labels need one fine-tuned by finetune.py")
@@ -159,7 +159,7 @@ class Reader:
         [logits] = self.model(self.ready(ids)).cpu()
         if not self.task["labels"]:
             mean, deviation = self.task["scale"]
-            return [(self.task["name"], logits.item() * deviation + mean)]
+            return [(self.task["label"].split("|")[-1], logits.item() * deviation + mean)]
         pairs = zip(self.task["labels"], logits.softmax(-1).tolist())
         return sorted(pairs, key=lambda pair: -pair[1])
 
@@ -253,25 +253,36 @@ def show(result, text):
                       sys.stdout.isatty())
 
 
-def read_file(path):
-    """The inputs of a file.
+def read_line(line, fields):
+    """in: line str of a file; fields: it is JSON, an object whose values are the texts; out: list[str]"""
+    if not fields:
+        return line.rstrip("\r\n").split("\t")
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}") from error
+    row = list(row.values()) if isinstance(row, dict) else [row] if isinstance(row, str) else row
+    if not isinstance(row, list) or not all(isinstance(text, str) for text in row):
+        raise InputError(f"wanted texts, got {line[:60]!r}")
+    return row
 
-    in:  path: .jsonl, objects whose values, in their order, are the texts; else a text a line, two with a tab
-    out: iterator of list[str]
+
+def answer_file(reader, path, k, near):
+    """Write an object for each line of a file that is not blank: texts and what look() gives, or an error.
+
+    in:  reader; path: .jsonl, or a text a line, two with a tab between; k; near
     """
     try:
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             for i, line in enumerate(file, 1):
                 if line.strip():
-                    row = json.loads(line) if path.endswith(".jsonl") else line.rstrip("\r\n").split("\t")
-                    row = list(row.values()) if isinstance(row, dict) else row
-                    row = [row] if isinstance(row, str) else row
-                    if not isinstance(row, list) or not all(isinstance(text, str) for text in row):
-                        raise InputError(f"{path}, line {i:,}: wanted texts, got {str(row)[:60]}")
-                    yield row
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+                    try:
+                        texts = read_line(line, path.endswith(".jsonl"))
+                        result = dict(texts=texts) | look(reader, texts, k, near)
+                    except (InputError, ConfigError) as error:  # one bad line does not end the file
+                        result = dict(line=i, error=str(error))
+                    print(json.dumps(result, ensure_ascii=False), flush=True)
+    except OSError as error:
         raise InputError(f"{path}: {error}") from error
 
 
@@ -288,7 +299,8 @@ def main(argv=None):
         "folder of a run of pretrain.py or finetune.py, or its ckpt.pt; it says what model this is, so there "
         "are no flags for that"))
     p.add_argument("--file", metavar="FILE", help=(
-        "read the texts from a file, one a line (two with a tab between), or .jsonl; write an object a line"))
+        "read the texts from a file, one a line (two with a tab between) and no header, or .jsonl with the "
+        "texts alone; write an object for each line that is not blank"))
     p.add_argument("--near", action="store_true",
                    help="TEXT is a word: show the words nearest to it in the embedding")
     p.add_argument("--top_k", type=int, default=8, metavar="k", help="how many answers (default 8)")
@@ -300,17 +312,13 @@ def main(argv=None):
         device, _, _ = choose_machine(args)
         if args.top_k < 1:
             raise InputError(f"--top_k {args.top_k}: wanted 1 or more")
+        if args.text and args.file:
+            raise InputError("TEXT or --file, not both")
         reader = Reader(args.ckpt, device)
         if args.text:
             return show(look(reader, args.text, args.top_k, args.near), args.text[0])
         if args.file:
-            for texts in read_file(args.file):
-                try:
-                    result = look(reader, texts, args.top_k, args.near)
-                except (InputError, ConfigError) as error:  # one bad line does not end the file
-                    result = dict(error=str(error))
-                print(json.dumps(dict(texts=texts) | result, ensure_ascii=False), flush=True)
-            return None
+            return answer_file(reader, args.file, args.top_k, args.near)
     except (InputError, ConfigError) as error:
         print(f"infer.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None

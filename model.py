@@ -287,7 +287,10 @@ def best_spans(logits, inside, most, longest):
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """For argparse: line breaks as they are written, and every default shown."""
+    """For argparse: line breaks as they are written, and every default that is something."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
 def at_least(least, kind=int):
@@ -311,6 +314,11 @@ def machine_flags(group):
                        help="torch.compile; None: on CUDA only")
 
 
+def cores():
+    """out: int, the processor cores that this process may use"""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def choose_machine(args, local_rank=0):
     """What --device, --dtype and --compile mean here.
 
@@ -331,12 +339,11 @@ def choose_machine(args, local_rank=0):
     if device.type == "cpu" and args.dtype == "auto":
         # with bf16 instructions a product is about four times faster, without them far slower: try one
         seconds = {}
-        for name in ("float32", "bfloat16"):
+        for name in ("float32", "bfloat16") * 5:  # in turns, the best of each: a busy moment decides nothing
             a = torch.ones(512, 512, dtype=getattr(torch, name))
-            for _ in range(3):
-                start = time.perf_counter()
-                a @ a
-                seconds[name] = time.perf_counter() - start
+            start = time.perf_counter()
+            a @ a
+            seconds[name] = min(seconds.get(name, 9.0), time.perf_counter() - start)
         dtype = "bfloat16" if seconds["bfloat16"] < 0.6 * seconds["float32"] else "float32"
     return device, dtype, device.type == "cuda" if args.compile is None else args.compile
 

@@ -49,7 +49,7 @@ from tqdm import tqdm
 import hashing
 from hashing import CLS, FIRST, MASK, SEP, Encoder, InputError
 from model import FORM, PRESETS, Config, ConfigError, Help, Model, at_least, choose_machine
-from model import count_parameters, fingerprint, load_checkpoint, machine_flags, once, parameter_groups
+from model import cores, count_parameters, fingerprint, load_checkpoint, machine_flags, once, parameter_groups
 from model import save_checkpoint, try_compile
 
 IGNORE = -100  # the label of a position that is not scored: torch's own default
@@ -208,14 +208,14 @@ def _prepare(folder, data, split, pieces, quiet):
     tasks = tasks_of(data)
     first = list(itertools.islice(tasks, 2))
     # processes cost more than a small corpus; and the BPE library has threads of its own
-    cores = len(os.sched_getaffinity(0)) if len(first) > 1 and not bpe else 1
+    workers = cores() if len(first) > 1 and not bpe else 1
     table, lengths, counts, seen = {}, array.array("q"), np.zeros(1 << 16, np.int64), set()
     characters, replaced, whole = 0, 0, hashlib.md5(usedforsecurity=False)
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(multiprocessing.Pool(cores)).imap if cores > 1 else map
+        run = stack.enter_context(multiprocessing.Pool(workers)).imap if workers > 1 else map
         out = stack.enter_context(open(ids_path, "wb"))
         bar = stack.enter_context(tqdm(desc=f"preparing {data}", unit="B", unit_scale=True, disable=quiet))
-        room = threading.Semaphore(4 * cores)  # imap alone would read ahead without limit
+        room = threading.Semaphore(4 * workers)  # imap alone would read ahead without limit
         ahead = (task for task in itertools.chain(first, tasks) if room.acquire())
         work = functools.partial(count_task, split=split, bpe=bpe)
         for kind, words, places, sizes, size, bad in run(work, ahead):
@@ -387,8 +387,7 @@ def build_encoder(args, config, corpus):
         parts = [words[i:i + 20_000] for i in range(0, len(words), 20_000)]
         slow = lsh and form == "index" and len(parts) > 1  # the rest is done in seconds
         with contextlib.ExitStack() as stack, open(path, "wb") as out:
-            cores = len(os.sched_getaffinity(0))
-            run = stack.enter_context(multiprocessing.Pool(cores)).imap if slow else map
+            run = stack.enter_context(multiprocessing.Pool(cores())).imap if slow else map
             specials = encoder.special_codes()
             about = dict(descr=specials.dtype.str, fortran_order=False,
                          shape=(FIRST + len(words), specials.shape[1]))

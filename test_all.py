@@ -1445,7 +1445,9 @@ def test_tables_of_every_kind(tmp_path):
     (tmp_path / "l.parquet").write_bytes(b"PAR1 not really")
     (tmp_path / "m.tsv.gz").write_bytes(b"\x1f\x8b not really")
     (tmp_path / "n.json").write_text("5")
-    for name, says in (("i.jsonl", "could not be read as"), ("j.jsonl", "named fields"), ("k.tsv", "wanted"),
+    (tmp_path / "o.xls").write_text("")
+    for name, says in (("i.jsonl", "could not be read as"), ("j.jsonl", "named fields"),
+                       ("k.tsv", "no such file"), ("o.xls", "wanted"),
                        ("l.parquet", "could not"), ("m.tsv.gz", "could not"), ("n.json", "named fields")):
         with pytest.raises(InputError, match=says):
             finetune.read_table(str(tmp_path / name))
@@ -1622,6 +1624,7 @@ def test_bad_tasks_are_refused(started, own, tmp_path, monkeypatch):
     number = write_tsv(tmp_path / "number.tsv", ["text", "label"], [("a", "1.5"), ("b", "high")])
     many = write_tsv(tmp_path / "many.tsv", ["text", "label"], [(f"a {i}", i / 7) for i in range(9)])
     empty = write_tsv(tmp_path / "empty.tsv", ["text", "label"], [])
+    one = write_tsv(tmp_path / "one.tsv", ["text", "label"], [("a", "x"), ("b", "x")])
     gap = str(tmp_path / "gap.jsonl")
     Path(gap).write_text('{"text": "a", "label": "x"}\n{"text": "b"}\n')
     digits = write_tsv(tmp_path / "digits.tsv", ["text", "label"], [("a", 1), ("b", 2), ("c", 1)])
@@ -1659,6 +1662,8 @@ def test_bad_tasks_are_refused(started, own, tmp_path, monkeypatch):
             ([*ours, "--task", "rte"], "could not be loaded from the hub"),
             ([*ours, *own, "--text", "a,b,c"], "one column, or two"),
             ([*ours, *own, "--stride", "3"], "for SQuAD alone"),
+            ([*ours, *own, "--out", tuned], "holds the results of sst2"),
+            ([*ours, *own, "--train", one], "nothing to learn"),
             ([*sst, "--data_dir", str(bare), "--predict"], "wanted test.tsv"),
             ([*ours, *own, "--train", gap], "row 2: unknown label ''"),
             ([*ours, *own, "--train", digits, "--dev", other], "unknown label '3'; wanted 1, 2"),
@@ -1685,10 +1690,20 @@ def test_regression_and_pairs(started, tmp_path, capsys):
                   "--text", "a,b", "--label", "score", "--regression", "--seeds", "1", "--epochs", "6")
     task = result["tasks"]["own"]
     assert task["metric"] == "spearman" and task["mean"] > 90 and task["all_metrics"]["pearson"] > 90
-    assert task["majority"] == 0 and task["bag_of_words"] is None
+    assert task["majority"] is None and task["bag_of_words"] is None
+    # another regression starts anew from it: other columns, another scale, a fresh head
+    with open(folder / "big.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["a", "value"]] + [[f"one {i}", 9e6 + i] for i in range(20)])
+    flags = finetune.parser().parse_args(["--ckpt", str(tmp_path / "out"), "--train", str(folder / "big.csv"),
+                                          "--dev", str(folder / "big.csv"), "--text", "a", "--label", "value",
+                                          "--regression", "--out", str(tmp_path / "big")])
+    tuner = finetune.Tuner(flags)
+    head = tuner.model("own").head[1].weight
+    assert tuner.ready("own")[0].scale[0] == pytest.approx(9e6 + 9.5)
+    assert not torch.equal(head, model.load_checkpoint(str(tmp_path / "out"))["model"]["head.1.weight"])
     reader = infer.Reader(str(tmp_path / "out"))
     [(name, few)], [(_, many)] = (reader.classify("a b c", text) for text in ("end", "more " * 4 + "end"))
-    assert name == "own" and 900 < few < 1200 < many < 1500
+    assert name == "score" and 900 < few < 1200 < many < 1500
 
 
 def test_pre_training_is_used_and_from_scratch_is_not(started, own, tmp_path):
@@ -1818,16 +1833,18 @@ def test_an_interrupted_fine_tuning_goes_on(started, own, tmp_path, monkeypatch,
         return fit(self, name, seed)
 
     monkeypatch.setattr(finetune.Tuner, "fit", once_only)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit) as exit:
         tune(started, tmp_path / "b", *own, "--seeds", "2")
+    assert exit.value.code == 130 and "told to stop" in capsys.readouterr().err
     again = tune(started, tmp_path / "b", *own, "--seeds", "2")
     assert again["tasks"] == whole["tasks"] and seeds == [0, 1, 1]
     same(*(model.load_checkpoint(str(tmp_path / x))["model"] for x in "ab"))
     seeds.clear()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit):
         tune(started, tmp_path / "b", *own, "--seeds", "2")
     tune(started, tmp_path / "b", *own, "--seeds", "2", "--batch", "13")  # another job: from the beginning
-    assert seeds == [0, 1, 0, 1]
+    assert seeds == [0, 1, 0, 1] and "begun anew" in capsys.readouterr().out
+    assert not list((tmp_path / "b").glob("seed-*.pt"))
 
 
 # SQuAD
@@ -1888,7 +1905,7 @@ def gold(data):
             q = data.questions[question]
             row[0] = -1 if q["answers"] else 2
             if q["answers"]:
-                a, b = data.words_of(data.dev_spans[question], *q["answers"][0])
+                a, b = data.answer_words(data.dev_spans[question], *q["answers"][0])
                 if start <= a and b < stop:
                     row[first + a - start, 0] = row[first + b - start, 1] = 1
         return logits
@@ -1965,8 +1982,8 @@ def test_an_answer_longer_than_any_window_is_counted():
     context = " ".join(WORDS)
     lost = dict(id="a", question="x", context=context, answers=[(context, 0)])
     assert finetune.Spans([lost], [lost], Encoder("bits", "md5"), 20).lost == 1
-    assert finetune.Spans.words_of([(0, 3), (4, 7), (8, 9)], "bc de", 1) == (0, 1)
-    assert finetune.Spans.words_of([(0, 3), (4, 7)], " ", 3) is None
+    assert finetune.Spans.answer_words([(0, 3), (4, 7), (8, 9)], "bc de", 1) == (0, 1)
+    assert finetune.Spans.answer_words([(0, 3), (4, 7)], " ", 3) is None
 
 
 def test_the_null_threshold_is_the_best_there_is(monkeypatch):
@@ -2091,8 +2108,12 @@ def test_classify_and_answer_on_the_command_line(started, own, tmp_path, capsys,
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [row["texts"] for row in rows] == [["a zebra"], ["quagga, quagga"]]
         assert [row["labels"][0][0] for row in rows] == ["up", "down"]
-    (tmp_path / "bad.jsonl").write_text('{"text": 3}\n')
-    refused(infer.main, [*where, "--file", str(tmp_path / "bad.jsonl")], says="line 1: wanted texts")
+    (tmp_path / "bad.jsonl").write_text('{"text": 3}\n{"text"\n5\n"a zebra"\n')
+    infer.main([*where, "--file", str(tmp_path / "bad.jsonl")])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row.get("line") for row in rows] == [1, 2, 3, None] and rows[3]["labels"][0][0] == "up"
+    assert "wanted texts" in rows[0]["error"] and "not JSON" in rows[1]["error"]
+    refused(infer.main, [*where, "a", "--file", str(tmp_path / "in.txt")], says="not both")
     refused(infer.main, [*where, "--file", str(tmp_path / "gone.txt")], says="gone.txt")
     refused(infer.main, [*where, "a", "b"], says="takes 1 text, got 2")
     (tmp_path / "two.txt").write_text("a\tb\na zebra\n")  # one line is wrong, the next is answered
