@@ -471,6 +471,7 @@ LONG = ("words", "variants", "tasks")  # or of runs that are there already
 def write(path, name, rows):
     """Keep a table with where it was measured: one JSON file a table."""
     command = re.sub(r" --cache \S+", "", " ".join(["python bench.py", *sys.argv[1:]]))  # where is no matter
+    command = re.sub(r"--runs( (?!--)\S+)+", "--runs out/*", command)  # before the shell spelt it out
     with open(path, "w") as file:
         json.dump(dict(bench=name, machine=machine(), command=command, rows=rows), file, indent=1)
         file.write("\n")
