@@ -1176,7 +1176,8 @@ def parser():
     g.add_argument("--pool", choices=("cls", "mean"), help=(
         "what the head sees of a text: its first position, or the mean of all (None: the recipe's; of a "
         "checkpoint that was fine-tuned before, what it was)"))
-    g.add_argument("--dropout", type=float, metavar="p", help="share of values dropped (None: the checkpoint's)")
+    g.add_argument("--dropout", type=float, metavar="p",
+                   help="share of values dropped (None: the checkpoint's)")
     g.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="how many runs of each task")
     g.add_argument("--seed", type=at_least(0), default=0, metavar="S",
                    help="of the first run: head, order of the rows, dropout; the next has S+1")
