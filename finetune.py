@@ -1029,7 +1029,7 @@ def report(tuner, done):
     for name in tuner.names:
         runs = [done[job] for job in tuner.jobs if job[0] == name]
         results["tasks"][name] = summarise(runs)
-    results["model"] = dict(runs[0]["model"], emb=tuner.start.config.emb,
+    results["model"] = dict(done[tuner.jobs[0]]["model"], emb=tuner.start.config.emb,
                             pretrained=tuner.start.weights is not None)
     flags = ("ckpt", "preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout", "limit")
     results["settings"] = dict(dtype=tuner.dtype, **{flag: getattr(a, flag) for flag in flags})
