@@ -50,7 +50,7 @@ import hashing
 from hashing import FIRST, PAD, Encoder, InputError
 from model import PRESETS, Config, ConfigError, Help, Model, at_least, best_spans, choose_machine
 from model import cores, count_parameters, fingerprint, load_checkpoint, machine_flags, once, parameter_groups
-from model import save_checkpoint, try_compile
+from model import leave_together, save_checkpoint, try_compile
 
 # What the paper does, and what models of less than 512 dimensions need
 RECIPES = {
@@ -1220,8 +1220,10 @@ def main(argv=None):
         if tuner.world > 1:
             parts = [None] * tuner.world
             dist.all_gather_object(parts, done)
-            done = {job: result for part in parts for job, result in part.items()}
-        return report(tuner, done) if tuner.rank == 0 else None
+            done = {job: result for each in parts for job, result in each.items()}
+        results = report(tuner, done) if tuner.rank == 0 else None
+        leave_together()
+        return results
     except (InputError, ConfigError, OSError) as error:
         print(f"finetune.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -25,6 +25,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
@@ -312,6 +313,14 @@ def machine_flags(group):
         "of matrix products; auto: bfloat16 where it is faster, which on a CPU is tried out"))
     group.add_argument("--compile", action=argparse.BooleanOptionalAction,
                        help="torch.compile; None: on CUDA only")
+
+
+def leave_together():
+    """Ranks that are done wait for each other before they leave the process group; a no-op without one."""
+    # subtle: the group's threads free what was sent, and need Python's lock for it. Waiting gives it to them;
+    # one that asks for it when the interpreter is ending aborts the process
+    if dist.is_initialized():
+        dist.barrier()
 
 
 def cores():

@@ -50,7 +50,7 @@ import hashing
 from hashing import CLS, FIRST, MASK, SEP, Encoder, InputError
 from model import FORM, PRESETS, Config, ConfigError, Help, Model, at_least, choose_machine
 from model import cores, count_parameters, fingerprint, load_checkpoint, machine_flags, once, parameter_groups
-from model import save_checkpoint, try_compile
+from model import leave_together, save_checkpoint, try_compile
 
 IGNORE = -100  # the label of a position that is not scored: torch's own default
 EVAL_WORDS = 65_536  # held-out positions that an evaluation looks at
@@ -894,7 +894,9 @@ def main(argv=None):
     try:
         run = Run(args)
         with catch_signals() as stopped:
-            return run.fit(stopped)
+            result = run.fit(stopped)
+        leave_together()
+        return result
     except (InputError, ConfigError, OSError) as error:  # OSError: no space, no right to write there
         print(f"pretrain.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None
