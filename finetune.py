@@ -31,7 +31,6 @@ import dataclasses
 import datetime
 import glob
 import gzip
-import itertools
 import json
 import math
 import multiprocessing
@@ -787,12 +786,11 @@ class Tuner:
         self.current = None, None, None  # the task that is ready: the seeds of a task follow each other
         self.jobs = [(name, args.seed + i) for name in self.names for i in range(args.seeds)]
         os.makedirs(args.out, exist_ok=True)
-        before = [load_checkpoint(self.path(*job)).get("run") for job in self.jobs
-                  if os.path.exists(self.path(*job))]  # of a start that was interrupted
+        before = {job: load_checkpoint(self.path(*job))["run"]["identity"] for job in self.jobs
+                  if os.path.exists(self.path(*job))}  # of a start that was interrupted
         if args.dtype == "auto" and before:  # what was chosen once stays
-            self.dtype = before[0]["identity"]["dtype"]
-        if self.rank == 0 and not any(run["identity"] == self.identity(*job)
-                                      for run, job in itertools.product(before, self.jobs)):
+            self.dtype = next(iter(before.values()))["dtype"]
+        if self.rank == 0 and not any(there == self.identity(*job) for job, there in before.items()):
             open(os.path.join(args.out, "log.jsonl"), "w").close()
         if self.world > 1:  # the ranks meet again only to compare notes, after hours of their own work
             dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))
@@ -823,7 +821,8 @@ class Tuner:
         file = self.start.path and os.stat(self.start.path)
         flags = {flag: getattr(self.args, flag) for flag in self.IDENTITY}
         texts = fingerprint(self.texts[name][-2:])  # of train and dev, which come last
-        return flags | dict(seed=seed, task=name, texts=texts, dtype=self.dtype,
+        # the first seed's job holds what the report says of the task, so being first is part of it
+        return flags | dict(seed=seed, first=seed == self.args.seed, task=name, texts=texts, dtype=self.dtype,
                             start=file and [file.st_size, file.st_mtime_ns])
 
     def path(self, name, seed=None):
@@ -860,8 +859,8 @@ class Tuner:
         """fit(), unless the same command has done this job already before it was interrupted"""
         path = self.path(name, seed)
         if os.path.exists(path):
-            before = load_checkpoint(path).get("run", {})
-            same = before.get("identity") == self.identity(name, seed)
+            before = load_checkpoint(path)["run"]
+            same = before["identity"] == self.identity(name, seed)
             print(f"{name}, seed {seed}: {'done before' if same else 'of other flags, begun anew'}: {path}")
             if same:
                 return before["result"]

@@ -1845,6 +1845,12 @@ def test_an_interrupted_fine_tuning_goes_on(started, own, tmp_path, monkeypatch,
     tune(started, tmp_path / "b", *own, "--seeds", "2", "--batch", "13")  # another job: from the beginning
     assert seeds == [0, 1, 0, 1] and "begun anew" in capsys.readouterr().out
     assert not list((tmp_path / "b").glob("seed-*.pt"))
+    monkeypatch.setattr(finetune, "report", lambda *a: None)  # as if killed just before it
+    finetune.main(["--ckpt", str(started / "proj"), *QUICK, *own, "--seeds", "2",
+                   "--out", str(tmp_path / "c")])
+    monkeypatch.undo()
+    late = tune(started, tmp_path / "c", *own, "--seed", "1", "--seeds", "1")  # what was second is now first
+    assert late["tasks"]["own"]["values"] == whole["tasks"]["own"]["values"][1:]
 
 
 # SQuAD
