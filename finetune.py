@@ -912,6 +912,8 @@ class Tuner:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             model.train()
+            if model.config.lsh_redraw:
+                model.redraw(seed * 1_000_003 + step)
             loss = loss_of(chosen)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

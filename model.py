@@ -2,9 +2,11 @@
 
 Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019
           [SR] Yamaguchi et al. 2021, Shuffle+Random   [V] Vaswani et al. 2017, Attention Is All You Need
+          [BL] Li & Yip, BERT-LSH
 Map       [HF §3.1] Model.embed   [HF §4.1] PRESETS   [HF §4.2] PRESETS   [HF Table 4] parameter_groups
           [HF §4.4 eq.7] count_parameters   [HF App. B] count_parameters
           [BERT §3] Layer   [BERT §3.1] MaskedLMHead   [SR §3] Model   [V §3.5] sinusoids
+          [BL §2.1] Layer   [BL §2.2] PRESETS
 Not here  strings and hashes (hashing.py): a model sees ids and an array that gives each id its codes.
 Departs   1. One combined projection for queries, keys and values: the same function, one product.
           2. The vocabulary's logits are computed at masked positions only, never for the whole batch.
@@ -29,7 +31,7 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
-from attention import full_attention
+from attention import choose, collision_share, draw_planes, full_attention, lsh_attention, simhash
 from embeddings import AddEmbedding, HashEmbedding, LinearEmbedding, LookupEmbedding, PoolEmbedding
 from embeddings import ProjEmbedding, init_, unpack_bits
 
@@ -64,6 +66,13 @@ class Config:
     head: str = "sr"  # sr, mlm, classify, span
     labels: int = 2  # of classify
     pool: str = "cls"  # what classify looks at: cls, the first position, or mean, of all positions
+    attn: str = "full"  # full, lsh: only pairs whose buckets collide
+    lsh_bands: int = 8  # r: planes of a hash function
+    lsh_buckets: int = 256  # m
+    lsh_hashes: int = 1  # n: hash functions; a pair collides if one of them agrees
+    lsh_fill: str = "zero"  # what other pairs score: zero, as in the paper, or mask, no weight at all
+    lsh_pairs: str = "upper"  # upper: one score for (i, j) and (j, i), as in the paper; all: one for each
+    lsh_redraw: bool = False  # new planes for every step of training
 
     def __post_init__(self):
         if self.emb not in FORM:
@@ -72,6 +81,13 @@ class Config:
             raise ConfigError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
         if self.pool not in ("cls", "mean"):
             raise ConfigError(f"unknown pool {self.pool!r}; there are cls, mean")
+        for name, known in (("attn", ("full", "lsh")), ("lsh_fill", ("zero", "mask")),
+                            ("lsh_pairs", ("upper", "all"))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(known)}")
+        for name in ("lsh_bands", "lsh_buckets", "lsh_hashes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)}: wanted 1 or more")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout {self.dropout}: wanted at least 0 and less than 1")
         if self.width % self.heads:
@@ -86,7 +102,8 @@ class Config:
 # The sizes of the papers; `tiny` is ours, to train in minutes on two cores.
 PRESETS = {
     "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0),
-    "bert-tiny": dict(layers=2, width=128, heads=2, ffn=512, length=512, rows=32_000),  # the size of BERT-LSH
+    "bert-lsh": dict(emb="lookup", head="mlm", attn="lsh", layers=2, width=128, heads=2, ffn=512, length=512,
+                     rows=32_000, types=2),  # [BL §2.2]; its dense twin is --attn full
     "median": dict(layers=4, width=512, heads=4, ffn=2048, length=512, rows=30_522),  # of count-median
     "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2),  # [HF §4.2]
     # never pre-trained [HF §4.1]
@@ -111,17 +128,39 @@ def sinusoids(length, width):
 class Layer(nn.Module):
     """Self-attention and feed-forward, the norm after each residual sum (post-LN). [BERT §3]"""
 
-    def __init__(self, c):
+    def __init__(self, c, number):
         super().__init__()
-        self.heads, self.dropout = c.heads, nn.Dropout(c.dropout)
+        self.config, self.number, self.dropout = c, number, nn.Dropout(c.dropout)
         self.qkv, self.out = nn.Linear(c.width, 3 * c.width), nn.Linear(c.width, c.width)
         self.up, self.down = nn.Linear(c.width, c.ffn), nn.Linear(c.ffn, c.width)
         self.norm1, self.norm2 = nn.LayerNorm(c.width), nn.LayerNorm(c.width)
+        if c.attn == "lsh":
+            # subtle: from a generator of their own, so that the weights are those of the model without planes
+            planes, coef = self.draw(torch.initial_seed())
+            self.register_buffer("planes", planes)
+            self.register_buffer("coef", coef)
+
+    def draw(self, seed):
+        """in: seed int; out: planes (H, n, r, e), coef (H, n, r) of this layer's hash functions"""
+        c, generator = self.config, torch.Generator("cpu").manual_seed((seed * 1_009 + self.number) % 2**63)
+        return draw_planes(c.heads, c.lsh_hashes, c.lsh_bands, c.width // c.heads, c.lsh_buckets, generator)
+
+    def project(self, x):
+        """in: (B, L, d); out: queries, keys, values, each (B, H, L, e)"""
+        return self.qkv(x).unflatten(-1, (3, self.config.heads, -1)).permute(2, 0, 3, 1, 4)
+
+    def buckets(self, q, k):
+        """in: queries, keys (B, H, L, e); out: their buckets int64 (B, H, n, L). [BL §2.1]"""
+        return (simhash(x, self.planes, self.coef, self.config.lsh_buckets) for x in (q, k))
 
     def forward(self, x, key_mask=None):
         """in: x (B, L, d), key_mask bool (B, L) or None; out: (B, L, d)"""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each (B, H, L, e)
-        a = full_attention(q, k, v, key_mask=key_mask, dropout=self.dropout.p if self.training else 0.0)
+        c, (q, k, v) = self.config, self.project(x)
+        if c.attn == "lsh":
+            a = lsh_attention(q, k, v, *self.buckets(q, k), fill=c.lsh_fill, pairs=c.lsh_pairs,
+                              key_mask=key_mask)
+        else:
+            a = full_attention(q, k, v, key_mask=key_mask, dropout=c.dropout if self.training else 0.0)
         x = self.norm1(x + self.dropout(self.out(a.transpose(1, 2).flatten(2))))
         return self.norm2(x + self.dropout(self.down(F.gelu(self.up(x)))))
 
@@ -162,7 +201,7 @@ class Model(nn.Module):
         self.positions = nn.Embedding(c.length + c.spare_positions, c.width)
         self.types = nn.Embedding(c.types, c.width)
         self.norm, self.dropout = nn.LayerNorm(c.width), nn.Dropout(c.dropout)
-        self.layers = nn.ModuleList(Layer(c) for _ in range(c.layers))
+        self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
         self.head = {
             "sr": lambda: nn.Linear(c.width, 3),  # 0 intact, 1 shuffled, 2 random [SR §3]
             "mlm": lambda: MaskedLMHead(c),
@@ -200,18 +239,40 @@ class Model(nn.Module):
             return torch.where(word.unsqueeze(-1), x, self.specials(ids.clamp(max=WORD - 1)))
         return x.masked_fill(~word.unsqueeze(-1), 0.0) + self.specials(ids.clamp(max=WORD))
 
-    def encode(self, ids, key_mask=None):
-        """in: ids (B, L) integer; key_mask bool (B, L), None without padding; out: (B, L, d)"""
+    def placed(self, ids):
+        """in: ids (B, L) integer; out: (B, L, d), what the first layer sees: words and their places"""
         c, L = self.config, ids.shape[1]
         if L > c.length:
             raise ConfigError(f"{L} positions, but the model has {c.length}: shorten the text, or train with "
                               f"--length")
         places = self.positions.weight[c.spare_positions:c.spare_positions + L]  # (L, d)
         x = self.embed(ids) + places + self.types.weight[0]
-        x = self.dropout(self.norm(x))
+        return self.dropout(self.norm(x))
+
+    def encode(self, ids, key_mask=None):
+        """in: ids (B, L) integer; key_mask bool (B, L), None without padding; out: (B, L, d)"""
+        x = self.placed(ids)
         for layer in self.layers:
             x = layer(x, key_mask)
         return x
+
+    @torch.no_grad()
+    def redraw(self, seed):
+        """in: seed int, of the step; new planes for every layer with LSH attention, in place"""
+        for layer in self.layers:
+            for buffer, fresh in zip((layer.planes, layer.coef), layer.draw(seed)):
+                buffer.copy_(fresh)
+
+    @torch.no_grad()
+    def collisions(self, ids):
+        """in: ids (B, L); out: of each layer the share of pairs that collide, and "dense" or "blocks" """
+        x, c, found = self.placed(ids), self.config, []
+        for layer in self.layers:
+            q, k, _ = layer.project(x)
+            hq, hk = layer.buckets(q, k)
+            found.append((collision_share(hq, hk), choose(hq, hk, fill=c.lsh_fill, pairs=c.lsh_pairs)[0]))
+            x = layer(x)
+        return found
 
     def pool(self, x, key_mask):
         """in: x (B, L, d), key_mask bool (B, L) or None; out: (B, d), one vector a text"""

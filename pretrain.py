@@ -7,9 +7,10 @@
         --data wikipedia+bookcorpus                                  the paper
 
 Sources   [HF] Xue & Aletras 2022, HashFormers   [SR] Yamaguchi et al. 2021, Shuffle+Random
-          [BERT] Devlin et al. 2019
+          [BERT] Devlin et al. 2019   [BL] Li & Yip, BERT-LSH
 Map       [HF Table 4] RECIPES   [HF §3.6] corrupt_sr   [SR §3] corrupt_sr   [BERT §3.1] corrupt_mlm
           [HF §3.1] parser   [HF §3.2] parser   [HF §3.3] parser   [HF §4.2] parser
+          [BL §2.1] parser
 Not here  scores on tasks; reading one text (infer.py).
 Departs   1. Words are shuffled within their own row, among the chosen positions; the authors share one
              permutation over the batch, so that on short rows most of their shuffles change nothing.
@@ -52,6 +53,7 @@ from model import FORM, PRESETS, Config, ConfigError, Help, Model, at_least, cho
 from model import cores, count_parameters, fingerprint, load_checkpoint, machine_flags, once, parameter_groups
 from model import leave_together, save_checkpoint, try_compile
 
+LSH = ("lsh_bands", "lsh_buckets", "lsh_hashes", "lsh_fill", "lsh_pairs", "lsh_redraw")  # of --attn lsh
 IGNORE = -100  # the label of a position that is not scored: torch's own default
 EVAL_WORDS = 65_536  # held-out positions that an evaluation looks at
 TEXT = dict(encoding="utf-8", errors="surrogatepass", newline="\n")  # how word lists are written and read
@@ -62,7 +64,7 @@ LOADERS = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".p
 # How each size is trained. micro: the most sequences a device holds at once; lr_mlm: lr for --objective mlm.
 RECIPES = {
     "tiny": dict(batch=32, micro=32, steps=10_000, lr=2e-3, lr_mlm=2e-3, warmup=300, beta2=0.999),
-    "bert-tiny": dict(batch=64, micro=32, steps=20_000, lr=1e-3, lr_mlm=1e-3, warmup=1_000, beta2=0.999),
+    "bert-lsh": dict(batch=64, micro=32, steps=20_000, lr=1e-3, lr_mlm=1e-3, warmup=1_000, beta2=0.999),
     "median": dict(batch=128, micro=32, steps=100_000, lr=2e-4, lr_mlm=2e-4, warmup=5_000, beta2=0.999),
     "hashformer": dict(batch=128, micro=16, steps=500_000, lr=5e-5, lr_mlm=1e-4, warmup=10_000,
                        beta2=0.9999),  # [HF Table 4]
@@ -495,8 +497,10 @@ def resolve(args, world):
     in:  args; world, number of ranks
     out: the model's Config as far as it is known before the corpus is
     """
-    recipe = RECIPES[args.preset]
-    args.objective = args.objective or "sr"
+    recipe, shape = RECIPES[args.preset], dict(PRESETS[args.preset])
+    args.emb = args.emb or shape.get("emb", "proj")
+    args.objective = args.objective or shape.get("head", "sr")
+    args.vocab = args.vocab or (shape["rows"] - (FIRST - 1) if "emb" in shape else 50_000)
     args.split = args.split or ("bpe" if args.emb == "lookup" else "regex")
     for name in ("batch", "micro", "steps"):
         setattr(args, name, recipe[name] if getattr(args, name) is None else getattr(args, name))
@@ -507,13 +511,18 @@ def resolve(args, world):
     args.beta2 = recipe["beta2"]
     # out/proj-lsh, out/emb-md5-bpe, out/lookup-bpe-mlm
     name = [args.emb] + [args.hash] * (args.emb != "lookup") + [args.split] * (args.split != "regex")
-    args.out = args.out or os.path.join("out", "-".join(name + [args.objective] * (args.objective != "sr")))
-    shape = dict(PRESETS[args.preset], emb=args.emb, bits=args.bits, chunk=args.chunk, head=args.objective)
+    name += [args.objective] * (args.objective != "sr")
+    shape |= dict(emb=args.emb, bits=args.bits, chunk=args.chunk, head=args.objective)
     if args.width and not args.ffn:
         args.ffn = 4 * args.width
-    for name in ("layers", "width", "heads", "ffn", "length", "rows", "dropout"):
-        if getattr(args, name) is not None:
-            shape[name] = getattr(args, name)
+    for flag in ("layers", "width", "heads", "ffn", "length", "rows", "dropout", "attn", *LSH):
+        if getattr(args, flag) is not None:
+            shape[flag] = getattr(args, flag)
+    if shape.get("attn") == "lsh":
+        name.append("lsh-attention")
+    elif any(getattr(args, flag) is not None for flag in LSH):
+        raise InputError(f"--{', --'.join(LSH)} are of --attn lsh, which was not asked for")
+    args.out = args.out or os.path.join("out", "-".join(name))
     form = FORM[args.emb]
     Encoder(form, args.hash, bits=args.bits, chunk=args.chunk, vocabulary=[])  # has complaints of its own
     # rotations of a vector of F features give F hyperplanes, so it must be as long as there are bits or rows
@@ -690,6 +699,19 @@ class Run:
         with open(path, "w") as file:
             file.writelines(lines)
 
+    def met(self):
+        """out: str, a line on LSH attention: how many pairs of a held-out batch collide, and what is done"""
+        c = self.config
+        if c.attn == "full" or not c.layers:
+            return ""
+        self.model.eval()
+        inputs, _ = self.corrupted(*self.batches.held_out(slice(0, min(self.micro, len(self.batches.held)))))
+        layers = self.model.collisions(inputs)
+        self.model.train()
+        found = ", ".join(f"{100 * share:.1f} % of pairs collide, computed by {how}" for share, how in layers)
+        return (f"attention   lsh: {c.lsh_hashes} × {c.lsh_bands} planes to {c.lsh_buckets} buckets, "
+                f"fill {c.lsh_fill}, pairs {c.lsh_pairs}, no dropout of weights; by layer {found}\n")
+
     def introduce(self, loss):
         """Say what is about to run, and what theory expects of the loss; in: loss at this step."""
         a, c, meta, counts = self.args, self.config, self.corpus.meta, count_parameters(self.model)
@@ -710,6 +732,7 @@ class Run:
               f"{self.micro} at most; {a.steps:,} steps = "
               f"{a.steps / self.batches.steps_per_epoch:.1f} epochs; "
               f"lr {a.lr:g}, warm-up {a.warmup:,}\n"
+              f"{self.met()}"
               f"machine     {self.device}, {self.dtype}, {'compiled' if self.compiled else 'not compiled'}, "
               f"torch {torch.__version__}, seed {a.seed}\n"
               f"loss        {loss:.3f} at step {self.step:,}; theory: {math.log(classes):.3f} = {guess} "
@@ -738,6 +761,8 @@ class Run:
                 break
             # dropout depends on the step alone, so that a resumed run draws what the unbroken one drew
             torch.manual_seed(((a.seed * 1_000_003 + self.step) * 4_099 + self.rank) % 2**63)
+            if self.config.lsh_redraw:
+                self.model.redraw(a.seed * 1_000_003 + self.step)
             lr = a.lr * schedule(self.step, a.steps, a.warmup)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -825,8 +850,8 @@ def parser():
     g.add_argument("--split", choices=("regex", "space", "bpe"), help=(
         "words as runs of letters or of signs, as what stands between spaces, or pieces of a byte-level BPE; "
         "None: regex, with --emb lookup bpe"))
-    g.add_argument("--vocab", type=at_least(1), default=50_000, metavar="V",
-                   help="most pieces of a BPE, or words of a lookup")
+    g.add_argument("--vocab", type=at_least(1), metavar="V",
+                   help="most pieces of a BPE, or words of a lookup (None: 50,000, or the preset's)")
     g.add_argument("--cache", default="cache", metavar="DIR", help="where prepared corpora are kept")
 
     g = p.add_argument_group("hashes", (
@@ -846,9 +871,10 @@ def parser():
     g = p.add_argument_group("model", (
         "A post-LN transformer over the embedded words. [HF §4.2]\n"
         "The embedding is the subject: from 38.6 M parameters (emb) to 98 K (proj) at width 768."))
-    g.add_argument("--emb", choices=tuple(FORM), default="proj", help=(
+    g.add_argument("--emb", choices=tuple(FORM), help=(
         "lookup: a row per word of a vocabulary; emb: N rows shared by hash; pool: chunks pick rows of a "
-        "codebook; add: one of two rows per bit; proj: correlation with the bits"))
+        "codebook; add: one of two rows per bit; proj: correlation with the bits (None: proj, or the "
+        "preset's)"))
     g.add_argument("--preset", choices=tuple(RECIPES), default="tiny",
                    help=f"a size and how it is trained: {sizes}")
     for name, text in dict(layers="encoder layers; 0 is the probe that sees one word at a time", width="d",
@@ -858,10 +884,28 @@ def parser():
                        help=text + " (None: the preset's)")
     g.add_argument("--dropout", type=float, metavar="p", help="also of attention weights (None: 0.1, tiny 0)")
 
+    g = p.add_argument_group("attention", (
+        "lsh: a query and a key meet only if r random planes sort them into one of m buckets. [BL §2.1]\n"
+        "Exact, at the cost of those pairs: the longer the rows, the more it saves. No dropout of weights."))
+    g.add_argument("--attn", choices=("full", "lsh"), help="None: full, or the preset's")
+    for name, text in dict(lsh_bands="r, planes of a hash function: more planes, fewer pairs; None: 8",
+                           lsh_buckets="m, buckets of a hash function; None: 256",
+                           lsh_hashes="n, hash functions; a pair meets if one agrees; None: 1").items():
+        g.add_argument(f"--{name}", type=at_least(1), metavar="n", help=text)
+    g.add_argument("--lsh_fill", choices=("zero", "mask"), help=(
+        "what other pairs weigh: exp(0) as in the paper, or nothing, but each position sees itself; "
+        "None: zero"))
+    g.add_argument("--lsh_pairs", choices=("upper", "all"), help=(
+        "upper: one score for (i, j) and (j, i), that of i <= j, as in the paper; all: one for each; "
+        "None: upper"))
+    g.add_argument("--lsh_redraw", action=argparse.BooleanOptionalAction,
+                   help="new planes for every step of training, as the authors' code; None: no")
+
     g = p.add_argument_group("objective", (
         "sr: which words were shuffled, which replaced? Three classes, any vocabulary. [HF §3.6]\n"
         "mlm: which word was hidden? Needs a vocabulary to choose from. [BERT §3.1]"))
-    g.add_argument("--objective", choices=tuple(OBJECTIVES), help="None: sr; mlm goes with --emb lookup")
+    g.add_argument("--objective", choices=tuple(OBJECTIVES),
+                   help="None: sr, or the preset's; mlm goes with --emb lookup")
 
     g = p.add_argument_group("training", (
         "AdamW, linear warm-up and decay; a batch is a function of (seed, step). [HF Table 4]\n"

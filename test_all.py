@@ -550,11 +550,12 @@ def test_erratum_poep():
     assert round(100 * meta_count(emb="emb")["poep"], 1) == 31.0
 
 
-def test_bert_tiny_with_its_vocabulary():
-    """The model of BERT-LSH: 32,000 pieces, two types, tied MLM head."""
+@pytest.mark.parametrize("attn", ["lsh", "full"])
+def test_bert_lsh_has_as_many_parameters_as_its_twin(attn):
+    """[BL §2.2] 32,000 pieces, two types, tied MLM head: 4.6 M, where it says 4.7 M; planes are no parameters."""
     with torch.device("meta"):
-        tiny = Model(Config(**model.PRESETS["bert-tiny"] | dict(emb="lookup", head="mlm", types=2)))
-    assert model.count_parameters(tiny)["total"] == 4_607_360
+        net = Model(Config(**model.PRESETS["bert-lsh"] | dict(attn=attn)))
+    assert model.count_parameters(net)["total"] == 4_607_360
 
 
 def tiny_model(**changes):
@@ -2357,7 +2358,7 @@ def test_header_tags_are_the_tags_at_the_lines(name):
     header, body = ast.get_docstring(TREES[name]), text.split('"""', 2)[2]
     mapped = re.findall(r"(\[[^\]]+\])\s+([\w.]+)",
                         re.search(r"Map(.*?)\n(?:Not here|Departs)", header, re.S)[1])
-    tag = r"\[(?:HF|SR|BERT|V|GLUE|SQ)\b[^\]]*\]"
+    tag = r"\[(?:HF|SR|BERT|V|GLUE|SQ|BL)\b[^\]]*\]"
     assert {t for t, _ in mapped} == set(re.findall(tag, body)), name
     for t, place in mapped:
         node = next(n for n in ast.walk(TREES[name]) if getattr(n, "name", None) == place.split(".")[-1]
