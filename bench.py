@@ -7,6 +7,7 @@
     python bench.py train          milliseconds a sample, Shuffle+Random against masked LM (Table 3)
     python bench.py words          a corpus of twelve million distinct words: time and memory
     python bench.py variants       every embedding and hash, short runs, three seeds (half an hour and more)
+    python bench.py twins          BERT-LSH, its dense twin and a random control, pre-trained, fine-tuned (an hour)
     python bench.py evaluation     an evaluation of finetune.py beside the forward passes it is made of
     python bench.py tasks --runs out/*          the results of several fine-tunings in one table
     python bench.py readme         write the tables of README.md anew from results/
@@ -383,6 +384,66 @@ VARIANT_COLUMNS = dict(name=("embedding, hash", "s"), accuracy=("accuracy", "±"
                        f1_random=("F1 random", "±"), eval_loss=("loss", "±"))
 
 
+TWINS = {  # what bench.py twins runs: name -> flags
+    "dense": ["--attn", "full"],
+    "LSH, r 2, m 256": ["--attn", "lsh", "--lsh_bands", "2"],
+    "as many random pairs": ["--attn", "lsh", "--lsh_bands", "2"],  # and the buckets dealt to other positions
+    "LSH, r 8, m 256": ["--attn", "lsh"],
+}
+# Buckets keep their sizes and so the number of pairs, and lose what they had to do with the vectors.
+DEAL = ("import sys, torch, model, pretrain, finetune; simhash = model.simhash\n"
+        "def dealt(*a):\n"
+        "    h = simhash(*a)\n"
+        "    return h.gather(-1, torch.rand(h.shape, device=h.device).argsort(-1))\n"
+        "model.simhash = dealt\n"
+        "dict(pretrain=pretrain, finetune=finetune)[sys.argv[1]].main(sys.argv[2:])")
+
+
+def bench_twins(args):
+    """BERT-LSH, its dense twin, and a control that meets as many keys at random: MLM, then SST-2."""
+    def run(job):
+        number, (name, flags), seed = job
+        out = os.path.join(args.cache, "twins", f"{number}-{seed}")
+        both = ["--seed", seed, "--dtype", "bfloat16", "--cache", args.cache]
+        train = ["pretrain", "--preset", "bert-lsh", *flags, "--vocab", 8_192, "--length", 128, "--batch", 32,
+                 "--dropout", 0, "--steps", args.steps, "--eval_every", args.steps, "--data", args.data,
+                 "--out", out, *both]
+        tune = ["finetune", "--ckpt", out, "--task", "sst2", "--data_dir", args.data_dir, "--epochs", 1,
+                "--seeds", 1, "--out", out + "-sst2", *both]
+        for script, *more in (train, tune):  # either goes on where an earlier attempt stopped
+            start = ["-c", DEAL, script] if "random" in name else [f"{script}.py"]
+            done = subprocess.run([sys.executable, *start, *map(str, more)], cwd=HERE, text=True,
+                                  capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            if done.returncode:
+                sys.exit(f"{name}, seed {seed}, {script}: {done.stderr[-2000:]}")
+        with open(os.path.join(out, "log.jsonl")) as file:
+            lines = list(map(json.loads, file))
+        with open(os.path.join(out + "-sst2", "results.json")) as file:
+            sst2 = json.load(file)["tasks"]["sst2"]["mean"]
+        speed = statistics.median(line["ms_per_sample"] for line in lines if "ms_per_sample" in line)
+        loss, accuracy = lines[-1]["eval_loss"], 100 * lines[-1]["accuracy"]
+        print(name, seed, f"{loss:.3f} {accuracy:.1f} {sst2:.1f}", file=sys.stderr, flush=True)
+        return dict(loss=loss, accuracy=accuracy, sst2=sst2, ms=speed)
+
+    with concurrent.futures.ThreadPoolExecutor(model.cores()) as pool:
+        jobs = [(i, v, seed) for seed in range(args.seeds) for i, v in enumerate(TWINS.items())]
+        results = dict(zip([(name, seed) for _, (name, _), seed in jobs], pool.map(run, jobs)))
+    rows = []
+    for name in TWINS:
+        mine = [results[name, seed] for seed in range(args.seeds)]
+        row = dict(name=name, steps=args.steps, seeds=args.seeds)
+        for key in mine[0]:
+            values = [result[key] for result in mine]
+            row |= {key: statistics.mean(values), f"{key}_all": values,
+                    f"{key}_std": statistics.stdev(values) if len(values) > 1 else None}
+        rows.append(row)
+    return rows
+
+
+TWIN_COLUMNS = dict(name=("attention", "s"), loss=("MLM loss", "±"), accuracy=("MLM accuracy %", "±1"),
+                    sst2=("SST-2 after", "±1"), ms=("ms a sample, one core", "±1"))
+
+
 def bench_evaluation(args):
     """What an evaluation pass of finetune.py costs beside the forward passes it is made of."""
     rng, words = np.random.default_rng(0), [word for part in many_words(20_000, 20_000) for word in part]
@@ -463,9 +524,9 @@ BENCHES = {"counts": (counts, COUNTS), "hashing": (bench_hashing, HASHING),
            "embeddings": (bench_embeddings, EMBEDDINGS), "attention": (bench_attention, ATTENTION),
            "train": (bench_train, TRAIN), "words": (bench_words, WORDS),
            "variants": (bench_variants, VARIANT_COLUMNS), "evaluation": (bench_evaluation, EVALUATION),
-           "tasks": (bench_tasks, TASKS)}
+           "twins": (bench_twins, TWIN_COLUMNS), "tasks": (bench_tasks, TASKS)}
 
-LONG = ("words", "variants", "tasks")  # or of runs that are there already
+LONG = ("words", "variants", "twins", "tasks")  # or of runs that are there already
 
 
 def write(path, name, rows):
@@ -498,14 +559,17 @@ def parser():
                    help="keep the table there; results/NAME.json makes it one of the README's")
     p.add_argument("--count", type=int, default=12_000_000, metavar="n",
                    help="words: distinct words (default 12,000,000)")
-    p.add_argument("--data", default="python", metavar="A+B", help="variants: the corpus (default python)")
+    p.add_argument("--data", default="python", metavar="A+B",
+                   help="variants, twins: the corpus (default python)")
     p.add_argument("--steps", type=int, default=200, metavar="n",
-                   help="variants: steps of a run (default 200)")
-    p.add_argument("--seeds", type=int, default=3, metavar="n", help="variants: runs of each (default 3)")
+                   help="variants, twins: steps of a run (default 200)")
+    p.add_argument("--seeds", type=int, default=3, metavar="n",
+                   help="variants, twins: runs of each (default 3)")
+    p.add_argument("--data_dir", metavar="DIR", help="twins: GLUE's files")
     p.add_argument("--runs", nargs="*", default=[], metavar="DIR",
                    help="tasks: folders of finetune.py, those with a results.json")
     p.add_argument("--cache", default="cache", metavar="DIR",
-                   help="variants: where prepared corpora are kept (default cache)")
+                   help="variants, twins: where prepared corpora are kept (default cache)")
     return p
 
 
