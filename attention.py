@@ -368,6 +368,12 @@ class Colliding(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout):
         """in: (R, L, e); out: gradients of q, k, v"""
+        with torch.autocast(dout.device.type, enabled=False):  # someone may call backward() under it
+            return *Colliding.gradients(ctx, dout), None, None, None
+
+    @staticmethod
+    def gradients(ctx, dout):
+        """in, out: as backward"""
         q, k, v, out, terms, real = ctx.saved_tensors
         (R, L, e), N, work = dout.shape, len(q), out.dtype
         dout = dout.flatten(0, 1)
@@ -389,7 +395,7 @@ class Colliding(torch.autograd.Function):
         spread = torch.bmm(terms[:N, 2].view(R, 1, L), dout.view(R, L, e).to(work))  # (R, 1, e)
         dq, dk, dv = (d[:N].view(R, L, e) for d in (dq, dk, dv))
         dv.addcmul_(real.unsqueeze(-1), spread)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
 def choose(hq, hk, *, fill="zero", pairs="upper", key_mask=None, impl="auto"):

@@ -7,7 +7,7 @@
     python bench.py train          milliseconds a sample, Shuffle+Random against masked LM (Table 3)
     python bench.py words          a corpus of twelve million distinct words: time and memory
     python bench.py variants       every embedding and hash, short runs, three seeds (half an hour and more)
-    python bench.py twins          BERT-LSH, its dense twin and a random control, pre-trained, fine-tuned (an hour)
+    python bench.py twins          BERT-LSH, its dense twin and a random control, trained alike (an hour)
     python bench.py evaluation     an evaluation of finetune.py beside the forward passes it is made of
     python bench.py tasks --runs out/*          the results of several fine-tunings in one table
     python bench.py readme         write the tables of README.md anew from results/

@@ -501,6 +501,239 @@ def test_attention_dropout_keeps_the_mean(dtype):
     assert 0.85 * sigma < out.std() < 1.15 * sigma and abs(out.mean() - 1) < 6 * sigma / math.sqrt(500) + 4e-3
 
 
+def hashed(B=2, H=3, L=37, e=5, n=2, buckets=7, seed=0, dtype=torch.float32, scale=1.0):
+    """Random q, k, v with gradients, and few random buckets, so that some hold many rows and some none."""
+    g = torch.Generator().manual_seed(seed)
+    q, k, v = (scale * torch.randn(B, H, L, e, generator=g, dtype=dtype) for _ in range(3))
+    hq, hk = torch.randint(buckets, (2, B, H, n, L), generator=g)
+    return [t.requires_grad_() for t in (q, k, v / scale)], (hq, hk)
+
+
+def with_gradients(function, inputs, *args, **mode):
+    """out: (output, gradients) of a sum that no symmetry can hide"""
+    out = function(*inputs, *args, **mode)
+    cotangent = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view_as(out)
+    return out, torch.autograd.grad(out, inputs, cotangent)
+
+
+def assert_exact(inputs, args, **mode):
+    expected, gradients = with_gradients(attention.lsh_attention_reference, inputs, *args, **mode)
+    out, found = with_gradients(attention.lsh_attention, inputs, *args, **mode, impl="blocks")
+    assert out.shape == expected.shape and (out - expected).abs().max() <= 1e-5
+    for name, a, b in zip("qkv", found, gradients):
+        assert (a - b).norm() <= 1e-4 * b.norm() + 1e-12, name
+
+
+MODES = [dict(fill=fill, pairs=pairs) for fill in ("zero", "mask") for pairs in ("upper", "all")]
+padding = torch.arange(37) < torch.tensor([37, 20])[:, None]  # (B, L)
+
+
+def test_simhash_by_hand():
+    """Planes are the axes: x lies above those where it is positive; the sums of the docstring, mod 16."""
+    planes, coef = torch.eye(3).view(1, 1, 3, 3), torch.tensor([[[9, 12, 3]]])
+    x = torch.tensor([[1.0, 1, -1], [1, -1, 1], [-1, -1, -1], [0, 0, 0]]).view(1, 1, 4, 3)
+    assert attention.simhash(x, planes, coef, 16).tolist() == [[[[5, 12, 0, 0]]]]
+
+
+def test_simhash_shapes_dtype_and_autocast():
+    """Each head has its own planes, each function its own buckets; bfloat16 around it changes nothing."""
+    g = torch.Generator().manual_seed(0)
+    planes, coef = attention.draw_planes(3, 4, 6, 5, 97, g)
+    assert planes.shape == (3, 4, 6, 5) and coef.shape == (3, 4, 6) and 0 <= coef.min() and coef.max() < 97
+    x = torch.randn(2, 3, 11, 5, generator=g, requires_grad=True)
+    h = attention.simhash(x, planes, coef, 97)
+    assert h.shape == (2, 3, 4, 11) and h.dtype == torch.int64 and not h.requires_grad
+    above = (x[1, 2, 7] * planes[2, 3]).sum(-1) > 0
+    assert h[1, 2, 3, 7] == coef[2, 3][above].sum() % 97
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(attention.simhash(x, planes, coef, 97), h)
+
+
+@pytest.mark.parametrize("bands", [1, 2, 8])
+@pytest.mark.parametrize("buckets", [2, 64])
+@pytest.mark.parametrize("functions", [1, 3])
+def test_collision_law(bands, buckets, functions):
+    """[BL §2.1] 1 - (1 - p - (1 - p)/m)^n within three standard deviations, each angle 40,000 fresh draws.
+
+    C_i are uniform, so two different sides get sums that agree by chance with probability exactly 1/m.
+    """
+    g = torch.Generator().manual_seed(bands * 100 + buckets + functions)
+    draws = 40_000
+    for angle in (0.0, 0.3, math.pi / 2, 3.0):
+        planes, coef = attention.draw_planes(draws, functions, bands, 2, buckets, g)
+        pair = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]]).expand(1, draws, 2, 2)
+        h = attention.simhash(pair, planes, coef, buckets)  # (1, draws, n, 2)
+        share = (h[..., 0] == h[..., 1]).any(2).float().mean().item()
+        law = attention.collision_probability(angle, bands, buckets, functions)
+        assert abs(share - law) <= 3 * math.sqrt(law * (1 - law) / draws) + 1e-9, angle
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(m.values()))
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("key_mask", [None, padding], ids=["", "padded"])
+def test_lsh_attention_is_exact(mode, n, key_mask):
+    """From the colliding pairs alone, the dense formula; with three functions many pairs meet twice."""
+    assert_exact(*hashed(n=n), key_mask=key_mask, **mode)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(m.values()))
+@pytest.mark.parametrize("L", [1, 2, 7, 63, 513])
+def test_lsh_attention_at_any_length(mode, L):
+    assert_exact(*hashed(B=1, H=2, L=L, n=1, buckets=max(L // 5, 1)), **mode)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(m.values()))
+@pytest.mark.parametrize("piece,keep", [(1, 0), (5, 100), (40, 0)])
+def test_lsh_attention_in_pieces(monkeypatch, mode, piece, keep):
+    """Buckets cut between queries, weights kept or computed again: the pieces add up to the whole."""
+    monkeypatch.setattr(attention, "PIECE", piece)
+    monkeypatch.setattr(attention, "KEEP", keep)
+    inputs, buckets = hashed(buckets=3)
+    kept = []
+    monkeypatch.setattr(attention, "merge", lambda a, b, old=attention.merge: kept.append(1) or old(a, b))
+    assert_exact(inputs, buckets, key_mask=padding, **mode)
+    assert kept
+
+
+@pytest.mark.parametrize("pairs", ["upper", "all"])
+def test_lsh_attention_where_nothing_collides(pairs):
+    """fill="zero": every key weighs the same, the mean of v. fill="mask": each position sees itself alone."""
+    (q, k, v), (hq, hk) = hashed()
+    hq, hk = torch.zeros_like(hq), torch.ones_like(hk)
+    for impl in ("blocks", "dense"):
+        out = attention.lsh_attention(q, k, v, hq, hk, pairs=pairs, impl=impl)
+        assert (out - v.mean(2, keepdim=True)).abs().max() < 1e-6
+        out = attention.lsh_attention(q, k, v, hq, hk, pairs=pairs, fill="mask", impl=impl)
+        assert (out - v).abs().max() < 1e-6
+    assert_exact([q, k, v], (hq, hk), pairs=pairs, key_mask=padding)
+
+
+@pytest.mark.parametrize("impl", ["blocks", "dense"])
+def test_lsh_attention_of_one_bucket_is_full_attention(impl):
+    """The switch: with m = 1 all pairs collide, and nothing is left of the hashing."""
+    (q, k, v), (hq, hk) = hashed(buckets=1)
+    out = attention.lsh_attention(q, k, v, hq, hk, pairs="all", key_mask=padding, impl=impl)
+    expected = attention.full_attention(q, k, v, key_mask=padding)
+    assert (out - expected).abs().max() < 1e-5
+    other = attention.lsh_attention(q, k, v, *hashed(buckets=7)[1], pairs="all", key_mask=padding, impl=impl)
+    assert (other - expected).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(m.values()))
+@pytest.mark.parametrize("scale", [-1.0, 1.0])
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_lsh_attention_of_extreme_scores(mode, scale, buckets):
+    """Scores beyond 150 or -150 in all of a row, against float64: exp(150) is infinite in float32, and where
+    all keys collide and all scores are low, Σ (e^s - 1) + L is 0. Scores are off by 150 · 2^-24 at best."""
+    (q, k, v), h = hashed(L=29, n=1, buckets=buckets)
+    q, k = (q.detach().abs() * 4 + 12).requires_grad_(), (scale * (k.detach().abs() + 6)).requires_grad_()
+    double = [t.double() for t in (q, k, v)]
+    exact, gradients = with_gradients(attention.lsh_attention_reference, double, *h, **mode)
+    out, found = with_gradients(attention.lsh_attention, [q, k, v], *h, **mode, impl="blocks")
+    plain, plainly = with_gradients(attention.lsh_attention_reference, [q, k, v], *h, **mode)
+    scores = (q @ k.transpose(-2, -1)).abs() / math.sqrt(5)
+    assert 150 < scores.min() and scores.max() < 2_000
+    assert (out - exact).abs().max() <= 2 * (plain - exact).abs().max() + 1e-5
+    for a, b, c in zip(found, gradients, plainly):
+        assert (a - b).norm() <= 2 * (c - b).norm() + 1e-4 * b.norm() + 1e-12
+
+
+def test_lsh_attention_without_a_key():
+    """A text of padding alone comes out 0, and sends no gradient."""
+    inputs, buckets = hashed()
+    key_mask = padding.clone()
+    key_mask[1] = False
+    for mode in MODES:
+        out, gradients = with_gradients(attention.lsh_attention, inputs, *buckets, **mode, key_mask=key_mask,
+                                        impl="blocks")
+        assert not out[1].any() and not any(g[1].any() for g in gradients)
+        assert_exact(inputs, buckets, **mode, key_mask=key_mask)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(m.values()))
+def test_lsh_attention_gradient_is_a_difference_quotient(mode):
+    inputs, buckets = hashed(B=1, H=2, L=9, e=3, buckets=4, dtype=torch.float64)
+    mode = mode | dict(key_mask=padding[1:, 13:22], impl="blocks")
+    assert torch.autograd.gradcheck(lambda *t: attention.lsh_attention(*t, *buckets, **mode), inputs)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(m.values()))
+def test_lsh_attention_in_bfloat16(mode):
+    """At most twice the error of the plain formula in bfloat16, forward and back; also under autocast."""
+    inputs, buckets = hashed(L=64, e=16, buckets=9)
+    low = [t.detach().bfloat16().requires_grad_() for t in inputs]
+    reference, high = attention.lsh_attention_reference, [t.float() for t in low]
+    exact, gradients = with_gradients(reference, high, *buckets, **mode)
+    plain, plainly = with_gradients(reference, low, *buckets, **mode)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, found = with_gradients(attention.lsh_attention, low, *buckets, **mode, impl="blocks")
+    assert out.dtype == torch.bfloat16
+    for a, b, c in zip((out, *found), (exact, *gradients), (plain, *plainly)):
+        assert a.dtype == torch.bfloat16 and (a - b).norm() <= 2 * (c - b).norm()
+    single = attention.lsh_attention(*inputs, *buckets, **mode, impl="blocks")
+    with torch.autocast("cpu", torch.bfloat16):  # float32 in, float32 sums
+        assert torch.equal(attention.lsh_attention(*inputs, *buckets, **mode, impl="blocks"), single)
+
+
+def test_plan_by_hand():
+    """The docstring's example: one bucket with three queries and one key; a bucket without keys is gone."""
+    plan = attention.Plan(torch.tensor([[5, 7, 5, 5]]), torch.tensor([[2, 5, 2, 3]]))
+    assert (plan.shapes, plan.to_q.tolist(), plan.to_k.tolist()) == ([(1, 4, 1)], [0, 2, 3, 4], [1])
+    assert plan.from_q.tolist() == [0, 2, 3, 3] and plan.padded == 4
+    [(s, t, G, allowed)] = plan.pieces()
+    assert (s, t, G) == (slice(0, 4), slice(0, 1), 1) and allowed.tolist() == [[[True]]]
+
+
+@pytest.mark.parametrize("pairs", ["upper", "all"])
+def test_plans_hold_each_colliding_pair_once(pairs):
+    """Three functions, a union: whatever two of them agree on belongs to the first."""
+    _, (hq, hk) = hashed(n=3, buckets=4)
+    collide = (hq.unsqueeze(-1) == hk.unsqueeze(-2)).any(2).flatten(0, 1)  # (R, L, L)
+    keep = padding.repeat_interleave(3, 0)
+    if pairs == "upper":
+        collide = collide.triu() | collide.triu(1).transpose(1, 2)
+    met = torch.zeros(6, 37, 37, dtype=torch.long)
+    hq, hk = (h.permute(2, 0, 1, 3).flatten(1, 2) for h in (hq, hk))
+    for plan in attention.make_plans(hq, hk, "zero", pairs, keep):
+        for s, t, G, allowed in plan.pieces():
+            i, j = plan.to_q[s].view(G, -1, 1), plan.to_k[t].view(G, 1, -1)
+            i, j = (x.expand(G, i.shape[1], j.shape[2])[(allowed & (i < plan.N)).expand(G, i.shape[1], -1)]
+                    for x in (i, j))
+            met.view(-1).index_add_(0, i * 37 + j % 37, torch.ones_like(i))
+    assert torch.equal(met, (collide & keep.unsqueeze(1)).long())
+
+
+def test_choose_takes_what_costs_less():
+    """Short rows and full buckets are dense, long rows in many buckets are not; auto says so and does so."""
+    def which(L, buckets, **mode):
+        return attention.choose(*torch.randint(buckets, (2, 1, 2, 1, L)), **mode)[0]
+
+    assert which(64, 1000) == which(2048, 200, impl="dense") == "dense" and which(2048, 200) == "blocks"
+    assert which(512, 1) == "dense" and which(attention.DENSE + 1, 1) == "blocks"  # no (L, L) matrix there
+    assert which(64, 10, impl="blocks") == "blocks"
+    (q, k, v), (hq, hk) = hashed(L=1024, n=1, buckets=200)
+    assert torch.equal(attention.lsh_attention(q, k, v, hq, hk, pairs="all"),
+                       attention.lsh_attention(q, k, v, hq, hk, pairs="all", impl="blocks"))
+    with pytest.raises(ValueError, match="wanted one of zero, mask"):
+        attention.lsh_attention(q, k, v, hq, hk, fill="none")
+
+
+def test_collision_share():
+    _, (hq, hk) = hashed(n=2, buckets=4, L=400)
+    assert abs(attention.collision_share(hq, hk) - (1 - 0.75 ** 2)) < 6 * math.sqrt(0.25 / 400)
+
+
+def test_erratum_intersection():
+    """[BL §1] "common buckets across all hash functions"; its matrix M and Algorithm 1 need one of them."""
+    hq, hk = torch.tensor([0, 1]).view(1, 1, 2, 1), torch.tensor([0, 2]).view(1, 1, 2, 1)
+    assert attention.collision_share(hq, hk) == 1
+
+
+def test_erratum_collision_law():
+    """[BL §2.1] (1 - θ/π)^r + 1/m is no probability: for equal vectors it is more than 1."""
+    assert (1 - 0 / math.pi) ** 2 + 1 / 64 > 1 == attention.collision_probability(0.0, 2, 64)
+
+
 # ---------------------------------------------------------------------------------------------------------
 # model.py
 
@@ -552,7 +785,7 @@ def test_erratum_poep():
 
 @pytest.mark.parametrize("attn", ["lsh", "full"])
 def test_bert_lsh_has_as_many_parameters_as_its_twin(attn):
-    """[BL §2.2] 32,000 pieces, two types, tied MLM head: 4.6 M, where it says 4.7 M; planes are no parameters."""
+    """[BL §2.2] 32,000 pieces, two types, tied MLM head: 4.6 M, where it says 4.7 M; planes count nothing."""
     with torch.device("meta"):
         net = Model(Config(**model.PRESETS["bert-lsh"] | dict(attn=attn)))
     assert model.count_parameters(net)["total"] == 4_607_360
