@@ -980,6 +980,61 @@ def test_numbers_shared_with_hashing():
     assert set(model.FORM.values()) == set(hashing.FORMS)
 
 
+LSH = dict(attn="lsh", lsh_bands=2, lsh_buckets=5, lsh_hashes=2)
+
+
+@pytest.mark.parametrize("fill", ["zero", "mask"])
+def test_lsh_layer_is_the_reference_between_its_projections(fill):
+    """The switch: other planes say something else. A twin with full attention has the same weights."""
+    net, twin = tiny_model(**LSH, lsh_fill=fill), tiny_model()
+    x, key_mask = torch.randn(3, 7, 12), torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
+    layer, other = net.layers[1], twin.layers[1]
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), twin.parameters()))
+    assert model.count_parameters(net) == model.count_parameters(twin)
+    q, k, v = layer.project(x)
+    hq, hk = (attention.simhash(t, layer.planes, layer.coef, 5) for t in (q, k))
+    a = attention.lsh_attention_reference(q, k, v, hq, hk, fill=fill, key_mask=key_mask)
+    y = layer.norm1(x + layer.out(a.transpose(1, 2).flatten(2)))
+    expected = layer.norm2(y + layer.down(F.gelu(layer.up(y))))
+    out = layer(x, key_mask)
+    assert (out - expected).abs().max() < 1e-6 and (out - other(x, key_mask)).abs().max() > 1e-4
+    net.redraw(1)
+    assert not torch.equal(layer(x, key_mask), out)
+
+
+def test_planes_come_from_the_seed_and_travel_with_the_model(tmp_path):
+    """Each layer and head has its own, a seed draws them again, and a checkpoint brings them along."""
+    same, other = tiny_model(**LSH), tiny_model(**LSH)
+    assert torch.equal(same.layers[0].planes, other.layers[0].planes)
+    assert not torch.equal(same.layers[0].planes, same.layers[1].planes)
+    assert not torch.equal(same.layers[0].planes[0], same.layers[0].planes[1])
+    other.redraw(3)
+    assert not torch.equal(same.layers[0].planes, other.layers[0].planes)
+    assert not torch.equal(same.layers[0].coef, other.layers[0].coef)
+    same.redraw(3)
+    assert torch.equal(same.layers[1].planes, other.layers[1].planes)
+    model.save_checkpoint(str(tmp_path / "ckpt.pt"), other, {})
+    loaded = model.load_model(model.load_checkpoint(str(tmp_path)))
+    for a, b in zip(loaded.layers, other.layers):
+        assert torch.equal(a.planes, b.planes) and torch.equal(a.coef, b.coef)
+
+
+def test_collisions_say_what_is_computed_how():
+    """One bucket: all pairs of each layer collide, and nine positions are dense."""
+    net = tiny_model(**LSH | dict(lsh_buckets=1))
+    assert net.collisions(torch.randint(FIRST, FIRST + 25, (2, 9))) == [(1.0, "dense")] * 2
+    shares = [share for share, _ in tiny_model(**LSH).collisions(torch.randint(FIRST, FIRST + 25, (2, 9)))]
+    assert all(0.1 < share < 1 for share in shares)
+
+
+@pytest.mark.parametrize("changes,says", [
+    (dict(attn="half"), "full, lsh"), (dict(lsh_fill="one"), "zero, mask"),
+    (dict(lsh_pairs="lower"), "upper, all"), (dict(lsh_hashes=0), "wanted 1 or more")])
+def test_unknown_attention_is_refused(changes, says):
+    with pytest.raises(ConfigError, match=says):
+        Config(**changes)
+
+
 # ---------------------------------------------------------------------------------------------------------
 # pretrain.py: corpora
 
@@ -1523,6 +1578,50 @@ def test_bad_flags_and_data_end_with_code_2(small, tmp_path, text_file):
     refused(pretrain.main, small(), says="not a whole checkpoint")
 
 
+def test_lsh_attention_trains_and_resumes(small, tmp_path, capsys):
+    """New planes in every step, a function of seed and step: stopped and started again, the same bits."""
+    flags = ("--attn", "lsh", "--lsh_bands", "2", "--lsh_redraw")
+    pretrain.main(small(*flags, out="whole"))
+    assert re.search(r"attention   lsh: 1 × 2 planes to 256 buckets.*% of pairs collide, computed by dense",
+                     capsys.readouterr().out)
+
+    def die(self, original=pretrain.Run.save):
+        original(self)
+        if self.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain.Run, "save", die)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain.main(small(*flags, out="broken"))
+    early = weights(tmp_path / "broken")
+    pretrain.main(small(*flags, out="broken"))
+    late = weights(tmp_path / "broken")
+    assert same(weights(tmp_path / "whole"), late)
+    assert not torch.equal(early["layers.0.planes"], late["layers.0.planes"])
+    pretrain.main(small(*flags[:-1], out="fixed"))  # the switch: without it they stay what the seed drew
+    torch.manual_seed(0)
+    drawn = Model(model.load_checkpoint(str(tmp_path / "fixed"))["config"]).layers[0].planes
+    assert torch.equal(weights(tmp_path / "fixed")["layers.0.planes"], drawn)
+
+
+def test_lsh_flags_belong_to_lsh_attention(small):
+    refused(pretrain.main, small("--lsh_bands", "3"), says="--lsh_redraw are of --attn lsh")
+    refused(pretrain.main, small("--attn", "lsh", "--lsh_buckets", "0"), says="wanted 1 or more")
+
+
+def test_preset_bert_lsh_brings_its_words_objective_and_attention():
+    """[BL §2.2] 31,995 pieces and five specials make 32,000 rows; the twin differs in one flag."""
+    for more, attn, name in (([], "lsh", "lookup-bpe-mlm-lsh-attention"),
+                             (["--attn", "full"], "full", "lookup-bpe-mlm")):
+        args = pretrain.parser().parse_args(["--preset", "bert-lsh", *more])
+        config = pretrain.resolve(args, 1)
+        assert (args.vocab, args.split, args.objective, config.emb) == (31_995, "bpe", "mlm", "lookup")
+        assert config.attn == attn and config.rows == 32_000 and args.out == os.path.join("out", name)
+    args = pretrain.parser().parse_args([])
+    assert pretrain.resolve(args, 1).emb == "proj" and (args.vocab, args.objective) == (50_000, "sr")
+
+
 def test_world_size_must_divide_the_batch(small, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     refused(pretrain.main, small(), says="cannot be shared evenly by 3 ranks")
@@ -1689,9 +1788,10 @@ def test_tables_of_every_kind(tmp_path):
 
 @pytest.fixture(scope="module")
 def started(text_file, tmp_path_factory):
-    """Folders of two pre-trained models of a second each: proj, and a lookup of BPE pieces."""
+    """Folders of pre-trained models of a second each: proj, a lookup of BPE pieces, LSH attention."""
     cache, folder = tmp_path_factory.getbasetemp() / "cache", tmp_path_factory.mktemp("started")
-    for name, more in (("proj", []), ("bpe", ["--emb", "lookup", "--vocab", "300"])):
+    for name, more in (("proj", []), ("bpe", ["--emb", "lookup", "--vocab", "300"]),
+                       ("lsh", ["--attn", "lsh", "--lsh_hashes", "2", "--lsh_redraw"])):
         pretrain.main(["--data", str(text_file), "--cache", str(cache), *SMALL, "--length", "33",
                        "--out", str(folder / name), *more])
     return folder
@@ -1740,7 +1840,8 @@ def tune(started, out, *more, name="proj"):
     return result
 
 
-@pytest.mark.parametrize("name, least", [("proj", 95), ("bpe", 85)])  # pieces are many: some texts are cut
+# pieces are many: some texts are cut
+@pytest.mark.parametrize("name, least", [("proj", 95), ("bpe", 85), ("lsh", 95)])
 def test_own_file_end_to_end(started, own, tmp_path, capsys, name, least):
     """Learns it, beats the majority, leaves a checkpoint that infer.py and --epochs 0 score the same."""
     flags = [*own, "--seeds", "2"] + (["--pool", "cls", "--epochs", "6"] if name == "bpe" else [])
