@@ -10,12 +10,13 @@ Not here  the projections to queries, keys and values (model.py); hashing of *wo
 Departs   1. The kernel is torch's scaled_dot_product_attention, but where it is slow (see full_attention).
           2. The paper fills a dense matrix pair by pair; here its exact result comes from the colliding pairs
              alone (see Colliding).
-          3. The planes are drawn once, from a seed; the authors' code draws new ones in every forward pass,
-             in evaluation too.
+          3. The planes are drawn once, from a seed, or once a step; the authors' code draws new ones in every
+             forward pass, in evaluation too.
           4. With LSH no dropout on attention weights: a pair that does not collide has no weight of its own.
 Letters   B batch   H heads   L positions   e width of a head   n hash functions   r planes of one ("bands")
-          R = B·H sequences   N = R·L rows   P slots: rows in bucket order, with padding
+          m buckets   R = B·H sequences   N = R·L rows   P slots: rows in bucket order, with padding
           G buckets of one size   x, y slots of such a bucket for queries and for keys
+          i query   j key   s score   w weight   M a row's largest score   z the sum of its exp(s - M)
 Try       python attention.py
 """
 
@@ -57,7 +58,8 @@ def full_attention_reference(q, k, v, *, key_mask=None):
     if key_mask is not None:
         scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
     # a row of only -inf has softmax NaN; torch's kernel says 0, and so do we
-    return scores.softmax(-1).nan_to_num(0.0) @ v
+    weights = scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0.0)
+    return weights @ v
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -84,7 +86,7 @@ def simhash(x, planes, coef, buckets):
         above below above        9 12 3  (9 + 3)  mod 16 = 12      another side, most likely another bucket
     """
     with torch.autocast(x.device.type, enabled=False):
-        above = x.float() @ planes.flatten(1, 2).transpose(1, 2) > 0  # (B, H, L, n·r)
+        above = x.float() @ planes.float().flatten(1, 2).transpose(1, 2) > 0  # (B, H, L, n·r)
     h = (above.unflatten(-1, coef.shape[1:]) * coef.unsqueeze(1)).sum(-1) % buckets  # (B, H, L, n)
     return h.transpose(2, 3).contiguous()
 
@@ -102,7 +104,11 @@ def collision_probability(angle, bands, buckets, functions=1):
 
 def collision_share(hq, hk):
     """in: hq, hk int64 (B, H, n, L); out: float, the share of the first sequence's pairs that collide"""
-    return (hq[:1].unsqueeze(-1) == hk[:1].unsqueeze(-2)).any(2).float().mean().item()
+    (H, _, L), many = hq.shape[1:], 0
+    for h in range(H):
+        for part in hq[0, h].split(1024, dim=-1):  # a thousand queries at a time: never (L, L)
+            many += (part.unsqueeze(-1) == hk[0, h].unsqueeze(-2)).any(0).sum().item()
+    return many / (H * L * L)
 
 
 def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="upper", key_mask=None):
@@ -127,7 +133,8 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="upper", key_
     scores = scores.masked_fill(~collide, 0.0 if fill == "zero" else -torch.inf)
     if key_mask is not None:
         scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
-    return scores.softmax(-1).nan_to_num(0.0) @ v  # no key at all: 0
+    # a row of only -inf has softmax NaN: no key at all, and so 0
+    return scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0.0) @ v
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -135,32 +142,31 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="upper", key_
 
 LEAST = -1e30  # below every score, yet finite: the difference of two of them is 0, not NaN
 STEPS = (1.1, 1.25, 1.5, 2.0, 4.0)  # from one size that buckets are padded to, to the next
-PIECE = 2**20  # most scores computed at once: 4 MiB, between a core's cache and all of them
-KEEP = 8  # weights are kept for the way back if they take no more room than so many of q; else computed again
+PIECE = 2**20  # most scores computed at once: 4 MiB in float32, near a core's cache and far from L²
+KEEP = 8  # weights are kept for the way back if they are no more numbers than 8 q; else computed again
 # What a plan costs beside its padded pairs, in pairs: the calls for one size, and a row's way into its bucket
-# and back. Measured on two CPU cores (python bench.py attention).
-PER_SIZE, PER_ROW = 2**14, 96
-DENSE = 2048  # the longest rows for which an (L, L) matrix is taken, even where it would be faster
+# and back; and a pair of the dense formula. Measured on two CPU cores (python bench.py attention).
+PER_SIZE, PER_ROW, PER_PAIR = 2**14, 96, 1.0
+DENSE = 1024  # the longest rows for which an (L, L) matrix is made at all
 
 
 class Plan:
     """The pairs of one hash function, or of one triangle of them: rows in bucket order, padded to few sizes.
 
     to_q, to_k     int64 (P,), the row in each slot, N where a bucket is padded: where results go
-    from_q, from_k int64 (P,), the same, but any row where padded: where vectors come from
+    from_q, from_k int64 (P,), the same, but the bucket's last row where padded: where vectors come from
     shapes         list of (G, x, y): buckets of x query slots and y key slots, in the order of the slots
 
-        hq  5 7 5 5    bucket 5: queries 0 2 3, key 1       to_q  0 2 3 4   to_k  1    4 = N is padding
-        hk  2 5 2 3           7: query 1, no key: no pair   shapes  [(1, 4, 1)]        sizes are 1 2 4 8 ...
+        hq  5 7 5 5    bucket 5: queries 0 2 3, key 1       to_q    0 2 3 4   to_k    1    4 = N is padding
+        hk  2 5 2 3           7: query 1, no key: no pair   from_q  0 2 3 3   from_k  1    shapes [(1, 4, 1)]
     """
 
     def __init__(self, hq, hk, keep=None, triangle=None, before=()):
         """in: hq, hk int64 (R, L), buckets of queries and keys; keep bool (R, L), keys that count, None: all;
-        triangle "upper" (i <= j), "lower" (i > j) or None; before, list of (hq, hk) of the functions before
-        this one: a pair belongs to the first function in which it collides
+        triangle "upper" (i <= j), "lower" (i > j) or None; before, list of (hq, hk) (N + 1,) of the functions
+        before this one: a pair belongs to the first function in which it collides
         """
-        (R, L), self.N, self.triangle = hq.shape, hq.numel(), triangle
-        self.before = [(F.pad(a.flatten(), (0, 1)), F.pad(b.flatten(), (0, 1))) for a, b in before]
+        (R, L), self.N, self.triangle, self.before = hq.shape, hq.numel(), triangle, before
         top = int(torch.maximum(hq.max(), hk.max())) + 1
         if keep is not None:
             hk = hk.masked_fill(~keep, top)  # a bucket without queries
@@ -175,9 +181,8 @@ class Plan:
         self.cost = self.padded + PER_SIZE * sizes + PER_ROW * self.N
         shape, order, _, many = grouped(x * (8 * L) + y)  # no size is as long as 8 L
         self.shapes = [(G, s // (8 * L), s % (8 * L)) for G, s in zip(many.tolist(), shape.tolist())]
-        self.to_q = in_slots(first_q[order], count_q[order], x[order], order_q)
-        self.to_k = in_slots(first_k[order], count_k[order], y[order], order_k)
-        self.from_q, self.from_k = self.to_q.clamp(max=self.N - 1), self.to_k.clamp(max=self.N - 1)
+        self.to_q, self.from_q = in_slots(first_q[order], count_q[order], x[order], order_q)
+        self.to_k, self.from_k = in_slots(first_k[order], count_k[order], y[order], order_k)
 
     def pieces(self):
         """The pairs in pieces of at most PIECE, or of one query where its keys are more.
@@ -244,20 +249,20 @@ def padded_sizes(count_q, count_k):
 
 
 def in_slots(first, count, size, rows):
-    """in: first, count, size int64 (buckets,); rows int64 (N,) in bucket order; out: (P,), N for padding"""
+    """in: first, count, size int64 (buckets,); rows int64 (N,) in bucket order; out: twice (P,), see Plan"""
     bucket = torch.arange(len(size), device=size.device).repeat_interleave(size)  # (P,)
     within = torch.arange(len(bucket), device=size.device) - (size.cumsum(0) - size)[bucket]
-    row = rows[(first[bucket] + within).clamp(max=len(rows) - 1)]
-    return torch.where(within < count[bucket], row, len(rows))
+    row = rows[first[bucket] + torch.minimum(within, count[bucket] - 1)]
+    return torch.where(within < count[bucket], row, len(rows)), row
 
 
 def make_plans(hq, hk, fill, pairs, keep=None):
     """in: hq, hk int64 (n, R, L); fill and pairs as in lsh_attention; keep bool (R, L) or None
     out: list of Plan, which together hold each pair that collides once
     """
-    plans = []
+    plans, flat = [], [(F.pad(a.flatten(), (0, 1)), F.pad(b.flatten(), (0, 1))) for a, b in zip(hq, hk)]
     for f in range(len(hq)):
-        before = list(zip(hq[:f], hk[:f]))
+        before = flat[:f]
         if pairs == "all":
             plans.append(Plan(hq[f], hk[f], keep, None, before))
         else:  # below the diagonal the score is that of the mirrored pair: queries and keys change places
@@ -283,17 +288,17 @@ def scores(Q, K, allowed):
 
 def merge(stats, more):
     """in: twice (N + 1, 3): of each row the largest score M, the sum of exp(s - M), and how many pairs
-    out: the same of all its pairs
+    out: the same of all its pairs: the online softmax, both sums brought to the larger maximum
     """
     (M, z, count), (M2, z2, count2) = stats.unbind(-1), more.unbind(-1)
     top = torch.maximum(M, M2)
     return torch.stack([top, z * (M - top).exp() + z2 * (M2 - top).exp(), count + count2], -1)
 
 
-def softmax_terms(stats, keys):
+def softmax_terms(stats, key_count):
     """What turns scores into weights, w = exp(s - top) · inverse, and b, a weight without collision.
 
-    in:  stats (N + 1, 3) of merge; keys (N + 1,), how many keys weigh, colliding or not: 0 for fill="mask"
+    in:  stats (N + 1, 3) of merge; key_count (N + 1,), how many keys weigh, colliding or not; 0 for "mask"
     out: (N + 1, 3) of top, inverse, b; row N, of padding, such that its weights are 0
 
     subtle: the rest is counted, not subtracted as exponentials: where all keys collide and all scores are
@@ -301,7 +306,7 @@ def softmax_terms(stats, keys):
     the sum: at scores of 1,000 a float32 of both has lost four digits.
     """
     M, z, count = stats.unbind(-1)
-    rest = (keys - count).clamp(min=0)
+    rest = (key_count - count).clamp(min=0)
     top = torch.where(rest > 0, M.clamp(min=0), M)
     b = torch.where(rest > 0, (-top).clamp(max=0).exp(), 0)
     z = z * (M - top).exp() + rest * b
@@ -318,9 +323,11 @@ class Colliding(torch.autograd.Function):
     M_i the largest score of row i, 0 among them if some key does not collide, and rest_i such keys:
 
       z_i   = Σ_{j collides} exp(s_ij - M_i) + rest_i exp(-M_i)    w_ij = exp(s_ij - M_i) / z_i
-      out_i = Σ_{j collides} (w_ij - b_i) v_j + b_i Σ_j v_j        b_i  = exp(-M_i) / z_i
-      ds_ij = w_ij (dout_i · v_j - dout_i · out_i)
+      out_i = Σ_{j collides} (w_ij - b_i) v_j + b_i Σ_j v_j        b_i  = exp(-M_i) / z_i, 0 if rest_i = 0
+      ds_ij = w_ij (dout_i · v_j - D_i)   D_i = dout_i · out_i     dq_i = Σ_j ds_ij k_j / √e, dk_j likewise
       dv_j  = Σ_{i collides} (w_ij - b_i) dout_i + Σ_i b_i dout_i
+
+    With fill="mask" rest is 0. On CUDA sums are atomic: the last bits may differ from run to run.
     """
 
     @staticmethod
@@ -329,9 +336,9 @@ class Colliding(torch.autograd.Function):
         (R, L, e), N, work = q.shape, q.shape[0] * q.shape[1], torch.promote_types(q.dtype, torch.float32)
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (N, e)
         real = q.new_ones(R, L, dtype=work) if keep is None else keep.to(work)
-        keys = F.pad(real.sum(1, keepdim=True).expand(R, L).flatten() * zero, (0, 1))  # (N + 1,)
+        key_count = F.pad(real.sum(1, keepdim=True).expand(R, L).flatten() * zero, (0, 1))  # (N + 1,)
         stats = real.new_tensor([LEAST, 0, 0]).repeat(N + 1, 1)
-        ctx.plans, ctx.kept = plans, []
+        ctx.plans, kept = plans, []
         room = sum(plan.padded for plan in plans) <= KEEP * N * e
         for plan in plans:  # a query may have keys in several plans: no weight is known before all are seen
             a, b = plan.roles(q, k)
@@ -343,16 +350,16 @@ class Colliding(torch.autograd.Function):
                 count = allowed.sum(-1, keepdim=True, dtype=work).expand_as(z)
                 found[plan.to_q[s]] = torch.cat([M, z, count], -1).flatten(0, 1)
                 if room:
-                    ctx.kept.append((S, M))
+                    kept.append((S, M))
             stats = merge(stats, found)
-        terms, kept = softmax_terms(stats, keys), iter(ctx.kept)
+        terms, ready = softmax_terms(stats, key_count), iter(kept)
         out = real.new_zeros(N + 1, e)
         for plan in plans:
             a, b = plan.roles(q, k)
             for s, t, G, allowed in plan.pieces():
                 top, inverse, base = take(terms, plan.to_q[s], G).split(1, -1)
                 if room:
-                    W, M = next(kept)
+                    W, M = next(ready)
                     W.mul_((M - top).exp_().mul_(inverse))
                 else:
                     W = scores(take(a, plan.from_q[s], G), take(b, plan.from_k[t], G), allowed)
@@ -361,7 +368,7 @@ class Colliding(torch.autograd.Function):
                 out.index_add_(0, plan.to_q[s], torch.bmm(W, take(v, plan.from_k[t], G)).flatten(0, 1))
         everything = torch.bmm(real.unsqueeze(1), v.view(R, L, e).to(work))  # (R, 1, e)
         out[:N].view(R, L, e).addcmul_(terms[:N, 2].view(R, L, 1), everything)
-        ctx.save_for_backward(q, k, v, out, terms, real)
+        ctx.save_for_backward(q, k, v, out, terms, real, *(W for W, _ in kept))
         return out[:N].view(R, L, e).to(q.dtype)
 
     @staticmethod
@@ -374,11 +381,11 @@ class Colliding(torch.autograd.Function):
     @staticmethod
     def gradients(ctx, dout):
         """in, out: as backward"""
-        q, k, v, out, terms, real = ctx.saved_tensors
+        q, k, v, out, terms, real, *kept = ctx.saved_tensors
         (R, L, e), N, work = dout.shape, len(q), out.dtype
         dout = dout.flatten(0, 1)
         D = torch.bmm(dout.unsqueeze(1).to(work), out[:N].unsqueeze(2)).view(N, 1)
-        terms, kept = torch.cat([terms, F.pad(-D, (0, 0, 0, 1))], 1), iter(ctx.kept)  # (N + 1, 4)
+        terms, ready = torch.cat([terms, F.pad(-D, (0, 0, 0, 1))], 1), iter(kept)  # (N + 1, 4)
         dq, dk, dv = (torch.zeros_like(out) for _ in range(3))
         for plan in ctx.plans:
             (a, b), (da, db) = plan.roles(q, k), plan.roles(dq, dk)
@@ -386,7 +393,7 @@ class Colliding(torch.autograd.Function):
                 Q, dO = take(a, plan.from_q[s], G), take(dout, plan.from_q[s], G)
                 K, V = take(b, plan.from_k[t], G), take(v, plan.from_k[t], G)
                 top, inverse, base, minus_D = take(terms, plan.to_q[s], G).split(1, -1)
-                W = next(kept)[0] if ctx.kept else scores(Q, K, allowed).sub_(top).exp_().mul_(inverse)
+                W = next(ready) if kept else scores(Q, K, allowed).sub_(top).exp_().mul_(inverse)
                 dS = torch.baddbmm(minus_D, dO, V.transpose(1, 2), beta=e**-0.5, alpha=e**-0.5).mul_(W)
                 W = torch.addcmul(W, base, allowed.to(work), value=-1)
                 da.index_add_(0, plan.to_q[s], torch.bmm(dS, K).flatten(0, 1))
@@ -398,46 +405,72 @@ class Colliding(torch.autograd.Function):
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
+def dense_lsh_attention(q, k, v, hq, hk, *, fill, pairs, key_mask=None):
+    """The formula of the reference in fewer passes over the (L, L) matrix: what short rows get.
+
+    in, out: as lsh_attention_reference
+    """
+    L = q.shape[2]
+    collide = hq[:, :, 0].unsqueeze(-1) == hk[:, :, 0].unsqueeze(-2)  # (B, H, L, L)
+    for f in range(1, hq.shape[2]):
+        collide |= hq[:, :, f].unsqueeze(-1) == hk[:, :, f].unsqueeze(-2)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+    if pairs == "upper":  # the upper triangle with half of the diagonal, and the same mirrored
+        half = torch.ones_like(scores[0, 0]).triu() - 0.5 * torch.eye(L, device=q.device, dtype=scores.dtype)
+        scores = scores * (collide * half if fill == "zero" else half)
+        scores = scores + scores.transpose(-2, -1)
+    elif fill == "zero":
+        scores = scores * collide
+    if fill == "mask":
+        if pairs == "upper":
+            collide = collide.triu() | collide.triu().transpose(-2, -1)
+        scores = scores.masked_fill(~(collide | torch.eye(L, dtype=torch.bool, device=q.device)), -torch.inf)
+    if key_mask is None:
+        return scores.softmax(-1) @ v
+    weights = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf).softmax(-1)
+    return weights.masked_fill(~key_mask[:, None, None, :], 0.0).nan_to_num(0.0) @ v
+
+
 def choose(hq, hk, *, fill="zero", pairs="upper", key_mask=None, impl="auto"):
-    """Which way lsh_attention will go, and why it is the faster one.
+    """Which way lsh_attention will go: what costs less, counted for these very buckets.
 
     in:  as lsh_attention
-    out: "dense" or "blocks"; the plans of blocks, None for dense
+    out: "dense" or "blocks"; the plans of blocks, None for dense; keep bool (R, L), keys that count, or None
 
     Dense costs all L² pairs of a sequence; blocks cost the colliding ones, padding, and a price for each row,
-    which for short rows is more. On two CPU cores they meet near L 128.
+    which for short rows is more.
     """
-    (B, H, n, L), R = hq.shape, hq.shape[0] * hq.shape[1]
+    (B, H, n, L), N = hq.shape, hq[:, :, 0].numel()
     keep = None if key_mask is None else key_mask.unsqueeze(1).expand(B, H, L).flatten(0, 1)
-    dense = R * L * L * n if L <= DENSE else math.inf  # n functions are compared for every pair
-    if impl == "dense" or impl == "auto" and PER_ROW * R * L * n * (1 + (pairs == "upper")) >= dense:
-        return "dense", None
+    many = n * (1 + (pairs == "upper")) + (fill == "mask")  # plans
+    dense = PER_PAIR * N * L * (1 + 0.5 * (pairs == "upper")) if L <= DENSE else math.inf
+    if impl == "dense" or impl == "auto" and PER_ROW * N * many >= dense:
+        return "dense", None, keep
     plans = make_plans(*(h.permute(2, 0, 1, 3).flatten(1, 2) for h in (hq, hk)), fill, pairs, keep)
     if impl == "auto" and sum(plan.cost for plan in plans) >= dense:
-        return "dense", None
-    return "blocks", plans
+        return "dense", None, keep
+    return "blocks", plans, keep
 
 
 @torch.compiler.disable  # shapes depend on the data: nothing that could be compiled once
 def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="upper", key_mask=None, impl="auto"):
     """Attention where buckets of query and key collide, exact in every mode. [BL Alg. 1]
 
-    in:  as lsh_attention_reference; impl: "blocks", from the colliding pairs alone; "dense", the reference
-         itself; "auto", whichever costs less for these buckets (see choose)
-    out: (B, H, L, e), in the dtype of q; sums are float32 or better. Differentiable once.
+    in:  as lsh_attention_reference; impl: "blocks", from the colliding pairs alone, summed in float32 or
+         better; "dense", the formula in the dtype of q; "auto", whichever costs less here (see choose)
+    out: (B, H, L, e). Differentiable once.
     err: ValueError for an unknown mode
     """
     for name, value, known in (("fill", fill, ("zero", "mask")), ("pairs", pairs, ("upper", "all")),
                                ("impl", impl, ("auto", "dense", "blocks"))):
         if value not in known:
             raise ValueError(f"{name} {value!r}: wanted one of {', '.join(known)}")
-    impl, plans = choose(hq, hk, fill=fill, pairs=pairs, key_mask=key_mask, impl=impl)
-    if impl == "dense":
-        return lsh_attention_reference(q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask)
-    keep = None if key_mask is None else key_mask.unsqueeze(1).expand(q.shape[:3]).flatten(0, 1)
-    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    how, plans, keep = choose(hq, hk, fill=fill, pairs=pairs, key_mask=key_mask, impl=impl)
+    if how == "dense":
+        return dense_lsh_attention(q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask)
     with torch.autocast(q.device.type, enabled=False):
-        return Colliding.apply(q, k, v, plans, keep, fill == "zero").view(*hq.shape[:2], *q.shape[1:])
+        out = Colliding.apply(*(x.flatten(0, 1) for x in (q, k, v)), plans, keep, fill == "zero")
+    return out.view(q.shape)
 
 
 def main(argv=None):

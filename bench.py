@@ -3,11 +3,16 @@
     python bench.py counts         parameters of each row of the paper's Table 2, exact, beside what it prints
     python bench.py hashing        words per second on one core
     python bench.py embeddings     each embedding beside the encoder it feeds
-    python bench.py attention      the two ways to compute full attention on this machine
+    python bench.py kernel         the two ways to compute full attention on this machine
+    python bench.py attention      LSH attention beside dense, 64 to 65,536 positions: time, work, memory
+    python bench.py flops          the operations of BERT-LSH as its Table 1 and Figure 1 count them
+    python bench.py steps          a training step with full and with LSH attention
     python bench.py train          milliseconds a sample, Shuffle+Random against masked LM (Table 3)
     python bench.py words          a corpus of twelve million distinct words: time and memory
     python bench.py variants       every embedding and hash, short runs, three seeds (half an hour and more)
     python bench.py twins          BERT-LSH, its dense twin and a random control, trained alike (an hour)
+    python bench.py trained --runs out/lookup-bpe-mlm*          buckets of trained queries and keys
+    python bench.py figures --runs out/lookup-bpe-mlm-lsh-attention         draw assets/
     python bench.py evaluation     an evaluation of finetune.py beside the forward passes it is made of
     python bench.py tasks --runs out/*          the results of several fine-tunings in one table
     python bench.py readme         write the tables of README.md anew from results/
@@ -17,7 +22,9 @@ A time is the median of several in one process; what is compared takes turns: a 
 
 import argparse
 import concurrent.futures
+import functools
 import json
+import math
 import os
 import platform
 import re
@@ -36,11 +43,12 @@ import attention
 import embeddings
 import finetune
 import hashing
+import infer
 import model
 import pretrain
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-RESULTS = os.path.join(HERE, "results")
+RESULTS, ASSETS = os.path.join(HERE, "results"), os.path.join(HERE, "assets")
 
 
 def machine():
@@ -199,7 +207,7 @@ EMBEDDINGS = dict(name=("embedding, 4 × 512 words", "s"), ms=("ms", ",.1f"),
                   encoder=("12 layers, ms", ",.0f"), share=("share %", ".1f"))
 
 
-def bench_attention(args):
+def bench_kernel(args):
     """Forward and backward on the CPU in bfloat16: torch's kernel against full_attention's three lines."""
     rows = []
     for B, H, L, e in ((64, 2, 128, 64), (16, 12, 512, 64), (4, 12, 1024, 64)):
@@ -213,8 +221,270 @@ def bench_attention(args):
     return rows
 
 
-ATTENTION = dict(name=("bfloat16, CPU", "s"), kernel=("kernel, ms", ".1f"), ours=("ours, ms", ".1f"),
+KERNEL = dict(name=("bfloat16, CPU", "s"), kernel=("kernel, ms", ".1f"), ours=("ours, ms", ".1f"),
                  ratio=("faster", ".1f"))
+
+
+def attention_flops(length, heads, width, bands, buckets, functions=1):
+    """What scores cost, exactly and by law, as [BL Table 1] counts it: two operations a multiply-add.
+
+    in:  L, H, e, r, m, n
+    out: dict: full, of q kᵀ; hashing, of queries and keys; dots, the pairs i <= j that random vectors make
+         collide, in all heads; pairs, their cost
+    """
+    p = attention.collision_probability(math.pi / 2, bands, buckets, functions)
+    dots = heads * length * (length + 1) / 2 * p
+    return dict(full=2 * heads * length**2 * width, dots=dots, pairs=2 * width * dots,
+                hashing=2 * heads * 2 * length * width * bands * functions)
+
+
+def bench_flops(args):
+    """[BL Table 1 and Figure 1]: one sequence of 10 positions, two heads of 64; times on this machine."""
+    planes, coef = attention.draw_planes(2, 1, 2, 64, 64, torch.Generator().manual_seed(0))
+    q, k, v = torch.randn(3, 1, 2, 10, 64)
+    cost, dots = attention_flops(10, 2, 64, 2, 64), []
+    for _ in range(100):
+        q1, k1 = torch.randn(2, 1, 2, 10, 64)
+        hq, hk = (attention.simhash(x, planes, coef, 64) for x in (q1, k1))
+        dots.append((hq.unsqueeze(-1) == hk.unsqueeze(-2)).any(2).triu().sum().item())
+
+    def ours():
+        return attention.lsh_attention(q, k, v, *(attention.simhash(x, planes, coef, 64) for x in (q, k)))
+
+    times = medians({"full": lambda: attention.full_attention(q, k, v), "lsh": ours}, 301)
+    rows = [dict(name="KFLOPs, hashing alone", full=cost["full"] / 1e3, paper_full="25.60",
+                 lsh=cost["hashing"] / 1e3, paper="10.24"),
+            dict(name="KFLOPs, with the dot products", full=cost["full"] / 1e3, paper_full="—",
+                 lsh=(cost["hashing"] + cost["pairs"]) / 1e3, paper="—"),
+            dict(name="dot products, by law", full=200, paper_full="200", lsh=cost["dots"], paper="28.5"),
+            dict(name="dot products, mean of 100 draws", full=200, paper_full="200",
+                 lsh=statistics.mean(dots), paper="28.5"),
+            dict(name="microseconds, the whole attention", full=1e6 * times["full"], paper_full="12.2 (q kᵀ)",
+                 lsh=1e6 * times["lsh"], paper="337 (scores)")]
+    for n in (1, 2, 4):
+        rows += [dict(name=f"Figure 1: KFLOPs of hashing, n {n}, r {r}", full=cost["full"] / 1e3,
+                      lsh=attention_flops(10, 2, 64, r, 64, n)["hashing"] / 1e3) for r in (1, 2, 4, 8)]
+    return rows
+
+
+FLOPS = dict(name=("", "s"), full=("full", ",.2f"), paper_full=("paper", "s"), lsh=("BERT-LSH", ",.2f"),
+             paper=("paper", "s"))
+
+
+def deal(h):
+    """in: buckets (B, H, n, L); out: the same buckets at other positions: as many pairs, none for a reason"""
+    return h.gather(-1, torch.rand(h.shape, device=h.device).argsort(-1))
+
+
+def peak_memory(length, how):
+    """in: L; how, code of q, k, v, planes, coef; out: MiB that a pass forward and back adds at its peak"""
+    code = f"""
+import torch, attention
+from torch.nn.functional import scaled_dot_product_attention
+def memory(key):
+    with open('/proc/self/status') as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(key))
+planes, coef = attention.draw_planes(2, 1, 8, 64, 256, torch.Generator().manual_seed(0))
+def run(L):
+    q, k, v = (torch.randn(1, 2, L, 64, requires_grad=True) for _ in range(3))
+    with open('/proc/self/clear_refs', 'w') as file:
+        file.write('5')  # the peak starts anew
+    before = memory('VmRSS')
+    ({how}).sum().backward()
+    return memory('VmHWM') - before
+run(64)  # what the libraries allocate once
+print(run({length}))"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=True)
+    return int(done.stdout) / 2**10
+
+
+LSH_CALL = ("attention.lsh_attention(q, k, v, *(attention.simhash(x, planes, coef, 256) for x in (q, k)), "
+            "pairs='all')")
+
+
+def bench_attention(args):
+    """Forward and back, float32, two heads of 64, 16,384 positions a batch; r 8, m 256, n 1, with hashing."""
+    planes, coef = attention.draw_planes(2, 1, 8, 64, 256, torch.Generator().manual_seed(0))
+    rows = []
+    for L in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536):
+        B = max(16_384 // L, 1)
+        q, k, v = (torch.randn(B, 2, L, 64, requires_grad=True) for _ in range(3))
+        cotangent = torch.randn_like(q)
+        hq, hk = (attention.simhash(x, planes, coef, 256) for x in (q, k))
+
+        def lsh(pairs="all", back=True, dealt=False, impl="auto"):
+            def run():
+                buckets = [attention.simhash(x, planes, coef, 256) for x in (q, k)]
+                if dealt:
+                    buckets = [hq_dealt, hk_dealt]
+                with torch.set_grad_enabled(back):
+                    out = attention.lsh_attention(q, k, v, *buckets, pairs=pairs, impl=impl)
+                return torch.autograd.grad(out, (q, k, v), cotangent) if back else out
+            return run
+
+        def dense(back=True):
+            def run():
+                with torch.set_grad_enabled(back):
+                    out = F.scaled_dot_product_attention(q, k, v)
+                return torch.autograd.grad(out, (q, k, v), cotangent) if back else out
+            return run
+
+        hq_dealt, hk_dealt = deal(hq), deal(hk)
+        many = 2 * B * L * L
+        pairs = sum(int((torch.bincount(a, minlength=256) * torch.bincount(b, minlength=256)).sum())
+                    for a, b in zip(hq.reshape(-1, L), hk.reshape(-1, L)))
+        row = dict(L=L, share=100 * pairs / many, dense_gflop=14 * 64 * many / 1e9,
+                   gflop=(14 * 64 * pairs + 4 * 64 * 8 * 2 * B * L) / 1e9,
+                   impl=attention.choose(hq, hk, pairs="all")[0], impl_upper=attention.choose(hq, hk)[0])
+        todo = {"ours": lsh(), "upper": lsh("upper"), "random": lsh(dealt=True), "forward": lsh(back=False)}
+        if L <= 16_384:
+            todo |= {"dense": dense(), "dense_forward": dense(False)}
+        seconds = medians(todo, 9 if L <= 2048 else 3 if L > 16_384 else 5)
+        row |= {name: 1000 * s for name, s in seconds.items()}
+        if "dense" in seconds:
+            row |= dict(ratio=seconds["dense"] / seconds["ours"],
+                        ratio_upper=seconds["dense"] / seconds["upper"],
+                        ratio_forward=seconds["dense_forward"] / seconds["forward"])
+            row["dense_memory"] = peak_memory(L, "scaled_dot_product_attention(q, k, v)")
+        row["memory"] = peak_memory(L, LSH_CALL)
+        print(row, file=sys.stderr, flush=True)
+        rows.append(row)
+    return rows
+
+
+ATTENTION = dict(L=("L", ","), share=("pairs that collide %", ".2f"), dense=("dense, ms", ",.0f"),
+                 ours=("ours, ms", ",.0f"), ratio=("faster", ".1f"), upper=("upper, ms", ",.0f"),
+                 ratio_upper=("faster", ".1f"), ratio_forward=("forward alone", ".1f"),
+                 random=("random buckets, ms", ",.0f"), dense_gflop=("dense, GFLOP", ",.1f"),
+                 gflop=("ours, GFLOP", ",.1f"), dense_memory=("dense, MiB", ",.0f"),
+                 memory=("ours, MiB", ",.0f"), impl=("all by", "s"), impl_upper=("upper by", "s"))
+
+
+def trained_layers(folder, sequences=8):
+    """What the layers of a trained model do with real text, the docstrings of this Python.
+
+    in:  folder of a checkpoint; out: iterator of (layer's number, layer, q, k, v), each (B, H, L, e)
+    """
+    reader, ids = infer.Reader(folder), []
+    length = reader.config.length
+    for _, path in sorted(hashing.python_files().items()):
+        for text in hashing.python_texts(path):
+            ids += reader.encoder.ids(reader.encoder.split(text)[0]).tolist()
+        if len(ids) >= sequences * length:
+            break
+    x = reader.model.placed(reader.ready(ids[:sequences * length]).view(sequences, length)).detach()
+    for number, layer in enumerate(reader.model.layers, 1):
+        yield number, layer, *layer.project(x).detach()
+        x = layer(x).detach()
+
+
+def bench_trained(args):
+    """Buckets of trained queries and keys: how many pairs, how much of the mass, which of the best keys."""
+    rows = []
+    for folder in args.runs:
+        for number, layer, q, k, v in trained_layers(folder):
+            q, k, v = (x.contiguous().requires_grad_() for x in (q, k, v))
+            L, e, best = q.shape[2], q.shape[3], 16
+            for bands in (2, 8):
+                generator = torch.Generator().manual_seed(0)
+                planes, coef = attention.draw_planes(q.shape[1], 1, bands, e, 256, generator)
+                hq, hk = (attention.simhash(x, planes, coef, 256) for x in (q, k))
+                with torch.no_grad():
+                    collide = (hq.unsqueeze(-1) == hk.unsqueeze(-2)).squeeze(2)  # (B, H, L, L)
+                    dealt = (deal(hq).unsqueeze(-1) == deal(hk).unsqueeze(-2)).squeeze(2)
+                    weights = (q @ k.transpose(-2, -1) / math.sqrt(e)).softmax(-1)
+                    top = weights.topk(best).indices
+                name = os.path.basename(os.path.normpath(folder))
+                row = dict(name=f"{name}, layer {number}, r {bands}", L=L,
+                           share=100 * collide.float().mean().item(),
+                           mass=100 * (weights * collide).sum(-1).mean().item(),
+                           mass_random=100 * (weights * dealt).sum(-1).mean().item(),
+                           recall=100 * collide.gather(-1, top).float().mean().item(),
+                           recall_random=100 * dealt.gather(-1, top).float().mean().item(),
+                           largest=100 * hk.flatten(0, 2)[0].bincount().max().item() / L,
+                           impl=attention.choose(hq, hk, pairs="all")[0])
+                ours = functools.partial(attention.lsh_attention, q, k, v, hq, hk, pairs="all")
+                dense = functools.partial(F.scaled_dot_product_attention, q, k, v)
+                todo = {"ours": lambda: ours().sum().backward(), "dense": lambda: dense().sum().backward()}
+                row |= {name: 1000 * s for name, s in medians(todo, 5).items()}
+                rows.append(row | dict(ratio=row["dense"] / row["ours"]))
+    return rows
+
+
+TRAINED = dict(name=("model", "s"), L=("L", ","), share=("pairs that collide %", ".1f"),
+               mass=("of attention's mass %", ".1f"), mass_random=("at random", ".1f"),
+               recall=("of the 16 best keys %", ".1f"), recall_random=("at random", ".1f"),
+               largest=("largest bucket, % of a row", ".0f"), dense=("dense, ms", ",.1f"),
+               ours=("ours, ms", ",.1f"), ratio=("faster", ".1f"), impl=("by", "s"))
+
+
+def figures(args):
+    """Draw assets/: time over length from results/attention.json, and who meets whom in a trained layer."""
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    os.makedirs(ASSETS, exist_ok=True)
+    with open(os.path.join(RESULTS, "attention.json")) as file:
+        kept = json.load(file)
+    rows = [row for row in kept["rows"] if row["L"] <= 16_384]
+    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
+    for key, label, style in (("dense", "dense (scaled_dot_product_attention)", "o-"),
+                              ("upper", "LSH, pairs upper", "s-"), ("ours", "LSH, pairs all", "^-")):
+        axes.loglog([row["L"] for row in rows], [row[key] for row in rows], style, label=label)
+    axes.set(xlabel="positions of a sequence (16,384 in a batch)", ylabel="ms, forward and back",
+             title=f"r 8, m 256, two heads of 64, float32; {kept['machine']['device']}")
+    axes.set_xticks([row["L"] for row in rows], [f"{row['L']:,}" for row in rows], fontsize=8)
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(os.path.join(ASSETS, "attention.png"), dpi=110)
+    for folder in args.runs[:1]:
+        found = []
+        for number, layer, q, k, v in trained_layers(folder, 1):
+            hq, hk = layer.buckets(q, k)
+            found += [(f"layer {number}, head {h + 1}", c) for h, c in
+                      enumerate((hq.unsqueeze(-1) == hk.unsqueeze(-2)).any(2)[0])]
+        figure, axes = plt.subplots(1, len(found), figsize=(2.6 * len(found), 2.9), layout="constrained")
+        for axis, (title, collide) in zip(axes, found):
+            axis.imshow(collide.numpy(), cmap="Greys", interpolation="nearest")
+            axis.set_title(f"{title}: {100 * collide.float().mean():.0f} %", fontsize=10)
+            axis.set(xlabel="key position")
+        axes[0].set(ylabel="query position")
+        figure.savefig(os.path.join(ASSETS, "collisions.png"), dpi=100)
+
+
+def bench_steps(args):
+    """A training step (forward, backward, AdamW) of the BERT-LSH model with full and with LSH attention."""
+    rows = []
+    for L in (128, 512, 2048):
+        for dtype in ("float32", "bfloat16"):
+            todo, ids = {}, torch.randint(hashing.FIRST, 32_000, (8_192 // L, L))
+            chance = torch.from_numpy(np.random.default_rng(0).random((3, *ids.shape), np.float32))
+            for name, changes in (("full", dict(attn="full")), ("upper", {}), ("all", dict(lsh_pairs="all"))):
+                torch.manual_seed(0)
+                shape = model.PRESETS["bert-lsh"] | dict(length=L, dropout=0.0, lsh_bands=8) | changes
+                net = model.Model(model.Config(**shape))
+                net.set_codes(torch.arange(-1, 31_999).clamp(min=0).unsqueeze(1))
+                optimizer = torch.optim.AdamW(model.parameter_groups(net, 0.01), fused=True)
+                inputs, labels = pretrain.corrupt_mlm(ids, chance, ids.flip(0))
+
+                def run(net=net, optimizer=optimizer, inputs=inputs, labels=labels):
+                    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+                        loss, _ = pretrain.loss_mlm(net, inputs, labels)
+                    (loss / labels.numel()).backward()
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+                todo[name] = run
+            seconds = medians(todo, 5)
+            rows.append(dict(name=f"L {L}, {dtype}", **{name: 1000 * s for name, s in seconds.items()},
+                             share=100 * seconds["upper"] / seconds["full"],
+                             share_all=100 * seconds["all"] / seconds["full"]))
+            print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+STEPS = dict(name=("8,192 positions a step", "s"), full=("full, ms", ",.0f"), upper=("LSH upper, ms", ",.0f"),
+             share=("% of full", ".0f"), all=("LSH all, ms", ",.0f"), share_all=("% of full", ".0f"))
 
 
 def bench_train(args):
@@ -386,9 +656,9 @@ VARIANT_COLUMNS = dict(name=("embedding, hash", "s"), accuracy=("accuracy", "±"
 
 TWINS = {  # what bench.py twins runs: name -> flags
     "dense": ["--attn", "full"],
-    "LSH, r 2, m 256": ["--attn", "lsh", "--lsh_bands", "2"],
-    "as many random pairs": ["--attn", "lsh", "--lsh_bands", "2"],  # and the buckets dealt to other positions
-    "LSH, r 8, m 256": ["--attn", "lsh"],
+    "LSH, r 2, m 256": ["--lsh_bands", "2"],
+    "as many random pairs": ["--lsh_bands", "2"],  # and the buckets dealt to other positions
+    "LSH, r 8, m 256": ["--lsh_bands", "8"],
 }
 # Buckets keep their sizes and so the number of pairs, and lose what they had to do with the vectors.
 DEAL = ("import sys, torch, model, pretrain, finetune; simhash = model.simhash\n"
@@ -521,12 +791,15 @@ def with_spread(rows, columns):
 # ---------------------------------------------------------------------------------------------------------
 
 BENCHES = {"counts": (counts, COUNTS), "hashing": (bench_hashing, HASHING),
-           "embeddings": (bench_embeddings, EMBEDDINGS), "attention": (bench_attention, ATTENTION),
+           "embeddings": (bench_embeddings, EMBEDDINGS), "kernel": (bench_kernel, KERNEL),
+           "attention": (bench_attention, ATTENTION), "flops": (bench_flops, FLOPS),
+           "steps": (bench_steps, STEPS), "trained": (bench_trained, TRAINED),
+          
            "train": (bench_train, TRAIN), "words": (bench_words, WORDS),
            "variants": (bench_variants, VARIANT_COLUMNS), "evaluation": (bench_evaluation, EVALUATION),
            "twins": (bench_twins, TWIN_COLUMNS), "tasks": (bench_tasks, TASKS)}
 
-LONG = ("words", "variants", "twins", "tasks")  # or of runs that are there already
+LONG = ("words", "variants", "twins", "trained", "tasks")  # or of runs that are there already
 
 
 def write(path, name, rows):
@@ -554,7 +827,8 @@ def readme_tables():
 def parser():
     """The flags."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=(*BENCHES, "readme", "all"), help=f"all: all but {', '.join(LONG)}")
+    p.add_argument("what", choices=(*BENCHES, "figures", "readme", "all"),
+                   help=f"all: all but {', '.join(LONG)}")
     p.add_argument("--json", metavar="FILE",
                    help="keep the table there; results/NAME.json makes it one of the README's")
     p.add_argument("--count", type=int, default=12_000_000, metavar="n",
@@ -567,7 +841,8 @@ def parser():
                    help="variants, twins: runs of each (default 3)")
     p.add_argument("--data_dir", metavar="DIR", help="twins: GLUE's files")
     p.add_argument("--runs", nargs="*", default=[], metavar="DIR",
-                   help="tasks: folders of finetune.py, those with a results.json")
+                   help="tasks: folders of finetune.py, those with a results.json; trained, figures: of "
+                        "pretrain.py")
     p.add_argument("--cache", default="cache", metavar="DIR",
                    help="variants, twins: where prepared corpora are kept (default cache)")
     return p
@@ -586,6 +861,8 @@ def main(argv=None):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         return
+    if args.what == "figures":
+        return figures(args)
     chosen = [n for n in BENCHES if n not in LONG] if args.what == "all" else [args.what]
     if args.json and len(chosen) > 1:
         os.makedirs(args.json, exist_ok=True)

@@ -86,8 +86,10 @@ class Config:
             if getattr(self, name) not in known:
                 raise ConfigError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(known)}")
         for name in ("lsh_bands", "lsh_buckets", "lsh_hashes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} {getattr(self, name)}: wanted 1 or more")
+            if not 1 <= getattr(self, name) <= 2**31:
+                raise ConfigError(f"{name} {getattr(self, name)}: wanted at least 1 and at most 2^31")
+        if self.lsh_redraw and self.attn == "full":
+            raise ConfigError("lsh_redraw is of attn lsh")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout {self.dropout}: wanted at least 0 and less than 1")
         if self.width % self.heads:
@@ -102,8 +104,8 @@ class Config:
 # The sizes of the papers; `tiny` is ours, to train in minutes on two cores.
 PRESETS = {
     "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0),
-    "bert-lsh": dict(emb="lookup", head="mlm", attn="lsh", layers=2, width=128, heads=2, ffn=512, length=512,
-                     rows=32_000, types=2),  # [BL §2.2]; its dense twin is --attn full
+    "bert-lsh": dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, layers=2, width=128, heads=2, ffn=512,
+                     length=512, rows=32_000, types=2),  # [BL §2.2]; its dense twin is --attn full
     "median": dict(layers=4, width=512, heads=4, ffn=2048, length=512, rows=30_522),  # of count-median
     "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2),  # [HF §4.2]
     # never pre-trained [HF §4.1]

@@ -888,7 +888,7 @@ def parser():
         "lsh: a query and a key meet only if r random planes sort them into one of m buckets. [BL §2.1]\n"
         "Exact, at the cost of those pairs: the longer the rows, the more it saves. No dropout of weights."))
     g.add_argument("--attn", choices=("full", "lsh"), help="None: full, or the preset's")
-    for name, text in dict(lsh_bands="r, planes of a hash function: more planes, fewer pairs; None: 8",
+    for name, text in dict(lsh_bands="r, planes of a function: more, fewer pairs; None: 8, or the preset's",
                            lsh_buckets="m, buckets of a hash function; None: 256",
                            lsh_hashes="n, hash functions; a pair meets if one agrees; None: 1").items():
         g.add_argument(f"--{name}", type=at_least(1), metavar="n", help=text)

@@ -516,9 +516,9 @@ def with_gradients(function, inputs, *args, **mode):
     return out, torch.autograd.grad(out, inputs, cotangent)
 
 
-def assert_exact(inputs, args, **mode):
+def assert_exact(inputs, args, impl="blocks", **mode):
     expected, gradients = with_gradients(attention.lsh_attention_reference, inputs, *args, **mode)
-    out, found = with_gradients(attention.lsh_attention, inputs, *args, **mode, impl="blocks")
+    out, found = with_gradients(attention.lsh_attention, inputs, *args, **mode, impl=impl)
     assert out.shape == expected.shape and (out - expected).abs().max() <= 1e-5
     for name, a, b in zip("qkv", found, gradients):
         assert (a - b).norm() <= 1e-4 * b.norm() + 1e-12, name
@@ -574,6 +574,7 @@ def test_collision_law(bands, buckets, functions):
 def test_lsh_attention_is_exact(mode, n, key_mask):
     """From the colliding pairs alone, the dense formula; with three functions many pairs meet twice."""
     assert_exact(*hashed(n=n), key_mask=key_mask, **mode)
+    assert_exact(*hashed(n=n), key_mask=key_mask, **mode, impl="dense")
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(m.values()))
@@ -647,7 +648,19 @@ def test_lsh_attention_without_a_key():
         out, gradients = with_gradients(attention.lsh_attention, inputs, *buckets, **mode, key_mask=key_mask,
                                         impl="blocks")
         assert not out[1].any() and not any(g[1].any() for g in gradients)
-        assert_exact(inputs, buckets, **mode, key_mask=key_mask)
+        for impl in ("blocks", "dense"):
+            assert_exact(inputs, buckets, impl, **mode, key_mask=key_mask)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(m.values()))
+def test_what_is_not_finite_stays_where_it_is(mode):
+    """A NaN in one text is none of another's: padded slots repeat rows of their own bucket."""
+    (q, k, v), h = hashed(B=3, H=2, L=13, n=1, buckets=5)
+    for t in (q, k, v):
+        t.data[2, 1, 12] = torch.nan  # the last row of all
+    out, gradients = with_gradients(attention.lsh_attention, [q, k, v], *h, **mode, impl="blocks")
+    assert out[2, 1].isnan().any() and not any(t[:2].isnan().any() for t in (out, *gradients))
+    assert attention.lsh_attention_reference(q, k, v, *h, **mode)[2, 1].isnan().any()
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(m.values()))
@@ -679,7 +692,7 @@ def test_plan_by_hand():
     """The docstring's example: one bucket with three queries and one key; a bucket without keys is gone."""
     plan = attention.Plan(torch.tensor([[5, 7, 5, 5]]), torch.tensor([[2, 5, 2, 3]]))
     assert (plan.shapes, plan.to_q.tolist(), plan.to_k.tolist()) == ([(1, 4, 1)], [0, 2, 3, 4], [1])
-    assert plan.from_q.tolist() == [0, 2, 3, 3] and plan.padded == 4
+    assert plan.from_q.tolist() == [0, 2, 3, 3] and plan.from_k.tolist() == [1] and plan.padded == 4
     [(s, t, G, allowed)] = plan.pieces()
     assert (s, t, G) == (slice(0, 4), slice(0, 1), 1) and allowed.tolist() == [[[True]]]
 
@@ -709,7 +722,7 @@ def test_choose_takes_what_costs_less():
         return attention.choose(*torch.randint(buckets, (2, 1, 2, 1, L)), **mode)[0]
 
     assert which(64, 1000) == which(2048, 200, impl="dense") == "dense" and which(2048, 200) == "blocks"
-    assert which(512, 1) == "dense" and which(attention.DENSE + 1, 1) == "blocks"  # no (L, L) matrix there
+    assert which(256, 1) == "dense" and which(attention.DENSE + 1, 1) == "blocks"  # no (L, L) matrix there
     assert which(64, 10, impl="blocks") == "blocks"
     (q, k, v), (hq, hk) = hashed(L=1024, n=1, buckets=200)
     assert torch.equal(attention.lsh_attention(q, k, v, hq, hk, pairs="all"),
@@ -1029,7 +1042,8 @@ def test_collisions_say_what_is_computed_how():
 
 @pytest.mark.parametrize("changes,says", [
     (dict(attn="half"), "full, lsh"), (dict(lsh_fill="one"), "zero, mask"),
-    (dict(lsh_pairs="lower"), "upper, all"), (dict(lsh_hashes=0), "wanted 1 or more")])
+    (dict(lsh_pairs="lower"), "upper, all"), (dict(lsh_hashes=0), "at least 1"),
+    (dict(lsh_buckets=2**40), "at most 2"), (dict(lsh_redraw=True), "attn lsh")])
 def test_unknown_attention_is_refused(changes, says):
     with pytest.raises(ConfigError, match=says):
         Config(**changes)
@@ -2633,6 +2647,83 @@ def test_medians_leave_the_first_round_out(monkeypatch):
     assert bench.medians({"a": lambda: None}, 3) == {"a": 2}
 
 
+def test_flops_of_bert_lsh():
+    """[BL Table 1] 10 positions, two heads of 64: q kᵀ is 2·2·10·10·64 = 25,600 operations, hashing queries
+    and keys 2·2·20·64·r·n = 5,120 r n; of 55 pairs a head 1/4 + 3/4/64 collide: 28.8 dot products."""
+    cost = bench.attention_flops(10, 2, 64, 2, 64)
+    assert cost["full"] == 25_600 and cost["hashing"] == 10_240
+    assert cost["dots"] == 2 * 55 * (1 / 4 + 3 / 4 / 64) and round(cost["dots"], 1) == 28.8
+    for n, r, m in ((1, 1, 8), (2, 4, 64), (4, 8, 1024)):  # [BL Figure 1]: linear in n and r, flat in m
+        assert bench.attention_flops(10, 2, 64, r, m, n)["hashing"] == 5_120 * n * r
+
+
+def test_dot_products_of_random_vectors():
+    """28.8 by law, in 4,000 draws, within six standard errors; all pairs instead of i <= j would be 52.3."""
+    g, dots = torch.Generator().manual_seed(0), []
+    planes, coef = attention.draw_planes(8_000, 1, 2, 64, 64, g)
+    q, k = torch.randn(2, 1, 8_000, 10, 64, generator=g)
+    hq, hk = (attention.simhash(x, planes, coef, 64) for x in (q, k))
+    collide = (hq.unsqueeze(-1) == hk.unsqueeze(-2)).squeeze(2).view(4_000, 2, 10, 10)  # two heads a draw
+    dots = collide.triu().sum((1, 2, 3)).double()
+    law = bench.attention_flops(10, 2, 64, 2, 64)["dots"]
+    assert abs(dots.mean() - law) < 6 * dots.std() / math.sqrt(4_000)
+    assert round(200 * (1 / 4 + 3 / 4 / 64), 1) == 52.3
+
+
+def test_erratum_forty_percent():
+    """[BL §3.1] "40 % of the KFLOPs" is hashing alone; with the dot products it buys it is 54 %."""
+    cost = bench.attention_flops(10, 2, 64, 2, 64)
+    assert cost["hashing"] / cost["full"] == 0.4
+    assert round(100 * (cost["hashing"] + cost["pairs"]) / cost["full"]) == 54
+
+
+def test_erratum_more_hashing_than_attention():
+    """[BL Figure 1] with 8 bands hashing 10 positions costs 1.6 times the scores it saves."""
+    cost = bench.attention_flops(10, 2, 64, 8, 64)
+    assert cost["hashing"] / cost["full"] == 1.6
+
+
+def test_erratum_seven_percent():
+    """[BL §3.3] "7 % lower": 0.7672 and 0.7603 of 872 sentences are 669 and 663, 0.7 points."""
+    assert round(0.7672 * 872) - round(0.7603 * 872) == 6 and round(100 * 6 / 872, 1) == 0.7
+
+
+def test_erratum_how_much_slower():
+    """[BL Table 1] 3.37e-4 s against 1.22e-5 s: the savings of 60 % ran 27.6 times as long."""
+    assert round(3.37e-4 / 1.22e-5, 1) == 27.6
+
+
+def test_deal_keeps_the_number_of_pairs():
+    """The control of the bench: as many rows in each bucket, so as many pairs, at other places."""
+    _, (hq, hk) = hashed(n=1, buckets=4)
+    dealt = [bench.deal(h) for h in (hq, hk)]
+    for a, b in zip((hq, hk), dealt):
+        assert torch.equal(a.sort(-1).values, b.sort(-1).values) and not torch.equal(a, b)
+    before, after = ((a.unsqueeze(-1) == b.unsqueeze(-2)).sum((-1, -2)) for a, b in ((hq, hk), dealt))
+    assert torch.equal(before, after)
+
+
+def test_peak_memory_counts_what_a_pass_adds():
+    """The (L, L) scores of two heads at L 2,048 are 32 MiB, and a plain formula holds some of them."""
+    plain = bench.peak_memory(2048, "(q @ k.transpose(-2, -1)).softmax(-1) @ v")
+    ours = bench.peak_memory(2048, bench.LSH_CALL)
+    assert 60 < plain < 400 and ours < plain
+
+
+def test_trained_layers_and_figures(started, monkeypatch, tmp_path):
+    """Queries and keys of a checkpoint on docstrings; with one bucket all mass is on colliding pairs."""
+    found = list(bench.trained_layers(str(started / "lsh"), 3))
+    assert [number for number, *_ in found] == [1] and found[0][2].shape == (3, 4, 33, 8)
+    monkeypatch.setattr(bench, "medians", lambda todo, rounds=7: {k: 1 + (k == "dense") for k in todo})
+    args = bench.parser().parse_args(["trained", "--runs", str(started / "lsh")])
+    rows = bench.bench_trained(args)
+    assert [row["ratio"] for row in rows] == [2, 2] and all(0 < row["share"] < 100 for row in rows)
+    monkeypatch.setattr(attention, "simhash", lambda x, *_: torch.zeros(*x.shape[:2], 1, x.shape[2]).long())
+    for row in bench.bench_trained(args):
+        assert (row["share"], row["recall"], row["largest"]) == (100, 100, 100)
+        assert row["mass"] == pytest.approx(100, abs=1e-3)
+
+
 def test_rates_and_ratios(monkeypatch):
     """Every timed thing takes a second, the kernel two."""
     affinity = os.sched_getaffinity(0)
@@ -2641,7 +2732,7 @@ def test_rates_and_ratios(monkeypatch):
     rates = {row["name"]: row["rate"] for row in bench.bench_hashing(None)}
     os.sched_setaffinity(0, affinity)
     assert rates["MD5 digests"] == 100 and rates["LSH index, N 50,260"] == 10
-    assert {row["ratio"] for row in bench.bench_attention(None)} == {2}
+    assert {row["ratio"] for row in bench.bench_kernel(None)} == {2}
 
 
 def test_many_words_are_distinct():
