@@ -306,7 +306,7 @@ def softmax_terms(stats, key_count):
     the sum: at scores of 1,000 a float32 of both has lost four digits.
     """
     M, z, count = stats.unbind(-1)
-    rest = (key_count - count).clamp(min=0)
+    rest = key_count - count  # below 0 for "mask", where no other key weighs
     top = torch.where(rest > 0, M.clamp(min=0), M)
     b = torch.where(rest > 0, (-top).clamp(max=0).exp(), 0)
     z = z * (M - top).exp() + rest * b

@@ -540,9 +540,9 @@ def test_simhash_shapes_dtype_and_autocast():
     g = torch.Generator().manual_seed(0)
     planes, coef = attention.draw_planes(3, 4, 6, 5, 97, g)
     assert planes.shape == (3, 4, 6, 5) and coef.shape == (3, 4, 6) and 0 <= coef.min() and coef.max() < 97
-    x = torch.randn(2, 3, 11, 5, generator=g, requires_grad=True)
+    x = torch.randn(2, 3, 1_001, 5, generator=g, requires_grad=True)
     h = attention.simhash(x, planes, coef, 97)
-    assert h.shape == (2, 3, 4, 11) and h.dtype == torch.int64 and not h.requires_grad
+    assert h.shape == (2, 3, 4, 1_001) and h.dtype == torch.int64 and not h.requires_grad
     above = (x[1, 2, 7] * planes[2, 3]).sum(-1) > 0
     assert h[1, 2, 3, 7] == coef[2, 3][above].sum() % 97
     with torch.autocast("cpu", torch.bfloat16):
@@ -660,7 +660,11 @@ def test_what_is_not_finite_stays_where_it_is(mode):
         t.data[2, 1, 12] = torch.nan  # the last row of all
     out, gradients = with_gradients(attention.lsh_attention, [q, k, v], *h, **mode, impl="blocks")
     assert out[2, 1].isnan().any() and not any(t[:2].isnan().any() for t in (out, *gradients))
-    assert attention.lsh_attention_reference(q, k, v, *h, **mode)[2, 1].isnan().any()
+    for impl in ("blocks", "dense"):  # and nothing hides it
+        out = attention.lsh_attention(q, k, hashed(B=3, H=2, L=13)[0][2], *h, **mode, impl=impl)
+        assert out[2, 1, 12].isnan().all()
+    assert attention.full_attention_reference(q, k, v.nan_to_num(0))[2, 1, 12].isnan().all()
+    assert attention.lsh_attention_reference(q, k, v.nan_to_num(0), *h, **mode)[2, 1, 12].isnan().all()
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(m.values()))
@@ -993,20 +997,22 @@ def test_numbers_shared_with_hashing():
     assert set(model.FORM.values()) == set(hashing.FORMS)
 
 
-LSH = dict(attn="lsh", lsh_bands=2, lsh_buckets=5, lsh_hashes=2)
+LSH = dict(attn="lsh", lsh_bands=3, lsh_buckets=5, lsh_hashes=2)
 
 
 @pytest.mark.parametrize("fill", ["zero", "mask"])
-def test_lsh_layer_is_the_reference_between_its_projections(fill):
+@pytest.mark.parametrize("pairs", ["upper", "all"])
+def test_lsh_layer_is_the_reference_between_its_projections(fill, pairs):
     """The switch: other planes say something else. A twin with full attention has the same weights."""
-    net, twin = tiny_model(**LSH, lsh_fill=fill), tiny_model()
+    net, twin = tiny_model(**LSH, lsh_fill=fill, lsh_pairs=pairs), tiny_model()
     x, key_mask = torch.randn(3, 7, 12), torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
     layer, other = net.layers[1], twin.layers[1]
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), twin.parameters()))
     assert model.count_parameters(net) == model.count_parameters(twin)
     q, k, v = layer.project(x)
     hq, hk = (attention.simhash(t, layer.planes, layer.coef, 5) for t in (q, k))
-    a = attention.lsh_attention_reference(q, k, v, hq, hk, fill=fill, key_mask=key_mask)
+    assert layer.planes.shape == (3, 2, 3, 4)  # H, n, r, e
+    a = attention.lsh_attention_reference(q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask)
     y = layer.norm1(x + layer.out(a.transpose(1, 2).flatten(2)))
     expected = layer.norm2(y + layer.down(F.gelu(layer.up(y))))
     out = layer(x, key_mask)
@@ -1019,6 +1025,8 @@ def test_planes_come_from_the_seed_and_travel_with_the_model(tmp_path):
     """Each layer and head has its own, a seed draws them again, and a checkpoint brings them along."""
     same, other = tiny_model(**LSH), tiny_model(**LSH)
     assert torch.equal(same.layers[0].planes, other.layers[0].planes)
+    torch.manual_seed(1)
+    assert not torch.equal(same.layers[0].planes, Model(same.config).layers[0].planes)
     assert not torch.equal(same.layers[0].planes, same.layers[1].planes)
     assert not torch.equal(same.layers[0].planes[0], same.layers[0].planes[1])
     other.redraw(3)
