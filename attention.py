@@ -145,8 +145,8 @@ STEPS = (1.1, 1.25, 1.5, 2.0, 4.0)  # from one size that buckets are padded to, 
 PIECE = 2**20  # most scores computed at once: 4 MiB in float32, near a core's cache and far from L²
 KEEP = 8  # weights are kept for the way back if they are no more numbers than 8 q; else computed again
 # What a plan costs beside its padded pairs, in pairs: the calls for one size, and a row's way into its bucket
-# and back; and a pair of the dense formula. Measured on two CPU cores (python bench.py attention).
-PER_SIZE, PER_ROW, PER_PAIR = 2**14, 96, 1.0
+# and back. Measured on two CPU cores (python bench.py attention).
+PER_SIZE, PER_ROW = 2**14, 56
 DENSE = 1024  # the longest rows for which an (L, L) matrix is made at all
 
 
@@ -411,20 +411,20 @@ def dense_lsh_attention(q, k, v, hq, hk, *, fill, pairs, key_mask=None):
     in, out: as lsh_attention_reference
     """
     L = q.shape[2]
-    collide = hq[:, :, 0].unsqueeze(-1) == hk[:, :, 0].unsqueeze(-2)  # (B, H, L, L)
+    apart = hq[:, :, 0].unsqueeze(-1) != hk[:, :, 0].unsqueeze(-2)  # (B, H, L, L), pairs that do not collide
     for f in range(1, hq.shape[2]):
-        collide |= hq[:, :, f].unsqueeze(-1) == hk[:, :, f].unsqueeze(-2)
+        apart &= hq[:, :, f].unsqueeze(-1) != hk[:, :, f].unsqueeze(-2)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
     if pairs == "upper":  # the upper triangle with half of the diagonal, and the same mirrored
         half = torch.ones_like(scores[0, 0]).triu() - 0.5 * torch.eye(L, device=q.device, dtype=scores.dtype)
-        scores = scores * (collide * half if fill == "zero" else half)
+        scores = scores * (~apart * half if fill == "zero" else half)
         scores = scores + scores.transpose(-2, -1)
     elif fill == "zero":
-        scores = scores * collide
+        scores = scores.masked_fill(apart, 0.0)
     if fill == "mask":
         if pairs == "upper":
-            collide = collide.triu() | collide.triu().transpose(-2, -1)
-        scores = scores.masked_fill(~(collide | torch.eye(L, dtype=torch.bool, device=q.device)), -torch.inf)
+            apart = apart.triu() | apart.triu().transpose(-2, -1)
+        scores = scores.masked_fill(apart & ~torch.eye(L, dtype=torch.bool, device=q.device), -torch.inf)
     if key_mask is None:
         return scores.softmax(-1) @ v
     weights = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf).softmax(-1)
@@ -443,7 +443,7 @@ def choose(hq, hk, *, fill="zero", pairs="upper", key_mask=None, impl="auto"):
     (B, H, n, L), N = hq.shape, hq[:, :, 0].numel()
     keep = None if key_mask is None else key_mask.unsqueeze(1).expand(B, H, L).flatten(0, 1)
     many = n * (1 + (pairs == "upper")) + (fill == "mask")  # plans
-    dense = PER_PAIR * N * L * (1 + 0.5 * (pairs == "upper")) if L <= DENSE else math.inf
+    dense = N * L * (1 + 0.5 * (pairs == "upper")) if L <= DENSE else math.inf
     if impl == "dense" or impl == "auto" and PER_ROW * N * many >= dense:
         return "dense", None, keep
     plans = make_plans(*(h.permute(2, 0, 1, 3).flatten(1, 2) for h in (hq, hk)), fill, pairs, keep)

@@ -23,6 +23,7 @@ A time is the median of several in one process; what is compared takes turns: a 
 import argparse
 import concurrent.futures
 import functools
+import itertools
 import json
 import math
 import os
@@ -304,21 +305,24 @@ LSH_CALL = ("attention.lsh_attention(q, k, v, *(attention.simhash(x, planes, coe
 
 def bench_attention(args):
     """Forward and back, float32, two heads of 64, 16,384 positions a batch; r 8, m 256, n 1, with hashing."""
-    planes, coef = attention.draw_planes(2, 1, 8, 64, 256, torch.Generator().manual_seed(0))
-    rows = []
+    rows, generator = [], torch.Generator().manual_seed(0)
+    # new planes for every run: how evenly one draw fills the buckets is luck
+    draws = [attention.draw_planes(2, 1, 8, 64, 256, generator) for _ in range(16)]
     for L in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536):
         B = max(16_384 // L, 1)
         q, k, v = (torch.randn(B, 2, L, 64, requires_grad=True) for _ in range(3))
         cotangent = torch.randn_like(q)
-        hq, hk = (attention.simhash(x, planes, coef, 256) for x in (q, k))
+        hashed = [[attention.simhash(x, *draw, 256) for x in (q, k)] for draw in draws]
+        dealt = itertools.cycle([[deal(h) for h in pair] for pair in hashed])
 
-        def lsh(pairs="all", back=True, dealt=False, impl="auto"):
+        def lsh(pairs="all", back=True, random=False):
+            planes = itertools.cycle(draws)
+
             def run():
-                buckets = [attention.simhash(x, planes, coef, 256) for x in (q, k)]
-                if dealt:
-                    buckets = [hq_dealt, hk_dealt]
+                draw = next(planes)
+                buckets = next(dealt) if random else [attention.simhash(x, *draw, 256) for x in (q, k)]
                 with torch.set_grad_enabled(back):
-                    out = attention.lsh_attention(q, k, v, *buckets, pairs=pairs, impl=impl)
+                    out = attention.lsh_attention(q, k, v, *buckets, pairs=pairs)
                 return torch.autograd.grad(out, (q, k, v), cotangent) if back else out
             return run
 
@@ -329,14 +333,14 @@ def bench_attention(args):
                 return torch.autograd.grad(out, (q, k, v), cotangent) if back else out
             return run
 
-        hq_dealt, hk_dealt = deal(hq), deal(hk)
         many = 2 * B * L * L
-        pairs = sum(int((torch.bincount(a, minlength=256) * torch.bincount(b, minlength=256)).sum())
-                    for a, b in zip(hq.reshape(-1, L), hk.reshape(-1, L)))
+        sizes = [[x.bincount(minlength=256) for x in h.view(-1, L)] for pair in hashed for h in pair]
+        pairs = sum(int(a @ b) for hq, hk in zip(sizes[::2], sizes[1::2]) for a, b in zip(hq, hk)) / len(draws)
+        hq, hk = hashed[0]
         row = dict(L=L, share=100 * pairs / many, dense_gflop=14 * 64 * many / 1e9,
                    gflop=(14 * 64 * pairs + 4 * 64 * 8 * 2 * B * L) / 1e9,
                    impl=attention.choose(hq, hk, pairs="all")[0], impl_upper=attention.choose(hq, hk)[0])
-        todo = {"ours": lsh(), "upper": lsh("upper"), "random": lsh(dealt=True), "forward": lsh(back=False)}
+        todo = {"ours": lsh(), "upper": lsh("upper"), "random": lsh(random=True), "forward": lsh(back=False)}
         if L <= 16_384:
             todo |= {"dense": dense(), "dense_forward": dense(False)}
         seconds = medians(todo, 9 if L <= 2048 else 3 if L > 16_384 else 5)
