@@ -147,6 +147,7 @@ KEEP = 8  # weights are kept for the way back if they are no more numbers than 8
 # What a plan costs beside its padded pairs, in pairs: the calls for one size, and a row's way into its bucket
 # and back. Measured on two CPU cores (python bench.py attention).
 PER_SIZE, PER_ROW = 2**14, 56
+HALF = 0.35  # what a pair of the dense formula costs in bfloat16
 DENSE = 1024  # the longest rows for which an (L, L) matrix is made at all
 
 
@@ -275,9 +276,8 @@ def make_plans(hq, hk, fill, pairs, keep=None):
 
 
 def take(rows, i, G):
-    """in: rows (N, e), i int64 (G·x,); out: (G, x, e), in float32 or better"""
-    work = torch.promote_types(rows.dtype, torch.float32)
-    return rows.index_select(0, i).to(work).view(G, -1, rows.shape[1])
+    """in: rows (N, e), i int64 (G·x,); out: (G, x, e)"""
+    return rows.index_select(0, i).view(G, -1, rows.shape[1])
 
 
 def scores(Q, K, allowed):
@@ -333,9 +333,10 @@ class Colliding(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, plans, keep, zero):
         """in: q, k, v (R, L, e); plans list; keep bool (R, L) or None; zero bool, fill; out: (R, L, e)"""
-        (R, L, e), N, work = q.shape, q.shape[0] * q.shape[1], torch.promote_types(q.dtype, torch.float32)
-        q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (N, e)
-        real = q.new_ones(R, L, dtype=work) if keep is None else keep.to(work)
+        (R, L, e), N, ctx.dtype = q.shape, q.shape[0] * q.shape[1], q.dtype
+        work = torch.promote_types(q.dtype, torch.float32)
+        q, k, v = (x.flatten(0, 1).to(work) for x in (q, k, v))  # (N, e)
+        real = q.new_ones(R, L) if keep is None else keep.to(work)
         key_count = F.pad(real.sum(1, keepdim=True).expand(R, L).flatten() * zero, (0, 1))  # (N + 1,)
         stats = real.new_tensor([LEAST, 0, 0]).repeat(N + 1, 1)
         ctx.plans, kept = plans, []
@@ -366,10 +367,10 @@ class Colliding(torch.autograd.Function):
                     W.sub_(top).exp_().mul_(inverse)
                 W = torch.addcmul(W, base, allowed.to(work), value=-1)
                 out.index_add_(0, plan.to_q[s], torch.bmm(W, take(v, plan.from_k[t], G)).flatten(0, 1))
-        everything = torch.bmm(real.unsqueeze(1), v.view(R, L, e).to(work))  # (R, 1, e)
+        everything = torch.bmm(real.unsqueeze(1), v.view(R, L, e))  # (R, 1, e)
         out[:N].view(R, L, e).addcmul_(terms[:N, 2].view(R, L, 1), everything)
         ctx.save_for_backward(q, k, v, out, terms, real, *(W for W, _ in kept))
-        return out[:N].view(R, L, e).to(q.dtype)
+        return out[:N].view(R, L, e).to(ctx.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -383,8 +384,8 @@ class Colliding(torch.autograd.Function):
         """in, out: as backward"""
         q, k, v, out, terms, real, *kept = ctx.saved_tensors
         (R, L, e), N, work = dout.shape, len(q), out.dtype
-        dout = dout.flatten(0, 1)
-        D = torch.bmm(dout.unsqueeze(1).to(work), out[:N].unsqueeze(2)).view(N, 1)
+        dout = dout.flatten(0, 1).to(work)
+        D = torch.bmm(dout.unsqueeze(1), out[:N].unsqueeze(2)).view(N, 1)
         terms, ready = torch.cat([terms, F.pad(-D, (0, 0, 0, 1))], 1), iter(kept)  # (N + 1, 4)
         dq, dk, dv = (torch.zeros_like(out) for _ in range(3))
         for plan in ctx.plans:
@@ -399,10 +400,10 @@ class Colliding(torch.autograd.Function):
                 da.index_add_(0, plan.to_q[s], torch.bmm(dS, K).flatten(0, 1))
                 db.index_add_(0, plan.to_k[t], torch.bmm(dS.transpose(1, 2), Q).flatten(0, 1))
                 dv.index_add_(0, plan.to_k[t], torch.bmm(W.transpose(1, 2), dO).flatten(0, 1))
-        spread = torch.bmm(terms[:N, 2].view(R, 1, L), dout.view(R, L, e).to(work))  # (R, 1, e)
+        spread = torch.bmm(terms[:N, 2].view(R, 1, L), dout.view(R, L, e))  # (R, 1, e)
         dq, dk, dv = (d[:N].view(R, L, e) for d in (dq, dk, dv))
         dv.addcmul_(real.unsqueeze(-1), spread)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        return dq.to(ctx.dtype), dk.to(ctx.dtype), dv.to(ctx.dtype)
 
 
 def dense_lsh_attention(q, k, v, hq, hk, *, fill, pairs, key_mask=None):
@@ -431,10 +432,10 @@ def dense_lsh_attention(q, k, v, hq, hk, *, fill, pairs, key_mask=None):
     return weights.masked_fill(~key_mask[:, None, None, :], 0.0).nan_to_num(0.0) @ v
 
 
-def choose(hq, hk, *, fill="zero", pairs="upper", key_mask=None, impl="auto"):
+def choose(hq, hk, *, fill="zero", pairs="upper", key_mask=None, impl="auto", dtype=torch.float32):
     """Which way lsh_attention will go: what costs less, counted for these very buckets.
 
-    in:  as lsh_attention
+    in:  as lsh_attention; dtype of the vectors
     out: "dense" or "blocks"; the plans of blocks, None for dense; keep bool (R, L), keys that count, or None
 
     Dense costs all L² pairs of a sequence; blocks cost the colliding ones, padding, and a price for each row,
@@ -444,7 +445,8 @@ def choose(hq, hk, *, fill="zero", pairs="upper", key_mask=None, impl="auto"):
     keep = None if key_mask is None else key_mask.unsqueeze(1).expand(B, H, L).flatten(0, 1)
     many = n * (1 + (pairs == "upper")) + (fill == "mask")  # plans
     dense = N * L * (1 + 0.5 * (pairs == "upper")) if L <= DENSE else math.inf
-    if impl == "dense" or impl == "auto" and PER_ROW * N * many >= dense:
+    dense *= HALF if dtype.itemsize == 2 else 1  # blocks sum in float32 all the same
+    if impl == "dense" or impl == "auto" and (PER_ROW * N + 16 * PER_SIZE) * many >= dense:  # a plan has more
         return "dense", None, keep
     plans = make_plans(*(h.permute(2, 0, 1, 3).flatten(1, 2) for h in (hq, hk)), fill, pairs, keep)
     if impl == "auto" and sum(plan.cost for plan in plans) >= dense:
@@ -465,7 +467,7 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="upper", key_mask=None,
                                ("impl", impl, ("auto", "dense", "blocks"))):
         if value not in known:
             raise ValueError(f"{name} {value!r}: wanted one of {', '.join(known)}")
-    how, plans, keep = choose(hq, hk, fill=fill, pairs=pairs, key_mask=key_mask, impl=impl)
+    how, plans, keep = choose(hq, hk, fill=fill, pairs=pairs, key_mask=key_mask, impl=impl, dtype=q.dtype)
     if how == "dense":
         return dense_lsh_attention(q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask)
     with torch.autocast(q.device.type, enabled=False):

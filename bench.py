@@ -335,7 +335,8 @@ def bench_attention(args):
 
         many = 2 * B * L * L
         sizes = [[x.bincount(minlength=256) for x in h.view(-1, L)] for pair in hashed for h in pair]
-        pairs = sum(int(a @ b) for hq, hk in zip(sizes[::2], sizes[1::2]) for a, b in zip(hq, hk)) / len(draws)
+        both = zip(sizes[::2], sizes[1::2])
+        pairs = sum(int(a @ b) for hq, hk in both for a, b in zip(hq, hk)) / len(draws)
         hq, hk = hashed[0]
         row = dict(L=L, share=100 * pairs / many, dense_gflop=14 * 64 * many / 1e9,
                    gflop=(14 * 64 * pairs + 4 * 64 * 8 * 2 * B * L) / 1e9,
@@ -459,30 +460,33 @@ def figures(args):
 
 def bench_steps(args):
     """A training step (forward, backward, AdamW) of the BERT-LSH model with full and with LSH attention."""
-    rows = []
-    for L in (128, 512, 2048):
-        for dtype in ("float32", "bfloat16"):
-            todo, ids = {}, torch.randint(hashing.FIRST, 32_000, (8_192 // L, L))
+    rows, words = [], [word for part in many_words(20_000) for word in part]
+    for objective, emb in (("mlm", "lookup"), ("sr", "proj")):
+        vocabulary = [str(i) for i in range(31_995)] if emb == "lookup" else None
+        encoder = hashing.Encoder(model.FORM[emb], vocabulary=vocabulary)
+        if emb == "proj":
+            encoder.ids(words)
+        corrupt, loss_of, _ = pretrain.OBJECTIVES[objective]
+        for L, dtype in itertools.product((128, 512, 2048), ("float32", "bfloat16")):
+            todo, ids = {}, torch.randint(hashing.FIRST, 20_000, (8_192 // L, L))
             chance = torch.from_numpy(np.random.default_rng(0).random((3, *ids.shape), np.float32))
             for name, changes in (("full", dict(attn="full")), ("upper", {}), ("all", dict(lsh_pairs="all"))):
-                torch.manual_seed(0)
-                shape = model.PRESETS["bert-lsh"] | dict(length=L, dropout=0.0, lsh_bands=8) | changes
-                net = model.Model(model.Config(**shape))
-                net.set_codes(torch.arange(-1, 31_999).clamp(min=0).unsqueeze(1))
+                shape = model.PRESETS["bert-lsh"] | dict(length=L, dropout=0.0, lsh_bands=8)
+                net = model.Model(model.Config(**shape | dict(emb=emb, head=objective) | changes))
+                net.set_codes(torch.from_numpy(encoder.codes()))
                 optimizer = torch.optim.AdamW(model.parameter_groups(net, 0.01), fused=True)
-                inputs, labels = pretrain.corrupt_mlm(ids, chance, ids.flip(0))
+                inputs, labels = corrupt(ids, chance, ids.flip(0))
 
                 def run(net=net, optimizer=optimizer, inputs=inputs, labels=labels):
                     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-                        loss, _ = pretrain.loss_mlm(net, inputs, labels)
+                        loss, _ = loss_of(net, inputs, labels)
                     (loss / labels.numel()).backward()
                     optimizer.step()
                     optimizer.zero_grad(set_to_none=True)
                 todo[name] = run
-            seconds = medians(todo, 5)
-            rows.append(dict(name=f"L {L}, {dtype}", **{name: 1000 * s for name, s in seconds.items()},
-                             share=100 * seconds["upper"] / seconds["full"],
-                             share_all=100 * seconds["all"] / seconds["full"]))
+            row = {name: 1000 * s for name, s in medians(todo, 5).items()}
+            row |= dict(share=100 * row["upper"] / row["full"], share_all=100 * row["all"] / row["full"])
+            rows.append(row | dict(name=f"{objective}, L {L}, {dtype}"))
             print(rows[-1], file=sys.stderr, flush=True)
     return rows
 

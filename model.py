@@ -272,7 +272,8 @@ class Model(nn.Module):
         for layer in self.layers:
             q, k, _ = layer.project(x)
             hq, hk = layer.buckets(q, k)
-            found.append((collision_share(hq, hk), choose(hq, hk, fill=c.lsh_fill, pairs=c.lsh_pairs)[0]))
+            how, *_ = choose(hq, hk, fill=c.lsh_fill, pairs=c.lsh_pairs, dtype=q.dtype)
+            found.append((collision_share(hq, hk), how))
             x = layer(x)
         return found
 

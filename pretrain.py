@@ -706,7 +706,8 @@ class Run:
             return ""
         self.model.eval()
         inputs, _ = self.corrupted(*self.batches.held_out(slice(0, min(self.micro, len(self.batches.held)))))
-        layers = self.model.collisions(inputs)
+        with self.autocast():
+            layers = self.model.collisions(inputs)
         self.model.train()
         found = ", ".join(f"{100 * share:.1f} % of pairs collide, computed by {how}" for share, how in layers)
         return (f"attention   lsh: {c.lsh_hashes} × {c.lsh_bands} planes to {c.lsh_buckets} buckets, "
