@@ -428,8 +428,8 @@ def dense_lsh_attention(q, k, v, hq, hk, *, fill, pairs, key_mask=None):
         scores = scores.masked_fill(apart & ~torch.eye(L, dtype=torch.bool, device=q.device), -torch.inf)
     if key_mask is None:
         return scores.softmax(-1) @ v
-    weights = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf).softmax(-1)
-    return weights.masked_fill(~key_mask[:, None, None, :], 0.0).nan_to_num(0.0) @ v
+    scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
+    return scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0.0) @ v
 
 
 def choose(hq, hk, *, fill="zero", pairs="upper", key_mask=None, impl="auto", dtype=torch.float32):
