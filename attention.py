@@ -168,6 +168,8 @@ class Plan:
         before this one: a pair belongs to the first function in which it collides
         """
         (R, L), self.N, self.triangle, self.before = hq.shape, hq.numel(), triangle, before
+        if min(hq.min(), hk.min()) < 0:
+            raise ValueError("buckets must not be below 0")
         top = int(torch.maximum(hq.max(), hk.max())) + 1
         if keep is not None:
             hk = hk.masked_fill(~keep, top)  # a bucket without queries
@@ -461,8 +463,11 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="upper", key_mask=None,
     in:  as lsh_attention_reference; impl: "blocks", from the colliding pairs alone, summed in float32 or
          better; "dense", the formula in the dtype of q; "auto", whichever costs less here (see choose)
     out: (B, H, L, e). Differentiable once.
-    err: ValueError for an unknown mode
+    err: ValueError for an unknown mode, buckets below 0 or of another shape
     """
+    if not hq.shape == hk.shape == (*q.shape[:2], hq.shape[2], q.shape[2]):
+        raise ValueError(f"buckets {tuple(hq.shape)}, {tuple(hk.shape)} of vectors {tuple(q.shape)}: wanted "
+                         f"(B, H, n, L) of (B, H, L, e)")
     for name, value, known in (("fill", fill, ("zero", "mask")), ("pairs", pairs, ("upper", "all")),
                                ("impl", impl, ("auto", "dense", "blocks"))):
         if value not in known:

@@ -456,6 +456,7 @@ def figures(args):
             axis.set(xlabel="key position")
         axes[0].set(ylabel="query position")
         figure.savefig(os.path.join(ASSETS, "collisions.png"), dpi=100)
+    print(f"drawn: {ASSETS}")
 
 
 def bench_steps(args):
@@ -687,6 +688,7 @@ def bench_twins(args):
                  "--out", out, *both]
         tune = ["finetune", "--ckpt", out, "--task", "sst2", "--data_dir", args.data_dir, "--epochs", 1,
                 "--seeds", 1, "--out", out + "-sst2", *both]
+        print(name, "seed", seed, "begins", file=sys.stderr, flush=True)
         for script, *more in (train, tune):  # either goes on where an earlier attempt stopped
             start = ["-c", DEAL, script] if "random" in name else [f"{script}.py"]
             done = subprocess.run([sys.executable, *start, *map(str, more)], cwd=HERE, text=True,
@@ -856,7 +858,8 @@ def parser():
 
 def main(argv=None):
     """in: argv list[str] or None for the command line; prints tables"""
-    args = parser().parse_args(argv)
+    p = parser()
+    args = p.parse_args(argv)
     if args.what == "readme":
         path = os.path.join(HERE, "README.md")
         with open(path, encoding="utf-8") as file:
@@ -867,6 +870,10 @@ def main(argv=None):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         return
+    if args.what == "twins" and not args.data_dir:
+        p.error("twins needs --data_dir, a folder with GLUE's SST-2")
+    if args.what in ("trained", "figures", "tasks") and not args.runs:
+        p.error(f"{args.what} needs --runs")
     if args.what == "figures":
         return figures(args)
     chosen = [n for n in BENCHES if n not in LONG] if args.what == "all" else [args.what]
@@ -881,4 +888,7 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (model.ConfigError, hashing.InputError) as error:
+        sys.exit(f"bench.py: {error}")

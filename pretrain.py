@@ -520,8 +520,8 @@ def resolve(args, world):
             shape[flag] = getattr(args, flag)
     if shape.get("attn") == "lsh":
         name.append("lsh-attention")
-    elif any(getattr(args, flag) is not None for flag in LSH):
-        raise InputError(f"--{', --'.join(LSH)} are of --attn lsh, which was not asked for")
+    elif given := [flag for flag in LSH if getattr(args, flag) is not None]:
+        raise InputError(f"--{given[0]} is of --attn lsh, which was not asked for")
     args.out = args.out or os.path.join("out", "-".join(name))
     form = FORM[args.emb]
     Encoder(form, args.hash, bits=args.bits, chunk=args.chunk, vocabulary=[])  # has complaints of its own

@@ -733,6 +733,10 @@ def test_choose_takes_what_costs_less():
                        attention.lsh_attention(q, k, v, hq, hk, pairs="all", impl="blocks"))
     with pytest.raises(ValueError, match="wanted one of zero, mask"):
         attention.lsh_attention(q, k, v, hq, hk, fill="none")
+    with pytest.raises(ValueError, match="wanted .B, H, n, L."):
+        attention.lsh_attention(q, k, v, hq[:, :1], hk)
+    with pytest.raises(ValueError, match="not be below 0"):
+        attention.lsh_attention(q, k, v, hq - 1, hk, impl="blocks")
 
 
 def test_collision_share():
@@ -1628,7 +1632,7 @@ def test_lsh_attention_trains_and_resumes(small, tmp_path, capsys):
 
 
 def test_lsh_flags_belong_to_lsh_attention(small):
-    refused(pretrain.main, small("--lsh_bands", "3"), says="--lsh_redraw are of --attn lsh")
+    refused(pretrain.main, small("--lsh_bands", "3"), says="--lsh_bands is of --attn lsh")
     refused(pretrain.main, small("--attn", "lsh", "--lsh_buckets", "0"), says="wanted 1 or more")
 
 
@@ -2741,6 +2745,12 @@ def test_rates_and_ratios(monkeypatch):
     os.sched_setaffinity(0, affinity)
     assert rates["MD5 digests"] == 100 and rates["LSH index, N 50,260"] == 10
     assert {row["ratio"] for row in bench.bench_kernel(None)} == {2}
+
+
+@pytest.mark.parametrize("command, says", [
+    (["twins"], "needs --data_dir"), (["trained"], "needs --runs"), (["figures"], "needs --runs")])
+def test_bench_says_what_it_needs(command, says):
+    refused(bench.main, command, says=says)
 
 
 def test_many_words_are_distinct():
