@@ -1428,7 +1428,8 @@ def test_passes_add_up_to_the_batch(small, tmp_path):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5)  # Adam's first steps are signs: rounding shows
 
 
-def test_two_ranks_are_one(small, tmp_path):
+@pytest.mark.parametrize("attn", [(), ("--attn", "lsh", "--lsh_bands", "2")], ids=["full", "lsh"])
+def test_two_ranks_are_one(small, tmp_path, attn):
     """The same windows and corruption for any number of ranks; gradients to 1e-6, then the first losses."""
     code = ("import sys, torch, pretrain\n"
             "run = pretrain.Run(pretrain.parser().parse_args(sys.argv[2:]))\n"
@@ -1442,9 +1443,9 @@ def test_two_ranks_are_one(small, tmp_path):
     script = tmp_path / "grads.py"
     script.write_text(code)
     env = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-    run_script(script, tmp_path / "1.pt", *small("--dropout", "0", out="a"), env=env)
+    run_script(script, tmp_path / "1.pt", *small("--dropout", "0", *attn, out="a"), env=env)
     done = run_script("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script,
-                      tmp_path / "2.pt", *small("--dropout", "0", "--micro", "3", out="b"), env=env)
+                      tmp_path / "2.pt", *small("--dropout", "0", "--micro", "3", *attn, out="b"), env=env)
     assert done.returncode == 0, done.stderr
     for a, b in zip(torch.load(tmp_path / "1.pt"), torch.load(tmp_path / "2.pt"), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
