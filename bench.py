@@ -358,11 +358,11 @@ def bench_attention(args):
 
 
 ATTENTION = dict(L=("L", ","), share=("pairs that collide %", ".2f"), dense=("dense, ms", ",.0f"),
-                 ours=("ours, ms", ",.0f"), ratio=("faster", ".1f"), upper=("upper, ms", ",.0f"),
-                 ratio_upper=("faster", ".1f"), ratio_forward=("forward alone", ".1f"),
+                 ours=("all, ms", ",.0f"), ratio=("× dense", ".1f"), upper=("upper, ms", ",.0f"),
+                 ratio_upper=("× dense", ".1f"), ratio_forward=("all, forward alone, × dense", ".1f"),
                  random=("random buckets, ms", ",.0f"), dense_gflop=("dense, GFLOP", ",.1f"),
-                 gflop=("ours, GFLOP", ",.1f"), dense_memory=("dense, MiB", ",.0f"),
-                 memory=("ours, MiB", ",.0f"), impl=("all by", "s"), impl_upper=("upper by", "s"))
+                 gflop=("all, GFLOP", ",.1f"), dense_memory=("dense, MiB", ",.0f"),
+                 memory=("all, MiB", ",.0f"), impl=("all by", "s"), impl_upper=("upper by", "s"))
 
 
 def trained_layers(folder, sequences=8):
