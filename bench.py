@@ -278,7 +278,9 @@ def deal(h):
 
 
 def peak_memory(length, how):
-    """in: L; how, code of q, k, v, planes, coef; out: MiB that a pass forward and back adds at its peak"""
+    """in: L; how, code of q, k, v, planes, coef; out: MiB a pass forward and back adds at most (or None)"""
+    if not os.path.exists("/proc/self/clear_refs"):
+        return None
     code = f"""
 import torch, attention
 from torch.nn.functional import scaled_dot_product_attention
@@ -669,12 +671,9 @@ TWINS = {  # what bench.py twins runs: name -> flags
     "as many random pairs": ["--lsh_bands", "2"],  # and the buckets dealt to other positions
 }
 # Buckets keep their sizes and so the number of pairs, and lose what they had to do with the vectors.
-DEAL = ("import sys, torch, model, pretrain, finetune; simhash = model.simhash\n"
-        "def dealt(*a):\n"
-        "    h = simhash(*a)\n"
-        "    return h.gather(-1, torch.rand(h.shape, device=h.device).argsort(-1))\n"
-        "model.simhash = dealt\n"
-        "dict(pretrain=pretrain, finetune=finetune)[sys.argv[1]].main(sys.argv[2:])")
+DEAL = ("import sys, bench, model; simhash = model.simhash\n"
+        "model.simhash = lambda *a: bench.deal(simhash(*a))\n"
+        "getattr(bench, sys.argv[1]).main(sys.argv[2:])")
 
 
 def bench_twins(args):
@@ -891,4 +890,5 @@ if __name__ == "__main__":
     try:
         main()
     except (model.ConfigError, hashing.InputError) as error:
-        sys.exit(f"bench.py: {error}")
+        print(f"bench.py: {error}", file=sys.stderr)
+        sys.exit(2)

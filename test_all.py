@@ -589,11 +589,7 @@ def test_lsh_attention_in_pieces(monkeypatch, mode, piece, keep):
     """Buckets cut between queries, weights kept or computed again: the pieces add up to the whole."""
     monkeypatch.setattr(attention, "PIECE", piece)
     monkeypatch.setattr(attention, "KEEP", keep)
-    inputs, buckets = hashed(buckets=3)
-    kept = []
-    monkeypatch.setattr(attention, "merge", lambda a, b, old=attention.merge: kept.append(1) or old(a, b))
-    assert_exact(inputs, buckets, key_mask=padding, **mode)
-    assert kept
+    assert_exact(*hashed(buckets=3), key_mask=padding, **mode)
 
 
 @pytest.mark.parametrize("pairs", ["upper", "all"])
@@ -1394,10 +1390,8 @@ def test_loss_at_the_start_is_what_theory_says(small, capsys):
     assert theory == 1.099 and abs(found - theory) < 0.15
 
 
-def test_resume_is_exact(small, tmp_path):
-    """Stopped at step 3 and started again: weights, optimizer and log of the unbroken run, bit for bit."""
-    pretrain.main(small("--dropout", "0.1", out="whole"))
-
+def die_at_step_3(flags):
+    """A run that is lost after its checkpoint of step 3."""
     def die(self, original=pretrain.Run.save):
         original(self)
         if self.step == 3:
@@ -1406,7 +1400,14 @@ def test_resume_is_exact(small, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain.Run, "save", die)
         with pytest.raises(KeyboardInterrupt):
-            pretrain.main(small("--dropout", "0.1", out="broken"))
+            pretrain.main(flags)
+
+
+def test_resume_is_exact(small, tmp_path):
+    """Stopped at step 3 and started again: weights, optimizer and log of the unbroken run, bit for bit."""
+    pretrain.main(small("--dropout", "0.1", out="whole"))
+
+    die_at_step_3(small("--dropout", "0.1", out="broken"))
     with open(tmp_path / "broken" / "log.jsonl", "a") as file:
         file.write('{"step": 5, "loss": 1}\n{"ste')  # of the life that was lost
     pretrain.main(small("--dropout", "0.1", out="broken"))
@@ -1612,15 +1613,7 @@ def test_lsh_attention_trains_and_resumes(small, tmp_path, capsys):
     assert re.search(r"attention   lsh: 1 × 2 planes to 256 buckets.*% of pairs collide, computed by dense",
                      capsys.readouterr().out)
 
-    def die(self, original=pretrain.Run.save):
-        original(self)
-        if self.step == 3:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain.Run, "save", die)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain.main(small(*flags, out="broken"))
+    die_at_step_3(small(*flags, out="broken"))
     early = weights(tmp_path / "broken")
     pretrain.main(small(*flags, out="broken"))
     late = weights(tmp_path / "broken")
@@ -2716,6 +2709,18 @@ def test_deal_keeps_the_number_of_pairs():
     assert torch.equal(before, after)
 
 
+def test_the_control_trains_on_dealt_buckets(small, tmp_path):
+    """What bench.py twins runs: the same command, other pairs, so other weights."""
+    flags = ("--attn", "lsh", "--lsh_bands", "2", "--steps", "3", "--warmup", "1")
+    pretrain.main(small(*flags, out="hash"))
+    done = run_script("-c", bench.DEAL, "pretrain", *small(*flags, out="dealt"))
+    assert done.returncode == 0, done.stderr
+    ours, dealt = weights(tmp_path / "hash"), weights(tmp_path / "dealt")
+    assert torch.equal(ours["layers.0.planes"], dealt["layers.0.planes"])
+    assert not torch.equal(ours["layers.0.qkv.weight"], dealt["layers.0.qkv.weight"])
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the system does not say")
 def test_peak_memory_counts_what_a_pass_adds():
     """The (L, L) scores of two heads at L 2,048 are 32 MiB, and a plain formula holds some of them."""
     plain = bench.peak_memory(2048, "(q @ k.transpose(-2, -1)).softmax(-1) @ v")
@@ -2752,6 +2757,39 @@ def test_rates_and_ratios(monkeypatch):
     (["twins"], "needs --data_dir"), (["trained"], "needs --runs"), (["figures"], "needs --runs")])
 def test_bench_says_what_it_needs(command, says):
     refused(bench.main, command, says=says)
+
+
+def test_prose_on_hashed_attention_follows_the_results():
+    """The numbers between the tables of the README, from the files the tables come from."""
+    text = " ".join((HERE / "README.md").read_text(encoding="utf-8").split())
+
+    def rows(name):
+        return json.loads((HERE / "results" / f"{name}.json").read_text())["rows"]
+
+    def paired(a, b):  # mean and standard error over the seeds
+        gaps = np.subtract(a, b)
+        return gaps.mean(), gaps.std(ddof=1) / math.sqrt(len(gaps))
+
+    dense, lsh, random = rows("twins")
+    for a, b, key, digits, said in ((dense, lsh, "loss_all", 2, "hashed attention, by {} ± {} on average"),
+                                    (dense, lsh, "sst2_all", 1, "{} ± {} points"),
+                                    (random, lsh, "loss_all", 2, "{} ± {} worse than the hash")):
+        mean, error = paired(a[key], b[key])
+        assert said.format(f"{mean:.{digits}f}", f"{error:.{digits}f}") in text
+    by_length = {row["L"]: row for row in rows("attention")}
+    assert "Faster than dense from 256 positions on" in text
+    assert all(row["ratio"] > 1 for L, row in by_length.items() if 256 <= L < 65_536)
+    assert (f"{by_length[1024]['ratio']:.1f} times at 1,024 and {by_length[16384]['ratio']:.0f} times at "
+            f"16,384") in text
+    last = by_length[65536]
+    assert f"in {last['ours'] / 1000:.1f} seconds and {last['memory']:.0f} MiB" in text
+    long = [row for row in rows("steps") if "2048" in row["name"]]
+    for key, said in (("share", "{:.0f} to {:.0f} % of the dense one with `upper`"),
+                      ("share_all", "{:.0f} to {:.0f} % with `all`")):
+        assert said.format(min(row[key] for row in long), max(row[key] for row in long)) in text
+    two = [row for row in rows("trained") if row["name"].endswith("r 2")]
+    assert (f"{min(r['share'] for r in two):.0f} to {max(r['share'] for r in two):.0f} % of the pairs and "
+            f"{min(r['mass'] for r in two):.0f} to {max(r['mass'] for r in two):.0f} % of the mass") in text
 
 
 def test_many_words_are_distinct():
