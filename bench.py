@@ -13,6 +13,13 @@
     python bench.py twins          BERT-LSH, its dense twin and a random control, trained alike (an hour)
     python bench.py trained --runs out/lookup-bpe-mlm*          buckets of trained queries and keys
     python bench.py figures --runs out/lookup-bpe-mlm-lsh-attention         draw assets/
+    python bench.py sizes          parameters of the models of Superbloom's tables, exact, beside what it prints
+    python bench.py bloom          beam search beside scoring all of 5,281,889 items, at the paper's densities
+    python bench.py million        a training step of a model over 5,281,889 items: time and memory
+    python bench.py entities --data pages.jsonl      Superbloom, its baselines, neighbours (Tables 1 and 2)
+    python bench.py depth --data pages.jsonl         one layer and many, hashed and not (Table 3)
+    python bench.py coherent --data pages.jsonl      random and coherent maps (Table 7)
+    python bench.py beams --runs out/bloom-items     recall by beam width (Table 6), by frequency (Figure 3)
     python bench.py evaluation     an evaluation of finetune.py beside the forward passes it is made of
     python bench.py tasks --runs out/*          the results of several fine-tunings in one table
     python bench.py readme         write the tables of README.md anew from results/
@@ -469,7 +476,7 @@ def bench_steps(args):
         encoder = hashing.Encoder(model.FORM[emb], vocabulary=vocabulary)
         if emb == "proj":
             encoder.ids(words)
-        corrupt, loss_of, _ = pretrain.OBJECTIVES[objective]
+        corrupt, loss_of, *_ = pretrain.OBJECTIVES[objective]
         for L, dtype in itertools.product((128, 512, 2048), ("float32", "bfloat16")):
             todo, ids = {}, torch.randint(hashing.FIRST, 20_000, (8_192 // L, L))
             chance = torch.from_numpy(np.random.default_rng(0).random((3, *ids.shape), np.float32))
@@ -518,7 +525,7 @@ def bench_train(args):
                 encoder.ids([str(i) for i in range(50_000)])
             net.set_codes(torch.from_numpy(encoder.codes()))
             optimizer = torch.optim.AdamW(model.parameter_groups(net, 0.01), fused=True)
-            corrupt, loss_of, _ = pretrain.OBJECTIVES[objective]
+            corrupt, loss_of, *_ = pretrain.OBJECTIVES[objective]
 
             def run():
                 inputs, labels = corrupt(ids, chance, ids.flip(0))
@@ -624,10 +631,19 @@ VARIANTS = {
 
 def bench_variants(args):
     """Every variant with the same budget and seeds on one corpus: mean and std of the last evaluation."""
+    return compare(args, VARIANTS)
+
+
+def compare(args, variants, *common):
+    """Train each of some variants with several seeds, as many at once as there are cores.
+
+    in:  args; variants: name -> flags of pretrain.py; common flags
+    out: list of rows: the means of what the last evaluations say, and their std
+    """
     def run(job):
         number, (name, flags), seed = job
         out = os.path.join(folder, f"{number}-{seed}")
-        command = [sys.executable, "pretrain.py", *flags, "--seed", seed, "--out", out, "--data", args.data,
+        command = [sys.executable, "pretrain.py", *common, *flags, "--seed", seed, "--out", out, "--data", args.data,
                    "--steps", args.steps, "--cache", args.cache, "--eval_every", args.steps,
                    "--save_every", 10**9]
         done = subprocess.run(list(map(str, command)), cwd=HERE, capture_output=True, text=True,
@@ -645,7 +661,7 @@ def bench_variants(args):
             kept = {row["name"]: row for row in json.load(file)["rows"]}
     wanted = dict(data=args.data, steps=args.steps, seeds=args.seeds)
     kept = {name: row for name, row in kept.items() if wanted.items() <= row.items()}
-    missing = {name: flags for name, flags in VARIANTS.items() if name not in kept}
+    missing = {name: flags for name, flags in variants.items() if name not in kept}
     # as many runs at once as there are cores, a thread each: faster than one after the other
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(cores) as pool:
         jobs = [(i, v, seed) for i, v in enumerate(missing.items()) for seed in range(args.seeds)]
@@ -657,7 +673,7 @@ def bench_variants(args):
             values = [result[key] for result in mine]
             row[key] = statistics.mean(values)
             row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else None
-    return [kept[name] for name in VARIANTS]
+    return [kept[name] for name in variants]
 
 
 VARIANT_COLUMNS = dict(name=("embedding, hash", "s"), accuracy=("accuracy", "±"),
@@ -698,7 +714,7 @@ def bench_twins(args):
             *_, last = map(json.loads, file)
         with open(os.path.join(out + "-sst2", "results.json")) as file:
             sst2 = json.load(file)["tasks"]["sst2"]["mean"]
-        row = dict(loss=last["eval_loss"], accuracy=100 * last["accuracy"], sst2=sst2)
+        row = dict(loss=last["eval_loss"], accuracy=100 * last["rec@1"], sst2=sst2)
         print(name, seed, row, file=sys.stderr, flush=True)
         return row
 
@@ -719,6 +735,246 @@ def bench_twins(args):
 
 TWIN_COLUMNS = dict(name=("attention", "s"), loss=("MLM loss", "±"), accuracy=("MLM accuracy %", "±1"),
                     sst2=("SST-2 after", "±1"))
+
+
+SIZES = (  # [SB Tables 1, 3 and 4]: name, items, alpha, d, heads, dF, layers, text?, what is printed
+    ("Table 1: baseline", 5_281_889, 1, 48, 4, 1024, 12, False, "248M"),
+    ("Table 1: sampled-softmax", 5_281_889, 1, 512, 8, 2048, 12, False, "2.6G"),
+    ("Table 1: superbloom", 5_281_889, 50, 768, 12, 3072, 12, False, "229M"),
+    ("Table 3: baseline-l1", 500_000, 1, 256, 1, 1024, 1, False, "123M"),
+    ("Table 3: baseline-l12", 500_000, 1, 256, 8, 1024, 12, False, "132M"),
+    ("Table 3: superbloom-d256l1", 500_000, 20, 256, 1, 1024, 1, False, "13M"),
+    ("Table 3: superbloom-d384l1", 500_000, 20, 384, 1, 1536, 1, False, "21M"),
+    ("Table 3: superbloom-d256l12", 500_000, 20, 256, 8, 1024, 12, False, "21M"),
+    ("Table 4: baseline-h64", 1_000_000, 1, 64, 4, 256, 12, True, "62.6M"),
+    ("Table 4: hash40-h512", 1_000_000, 40, 512, 8, 2048, 12, True, "62.3M"),
+    ("Table 4: baseline-h256", 1_000_000, 1, 256, 8, 1024, 12, True, "254.4M"),
+    ("Table 4: hash20-h1024", 1_000_000, 20, 1024, 16, 4096, 12, True, "246.3M"))
+
+
+def bench_sizes(args):
+    """The parameters of [SB Tables 1, 3 and 4], exact; M and G are 2^20 and 2^30 there."""
+    rows = []
+    for name, items, alpha, d, heads, ffn, layers, text, printed in SIZES:
+        hashes = 1 if alpha == 1 else 2
+        vocabulary = hashes * -(-items // alpha)
+        with torch.device("meta"):
+            config = model.Config(emb="lookup" if hashes == 1 else "bloom", rows=vocabulary, hashes=hashes,
+                                  head="mlm" if hashes == 1 else "hash-mlm", act="relu", order=text, types=2,
+                                  layers=layers, width=d, heads=heads, ffn=ffn, length=512 if text else 32)
+            total = model.count_parameters(model.Model(config))["total"]
+        paper = total + d * d + d  # BERT's pooler, which their formula has and nothing uses
+        unit, digits = (2**30, 1) if paper > 2**30 else (2**20, 1 if text else 0)
+        shown = f"{paper / unit:.{digits}f}{'G' if unit == 2**30 else 'M'}"
+        rows.append(dict(name=name, rows=vocabulary, total=total, paper=paper, shown=shown, printed=printed))
+    return rows
+
+
+SIZE_COLUMNS = dict(name=("model", "s"), rows=("rows", ","), total=("ours, specials left out", ","),
+                    paper=("with the pooler", ","), shown=("that is", "s"), printed=("paper prints", "s"))
+
+
+def bench_bloom(args):
+    """Beam search (B = k = 20) and exhaustive scoring of 5,281,889 items, m 2, 64 positions."""
+    rows, n, generator = [], 5_281_889, torch.Generator().manual_seed(0)
+    for alpha in (10, 20, 50):
+        start = time.perf_counter()
+        bloom = hashing.BloomMap(n, alpha)
+        built = time.perf_counter() - start
+        digest = torch.from_numpy(bloom.digest).long()
+        for kind in ("flat", "peaked"):
+            logits = 2 * torch.randn(64, 2, bloom.buckets, generator=generator)
+            if kind == "peaked":  # one item's hashes stand out, as of a trained model that is sure
+                item = digest[torch.randint(n, (64,), generator=generator)]  # (64, 2)
+                logits.scatter_add_(2, item.unsqueeze(2), torch.full((64, 2, 1), 20.0))
+            logp = logits.log_softmax(-1)
+
+            def plain():  # torch.topk on all scores, nothing of ours
+                for x in logp[:8]:
+                    sum(row.index_select(0, column) for row, column in zip(x, columns)).topk(20)
+
+            columns = [column.contiguous() for column in torch.from_numpy(bloom.digest).T]
+            seconds = medians({"beam": lambda: model.beam_search(logp, bloom),
+                               "sure": lambda: model.beam_search(logp, bloom, rounds=None),
+                               "best": lambda: model.beam_search(logp, bloom, k=1, rounds=None),
+                               "all": lambda: model.exhaustive(logp[:8], bloom), "plain": plain}, 5)
+            per = {name: 1000 * s / (8 if name in ("all", "plain") else 64) for name, s in seconds.items()}
+            _, _, certified, scored = model.beam_search(logp, bloom)
+            _, scores, _, more = model.beam_search(logp, bloom, rounds=None)
+            exact = (scores[:8] == model.exhaustive(logp[:8], bloom)[1]).all().item()
+            rows.append(dict(name=f"alpha {alpha}, {kind}", built=built, **per, ratio=per["plain"] / per["beam"],
+                             ratio_all=per["all"] / per["beam"], ratio_sure=per["plain"] / per["sure"],
+                             scored=scored.double().mean().item(), scored_sure=more.double().mean().item(),
+                             certified=100 * certified.double().mean().item(), exact=str(exact)))
+            print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+BLOOM = dict(name=("map, distributions", "s"), built=("map built, s", ".1f"),
+             beam=("beam, ms a position", ".3f"), scored=("items scored", ",.0f"),
+             certified=("certified %", ".0f"), sure=("until certified, ms", ".3f"),
+             scored_sure=("items scored", ",.0f"), best=("k = 1, ms", ".3f"),
+             plain=("exhaustive, torch.topk, ms", ".1f"), ratio=("× beam", ".0f"),
+             ratio_sure=("× until certified", ".0f"),
+             all=("exhaustive, our top k, ms", ".1f"), ratio_all=("× beam", ".0f"), exact=("same scores", "s"))
+
+
+def bench_million(args):
+    """A step over 5,281,889 items at alpha 50 on this machine, in a process of its own."""
+    code = f"""
+import sys, time, resource, torch, hashing, model, pretrain
+import numpy as np
+bloom = hashing.BloomMap(5_281_889, 50)
+rows = 2 * (bloom.buckets + 5)
+shape = model.PRESETS[sys.argv[1]]
+net = model.Model(model.Config(**shape | dict(rows=rows, dropout=0.0))).train()
+ranges = np.arange(2, dtype=np.int32) * np.int32(bloom.buckets)
+codes = np.concatenate([np.arange(12, dtype=np.int32).reshape(6, 2) % 10 + rows - 10, bloom.digest + ranges])
+net.set_codes(torch.from_numpy(codes), bloom)
+optimizer = torch.optim.AdamW(model.parameter_groups(net, 0.01), fused=True)
+ids = torch.randint(6, 6 + bloom.n_items, (int(sys.argv[2]), 32))
+for step in range(3):
+    start = time.perf_counter()
+    inputs, labels = pretrain.corrupt_items(ids, torch.rand(3, *ids.shape), ids.flip(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = pretrain.loss_hash(net, inputs, labels)
+    (loss / (labels >= 0).sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    seconds = time.perf_counter() - start
+total = sum(p.numel() for p in net.parameters())
+print(total, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, float(loss) / len(ids))
+"""
+    rows = []
+    for preset, batch in (("superbloom-small", 64), ("superbloom", 16)):
+        done = subprocess.run([sys.executable, "-c", code, preset, str(batch)], cwd=HERE, capture_output=True,
+                              text=True, check=True)
+        total, seconds, memory, _ = map(float, done.stdout.split())
+        rows.append(dict(name=preset, batch=batch, total=int(total), seconds=seconds, memory=memory))
+    return rows
+
+
+MILLION = dict(name=("preset, alpha 50", "s"), total=("parameters", ","), batch=("pages of 32 a step", ","),
+               seconds=("s a step", ".2f"), memory=("peak memory of the process, GiB", ".2f"))
+
+
+def neighbours(data, cache, length=32, field=None):
+    """What needs no training, on the pages that pretrain.py holds out: recall at 1, 10, 20.
+
+    in:  data, cache, field as pretrain.prepare; length L
+    out: list of rows: popularity; co-occurrence neighbours, an item's score the sum over those that are given
+         of how often both stand on a training page, as it is, over √(frequency · frequency), or, a step of a
+         walk from the item to a page to an item, each page 1 / (its size · the given item's frequency). Items
+         that are given are left out.
+    """
+    corpus = pretrain.Corpus(pretrain.prepare(data, "items", cache, quiet=True, field=field))
+    top, k = hashing.FIRST + corpus.meta["distinct"], max(pretrain.RECALL)
+    pages = pretrain.Pages(corpus, length, 1, top, 0)
+    train, _ = corpus.pages()
+    sizes = pages.size[train]
+    starts = np.cumsum(sizes) - sizes
+    items = np.concatenate([corpus.ids[pages.first[i]:pages.first[i] + pages.size[i]] for i in train]).astype(int)
+    frequency = np.bincount(items, minlength=top)
+    on = np.repeat(np.arange(len(train)), sizes)[np.argsort(items, kind="stable")]  # pages, item after item
+    first = np.cumsum(frequency) - frequency
+    ids, chance, _ = pages.held_out(slice(0, len(pages.held)))
+    names = ("popularity", "co-occurrence: counts", "co-occurrence: cosines", "co-occurrence: walks")
+    found = np.zeros((len(names), len(pretrain.RECALL)))
+    for row, asked in zip(ids.numpy(), chance[0].argmin(1).tolist()):
+        given = np.delete(row, asked)
+        given = given[given >= hashing.FIRST]
+        scores = np.zeros((len(names), top))
+        scores[0] = frequency
+        for item in given:
+            where = on[first[item]:first[item] + frequency[item]]
+            if len(where):
+                company = np.concatenate([items[starts[i]:starts[i] + sizes[i]] for i in where])
+                both = np.bincount(company, minlength=top)
+                scores[1] += both
+                scores[2] += both / np.sqrt(np.maximum(frequency, 1) * len(where))
+                scores[3] += np.bincount(company, np.repeat(1 / sizes[where], sizes[where]), top) / len(where)
+        scores[:, given] = -1
+        for i, score in enumerate(scores):
+            rank = (score > score[row[asked]]).sum() + (score[:row[asked]] == score[row[asked]]).sum()
+            found[i] += [rank < n for n in pretrain.RECALL]
+    found /= len(ids)
+    return [dict(name=name, **{f"rec@{n}": share for n, share in zip(pretrain.RECALL, line)})
+            for name, line in zip(names, found)]
+
+
+def bench_entities(args):
+    """Superbloom, baselines of the same size and of full width, neighbours: recall over all items."""
+    same = ["--width", args.same_width, "--ffn", 4 * args.same_width]
+    variants = {"superbloom": [], "superbloom, 1 layer": ["--layers", 1],
+                "all items, as many parameters": ["--emb", "lookup", *same],
+                "sampled softmax, same width": ["--emb", "lookup", "--objective", "sampled"],
+                "all items, same width": ["--emb", "lookup"]}
+    rows = compare(args, variants, "--preset", "superbloom-small", "--alpha", args.alpha)
+    return rows + [row | dict(data=args.data) for row in neighbours(args.data, args.cache)]
+
+
+def bench_depth(args):
+    """One layer and six, hashed and not: what do layers add? [SB Table 3]"""
+    variants = {f"{'superbloom' if hashed else 'all items'}, {layers} layer{'s' * (layers > 1)}":
+                ["--layers", layers, *([] if hashed else ["--emb", "lookup"])]
+                for hashed in (True, False) for layers in (1, 6)}
+    return compare(args, variants, "--preset", "superbloom-small", "--alpha", args.alpha)
+
+
+def bench_coherent(args):
+    """Maps that put alike items together, none, one and both of two. [SB Table 7]"""
+    return compare(args, {f"{n} of 2 maps coherent": ["--coherent", n] for n in (0, 1, 2)},
+                   "--preset", "superbloom-small", "--alpha", args.alpha)
+
+
+ENTITIES = dict(name=("model", "s"), parameters=("parameters", ","), table=("of the table", ","),
+                **{f"rec@{k}": (f"rec@{k}", "±") for k in pretrain.RECALL}, hashes_right=("hashes right", "±"),
+                certified=("certified", "±"), eval_loss=("loss", "±"))
+
+
+def bench_beams(args):
+    """Recall by beam width [SB Table 6] and, at B = 20, by how frequent the item is [SB Figure 3]."""
+    rows = []
+    for folder in args.runs:
+        reader = infer.Reader(folder)
+        run = model.load_checkpoint(folder)["run"]
+        corpus = pretrain.Corpus(pretrain.prepare(args.data, "items", args.cache, quiet=True))
+        if corpus.meta["digest"] != run["corpus"]:
+            raise hashing.InputError(f"{folder} was trained on other pages than --data {args.data}")
+        place = np.concatenate([np.arange(hashing.FIRST), reader.encoder.ids(corpus.words())])
+        pages = pretrain.Pages(corpus, reader.config.length, 1, len(place), 0)
+        ids, chance, _ = pages.held_out(slice(0, len(pages.held)))
+        ids, asked = torch.from_numpy(place[ids.numpy()]).long(), chance[0].argmin(1)
+        right = ids.gather(1, asked.unsqueeze(1))  # (P, 1)
+        reader.ready([hashing.MASK])
+        logp = []
+        for part, at in zip(ids.scatter(1, asked.unsqueeze(1), hashing.MASK).split(64), asked.split(64)):
+            with torch.no_grad():
+                logits = reader.model(part, at=at + part.shape[1] * torch.arange(len(part)))
+                logp.append(model.hash_logp(logits, reader.encoder.bloom))
+        logp, name = torch.cat(logp), os.path.basename(os.path.normpath(folder))
+        for beam in (1, 10, 20, 100, None):
+            ids, _, certified, scored = model.beam_search(logp, reader.encoder.bloom, 20, beam or 20,
+                                                          rounds=1 if beam else None)
+            hit = ids + hashing.FIRST == right
+            rows.append(dict(name=f"{name}, B {beam}" if beam else f"{name}, until certified",
+                             certified=100 * certified.double().mean().item(),
+                             scored=scored.double().mean().item(),
+                             **{f"rec@{k}": hit[:, :k].any(1).double().mean().item() for k in pretrain.RECALL}))
+            if beam == 20:
+                top = hit[:, :1].any(1).numpy()
+        # ten parts of the links, from the most frequent items to the rarest
+        counts = corpus.counts[hashing.FIRST:][np.argsort(place[hashing.FIRST:], kind="stable")]
+        reached = np.cumsum(counts) / counts.sum()  # the vocabulary is in order of frequency
+        decile = np.minimum((10 * (reached[right[:, 0].numpy() - hashing.FIRST] - 1e-9)).astype(int), 9)
+        rows += [dict(name=f"{name}, links {10 * i} to {10 * i + 10} % by frequency",
+                      **{"rec@1": float(top[decile == i].mean()) if (decile == i).any() else None})
+                 for i in range(10)]
+    return rows
+
+
+BEAMS = dict(name=("run, beam", "s"), **{f"rec@{k}": (f"rec@{k}", ".3f") for k in pretrain.RECALL},
+             certified=("certified %", ".1f"), scored=("items scored", ",.0f"))
 
 
 def bench_evaluation(args):
@@ -804,9 +1060,13 @@ BENCHES = {"counts": (counts, COUNTS), "hashing": (bench_hashing, HASHING),
           
            "train": (bench_train, TRAIN), "words": (bench_words, WORDS),
            "variants": (bench_variants, VARIANT_COLUMNS), "evaluation": (bench_evaluation, EVALUATION),
-           "twins": (bench_twins, TWIN_COLUMNS), "tasks": (bench_tasks, TASKS)}
+           "twins": (bench_twins, TWIN_COLUMNS), "tasks": (bench_tasks, TASKS),
+           "sizes": (bench_sizes, SIZE_COLUMNS), "bloom": (bench_bloom, BLOOM),
+           "million": (bench_million, MILLION), "entities": (bench_entities, ENTITIES),
+           "depth": (bench_depth, ENTITIES), "coherent": (bench_coherent, ENTITIES),
+           "beams": (bench_beams, BEAMS)}
 
-LONG = ("words", "variants", "twins", "trained", "tasks")  # or of runs that are there already
+LONG = ("words", "variants", "twins", "trained", "tasks", "entities", "depth", "coherent", "beams")  # or of runs that are there already
 
 
 def write(path, name, rows):
@@ -840,12 +1100,17 @@ def parser():
                    help="keep the table there; results/NAME.json makes it one of the README's")
     p.add_argument("--count", type=int, default=12_000_000, metavar="n",
                    help="words: distinct words (default 12,000,000)")
-    p.add_argument("--data", default="python", metavar="A+B",
-                   help="variants, twins: the corpus (default python)")
+    p.add_argument("--data", metavar="A+B", help=(
+        "variants, twins: the corpus (default python); entities, depth, coherent, beams: the pages (default "
+        "python-names)"))
+    p.add_argument("--alpha", type=int, default=25, metavar="a",
+                   help="entities, depth, coherent: items that share a token (default 25)")
+    p.add_argument("--same_width", type=int, default=28, metavar="d", help=(
+        "entities: the width at which a row for each item makes as many parameters (default 28)"))
     p.add_argument("--steps", type=int, default=200, metavar="n",
-                   help="variants, twins: steps of a run (default 200)")
+                   help="variants, twins, entities, depth, coherent: steps of a run (default 200)")
     p.add_argument("--seeds", type=int, default=3, metavar="n",
-                   help="variants, twins: runs of each (default 3)")
+                   help="the same: runs of each (default 3)")
     p.add_argument("--data_dir", metavar="DIR", help="twins: GLUE's files")
     p.add_argument("--runs", nargs="*", default=[], metavar="DIR",
                    help="tasks: folders of finetune.py, those with a results.json; trained, figures: of "
@@ -869,9 +1134,10 @@ def main(argv=None):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         return
+    args.data = args.data or ("python-names" if args.what in ("entities", "depth", "coherent", "beams") else "python")
     if args.what == "twins" and not args.data_dir:
         p.error("twins needs --data_dir, a folder with GLUE's SST-2")
-    if args.what in ("trained", "figures", "tasks") and not args.runs:
+    if args.what in ("trained", "figures", "tasks", "beams") and not args.runs:
         p.error(f"{args.what} needs --runs")
     if args.what == "figures":
         return figures(args)

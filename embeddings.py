@@ -1,16 +1,17 @@
 """Codes to vectors: one module per way to embed a word that is known by its hash alone.
 
-Sources   [HF] Xue & Aletras 2022, HashFormers
+Sources   [HF] Xue & Aletras 2022, HashFormers   [SB] Superbloom, ICLR 2020 submission
 Map       [HF §3.1] HashEmbedding   [HF §3.4 eq.1] PoolEmbedding   [HF §3.4 eq.2] AddEmbedding
-          [HF §3.4 eq.3] ProjEmbedding   [HF App. B eq.11] LinearEmbedding
+          [HF §3.4 eq.3] ProjEmbedding   [HF App. B eq.11] LinearEmbedding   [SB §2.1] BloomEmbedding
 Not here  where the codes come from (hashing.py); the rows of [CLS], [MASK] ... (model.py).
 Departs   1. Every module computes the paper's function in a form that costs one matrix product or one gather;
              the literal forms stand in the tests as oracles.
           2. No dropout inside (the authors' code has some in Pool; the paper has none).
 Letters   B batch   L positions   C numbers a word   d width   T bits   k bits a chunk   J chunks   N rows
+          m hashes an item
 Try       python embeddings.py
 
-Every module: codes (..., C) -> vectors (..., d); all weights start as normal(0, 0.02) cut at ±2 std.
+Every module: codes (..., C) -> vectors (..., d), but Bloom's are m vectors an item; all weights start as normal(0, 0.02) cut at ±2 std.
 """
 
 import math
@@ -134,6 +135,17 @@ class LinearEmbedding(nn.Module):
         return codes.to(self.weight.dtype) @ self.weight
 
 
+class BloomEmbedding(LookupEmbedding):
+    """Bloom: an item is m rows of one table, and they stay m vectors side by side. [SB §2.1]
+
+    Nothing is summed: which of the items that share a row is meant, the layers find out from the company.
+    """
+
+    def forward(self, codes):
+        """in: codes integer (B, L, m), each in 0 .. N-1; out: (B, L·m, d), an item's m vectors in a row"""
+        return F.embedding(codes.flatten(1).int(), self.weight)
+
+
 def main(argv=None):
     """Embed three random words each way, and show shapes, parameters and the spread of the vectors."""
     torch.manual_seed(0)
@@ -145,6 +157,7 @@ def main(argv=None):
         "add, 128 bits": (AddEmbedding(128, 768), bits),
         "proj, 128 bits": (ProjEmbedding(128, 768), bits),
         "linear, 420 bits": (LinearEmbedding(420, 768), torch.randint(0, 2, (3, 420))),
+        "bloom, 2 of 211,286": (BloomEmbedding(211_286, 768), torch.randint(0, 211_286, (1, 3, 2))),
     }
     print(f"{'':>20}  {'codes':>8}  {'vectors':>8}  {'parameters':>11}  std at the start")
     for name, (module, codes) in cases.items():

@@ -1,14 +1,19 @@
-"""Words to integers without a vocabulary: MD5 digests, locality-sensitive hashes of character n-grams, BPE.
+"""Words to integers without a vocabulary: MD5 digests, locality-sensitive hashes of n-grams, Bloom maps, BPE.
 
 Sources   [HF] Xue & Aletras 2022, HashFormers: Towards Vocabulary-independent Pre-trained Transformers
+          [SB] Superbloom: Bloom filter meets Transformer, ICLR 2020 submission
 Map       [HF §3.2] md5_digests   [HF §3.3] NgramLSH   [HF §3.4] bits_to_chunks   [HF §3.5] NgramLSH.bits
+          [SB §3.2] BloomMap   [SB App. D] coherent_map   [SB §4] Phrases
 Not here  hashing of *vectors*: attention by buckets shares only the name. Nothing here imports torch.
 Departs   1. A word is a run of letters or a run of signs, lower-cased ("regex"); the paper's text says white
              space ("space"). Both are offered.
           2. The Gaussian vector of the hyperplanes is rounded to 1/4096, so every sum is an exact integer:
              no order of addition, no processor and no library version can flip a bit.
           3. The seed and the key are arguments and are saved with the model; the paper names neither.
-Letters   V words   T bits   C code numbers a word   N rows (buckets)   k bits a chunk
+          4. Bloom maps come from integer arithmetic alone and are the same on every machine; items that would
+             share all their buckets trade places, as independent permutations alone do not prevent it.
+Letters   V words   T bits   C code numbers a word   N rows (buckets), items   k bits a chunk
+          m hashes an item   R buckets of a map
 Try       python hashing.py "play plays played"
 """
 
@@ -16,11 +21,14 @@ import ast
 import glob
 import hashlib
 import hmac
+import json
 import os
 import re
 import sys
 import sysconfig
 import warnings
+import zlib
+from collections import Counter
 
 import numpy as np
 
@@ -35,6 +43,7 @@ FORMS = {
     "index": "one number: a bucket of N (emb)",
     "chunks": "ceil(T/k) numbers of k bits each (pool)",
     "bits": "T bits, packed into ceil(T/8) bytes, most significant bit first (add, proj, linear)",
+    "digest": "m numbers: the item's rows in one table, a range of its own for each hash (bloom)",
 }
 
 
@@ -122,6 +131,91 @@ class BPE:
         """The pieces of many texts at once: list[list[str]], on all cores."""
         clean = [t.encode("utf-8", "replace").decode() for t in texts]
         return [[self.pieces[i] for i in coded.ids] for coded in self.tokenizer.encode_batch_fast(clean)]
+
+
+def longest_matches(words, known, longest):
+    """Cut words into runs that are known, from the left, each as long as can be; any word may stand alone.
+
+    in:  words list[str]; known, a container of runs joined by one space; longest, words of a run at most
+    out: list of (start, stop)
+
+        new york city hall, known "new york" and "city hall"    ->    (0, 2) (2, 4)
+    """
+    runs, start = [], 0
+    while start < len(words):
+        stop = min(start + longest, len(words))
+        while stop > start + 1 and " ".join(words[start:stop]) not in known:
+            stop -= 1
+        runs.append((start, stop))
+        start = stop
+    return runs
+
+
+def split_names(text, known, longest):
+    """A text of names, which may be of several words, as they are: no lower case, signs stay.
+
+    in:  text str; known, longest as in longest_matches
+    out: names list[str]; spans list[(start, end)] in characters
+    """
+    found = [(match.group(), *match.span()) for match in _PATTERNS["space"].finditer(text)]
+    runs = longest_matches([word for word, _, _ in found], known, longest)
+    return ([" ".join(word for word, _, _ in found[a:b]) for a, b in runs],
+            [(found[a][1], found[b - 1][2]) for a, b in runs])
+
+
+class Phrases:
+    """The commonest words and pairs of words, and word pieces for the rest; greedy, the longest first. [SB §4]
+
+    A vocabulary of a million has many names in it: "new york" is one token. Here phrases are lower-cased words
+    joined by a space, and pieces are of the BPE of the words that are not among them.
+    """
+
+    MOST = 10_000_000  # pairs counted at a time; then those seen once are forgotten
+
+    def __init__(self, text):
+        """in: text str, JSON (what `.json` holds)"""
+        state = json.loads(text)
+        self.json, self.phrases, self.bpe = text, state["phrases"], BPE(state["bpe"])
+        self.known = set(self.phrases)
+        self.pieces = self.phrases + [piece for piece in self.bpe.pieces if piece not in self.known]
+
+    @classmethod
+    def train(cls, texts, size=1_000_000, pieces=30_000):
+        """in: texts iterator of str; size int, words, pairs and pieces in all; pieces int, most of the BPE"""
+        counts = Counter()
+
+        def counted():
+            for text in texts:
+                words = words_of(text)
+                counts.update(words)
+                counts.update(map(" ".join, zip(words, words[1:])))
+                if len(counts) > cls.MOST:
+                    for phrase in [p for p, count in counts.items() if count == 1]:
+                        del counts[phrase]
+                yield text
+
+        bpe = BPE.train(counted(), min(pieces, size))
+        best = sorted(counts, key=lambda phrase: (-counts[phrase], phrase))
+        best = [phrase for phrase in best[:max(size - len(bpe.pieces), 0)] if counts[phrase] > 1]
+        return cls(json.dumps(dict(phrases=best, bpe=bpe.json)))
+
+    def split(self, text):
+        """The phrases of a text and their character spans; shapes as in split_words."""
+        words, spans = split_words(text)
+        out, places = [], []
+        for start, stop in longest_matches(words, self.known, 2):
+            if stop == start + 1 and words[start] not in self.known:
+                pieces, inside = self.bpe.split(words[start])
+                out += pieces
+                places += [(spans[start][0] + a, spans[start][0] + b) for a, b in inside]
+            else:
+                out.append(" ".join(words[start:stop]))
+                places.append((spans[start][0], spans[stop - 1][1]))
+        return out, places
+
+    def split_many(self, texts):
+        """The phrases of many texts: list[list[str]]"""
+        return [self.split(text)[0] for text in texts]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -370,6 +464,231 @@ def _sum_by_key(keys, amounts):
 
 
 # ---------------------------------------------------------------------------------------------------------
+# Bloom maps: items of a huge vocabulary, each known by m small numbers
+
+
+def random_order(n, *key):
+    """A permutation from integer arithmetic alone: no library, version or machine changes it.
+
+    in:  n int; key ints that name it
+    out: int64 (n,), each of 0 .. n-1 once
+
+    The order of i under splitmix64, which is a bijection: there are no ties.
+    """
+    def scatter(x):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+    with np.errstate(over="ignore"):  # modulo 2**64 is meant
+        start = np.zeros(1, np.uint64)
+        for part in key:
+            start = scatter(start + np.uint64(part % 2**64) + np.uint64(0x9E3779B97F4A7C15))
+        return np.argsort(scatter(start + np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)))
+
+
+class BloomMap:
+    """N items in m maps of buckets, alpha items a bucket; no two items share all m buckets. [SB §3.2]
+
+    Map j is an order of the items, cut after every alpha; the last bucket may be short:
+
+        N 6, alpha 2        map 0   0 1 | 2 3 | 4 5          digest of item 1: (0, 1)
+                            map 1   0 2 | 1 4 | 3 5          digest of item 4: (2, 1)
+
+    Items that two random orders put together twice (about (alpha - 1)² / 2 pairs, whatever N is) trade places
+    in the last map with others until none is left, so that every bucket keeps its size.
+    """
+
+    def __init__(self, n_items, alpha, m=2, seed=0, orders=None):
+        """in: n_items N; alpha; m; seed int; orders int (m, N): the maps themselves (coherent_map)
+
+        attributes: digest int32 (N, m) in 0 .. R-1, R = ceil(N/alpha); members int32 (m, R, alpha), the items
+        of each bucket, -1 where empty
+        err: InputError when so many items to a bucket leave too few digests
+        """
+        if min(n_items, alpha, m) < 1:
+            raise InputError(f"N {n_items}, alpha {alpha}, m {m}: wanted 1 or more of each")
+        self.n_items, self.alpha, self.m, self.seed = n_items, alpha, m, seed
+        self.buckets = R = -(-n_items // alpha)
+        if R ** (m - 1) < min(alpha, n_items):
+            self._impossible()
+        self.given = orders is not None
+        self.orders = (np.array(orders, np.int64) if self.given else
+                       np.stack([random_order(n_items, seed, j) for j in range(m)]))  # (m, N)
+        # near the limit trading places finds nothing: deal the maps out instead
+        for j in range(1, m if not self.given and R ** (m - 1) < 4 * alpha else 1):
+            self._deal(j)
+        self._trade()
+        self.digest = np.empty((m, n_items), np.int32).T  # (N, m), in memory map after map
+        for j, order in enumerate(self.orders):
+            self.digest[order, j] = np.arange(n_items) // alpha
+        self.members = np.full((m, R * alpha), -1, np.int32)
+        self.members[:, :n_items] = self.orders
+        self.members = self.members.reshape(m, R, alpha)
+        del self.orders
+
+    def _impossible(self):
+        most = max(int(self.n_items ** (1 - 1 / self.m)), 1)
+        raise InputError(f"alpha = {self.alpha} is too large: {self.m} hashes of {self.buckets:,} buckets cannot "
+                         f"tell {self.n_items:,} items apart; wanted about {most:,} at most, or more hashes")
+
+    def _cells(self, maps):
+        """in: maps int; out: int64 (N,), equal for items that share their buckets in the first `maps`"""
+        cell = np.zeros(self.n_items, np.int64)
+        for order in self.orders[:maps]:
+            if cell.max() >= 2**62 // self.buckets:
+                cell = np.unique(cell, return_inverse=True)[1]
+            token = np.empty(self.n_items, np.int64)
+            token[order] = np.arange(self.n_items) // self.alpha
+            cell = cell * self.buckets + token
+        return cell
+
+    def _trade(self):
+        """Items whose digest another has trade places in the last map, until there are none."""
+        last, place = self.orders[-1], np.empty(self.n_items, np.int64)
+        for turn in range(100):
+            cell = self._cells(self.m)
+            sorted_cell = np.sort(cell)
+            twice = sorted_cell[1:][sorted_cell[1:] == sorted_cell[:-1]]
+            if not len(twice):
+                return
+            suspects = np.flatnonzero(np.isin(cell, twice))
+            suspects = suspects[np.argsort(cell[suspects], kind="stable")]
+            offenders = suspects[1:][cell[suspects[1:]] == cell[suspects[:-1]]]  # all but the first of each cell
+            place[last] = np.arange(self.n_items)
+            others = np.ones(self.n_items, bool)
+            others[offenders] = False
+            partners = random_order(self.n_items, self.seed, self.m, turn)
+            partners = partners[others[partners]][:len(offenders)]
+            a, b = place[offenders[:len(partners)]], place[partners]
+            last[a], last[b] = last[b], last[a]
+        self._impossible()
+
+    def _deal(self, j):
+        """Map j by a rule that finds one if there is one (m = 2): Gale and Ryser's, ties at random.
+
+        Items that share the maps before it take the buckets with most room left, the largest groups first.
+        """
+        cell, order = self._cells(j), random_order(self.n_items, self.seed, self.m, j)
+        order = order[np.argsort(cell[order], kind="stable")]
+        groups = np.split(order, np.flatnonzero(np.diff(cell[order])) + 1)
+        room = np.full(self.buckets, self.alpha)
+        room[-1] = self.n_items - self.alpha * (self.buckets - 1)
+        token = np.empty(self.n_items, np.int64)
+        for number, group in enumerate(sorted(groups, key=len, reverse=True)):
+            shuffled = random_order(self.buckets, self.seed, self.m, j, number)
+            while len(group):
+                best = shuffled[np.argsort(-room[shuffled], kind="stable")[:len(group)]]
+                best = best[room[best] > 0]
+                room[best] -= 1
+                token[group[:len(best)]] = best
+                group = group[len(best):]
+                if len(group) and j == self.m - 1:
+                    self._impossible()
+        self.orders[j] = np.argsort(token, kind="stable")
+
+    def check(self):
+        """out: str, eight hex digits of the tables: a checkpoint notices if they were ever built otherwise"""
+        return f"{zlib.crc32(self.digest.tobytes()):08x}"
+
+    def state(self):
+        """out: dict of plain types: the seed, or, of a map that was given, the maps themselves"""
+        # the order in which members lists the items is the order that was given
+        orders = [table.reshape(-1)[:self.n_items].tobytes() for table in self.members] if self.given else None
+        return dict(n_items=self.n_items, alpha=self.alpha, m=self.m, seed=self.seed, orders=orders,
+                    check=self.check())
+
+    @classmethod
+    def load(cls, state):
+        """in: what state() gave; out: BloomMap; err: InputError when it does not come out as it was"""
+        state = dict(state)
+        check, orders = state.pop("check"), state.pop("orders")
+        orders = orders and [np.frombuffer(order, np.int32) for order in orders]
+        made = cls(**state, orders=orders)
+        if made.check() != check:
+            raise InputError("the Bloom map comes out unlike the one that the model was trained with")
+        return made
+
+
+def page_vectors(items, sizes, n_items, width=64, seed=0):
+    """Items as vectors: those that stand on the same pages point the same way. [SB App. D]
+
+    in:  items int (links,), page after page; sizes int (pages,); n_items N; width; seed
+    out: float32 (N, width) of length 1, or 0 for an item on no page
+
+    The leading singular vectors of the matrix pages × items, each link weighing 1/√(page's size · item's
+    frequency), by subspace iteration: the matrix of co-occurrences is factorised and never built.
+    """
+    page = np.repeat(np.arange(len(sizes)), sizes)
+    frequency = np.bincount(items, minlength=n_items)
+    weight = 1 / np.sqrt(frequency[items] * np.asarray(sizes)[page])
+
+    def pages_of(vectors):  # (N, width) -> (pages, width)
+        return np.stack([np.bincount(page, weight * v[items], len(sizes)) for v in vectors.T], 1)
+
+    def items_of(vectors):  # (pages, width) -> (N, width)
+        return np.stack([np.bincount(items, weight * v[page], n_items) for v in vectors.T], 1)
+
+    vectors = np.random.default_rng(seed).standard_normal((n_items, min(width, n_items)))
+    for _ in range(8):
+        vectors = np.linalg.qr(items_of(pages_of(vectors)))[0]
+    seen = pages_of(vectors)
+    values, turn = np.linalg.eigh(seen.T @ seen)
+    vectors = (vectors @ turn) * np.sqrt(np.maximum(values, 0))
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.maximum(length, 1e-12) * (length > 1e-9)).astype(np.float32)
+
+
+def coherent_map(items, sizes, n_items, alpha, m=2, coherent=None, width=64, seed=0):
+    """A Bloom map whose buckets hold items that are alike. [SB App. D]
+
+    in:  items, sizes, n_items, width as page_vectors; alpha, m, seed as BloomMap; coherent int, how many of
+         the m maps, None: all; the others are random
+    out: BloomMap
+
+    In order of frequency, each item that has no bucket yet opens one with the alpha - 1 nearest items that
+    have none either. In the next map two that shared a bucket may not share again.
+    """
+    coherent = m if coherent is None else coherent
+    vectors = page_vectors(items, sizes, n_items, width, seed)
+    by_frequency = np.argsort(-np.bincount(items, minlength=n_items), kind="stable")
+    orders, tokens = [], []
+    for _ in range(coherent):
+        left, free = by_frequency.copy(), np.ones(n_items, bool)
+        order = []
+        for first in by_frequency:
+            if not free[first]:
+                continue
+            if 2 * free.sum() < len(left):
+                left = left[free[left]]
+            candidates = left[free[left]] if len(left) < 4 * alpha else left
+            near = candidates[np.argsort(-(vectors[candidates] @ vectors[first]), kind="stable")]
+            order += _bucket(first, near, free, alpha, tokens)
+        orders.append(np.array(order))
+        token = np.empty(n_items, np.int64)
+        token[orders[-1]] = np.arange(n_items) // alpha
+        tokens.append(token)
+    orders += [random_order(n_items, seed, j) for j in range(coherent, m)]
+    return BloomMap(n_items, alpha, m, seed, orders)
+
+
+def _bucket(first, near, free, alpha, tokens):
+    """in: first item, the others by nearness, which are free, alpha, tokens of earlier maps; out: a bucket"""
+    bucket, taken = [first], [{token[first]} for token in tokens]
+    free[first] = False
+    for strict in (True, False):  # False: no free item is left that shared no bucket; BloomMap repairs it
+        for item in near:
+            if len(bucket) == alpha:
+                return bucket
+            if free[item] and not (strict and any(token[item] in seen for token, seen in zip(tokens, taken))):
+                bucket.append(item)
+                free[item] = False
+                for token, seen in zip(tokens, taken):
+                    seen.add(token[item])
+    return bucket
+
+
+# ---------------------------------------------------------------------------------------------------------
 # Codes, and the way from text to them
 
 
@@ -390,13 +709,14 @@ class Encoder:
     """text -> words -> ids -> codes, for one way to split and one hash; all a checkpoint needs to know of it.
 
     The word table grows with the text and costs no parameters: a word never seen gets the next free id and is
-    hashed on the fly. Only form "row" has a fixed vocabulary, and [UNK] for the rest.
+    hashed on the fly. Forms "row" and "digest" have a fixed vocabulary, and [UNK] for the rest.
     """
 
     def __init__(self, form, hash="md5", split="regex", bits=128, chunk=10, rows=50_260, key=None, lsh=None,
-                 bpe=None, vocabulary=None):
-        """in: form of FORMS; hash "md5" or "lsh"; split "regex", "space" or "bpe"; bits T; chunk k; rows N;
-        key str or None; lsh NgramLSH for "lsh"; bpe BPE for "bpe"; vocabulary list[str] for form "row"
+                 bpe=None, vocabulary=None, bloom=None):
+        """in: form of FORMS; hash "md5" or "lsh"; split one of SPLITS; bits T; chunk k; rows N; key str or
+        None; lsh NgramLSH for "lsh"; bpe BPE for "bpe", Phrases for "phrases"; vocabulary list[str] for forms
+        "row" and "digest"; bloom BloomMap of the vocabulary for "digest"
         """
         if form not in FORMS:
             raise InputError(f"unknown form of codes: {form!r}; the forms are {', '.join(FORMS)}")
@@ -404,20 +724,30 @@ class Encoder:
             raise InputError(f"chunks of {chunk} bits: wanted 1 .. 15")
         self.form, self.hash, self.split_how = form, hash, split
         self.bits, self.chunk, self.rows, self.key = bits, chunk, rows, key
-        self.lsh, self.bpe, self.vocabulary = lsh, bpe, vocabulary
+        self.lsh, self.bpe, self.vocabulary, self.bloom = lsh, bpe, vocabulary, bloom
         self.words, self.table = [], {}  # the words of ids FIRST, FIRST + 1, ..., and the way back
-        self.done = None  # codes computed so far
-        if form == "row":
+        self.done, self.most = None, None  # codes computed so far; words of the longest name
+        self.fixed = form in ("row", "digest")
+        if self.fixed:
             self.words, self.rows = list(vocabulary), FIRST - 1 + len(vocabulary)
             self.table = {word: FIRST + i for i, word in enumerate(self.words)}
+        if bloom:  # a range of R rows for each hash, then m rows for each special: [MASK_1] .. [MASK_m] ...
+            self.rows = bloom.m * (bloom.buckets + FIRST - 1)
 
     def split(self, text):
         """text -> words, spans, as split_words"""
-        return self.bpe.split(text) if self.split_how == "bpe" else split_words(text, self.split_how)
+        if self.split_how == "items":
+            return split_names(text, self.table, self.longest())
+        return self.bpe.split(text) if self.bpe else split_words(text, self.split_how)
+
+    def longest(self):
+        """out: int, words of the longest name"""
+        self.most = self.most or 1 + max((word.count(" ") for word in self.words), default=0)
+        return self.most
 
     def ids(self, words):
-        """in: words list[str]; out: int32 (L,); the table grows by the new ones (form "row": they are UNK)"""
-        if self.form == "row":
+        """in: words list[str]; out: int32 (L,); the table grows by the new ones (a fixed one: they are UNK)"""
+        if self.fixed:
             return np.array([self.table.get(word, UNK) for word in words], np.int32)
         for word in words:
             if word not in self.table:
@@ -427,8 +757,8 @@ class Encoder:
 
     def ids_of(self, texts):
         """in: texts list[str]; out: list of int32 (words,), one each; faster than split and ids"""
-        many = (self.bpe.split_many(texts) if self.split_how == "bpe"
-                else (words_of(text, self.split_how) for text in texts))
+        many = (self.bpe.split_many(texts) if self.bpe else
+                (words_of(text, self.split_how) for text in texts))
         return [self.ids(words) for words in many]
 
     def hash_words(self, words):
@@ -436,8 +766,10 @@ class Encoder:
 
         in:  words list[str]
         out: (V, C): "row" and "index" int32 (V, 1), "chunks" int16 (V, ceil(T/k)),
-             "bits" uint8 (V, ceil(T/8)), packed
+             "bits" uint8 (V, ceil(T/8)), packed; "digest" int32 (V, m)
         """
+        if self.form == "digest":
+            return self.codes()[self.ids(words)]
         if self.form == "row":  # rows 0..4 are the specials' (WORD has none: free rows need no shared one)
             ids = self.ids(words)[:, None]
             return ids - (ids >= FIRST)
@@ -451,13 +783,21 @@ class Encoder:
         return bits_to_chunks(bits, self.chunk) if self.form == "chunks" else np.packbits(bits, axis=1)
 
     def special_codes(self):
-        """Codes of ids 0 .. FIRST-1: (FIRST, C), dtype as hash_words; zeros, but in form "row" their rows."""
+        """Codes of ids 0 .. FIRST-1: (FIRST, C), dtype as hash_words; zeros, but in a fixed table their rows."""
+        if self.form == "digest":
+            rows = self.rows - self.bloom.m * (FIRST - 1) + np.arange((FIRST - 1) * self.bloom.m, dtype=np.int32)
+            return rows.reshape(FIRST - 1, self.bloom.m)[[PAD, CLS, SEP, UNK, MASK, UNK]]
         if self.form == "row":
             return np.array([[PAD], [CLS], [SEP], [UNK], [MASK], [UNK]], np.int32)
         return np.zeros_like(self.hash_words([""] * FIRST))
 
     def codes(self):
         """The codes of all ids so far, (FIRST + V, C); those of a word are computed once."""
+        if self.form == "digest":
+            if self.done is None:
+                ranges = np.arange(self.bloom.m, dtype=np.int32) * np.int32(self.bloom.buckets)
+                self.done = np.concatenate([self.special_codes(), self.bloom.digest + ranges])
+            return self.done
         new = self.words[len(self.done) - FIRST if self.done is not None else 0:]
         parts = [self.special_codes() if self.done is None else self.done]
         self.done = np.concatenate(parts + [self.hash_words(new)] * bool(new))
@@ -468,14 +808,16 @@ class Encoder:
         lsh = self.lsh and dict(grams=self.lsh.grams, features=self.lsh.features, seed=self.lsh.seed)
         return dict(form=self.form, hash=self.hash, split=self.split_how, bits=self.bits, chunk=self.chunk,
                     rows=self.rows, key=self.key, lsh=lsh, bpe=self.bpe and self.bpe.json,
-                    vocabulary=self.vocabulary)
+                    vocabulary=self.vocabulary, bloom=self.bloom and self.bloom.state())
 
     @classmethod
     def load(cls, state):
         """in: what state() gave; out: Encoder"""
         state = dict(state)
         state["lsh"] = state["lsh"] and NgramLSH(**state["lsh"])
-        state["bpe"] = state["bpe"] and BPE(state["bpe"])
+        kind = Phrases if state["split"] == "phrases" else BPE
+        state["bpe"] = state["bpe"] and kind(state["bpe"])
+        state["bloom"] = state.get("bloom") and BloomMap.load(state["bloom"])
         return cls(**state)
 
 

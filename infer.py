@@ -1,22 +1,26 @@
-"""Ask a trained model: what is wrong in a text, what is missing, which label, which words answer a question.
+"""Ask a trained model: what is wrong in a text, what is missing, which label, which words answer.
 
     python infer.py --ckpt out/proj-lsh "the arrays have same the shape"        which words are misplaced?
     python infer.py --ckpt out/lookup-bpe-mlm "Return the [MASK] of a list."    what stands there?
     python infer.py --ckpt out/proj-lsh --near initalization                    which words look like it?
+    python infer.py --ckpt out/bloom-items "socket bind listen [MASK]"          which name is missing?
     python infer.py --ckpt out/proj-lsh-sst2 "a charming journey"               which label?
     python infer.py --ckpt out/proj-lsh-squad "Who wrote it?" "It was written by Ada Lovelace."
     python infer.py --ckpt out/proj-lsh-sst2 --file reviews.txt > labels.jsonl  a line in, an object out
     python infer.py --ckpt out/proj-lsh                                        asks for text after text
 
 Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019
+          [SB] Superbloom, ICLR 2020 submission
 Map       [HF §3.6] detect   [BERT §3.1] fill   [HF §3.3] neighbours
-          [BERT §4.2] Reader.answer
+          [BERT §4.2] Reader.answer   [SB §2.5] Reader.complete
 Not here  scores over a data set: pretrain.py and finetune.py evaluate, this reads texts.
-Departs   1. A word never seen is hashed like any other: there is no [UNK] but in a lookup table.
+Departs   1. A word never seen is hashed like any other: there is no [UNK] but in a lookup table, and a Bloom
+             map has no digest for a stranger.
 Letters   L positions   V candidate words   d width   W windows
 """
 
 import argparse
+import difflib
 import json
 import sys
 
@@ -24,7 +28,10 @@ import numpy as np
 import torch
 
 from hashing import CLS, FIRST, MASK, SEP, SPECIALS, UNK, Encoder, InputError, pack, windows
-from model import ConfigError, best_spans, choose_machine, load_checkpoint, load_model
+from model import ConfigError, beam_search, best_spans, choose_machine, exhaustive, hash_logp
+from model import load_checkpoint, load_model
+
+__all__ = ["Reader", "beam_search", "exhaustive", "main"]  # the two searches live with the model
 
 CLASSES = ("intact", "shuffled", "random")
 COLOURS = {"shuffled": "\033[33m", "random": "\033[31m"}  # yellow, red
@@ -62,6 +69,7 @@ class Reader:
                 pairs = [(word, span) for word, span in zip(*whole) if start <= span[0] and span[1] <= stop]
                 found, places = [word for word, _ in pairs], [span for _, span in pairs]
             last = i == text.count(mask)
+            self.known(found)
             words += found + [mask] * (not last)
             spans += places + [(end, end + len(mask))] * (not last)
             ids += self.encoder.ids(found).tolist() + [MASK] * (not last)
@@ -72,13 +80,56 @@ class Reader:
 
     def ready(self, ids):
         """in: ids, numbers; out: int64 (1, L) on the device; the model knows the codes of all words so far"""
-        self.model.set_codes(torch.from_numpy(self.encoder.codes()))
-        return torch.tensor(np.array([ids], np.int64), device=self.model.positions.weight.device)
+        self.model.set_codes(torch.from_numpy(self.encoder.codes()), self.encoder.bloom)
+        return torch.tensor(np.array([ids], np.int64), device=self.model.device)
 
     def read(self, text):
-        """in: text str; out: words, spans as split(); ids int64 (1, L), [CLS] words [SEP]"""
+        """in: text str; out: words, spans as split(); ids int64 (1, L), [CLS] words [SEP], of a set the words"""
         words, spans, ids = self.split(text)
-        return words, spans, self.ready([CLS, *ids, SEP])
+        return words, spans, self.ready([CLS, *ids, SEP] if self.config.order else ids)
+
+    def known(self, names):
+        """in: names list[str]; err: InputError, with those that look like it, when a model of sets lacks one"""
+        if not self.config.order:
+            for name in names:
+                if name not in self.encoder.table:
+                    raise InputError(f"{name!r} is none of the {len(self.encoder.words):,} items of this model" +
+                                     "".join(f"{', or' if i else '; do you mean'} {like}" for i, like in
+                                             enumerate(self.like(name))))
+
+    def like(self, name):
+        """in: name str; out: list[str], at most three known names that look most like it, case aside"""
+        spelt = {}
+        for word in self.encoder.words:
+            spelt.setdefault(word.lower(), word)
+        return [spelt[found] for found in difflib.get_close_matches(name.lower(), spelt, 3)]
+
+    @torch.no_grad()
+    def complete(self, text, k, beam=None):
+        """The likeliest items for each [MASK], among all of them. [SB §2.5]
+
+        in:  text str with [MASK]; k int; beam, buckets of each map to look into, None: until certified
+        out: list, one per mask, of dict: items, k pairs (name, sum of its hashes' log-probabilities); certified
+             bool, no other item scores more; scored int, how many items were scored; total int, of how many
+        err: InputError without a [MASK]; ConfigError when the model was not trained with --objective hash-mlm
+        """
+        self.needs("hash-mlm", "completing a set needs one trained with --emb bloom")
+        ids, at = self.masks(text)
+        bloom = self.encoder.bloom
+        logp = hash_logp(self.model(ids, at=at), bloom)
+        searches = beam_search(logp, bloom, k, beam or k, None if beam is None else 1)
+        return [dict(items=[(self.encoder.words[i], score) for i, score in zip(row, scores) if i >= 0],
+                     certified=certified, scored=scored, total=bloom.n_items)
+                for row, scores, certified, scored in zip(*(found.tolist() for found in searches))]
+
+    def masks(self, text):
+        """in: text str; out: ids int64 (1, L), at int64 (M,), where its masks are; err: InputError without one"""
+        _, _, ids = self.read(text)
+        at = (ids.flatten() == MASK).nonzero().squeeze(1)
+        if not len(at):
+            raise InputError('nothing to fill: write [MASK] where a word is missing, '
+                             'as in "the [MASK] statement"')
+        return ids, at
 
     @torch.no_grad()
     def detect(self, text):
@@ -101,11 +152,7 @@ class Reader:
         err: InputError without a [MASK]; ConfigError when the model was not trained with --objective mlm
         """
         self.needs("mlm", "filling a [MASK] needs one trained with --emb lookup --objective mlm")
-        _, _, ids = self.read(text)
-        at = (ids.flatten() == MASK).nonzero().squeeze(1)
-        if not len(at):
-            raise InputError('nothing to fill: write [MASK] where a word is missing, '
-                             'as in "the [MASK] statement"')
+        ids, at = self.masks(text)
         logits = self.model(ids, at=at)
         logits[:, :FIRST - 1] = -torch.inf  # the rows of the specials
         best = logits.softmax(-1).topk(min(k, logits.shape[1]))
@@ -133,9 +180,9 @@ class Reader:
         if ids[0] == UNK:
             raise InputError(f"{word!r} is not in this model's vocabulary: "
                              f"a lookup table has no vector for it")
-        self.model.set_codes(torch.from_numpy(self.encoder.codes()))
-        device = self.model.positions.weight.device
-        vectors = self.model.embed(torch.from_numpy(ids)[None].to(device))[0]  # (1+V, d)
+        self.model.set_codes(torch.from_numpy(self.encoder.codes()), self.encoder.bloom)
+        device = self.model.device
+        vectors = self.model.embed(torch.from_numpy(ids)[None].to(device)).view(len(ids), -1)  # (1+V, m·d)
         vectors = torch.nn.functional.normalize(vectors - vectors.mean(0), dim=-1)
         best = (vectors[1:] @ vectors[0]).topk(min(k, len(among)))
         return [(among[i], cosine) for i, cosine in zip(best.indices.tolist(), best.values.tolist())]
@@ -177,7 +224,7 @@ class Reader:
         found, null = {}, torch.inf
         asked, ids = np.array(self.split(question)[2], np.int32), np.array(ids, np.int32)
         for piece, first, start, stop in windows(asked, ids, self.config.length, self.task["stride"]):
-            place = torch.arange(len(piece), device=self.model.positions.weight.device)[None]
+            place = torch.arange(len(piece), device=self.model.device)[None]
             inside = (place >= first) & (place < first + stop - start)
             scores, a, b, none = best_spans(self.model(self.ready(piece)), inside, k, self.task["longest"])
             null = min(null, none.item())
@@ -213,10 +260,11 @@ def show_detected(words, spans, probabilities, text, colour):
         print(f"  {words[i]:>16}   {shown}")
 
 
-def look(reader, texts, k, near=False):
+def look(reader, texts, k, near=False, beam=None):
     """All a model has to say, as plain types.
 
-    in:  reader; texts list of one str, or two for a model of pairs; k, how many answers; near: of one word
+    in:  reader; texts list of one str, or two for a model of pairs; k, how many answers; near: of one word;
+         beam as in Reader.complete
     out: dict
     err: InputError when there are more or fewer texts than the model takes
     """
@@ -228,6 +276,8 @@ def look(reader, texts, k, near=False):
         return dict(neighbours=reader.neighbours(*texts, k))
     if reader.config.head == "mlm":
         return dict(masks=reader.fill(*texts, k))
+    if reader.config.head == "hash-mlm":
+        return dict(missing=reader.complete(*texts, k, beam))
     if reader.config.head == "classify":
         return dict(labels=reader.classify(*texts)[:k])
     if reader.config.head == "span":
@@ -242,6 +292,11 @@ def show(result, text):
         print(f"[MASK] {i}")
         for piece, p in best:
             print(f"  {piece.replace('Ġ', ' '):>16}   {p:6.1%}")
+    for i, found in enumerate(result.get("missing", []), 1):
+        how = "certified: no other scores more" if found["certified"] else "not certified: a wider --beam may tell"
+        print(f"[MASK] {i}   {found['scored']:,} of {found['total']:,} items scored, {how}")
+        for name, score in found["items"]:
+            print(f"  {score:8.2f}   {name.replace('Ġ', ' ')}")
     for word, cosine in result.get("neighbours", []):
         print(f"  {word.replace('Ġ', ' '):>16}   {cosine:.3f}")
     for label, p in result.get("labels", []):
@@ -267,10 +322,10 @@ def read_line(line, fields):
     return row
 
 
-def answer_file(reader, path, k, near):
+def answer_file(reader, path, k, near, beam=None):
     """Write an object for each line of a file that is not blank: texts and what look() gives, or an error.
 
-    in:  reader; path: .jsonl, or a text a line, two with a tab between; k; near
+    in:  reader; path: .jsonl, or a text a line, two with a tab between; k; near; beam
     """
     try:
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
@@ -278,7 +333,7 @@ def answer_file(reader, path, k, near):
                 if line.strip():
                     try:
                         texts = read_line(line, path.endswith(".jsonl"))
-                        result = dict(texts=texts) | look(reader, texts, k, near)
+                        result = dict(texts=texts) | look(reader, texts, k, near, beam)
                     except (InputError, ConfigError) as error:  # one bad line does not end the file
                         result = dict(line=i, error=str(error))
                     print(json.dumps(result, ensure_ascii=False), flush=True)
@@ -304,6 +359,9 @@ def main(argv=None):
     p.add_argument("--near", action="store_true",
                    help="TEXT is a word: show the words nearest to it in the embedding")
     p.add_argument("--top_k", type=int, default=8, metavar="k", help="how many answers (default 8)")
+    p.add_argument("--beam", type=int, metavar="B", help=(
+        "items by hash: look at the B likeliest tokens of each hash; None: at more and more, until it is certain "
+        "that no item scores more"))
     p.add_argument("--device", default="cpu", metavar="NAME",
                    help="cpu or cuda (default cpu: one text is quick)")
     args = p.parse_args(argv)
@@ -312,20 +370,22 @@ def main(argv=None):
         device, _, _ = choose_machine(args)
         if args.top_k < 1:
             raise InputError(f"--top_k {args.top_k}: wanted 1 or more")
+        if args.beam is not None and args.beam < 1:
+            raise InputError(f"--beam {args.beam}: wanted 1 or more")
         if args.text and args.file:
             raise InputError("TEXT or --file, not both")
         reader = Reader(args.ckpt, device)
         if args.text:
-            return show(look(reader, args.text, args.top_k, args.near), args.text[0])
+            return show(look(reader, args.text, args.top_k, args.near, args.beam), args.text[0])
         if args.file:
-            return answer_file(reader, args.file, args.top_k, args.near)
+            return answer_file(reader, args.file, args.top_k, args.near, args.beam)
     except (InputError, ConfigError) as error:
         print(f"infer.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     while True:
         try:
             texts = [input("> ") for _ in range(1 + bool(reader.task.get("pair") and not args.near))]
-            show(look(reader, texts, args.top_k, args.near), texts[0])
+            show(look(reader, texts, args.top_k, args.near, args.beam), texts[0])
         except EOFError:
             return print()
         except (InputError, ConfigError) as error:  # one bad line does not end the conversation

@@ -1,23 +1,27 @@
-"""The transformer: config, encoder, heads, parameter counts, checkpoints.
+"""The transformer: config, encoder, heads, parameter counts, beam search over hashes, checkpoints.
 
 Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019
           [SR] Yamaguchi et al. 2021, Shuffle+Random   [V] Vaswani et al. 2017, Attention Is All You Need
-          [BL] Li & Yip, BERT-LSH
+          [BL] Li & Yip, BERT-LSH   [SB] Superbloom, ICLR 2020 submission
 Map       [HF §3.1] Model.embed   [HF §4.1] PRESETS   [HF §4.2] PRESETS   [HF Table 4] parameter_groups
           [HF §4.4 eq.7] count_parameters   [HF App. B] count_parameters
           [BERT §3] Layer   [BERT §3.1] MaskedLMHead   [SR §3] Model   [V §3.5] sinusoids
-          [BL §2.1] Layer   [BL §2.2] PRESETS
+          [BL §2.1] Layer   [BL §2.2] PRESETS   [SB §2.3] Model   [SB §3.2] Model
+          [SB Table 1] PRESETS   [SB §2.5 Alg.1] beam_search   [SB App. C] beam_search
 Not here  strings and hashes (hashing.py): a model sees ids and an array that gives each id its codes.
 Departs   1. One combined projection for queries, keys and values: the same function, one product.
           2. The vocabulary's logits are computed at masked positions only, never for the whole batch.
           3. The position table starts as sinusoids, and matrices with std 0.02 · √(768/d), which is the usual
              0.02 at the paper's width: small models learn to attend sooner.
+          4. The beam of beam_search doubles; the paper's grows by B. And a beam is its B rows: of others that
+             tie with the last one the certificate speaks too, they need not be scored.
 Letters   B batch   L positions   C code numbers a word   d width   H heads   e d/H   V ids
-          M scored positions   N rows
+          M scored positions   N rows, items   m hashes an item   R buckets a map   P distributions
 """
 
 import argparse
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -32,15 +36,16 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import choose, collision_share, draw_planes, full_attention, lsh_attention, simhash
-from embeddings import AddEmbedding, HashEmbedding, LinearEmbedding, LookupEmbedding, PoolEmbedding
-from embeddings import ProjEmbedding, init_, unpack_bits
+from embeddings import AddEmbedding, BloomEmbedding, HashEmbedding, LinearEmbedding, LookupEmbedding
+from embeddings import PoolEmbedding, ProjEmbedding, init_, unpack_bits
 
-WORD, FIRST = 5, 6  # ids 0..5 are specials, words follow; the numbers of hashing.py, which a test pins
+PAD, WORD, FIRST = 0, 5, 6  # ids 0..5 are specials, words follow; the numbers of hashing.py, which a test pins
 FORMAT = 1  # of checkpoints
 # which form of codes each embedding takes, see hashing.FORMS
 FORM = {"lookup": "row", "emb": "index", "pool": "chunks", "add": "bits", "proj": "bits",
-        "linear": "bits"}
-HEADS = ("sr", "mlm", "classify", "span")
+        "linear": "bits", "bloom": "digest"}
+HEADS = ("sr", "mlm", "hash-mlm", "classify", "span")
+ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
 
 
 class ConfigError(ValueError):
@@ -51,19 +56,22 @@ class ConfigError(ValueError):
 class Config:
     """Everything that shapes the weights, in plain types; it travels with them in the checkpoint."""
 
-    emb: str = "proj"  # lookup, emb, pool, add, proj, linear
-    rows: int = 50_260  # N: rows of lookup (its 5 specials among them) and emb
+    emb: str = "proj"  # lookup, emb, pool, add, proj, linear, bloom
+    rows: int = 50_260  # N: rows of lookup, bloom (their specials among them) and emb
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # k: bits of a chunk (pool)
+    hashes: int = 2  # m: positions that an item takes (bloom)
     layers: int = 12
     width: int = 768  # d
     heads: int = 12  # H
     ffn: int = 3072
-    length: int = 512  # positions, [CLS] among them
+    act: str = "gelu"  # of the feed-forward layer: gelu, relu
+    order: bool = True  # False: a sequence is a set, without positions, and 0 fills it up
+    length: int = 512  # positions, [CLS] among them; of a set, the most items
     spare_positions: int = 0  # rows of the position table that nothing uses: RoBERTa's 2, so the paper's
     types: int = 1
     dropout: float = 0.1
-    head: str = "sr"  # sr, mlm, classify, span
+    head: str = "sr"  # sr, mlm, hash-mlm, classify, span
     labels: int = 2  # of classify
     pool: str = "cls"  # what classify looks at: cls, the first position, or mean, of all positions
     attn: str = "full"  # full, lsh: only pairs whose buckets collide
@@ -81,7 +89,7 @@ class Config:
             raise ConfigError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
         if self.pool not in ("cls", "mean"):
             raise ConfigError(f"unknown pool {self.pool!r}; there are cls, mean")
-        for name, known in (("attn", ("full", "lsh")), ("lsh_fill", ("zero", "mask")),
+        for name, known in (("attn", ("full", "lsh")), ("act", tuple(ACTIVATIONS)), ("lsh_fill", ("zero", "mask")),
                             ("lsh_pairs", ("upper", "all"))):
             if getattr(self, name) not in known:
                 raise ConfigError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(known)}")
@@ -98,7 +106,15 @@ class Config:
                               f"wanted a multiple, such as {near}")
         if self.head == "mlm" and self.emb != "lookup":
             raise ConfigError(f"objective mlm predicts rows of a vocabulary, and emb {self.emb} has none: "
-                              f"possible are --objective sr, or --emb lookup")
+                              f"possible are --objective {'hash-mlm' if self.emb == 'bloom' else 'sr'}, or "
+                              f"--emb lookup")
+        if self.head == "hash-mlm" and self.emb != "bloom":
+            raise ConfigError(f"objective hash-mlm predicts the hashes of an item, which emb {self.emb} has "
+                              f"not: possible are --objective {'mlm' if self.emb == 'lookup' else 'sr'}, or "
+                              f"--emb bloom")
+        if self.head == "sr" and not self.order:
+            raise ConfigError("objective sr asks which words were moved, and a set has no order: possible are "
+                              "--objective hash-mlm with --emb bloom, mlm or sampled with --emb lookup")
 
 
 # The sizes of the papers; `tiny` is ours, to train in minutes on two cores.
@@ -108,6 +124,11 @@ PRESETS = {
                      length=512, rows=32_000, types=2),  # [BL §2.2]; its dense twin is --attn full
     "median": dict(layers=4, width=512, heads=4, ffn=2048, length=512, rows=30_522),  # of count-median
     "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2),  # [HF §4.2]
+    # [SB Table 1]: heads and width of the feed-forward as there; the number of rows follows from the items
+    "superbloom": dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, layers=12, width=768,
+                       heads=12, ffn=3072, length=32),
+    "superbloom-small": dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, layers=4,
+                             width=192, heads=4, ffn=768, length=32, dropout=0.1),
     # never pre-trained [HF §4.1]
     "proformer": dict(emb="linear", bits=420, layers=2, width=768, heads=12, ffn=3072, length=512),
 }
@@ -164,7 +185,7 @@ class Layer(nn.Module):
         else:
             a = full_attention(q, k, v, key_mask=key_mask, dropout=c.dropout if self.training else 0.0)
         x = self.norm1(x + self.dropout(self.out(a.transpose(1, 2).flatten(2))))
-        return self.norm2(x + self.dropout(self.down(F.gelu(self.up(x)))))
+        return self.norm2(x + self.dropout(self.down(ACTIVATIONS[c.act](self.up(x)))))
 
 
 class MaskedLMHead(nn.Module):
@@ -175,9 +196,12 @@ class MaskedLMHead(nn.Module):
         self.transform, self.norm = nn.Linear(c.width, c.width), nn.LayerNorm(c.width)
         self.bias = nn.Parameter(torch.zeros(c.rows))
 
-    def forward(self, x, table):
-        """in: x (M, d), table (N, d); out: logits (M, N)"""
-        return F.linear(self.norm(F.gelu(self.transform(x))), table, self.bias)
+    def forward(self, x, table, rows=None):
+        """in: x (M, d) or (M, m, d), table (N, d); rows int64 (S,) or None; out: logits of these rows or all"""
+        bias = self.bias
+        if rows is not None:
+            table, bias = table[rows], bias[rows]
+        return F.linear(self.norm(F.gelu(self.transform(x))), table, bias)
 
 
 class Model(nn.Module):
@@ -194,19 +218,22 @@ class Model(nn.Module):
             "add": lambda: AddEmbedding(c.bits, c.width),
             "proj": lambda: ProjEmbedding(c.bits, c.width),
             "linear": lambda: LinearEmbedding(c.bits, c.width),
+            "bloom": lambda: BloomEmbedding(c.rows, c.width),
         }[c.emb]()
-        # Rows of their own for the specials. A lookup table has them inside; the rows of emb are free, so a
+        self.m = c.hashes if c.emb == "bloom" else 1  # positions that an id takes
+        # Rows of their own for the specials. A table of lookup or bloom has them inside; the rows of emb are free, so a
         # WORD row shared by all of them would add nothing: five are left. Pool, add and proj get all six.
         self.specials = None
-        if c.emb != "lookup":
+        if c.emb not in ("lookup", "bloom"):
             self.specials = nn.Embedding(5 if c.emb == "emb" else 6, c.width)
-        self.positions = nn.Embedding(c.length + c.spare_positions, c.width)
+        self.positions = nn.Embedding(c.length + c.spare_positions, c.width) if c.order else None
         self.types = nn.Embedding(c.types, c.width)
         self.norm, self.dropout = nn.LayerNorm(c.width), nn.Dropout(c.dropout)
         self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
         self.head = {
             "sr": lambda: nn.Linear(c.width, 3),  # 0 intact, 1 shuffled, 2 random [SR §3]
             "mlm": lambda: MaskedLMHead(c),
+            "hash-mlm": lambda: MaskedLMHead(c),
             "classify": lambda: nn.Sequential(nn.Dropout(c.dropout), nn.Linear(c.width, c.width), nn.Tanh(),
                                               nn.Dropout(c.dropout), nn.Linear(c.width, c.labels)),
             "span": lambda: nn.Linear(c.width, 2),  # start and end
@@ -220,16 +247,23 @@ class Model(nn.Module):
         # Places start louder than words, whose spread at the start depends on the kind of embedding.
         spread = {"proj": (c.bits - 1) ** -0.5, "pool": 0.02 * (c.chunk / c.bits) ** 0.5,
                   "linear": 0.01 * c.bits ** 0.5}.get(c.emb, 0.02)
-        with torch.no_grad():
-            self.positions.weight.copy_(2.25 * spread * sinusoids(*self.positions.weight.shape))
+        if c.order:
+            with torch.no_grad():
+                self.positions.weight.copy_(2.25 * spread * sinusoids(*self.positions.weight.shape))
         self.register_buffer("codes", None, persistent=False)
+        self.bloom = None
 
-    def set_codes(self, codes):
-        """in: codes (V, C) by id, the specials' first; any integer type, bits packed in bytes"""
-        self.codes = codes.to(self.positions.weight.device)
+    @property
+    def device(self):
+        """out: torch.device of the weights"""
+        return self.types.weight.device
+
+    def set_codes(self, codes, bloom=None):
+        """in: codes (V, C) by id, the specials' first, any integer type, bits packed in bytes; bloom BloomMap"""
+        self.codes, self.bloom = codes.to(self.device), bloom
 
     def embed(self, ids):
-        """in: ids (B, L); out: (B, L, d), the word's vector alone: no position, no norm. [HF §3.1]"""
+        """in: ids (B, L); out: (B, L·m, d), the word's vector alone: no position, no norm. [HF §3.1]"""
         codes = self.codes[ids]  # (B, L, C)
         if FORM[self.config.emb] == "bits":
             codes = unpack_bits(codes, self.config.bits)  # (B, L, T)
@@ -242,18 +276,28 @@ class Model(nn.Module):
         return x.masked_fill(~word.unsqueeze(-1), 0.0) + self.specials(ids.clamp(max=WORD))
 
     def placed(self, ids):
-        """in: ids (B, L) integer; out: (B, L, d), what the first layer sees: words and their places"""
+        """in: ids (B, L) integer; out: (B, L·m, d), what the first layer sees: words and their places
+
+        An item's m positions share its place. A set has none: then permuting items permutes what comes out,
+        and all [MASK_1] of a sequence become equal, for nothing tells them apart. [SB §3.2]
+        """
         c, L = self.config, ids.shape[1]
         if L > c.length:
             raise ConfigError(f"{L} positions, but the model has {c.length}: shorten the text, or train with "
                               f"--length")
-        places = self.positions.weight[c.spare_positions:c.spare_positions + L]  # (L, d)
-        x = self.embed(ids) + places + self.types.weight[0]
+        x = self.embed(ids) + self.types.weight[0]
+        if c.order:
+            places = self.positions.weight[c.spare_positions:c.spare_positions + L]  # (L, d)
+            x = x + (places if self.m == 1 else places.repeat_interleave(self.m, 0))
         return self.dropout(self.norm(x))
 
     def encode(self, ids, key_mask=None):
-        """in: ids (B, L) integer; key_mask bool (B, L), None without padding; out: (B, L, d)"""
+        """in: ids (B, L) integer; key_mask bool (B, L), None without padding; out: (B, L·m, d)"""
         x = self.placed(ids)
+        if not self.config.order and key_mask is None:
+            key_mask = ids != PAD
+        if key_mask is not None and self.m > 1:
+            key_mask = key_mask.repeat_interleave(self.m, 1)
         for layer in self.layers:
             x = layer(x, key_mask)
         return x
@@ -286,17 +330,23 @@ class Model(nn.Module):
         weight = key_mask.unsqueeze(-1).to(x.dtype)  # (B, L, 1)
         return (x * weight).sum(1) / weight.sum(1)
 
-    def forward(self, ids, key_mask=None, at=None):
+    def forward(self, ids, key_mask=None, at=None, rows=None):
         """Encode, and apply the head.
 
-        in:  ids (B, L); key_mask bool (B, L) or None; at int64 (M,), places in the flattened batch (mlm only)
-        out: sr (B, L, 3), mlm (M, N), classify (B, labels), span (B, L, 2)
+        in:  ids (B, L); key_mask bool (B, L) or None; at int64 (M,), places in the flattened batch, and rows
+             int64 (S,) of the table or None for all: of the heads that predict rows
+        out: sr (B, L, 3), mlm (M, N) or (M, S), hash-mlm (M, m, N), classify (B, labels), span (B, L, 2)
+
+        hash-mlm: each of an item's m positions predicts its own row, among all rows. [SB §2.3]
         """
-        x = self.encode(ids, key_mask)
-        if self.config.head == "classify":
+        c, x = self.config, self.encode(ids, key_mask)
+        if c.emb == "bloom":
+            x = x.unflatten(1, (-1, self.m))  # (B, L, m, d)
+        if c.head in ("mlm", "hash-mlm"):
+            return self.head(x.flatten(0, 1)[at], self.embedding.weight, rows)
+        x = x.mean(2) if c.emb == "bloom" else x
+        if c.head == "classify":
             return self.head(self.pool(x, key_mask))
-        if self.config.head == "mlm":
-            return self.head(x.flatten(0, 1)[at], self.embedding.weight)
         return self.head(self.dropout(x))
 
 
@@ -345,6 +395,127 @@ def best_spans(logits, inside, most, longest):
     scores, best = pairs.flatten(1).topk(min(most, pairs[0].numel()))
     starts = best // longest
     return scores, starts, starts + best % longest, null
+
+
+# ---------------------------------------------------------------------------------------------------------
+# From distributions over hashes to items
+
+
+SCORES = {"sum": sum, "min": lambda parts: functools.reduce(torch.minimum, parts),
+          "max": lambda parts: functools.reduce(torch.maximum, parts)}
+
+
+def _best(x, k):
+    """torch.topk along the last axis, faster on long rows: the k largest lie in the k blocks of largest maxima.
+
+    in:  x float (..., R); k int <= R
+    out: values (..., k), in order; places int64 (..., k)
+    """
+    R, block = x.shape[-1], 64
+    if R < 4 * block * k:
+        return x.topk(k)
+    whole = R // block * block
+    blocks = x[..., :whole].unflatten(-1, (-1, block))  # a view; what is left over is one more block
+    first = blocks.amax(-1).topk(k).indices.sort().values  # (..., k)
+    inside = (first.unsqueeze(-1) * block + torch.arange(block, device=x.device)).flatten(-2)
+    rest = torch.arange(whole, R, device=x.device).expand(*x.shape[:-1], -1)
+    inside = torch.cat([inside, rest], -1)
+    values, places = x.gather(-1, inside).topk(k)
+    return values, inside.gather(-1, places)
+
+
+def hash_logp(logits, bloom_map):
+    """in: logits float (P, m, rows) of head hash-mlm; out: (P, m, R), log-probabilities of each map's buckets
+
+    The softmax is over the whole table, so a position's R probabilities miss what it gives to other maps.
+    """
+    R, logp = bloom_map.buckets, logits.log_softmax(-1)
+    return torch.stack([logp[:, j, j * R:(j + 1) * R] for j in range(bloom_map.m)], 1)
+
+
+@torch.no_grad()
+def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum"):
+    """The k items that score best, found among those that share a likely bucket. [SB §2.5 Alg.1]
+
+    in:  logp float (P, m, R), log-probabilities of the buckets of each map (R = ceil(N/alpha));
+         bloom_map hashing.BloomMap; k items wanted, at most N; beam B, buckets of each map to look into;
+         rounds: with B, 2B, 4B, ... buckets until the certificate holds, None: without limit;
+         score "sum", "min" or "max" of an item's m log-probabilities, or any function of a list of m tensors
+         that is increasing in each [SB App. C]
+    out: ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer were found; certified bool
+         (P,): no other item scores more than the last of these; scored int64 (P,), items that were scored
+
+    An item outside has in each map at most the B-th largest probability, so its score is at most that of
+    these m thresholds: the certificate. Each item is scored once: in a later map only if no earlier map, and
+    in a later round only if no earlier round has reached it.
+    """
+    gamma = SCORES.get(score, score)
+    digest, members = (torch.from_numpy(a).to(logp.device) for a in (bloom_map.digest, bloom_map.members))
+    P, m, R = logp.shape
+    N, k, width, turn = bloom_map.n_items, min(k, bloom_map.n_items), min(beam, R), 0
+    ids = torch.full((P, k), -1, dtype=torch.int64, device=logp.device)
+    scores = torch.full((P, k), -torch.inf, dtype=logp.dtype, device=logp.device)
+    certified = torch.zeros(P, dtype=torch.bool, device=logp.device)
+    scored = torch.zeros(P, dtype=torch.int64, device=logp.device)
+    offsets = R * torch.arange(P, device=logp.device).unsqueeze(1)  # (P, 1)
+    todo = torch.arange(P, device=logp.device)  # the positions without a certificate
+    before = torch.empty(P, m, 0, dtype=torch.int64, device=logp.device)  # their buckets of earlier rounds
+    while len(todo) and (rounds is None or turn < rounds):
+        x = logp if not turn else logp[todo]
+        if turn and m * width * bloom_map.alpha >= N:  # the beam is as wide as the whole
+            ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score)
+            certified[todo], scored[todo] = True, N
+            break
+        rest = x if not turn else x.scatter(2, before, -torch.inf)
+        values, fresh = _best(rest, width - before.shape[2])  # (P, m, b)
+        tokens = torch.cat([before, fresh], 2)
+        every, each = [ids[todo]], [scores[todo]]
+        for j in range(m):
+            items = members[j].index_select(0, fresh[:, j].flatten()).view(len(todo), -1)  # (P, C)
+            new, parts = items >= 0, []
+            items = items.clamp(min=0).long()
+            for i in range(m):
+                if i == j:  # all items of a bucket have its probability
+                    parts.append(values[:, j].repeat_interleave(bloom_map.alpha, 1))
+                    continue
+                token = digest[:, i].index_select(0, items.flatten()).view_as(items).long()
+                parts.append(x[:, i].gather(1, token))
+                beam_i = (tokens if i < j else before)[:, i]
+                # has map i reached it too, an earlier map by now, a later one in rounds before? Few can have
+                row, column = (new & (parts[i] >= values[:, i, -1:])).nonzero(as_tuple=True)
+                if len(row) and beam_i.shape[1]:
+                    keys = (beam_i.sort().values + offsets[:len(todo)]).flatten()  # in order: a row, a range
+                    key = token[row, column] + offsets[row, 0]
+                    place = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
+                    new[row, column] = keys[place] != key
+            each.append(gamma(parts).masked_fill(~new, -torch.inf))
+            every.append(items)
+            scored[todo] += new.sum(1)
+        best, place = torch.cat(each, 1).topk(k)
+        ids[todo] = torch.cat(every, 1).gather(1, place).masked_fill(best == -torch.inf, -1)
+        scores[todo] = best
+        # a beam of all buckets has reached every item
+        sure = (best[:, -1] >= gamma(values[:, :, -1].unbind(1))) | (width == R)
+        certified[todo] = sure
+        todo, before, width, turn = todo[~sure], tokens[~sure], min(2 * width, R), turn + 1
+    return ids, scores, certified, scored
+
+
+@torch.no_grad()
+def exhaustive(logp, bloom_map, k=20, score="sum"):
+    """The same by scoring every item: the oracle, and what the beam is measured against.
+
+    in:  as beam_search
+    out: ids int64 (P, k), scores (P, k), best first
+    """
+    gamma, digest = SCORES.get(score, score), torch.from_numpy(bloom_map.digest).to(logp.device).T.contiguous()
+    ids, scores = [], []
+    for x in logp:  # (m, R)
+        parts = [row.index_select(0, tokens) for row, tokens in zip(x, digest)]
+        best, places = _best(gamma(parts), min(k, bloom_map.n_items))
+        ids.append(places)
+        scores.append(best)
+    return torch.stack(ids), torch.stack(scores)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -5,12 +5,15 @@
     torchrun --nproc_per_node=8 pretrain.py --emb proj --hash lsh    eight GPUs, or processes on CPUs
     torchrun --nproc_per_node=8 pretrain.py --preset hashformer --emb proj --hash lsh \\
         --data wikipedia+bookcorpus                                  the paper
+    python pretrain.py --preset superbloom-small                     sets of names: which one is missing?
+    python pretrain.py --preset superbloom-small --data pages.jsonl --alpha 50        your own pages of items
 
 Sources   [HF] Xue & Aletras 2022, HashFormers   [SR] Yamaguchi et al. 2021, Shuffle+Random
           [BERT] Devlin et al. 2019   [BL] Li & Yip, BERT-LSH
+          [SB] Superbloom, ICLR 2020 submission
 Map       [HF Table 4] RECIPES   [HF §3.6] corrupt_sr   [SR §3] corrupt_sr   [BERT §3.1] corrupt_mlm
           [HF §3.1] parser   [HF §3.2] parser   [HF §3.3] parser   [HF §4.2] parser
-          [BL §2.1] parser
+          [BL §2.1] parser   [SB §2.4] loss_hash   [SB §3.1] Pages   [SB §3.3] loss_sampled   [SB §3.2] parser
 Not here  scores on tasks; reading one text (infer.py).
 Departs   1. Words are shuffled within their own row, among the chosen positions; the authors share one
              permutation over the batch, so that on short rows most of their shuffles change nothing.
@@ -18,6 +21,7 @@ Departs   1. Words are shuffled within their own row, among the chosen positions
           3. Random words are words of the corpus; the authors give Add and Proj random bits, as no word has.
           4. A batch, its corruption and its dropout depend on (seed, step, rank) and on nothing else: a run
              that was stopped goes on to the same last bit.
+          5. Of every segment of a page at least one item is masked, however short it is.
 Letters   B batch   L positions   W windows   V ids   M scored positions   N rows of the vocabulary
 """
 
@@ -48,16 +52,19 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import hashing
-from hashing import CLS, FIRST, MASK, SEP, Encoder, InputError
-from model import FORM, PRESETS, Config, ConfigError, Help, Model, at_least, choose_machine
-from model import cores, count_parameters, fingerprint, load_checkpoint, machine_flags, once, parameter_groups
+from hashing import CLS, FIRST, MASK, PAD, SEP, UNK, Encoder, InputError
+from model import FORM, PRESETS, Config, ConfigError, Help, Model, at_least, beam_search, choose_machine
+from model import cores, count_parameters, fingerprint, hash_logp, load_checkpoint, machine_flags, once, parameter_groups
 from model import leave_together, save_checkpoint, try_compile
 
 LSH = ("lsh_bands", "lsh_buckets", "lsh_hashes", "lsh_fill", "lsh_pairs", "lsh_redraw")  # of --attn lsh
 IGNORE = -100  # the label of a position that is not scored: torch's own default
 EVAL_WORDS = 65_536  # held-out positions that an evaluation looks at
+EVAL_PAGES = 2_000  # of held-out pages, where one item is asked for
+SAMPLES = 8_192  # rows that stand for all in --objective sampled
 TEXT = dict(encoding="utf-8", errors="surrogatepass", newline="\n")  # how word lists are written and read
 PYTHON = ("python", "python-names")
+PIECES = {"bpe": hashing.BPE, "phrases": hashing.Phrases}  # ways to split that have to be learnt
 HUB = {"wikipedia": ("wikimedia/wikipedia", "20231101.en"), "bookcorpus": ("rojagtap/bookcorpus", None)}
 LOADERS = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
@@ -68,18 +75,23 @@ RECIPES = {
     "median": dict(batch=128, micro=32, steps=100_000, lr=2e-4, lr_mlm=2e-4, warmup=5_000, beta2=0.999),
     "hashformer": dict(batch=128, micro=16, steps=500_000, lr=5e-5, lr_mlm=1e-4, warmup=10_000,
                        beta2=0.9999),  # [HF Table 4]
+    "superbloom-small": dict(batch=64, micro=16, steps=10_000, lr=1e-3, lr_mlm=1e-3, warmup=300, beta2=0.999),
+    "superbloom": dict(batch=1024, micro=64, steps=1_000_000, lr=1e-4, lr_mlm=1e-4, warmup=10_000,
+                       beta2=0.999),  # [SB §3.2]
 }
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Corpora: a task is a piece of work for one core, (kind, payload); reading it gives documents (str)
+# Corpora: a task is a piece of work for one core, (kind, payload); reading it gives documents (str, or a page:
+# a list of names)
 
 
-def tasks_of(data):
+def tasks_of(data, pages=False, field=None):
     """Cut corpora into tasks, lazily.
 
-    in:  data str: names, paths or hub ids, joined by +
-    out: iterator of (kind, payload): ("texts", list[str]), or (name in PYTHON, list of .py paths)
+    in:  data str: names, paths or hub ids, joined by +; pages: rows may be lists of names, or pairs of a page
+         and a name; field, the column of the lists, None: the first
+    out: iterator of (kind, payload): ("texts", list[str or list[str]]), or (name in PYTHON, list of .py paths)
     err: InputError when a part is none of these
     """
     for part in data.split("+"):
@@ -88,9 +100,9 @@ def tasks_of(data):
             yield from ((part, paths[start:start + 64]) for start in range(0, len(paths), 64))
             continue
         texts, size = [], 0
-        for text in _rows(part):
+        for text in _rows(part, pages, field):
             texts.append(text)
-            size += len(text)
+            size += len(text) * (1 if isinstance(text, str) else 8)
             if size > 1_000_000:
                 yield "texts", texts
                 texts, size = [], 0
@@ -98,8 +110,8 @@ def tasks_of(data):
             yield "texts", texts
 
 
-def _rows(part):
-    """The texts of a file, a folder or a hub data set, streaming: nothing is held but a row."""
+def _rows(part, pages, field):
+    """The texts of a file, a folder or a hub data set, streaming: nothing is held but a row (pairs: all)."""
     files = local_files(part)
     if files:
         kinds = [(LOADERS[_ending(file)], file) for file in files]
@@ -116,9 +128,21 @@ def _rows(part):
     for kind, config, paths in sources:
         options = dict(encoding_errors="replace") if kind in ("text", "json", "csv") else {}
         try:
-            column = None
+            column, groups = None, {}
             for row in datasets.load_dataset(kind, config, data_files=paths, split="train", streaming=True,
                                              **options):
+                if pages and (lists := [name for name, value in row.items() if isinstance(value, list)] + (
+                        [field] if field in row else [])):
+                    if field and field not in lists:
+                        raise InputError(f"--field {field}: no such list in {part}, but {', '.join(lists)}")
+                    yield row[field or lists[0]] or []
+                    continue
+                if pages and field:
+                    raise InputError(f"--field {field}: no such list in {part}, only {', '.join(row)}")
+                if pages and len(row) > 1:
+                    page, item, *_ = row.values()
+                    groups.setdefault(page, []).append(item)
+                    continue
                 if column is None:
                     strings = [name for name, value in row.items() if isinstance(value, str)]
                     if not strings:
@@ -126,6 +150,7 @@ def _rows(part):
                     column = "text" if "text" in strings else strings[0]
                 if row[column]:
                     yield row[column]
+            yield from groups.values()
         except InputError:
             raise
         except Exception as error:  # datasets raises its own, pyarrow's, the hub's and the network's
@@ -154,7 +179,7 @@ def documents(task):
     """The documents of a task. Python files are parsed, never imported or run.
 
     in:  task (kind, payload)
-    out: iterator of str. texts: themselves. python: one a docstring, and of pydoc_data one a help topic.
+    out: iterator of str (of pages list). texts: themselves. python: one a docstring, and of pydoc_data one a help topic.
          python-names: one a function, the distinct names it uses
     """
     kind, payload = task
@@ -165,49 +190,67 @@ def documents(task):
         yield from hashing.python_texts(path, names=kind == "python-names")
 
 
+def page_of(document):
+    """The distinct names of a page, in order.
+
+    in:  document: a list of names or numbers, or str, names with tabs between them, or else spaces
+    out: list[str]
+    """
+    if isinstance(document, str):
+        document = document.split("\t") if "\t" in document else document.split()
+    names = (" ".join(str(name).split()) for name in document if name is not None)
+    return [name for name in dict.fromkeys(names) if name]
+
+
 def count_task(task, split, bpe=None):
     """Tokenise one task; runs in a worker process.
 
-    in:  task; split "regex", "space" or "bpe"; bpe hashing.BPE for the last
+    in:  task; split "regex", "space", "items", "bpe" or "phrases"; bpe hashing.BPE or Phrases for the last two
     out: the task's kind; words list[str], its distinct ones; places int64 in that list; lengths int64, one a
          document; characters int; replaced int, characters that were not valid UTF-8
     """
     texts = list(documents(task))
     table, places, lengths = {}, [], []
-    for words in bpe.split_many(texts) if bpe else (hashing.words_of(text, split) for text in texts):
+    if bpe:
+        pages = bpe.split_many(texts)
+    else:
+        pages = map(page_of, texts) if split == "items" else (hashing.words_of(text, split) for text in texts)
+    for words in pages:
         places += [table.setdefault(word, len(table)) for word in words]
         lengths.append(len(words))
-    replaced = sum(text.count("\ufffd") for text in texts)
+    replaced = sum(text.count("\ufffd") for text in texts if isinstance(text, str))
     places, lengths = np.array(places, np.int64), np.array(lengths, np.int64)
     return task[0], list(table), places, lengths, sum(map(len, texts)), replaced
 
 
-def prepare(data, split, cache, pieces=50_000, quiet=False):
+def prepare(data, split, cache, pieces=50_000, quiet=False, field=None):
     """Turn corpora into one array of word ids on disk, whatever the hash: one cache serves every variant.
 
-    in:  data as tasks_of; split "regex", "space" or "bpe"; cache folder; pieces, most of a BPE; quiet: no bar
+    in:  data, field as tasks_of; split as count_task; cache folder; pieces, most of a BPE or of phrases;
+         quiet: no bar
     out: the folder: ids.bin (documents, each closed by SEP), offsets.npy (where each starts), words.txt (from
-         id FIRST on), counts.npy (by id), meta.json, and bpe.json for split bpe
+         id FIRST on), counts.npy (by id), meta.json, and bpe.json for splits bpe and phrases
     Memory: the table of distinct words, and a few megabytes per core.
     """
-    identity = [2, data, split, pieces if split == "bpe" else None]  # 2: of the format
+    identity = [3, data, split, pieces if split in PIECES else None, field]  # 3: of the format
     for part in data.split("+"):
         files = hashing.python_files().values() if part in PYTHON else local_files(part)
         identity += [(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files]
     name = "".join(c if c.isalnum() else "-" for c in os.path.basename(data.rstrip("/")))[:40]
     path = os.path.join(cache, f"{name}-{split}-{fingerprint(identity)}")
-    return once(path, lambda folder: _prepare(folder, data, split, pieces, quiet))
+    return once(path, lambda folder: _prepare(folder, data, split, pieces, quiet, field))
 
 
-def _prepare(folder, data, split, pieces, quiet):
+def _prepare(folder, data, split, pieces, quiet, field):
     os.mkdir(folder)
     ids_path, bpe = os.path.join(folder, "ids.bin"), None
-    if split == "bpe":
-        texts = (text for task in tasks_of(data) for text in documents(task))
-        bpe = hashing.BPE.train(tqdm(texts, "training BPE", unit=" documents", disable=quiet), pieces)
+    read = functools.partial(tasks_of, data, split == "items", field)
+    if split in PIECES:
+        texts = (text for task in read() for text in documents(task))
+        bpe = PIECES[split].train(tqdm(texts, f"training {split}", unit=" documents", disable=quiet), pieces)
         with open(os.path.join(folder, "bpe.json"), "w", encoding="utf-8") as file:
             file.write(bpe.json)
-    tasks = tasks_of(data)
+    tasks = read()
     first = list(itertools.islice(tasks, 2))
     # processes cost more than a small corpus; and the BPE library has threads of its own
     workers = cores() if len(first) > 1 and not bpe else 1
@@ -288,6 +331,12 @@ class Corpus:
         """in: most int; out: int64, places in words() of the most frequent, ties by first appearance"""
         return np.argsort(-self.counts[FIRST:], kind="stable")[:most]
 
+    def pages(self):
+        """out: train, held: int64, the numbers of the documents, one in ten of them held out at random"""
+        order = hashing.random_order(self.meta["documents"], 90)
+        cut = max(len(order) // 10, 1)
+        return order[cut:], order[:cut]
+
     def windows(self, length):
         """Where the windows are; one is [CLS] and length - 1 ids from its start on.
 
@@ -311,13 +360,25 @@ class Corpus:
         return train, np.array(held)[np.linspace(0, len(held) - 1, most).astype(int)]
 
 
+def draw(seed, batch, length, vocabulary, rows):
+    """The chances of a step. Drawn for the whole batch and then cut: the same on one rank as on eight, and cheap.
+
+    in:  seed list[int]; batch, sequences in all; length L; vocabulary V, all ids; rows slice of the batch
+    out: chance float32 (3, rows, L) uniform in [0, 1); strangers int64 (rows, L) uniform over the words
+    """
+    rng = np.random.default_rng(seed)
+    chance = rng.random((3, batch, length), np.float32)
+    strangers = rng.integers(FIRST, vocabulary, (batch, length))
+    return torch.from_numpy(chance[:, rows]), torch.from_numpy(strangers[rows])
+
+
 class Batches:
     """The windows and chances of a step: a function of (seed, step), cut to the rows asked for."""
 
     def __init__(self, corpus, length, batch, vocabulary, seed):
         """in: corpus; length L; batch, sequences in all; vocabulary V, all ids, the specials' too; seed"""
         self.ids, self.length, self.batch = corpus.ids, length, batch
-        self.vocabulary, self.seed, self.epoch = vocabulary, seed, None
+        self.vocabulary, self.seed, self.epoch, self.words = vocabulary, seed, None, length - 1
         train, self.held = corpus.windows(length)
         step = length - 1
         # one window fewer a stretch than would fit: each epoch shifts all by a number of words of its own
@@ -335,27 +396,88 @@ class Batches:
             self.epoch, self.shift = epoch, rng.integers(self.length - 1)
             self.order = rng.permutation(len(self.starts))
         chosen = self.order[place * self.batch:(place + 1) * self.batch][rows]
-        return self.read(self.starts[chosen] + self.shift), *self.draw([self.seed, 2, step], self.batch, rows)
+        drawn = draw([self.seed, 2, step], self.batch, self.length, self.vocabulary, rows)
+        return self.read(self.starts[chosen] + self.shift), *drawn
 
     def held_out(self, rows):
         """in: rows slice of the held-out windows; out: as step(), the same in every run"""
-        return self.read(self.held[rows]), *self.draw([0, 3], len(self.held), rows)
-
-    def draw(self, seed, batch, rows):
-        """Drawn for the whole batch and then cut: the same on one rank as on eight, and cheap.
-
-        out: chance float32 (3, rows, L) uniform in [0, 1); strangers int64 (rows, L) uniform over the words
-        """
-        rng = np.random.default_rng(seed)
-        chance = rng.random((3, batch, self.length), np.float32)
-        strangers = rng.integers(FIRST, self.vocabulary, (batch, self.length))
-        return torch.from_numpy(chance[:, rows]), torch.from_numpy(strangers[rows])
+        drawn = draw([0, 3], len(self.held), self.length, self.vocabulary, rows)
+        return self.read(self.held[rows]), *drawn
 
     def read(self, starts):
         """in: starts (B,); out: int64 (B, L), [CLS] and L-1 ids"""
         ids = np.full((len(starts), self.length), CLS, np.int64)
         for row, start in zip(ids, starts):
             row[1:] = self.ids[start:start + self.length - 1]
+        return torch.from_numpy(ids)
+
+
+class Pages:
+    """Sets instead of text: segments of pages, a function of (seed, step) as Batches are. [SB §3.1]
+
+    A segment is a run of at most L items of one page, wherever it begins; shorter ones are filled up with PAD.
+    Pages of one item have nothing to say.
+    """
+
+    def __init__(self, corpus, length, batch, vocabulary, seed, known=None):
+        """in: as Batches; known bool by id of the corpus: the others are left out, None: all are known"""
+        self.length, self.batch, self.vocabulary, self.seed, self.epoch = length, batch, vocabulary, seed, None
+        offsets = np.append(np.load(os.path.join(corpus.folder, "offsets.npy")), len(corpus.ids))
+        self.ids, self.first, self.size = corpus.ids, offsets[:-1], np.diff(offsets) - 1
+        if known is not None:
+            kept = known[corpus.ids]
+            self.ids, before = corpus.ids[kept], np.append(0, np.cumsum(kept))
+            self.first, self.size = before[offsets[:-1]], np.diff(before[offsets])
+        train, held = (pages[self.size[pages] > 1] for pages in corpus.pages())
+        self.train = train
+        self.held = held[:EVAL_PAGES]
+        self.held = self.held[np.argsort(self.size[self.held], kind="stable")]
+        self.words = np.minimum(self.size[self.train], length).mean() if len(train) else 0
+        self.steps_per_epoch = len(self.train) // batch
+        if not self.steps_per_epoch or not len(held):
+            raise InputError(f"the corpus gives {len(self.train):,} pages with two items or more to train on, "
+                             f"and {len(held):,} held out: wanted a batch of {batch} and one page; use a "
+                             f"smaller --batch, or more pages")
+
+    def pages(self, step):
+        """in: step int; out: int64 (batch,), the numbers of its pages"""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, np.random.default_rng([self.seed, 1, epoch]).permutation(self.train)
+        return self.order[place * self.batch:(place + 1) * self.batch]
+
+    def by_size(self, step, passes):
+        """in: step; passes, slices that follow each other; out: their rows dealt anew, pages of a size together"""
+        rows = np.arange(passes[0].start, passes[-1].stop)
+        rows = rows[np.argsort(np.minimum(self.size[self.pages(step)[rows]], self.length), kind="stable")]
+        return np.split(rows, [part.start - passes[0].start for part in passes[1:]])
+
+    def step(self, step, rows):
+        """in: step int; rows of 0 .. batch; out: ids int64 (rows, at most L), then what draw() gives"""
+        pages, chances = self.pages(step), np.random.default_rng([self.seed, 4, step]).random(self.batch)
+        ids = self.read(pages[rows], chances[rows])
+        chance, strangers = draw([self.seed, 2, step], self.batch, self.length, self.vocabulary, rows)
+        return ids, chance[..., :ids.shape[1]], strangers[:, :ids.shape[1]]
+
+    def held_out(self, rows):
+        """One item of each held-out page is asked for: its chance says "masked", the others' "left alone".
+
+        in:  rows slice of the held-out pages; out: as step(), the same in every run
+        """
+        chances = np.random.default_rng([0, 3]).random((2, len(self.held)))[:, rows]
+        ids = self.read(self.held[rows], chances[0])
+        chance = torch.ones(3, *ids.shape)
+        asked = torch.from_numpy(chances[1] * np.minimum(self.size[self.held[rows]], self.length)).long()
+        chance[:2, torch.arange(len(ids)), asked] = 0.0
+        return ids, chance, torch.full_like(ids, FIRST)
+
+    def read(self, pages, chances):
+        """in: pages (B,), chances float (B,) in [0, 1): where each begins; out: int64 (B, longest), PAD at the end"""
+        ids = np.full((len(pages), min(self.size[pages].max(), self.length)), PAD, np.int64)
+        for row, page, chance in zip(ids, pages, chances):
+            n = min(self.size[page], self.length)
+            start = self.first[page] + int(chance * (self.size[page] - n + 1))
+            row[:n] = self.ids[start:start + n]
         return torch.from_numpy(ids)
 
 
@@ -366,13 +488,14 @@ def build_encoder(args, config, corpus):
     out: Encoder; codes (V, C), computed once and kept beside the corpus
     """
     form, bpe, lsh = FORM[args.emb], None, None
-    if args.split == "bpe":
+    if args.split in PIECES:
         with open(os.path.join(corpus.folder, "bpe.json"), encoding="utf-8") as file:
-            bpe = hashing.BPE(file.read())
-    if form == "row":
+            bpe = PIECES[args.split](file.read())
+    if form in ("row", "digest"):
         words = [] if bpe else corpus.words()
         vocabulary = bpe.pieces if bpe else [words[i] for i in corpus.frequent(args.vocab)]
-        encoder = Encoder(form, split=args.split, bpe=bpe, vocabulary=vocabulary)
+        encoder = Encoder(form, split=args.split, bpe=bpe, vocabulary=vocabulary,
+                          bloom=build_bloom(args, corpus, vocabulary) if form == "digest" else None)
         return encoder, torch.from_numpy(encoder.codes())
     if args.hash == "lsh":
         def fit(path):
@@ -402,6 +525,28 @@ def build_encoder(args, config, corpus):
     about = [form, args.hash, args.bits, args.chunk, config.rows, args.key, lsh and (lsh.features, lsh.seed)]
     path = once(os.path.join(corpus.folder, f"codes-{fingerprint(about)}.npy"), make)
     return encoder, torch.from_numpy(np.load(path))
+
+
+def build_bloom(args, corpus, vocabulary):
+    """in: args with alpha, hashes, hash_seed, coherent; corpus; vocabulary list[str]; out: hashing.BloomMap"""
+    n, about = len(vocabulary), (args.alpha, args.hashes, args.hash_seed)
+    if not args.coherent:
+        return hashing.BloomMap(n, *about)
+    place = {word: i for i, word in enumerate(vocabulary)}
+    number = np.array([-1] * FIRST + [place.get(word, -1) for word in corpus.words()])
+
+    def make(path):
+        train, _ = corpus.pages()  # of held-out pages nothing is known
+        offsets = np.append(np.load(os.path.join(corpus.folder, "offsets.npy")), len(corpus.ids))
+        pages = [number[corpus.ids[offsets[i]:offsets[i + 1]]] for i in train]
+        pages = [page[page >= 0] for page in pages]
+        made = hashing.coherent_map(np.concatenate(pages), np.array([len(page) for page in pages]), n,
+                                    args.alpha, args.hashes, args.coherent, seed=args.hash_seed)
+        with open(path, "wb") as file:
+            np.save(file, made.members.reshape(args.hashes, -1)[:, :n])
+
+    name = f"coherent-{fingerprint([n, *about, args.coherent])}.npy"
+    return hashing.BloomMap(n, *about, orders=np.load(once(os.path.join(corpus.folder, name), make)))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -470,21 +615,112 @@ def corrupt_mlm(ids, chance, strangers, p=0.15):
     return inputs, ids.masked_fill(~chosen, IGNORE)
 
 
+def corrupt_items(ids, chance, strangers):
+    """As corrupt_mlm, but of each row at least one item is chosen: the one with the least chance. [SB §3.1]
+
+    A page of five items would come without a question in 0.85^5 = 44 % of its turns.
+    """
+    least = chance[0].masked_fill(ids < FIRST, 2.0).argmin(1, keepdim=True)
+    return corrupt_mlm(ids, torch.cat([chance[:1].scatter(2, least.unsqueeze(0), 0.0), chance[1:]]), strangers)
+
+
+def masked(labels):
+    """in: labels (B, L); out: int64 (M,), places of what is asked for in the flattened batch"""
+    return (labels.flatten() != IGNORE).nonzero().squeeze(1)
+
+
 def loss_mlm(model, inputs, labels):
-    """in: model, inputs and labels (B, L); out: loss summed over masked words; int64 (2,), right and all"""
-    at = (labels.flatten() != IGNORE).nonzero().squeeze(1)  # (M,)
+    """in: model, inputs and labels (B, L); out: loss summed over masked words; int64 (4,), see report_mlm"""
+    at = masked(labels)
     logits = model(inputs, at=at).float()  # (M, N), never (B, L, N)
     rows = labels.flatten()[at] - 1  # the row of an ordinary id is id - 1: WORD has none, see hashing.Encoder
-    loss = F.cross_entropy(logits, rows, reduction="sum")
-    return loss, torch.stack([(logits.argmax(1) == rows).sum(), torch.tensor(len(at), device=at.device)])
+    better = logits[:, FIRST - 1:] > logits.gather(1, rows.unsqueeze(1))  # no special is ever an answer
+    rank = better.sum(1)  # (M,)
+    counts = [(rank < k).sum() for k in RECALL] + [torch.tensor(len(at), device=at.device)]
+    return F.cross_entropy(logits, rows, reduction="sum"), torch.stack(counts)
+
+
+RECALL = (1, 10, 20)
 
 
 def report_mlm(counts):
-    """in: counts (2,); out: accuracy at masked positions"""
-    return dict(accuracy=float(counts[0]) / max(float(counts[1]), 1))
+    """in: counts (4,): words among the best 1, 10, 20, and all; out: recall at masked positions"""
+    return {f"rec@{k}": float(count) / max(float(counts[-1]), 1) for k, count in zip(RECALL, counts)}
 
 
-OBJECTIVES = {"sr": (corrupt_sr, loss_sr, report_sr), "mlm": (corrupt_mlm, loss_mlm, report_mlm)}
+def loss_sampled(model, inputs, labels):
+    """Masked words against a few thousand others instead of all of them; evaluations are exact. [SB §3.3]
+
+    in:  as loss_mlm
+    out: as loss_mlm
+
+    Rows are drawn with q(row) about 1 / rank, as words come. Taking log(S q) off a drawn row's logit makes the
+    sum of exp an unbiased estimate of that over all rows but the right one, which is there anyway; a draw that
+    hits the right one is left out.
+    """
+    if not model.training:
+        return loss_mlm(model, inputs, labels)
+    at = masked(labels)
+    rows = labels.flatten()[at] - 1  # (M,)
+    total = getattr(model, "module", model).config.rows - (FIRST - 1)
+    drawn, logq = log_uniform(SAMPLES, total, at.device)
+    drawn = drawn + FIRST - 1  # (S,)
+    logits = model(inputs, at=at, rows=torch.cat([rows, drawn])).float()  # (M, M + S)
+    right, others = logits[:, :len(at)].diagonal(), logits[:, len(at):] - (logq + math.log(SAMPLES))
+    others = others.masked_fill(drawn == rows.unsqueeze(1), -torch.inf)
+    loss = (torch.cat([right.unsqueeze(1), others], 1).logsumexp(1) - right).sum()
+    return loss, torch.zeros(4, dtype=torch.int64, device=at.device)
+
+
+def log_uniform(count, n, device):
+    """Draw numbers that fall off as 1 / rank: q(i) = log((i + 2) / (i + 1)) / log(n + 1).
+
+    in:  count S; n; out: drawn int64 (S,) in 0 .. n-1; their log q, float (S,)
+    """
+    drawn = (torch.rand(count, device=device, dtype=torch.float64) * math.log(n + 1)).exp().long() - 1
+    drawn = drawn.clamp(0, n - 1)
+    return drawn, (((drawn + 2) / (drawn + 1)).log() / math.log(n + 1)).log().float()
+
+
+def loss_hash(model, inputs, labels):
+    """The hashes of masked items, each against all rows of the table; no item is ever scored. [SB §2.4]
+
+    in:  model with codes and Bloom map; inputs and labels (B, L)
+    out: loss summed over masked items, of an item the mean over its m hashes (the paper's sum over them
+         divided by m, so that it compares with ln of the rows); int64 (6,), see report_hash. The items are
+         looked for in evaluation alone.
+    """
+    net, at = getattr(model, "module", model), masked(labels)
+    logits = model(inputs, at=at).float()  # (M, m, rows)
+    items = labels.flatten()[at]
+    codes = net.codes[items].long()  # (M, m)
+    loss = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="sum") / net.m
+    counts = torch.zeros(6, dtype=torch.int64, device=at.device)
+    if not model.training:
+        logp = hash_logp(logits, net.bloom)
+        found, _, certified, _ = beam_search(logp, net.bloom, k=max(RECALL), beam=max(RECALL))
+        hit = found == (items - FIRST).unsqueeze(1)  # (M, 20)
+        counts = torch.stack([*(hit[:, :k].sum() for k in RECALL), certified.sum(),
+                              (logits.argmax(-1) == codes).double().mean(1).sum(), torch.tensor(len(at), device=at.device)])
+    return loss, counts
+
+
+def report_hash(counts):
+    """in: counts (6,): items among the best 1, 10, 20 of a beam of 20, certificates, items' shares of hashes that
+         are right, all
+
+    out: recall over the whole vocabulary; the share of searches known to be exact; the share of hashes
+         whose likeliest row is right
+    """
+    n = max(float(counts[-1]), 1)
+    recall = {f"rec@{k}": float(count) / n for k, count in zip(RECALL, counts)}
+    return recall | {"certified": float(counts[3]) / n, "hashes_right": float(counts[4]) / n}
+
+
+# corruption, loss, report, and how many counts it reports
+OBJECTIVES = {"sr": (corrupt_sr, loss_sr, report_sr, 9), "mlm": (corrupt_mlm, loss_mlm, report_mlm, 4),
+              "sampled": (corrupt_mlm, loss_sampled, report_mlm, 4),
+              "hash-mlm": (corrupt_mlm, loss_hash, report_hash, 6)}
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -498,26 +734,42 @@ def resolve(args, world):
     out: the model's Config as far as it is known before the corpus is
     """
     recipe, shape = RECIPES[args.preset], dict(PRESETS[args.preset])
-    args.emb = args.emb or shape.get("emb", "proj")
-    args.objective = args.objective or shape.get("head", "sr")
-    args.vocab = args.vocab or (shape["rows"] - (FIRST - 1) if "emb" in shape else 50_000)
-    args.split = args.split or ("bpe" if args.emb == "lookup" else "regex")
+    sets = args.split == "items" or not args.split and (not shape.get("order", True) or args.emb == "bloom")
+    args.emb = args.emb or shape.get("emb", "bloom" if sets else "proj")
+    args.split = "items" if sets else args.split or ("bpe" if args.emb == "lookup" else "regex")
+    args.data = args.data or ("python-names" if sets else "python")
+    if args.objective is None:
+        head = shape.get("head", "sr")
+        args.objective = ("hash-mlm" if args.emb == "bloom" else "mlm" if sets else
+                          "sr" if head == "hash-mlm" else head)
+    if args.vocab is None and not sets:  # of sets all items
+        args.vocab = (shape["rows"] - (FIRST - 1) if args.preset == "bert-lsh" else
+                      1_000_000 if args.split == "phrases" else 50_000)
     for name in ("batch", "micro", "steps"):
         setattr(args, name, recipe[name] if getattr(args, name) is None else getattr(args, name))
     if args.warmup is None:  # of a short run, a tenth
         args.warmup = min(recipe["warmup"], args.steps // 10)
     if args.lr is None:
-        args.lr = recipe["lr_mlm" if args.objective == "mlm" else "lr"]
+        args.lr = recipe["lr" if args.objective == "sr" else "lr_mlm"]
     args.beta2 = recipe["beta2"]
     # out/proj-lsh, out/emb-md5-bpe, out/lookup-bpe-mlm
-    name = [args.emb] + [args.hash] * (args.emb != "lookup") + [args.split] * (args.split != "regex")
-    name += [args.objective] * (args.objective != "sr")
-    shape |= dict(emb=args.emb, bits=args.bits, chunk=args.chunk, head=args.objective)
+    hashed = FORM[args.emb] not in ("row", "digest")
+    name = [args.emb] + [args.hash] * hashed + [args.split] * (args.split != "regex")
+    name += [args.objective] * (args.objective not in ("sr", "hash-mlm"))
+    head = "mlm" if args.objective == "sampled" else args.objective
+    shape |= dict(emb=args.emb, bits=args.bits, chunk=args.chunk, hashes=args.hashes, head=head, order=not sets)
+    if sets:
+        shape["length"] = min(shape["length"], 32)
     if args.width and not args.ffn:
         args.ffn = 4 * args.width
     for flag in ("layers", "width", "heads", "ffn", "length", "rows", "dropout", "attn", *LSH):
         if getattr(args, flag) is not None:
             shape[flag] = getattr(args, flag)
+    if args.field and not sets:
+        raise InputError("--field is of pages, which --split items reads")
+    if args.coherent and (args.emb != "bloom" or args.coherent > args.hashes or not sets):
+        raise InputError(f"--coherent {args.coherent}: wanted --emb bloom, --split items and at most "
+                         f"{args.hashes} of its maps")
     if shape.get("attn") == "lsh":
         name.append("lsh-attention")
     elif given := [flag for flag in LSH if getattr(args, flag) is not None]:
@@ -525,16 +777,17 @@ def resolve(args, world):
     args.out = args.out or os.path.join("out", "-".join(name))
     form = FORM[args.emb]
     Encoder(form, args.hash, bits=args.bits, chunk=args.chunk, vocabulary=[])  # has complaints of its own
+    config = Config(**shape)
     # rotations of a vector of F features give F hyperplanes, so it must be as long as there are bits or rows
-    least = {"index": shape.get("rows", Config.rows), "row": 0}.get(form, args.bits)
+    least = {"index": shape.get("rows", Config.rows), "row": 0, "digest": 0}.get(form, args.bits)
     args.features = max(args.features, least)
-    if args.hash == "lsh" and form != "row" and args.features > hashing.NgramLSH.MOST:
+    if args.hash == "lsh" and hashed and args.features > hashing.NgramLSH.MOST:
         raise InputError(f"--hash lsh has at most {hashing.NgramLSH.MOST:,} n-gram features, and so at most "
                          f"as many bits and rows; here it would need {args.features:,}")
     if args.batch % world:
         raise InputError(f"a batch of {args.batch} sequences cannot be shared evenly by {world} ranks: "
                          f"--batch {max(args.batch // world, 1) * world} can")
-    return Config(**shape)
+    return config
 
 
 class Run:
@@ -542,7 +795,7 @@ class Run:
 
     # What makes a run itself: a checkpoint in which one of these differs belongs to another run.
     IDENTITY = ("split", "emb", "hash", "bits", "chunk", "key", "features", "hash_seed", "vocab",
-                "objective", "batch", "steps", "lr", "warmup", "decay", "clip", "seed")
+                "objective", "batch", "steps", "lr", "warmup", "decay", "clip", "seed", "alpha", "hashes", "coherent")
 
     def __init__(self, args):
         """in: args of parser(); every rank makes one"""
@@ -550,22 +803,27 @@ class Run:
         self.args, config = args, resolve(args, self.world)
         self.device, self.dtype, compile = choose_machine(args, int(os.environ.get("LOCAL_RANK", 0)))
         args.quiet = self.rank > 0
-        self.corpus = Corpus(prepare(args.data, args.split, args.cache, args.vocab, args.quiet))
+        self.corpus = Corpus(prepare(args.data, args.split, args.cache, args.vocab, args.quiet, args.field))
         self.encoder, codes = build_encoder(args, config, self.corpus)
         self.config = config = dataclasses.replace(config, rows=self.encoder.rows)
-        self.corrupt, self.loss_of, self.report = OBJECTIVES[args.objective]
+        self.corrupt, self.loss_of, self.report, self.reported = OBJECTIVES[args.objective]
 
         torch.manual_seed(args.seed)
         self.model = self.wrapped = Model(config).to(self.device)
-        self.model.set_codes(codes)
+        self.model.set_codes(codes, self.encoder.bloom)
         self.remap, words = None, len(codes) - FIRST
-        if self.encoder.form == "row":  # the corpus's ids -> ids of the vocabulary, UNK for the rest
+        if self.encoder.fixed:  # the corpus's ids -> ids of the vocabulary, UNK for the rest
             ids = np.concatenate([np.arange(FIRST), self.encoder.ids(self.corpus.words())])
             self.remap = torch.from_numpy(ids.astype(np.int64)).to(self.device)
             found = self.remap[FIRST:].unique()
             self.found = found[found >= FIRST]  # pieces that never occur would give themselves away
             words = len(self.found)
-        self.batches = Batches(self.corpus, config.length, args.batch, FIRST + words, args.seed)
+        about = self.corpus, config.length, args.batch, FIRST + words, args.seed
+        if config.order:
+            self.batches = Batches(*about)
+        else:  # of pages what the vocabulary lacks is left out
+            known = (self.remap != UNK).cpu().numpy()
+            self.batches, self.corrupt = Pages(*about, None if known[FIRST:].all() else known), corrupt_items
         cuda = self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(parameter_groups(self.model, args.decay), lr=args.lr, eps=1e-8,
                                            betas=(0.9, args.beta2), fused=cuda or self.device.type == "cpu")
@@ -614,7 +872,9 @@ class Run:
 
     def load(self, step):
         """in: step; out: list of (inputs, labels), one for each pass of this rank"""
-        return [self.corrupted(*self.batches.step(step, rows)) for rows in self.passes]
+        # sets of all sizes: small ones together need little filling up
+        passes = self.passes if self.config.order else self.batches.by_size(step, self.passes)
+        return [self.corrupted(*self.batches.step(step, rows)) for rows in passes]
 
     def autocast(self):
         """Matrix products in self.dtype; what needs range stays in float32"""
@@ -655,7 +915,7 @@ class Run:
         """out: dict of eval_loss and the objective's report, over all held-out windows of all ranks"""
         self.model.eval()
         mine = np.array_split(np.arange(len(self.batches.held)), self.world)[self.rank]
-        total = torch.zeros(11 if self.args.objective == "sr" else 4, dtype=torch.float64, device=self.device)
+        total = torch.zeros(2 + self.reported, dtype=torch.float64, device=self.device)
         for start in range(0, len(mine), self.micro):
             part = mine[start:start + self.micro]
             inputs, labels = self.corrupted(*self.batches.held_out(slice(part[0], part[-1] + 1)))
@@ -717,15 +977,21 @@ class Run:
         """Say what is about to run, and what theory expects of the loss; in: loss at this step."""
         a, c, meta, counts = self.args, self.config, self.corpus.meta, count_parameters(self.model)
         guess, classes, prior = "ln 3", 3, np.array([0.81, 0.10, 0.09])
-        if a.objective == "mlm":
+        if a.objective != "sr":
+            guess, classes = f"ln {c.rows:,}", c.rows
             ids = self.remap.cpu().numpy()[FIRST:]
-            prior = np.bincount(ids, self.corpus.counts[FIRST:])[FIRST:]
-            guess, classes, prior = f"ln {c.rows:,}", c.rows, prior[prior > 0] / prior.sum()
+            prior = np.bincount(ids, self.corpus.counts[FIRST:], FIRST + len(self.encoder.words))[FIRST:]
+            prior = prior / prior.sum()
+        knowing = entropy(prior)
+        bloom, kind = self.encoder.bloom, "words"
+        if bloom:
+            knowing = np.mean([entropy(np.bincount(column, prior)) for column in bloom.digest.T])
+            kind = f"{bloom.n_items:,} items in {bloom.m} maps of {bloom.buckets:,} buckets of {bloom.alpha}"
         replaced = f", {meta['replaced']:,} characters not UTF-8" if meta["replaced"] else ""
-        hashed = "" if a.emb == "lookup" else f" of {a.hash}"
+        hashed = "" if self.encoder.fixed else f" of {a.hash}"
         print(f"model       {a.emb}{hashed}, split {a.split}, objective {a.objective}; {c.layers} layers, "
               f"width {c.width}, {c.heads} heads, length {c.length}\n"
-              f"parameters  {counts['total']:,}; to embed words {counts['embedding']:,} "
+              f"parameters  {counts['total']:,}; to embed {kind} {counts['embedding']:,} "
               f"(PoEP {100 * counts['poep']:.2f} %), specials {counts['specials']:,}\n"
               f"corpus      {a.data}: {meta['words']:,} words, {meta['distinct']:,} distinct, "
               f"{meta['documents']:,} documents{replaced}\n"
@@ -737,7 +1003,7 @@ class Run:
               f"machine     {self.device}, {self.dtype}, {'compiled' if self.compiled else 'not compiled'}, "
               f"torch {torch.__version__}, seed {a.seed}\n"
               f"loss        {loss:.3f} at step {self.step:,}; theory: {math.log(classes):.3f} = {guess} "
-              f"before training, {-(prior * np.log(prior)).sum():.3f} for knowing frequencies alone",
+              f"before training, {knowing:.3f} for knowing frequencies alone",
               flush=True)
 
     def fit(self, stopped):
@@ -780,7 +1046,7 @@ class Run:
             bar.update()
             if self.step % 10 == 0 or self.step == a.steps:
                 seconds = (time.perf_counter() - clock) / ((self.step - since) * a.batch)
-                speed = dict(words_per_s=(self.config.length - 1) / seconds, ms_per_sample=1000 * seconds)
+                speed = dict(words_per_s=self.batches.words / seconds, ms_per_sample=1000 * seconds)
                 facts = (loss, *speed.values())
                 bar.set_postfix_str("loss {:.3f}, {:,.0f} words/s, {:.2f} ms/sample".format(*facts))
                 self.log(step=self.step, loss=loss, lr=lr, grad_norm=norm, **speed)
@@ -802,13 +1068,13 @@ class Run:
             raise SystemExit(128 + (stopped or [signal.SIGTERM])[0])
         if self.rank == 0:
             print(f"done: {self.path}: {describe(result)}\n"
-                  f"next: python infer.py --ckpt {a.out} \"{EXAMPLES[a.objective]}\"")
+                  f"next: python infer.py --ckpt {a.out} \"{EXAMPLES[self.config.head]}\"")
         return result
 
 
 EXAMPLES = {  # what to ask a trained model first
     "sr": "Returns True if the two arrays have the same shape and elements, False kubernetes otherwise.",
-    "mlm": "Return the [MASK] of the elements of a list."}
+    "mlm": "Return the [MASK] of the elements of a list.", "hash-mlm": "socket bind listen [MASK]"}
 
 
 @contextlib.contextmanager
@@ -831,6 +1097,11 @@ def schedule(step, steps, warmup):
     return min((step + 1) / max(warmup, 1), (steps - step) / max(steps - warmup, 1))
 
 
+def entropy(p):
+    """in: p (n,), probabilities; out: in nats"""
+    return float(-(p[p > 0] * np.log(p[p > 0])).sum())
+
+
 def describe(result):
     """in: dict of floats; out: one line"""
     return ", ".join(f"{name} {value:.3f}" for name, value in result.items())
@@ -844,15 +1115,20 @@ def parser():
     g = p.add_argument_group("words", (
         "A corpus becomes words, and words become ids; no vocabulary limits them. [HF §3.1]\n"
         "The prepared corpus is kept, and does not depend on the hash."))
-    g.add_argument("--data", default="python", metavar="A+B", help=(
+    g.add_argument("--data", metavar="A+B", help=(
         "python: the docstrings of the installed Python; python-names: the names its functions use; "
         "wikipedia, bookcorpus or any id of the hub; a file or folder of .txt .jsonl .csv .parquet, .gz too; "
-        "a row is a document, of a .txt a line"))
-    g.add_argument("--split", choices=("regex", "space", "bpe"), help=(
-        "words as runs of letters or of signs, as what stands between spaces, or pieces of a byte-level BPE; "
-        "None: regex, with --emb lookup bpe"))
-    g.add_argument("--vocab", type=at_least(1), metavar="V",
-                   help="most pieces of a BPE, or words of a lookup (None: 50,000, or the preset's)")
+        "a row is a document, of a .txt a line. Of items, a row is a page: a list of names or ids, or text "
+        "with names between tabs or spaces; or, in a table of two columns, a page and one of its items. "
+        "None: python, of items python-names"))
+    g.add_argument("--split", choices=("regex", "space", "bpe", "phrases", "items"), help=(
+        "words as runs of letters or of signs; as what stands between spaces; pieces of a byte-level BPE; the "
+        "commonest words and pairs of words, and pieces for the rest; items: pages are sets, without order; "
+        "None: regex, with --emb lookup bpe, with --emb bloom items"))
+    g.add_argument("--field", metavar="NAME", help="of items: the column of lists; None: the first")
+    g.add_argument("--vocab", type=at_least(1), metavar="V", help=(
+        "most pieces of a BPE, phrases, words of a lookup, or items (None: 50,000, a million, 50,000, all; or "
+        "the preset's)"))
     g.add_argument("--cache", default="cache", metavar="DIR", help="where prepared corpora are kept")
 
     g = p.add_argument_group("hashes", (
@@ -874,8 +1150,8 @@ def parser():
         "The embedding is the subject: from 38.6 M parameters (emb) to 98 K (proj) at width 768."))
     g.add_argument("--emb", choices=tuple(FORM), help=(
         "lookup: a row per word of a vocabulary; emb: N rows shared by hash; pool: chunks pick rows of a "
-        "codebook; add: one of two rows per bit; proj: correlation with the bits (None: proj, or the "
-        "preset's)"))
+        "codebook; add: one of two rows per bit; proj: correlation with the bits; bloom: m positions a word, "
+        "see below (None: proj, or the preset's)"))
     g.add_argument("--preset", choices=tuple(RECIPES), default="tiny",
                    help=f"a size and how it is trained: {sizes}")
     for name, text in dict(layers="encoder layers; 0 is the probe that sees one word at a time", width="d",
@@ -884,6 +1160,15 @@ def parser():
         g.add_argument(f"--{name}", type=at_least(dict(layers=0, length=2).get(name, 1)), metavar="n",
                        help=text + " (None: the preset's)")
     g.add_argument("--dropout", type=float, metavar="p", help="also of attention weights (None: 0.1, tiny 0)")
+
+    g = p.add_argument_group("Bloom digests (--emb bloom)", (
+        "Each of N items is m hash tokens, and alpha items share one: m N / alpha rows for all. [SB §3.2]\n"
+        "The m tokens stay side by side, m positions an item; each predicts its own hash, a beam search the item."))
+    g.add_argument("--alpha", type=at_least(1), default=20, metavar="a",
+                   help="items that share a token; a^m at most about N^(m-1)")
+    g.add_argument("--hashes", type=at_least(1), default=2, metavar="m", help="tokens of an item")
+    g.add_argument("--coherent", type=at_least(0), default=0, metavar="n", help=(
+        "of the m maps, so many put items together that stand on the same pages; the others are random"))
 
     g = p.add_argument_group("attention", (
         "lsh: a query and a key meet only if r random planes sort them into one of m buckets. [BL §2.1]\n"
@@ -904,9 +1189,10 @@ def parser():
 
     g = p.add_argument_group("objective", (
         "sr: which words were shuffled, which replaced? Three classes, any vocabulary. [HF §3.6]\n"
-        "mlm: which word was hidden? Needs a vocabulary to choose from. [BERT §3.1]"))
-    g.add_argument("--objective", choices=tuple(OBJECTIVES),
-                   help="None: sr, or the preset's; mlm goes with --emb lookup")
+        "mlm: which word was hidden? Needs a vocabulary to choose from. [BERT §3.1] sampled: the same, against\n"
+        "a few thousand rows instead of all. hash-mlm: which hashes has the hidden item? [SB §2.4]"))
+    g.add_argument("--objective", choices=tuple(OBJECTIVES), help=(
+        "None: sr, or the preset's; of items mlm; mlm and sampled go with --emb lookup, hash-mlm with bloom"))
 
     g = p.add_argument_group("training", (
         "AdamW, linear warm-up and decay; a batch is a function of (seed, step). [HF Table 4]\n"
