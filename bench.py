@@ -13,7 +13,7 @@
     python bench.py twins          BERT-LSH, its dense twin and a random control, trained alike (an hour)
     python bench.py trained --runs out/lookup-bpe-mlm*          buckets of trained queries and keys
     python bench.py figures --runs out/lookup-bpe-mlm-lsh-attention         draw assets/
-    python bench.py sizes          parameters of the models of Superbloom's tables, exact, beside what it prints
+    python bench.py sizes          parameters of Superbloom's models, exact, beside what its tables print
     python bench.py bloom          beam search beside scoring all of 5,281,889 items, at the paper's densities
     python bench.py million        a training step of a model over 5,281,889 items: time and memory
     python bench.py entities --data pages.jsonl      Superbloom, its baselines, neighbours (Tables 1 and 2)
@@ -643,7 +643,8 @@ def compare(args, variants, *common):
     def run(job):
         number, (name, flags), seed = job
         out = os.path.join(folder, f"{number}-{seed}")
-        command = [sys.executable, "pretrain.py", *common, *flags, "--seed", seed, "--out", out, "--data", args.data,
+        command = [sys.executable, "pretrain.py", *common, *flags, "--seed", seed, "--out", out,
+                   "--data", args.data,
                    "--steps", args.steps, "--cache", args.cache, "--eval_every", args.steps,
                    "--save_every", 10**9]
         done = subprocess.run(list(map(str, command)), cwd=HERE, capture_output=True, text=True,
@@ -802,8 +803,9 @@ def bench_bloom(args):
             _, _, certified, scored = model.beam_search(logp, bloom)
             _, scores, _, more = model.beam_search(logp, bloom, rounds=None)
             exact = (scores[:8] == model.exhaustive(logp[:8], bloom)[1]).all().item()
-            rows.append(dict(name=f"alpha {alpha}, {kind}", built=built, **per, ratio=per["plain"] / per["beam"],
-                             ratio_all=per["all"] / per["beam"], ratio_sure=per["plain"] / per["sure"],
+            rows.append(dict(name=f"alpha {alpha}, {kind}", built=built, **per,
+                             ratio=per["plain"] / per["beam"], ratio_all=per["all"] / per["beam"],
+                             ratio_sure=per["plain"] / per["sure"],
                              scored=scored.double().mean().item(), scored_sure=more.double().mean().item(),
                              certified=100 * certified.double().mean().item(), exact=str(exact)))
             print(rows[-1], file=sys.stderr, flush=True)
@@ -816,7 +818,8 @@ BLOOM = dict(name=("map, distributions", "s"), built=("map built, s", ".1f"),
              scored_sure=("items scored", ",.0f"), best=("k = 1, ms", ".3f"),
              plain=("exhaustive, torch.topk, ms", ".1f"), ratio=("× beam", ".0f"),
              ratio_sure=("× until certified", ".0f"),
-             all=("exhaustive, our top k, ms", ".1f"), ratio_all=("× beam", ".0f"), exact=("same scores", "s"))
+             all=("exhaustive, our top k, ms", ".1f"), ratio_all=("× beam", ".0f"),
+             exact=("same scores", "s"))
 
 
 def bench_million(args):
@@ -873,7 +876,8 @@ def neighbours(data, cache, length=32, field=None):
     train, _ = corpus.pages()
     sizes = pages.size[train]
     starts = np.cumsum(sizes) - sizes
-    items = np.concatenate([corpus.ids[pages.first[i]:pages.first[i] + pages.size[i]] for i in train]).astype(int)
+    ends = pages.first + pages.size
+    items = np.concatenate([corpus.ids[pages.first[i]:ends[i]] for i in train]).astype(int)
     frequency = np.bincount(items, minlength=top)
     on = np.repeat(np.arange(len(train)), sizes)[np.argsort(items, kind="stable")]  # pages, item after item
     first = np.cumsum(frequency) - frequency
@@ -928,8 +932,8 @@ def bench_coherent(args):
 
 
 ENTITIES = dict(name=("model", "s"), parameters=("parameters", ","), table=("of the table", ","),
-                **{f"rec@{k}": (f"rec@{k}", "±") for k in pretrain.RECALL}, hashes_right=("hashes right", "±"),
-                certified=("certified", "±"), eval_loss=("loss", "±"))
+                **{f"rec@{k}": (f"rec@{k}", "±") for k in pretrain.RECALL},
+                hashes_right=("hashes right", "±"), certified=("certified", "±"), eval_loss=("loss", "±"))
 
 
 def bench_beams(args):
@@ -960,7 +964,8 @@ def bench_beams(args):
             rows.append(dict(name=f"{name}, B {beam}" if beam else f"{name}, until certified",
                              certified=100 * certified.double().mean().item(),
                              scored=scored.double().mean().item(),
-                             **{f"rec@{k}": hit[:, :k].any(1).double().mean().item() for k in pretrain.RECALL}))
+                             **{f"rec@{k}": hit[:, :k].any(1).double().mean().item()
+                                for k in pretrain.RECALL}))
             if beam == 20:
                 top = hit[:, :1].any(1).numpy()
         # ten parts of the links, from the most frequent items to the rarest
@@ -1066,7 +1071,8 @@ BENCHES = {"counts": (counts, COUNTS), "hashing": (bench_hashing, HASHING),
            "depth": (bench_depth, ENTITIES), "coherent": (bench_coherent, ENTITIES),
            "beams": (bench_beams, BEAMS)}
 
-LONG = ("words", "variants", "twins", "trained", "tasks", "entities", "depth", "coherent", "beams")  # or of runs that are there already
+ON_PAGES = ("entities", "depth", "coherent", "beams")
+LONG = ("words", "variants", "twins", "trained", "tasks", *ON_PAGES)  # or of runs that are there already
 
 
 def write(path, name, rows):
@@ -1134,7 +1140,7 @@ def main(argv=None):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         return
-    args.data = args.data or ("python-names" if args.what in ("entities", "depth", "coherent", "beams") else "python")
+    args.data = args.data or ("python-names" if args.what in ON_PAGES else "python")
     if args.what == "twins" and not args.data_dir:
         p.error("twins needs --data_dir, a folder with GLUE's SST-2")
     if args.what in ("trained", "figures", "tasks", "beams") and not args.runs:

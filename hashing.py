@@ -164,10 +164,10 @@ def split_names(text, known, longest):
 
 
 class Phrases:
-    """The commonest words and pairs of words, and word pieces for the rest; greedy, the longest first. [SB §4]
+    """The commonest words and pairs of words, and word pieces for the rest, longest first. [SB §4]
 
-    A vocabulary of a million has many names in it: "new york" is one token. Here phrases are lower-cased words
-    joined by a space, and pieces are of the BPE of the words that are not among them.
+    A vocabulary of a million has many names in it: "new york" is one token. Here phrases are lower-cased
+    words joined by a space, and pieces are of the BPE of the words that are not among them.
     """
 
     MOST = 10_000_000  # pairs counted at a time; then those seen once are forgotten
@@ -529,8 +529,9 @@ class BloomMap:
 
     def _impossible(self):
         most = max(int(self.n_items ** (1 - 1 / self.m)), 1)
-        raise InputError(f"alpha = {self.alpha} is too large: {self.m} hashes of {self.buckets:,} buckets cannot "
-                         f"tell {self.n_items:,} items apart; wanted about {most:,} at most, or more hashes")
+        raise InputError(f"alpha = {self.alpha} is too large: {self.m} hashes of {self.buckets:,} buckets "
+                         f"cannot tell {self.n_items:,} items apart; wanted about {most:,} at most, or more "
+                         f"hashes")
 
     def _cells(self, maps):
         """in: maps int; out: int64 (N,), equal for items that share their buckets in the first `maps`"""
@@ -554,7 +555,8 @@ class BloomMap:
                 return
             suspects = np.flatnonzero(np.isin(cell, twice))
             suspects = suspects[np.argsort(cell[suspects], kind="stable")]
-            offenders = suspects[1:][cell[suspects[1:]] == cell[suspects[:-1]]]  # all but the first of each cell
+            # all but the first of each cell
+            offenders = suspects[1:][cell[suspects[1:]] == cell[suspects[:-1]]]
             place[last] = np.arange(self.n_items)
             others = np.ones(self.n_items, bool)
             others[offenders] = False
@@ -594,9 +596,9 @@ class BloomMap:
     def state(self):
         """out: dict of plain types: the seed, or, of a map that was given, the maps themselves"""
         # the order in which members lists the items is the order that was given
-        orders = [table.reshape(-1)[:self.n_items].tobytes() for table in self.members] if self.given else None
-        return dict(n_items=self.n_items, alpha=self.alpha, m=self.m, seed=self.seed, orders=orders,
-                    check=self.check())
+        orders = [table.reshape(-1)[:self.n_items].tobytes() for table in self.members]
+        return dict(n_items=self.n_items, alpha=self.alpha, m=self.m, seed=self.seed,
+                    orders=orders if self.given else None, check=self.check())
 
     @classmethod
     def load(cls, state):
@@ -746,7 +748,7 @@ class Encoder:
         return self.most
 
     def ids(self, words):
-        """in: words list[str]; out: int32 (L,); the table grows by the new ones (a fixed one: they are UNK)"""
+        """in: words list[str]; out: int32 (L,); the table grows by new ones (a fixed one: they are UNK)"""
         if self.fixed:
             return np.array([self.table.get(word, UNK) for word in words], np.int32)
         for word in words:
@@ -783,10 +785,11 @@ class Encoder:
         return bits_to_chunks(bits, self.chunk) if self.form == "chunks" else np.packbits(bits, axis=1)
 
     def special_codes(self):
-        """Codes of ids 0 .. FIRST-1: (FIRST, C), dtype as hash_words; zeros, but in a fixed table their rows."""
+        """Codes of ids 0 .. FIRST-1: (FIRST, C), dtype as hash_words; zeros, or rows in a fixed table."""
         if self.form == "digest":
-            rows = self.rows - self.bloom.m * (FIRST - 1) + np.arange((FIRST - 1) * self.bloom.m, dtype=np.int32)
-            return rows.reshape(FIRST - 1, self.bloom.m)[[PAD, CLS, SEP, UNK, MASK, UNK]]
+            m = self.bloom.m
+            rows = np.arange(self.rows - m * (FIRST - 1), self.rows, dtype=np.int32)
+            return rows.reshape(FIRST - 1, m)[[PAD, CLS, SEP, UNK, MASK, UNK]]
         if self.form == "row":
             return np.array([[PAD], [CLS], [SEP], [UNK], [MASK], [UNK]], np.int32)
         return np.zeros_like(self.hash_words([""] * FIRST))

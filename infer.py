@@ -84,18 +84,18 @@ class Reader:
         return torch.tensor(np.array([ids], np.int64), device=self.model.device)
 
     def read(self, text):
-        """in: text str; out: words, spans as split(); ids int64 (1, L), [CLS] words [SEP], of a set the words"""
+        """in: text str; out: words, spans as split(); ids int64 (1, L), [CLS] words [SEP], of a set words"""
         words, spans, ids = self.split(text)
         return words, spans, self.ready([CLS, *ids, SEP] if self.config.order else ids)
 
     def known(self, names):
-        """in: names list[str]; err: InputError, with those that look like it, when a model of sets lacks one"""
+        """in: names list[str]; err: InputError, with what looks like it, when a model of sets lacks one"""
         if not self.config.order:
             for name in names:
                 if name not in self.encoder.table:
-                    raise InputError(f"{name!r} is none of the {len(self.encoder.words):,} items of this model" +
-                                     "".join(f"{', or' if i else '; do you mean'} {like}" for i, like in
-                                             enumerate(self.like(name))))
+                    like = ", or ".join(self.like(name))
+                    raise InputError(f"{name!r} is none of the {len(self.encoder.words):,} items of this "
+                                     "model" + (f"; do you mean {like}?" if like else ""))
 
     def like(self, name):
         """in: name str; out: list[str], at most three known names that look most like it, case aside"""
@@ -109,8 +109,8 @@ class Reader:
         """The likeliest items for each [MASK], among all of them. [SB §2.5]
 
         in:  text str with [MASK]; k int; beam, buckets of each map to look into, None: until certified
-        out: list, one per mask, of dict: items, k pairs (name, sum of its hashes' log-probabilities); certified
-             bool, no other item scores more; scored int, how many items were scored; total int, of how many
+        out: list, one per mask, of dict: items, k pairs (name, sum of its hashes' log-probabilities);
+             certified bool, no other item scores more; scored int, how many items were; total int, of all
         err: InputError without a [MASK]; ConfigError when the model was not trained with --objective hash-mlm
         """
         self.needs("hash-mlm", "completing a set needs one trained with --emb bloom")
@@ -123,7 +123,7 @@ class Reader:
                 for row, scores, certified, scored in zip(*(found.tolist() for found in searches))]
 
     def masks(self, text):
-        """in: text str; out: ids int64 (1, L), at int64 (M,), where its masks are; err: InputError without one"""
+        """in: text str; out: ids int64 (1, L), at int64 (M,), where masks are; err: InputError without one"""
         _, _, ids = self.read(text)
         at = (ids.flatten() == MASK).nonzero().squeeze(1)
         if not len(at):
@@ -293,7 +293,8 @@ def show(result, text):
         for piece, p in best:
             print(f"  {piece.replace('Ġ', ' '):>16}   {p:6.1%}")
     for i, found in enumerate(result.get("missing", []), 1):
-        how = "certified: no other scores more" if found["certified"] else "not certified: a wider --beam may tell"
+        how = "" if found["certified"] else "not "
+        how += "certified: no other scores more" if not how else "certified: a wider --beam may find better"
         print(f"[MASK] {i}   {found['scored']:,} of {found['total']:,} items scored, {how}")
         for name, score in found["items"]:
             print(f"  {score:8.2f}   {name.replace('Ġ', ' ')}")
@@ -360,8 +361,8 @@ def main(argv=None):
                    help="TEXT is a word: show the words nearest to it in the embedding")
     p.add_argument("--top_k", type=int, default=8, metavar="k", help="how many answers (default 8)")
     p.add_argument("--beam", type=int, metavar="B", help=(
-        "items by hash: look at the B likeliest tokens of each hash; None: at more and more, until it is certain "
-        "that no item scores more"))
+        "items by hash: look at the B likeliest tokens of each hash; None: at more and more, until it is "
+        "certain that no item scores more"))
     p.add_argument("--device", default="cpu", metavar="NAME",
                    help="cpu or cuda (default cpu: one text is quick)")
     args = p.parse_args(argv)

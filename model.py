@@ -39,7 +39,7 @@ from attention import choose, collision_share, draw_planes, full_attention, lsh_
 from embeddings import AddEmbedding, BloomEmbedding, HashEmbedding, LinearEmbedding, LookupEmbedding
 from embeddings import PoolEmbedding, ProjEmbedding, init_, unpack_bits
 
-PAD, WORD, FIRST = 0, 5, 6  # ids 0..5 are specials, words follow; the numbers of hashing.py, which a test pins
+PAD, WORD, FIRST = 0, 5, 6  # ids 0..5 are specials, words follow; numbers of hashing.py, which a test pins
 FORMAT = 1  # of checkpoints
 # which form of codes each embedding takes, see hashing.FORMS
 FORM = {"lookup": "row", "emb": "index", "pool": "chunks", "add": "bits", "proj": "bits",
@@ -89,8 +89,8 @@ class Config:
             raise ConfigError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
         if self.pool not in ("cls", "mean"):
             raise ConfigError(f"unknown pool {self.pool!r}; there are cls, mean")
-        for name, known in (("attn", ("full", "lsh")), ("act", tuple(ACTIVATIONS)), ("lsh_fill", ("zero", "mask")),
-                            ("lsh_pairs", ("upper", "all"))):
+        for name, known in (("attn", ("full", "lsh")), ("act", tuple(ACTIVATIONS)),
+                            ("lsh_fill", ("zero", "mask")), ("lsh_pairs", ("upper", "all"))):
             if getattr(self, name) not in known:
                 raise ConfigError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(known)}")
         for name in ("lsh_bands", "lsh_buckets", "lsh_hashes"):
@@ -113,8 +113,8 @@ class Config:
                               f"not: possible are --objective {'mlm' if self.emb == 'lookup' else 'sr'}, or "
                               f"--emb bloom")
         if self.head == "sr" and not self.order:
-            raise ConfigError("objective sr asks which words were moved, and a set has no order: possible are "
-                              "--objective hash-mlm with --emb bloom, mlm or sampled with --emb lookup")
+            raise ConfigError("objective sr asks which words were moved, and a set has no order: possible "
+                              "are --objective hash-mlm with --emb bloom, mlm or sampled with --emb lookup")
 
 
 # The sizes of the papers; `tiny` is ours, to train in minutes on two cores.
@@ -197,7 +197,7 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(c.rows))
 
     def forward(self, x, table, rows=None):
-        """in: x (M, d) or (M, m, d), table (N, d); rows int64 (S,) or None; out: logits of these rows or all"""
+        """in: x (M, d) or (M, m, d), table (N, d), rows int64 (S,) or None; out: logits of these, or all"""
         bias = self.bias
         if rows is not None:
             table, bias = table[rows], bias[rows]
@@ -221,8 +221,8 @@ class Model(nn.Module):
             "bloom": lambda: BloomEmbedding(c.rows, c.width),
         }[c.emb]()
         self.m = c.hashes if c.emb == "bloom" else 1  # positions that an id takes
-        # Rows of their own for the specials. A table of lookup or bloom has them inside; the rows of emb are free, so a
-        # WORD row shared by all of them would add nothing: five are left. Pool, add and proj get all six.
+        # Rows of their own for the specials. A table of lookup or bloom has them inside; the rows of emb are
+        # free, so a WORD row shared by all would add nothing: five are left. Pool, add and proj get all six.
         self.specials = None
         if c.emb not in ("lookup", "bloom"):
             self.specials = nn.Embedding(5 if c.emb == "emb" else 6, c.width)
@@ -259,7 +259,7 @@ class Model(nn.Module):
         return self.types.weight.device
 
     def set_codes(self, codes, bloom=None):
-        """in: codes (V, C) by id, the specials' first, any integer type, bits packed in bytes; bloom BloomMap"""
+        """in: codes (V, C) by id, specials first, any integer type, bits packed in bytes; bloom BloomMap"""
         self.codes, self.bloom = codes.to(self.device), bloom
 
     def embed(self, ids):
@@ -406,7 +406,7 @@ SCORES = {"sum": sum, "min": lambda parts: functools.reduce(torch.minimum, parts
 
 
 def _best(x, k):
-    """torch.topk along the last axis, faster on long rows: the k largest lie in the k blocks of largest maxima.
+    """torch.topk along the last axis, faster on long rows: the k largest lie in the k blocks of top maxima.
 
     in:  x float (..., R); k int <= R
     out: values (..., k), in order; places int64 (..., k)
@@ -508,7 +508,7 @@ def exhaustive(logp, bloom_map, k=20, score="sum"):
     in:  as beam_search
     out: ids int64 (P, k), scores (P, k), best first
     """
-    gamma, digest = SCORES.get(score, score), torch.from_numpy(bloom_map.digest).to(logp.device).T.contiguous()
+    gamma, digest = SCORES.get(score, score), torch.from_numpy(bloom_map.digest).to(logp.device).T
     ids, scores = [], []
     for x in logp:  # (m, R)
         parts = [row.index_select(0, tokens) for row, tokens in zip(x, digest)]

@@ -54,8 +54,8 @@ from tqdm import tqdm
 import hashing
 from hashing import CLS, FIRST, MASK, PAD, SEP, UNK, Encoder, InputError
 from model import FORM, PRESETS, Config, ConfigError, Help, Model, at_least, beam_search, choose_machine
-from model import cores, count_parameters, fingerprint, hash_logp, load_checkpoint, machine_flags, once, parameter_groups
-from model import leave_together, save_checkpoint, try_compile
+from model import cores, count_parameters, fingerprint, hash_logp, leave_together, load_checkpoint
+from model import machine_flags, once, parameter_groups, save_checkpoint, try_compile
 
 LSH = ("lsh_bands", "lsh_buckets", "lsh_hashes", "lsh_fill", "lsh_pairs", "lsh_redraw")  # of --attn lsh
 IGNORE = -100  # the label of a position that is not scored: torch's own default
@@ -75,15 +75,16 @@ RECIPES = {
     "median": dict(batch=128, micro=32, steps=100_000, lr=2e-4, lr_mlm=2e-4, warmup=5_000, beta2=0.999),
     "hashformer": dict(batch=128, micro=16, steps=500_000, lr=5e-5, lr_mlm=1e-4, warmup=10_000,
                        beta2=0.9999),  # [HF Table 4]
-    "superbloom-small": dict(batch=64, micro=16, steps=10_000, lr=1e-3, lr_mlm=1e-3, warmup=300, beta2=0.999),
+    "superbloom-small": dict(batch=64, micro=16, steps=10_000, lr=1e-3, lr_mlm=1e-3, warmup=300, beta2=0.999,
+                             mask=0.40),
     "superbloom": dict(batch=1024, micro=64, steps=1_000_000, lr=1e-4, lr_mlm=1e-4, warmup=10_000,
-                       beta2=0.999),  # [SB §3.2]
+                       beta2=0.999, alpha=50),  # [SB §3.2]
 }
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Corpora: a task is a piece of work for one core, (kind, payload); reading it gives documents (str, or a page:
-# a list of names)
+# Corpora: a task is a piece of work for one core, (kind, payload); reading it gives documents (str, or a
+# page, a list of names)
 
 
 def tasks_of(data, pages=False, field=None):
@@ -91,7 +92,7 @@ def tasks_of(data, pages=False, field=None):
 
     in:  data str: names, paths or hub ids, joined by +; pages: rows may be lists of names, or pairs of a page
          and a name; field, the column of the lists, None: the first
-    out: iterator of (kind, payload): ("texts", list[str or list[str]]), or (name in PYTHON, list of .py paths)
+    out: iterator of (kind, payload): ("texts", list[str or list]), or (name in PYTHON, list of .py paths)
     err: InputError when a part is none of these
     """
     for part in data.split("+"):
@@ -179,8 +180,8 @@ def documents(task):
     """The documents of a task. Python files are parsed, never imported or run.
 
     in:  task (kind, payload)
-    out: iterator of str (of pages list). texts: themselves. python: one a docstring, and of pydoc_data one a help topic.
-         python-names: one a function, the distinct names it uses
+    out: iterator of str (of pages list). texts: themselves. python: one a docstring, and of pydoc_data one
+         a help topic. python-names: one a function, the distinct names it uses
     """
     kind, payload = task
     if kind == "texts":
@@ -205,7 +206,7 @@ def page_of(document):
 def count_task(task, split, bpe=None):
     """Tokenise one task; runs in a worker process.
 
-    in:  task; split "regex", "space", "items", "bpe" or "phrases"; bpe hashing.BPE or Phrases for the last two
+    in:  task; split "regex", "space", "items", "bpe" or "phrases"; bpe, for the last two, of PIECES
     out: the task's kind; words list[str], its distinct ones; places int64 in that list; lengths int64, one a
          document; characters int; replaced int, characters that were not valid UTF-8
     """
@@ -361,7 +362,7 @@ class Corpus:
 
 
 def draw(seed, batch, length, vocabulary, rows):
-    """The chances of a step. Drawn for the whole batch and then cut: the same on one rank as on eight, and cheap.
+    """The chances of a step, drawn for the whole batch and then cut: the same on one rank as on eight.
 
     in:  seed list[int]; batch, sequences in all; length L; vocabulary V, all ids; rows slice of the batch
     out: chance float32 (3, rows, L) uniform in [0, 1); strangers int64 (rows, L) uniform over the words
@@ -415,13 +416,14 @@ class Batches:
 class Pages:
     """Sets instead of text: segments of pages, a function of (seed, step) as Batches are. [SB §3.1]
 
-    A segment is a run of at most L items of one page, wherever it begins; shorter ones are filled up with PAD.
+    A segment is a run of at most L items of one page, wherever it begins; PAD fills up shorter ones.
     Pages of one item have nothing to say.
     """
 
     def __init__(self, corpus, length, batch, vocabulary, seed, known=None):
         """in: as Batches; known bool by id of the corpus: the others are left out, None: all are known"""
-        self.length, self.batch, self.vocabulary, self.seed, self.epoch = length, batch, vocabulary, seed, None
+        self.length, self.batch, self.vocabulary = length, batch, vocabulary
+        self.seed, self.epoch = seed, None
         offsets = np.append(np.load(os.path.join(corpus.folder, "offsets.npy")), len(corpus.ids))
         self.ids, self.first, self.size = corpus.ids, offsets[:-1], np.diff(offsets) - 1
         if known is not None:
@@ -435,19 +437,20 @@ class Pages:
         self.words = np.minimum(self.size[self.train], length).mean() if len(train) else 0
         self.steps_per_epoch = len(self.train) // batch
         if not self.steps_per_epoch or not len(held):
-            raise InputError(f"the corpus gives {len(self.train):,} pages with two items or more to train on, "
-                             f"and {len(held):,} held out: wanted a batch of {batch} and one page; use a "
+            raise InputError(f"the corpus gives {len(self.train):,} pages with two items or more to train "
+                             f"on, and {len(held):,} held out: wanted a batch of {batch} and one page; use a "
                              f"smaller --batch, or more pages")
 
     def pages(self, step):
         """in: step int; out: int64 (batch,), the numbers of its pages"""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self.epoch:
-            self.epoch, self.order = epoch, np.random.default_rng([self.seed, 1, epoch]).permutation(self.train)
+            rng = np.random.default_rng([self.seed, 1, epoch])
+            self.epoch, self.order = epoch, rng.permutation(self.train)
         return self.order[place * self.batch:(place + 1) * self.batch]
 
     def by_size(self, step, passes):
-        """in: step; passes, slices that follow each other; out: their rows dealt anew, pages of a size together"""
+        """in: step; passes, slices in a row; out: their rows dealt anew, pages of a size together"""
         rows = np.arange(passes[0].start, passes[-1].stop)
         rows = rows[np.argsort(np.minimum(self.size[self.pages(step)[rows]], self.length), kind="stable")]
         return np.split(rows, [part.start - passes[0].start for part in passes[1:]])
@@ -472,7 +475,7 @@ class Pages:
         return ids, chance, torch.full_like(ids, FIRST)
 
     def read(self, pages, chances):
-        """in: pages (B,), chances float (B,) in [0, 1): where each begins; out: int64 (B, longest), PAD at the end"""
+        """in: pages (B,), chances float (B,) in [0, 1): where each begins; out: int64 (B, longest)"""
         ids = np.full((len(pages), min(self.size[pages].max(), self.length)), PAD, np.int64)
         for row, page, chance in zip(ids, pages, chances):
             n = min(self.size[page], self.length)
@@ -528,7 +531,7 @@ def build_encoder(args, config, corpus):
 
 
 def build_bloom(args, corpus, vocabulary):
-    """in: args with alpha, hashes, hash_seed, coherent; corpus; vocabulary list[str]; out: hashing.BloomMap"""
+    """in: args with alpha, hashes, hash_seed, coherent; corpus; vocabulary list[str]; out: BloomMap"""
     n, about = len(vocabulary), (args.alpha, args.hashes, args.hash_seed)
     if not args.coherent:
         return hashing.BloomMap(n, *about)
@@ -615,13 +618,14 @@ def corrupt_mlm(ids, chance, strangers, p=0.15):
     return inputs, ids.masked_fill(~chosen, IGNORE)
 
 
-def corrupt_items(ids, chance, strangers):
+def corrupt_items(ids, chance, strangers, p=0.15):
     """As corrupt_mlm, but of each row at least one item is chosen: the one with the least chance. [SB §3.1]
 
     A page of five items would come without a question in 0.85^5 = 44 % of its turns.
     """
     least = chance[0].masked_fill(ids < FIRST, 2.0).argmin(1, keepdim=True)
-    return corrupt_mlm(ids, torch.cat([chance[:1].scatter(2, least.unsqueeze(0), 0.0), chance[1:]]), strangers)
+    chosen = chance[:1].scatter(2, least.unsqueeze(0), 0.0)
+    return corrupt_mlm(ids, torch.cat([chosen, chance[1:]]), strangers, p)
 
 
 def masked(labels):
@@ -630,14 +634,18 @@ def masked(labels):
 
 
 def loss_mlm(model, inputs, labels):
-    """in: model, inputs and labels (B, L); out: loss summed over masked words; int64 (4,), see report_mlm"""
+    """in: model, inputs and labels (B, L); out: loss summed over masked words; int64 (4,), see report_mlm,
+    which are counted in evaluation alone
+    """
     at = masked(labels)
     logits = model(inputs, at=at).float()  # (M, N), never (B, L, N)
     rows = labels.flatten()[at] - 1  # the row of an ordinary id is id - 1: WORD has none, see hashing.Encoder
-    better = logits[:, FIRST - 1:] > logits.gather(1, rows.unsqueeze(1))  # no special is ever an answer
-    rank = better.sum(1)  # (M,)
-    counts = [(rank < k).sum() for k in RECALL] + [torch.tensor(len(at), device=at.device)]
-    return F.cross_entropy(logits, rows, reduction="sum"), torch.stack(counts)
+    loss, counts = F.cross_entropy(logits, rows, reduction="sum"), torch.zeros(4, dtype=torch.int64)
+    if not model.training:
+        items = logits[:, FIRST - 1:]  # no special is ever an answer
+        hit = items.topk(min(max(RECALL), items.shape[1])).indices + FIRST - 1 == rows.unsqueeze(1)
+        counts = torch.stack([*(hit[:, :k].sum() for k in RECALL), torch.tensor(len(at), device=at.device)])
+    return loss, counts.to(at.device)
 
 
 RECALL = (1, 10, 20)
@@ -654,9 +662,9 @@ def loss_sampled(model, inputs, labels):
     in:  as loss_mlm
     out: as loss_mlm
 
-    Rows are drawn with q(row) about 1 / rank, as words come. Taking log(S q) off a drawn row's logit makes the
-    sum of exp an unbiased estimate of that over all rows but the right one, which is there anyway; a draw that
-    hits the right one is left out.
+    Rows are drawn with q(row) about 1 / rank, as words come. Taking log(S q) off a drawn row's logit makes
+    the sum of exp an unbiased estimate of that over all rows but the right one, which is there anyway; a draw
+    that hits the right one is left out.
     """
     if not model.training:
         return loss_mlm(model, inputs, labels)
@@ -700,14 +708,15 @@ def loss_hash(model, inputs, labels):
         logp = hash_logp(logits, net.bloom)
         found, _, certified, _ = beam_search(logp, net.bloom, k=max(RECALL), beam=max(RECALL))
         hit = found == (items - FIRST).unsqueeze(1)  # (M, 20)
-        counts = torch.stack([*(hit[:, :k].sum() for k in RECALL), certified.sum(),
-                              (logits.argmax(-1) == codes).double().mean(1).sum(), torch.tensor(len(at), device=at.device)])
+        right = (logits.argmax(-1) == codes).double().mean(1)  # (M,)
+        counts = torch.stack([*(hit[:, :k].sum() for k in RECALL), certified.sum(), right.sum(),
+                              torch.tensor(len(at), device=at.device)])
     return loss, counts
 
 
 def report_hash(counts):
-    """in: counts (6,): items among the best 1, 10, 20 of a beam of 20, certificates, items' shares of hashes that
-         are right, all
+    """in: counts (6,): items among the best 1, 10, 20 of a beam of 20, certificates, items' shares of hashes
+         that are right, all
 
     out: recall over the whole vocabulary; the share of searches known to be exact; the share of hashes
          whose likeliest row is right
@@ -742,6 +751,11 @@ def resolve(args, world):
         head = shape.get("head", "sr")
         args.objective = ("hash-mlm" if args.emb == "bloom" else "mlm" if sets else
                           "sr" if head == "hash-mlm" else head)
+    args.alpha = args.alpha or recipe.get("alpha", 25)
+    if args.mask is None:
+        args.mask = recipe.get("mask", 0.15)
+    if not 0 < args.mask < 1:
+        raise InputError(f"--mask {args.mask}: wanted more than 0 and less than 1")
     if args.vocab is None and not sets:  # of sets all items
         args.vocab = (shape["rows"] - (FIRST - 1) if args.preset == "bert-lsh" else
                       1_000_000 if args.split == "phrases" else 50_000)
@@ -757,7 +771,8 @@ def resolve(args, world):
     name = [args.emb] + [args.hash] * hashed + [args.split] * (args.split != "regex")
     name += [args.objective] * (args.objective not in ("sr", "hash-mlm"))
     head = "mlm" if args.objective == "sampled" else args.objective
-    shape |= dict(emb=args.emb, bits=args.bits, chunk=args.chunk, hashes=args.hashes, head=head, order=not sets)
+    shape |= dict(emb=args.emb, bits=args.bits, chunk=args.chunk, hashes=args.hashes, head=head,
+                  order=not sets)
     if sets:
         shape["length"] = min(shape["length"], 32)
     if args.width and not args.ffn:
@@ -795,7 +810,8 @@ class Run:
 
     # What makes a run itself: a checkpoint in which one of these differs belongs to another run.
     IDENTITY = ("split", "emb", "hash", "bits", "chunk", "key", "features", "hash_seed", "vocab",
-                "objective", "batch", "steps", "lr", "warmup", "decay", "clip", "seed", "alpha", "hashes", "coherent")
+                "objective", "batch", "steps", "lr", "warmup", "decay", "clip", "seed", "alpha", "hashes",
+                "coherent", "mask")
 
     def __init__(self, args):
         """in: args of parser(); every rank makes one"""
@@ -824,6 +840,8 @@ class Run:
         else:  # of pages what the vocabulary lacks is left out
             known = (self.remap != UNK).cpu().numpy()
             self.batches, self.corrupt = Pages(*about, None if known[FIRST:].all() else known), corrupt_items
+        if args.objective != "sr":
+            self.corrupt = functools.partial(self.corrupt, p=args.mask)
         cuda = self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(parameter_groups(self.model, args.decay), lr=args.lr, eps=1e-8,
                                            betas=(0.9, args.beta2), fused=cuda or self.device.type == "cpu")
@@ -1122,13 +1140,13 @@ def parser():
         "with names between tabs or spaces; or, in a table of two columns, a page and one of its items. "
         "None: python, of items python-names"))
     g.add_argument("--split", choices=("regex", "space", "bpe", "phrases", "items"), help=(
-        "words as runs of letters or of signs; as what stands between spaces; pieces of a byte-level BPE; the "
-        "commonest words and pairs of words, and pieces for the rest; items: pages are sets, without order; "
+        "words as runs of letters or of signs; as what stands between spaces; pieces of a byte-level BPE; "
+        "the commonest words and pairs of words, and pieces for the rest; items: pages are sets, no order; "
         "None: regex, with --emb lookup bpe, with --emb bloom items"))
     g.add_argument("--field", metavar="NAME", help="of items: the column of lists; None: the first")
     g.add_argument("--vocab", type=at_least(1), metavar="V", help=(
-        "most pieces of a BPE, phrases, words of a lookup, or items (None: 50,000, a million, 50,000, all; or "
-        "the preset's)"))
+        "most pieces of a BPE, phrases, words of a lookup, or items (None: 50,000, a million, 50,000, all; "
+        "or the preset's)"))
     g.add_argument("--cache", default="cache", metavar="DIR", help="where prepared corpora are kept")
 
     g = p.add_argument_group("hashes", (
@@ -1163,9 +1181,9 @@ def parser():
 
     g = p.add_argument_group("Bloom digests (--emb bloom)", (
         "Each of N items is m hash tokens, and alpha items share one: m N / alpha rows for all. [SB §3.2]\n"
-        "The m tokens stay side by side, m positions an item; each predicts its own hash, a beam search the item."))
-    g.add_argument("--alpha", type=at_least(1), default=20, metavar="a",
-                   help="items that share a token; a^m at most about N^(m-1)")
+        "The m tokens stay side by side, m positions an item; each predicts its hash, a search the item."))
+    g.add_argument("--alpha", type=at_least(1), metavar="a", help=(
+        "items that share a token; a^m at most about N^(m-1) (None: 25, superbloom 50)"))
     g.add_argument("--hashes", type=at_least(1), default=2, metavar="m", help="tokens of an item")
     g.add_argument("--coherent", type=at_least(0), default=0, metavar="n", help=(
         "of the m maps, so many put items together that stand on the same pages; the others are random"))
@@ -1189,10 +1207,13 @@ def parser():
 
     g = p.add_argument_group("objective", (
         "sr: which words were shuffled, which replaced? Three classes, any vocabulary. [HF §3.6]\n"
-        "mlm: which word was hidden? Needs a vocabulary to choose from. [BERT §3.1] sampled: the same, against\n"
-        "a few thousand rows instead of all. hash-mlm: which hashes has the hidden item? [SB §2.4]"))
+        "mlm: which word was hidden? Needs a vocabulary to choose from. [BERT §3.1] sampled: the same, out\n"
+        "of a few thousand rows instead of all. hash-mlm: which hashes has the hidden item? [SB §2.4]"))
     g.add_argument("--objective", choices=tuple(OBJECTIVES), help=(
         "None: sr, or the preset's; of items mlm; mlm and sampled go with --emb lookup, hash-mlm with bloom"))
+
+    g.add_argument("--mask", type=float, metavar="p", help=(
+        "share of the words or items that are asked for (all but sr); None: 0.15, superbloom-small 0.4"))
 
     g = p.add_argument_group("training", (
         "AdamW, linear warm-up and decay; a batch is a function of (seed, step). [HF Table 4]\n"

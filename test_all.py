@@ -379,14 +379,14 @@ def test_encoder_with_a_vocabulary_is_the_only_one_with_unknown_words():
 
 
 def test_bloom_map_by_hand():
-    """Order 0 1 | 2 3 | 4 5 and order 0 2 | 1 4 | 3 5: item 1 has bucket 0 in the first, 1 in the second, ..."""
+    """Order 0 1 | 2 3 | 4 5 and order 0 2 | 1 4 | 3 5: item 1 has bucket 0 in the first, 1 in the second."""
     made = hashing.BloomMap(6, 2, orders=[[0, 1, 2, 3, 4, 5], [0, 2, 1, 4, 3, 5]])  # nobody shares both
     assert made.digest.tolist() == [[0, 0], [0, 1], [1, 0], [1, 2], [2, 1], [2, 2]]
     assert made.members.tolist() == [[[0, 1], [2, 3], [4, 5]], [[0, 2], [1, 4], [3, 5]]]
 
 
 def test_items_that_share_all_buckets_trade_places():
-    """4 and 3 share bucket 2 of both maps of five buckets of two: one trades with an item of another bucket."""
+    """4 and 3 share bucket 2 of both maps of five buckets of two: one trades with an item of another."""
     order = [0, 1, 2, 5, 3, 4, 6, 7, 8, 9]
     made = hashing.BloomMap(10, 2, orders=[order, [0, 2, 1, 6, 3, 4, 5, 8, 7, 9]])
     assert len(np.unique(made.digest, axis=0)) == 10
@@ -396,8 +396,9 @@ def test_items_that_share_all_buckets_trade_places():
     assert np.bincount(made.digest[:, 1]).tolist() == [2] * 5
 
 
-@pytest.mark.parametrize("n, alpha, m", [(7, 2, 2), (1_000, 7, 2), (997, 13, 3), (2_500, 50, 2), (2_601, 50, 2),
-                                         (999, 31, 2), (27, 9, 3), (1, 1, 1), (1, 5, 2), (10, 1, 1), (50_003, 50, 2)])
+@pytest.mark.parametrize("n, alpha, m", [
+    (7, 2, 2), (1_000, 7, 2), (997, 13, 3), (2_500, 50, 2), (2_601, 50, 2), (999, 31, 2), (27, 9, 3),
+    (1, 1, 1), (1, 5, 2), (10, 1, 1), (50_003, 50, 2)])
 def test_bloom_maps_are_balanced_and_no_two_items_are_one(n, alpha, m):
     made = hashing.BloomMap(n, alpha, m, seed=5)
     buckets = -(-n // alpha)
@@ -421,7 +422,7 @@ def can_be_told_apart(n, alpha):
 
 
 def test_bloom_maps_exist_up_to_the_possible_alpha_and_not_beyond():
-    """Two maps are a 0/1 matrix, buckets × buckets; whether one exists is a theorem, and the code finds it."""
+    """Two maps are a 0/1 matrix, buckets × buckets; whether one exists is a theorem; the code finds it."""
     for n in range(1, 61):
         for alpha in range(1, n + 2):
             if can_be_told_apart(n, alpha):
@@ -445,7 +446,7 @@ def test_independent_orders_put_some_pairs_together_twice():
 
 
 def test_hashes_of_a_map_are_independent():
-    """Buckets modulo 5 of both maps: 25 cells of 2,000 each, six sigma of a binomial. And other seeds, others."""
+    """Buckets modulo 5 of both maps: 25 cells of 2,000 each, six sigma of a binomial. Other seeds, others."""
     made = hashing.BloomMap(50_000, 20, seed=1)
     cells = np.bincount(made.digest[:, 0] % 5 * 5 + made.digest[:, 1] % 5, minlength=25)
     assert np.abs(cells - 2_000).max() < 6 * math.sqrt(50_000 / 25 * 24 / 25)
@@ -1267,7 +1268,8 @@ def test_filling_up_a_set_changes_nothing():
     net, _ = bloom_model()
     ids = torch.tensor([[FIRST + 3, MASK, FIRST + 41]])
     at = torch.tensor([1])
-    torch.testing.assert_close(net(F.pad(ids, (0, 4), value=PAD), at=at), net(ids, at=at), rtol=1e-4, atol=1e-5)
+    filled = F.pad(ids, (0, 4), value=PAD)
+    torch.testing.assert_close(net(filled, at=at), net(ids, at=at), rtol=1e-4, atol=1e-5)
     both = torch.cat([F.pad(ids, (0, 1)), torch.tensor([[FIRST, FIRST + 1, MASK, FIRST + 2]])])
     torch.testing.assert_close(net(both, at=at), net(ids, at=at), rtol=1e-4, atol=1e-5)
 
@@ -1313,7 +1315,7 @@ def test_relu_is_the_papers_and_gelu_the_others():
 
 
 def test_superbloom_parameter_counts():
-    """[SB Tables 1, 3, 4] in units of 2^20 and 2^30; the four that do not follow from their own numbers, too."""
+    """[SB Tables 1, 3, 4] in units of 2^20 and 2^30; four do not follow from their own numbers."""
     rows = {row["name"].split(": ")[1]: row for row in bench.bench_sizes(None)}
     wrong = {"superbloom", "superbloom-d384l1", "hash40-h512", "hash20-h1024"}
     assert {name for name, row in rows.items() if row["shown"] != row["printed"]} == wrong
@@ -1337,8 +1339,8 @@ def test_beam_search_by_hand():
     """Map 0: a b | c d; map 1: a c | b d. Map 0 gives 0.6, 0.4, map 1 0.3, 0.7.
 
     a 0.6 · 0.3 = 0.18   b 0.6 · 0.7 = 0.42   c 0.4 · 0.3 = 0.12   d 0.4 · 0.7 = 0.28
-    One bucket each: {a, b} and {b, d}: a, b, d are scored, c is not. Best b = 0.42, the thresholds 0.6 · 0.7: b is
-    certain to be first. The second, d = 0.28 < 0.42, is not.
+    One bucket each: {a, b} and {b, d}: a, b, d are scored, c is not. Best b = 0.42, the thresholds 0.6 · 0.7:
+    b is certain to be first. The second, d = 0.28 < 0.42, is not.
     """
     made = hashing.BloomMap(4, 2, orders=[[0, 1, 2, 3], [0, 2, 1, 3]])
     logp = torch.tensor([[[0.6, 0.4], [0.3, 0.7]]]).log()
@@ -1353,7 +1355,7 @@ def test_beam_search_by_hand():
 
 
 def test_beam_search_is_exhaustive_wherever_it_is_certified():
-    """Thousands of random cases: sizes, ties, -inf, one to three hashes, every score, rounds; the oracle in numpy."""
+    """Thousands of random cases: sizes, ties, -inf, one to three hashes, every score; the oracle in numpy."""
     rng, seen, certain, wrong = np.random.default_rng(0), 0, 0, 0
     for case in range(700):
         n, m = int(rng.integers(1, 300)), int(rng.integers(1, 4))
@@ -1394,7 +1396,7 @@ def test_beam_search_on_long_rows_and_what_it_scores():
     assert (logp.gather(2, places) == values).all()
     ids, scores, _, scored = infer.beam_search(logp, made, k=7, beam=5)
     for row in range(3):
-        reached = set(made.members[0][places[row, 0]].flatten()) | set(made.members[1][places[row, 1]].flatten())
+        reached = {i for j in range(2) for i in made.members[j][places[row, j]].flatten().tolist()}
         assert scored[row] == len(reached) and set(ids[row].tolist()) <= reached
     sure = infer.beam_search(logp, made, k=7, beam=5, rounds=None)
     torch.testing.assert_close(sure[1], infer.exhaustive(logp, made, 7)[1])
@@ -1684,9 +1686,22 @@ def test_losses_and_reports_by_hand():
     # nothing scored: zero, not NaN
     assert pretrain.loss_sr(net(logits), None, torch.full((1, 4), -100))[0] == 0
     labels = torch.tensor([[FIRST + 1, -100, FIRST]])  # rows 6 and 5
-    loss, counts = pretrain.loss_mlm(net(torch.eye(8)[[6, 2]]), None, labels)
-    assert math.isclose(loss, 2 * math.log(math.e + 7) - 1, rel_tol=1e-6)  # row 6 has the 1, row 5 a 0
-    assert counts.tolist() == [1, 2] and pretrain.report_mlm(counts) == {"accuracy": 0.5}
+    said = torch.cat([torch.eye(40)[[6]], torch.arange(40.)[None].remainder(28)])
+
+    class Told:
+        training = False
+
+        def __call__(self, *args, **more):
+            return said
+
+    loss, counts = pretrain.loss_mlm(Told(), None, labels)
+    expected = math.log(math.e + 39) - 1 + said[1].logsumexp(0) - 5
+    assert math.isclose(loss, expected, rel_tol=1e-6)
+    rank = (said[1, 5:] > 5).sum()  # specials' rows, 0 .. 4, are no rivals
+    assert 20 <= rank and counts.tolist() == [1, 1, 1, 2]
+    said[1, 5] = 26.5  # two rows have 27, none of them a special's
+    assert pretrain.loss_mlm(Told(), None, labels)[1].tolist() == [1, 2, 2, 2]
+    assert pretrain.report_mlm([1, 2, 2, 2]) == {"rec@1": 0.5, "rec@10": 1.0, "rec@20": 1.0}
 
 
 def test_schedule():
@@ -1933,7 +1948,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(small, tmp_path, monkeypatch):
         return original(self, passes, scored)
 
     poisoned.calls = -1
-    monkeypatch.setitem(pretrain.OBJECTIVES, "sr", (pretrain.corrupt_sr, poisoned, pretrain.report_sr))
+    monkeypatch.setitem(pretrain.OBJECTIVES, "sr", (pretrain.corrupt_sr, poisoned, pretrain.report_sr, 9))
     monkeypatch.setattr(pretrain.Run, "gradients", counting)
     refused(pretrain.main, small(), says="step 5: loss nan")
     assert model.load_checkpoint(str(tmp_path / "run"))["step"] == 3
@@ -2005,6 +2020,307 @@ def test_preset_bert_lsh_brings_its_words_objective_and_attention():
 def test_world_size_must_divide_the_batch(small, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     refused(pretrain.main, small(), says="cannot be shared evenly by 3 ranks")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# pretrain.py: sets of items
+
+
+@pytest.fixture(scope="session")
+def page_file(tmp_path_factory):
+    """Four hundred pages of 3..9 names out of one of 12 groups of 10: the others of a page say the group."""
+    rng, names = random.Random(3), [name.title() for name in words_like(120, 5)]
+    names[7] = "Miles Davis"
+    path = tmp_path_factory.mktemp("pages") / "pages.jsonl"
+    with open(path, "w") as file:
+        for _ in range(400):
+            group = rng.randrange(12)
+            page = rng.sample(names[10 * group:10 * group + 10], rng.randint(3, 9))
+            file.write(json.dumps(dict(title="t", links=page, other=[1, 2])) + "\n")
+    return path
+
+
+@pytest.fixture
+def sets(page_file, tmp_path, tmp_path_factory):
+    """Flags of a short run over pages."""
+    cache = tmp_path_factory.getbasetemp() / "cache"
+
+    def flags(*more, out="sets"):
+        return ["--data", str(page_file), "--cache", str(cache), "--out", str(tmp_path / out), "--preset",
+                "superbloom-small", "--layers", "1", "--width", "32", "--heads", "2", "--length", "7",
+                "--alpha", "5", "--batch", "8", "--steps", "6", "--device", "cpu", "--dtype", "float32",
+                "--no-compile",
+                "--dropout", "0", "--eval_every", "3", "--save_every", "3", *map(str, more)]
+
+    return flags
+
+
+def pages_in(tmp_path, name, text, **options):
+    """The pages of a file as pretrain.py keeps them: list of list[str]."""
+    (tmp_path / name).write_text(text)
+    folder = pretrain.prepare(str(tmp_path / name), "items", str(tmp_path / "cache"), **options)
+    corpus = pretrain.Corpus(folder)
+    words, pages = [None] * FIRST + corpus.words(), [[]]
+    for i in corpus.ids:
+        pages[-1:] = [pages[-1], []] if i == SEP else [[*pages[-1], words[i]]]
+    return pages[:-1]
+
+
+def test_pages_of_every_kind(tmp_path):
+    """Lists of names or numbers, names between tabs or else spaces, pairs; a page is a set, in order."""
+    rows = [dict(a="x", ids=[5, 3, 5], names=["New York", " Miles\n Davis ", None, ""]),
+            dict(a="y", ids=[3], names=["Jazz", "New York"])]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    assert pages_in(tmp_path, "a.jsonl", lines) == [["5", "3"], ["3"]]
+    named = pages_in(tmp_path, "b.jsonl", lines, field="names")
+    assert named == [["New York", "Miles Davis"], ["Jazz", "New York"]]
+    assert pages_in(tmp_path, "c.txt", "b a b\n\nNew York\tJazz\n") == [["b", "a"], ["New York", "Jazz"]]
+    pairs = "page,item\n1,New York\n2,Jazz\n1,7\n1,New York\n"
+    assert pages_in(tmp_path, "d.csv", pairs) == [["New York", "7"], ["Jazz"]]
+    assert pages_in(tmp_path, "e.csv", "page,item\n1,30\n2,4\n1,7\n") == [["30", "7"], ["4"]]
+
+
+def test_pages_are_cut_into_segments(page_file, tmp_path_factory):
+    """Training rows are runs of a training page, held-out rows of the others; each is asked for one place."""
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    corpus = pretrain.Corpus(pretrain.prepare(str(page_file), "items", str(cache)))
+    offsets = np.append(np.load(Path(corpus.folder) / "offsets.npy"), len(corpus.ids))
+    page = [corpus.ids[a:b - 1].tolist() for a, b in zip(offsets[:-1], offsets[1:])]
+    train, held = corpus.pages()
+    assert sorted([*train, *held]) == list(range(400)) and len(held) == 40
+    made = pretrain.Pages(corpus, 5, 8, FIRST + 120, 0)
+
+    def belongs(row, numbers):
+        row = [i for i in row.tolist() if i != PAD]
+        return [n for n in numbers if len(row) == min(5, len(page[n])) and
+                any(page[n][s:s + len(row)] == row for s in range(len(page[n])))]
+
+    seen, starts = Counter(), set()
+    assert made.steps_per_epoch == 45
+    for step in range(45):
+        ids, chance, strangers = made.step(step, slice(0, 8))
+        assert ids.shape == strangers.shape == chance.shape[1:]
+        for row in ids:
+            [number, *_] = belongs(row, made.pages(step))
+            starts.add(page[number].index(row[0].item()))
+        seen.update(made.pages(step).tolist())
+    assert set(seen) == set(train.tolist()) and set(seen.values()) == {1} and starts == {0, 1, 2, 3, 4}
+    again, *_ = made.step(3, slice(2, 5))
+    assert (again == made.step(3, np.arange(2, 5))[0]).all()
+    ids, chance, _ = made.held_out(slice(0, 40))
+    inputs, labels = pretrain.corrupt_items(ids, chance, torch.full_like(ids, FIRST))
+    assert all(belongs(row, held) for row in ids)
+    assert ((labels != -100).sum(1) == 1).all() and ((inputs == MASK) == (labels != -100)).all()
+    assert (labels[labels != -100] == ids[labels != -100]).all()
+    assert len(set((labels != -100).float().argmax(1).tolist())) > 3  # and not always the same place
+    few = [row for part in (slice(0, 7), slice(7, 40)) for row in made.held_out(part)[0]]
+    assert all((a[:len(b)] == b).all() for a, b in zip(ids, few))
+
+
+def test_pages_of_a_size_go_together(page_file, tmp_path_factory):
+    """The passes of a step hold the same rows as before, sorted by size: less to fill up, nothing lost."""
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    corpus = pretrain.Corpus(pretrain.prepare(str(page_file), "items", str(cache)))
+    made = pretrain.Pages(corpus, 9, 24, FIRST + 120, 0)
+    passes = made.by_size(2, [slice(12, 18), slice(18, 24)])
+    assert sorted(np.concatenate(passes)) == list(range(12, 24)) and [len(p) for p in passes] == [6, 6]
+    small, large = (made.step(2, rows)[0] for rows in passes)
+    assert small.shape[1] < large.shape[1] and (small != PAD).sum(1).max() <= (large != PAD).sum(1).min()
+    whole = made.step(2, slice(12, 24))[0]
+    rows = {tuple(i for i in row.tolist() if i) for row in whole}
+    assert rows == {tuple(i for i in row.tolist() if i) for part in (small, large) for row in part}
+
+
+def test_every_page_has_a_question():
+    """A page of three is masked nowhere in 0.85³ = 61 % of its turns; here at its least chance then."""
+    ids = torch.tensor([[FIRST, FIRST + 1, FIRST + 2, PAD]]).repeat(4_000, 1)
+    chance = torch.rand(3, 4_000, 4)
+    _, labels = pretrain.corrupt_items(ids, chance, ids)
+    scored = labels != -100
+    assert (scored.sum(1) >= 1).all() and not scored[:, 3].any()
+    usual = pretrain.corrupt_mlm(ids, chance, ids)[1] != -100
+    assert (scored[usual.any(1)] == usual[usual.any(1)]).all()
+    alone = scored[~usual.any(1)]
+    share = (~usual.any(1)).float().mean()
+    assert (alone.sum(1) == 1).all() and abs(share - 0.85 ** 3) < 6 * 0.49 / 4_000 ** 0.5
+    assert (alone[:, :3].float().argmax(1) == chance[0][~usual.any(1)][:, :3].argmin(1)).all()
+
+
+def test_items_are_masked_whole():
+    """All m hashes of an item together: corruption acts on items, before they become hashes."""
+    net, encoder = bloom_model()
+    ids = torch.arange(FIRST, FIRST + 50).view(10, 5)
+    inputs, labels = pretrain.corrupt_items(ids, torch.rand(3, 10, 5), ids.flip(0))
+    before, after = net.codes[ids], net.codes[inputs]
+    changed = (before != after).sum(-1)
+    special = inputs == MASK
+    assert (changed[special] == 2).all() and (changed[labels == -100] == 0).all() and special.any()
+    assert (inputs[~special] >= FIRST).all()
+
+
+def test_loss_of_hashes_by_hand():
+    """Cross-entropy of each hash over all rows, averaged over the m; recall through the search."""
+    net, encoder = bloom_model()
+    inputs = torch.tensor([[FIRST + 1, MASK, FIRST + 3], [MASK, FIRST + 9, PAD]])
+    labels = torch.tensor([[-100, FIRST + 5, -100], [FIRST + 8, -100, -100]])
+    loss, counts = pretrain.loss_hash(net, inputs, labels)
+    logp = net(inputs, at=torch.tensor([1, 3])).log_softmax(-1)
+    expected = -sum(logp[i, j, encoder.codes()[label, j]] for i, label in enumerate((FIRST + 5, FIRST + 8))
+                    for j in range(2)) / 2
+    torch.testing.assert_close(loss, expected)
+    logits = net(inputs, at=torch.tensor([1, 3]))
+    found, _, certified, _ = infer.beam_search(model.hash_logp(logits, encoder.bloom), encoder.bloom)
+    ranks = [row.index(i) if i in row else 99 for row, i in zip(found.tolist(), (5, 8))]
+    assert counts.tolist()[:3] == [sum(rank < k for rank in ranks) for k in (1, 10, 20)]
+    assert counts[3] == certified.sum() and counts[-1] == 2
+    net.train()
+    assert not pretrain.loss_hash(net, inputs, labels)[1].any()  # no search in training
+    report = pretrain.report_hash([1, 2, 3, 4, 2.5, 5])
+    assert report == {"rec@1": 0.2, "rec@10": 0.4, "rec@20": 0.6, "certified": 0.8, "hashes_right": 0.5}
+
+
+def test_the_full_vocabulary_is_never_built_in_training():
+    """No tensor of floats in a step, forward or back, has as many numbers as there are items."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    largest = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            largest.extend(t.numel() for t in torch.utils._pytree.tree_leaves(out)
+                           if isinstance(t, torch.Tensor) and t.is_floating_point())
+            return out
+
+    net, _ = bloom_model(n=40_009, alpha=97)
+    net.train()
+    inputs = torch.tensor([[FIRST + 1, MASK, FIRST + 30_000]])
+    labels = torch.tensor([[-100, FIRST + 5, -100]])
+    with Watch():
+        loss, _ = pretrain.loss_hash(net, inputs, labels)
+        loss.backward()
+    assert max(largest) == net.embedding.weight.numel() < 40_009 / 3
+    net.eval()  # and the watch would see it
+    with Watch():
+        infer.exhaustive(torch.randn(1, 2, net.bloom.buckets), net.bloom)
+    assert max(largest) == 40_009
+
+
+def test_sampled_softmax_is_unbiased():
+    """The sum of exp over the drawn rows, each less log(S q), has the sum over all as its mean; six sigma.
+
+    And with draws enough the loss is that of all rows; a draw of the right row does not count.
+    """
+    torch.manual_seed(1)
+    n = 113
+    drawn, logq = pretrain.log_uniform(200_000, n, "cpu")
+    share = torch.bincount(drawn, minlength=n) / 200_000
+    q = torch.tensor([math.log((i + 2) / (i + 1)) / math.log(n + 1) for i in range(n)])
+    assert abs(q.sum() - 1) < 1e-6 and ((share - q).abs() < 6 * (q / 200_000).sqrt()).all()
+    torch.testing.assert_close(logq.exp(), q[drawn])
+    logits = torch.randn(n)
+    estimates = (logits[drawn] - logq).exp()
+    assert abs(estimates.mean() - logits.exp().sum()) < 6 * estimates.std() / 200_000 ** 0.5
+
+    net = tiny_model(emb="lookup", head="mlm", rows=n + 5)
+    net.embedding.weight.data *= 30
+    net.set_codes(torch.tensor([[0], [1], [2], [3], [4], [3], *[[FIRST - 1 + i] for i in range(n)]]))
+    inputs, labels = torch.tensor([[FIRST, MASK, FIRST + 3]]), torch.tensor([[-100, FIRST + 2, -100]])
+    exact, counts = pretrain.loss_sampled(net, inputs, labels)  # in evaluation: exact
+    assert (exact, counts.tolist()) == (pretrain.loss_mlm(net, inputs, labels)[0], [*counts[:3].tolist(), 1])
+    logits = net(inputs, at=torch.tensor([1]))[0, 5:]
+    net.train()
+    losses = torch.stack([pretrain.loss_sampled(net, inputs, labels)[0].detach() for _ in range(60)])
+    over_items = logits.logsumexp(0) - logits[2]  # no special among them
+    assert abs(losses.mean() - over_items) < 6 * losses.std() / 60 ** 0.5 + 1e-3 and losses.std() > 0
+
+
+@pytest.mark.parametrize("more", [(), ("--emb", "lookup"), ("--emb", "lookup", "--objective", "sampled"),
+                                  ("--coherent", "1"), ("--attn", "lsh"), ("--vocab", "100")])
+def test_sets_train_and_are_read_back(sets, tmp_path, capsys, more):
+    result = pretrain.main(sets(*more))
+    assert {"rec@1", "rec@10", "rec@20"} <= set(result)
+    reader = infer.Reader(tmp_path / "sets")
+    said = capsys.readouterr().out
+    assert "2 layers" not in said and "split items" in said
+    name = next(w for w in reader.encoder.words if " " not in w)
+    found = infer.look(reader, [f"{name} [MASK]"], 3)
+    if "lookup" in more:
+        assert len(found["masks"][0]) == 3
+    else:
+        [missing] = found["missing"]
+        assert len(missing["items"]) == 3 and missing["certified"]
+        assert missing["total"] == len(reader.encoder.words)
+    resumed = pretrain.main(sets(*more))
+    assert resumed == result
+
+
+def test_superbloom_learns_which_names_go_together(sets, tmp_path, capsys):
+    """Ten names of a group, nine at most on a page: with the group known, one of at most eight is right."""
+    result = pretrain.main(sets("--steps", 700, "--lr", 3e-3, "--eval_every", 700, "--batch", 32,
+                                "--length", 9, "--layers", 2, "--width", 64))
+    assert result["rec@10"] > 0.6 and result["rec@1"] < 0.5  # among 120; by chance 0.08
+    popularity, *_, walks = bench.neighbours(str(sets()[1]), str(sets()[3]), 9)
+    assert popularity["rec@10"] < 0.2 and walks["rec@10"] > 0.8
+    capsys.readouterr()
+    infer.main(["--ckpt", str(tmp_path / "sets"), "--top_k", "3", "Miles  Davis [MASK]"])
+    said = capsys.readouterr().out
+    reader = infer.Reader(tmp_path / "sets")
+    assert "of 120 items scored, certified" in said and len(said.splitlines()) == 4
+    for text in ("Mile [MASK]", "miles davis [MASK]"):
+        refused(infer.main, ["--ckpt", str(tmp_path / "sets"), text], says="is none of the 120 items")
+    assert reader.like("miles davis")[0] == "Miles Davis"
+    best = reader.complete("Miles Davis [MASK]", 5)
+    logits = reader.model(torch.tensor([[FIRST + reader.encoder.words.index("Miles Davis"), MASK]]),
+                          at=torch.tensor([1]))
+    ids, scores = infer.exhaustive(model.hash_logp(logits, reader.encoder.bloom), reader.encoder.bloom, 5)
+    assert [name for name, _ in best[0]["items"]] == [reader.encoder.words[i] for i in ids[0].tolist()]
+    [one] = reader.complete("Miles Davis [MASK]", 5, beam=1)
+    assert one["scored"] <= 10 < best[0]["scored"]
+    assert len(reader.neighbours("Miles Davis", 2)) == 2
+
+
+def test_sets_resume_exactly_and_two_ranks_are_one(sets, tmp_path):
+    pretrain.main(sets(out="whole"))
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "pretrain.py"]
+    done = run_script(*command, *sets("--micro", 2, out="two"), env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    a, b = (model.load_checkpoint(tmp_path / name)["model"] for name in ("whole", "two"))
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-5)
+
+
+def test_text_of_phrases_through_bloom(small, tmp_path, capsys):
+    """[SB §4] in small: words, pairs of words and pieces, hashed, with places; and back."""
+    result = pretrain.main(small("--emb", "bloom", "--split", "phrases", "--vocab", 500, "--alpha", 3))
+    assert result["certified"] > 0
+    reader = infer.Reader(tmp_path / "run")
+    assert reader.config.order and any(" " in word for word in reader.encoder.words)
+    [missing] = infer.look(reader, ["a [MASK]"], 4)["missing"]
+    assert len(missing["items"]) == 4
+
+
+def test_bad_sets_end_with_code_2(sets, tmp_path, small):
+    (tmp_path / "one.txt").write_text("a b\nc d\n")
+    for flags, says in ((("--alpha", "60"), "is too large"), (("--field", "nowhere"), "no such list"),
+                        (("--objective", "sr"), "a set has no order"), (("--objective", "mlm"), "hash-mlm"),
+                        (("--coherent", "3"), "at most 2"), (("--mask", "1"), "--mask 1.0"),
+                        (("--data", str(tmp_path / "one.txt"), "--alpha", "2"), "wanted a batch"),
+                        (("--emb", "proj", "--objective", "hash-mlm"), "--emb bloom")):
+        refused(pretrain.main, sets(*flags, out="bad"), says=says)
+    refused(pretrain.main, small("--field", "a"), says="--split items")
+    pretrain.main(sets())
+    refused(pretrain.main, sets("--alpha", "4"), says="alpha is 5 there, 4 here")
+    refused(infer.main, ["--ckpt", str(tmp_path / "sets"), "no mask"], says="none of the 120")
+    checkpoint = torch.load(tmp_path / "sets" / "ckpt.pt")
+    checkpoint["encoder"]["bloom"]["check"] = "00000000"
+    torch.save(checkpoint, tmp_path / "sets" / "ckpt.pt")
+    refused(infer.main, ["--ckpt", str(tmp_path / "sets"), "a [MASK]"], says="unlike the one")
+    for preset, alpha in (("superbloom", 50), ("superbloom-small", None)):
+        args = pretrain.parser().parse_args(["--preset", preset])
+        config = pretrain.resolve(args, 1)
+        assert (args.emb, args.split, args.data) == ("bloom", "items", "python-names")
+        assert args.objective == "hash-mlm" and args.alpha == (alpha or 25)
+        assert not config.order and config.act == "relu" and config.length == 32
 
 
 # ---------------------------------------------------------------------------------------------------------
