@@ -653,8 +653,10 @@ def compare(args, variants, *common):
             sys.exit(f"{' '.join(map(str, command))}\n{done.stderr[-2000:]}")
         with open(os.path.join(out, "log.jsonl")) as file:
             *_, last = map(json.loads, file)
+        with torch.device("meta"):
+            counts = model.count_parameters(model.Model(model.load_checkpoint(out)["config"]))
         print(name, seed, last, file=sys.stderr, flush=True)
-        return last
+        return last | dict(parameters=counts["total"], table=counts["embedding"])
 
     cores, kept = len(os.sched_getaffinity(0)), {}
     if args.json and os.path.exists(args.json):  # rows of the same budget stay: a table can be resumed
@@ -906,31 +908,49 @@ def neighbours(data, cache, length=32, field=None):
             for name, line in zip(names, found)]
 
 
+def same_size(n_items, alpha):
+    """in: N; alpha; out: the largest width at which a row for each item makes no more parameters than Superbloom"""
+    shape = model.PRESETS["superbloom-small"]
+
+    def size(**changes):
+        with torch.device("meta"):
+            return model.count_parameters(model.Model(model.Config(**shape | changes)))["total"]
+
+    whole, width = size(rows=2 * (-(-n_items // alpha) + 5)), shape["heads"]
+    row = dict(emb="lookup", head="mlm", rows=n_items + 5)
+    while size(**row, width=width + shape["heads"], ffn=4 * (width + shape["heads"])) <= whole:
+        width += shape["heads"]
+    return width
+
+
 def bench_entities(args):
-    """Superbloom, baselines of the same size and of full width, neighbours: recall over all items."""
-    same = ["--width", args.same_width, "--ffn", 4 * args.same_width]
-    variants = {"superbloom": [], "superbloom, 1 layer": ["--layers", 1],
-                "all items, as many parameters": ["--emb", "lookup", *same],
-                "sampled softmax, same width": ["--emb", "lookup", "--objective", "sampled"],
-                "all items, same width": ["--emb", "lookup"]}
+    """Superbloom, baselines of its size and of its width, neighbours: recall over all items. [SB Table 2]"""
+    corpus = pretrain.Corpus(pretrain.prepare(args.data, "items", args.cache))
+    width, row = same_size(corpus.meta["distinct"], args.alpha), ["--emb", "lookup"]
+    small, sampled = [*row, "--width", width, "--ffn", 4 * width], ["--objective", "sampled"]
+    variants = {"superbloom": [], f"a row for each, as many parameters (d {width}), sampled": small + sampled,
+                "a row for each, same width, sampled": row + sampled}
+    if corpus.meta["distinct"] < 20_000:  # of more items a full softmax takes hours here
+        variants |= {f"a row for each, as many parameters (d {width})": small, "a row for each, same width": row}
     rows = compare(args, variants, "--preset", "superbloom-small", "--alpha", args.alpha)
     return rows + [row | dict(data=args.data) for row in neighbours(args.data, args.cache)]
 
 
 def bench_depth(args):
     """One layer and six, hashed and not: what do layers add? [SB Table 3]"""
-    variants = {f"{'superbloom' if hashed else 'all items'}, {layers} layer{'s' * (layers > 1)}":
+    variants = {f"{'superbloom' if hashed else 'a row for each'}, {layers} layer{'s' * (layers > 1)}":
                 ["--layers", layers, *([] if hashed else ["--emb", "lookup"])]
                 for hashed in (True, False) for layers in (1, 6)}
-    return compare(args, variants, "--preset", "superbloom-small", "--alpha", args.alpha)
+    return compare(args, variants, "--preset", "superbloom-small", "--alpha", args.alpha, *NARROW)
 
 
 def bench_coherent(args):
     """Maps that put alike items together, none, one and both of two. [SB Table 7]"""
     return compare(args, {f"{n} of 2 maps coherent": ["--coherent", n] for n in (0, 1, 2)},
-                   "--preset", "superbloom-small", "--alpha", args.alpha)
+                   "--preset", "superbloom-small", "--alpha", args.alpha, *NARROW)
 
 
+NARROW = ("--width", 128, "--ffn", 512)  # many runs: of a smaller model
 ENTITIES = dict(name=("model", "s"), parameters=("parameters", ","), table=("of the table", ","),
                 **{f"rec@{k}": (f"rec@{k}", "±") for k in pretrain.RECALL},
                 hashes_right=("hashes right", "±"), certified=("certified", "±"), eval_loss=("loss", "±"))
@@ -1111,8 +1131,6 @@ def parser():
         "python-names)"))
     p.add_argument("--alpha", type=int, default=25, metavar="a",
                    help="entities, depth, coherent: items that share a token (default 25)")
-    p.add_argument("--same_width", type=int, default=28, metavar="d", help=(
-        "entities: the width at which a row for each item makes as many parameters (default 28)"))
     p.add_argument("--steps", type=int, default=200, metavar="n",
                    help="variants, twins, entities, depth, coherent: steps of a run (default 200)")
     p.add_argument("--seeds", type=int, default=3, metavar="n",

@@ -11,8 +11,8 @@ Letters   B batch   L positions   C numbers a word   d width   T bits   k bits a
           m hashes an item
 Try       python embeddings.py
 
-Every module: codes (..., C) -> vectors (..., d), Bloom m vectors an item; weights start as normal(0, 0.02) cut
-at ±2 std.
+Every module: codes (..., C) -> vectors (..., d), Bloom m vectors an item; weights start as normal(0, 0.02),
+cut at ±2 std.
 """
 
 import math

@@ -127,8 +127,8 @@ PRESETS = {
     # [SB Table 1]: heads and width of the feed-forward as there; the number of rows follows from the items
     "superbloom": dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, layers=12, width=768,
                        heads=12, ffn=3072, length=32),
-    "superbloom-small": dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, layers=4,
-                             width=192, heads=4, ffn=768, length=32, dropout=0.1),
+    "superbloom-small": dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, layers=2,
+                             width=192, heads=4, ffn=768, length=32),
     # never pre-trained [HF §4.1]
     "proformer": dict(emb="linear", bits=420, layers=2, width=768, heads=12, ffn=3072, length=512),
 }

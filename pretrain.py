@@ -233,7 +233,7 @@ def prepare(data, split, cache, pieces=50_000, quiet=False, field=None):
          id FIRST on), counts.npy (by id), meta.json, and bpe.json for splits bpe and phrases
     Memory: the table of distinct words, and a few megabytes per core.
     """
-    identity = [3, data, split, pieces if split in PIECES else None, field]  # 3: of the format
+    identity = [4, data, split, pieces if split in PIECES else None, field]  # 4: of the format
     for part in data.split("+"):
         files = hashing.python_files().values() if part in PYTHON else local_files(part)
         identity += [(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files]
@@ -271,8 +271,9 @@ def _prepare(folder, data, split, pieces, quiet, field):
             ids = np.array(ids, np.int64)[places]
             kept = []
             for document in np.split(ids, np.cumsum(sizes))[:-1]:
-                if kind == "python":  # docstrings are copied about: once, and the held-out ones stay unseen
-                    digest = hashlib.md5(document.tobytes(), usedforsecurity=False).digest()
+                if kind in PYTHON:  # code is copied about: once, and what is held out stays unseen
+                    once_only = np.sort(document) if split == "items" else document
+                    digest = hashlib.md5(once_only.tobytes(), usedforsecurity=False).digest()
                     if digest in seen:
                         continue
                     seen.add(digest)
