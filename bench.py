@@ -909,31 +909,33 @@ def neighbours(data, cache, length=32, field=None):
 
 
 def same_size(n_items, alpha):
-    """in: N; alpha; out: the largest width at which a row for each item makes no more parameters than Superbloom"""
+    """in: N; alpha; out: the largest width at which a row for each item makes no more parameters than a digest"""
     shape = model.PRESETS["superbloom-small"]
 
     def size(**changes):
         with torch.device("meta"):
             return model.count_parameters(model.Model(model.Config(**shape | changes)))["total"]
 
-    whole, width = size(rows=2 * (-(-n_items // alpha) + 5)), shape["heads"]
+    whole, step = size(rows=2 * (-(-n_items // alpha) + 5)), shape["heads"]
     row = dict(emb="lookup", head="mlm", rows=n_items + 5)
-    while size(**row, width=width + shape["heads"], ffn=4 * (width + shape["heads"])) <= whole:
-        width += shape["heads"]
+    width = step
+    while size(**row, width=width + step, ffn=2 * (width + step)) <= whole:
+        width += step
     return width
 
 
 def bench_entities(args):
     """Superbloom, baselines of its size and of its width, neighbours: recall over all items. [SB Table 2]"""
     corpus = pretrain.Corpus(pretrain.prepare(args.data, "items", args.cache))
-    width, row = same_size(corpus.meta["distinct"], args.alpha), ["--emb", "lookup"]
-    small, sampled = [*row, "--width", width, "--ffn", 4 * width], ["--objective", "sampled"]
-    variants = {"superbloom": [], f"a row for each, as many parameters (d {width}), sampled": small + sampled,
-                "a row for each, same width, sampled": row + sampled}
-    if corpus.meta["distinct"] < 20_000:  # of more items a full softmax takes hours here
-        variants |= {f"a row for each, as many parameters (d {width})": small, "a row for each, same width": row}
+    width, row, sampled = same_size(corpus.meta["distinct"], args.alpha), "a row for each", ["--objective", "sampled"]
+    lookup = ["--emb", "lookup"]
+    small = [*lookup, "--width", width, "--ffn", 2 * width]
+    variants = {"superbloom": [], f"{row}, as many parameters (d {width}), sampled": small + sampled}
+    if corpus.meta["distinct"] < 20_000:  # of more items a full softmax, or a table so wide, takes hours here
+        variants |= {f"{row}, as many parameters (d {width})": small, f"{row}, same width, sampled": lookup + sampled,
+                     f"{row}, same width": lookup}
     rows = compare(args, variants, "--preset", "superbloom-small", "--alpha", args.alpha)
-    return rows + [row | dict(data=args.data) for row in neighbours(args.data, args.cache)]
+    return rows + [found | dict(data=args.data) for found in neighbours(args.data, args.cache)]
 
 
 def bench_depth(args):
@@ -950,7 +952,7 @@ def bench_coherent(args):
                    "--preset", "superbloom-small", "--alpha", args.alpha, *NARROW)
 
 
-NARROW = ("--width", 128, "--ffn", 512)  # many runs: of a smaller model
+NARROW = ("--width", 128, "--ffn", 256)  # many runs: of a smaller model
 ENTITIES = dict(name=("model", "s"), parameters=("parameters", ","), table=("of the table", ","),
                 **{f"rec@{k}": (f"rec@{k}", "±") for k in pretrain.RECALL},
                 hashes_right=("hashes right", "±"), certified=("certified", "±"), eval_loss=("loss", "±"))

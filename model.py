@@ -128,7 +128,7 @@ PRESETS = {
     "superbloom": dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, layers=12, width=768,
                        heads=12, ffn=3072, length=32),
     "superbloom-small": dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, layers=2,
-                             width=192, heads=4, ffn=768, length=32),
+                             width=256, heads=4, ffn=512, length=32),
     # never pre-trained [HF §4.1]
     "proformer": dict(emb="linear", bits=420, layers=2, width=768, heads=12, ffn=3072, length=512),
 }
