@@ -640,6 +640,8 @@ def compare(args, variants, *common):
     in:  args; variants: name -> flags of pretrain.py; common flags
     out: list of rows: the means of what the last evaluations say, and their std
     """
+    variants = {name: flags for name, flags in variants.items() if args.only in name}
+
     def run(job):
         number, (name, flags), seed = job
         out = os.path.join(folder, f"{number}-{seed}")
@@ -909,7 +911,7 @@ def neighbours(data, cache, length=32, field=None):
 
 
 def same_size(n_items, alpha):
-    """in: N; alpha; out: the largest width at which a row for each item makes no more parameters than a digest"""
+    """in: N; alpha; out: the largest width at which a row for each item makes no more parameters"""
     shape = model.PRESETS["superbloom-small"]
 
     def size(**changes):
@@ -927,13 +929,13 @@ def same_size(n_items, alpha):
 def bench_entities(args):
     """Superbloom, baselines of its size and of its width, neighbours: recall over all items. [SB Table 2]"""
     corpus = pretrain.Corpus(pretrain.prepare(args.data, "items", args.cache))
-    width, row, sampled = same_size(corpus.meta["distinct"], args.alpha), "a row for each", ["--objective", "sampled"]
-    lookup = ["--emb", "lookup"]
+    width, row = same_size(corpus.meta["distinct"], args.alpha), "a row for each"
+    lookup, sampled = ["--emb", "lookup"], ["--objective", "sampled"]
     small = [*lookup, "--width", width, "--ffn", 2 * width]
     variants = {"superbloom": [], f"{row}, as many parameters (d {width}), sampled": small + sampled}
     if corpus.meta["distinct"] < 20_000:  # of more items a full softmax, or a table so wide, takes hours here
-        variants |= {f"{row}, as many parameters (d {width})": small, f"{row}, same width, sampled": lookup + sampled,
-                     f"{row}, same width": lookup}
+        variants |= {f"{row}, as many parameters (d {width})": small,
+                     f"{row}, same width, sampled": lookup + sampled, f"{row}, same width": lookup}
     rows = compare(args, variants, "--preset", "superbloom-small", "--alpha", args.alpha)
     return rows + [found | dict(data=args.data) for found in neighbours(args.data, args.cache)]
 
@@ -972,6 +974,7 @@ def bench_beams(args):
         ids, chance, _ = pages.held_out(slice(0, len(pages.held)))
         ids, asked = torch.from_numpy(place[ids.numpy()]).long(), chance[0].argmin(1)
         right = ids.gather(1, asked.unsqueeze(1))  # (P, 1)
+        left_out = (ids.scatter(1, asked.unsqueeze(1), hashing.MASK) - hashing.FIRST).clamp(min=-1)
         reader.ready([hashing.MASK])
         logp = []
         for part, at in zip(ids.scatter(1, asked.unsqueeze(1), hashing.MASK).split(64), asked.split(64)):
@@ -981,7 +984,7 @@ def bench_beams(args):
         logp, name = torch.cat(logp), os.path.basename(os.path.normpath(folder))
         for beam in (1, 10, 20, 100, None):
             ids, _, certified, scored = model.beam_search(logp, reader.encoder.bloom, 20, beam or 20,
-                                                          rounds=1 if beam else None)
+                                                          1 if beam else None, exclude=left_out)
             hit = ids + hashing.FIRST == right
             rows.append(dict(name=f"{name}, B {beam}" if beam else f"{name}, until certified",
                              certified=100 * certified.double().mean().item(),
@@ -1137,6 +1140,8 @@ def parser():
                    help="variants, twins, entities, depth, coherent: steps of a run (default 200)")
     p.add_argument("--seeds", type=int, default=3, metavar="n",
                    help="the same: runs of each (default 3)")
+    p.add_argument("--only", default="", metavar="TEXT", help=(
+        "variants, entities, depth, coherent: those with TEXT in their names"))
     p.add_argument("--data_dir", metavar="DIR", help="twins: GLUE's files")
     p.add_argument("--runs", nargs="*", default=[], metavar="DIR",
                    help="tasks: folders of finetune.py, those with a results.json; trained, figures: of "

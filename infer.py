@@ -106,7 +106,7 @@ class Reader:
 
     @torch.no_grad()
     def complete(self, text, k, beam=None):
-        """The likeliest items for each [MASK], among all of them. [SB §2.5]
+        """The likeliest items for each [MASK], among all of them; of a set, those it has not yet. [SB §2.5]
 
         in:  text str with [MASK]; k int; beam, buckets of each map to look into, None: until certified
         out: list, one per mask, of dict: items, k pairs (name, sum of its hashes' log-probabilities);
@@ -117,7 +117,8 @@ class Reader:
         ids, at = self.masks(text)
         bloom = self.encoder.bloom
         logp = hash_logp(self.model(ids, at=at), bloom)
-        searches = beam_search(logp, bloom, k, beam or k, None if beam is None else 1)
+        left_out = None if self.config.order else (ids - FIRST).clamp(min=-1).expand(len(at), -1)
+        searches = beam_search(logp, bloom, k, beam or k, None if beam is None else 1, exclude=left_out)
         return [dict(items=[(self.encoder.words[i], score) for i, score in zip(row, scores) if i >= 0],
                      certified=certified, scored=scored, total=bloom.n_items)
                 for row, scores, certified, scored in zip(*(found.tolist() for found in searches))]
@@ -155,6 +156,8 @@ class Reader:
         ids, at = self.masks(text)
         logits = self.model(ids, at=at)
         logits[:, :FIRST - 1] = -torch.inf  # the rows of the specials
+        if not self.config.order:  # a set has an item once
+            logits[:, ids[ids >= FIRST] - 1] = -torch.inf
         best = logits.softmax(-1).topk(min(k, logits.shape[1]))
         return [[(self.encoder.words[row + 1 - FIRST], p) for row, p in zip(rows, ps)]  # row = id - 1
                 for rows, ps in zip(best.indices.tolist(), best.values.tolist())]

@@ -434,14 +434,15 @@ def hash_logp(logits, bloom_map):
 
 
 @torch.no_grad()
-def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum"):
+def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None):
     """The k items that score best, found among those that share a likely bucket. [SB §2.5 Alg.1]
 
     in:  logp float (P, m, R), log-probabilities of the buckets of each map (R = ceil(N/alpha));
          bloom_map hashing.BloomMap; k items wanted, at most N; beam B, buckets of each map to look into;
          rounds: with B, 2B, 4B, ... buckets until the certificate holds, None: without limit;
          score "sum", "min" or "max" of an item's m log-probabilities, or any function of a list of m tensors
-         that is increasing in each [SB App. C]
+         that is increasing in each [SB App. C]; exclude int64 (P, E) or None: items that may not be an
+         answer, -1 where there is none
     out: ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer were found; certified bool
          (P,): no other item scores more than the last of these; scored int64 (P,), items that were scored
 
@@ -463,7 +464,8 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum"):
     while len(todo) and (rounds is None or turn < rounds):
         x = logp if not turn else logp[todo]
         if turn and m * width * bloom_map.alpha >= N:  # the beam is as wide as the whole
-            ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score)
+            left_out = None if exclude is None else exclude[todo]
+            ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score, left_out)
             certified[todo], scored[todo] = True, N
             break
         rest = x if not turn else x.scatter(2, before, -torch.inf)
@@ -474,6 +476,8 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum"):
             items = members[j].index_select(0, fresh[:, j].flatten()).view(len(todo), -1)  # (P, C)
             new, parts = items >= 0, []
             items = items.clamp(min=0).long()
+            if exclude is not None:
+                new &= (items.unsqueeze(2) != exclude[todo].unsqueeze(1)).all(2)
             for i in range(m):
                 if i == j:  # all items of a bucket have its probability
                     parts.append(values[:, j].repeat_interleave(bloom_map.alpha, 1))
@@ -502,7 +506,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum"):
 
 
 @torch.no_grad()
-def exhaustive(logp, bloom_map, k=20, score="sum"):
+def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
     """The same by scoring every item: the oracle, and what the beam is measured against.
 
     in:  as beam_search
@@ -510,10 +514,12 @@ def exhaustive(logp, bloom_map, k=20, score="sum"):
     """
     gamma, digest = SCORES.get(score, score), torch.from_numpy(bloom_map.digest).to(logp.device).T
     ids, scores = [], []
-    for x in logp:  # (m, R)
-        parts = [row.index_select(0, tokens) for row, tokens in zip(x, digest)]
-        best, places = _best(gamma(parts), min(k, bloom_map.n_items))
-        ids.append(places)
+    for i, x in enumerate(logp):  # (m, R)
+        every = gamma([row.index_select(0, tokens) for row, tokens in zip(x, digest)])  # (N,)
+        if exclude is not None:
+            every[exclude[i][exclude[i] >= 0]] = -torch.inf
+        best, places = _best(every, min(k, bloom_map.n_items))
+        ids.append(places.masked_fill(best == -torch.inf, -1))
         scores.append(best)
     return torch.stack(ids), torch.stack(scores)
 

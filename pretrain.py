@@ -21,7 +21,8 @@ Departs   1. Words are shuffled within their own row, among the chosen positions
           3. Random words are words of the corpus; the authors give Add and Proj random bits, as no word has.
           4. A batch, its corruption and its dropout depend on (seed, step, rank) and on nothing else: a run
              that was stopped goes on to the same last bit.
-          5. Of every segment of a page at least one item is masked, however short it is.
+          5. Of every segment of a page at least one item is masked, however short it is. What a set holds
+             already is no answer; the paper's lists have it.
 Letters   B batch   L positions   W windows   V ids   M scored positions   N rows of the vocabulary
 """
 
@@ -634,6 +635,17 @@ def masked(labels):
     return (labels.flatten() != IGNORE).nonzero().squeeze(1)
 
 
+def given(model, inputs, at):
+    """What stands in a set already, for each place that is asked for: it is no answer, a set holds it once.
+
+    in:  model; inputs (B, L); at int64 (M,), places in the flattened batch
+    out: int64 (M, L), items from 0 on, -1 for specials; (0, L) for text, where a word may come again
+    """
+    if getattr(model, "module", model).config.order:
+        return inputs[:0]
+    return (inputs[at // inputs.shape[1]] - FIRST).clamp(min=-1)
+
+
 def loss_mlm(model, inputs, labels):
     """in: model, inputs and labels (B, L); out: loss summed over masked words; int64 (4,), see report_mlm,
     which are counted in evaluation alone
@@ -644,6 +656,8 @@ def loss_mlm(model, inputs, labels):
     loss, counts = F.cross_entropy(logits, rows, reduction="sum"), torch.zeros(4, dtype=torch.int64)
     if not model.training:
         items = logits[:, FIRST - 1:]  # no special is ever an answer
+        if len(left_out := given(model, inputs, at)):
+            items = F.pad(items, (1, 0)).scatter(1, left_out + 1, -torch.inf)[:, 1:]  # -1 has a column, too
         hit = items.topk(min(max(RECALL), items.shape[1])).indices + FIRST - 1 == rows.unsqueeze(1)
         counts = torch.stack([*(hit[:, :k].sum() for k in RECALL), torch.tensor(len(at), device=at.device)])
     return loss, counts.to(at.device)
@@ -707,7 +721,9 @@ def loss_hash(model, inputs, labels):
     counts = torch.zeros(6, dtype=torch.int64, device=at.device)
     if not model.training:
         logp = hash_logp(logits, net.bloom)
-        found, _, certified, _ = beam_search(logp, net.bloom, k=max(RECALL), beam=max(RECALL))
+        left_out = given(model, inputs, at)
+        found, _, certified, _ = beam_search(logp, net.bloom, k=max(RECALL), beam=max(RECALL),
+                                             exclude=left_out if len(left_out) else None)
         hit = found == (items - FIRST).unsqueeze(1)  # (M, 20)
         right = (logits.argmax(-1) == codes).double().mean(1)  # (M,)
         counts = torch.stack([*(hit[:, :k].sum() for k in RECALL), certified.sum(), right.sum(),

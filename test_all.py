@@ -1370,11 +1370,19 @@ def test_beam_search_is_exhaustive_wherever_it_is_certified():
         parts = np.stack([logp[:, j].numpy()[:, made.digest[:, j]] for j in range(m)])  # (m, P, N)
         for score, every in (("sum", parts.sum(0)), ("min", parts.min(0)), ("max", parts.max(0)),
                              (lambda x: 2 * x[0] + x[-1].exp(), 2 * parts[0] + np.exp(parts[-1]))):
+            every = every.copy()
             best = -np.sort(-every, axis=1)[:, :k]
             _, oracle = infer.exhaustive(logp, made, k, score)
             np.testing.assert_allclose(oracle.numpy(), best)
+            if case % 4 == 0:  # and some items may not be answers
+                left_out = torch.from_numpy(rng.integers(-1, n, (P, 3)))
+                for row, some in zip(every, left_out.numpy()):
+                    row[some[some >= 0]] = -np.inf
+                best = -np.sort(-every, axis=1)[:, :k]
+            else:
+                left_out = None
             for rounds in (1, 2, None):
-                ids, scores, certified, scored = infer.beam_search(logp, made, k, beam, rounds, score)
+                ids, scores, certified, scored = infer.beam_search(logp, made, k, beam, rounds, score, left_out)
                 assert ids.shape == scores.shape == (P, min(k, n)) and (rounds or certified.all())
                 for row in range(P):
                     found = ids[row][ids[row] >= 0].numpy()
@@ -1689,19 +1697,25 @@ def test_losses_and_reports_by_hand():
     said = torch.cat([torch.eye(40)[[6]], torch.arange(40.)[None].remainder(28)])
 
     class Told:
-        training = False
+        training, config = False, Config(emb="lookup", head="mlm")
 
         def __call__(self, *args, **more):
             return said
 
-    loss, counts = pretrain.loss_mlm(Told(), None, labels)
+    loss, counts = pretrain.loss_mlm(Told(), labels, labels)
     expected = math.log(math.e + 39) - 1 + said[1].logsumexp(0) - 5
     assert math.isclose(loss, expected, rel_tol=1e-6)
     rank = (said[1, 5:] > 5).sum()  # specials' rows, 0 .. 4, are no rivals
     assert 20 <= rank and counts.tolist() == [1, 1, 1, 2]
     said[1, 5] = 26.5  # two rows have 27, none of them a special's
-    assert pretrain.loss_mlm(Told(), None, labels)[1].tolist() == [1, 2, 2, 2]
-    assert pretrain.report_mlm([1, 2, 2, 2]) == {"rec@1": 0.5, "rec@10": 1.0, "rec@20": 1.0}
+    assert pretrain.loss_mlm(Told(), labels, labels)[1].tolist() == [1, 2, 2, 2]
+    # a set has an item once: of rows 7 .. 39, which score more than row 6, all but row 38 stand there already
+    inputs = torch.tensor([[MASK] + [FIRST + i for i in range(2, 35) if i != 33]])
+    labels, said = torch.full_like(inputs, -100), torch.arange(40.)[None]
+    labels[0, 0] = FIRST + 1
+    assert pretrain.loss_mlm(Told(), inputs, labels)[1].tolist() == [0, 0, 0, 1]
+    Told.config = Config(emb="lookup", head="mlm", order=False)
+    assert pretrain.loss_mlm(Told(), inputs, labels)[1].tolist() == [0, 1, 1, 1]
 
 
 def test_schedule():
@@ -2169,7 +2183,9 @@ def test_loss_of_hashes_by_hand():
                     for j in range(2)) / 2
     torch.testing.assert_close(loss, expected)
     logits = net(inputs, at=torch.tensor([1, 3]))
-    found, _, certified, _ = infer.beam_search(model.hash_logp(logits, encoder.bloom), encoder.bloom)
+    left_out = torch.tensor([[1, 3], [9, -1]])  # what stands there already
+    found, _, certified, _ = infer.beam_search(model.hash_logp(logits, encoder.bloom), encoder.bloom,
+                                               exclude=left_out)
     ranks = [row.index(i) if i in row else 99 for row, i in zip(found.tolist(), (5, 8))]
     assert counts.tolist()[:3] == [sum(rank < k for rank in ranks) for k in (1, 10, 20)]
     assert counts[3] == certified.sum() and counts[-1] == 2
@@ -2272,7 +2288,8 @@ def test_superbloom_learns_which_names_go_together(sets, tmp_path, capsys):
     best = reader.complete("Miles Davis [MASK]", 5)
     logits = reader.model(torch.tensor([[FIRST + reader.encoder.words.index("Miles Davis"), MASK]]),
                           at=torch.tensor([1]))
-    ids, scores = infer.exhaustive(model.hash_logp(logits, reader.encoder.bloom), reader.encoder.bloom, 5)
+    ids, scores = infer.exhaustive(model.hash_logp(logits, reader.encoder.bloom), reader.encoder.bloom, 5,
+                                   exclude=torch.tensor([[reader.encoder.words.index("Miles Davis")]]))
     assert [name for name, _ in best[0]["items"]] == [reader.encoder.words[i] for i in ids[0].tolist()]
     [one] = reader.complete("Miles Davis [MASK]", 5, beam=1)
     assert one["scored"] <= 10 < best[0]["scored"]
