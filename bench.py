@@ -664,8 +664,9 @@ def compare(args, variants, *common):
     if args.json and os.path.exists(args.json):  # rows of the same budget stay: a table can be resumed
         with open(args.json) as file:
             kept = {row["name"]: row for row in json.load(file)["rows"]}
-    wanted = dict(data=args.data, steps=args.steps, seeds=args.seeds)
-    kept = {name: row for name, row in kept.items() if wanted.items() <= row.items()}
+    wanted = {name: dict(data=args.data, steps=args.steps, seeds=args.seeds,
+                         flags=" ".join(map(str, [*common, *flags]))) for name, flags in variants.items()}
+    kept = {name: row for name, row in kept.items() if wanted.get(name, {"": 0}).items() <= row.items()}
     missing = {name: flags for name, flags in variants.items() if name not in kept}
     # as many runs at once as there are cores, a thread each: faster than one after the other
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(cores) as pool:
@@ -673,7 +674,7 @@ def compare(args, variants, *common):
         results = list(pool.map(run, jobs))
     for i, name in enumerate(missing):
         mine = results[i * args.seeds:(i + 1) * args.seeds]
-        row = kept[name] = dict(name=name, **wanted)
+        row = kept[name] = dict(name=name, **wanted[name])
         for key in mine[0].keys() - {"step"}:
             values = [result[key] for result in mine]
             row[key] = statistics.mean(values)

@@ -716,8 +716,8 @@ class Start:
         if args.ckpt:
             checkpoint = load_checkpoint(args.ckpt)
             if not checkpoint["config"].order:
-                raise InputError(f"--ckpt {args.ckpt} knows sets of items and cannot read texts: wanted a model "
-                                 f"of another --split")
+                raise InputError(f"--ckpt {args.ckpt} knows sets of items and cannot read texts: wanted a "
+                                 f"model of another --split")
             self.path = os.path.join(args.ckpt, "ckpt.pt") if os.path.isdir(args.ckpt) else args.ckpt
             self.config, self.hash = checkpoint["config"], checkpoint["encoder"]
             self.words = checkpoint.get("words", [])

@@ -897,9 +897,11 @@ def python_texts(path, names=False):
     for node in ast.walk(tree):
         if names:
             if isinstance(node, functions):
-                inner = [n for statement in node.body for n in ast.walk(statement)]
-                used = [n.id if isinstance(n, ast.Name) else n.attr for n in inner
-                        if isinstance(n, (ast.Name, ast.Attribute))]
+                used, todo = [], list(node.body)
+                for n in todo:  # breadth first, as ast.walk; an inner function has a page of its own
+                    if isinstance(n, (ast.Name, ast.Attribute)):
+                        used.append(n.id if isinstance(n, ast.Name) else n.attr)
+                    todo += [] if isinstance(n, functions) else ast.iter_child_nodes(n)
                 if len(set(used)) > 1:
                     yield " ".join(dict.fromkeys(used))
         elif isinstance(node, (ast.Module, ast.ClassDef, *functions)):

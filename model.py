@@ -201,7 +201,11 @@ class MaskedLMHead(nn.Module):
         bias = self.bias
         if rows is not None:
             table, bias = table[rows], bias[rows]
-        return F.linear(self.norm(F.gelu(self.transform(x))), table, bias)
+        x = self.norm(F.gelu(self.transform(x)))
+        # subtle: in bfloat16 two of five items would tie with another, and recall would hang on their order
+        exact = not self.training
+        with torch.autocast(x.device.type, enabled=not exact and torch.is_autocast_enabled(x.device.type)):
+            return F.linear(x.float() if exact else x, table, bias)
 
 
 class Model(nn.Module):

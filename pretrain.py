@@ -234,7 +234,7 @@ def prepare(data, split, cache, pieces=50_000, quiet=False, field=None):
          id FIRST on), counts.npy (by id), meta.json, and bpe.json for splits bpe and phrases
     Memory: the table of distinct words, and a few megabytes per core.
     """
-    identity = [4, data, split, pieces if split in PIECES else None, field]  # 4: of the format
+    identity = [5, data, split, pieces if split in PIECES else None, field]  # 5: of the format
     for part in data.split("+"):
         files = hashing.python_files().values() if part in PYTHON else local_files(part)
         identity += [(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files]
@@ -429,7 +429,7 @@ class Pages:
         offsets = np.append(np.load(os.path.join(corpus.folder, "offsets.npy")), len(corpus.ids))
         self.ids, self.first, self.size = corpus.ids, offsets[:-1], np.diff(offsets) - 1
         if known is not None:
-            kept = known[corpus.ids]
+            kept = known[corpus.ids] & (corpus.ids >= FIRST)
             self.ids, before = corpus.ids[kept], np.append(0, np.cumsum(kept))
             self.first, self.size = before[offsets[:-1]], np.diff(before[offsets])
         train, held = (pages[self.size[pages] > 1] for pages in corpus.pages())
@@ -702,7 +702,8 @@ def log_uniform(count, n, device):
     """
     drawn = (torch.rand(count, device=device, dtype=torch.float64) * math.log(n + 1)).exp().long() - 1
     drawn = drawn.clamp(0, n - 1)
-    return drawn, (((drawn + 2) / (drawn + 1)).log() / math.log(n + 1)).log().float()
+    # subtle: in float32 the quotient (i + 2) / (i + 1) of a rare row is 1
+    return drawn, ((1 / (drawn.double() + 1)).log1p() / math.log(n + 1)).log().float()
 
 
 def loss_hash(model, inputs, labels):
