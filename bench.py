@@ -640,7 +640,7 @@ def compare(args, variants, *common):
     in:  args; variants: name -> flags of pretrain.py; common flags
     out: list of rows: the means of what the last evaluations say, and their std
     """
-    variants = {name: flags for name, flags in variants.items() if args.only in name}
+    variants = {name: flags for name, flags in variants.items() if re.search(args.only, name)}
 
     def run(job):
         number, (name, flags), seed = job
@@ -1141,8 +1141,8 @@ def parser():
                    help="variants, twins, entities, depth, coherent: steps of a run (default 200)")
     p.add_argument("--seeds", type=int, default=3, metavar="n",
                    help="the same: runs of each (default 3)")
-    p.add_argument("--only", default="", metavar="TEXT", help=(
-        "variants, entities, depth, coherent: those with TEXT in their names"))
+    p.add_argument("--only", default="", metavar="RE", help=(
+        "variants, entities, depth, coherent: those whose names match a regular expression"))
     p.add_argument("--data_dir", metavar="DIR", help="twins: GLUE's files")
     p.add_argument("--runs", nargs="*", default=[], metavar="DIR",
                    help="tasks: folders of finetune.py, those with a results.json; trained, figures: of "
