@@ -933,20 +933,21 @@ def bench_entities(args):
     width, row = same_size(corpus.meta["distinct"], args.alpha), "a row for each"
     lookup, sampled = ["--emb", "lookup"], ["--objective", "sampled"]
     small = [*lookup, "--width", width, "--ffn", 2 * width]
-    variants = {"superbloom": [], f"{row}, as many parameters (d {width}), sampled": small + sampled}
+    variants = {"superbloom": ["--alpha", args.alpha],
+                f"{row}, as many parameters (d {width}), sampled": small + sampled}
     if corpus.meta["distinct"] < 20_000:  # of more items a full softmax, or a table so wide, takes hours here
         variants |= {f"{row}, as many parameters (d {width})": small,
                      f"{row}, same width, sampled": lookup + sampled, f"{row}, same width": lookup}
-    rows = compare(args, variants, "--preset", "superbloom-small", "--alpha", args.alpha)
+    rows = compare(args, variants, "--preset", "superbloom-small")
     return rows + [found | dict(data=args.data) for found in neighbours(args.data, args.cache)]
 
 
 def bench_depth(args):
     """One layer and six, hashed and not: what do layers add? [SB Table 3]"""
     variants = {f"{'superbloom' if hashed else 'a row for each'}, {layers} layer{'s' * (layers > 1)}":
-                ["--layers", layers, *([] if hashed else ["--emb", "lookup"])]
+                ["--layers", layers, *(["--alpha", args.alpha] if hashed else ["--emb", "lookup"])]
                 for hashed in (True, False) for layers in (1, 6)}
-    return compare(args, variants, "--preset", "superbloom-small", "--alpha", args.alpha, *NARROW)
+    return compare(args, variants, "--preset", "superbloom-small", *NARROW)
 
 
 def bench_coherent(args):
@@ -966,7 +967,10 @@ def bench_beams(args):
     rows = []
     for folder in args.runs:
         reader = infer.Reader(folder)
+        reader.needs("hash-mlm", "bench.py beams is of models with --emb bloom")
         run = model.load_checkpoint(folder)["run"]
+        if run["vocab"]:
+            raise hashing.InputError(f"{folder} was trained with --vocab: wanted a run over all items")
         corpus = pretrain.Corpus(pretrain.prepare(args.data, "items", args.cache, quiet=True))
         if corpus.meta["digest"] != run["corpus"]:
             raise hashing.InputError(f"{folder} was trained on other pages than --data {args.data}")

@@ -1,4 +1,4 @@
-"""Words to integers without a vocabulary: MD5 digests, locality-sensitive hashes of n-grams, Bloom maps, BPE.
+"""Words and items to integers: MD5, locality-sensitive hashes of n-grams, Bloom maps, BPE, phrases.
 
 Sources   [HF] Xue & Aletras 2022, HashFormers: Towards Vocabulary-independent Pre-trained Transformers
           [SB] Superbloom: Bloom filter meets Transformer, ICLR 2020 submission
@@ -10,8 +10,8 @@ Departs   1. A word is a run of letters or a run of signs, lower-cased ("regex")
           2. The Gaussian vector of the hyperplanes is rounded to 1/4096, so every sum is an exact integer:
              no order of addition, no processor and no library version can flip a bit.
           3. The seed and the key are arguments and are saved with the model; the paper names neither.
-          4. Bloom maps come from integer arithmetic alone and are the same on every machine; items that would
-             share all their buckets trade places, as independent permutations alone do not prevent it.
+          4. Random Bloom maps come from integer arithmetic alone and are the same on every machine; items
+             that would share all buckets trade places: independent permutations alone do not prevent it.
 Letters   V words   T bits   C code numbers a word   N rows (buckets), items   k bits a chunk
           m hashes an item   R buckets of a map
 Try       python hashing.py "play plays played"
@@ -82,7 +82,7 @@ def words_of(text, how="regex"):
 
 def _pattern(how):
     if how not in _PATTERNS:
-        raise InputError(f"unknown way to split: {how!r}; the ways are {', '.join(_PATTERNS)} and bpe")
+        raise InputError(f"unknown way to split: {how!r}; there are {', '.join(_PATTERNS)}, bpe, phrases, items")
     return _PATTERNS[how]
 
 
@@ -154,9 +154,12 @@ def longest_matches(words, known, longest):
 def split_names(text, known, longest):
     """A text of names, which may be of several words, as they are: no lower case, signs stay.
 
-    in:  text str; known, longest as in longest_matches
+    in:  text str, names between tabs, or else words; known, longest as in longest_matches
     out: names list[str]; spans list[(start, end)] in characters
     """
+    if "\t" in text:
+        parts = [match for match in re.finditer("[^\t]+", text) if match.group().strip()]
+        return [" ".join(match.group().split()) for match in parts], [match.span() for match in parts]
     found = [(match.group(), *match.span()) for match in _PATTERNS["space"].finditer(text)]
     runs = longest_matches([word for word, _, _ in found], known, longest)
     return ([" ".join(word for word, _, _ in found[a:b]) for a, b in runs],
@@ -167,10 +170,10 @@ class Phrases:
     """The commonest words and pairs of words, and word pieces for the rest, longest first. [SB §4]
 
     A vocabulary of a million has many names in it: "new york" is one token. Here phrases are lower-cased
-    words joined by a space, and pieces are of the BPE of the words that are not among them.
+    words joined by a space; a word that is not among them is cut to pieces of a BPE of the same texts.
     """
 
-    MOST = 10_000_000  # pairs counted at a time; then those seen once are forgotten
+    MOST = 10_000_000  # words and pairs counted at a time; then the rarest are forgotten, to half of it
 
     def __init__(self, text):
         """in: text str, JSON (what `.json` holds)"""
@@ -182,16 +185,19 @@ class Phrases:
     @classmethod
     def train(cls, texts, size=1_000_000, pieces=30_000):
         """in: texts iterator of str; size int, words, pairs and pieces in all; pieces int, most of the BPE"""
-        counts = Counter()
+        counts, room = Counter(), cls.MOST
 
         def counted():
+            nonlocal room
             for text in texts:
                 words = words_of(text)
                 counts.update(words)
                 counts.update(map(" ".join, zip(words, words[1:])))
-                if len(counts) > cls.MOST:
-                    for phrase in [p for p, count in counts.items() if count == 1]:
-                        del counts[phrase]
+                for least in range(1, 9) if len(counts) > room else ():
+                    if len(counts) > cls.MOST / 2:
+                        for phrase in [p for p, count in counts.items() if count <= least]:
+                            del counts[phrase]
+                    room = max(cls.MOST, 2 * len(counts))
                 yield text
 
         bpe = BPE.train(counted(), min(pieces, size))
@@ -530,8 +536,8 @@ class BloomMap:
     def _impossible(self):
         most = max(int(self.n_items ** (1 - 1 / self.m)), 1)
         raise InputError(f"alpha = {self.alpha} is too large: {self.m} hashes of {self.buckets:,} buckets "
-                         f"cannot tell {self.n_items:,} items apart; wanted about {most:,} at most, or more "
-                         f"hashes")
+                         f"cannot tell {self.n_items:,} items apart; wanted less, about {most:,} at most, or "
+                         f"more hashes")
 
     def _cells(self, maps):
         """in: maps int; out: int64 (N,), equal for items that share their buckets in the first `maps`"""
@@ -649,7 +655,8 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=None, width=64, see
     out: BloomMap
 
     In order of frequency, each item that has no bucket yet opens one with the alpha - 1 nearest items that
-    have none either. In the next map two that shared a bucket may not share again.
+    have none either. In the next map two that shared a bucket may not share again. Cost: for each of N /
+    alpha buckets a product with all items left: seconds for ten thousand items, hours for a million.
     """
     coherent = m if coherent is None else coherent
     vectors = page_vectors(items, sizes, n_items, width, seed)

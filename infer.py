@@ -99,8 +99,10 @@ class Reader:
 
     def like(self, name):
         """in: name str; out: list[str], at most three known names that look most like it, case aside"""
-        spelt = {}
-        for word in self.encoder.words:
+        spelt, words = {}, self.encoder.words
+        if len(words) > 200_000:  # a second and more: those that begin alike
+            words = [word for word in words if word[:1].lower() == name[:1].lower()]
+        for word in words:
             spelt.setdefault(word.lower(), word)
         return [spelt[found] for found in difflib.get_close_matches(name.lower(), spelt, 3)]
 
@@ -155,11 +157,11 @@ class Reader:
         self.needs("mlm", "filling a [MASK] needs one trained with --emb lookup --objective mlm")
         ids, at = self.masks(text)
         logits = self.model(ids, at=at)
-        logits[:, :FIRST - 1] = -torch.inf  # the rows of the specials
+        logits = logits[:, FIRST - 1:]  # without the rows of the specials
         if not self.config.order:  # a set has an item once
-            logits[:, ids[ids >= FIRST] - 1] = -torch.inf
+            logits[:, ids[ids >= FIRST] - FIRST] = -torch.inf
         best = logits.softmax(-1).topk(min(k, logits.shape[1]))
-        return [[(self.encoder.words[row + 1 - FIRST], p) for row, p in zip(rows, ps)]  # row = id - 1
+        return [[(self.encoder.words[word], p) for word, p in zip(rows, ps)]
                 for rows, ps in zip(best.indices.tolist(), best.values.tolist())]
 
     @torch.no_grad()
@@ -172,17 +174,20 @@ class Reader:
         Under LSH a misspelling finds its word; under MD5 strangers, for their bits have nothing in common.
         """
         pieces, _ = self.encoder.split(word)
+        self.known(pieces)
         if len(pieces) != 1:
             raise InputError(f"{word!r} is {len(pieces)} words or pieces to this model ({' '.join(pieces)}): "
                              f"give it one that is whole")
         [word] = pieces
         among = [w for w in (self.words if among is None else among) if w != word]
+        if self.encoder.fixed:
+            among = [w for w in among if w in self.encoder.table]
         if not among:
             raise InputError("there are no words to look among")
         ids = self.encoder.ids([word] + among)
         if ids[0] == UNK:
             raise InputError(f"{word!r} is not in this model's vocabulary: "
-                             f"a lookup table has no vector for it")
+                             f"it has no vector for it")
         self.model.set_codes(torch.from_numpy(self.encoder.codes()), self.encoder.bloom)
         device = self.model.device
         vectors = self.model.embed(torch.from_numpy(ids)[None].to(device)).view(len(ids), -1)  # (1+V, m·d)
@@ -337,6 +342,8 @@ def answer_file(reader, path, k, near, beam=None):
                 if line.strip():
                     try:
                         texts = read_line(line, path.endswith(".jsonl"))
+                        if not reader.config.order:  # tabs stand between the names of one page
+                            texts = ["\t".join(texts)]
                         result = dict(texts=texts) | look(reader, texts, k, near, beam)
                     except (InputError, ConfigError) as error:  # one bad line does not end the file
                         result = dict(line=i, error=str(error))
@@ -379,6 +386,8 @@ def main(argv=None):
         if args.text and args.file:
             raise InputError("TEXT or --file, not both")
         reader = Reader(args.ckpt, device)
+        if args.beam and reader.config.head != "hash-mlm":
+            raise InputError("--beam is of models that predict hashes (--emb bloom)")
         if args.text:
             return show(look(reader, args.text, args.top_k, args.near, args.beam), args.text[0])
         if args.file:

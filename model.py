@@ -96,6 +96,8 @@ class Config:
         for name in ("lsh_bands", "lsh_buckets", "lsh_hashes"):
             if not 1 <= getattr(self, name) <= 2**31:
                 raise ConfigError(f"{name} {getattr(self, name)}: wanted at least 1 and at most 2^31")
+        if self.attn == "lsh" and self.lsh_pairs == "upper" and not self.order:
+            raise ConfigError("lsh_pairs upper scores (i, j) by i <= j, and a set has no order: wanted all")
         if self.lsh_redraw and self.attn == "full":
             raise ConfigError("lsh_redraw is of attn lsh")
         if not 0 <= self.dropout < 1:
@@ -105,13 +107,15 @@ class Config:
             raise ConfigError(f"width {self.width} is not divisible by {self.heads} heads: "
                               f"wanted a multiple, such as {near}")
         if self.head == "mlm" and self.emb != "lookup":
+            other = "--objective hash-mlm" if self.emb == "bloom" else "--objective sr" if self.order else (
+                "--emb bloom")
             raise ConfigError(f"objective mlm predicts rows of a vocabulary, and emb {self.emb} has none: "
-                              f"possible are --objective {'hash-mlm' if self.emb == 'bloom' else 'sr'}, or "
-                              f"--emb lookup")
+                              f"possible are {other}, or --emb lookup")
         if self.head == "hash-mlm" and self.emb != "bloom":
+            other = "--objective mlm" if self.emb == "lookup" else "--objective sr" if self.order else (
+                "--emb lookup")
             raise ConfigError(f"objective hash-mlm predicts the hashes of an item, which emb {self.emb} has "
-                              f"not: possible are --objective {'mlm' if self.emb == 'lookup' else 'sr'}, or "
-                              f"--emb bloom")
+                              f"not: possible are {other}, or --emb bloom")
         if self.head == "sr" and not self.order:
             raise ConfigError("objective sr asks which words were moved, and a set has no order: possible "
                               "are --objective hash-mlm with --emb bloom, mlm or sampled with --emb lookup")
@@ -317,12 +321,13 @@ class Model(nn.Module):
     def collisions(self, ids):
         """in: ids (B, L); out: of each layer the share of pairs that collide, and "dense" or "blocks" """
         x, c, found = self.placed(ids), self.config, []
+        key_mask = None if c.order else (ids != PAD).repeat_interleave(self.m, 1)
         for layer in self.layers:
             q, k, _ = layer.project(x)
             hq, hk = layer.buckets(q, k)
             how, *_ = choose(hq, hk, fill=c.lsh_fill, pairs=c.lsh_pairs, dtype=q.dtype)
             found.append((collision_share(hq, hk), how))
-            x = layer(x)
+            x = layer(x, key_mask)
         return found
 
     def pool(self, x, key_mask):
@@ -472,8 +477,10 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
             ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score, left_out)
             certified[todo], scored[todo] = True, N
             break
-        rest = x if not turn else x.scatter(2, before, -torch.inf)
-        values, fresh = _best(rest, width - before.shape[2])  # (P, m, b)
+        # subtle: a bucket of probability 0 must not tie with those that are through
+        rest = x if not turn else x.clamp(min=torch.finfo(x.dtype).min).scatter(2, before, -torch.inf)
+        _, fresh = _best(rest, width - before.shape[2])  # (P, m, b)
+        values = x.gather(2, fresh)
         tokens = torch.cat([before, fresh], 2)
         every, each = [ids[todo]], [scores[todo]]
         for j in range(m):

@@ -40,6 +40,7 @@ import math
 import multiprocessing
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -98,6 +99,8 @@ def tasks_of(data, pages=False, field=None):
     """
     for part in data.split("+"):
         if part in PYTHON:
+            if field:
+                raise InputError(f"--field {field}: {part} has no columns")
             paths = list(hashing.python_files().values())
             yield from ((part, paths[start:start + 64]) for start in range(0, len(paths), 64))
             continue
@@ -133,24 +136,11 @@ def _rows(part, pages, field):
             column, groups = None, {}
             for row in datasets.load_dataset(kind, config, data_files=paths, split="train", streaming=True,
                                              **options):
-                if pages and (lists := [name for name, value in row.items() if isinstance(value, list)] + (
-                        [field] if field in row else [])):
-                    if field and field not in lists:
-                        raise InputError(f"--field {field}: no such list in {part}, but {', '.join(lists)}")
-                    yield row[field or lists[0]] or []
-                    continue
-                if pages and field:
-                    raise InputError(f"--field {field}: no such list in {part}, only {', '.join(row)}")
-                if pages and len(row) > 1:
-                    page, item, *_ = row.values()
+                column = column or _column(part, row, pages, field)
+                if isinstance(column, tuple):
+                    page, item = (row[name] for name in column)
                     groups.setdefault(page, []).append(item)
-                    continue
-                if column is None:
-                    strings = [name for name, value in row.items() if isinstance(value, str)]
-                    if not strings:
-                        raise InputError(f"--data {part}: no column of text among {', '.join(row)}")
-                    column = "text" if "text" in strings else strings[0]
-                if row[column]:
+                elif row[column]:
                     yield row[column]
             yield from groups.values()
         except InputError:
@@ -159,6 +149,26 @@ def _rows(part, pages, field):
             why = (str(error).strip() or "no reason given").splitlines()[0]
             why = f"{type(error).__name__}: {why}"
             raise InputError(f"--data {part}: could not be read as {kind}: {why}") from error
+
+
+def _column(part, row, pages, field):
+    """in: part of --data, its first row, pages and field as tasks_of; out: column's name, or two of pairs"""
+    strings = [name for name, value in row.items() if isinstance(value, str)]
+    if not pages:
+        if not strings:
+            raise InputError(f"--data {part}: no column of text among {', '.join(row)}")
+        return "text" if "text" in strings else strings[0]
+    lists = [name for name, value in row.items() if isinstance(value, list)]
+    if field:
+        if field not in row or not isinstance(row[field], (list, str, type(None))):
+            raise InputError(f"--field {field}: no such list in {part}, but {', '.join(lists or row)}")
+        return field
+    if lists or len(row) == 1 and strings:
+        return (lists or strings)[0]
+    if len(row) != 2:
+        raise InputError(f"--data {part}: wanted a list of items, or two columns, a page and an item, and "
+                         f"found {', '.join(row)}: --field may say which column has the items")
+    return tuple(row)
 
 
 def _ending(path):
@@ -200,6 +210,8 @@ def page_of(document):
     """
     if isinstance(document, str):
         document = document.split("\t") if "\t" in document else document.split()
+    if any(isinstance(name, (dict, list)) for name in document):
+        raise InputError(f"an item is a name or a number, and here is {str(document)[:60]}")
     names = (" ".join(str(name).split()) for name in document if name is not None)
     return [name for name in dict.fromkeys(names) if name]
 
@@ -545,6 +557,8 @@ def build_bloom(args, corpus, vocabulary):
         offsets = np.append(np.load(os.path.join(corpus.folder, "offsets.npy")), len(corpus.ids))
         pages = [number[corpus.ids[offsets[i]:offsets[i + 1]]] for i in train]
         pages = [page[page >= 0] for page in pages]
+        if not sum(map(len, pages)):
+            raise InputError("--coherent needs pages to learn from, and all are held out")
         made = hashing.coherent_map(np.concatenate(pages), np.array([len(page) for page in pages]), n,
                                     args.alpha, args.hashes, args.coherent, seed=args.hash_seed)
         with open(path, "wb") as file:
@@ -672,10 +686,10 @@ def report_mlm(counts):
 
 
 def loss_sampled(model, inputs, labels):
-    """Masked words against a few thousand others instead of all of them; evaluations are exact. [SB §3.3]
+    """Masked words against a few thousand others instead of all of them. [SB §3.3]
 
     in:  as loss_mlm
-    out: as loss_mlm
+    out: as loss_mlm; in evaluation loss_mlm itself, over all rows, the few of the specials too
 
     Rows are drawn with q(row) about 1 / rank, as words come. Taking log(S q) off a drawn row's logit makes
     the sum of exp an unbiased estimate of that over all rows but the right one, which is there anyway; a draw
@@ -769,11 +783,16 @@ def resolve(args, world):
         head = shape.get("head", "sr")
         args.objective = ("hash-mlm" if args.emb == "bloom" else "mlm" if sets else
                           "sr" if head == "hash-mlm" else head)
-    args.alpha = args.alpha or recipe.get("alpha", 25)
-    if args.mask is None:
-        args.mask = recipe.get("mask", 0.15)
-    if not 0 < args.mask < 1:
-        raise InputError(f"--mask {args.mask}: wanted more than 0 and less than 1")
+    if args.emb == "bloom":
+        args.alpha, args.hashes = args.alpha or recipe.get("alpha", 25), args.hashes or 2
+    elif given := [flag for flag in ("alpha", "hashes", "coherent") if getattr(args, flag)]:
+        raise InputError(f"--{given[0]} is of --emb bloom, which was not asked for")
+    if args.objective != "sr":
+        args.mask = recipe.get("mask", 0.15) if args.mask is None else args.mask
+        if not 0 < args.mask < 1:
+            raise InputError(f"--mask {args.mask}: wanted more than 0 and less than 1")
+    elif args.mask is not None:
+        raise InputError("--mask is of the objectives that hide words, not of sr")
     if args.vocab is None and not sets:  # of sets all items
         args.vocab = (shape["rows"] - (FIRST - 1) if args.preset == "bert-lsh" else
                       1_000_000 if args.split == "phrases" else 50_000)
@@ -787,10 +806,11 @@ def resolve(args, world):
     # out/proj-lsh, out/emb-md5-bpe, out/lookup-bpe-mlm
     hashed = FORM[args.emb] not in ("row", "digest")
     name = [args.emb] + [args.hash] * hashed + [args.split] * (args.split != "regex")
-    name += [args.objective] * (args.objective not in ("sr", "hash-mlm"))
+    name += [args.objective] * (args.objective != ("hash-mlm" if args.emb == "bloom" else "sr"))
     head = "mlm" if args.objective == "sampled" else args.objective
-    shape |= dict(emb=args.emb, bits=args.bits, chunk=args.chunk, hashes=args.hashes, head=head,
-                  order=not sets)
+    shape |= dict(emb=args.emb, bits=args.bits, chunk=args.chunk, head=head, order=not sets)
+    if args.emb == "bloom":
+        shape["hashes"] = args.hashes
     if sets:
         shape["length"] = min(shape["length"], 32)
     if args.width and not args.ffn:
@@ -800,9 +820,10 @@ def resolve(args, world):
             shape[flag] = getattr(args, flag)
     if args.field and not sets:
         raise InputError("--field is of pages, which --split items reads")
-    if args.coherent and (args.emb != "bloom" or args.coherent > args.hashes or not sets):
-        raise InputError(f"--coherent {args.coherent}: wanted --emb bloom, --split items and at most "
-                         f"{args.hashes} of its maps")
+    if args.coherent and (args.coherent > args.hashes or not sets):
+        raise InputError(f"--coherent {args.coherent}: wanted --split items and at most {args.hashes} maps")
+    if sets and shape.get("attn") == "lsh":
+        shape.setdefault("lsh_pairs", "all")
     if shape.get("attn") == "lsh":
         name.append("lsh-attention")
     elif given := [flag for flag in LSH if getattr(args, flag) is not None]:
@@ -865,7 +886,8 @@ class Run:
                                            betas=(0.9, args.beta2), fused=cuda or self.device.type == "cpu")
         self.path, self.step = os.path.join(args.out, "ckpt.pt"), 0
         self.identity = {name: getattr(args, name) for name in self.IDENTITY}
-        self.identity |= dict(config=dataclasses.asdict(config), corpus=self.corpus.meta["digest"])
+        self.identity |= dict(config=dataclasses.asdict(config), corpus=self.corpus.meta["digest"],
+                              bloom=self.encoder.bloom and self.encoder.bloom.check())
         self.resume()
         if self.world > 1:
             dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
@@ -879,7 +901,8 @@ class Run:
         self.compiled = compile and try_compile(self.model, self.dry_run)
         if self.world > 1:
             self.wrapped = torch.nn.parallel.DistributedDataParallel(
-                self.model, device_ids=[self.device.index] if cuda else None)
+                self.model, device_ids=[self.device.index] if cuda else None,
+                broadcast_buffers=False)  # codes and planes: large, and the same everywhere
 
     def resume(self):
         """Go on where the folder's checkpoint stands, if there is one and it is of this very run."""
@@ -1001,7 +1024,9 @@ class Run:
         if c.attn == "full" or not c.layers:
             return ""
         self.model.eval()
-        inputs, _ = self.corrupted(*self.batches.held_out(slice(0, min(self.micro, len(self.batches.held)))))
+        n, most = len(self.batches.held), min(self.micro, len(self.batches.held))
+        # of sets the largest, which come last
+        inputs, _ = self.corrupted(*self.batches.held_out(slice(0, most) if c.order else slice(n - most, n)))
         with self.autocast():
             layers = self.model.collisions(inputs)
         self.model.train()
@@ -1020,8 +1045,9 @@ class Run:
             prior = prior / prior.sum()
         knowing = entropy(prior)
         bloom, kind = self.encoder.bloom, "words"
-        if bloom:
+        if a.objective == "hash-mlm":
             knowing = np.mean([entropy(np.bincount(column, prior)) for column in bloom.digest.T])
+        if bloom:
             kind = f"{bloom.n_items:,} items in {bloom.m} maps of {bloom.buckets:,} buckets of {bloom.alpha}"
         replaced = f", {meta['replaced']:,} characters not UTF-8" if meta["replaced"] else ""
         hashed = "" if self.encoder.fixed else f" of {a.hash}"
@@ -1041,6 +1067,14 @@ class Run:
               f"loss        {loss:.3f} at step {self.step:,}; theory: {math.log(classes):.3f} = {guess} "
               f"before training, {knowing:.3f} for knowing frequencies alone",
               flush=True)
+
+    def example(self):
+        """out: str, what to ask this model first"""
+        words, objective = self.encoder.words, "sr" if self.args.objective == "sr" else "mlm"
+        if self.config.order:
+            return EXAMPLES[objective]
+        names = [name for name in SOCKETS if name in self.encoder.table]
+        return "\t".join([*(names if len(names) == len(SOCKETS) else words[:2]), "[MASK]"])
 
     def fit(self, stopped):
         """Train to the last step, or until told to.
@@ -1104,13 +1138,14 @@ class Run:
             raise SystemExit(128 + (stopped or [signal.SIGTERM])[0])
         if self.rank == 0:
             print(f"done: {self.path}: {describe(result)}\n"
-                  f"next: python infer.py --ckpt {a.out} \"{EXAMPLES[self.config.head]}\"")
+                  f"next: python infer.py --ckpt {a.out} {shlex.quote(self.example())}")
         return result
 
 
 EXAMPLES = {  # what to ask a trained model first
     "sr": "Returns True if the two arrays have the same shape and elements, False kubernetes otherwise.",
-    "mlm": "Return the [MASK] of the elements of a list.", "hash-mlm": "socket bind listen [MASK]"}
+    "mlm": "Return the [MASK] of the elements of a list."}
+SOCKETS = ("socket", "bind", "listen")  # the same of names in Python
 
 
 @contextlib.contextmanager
@@ -1202,9 +1237,10 @@ def parser():
         "The m tokens stay side by side, m positions an item; each predicts its hash, a search the item."))
     g.add_argument("--alpha", type=at_least(1), metavar="a", help=(
         "items that share a token; a^m at most about N^(m-1) (None: 25, superbloom 50)"))
-    g.add_argument("--hashes", type=at_least(1), default=2, metavar="m", help="tokens of an item")
-    g.add_argument("--coherent", type=at_least(0), default=0, metavar="n", help=(
-        "of the m maps, so many put items together that stand on the same pages; the others are random"))
+    g.add_argument("--hashes", type=at_least(1), metavar="m", help="tokens of an item (None: 2)")
+    g.add_argument("--coherent", type=at_least(0), metavar="n", help=(
+        "of the m maps, so many put items together that stand on the same pages; the others are random "
+        "(None: 0)"))
 
     g = p.add_argument_group("attention", (
         "lsh: a query and a key meet only if r random planes sort them into one of m buckets. [BL §2.1]\n"
