@@ -82,7 +82,7 @@ def words_of(text, how="regex"):
 
 def _pattern(how):
     if how not in _PATTERNS:
-        raise InputError(f"unknown way to split: {how!r}; there are {', '.join(_PATTERNS)}, bpe, phrases, items")
+        raise InputError(f"unknown way to split: {how!r}; wanted {', '.join(_PATTERNS)}, bpe, phrases, items")
     return _PATTERNS[how]
 
 

@@ -3643,6 +3643,10 @@ def test_readme_commands_run(small, tmp_path, text_file, monkeypatch, capsys):
     for name in ("a.csv", "b.csv"):
         Path(name).write_text("title,body,topic\n" + "one two,three,five\na,b,six\n" * 9)
     Path("reviews.txt").write_text("a charming journey\n")
+    page = random.Random(0)
+    names = ["socket", "bind", "listen", *words_like(30)]
+    Path("pages.jsonl").write_text("".join(json.dumps(dict(links=page.sample(names, 5))) + "\n"
+                                           for _ in range(90)))
     found = questions(random.Random(0), 9)
     for split in ("train", "dev"):
         (tmp_path / f"{split}-v1.1.json").write_text(json.dumps(nested(found)))
@@ -3665,7 +3669,9 @@ def test_readme_commands_run(small, tmp_path, text_file, monkeypatch, capsys):
         if script == "pretrain.py":
             pretrain.parser().parse_args(flags)  # the flags as printed
             flags += ["--out", str(tmp_path / f"p{kinds[script]}")] + small()[2:4] + SMALL
-            flags += ["--data", str(text_file)]
+            flags += ["--data", str(text_file)] * ("pages.jsonl" not in flags)
+            bloom = any("bloom" in flag for flag in flags) and "lookup" not in flags
+            flags += ["--alpha", "3"] * bloom  # of few items
             pretrain.main([f for f in flags if f])
         elif script == "finetune.py":
             finetune.parser().parse_args(flags)
@@ -3682,6 +3688,8 @@ def test_readme_commands_run(small, tmp_path, text_file, monkeypatch, capsys):
             if name is None:
                 name = f"i{mlm}"
                 more = ("--emb", "lookup", "--objective", "mlm") if mlm else ()
+                if "out/bloom-items" in flags:
+                    name, more = "ib", ("--data", "pages.jsonl", "--emb", "bloom", "--alpha", "3")
                 pretrain.main(small(*more, "--length", "33", out=name))
             flags[flags.index("--ckpt") + 1] = str(tmp_path / name)
             infer.main(flags)
