@@ -444,16 +444,15 @@ class Pages:
             kept = known[corpus.ids] & (corpus.ids >= FIRST)
             self.ids, before = corpus.ids[kept], np.append(0, np.cumsum(kept))
             self.first, self.size = before[offsets[:-1]], np.diff(before[offsets])
-        train, held = (pages[self.size[pages] > 1] for pages in corpus.pages())
-        self.train = train
-        self.held = held[:EVAL_PAGES]
-        self.held = self.held[np.argsort(self.size[self.held], kind="stable")]
-        self.words = np.minimum(self.size[self.train], length).mean() if len(train) else 0
+        self.train, held = (pages[self.size[pages] > 1] for pages in corpus.pages())
         self.steps_per_epoch = len(self.train) // batch
         if not self.steps_per_epoch or not len(held):
             raise InputError(f"the corpus gives {len(self.train):,} pages with two items or more to train "
                              f"on, and {len(held):,} held out: wanted a batch of {batch} and one page; use a "
                              f"smaller --batch, or more pages")
+        held = held[:EVAL_PAGES]
+        self.held = held[np.argsort(self.size[held], kind="stable")]  # batches of a size have little PAD
+        self.words = np.minimum(self.size[self.train], length).mean()
 
     def pages(self, step):
         """in: step int; out: int64 (batch,), the numbers of its pages"""
