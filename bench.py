@@ -19,7 +19,7 @@
     python bench.py entities --data pages.jsonl      Superbloom, its baselines, neighbours (Tables 1 and 2)
     python bench.py depth --data pages.jsonl         one layer and many, hashed and not (Table 3)
     python bench.py coherent --data pages.jsonl      random and coherent maps (Table 7)
-    python bench.py beams --runs out/bloom-items     recall by beam width (Table 6), by frequency (Figure 3)
+    python bench.py beams --runs out/bloom-items     by beam width (Table 6), frequency (Figure 3); neighbours
     python bench.py evaluation     an evaluation of finetune.py beside the forward passes it is made of
     python bench.py tasks --runs out/*          the results of several fine-tunings in one table
     python bench.py readme         write the tables of README.md anew from results/
@@ -963,7 +963,7 @@ ENTITIES = dict(name=("model", "s"), parameters=("parameters", ","), table=("of 
 
 
 def bench_beams(args):
-    """Recall by beam width [SB Table 6] and, at B = 20, by how frequent the item is [SB Figure 3]."""
+    """Recall by beam width [SB Table 6], of B = 20 by how frequent the item is [SB Figure 3]; neighbours."""
     rows = []
     for folder in args.runs:
         reader = infer.Reader(folder)
@@ -1005,7 +1005,7 @@ def bench_beams(args):
         rows += [dict(name=f"{name}, links {10 * i} to {10 * i + 10} % by frequency",
                       **{"rec@1": float(top[decile == i].mean()) if (decile == i).any() else None})
                  for i in range(10)]
-    return rows
+    return rows + neighbours(args.data, args.cache)
 
 
 BEAMS = dict(name=("run, beam", "s"), **{f"rec@{k}": (f"rec@{k}", ".3f") for k in pretrain.RECALL},

@@ -2063,12 +2063,12 @@ def page_file(tmp_path_factory):
 
 @pytest.fixture
 def sets(page_file, tmp_path, tmp_path_factory):
-    """Flags of a short run over pages."""
+    """Flags of a short run over pages; --alpha first, then --data and --cache."""
     cache = tmp_path_factory.getbasetemp() / "cache"
 
     def flags(*more, out="sets", alpha=5):
-        more = (*(("--alpha", alpha) if alpha else ()), *more)
-        return ["--data", str(page_file), "--cache", str(cache), "--out", str(tmp_path / out), "--preset",
+        return ["--alpha", "5"][:2 * bool(alpha)] + [
+                "--data", str(page_file), "--cache", str(cache), "--out", str(tmp_path / out), "--preset",
                 "superbloom-small", "--layers", "1", "--width", "32", "--heads", "2", "--length", "7",
                 "--batch", "8", "--steps", "6", "--device", "cpu", "--dtype", "float32",
                 "--no-compile",
@@ -2315,7 +2315,7 @@ def test_superbloom_learns_which_names_go_together(sets, tmp_path, capsys):
     result = pretrain.main(sets("--steps", 700, "--lr", 3e-3, "--eval_every", 700, "--batch", 32,
                                 "--length", 9, "--layers", 2, "--width", 64))
     assert result["rec@10"] > 0.6 and result["rec@1"] < 0.5  # among 120; by chance 0.08
-    popularity, *_, walks = bench.neighbours(str(sets()[1]), str(sets()[3]), 9)
+    popularity, *_, walks = bench.neighbours(sets()[3], sets()[5], 9)
     assert popularity["rec@10"] < 0.2 and walks["rec@10"] > 0.8
     capsys.readouterr()
     infer.main(["--ckpt", str(tmp_path / "sets"), "--top_k", "3", "Miles  Davis [MASK]"])
@@ -2339,6 +2339,80 @@ def test_superbloom_learns_which_names_go_together(sets, tmp_path, capsys):
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["missing"][0]["items"] == [list(pair) for pair in best[0]["items"]] and "error" in second
     assert len(reader.neighbours("Miles Davis", 2)) == 2
+
+
+def test_bench_of_sets(sets, tmp_path, monkeypatch):
+    """Recall by beam width rises to that of the certain search; B = 20 is the run's own evaluation; the
+    deciles' mean is its rec@1."""
+    result = pretrain.main(sets("--steps", 100, "--eval_every", 100, "--lr", 3e-3))
+    args = types.SimpleNamespace(runs=[str(tmp_path / "sets")], data=sets()[3], cache=sets()[5])
+    rows = {row["name"]: row for row in bench.bench_beams(args)}
+    for key in ("rec@1", "rec@10", "rec@20"):
+        assert rows["sets, B 20"][key] == pytest.approx(result[key]), key
+        assert rows["sets, B 1"][key] <= rows["sets, until certified"][key] + 0.1
+    assert rows["sets, until certified"]["certified"] == 100
+    assert rows["sets, B 1"]["scored"] <= 10 < rows["sets, B 10"]["scored"] <= 120
+    deciles = [row["rec@1"] for name, row in rows.items() if "by frequency" in name]
+    assert len(deciles) == 10 and min(d for d in deciles if d is not None) <= result["rec@1"] <= max(
+        d for d in deciles if d is not None)
+    assert rows["co-occurrence: walks"]["rec@10"] > 0.8
+    with pytest.raises(InputError, match="trained on other pages"):
+        args.data = str(other_pages(tmp_path))
+        bench.bench_beams(args)
+
+
+def other_pages(tmp_path):
+    """Another file of pages."""
+    (tmp_path / "other.txt").write_text("a b\n" * 30)
+    return tmp_path / "other.txt"
+
+
+def test_neighbours_spelt_out(tmp_path):
+    """Given a, on pages {a b}, {a b c}: counts b 2, c 1; a walk gives b (1/2 + 1/3) / 2. Here by loops."""
+    rng = random.Random(2)
+    lines = [" ".join(rng.sample("abcdefghijklmnop", rng.randint(2, 6))) for _ in range(120)]
+    (tmp_path / "p.txt").write_text("\n".join(lines))
+    where = str(tmp_path / "p.txt"), str(tmp_path / "cache")
+    rows = {row["name"].split(": ")[-1]: row for row in bench.neighbours(*where)}
+    corpus = pretrain.Corpus(pretrain.prepare(where[0], "items", where[1]))
+    pages = pretrain.Pages(corpus, 32, 1, 99, 0)
+    ends = pages.first + pages.size
+    train = [set(corpus.ids[pages.first[i]:ends[i]].tolist()) for i in corpus.pages()[0]]
+    often = Counter(i for page in train for i in page)
+    ids, chance, _ = pages.held_out(slice(0, 12))
+    hits = Counter()
+    for row, asked in zip(ids.tolist(), chance[0].argmin(1).tolist()):
+        known = {i for k, i in enumerate(row) if k != asked and i != PAD}
+        score = {name: Counter() for name in rows}
+        for item in range(FIRST, FIRST + 16):
+            score["popularity"][item] = often[item]
+            for a in known:
+                both = [page for page in train if {a, item} <= page]
+                score["counts"][item] += len(both)
+                score["cosines"][item] += len(both) / math.sqrt(max(often[a] * often[item], 1))
+                score["walks"][item] += sum(1 / len(page) for page in both) / max(often[a], 1)
+        for name, found in score.items():
+            best = sorted((i for i in found if i not in known), key=lambda i: (-round(found[i], 9), i))
+            for k in (1, 10):
+                hits[name, k] += row[asked] in best[:k]
+    for name, row in rows.items():
+        for k in (1, 10):
+            ties = 1 if name == "cosines" else 0  # which rounding may break otherwise
+            assert abs(row[f"rec@{k}"] * 12 - hits[name, k]) < ties + 1e-6, name
+    assert len({row["rec@1"] for row in rows.values()}) > 1
+
+
+def test_same_size_is_the_largest_that_fits():
+    width = bench.same_size(14_109, 4)
+
+    def size(**changes):
+        with torch.device("meta"):
+            shape = model.PRESETS["superbloom-small"] | changes
+            return model.count_parameters(Model(Config(**shape)))["total"]
+
+    whole = size(rows=2 * (3_528 + 5))
+    row = dict(emb="lookup", head="mlm", rows=14_109 + 5)
+    assert size(**row, width=width, ffn=2 * width) <= whole < size(**row, width=width + 4, ffn=2 * width + 8)
 
 
 def test_sets_resume_exactly_and_two_ranks_are_one(sets, tmp_path):
