@@ -963,7 +963,7 @@ ENTITIES = dict(name=("model", "s"), parameters=("parameters", ","), table=("of 
 
 
 def bench_beams(args):
-    """Recall by beam width [SB Table 6], of B = 20 by how frequent the item is [SB Figure 3]; neighbours."""
+    """Recall by beam width [SB Table 6], by how frequent the item is [SB Figure 3]; neighbours."""
     rows = []
     for folder in args.runs:
         reader = infer.Reader(folder)
@@ -996,7 +996,7 @@ def bench_beams(args):
                              scored=scored.double().mean().item(),
                              **{f"rec@{k}": hit[:, :k].any(1).double().mean().item()
                                 for k in pretrain.RECALL}))
-            if beam == 20:
+            if beam is None:
                 top = hit[:, :1].any(1).numpy()
         # ten parts of the links, from the most frequent items to the rarest
         counts = corpus.counts[hashing.FIRST:][np.argsort(place[hashing.FIRST:], kind="stable")]

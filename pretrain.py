@@ -734,10 +734,10 @@ def loss_hash(model, inputs, labels):
     loss = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="sum") / net.m
     counts = torch.zeros(6, dtype=torch.int64, device=at.device)
     if not model.training:
-        logp = hash_logp(logits, net.bloom)
         left_out = given(model, inputs, at)
-        found, _, certified, _ = beam_search(logp, net.bloom, k=max(RECALL), beam=max(RECALL),
-                                             exclude=left_out if len(left_out) else None)
+        search = functools.partial(beam_search, hash_logp(logits, net.bloom), net.bloom, max(RECALL),
+                                   max(RECALL), exclude=left_out if len(left_out) else None)
+        found, (_, _, certified, _) = search(rounds=None)[0], search()
         hit = found == (items - FIRST).unsqueeze(1)  # (M, 20)
         right = (logits.argmax(-1) == codes).double().mean(1)  # (M,)
         counts = torch.stack([*(hit[:, :k].sum() for k in RECALL), certified.sum(), right.sum(),
@@ -746,11 +746,11 @@ def loss_hash(model, inputs, labels):
 
 
 def report_hash(counts):
-    """in: counts (6,): items among the best 1, 10, 20 of a beam of 20, certificates, items' shares of hashes
-         that are right, all
+    """in: counts (6,): items among the best 1, 10, 20; searches of which a first beam of 20 was certain;
+         items' shares of hashes that are right; all
 
-    out: recall over the whole vocabulary; the share of searches known to be exact; the share of hashes
-         whose likeliest row is right
+    out: recall over the whole vocabulary, every search taken on until it is certain; the share of those that
+         were with a beam of 20; the share of hashes whose likeliest row is right
     """
     n = max(float(counts[-1]), 1)
     recall = {f"rec@{k}": float(count) / n for k, count in zip(RECALL, counts)}
