@@ -516,22 +516,22 @@ class BloomMap:
             raise InputError(f"N {n_items}, alpha {alpha}, m {m}: wanted 1 or more of each")
         self.n_items, self.alpha, self.m, self.seed = n_items, alpha, m, seed
         self.buckets = R = -(-n_items // alpha)
-        if R ** (m - 1) < min(alpha, n_items):
+        if R ** (m - 1) < min(alpha, n_items):  # the items of a bucket must differ in the other maps
             self._impossible()
         self.given = orders is not None
         self.orders = (np.array(orders, np.int64) if self.given else
                        np.stack([random_order(n_items, seed, j) for j in range(m)]))  # (m, N)
-        # near the limit trading places finds nothing: deal the maps out instead
-        for j in range(1, m if not self.given and R ** (m - 1) < 4 * alpha else 1):
-            self._deal(j)
+        if not self.given and R ** (m - 1) < 4 * alpha:  # a quarter of all digests is taken, or more:
+            for j in range(1, m):  # trading places would go on for long, so the maps are dealt out
+                self._deal(j)
         self._trade()
-        self.digest = np.empty((m, n_items), np.int32).T  # (N, m), in memory map after map
+        self.digest = np.empty((m, n_items), np.int32).T  # (N, m), each map's column in one piece
         for j, order in enumerate(self.orders):
             self.digest[order, j] = np.arange(n_items) // alpha
         self.members = np.full((m, R * alpha), -1, np.int32)
         self.members[:, :n_items] = self.orders
         self.members = self.members.reshape(m, R, alpha)
-        del self.orders
+        del self.orders  # of use while the maps are made, and as large as they are
 
     def _impossible(self):
         most = max(int(self.n_items ** (1 - 1 / self.m)), 1)
@@ -551,7 +551,11 @@ class BloomMap:
         return cell
 
     def _trade(self):
-        """Items whose digest another has trade places in the last map, until there are none."""
+        """Items whose digest another has trade places in the last map, until there are none.
+
+        A partner's place is free of trouble with a chance of 3/4 or more (or the maps are dealt out), so that
+        a round leaves about a quarter of the offenders at most: two or three rounds do.
+        """
         last, place = self.orders[-1], np.empty(self.n_items, np.int64)
         for turn in range(100):
             cell = self._cells(self.m)
@@ -573,9 +577,11 @@ class BloomMap:
         self._impossible()
 
     def _deal(self, j):
-        """Map j by a rule that finds one if there is one (m = 2): Gale and Ryser's, ties at random.
+        """Map j, so that items alike so far go to different buckets, and every bucket fills up exactly.
 
-        Items that share the maps before it take the buckets with most room left, the largest groups first.
+        The largest group of items alike so far goes first, one item to each of the buckets with most room,
+        ties at random. For two maps this finds a map if there is one (it builds a 0/1 matrix with given row
+        and column sums, as the theorem of Gale and Ryser has it); for more it may give up near the limit.
         """
         cell, order = self._cells(j), random_order(self.n_items, self.seed, self.m, j)
         order = order[np.argsort(cell[order], kind="stable")]
@@ -929,6 +935,8 @@ def main(argv=None):
         for word, row in zip(words, bits):
             print(f"  {word:>12}  {''.join('.#'[b] for b in row[:64])}…  {int((row != bits[0]).sum()):3d}")
     print("MD5 modulo 50,000: ", dict(zip(words, md5_index(words, 50_000).tolist())))
+    for j, buckets in enumerate(BloomMap(9, 3).members):
+        print(f"Bloom map {j} of 9 items: ", " | ".join(" ".join(map(str, row)) for row in buckets))
 
 
 if __name__ == "__main__":

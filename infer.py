@@ -93,9 +93,11 @@ class Reader:
         if not self.config.order:
             for name in names:
                 if name not in self.encoder.table:
-                    like = ", or ".join(self.like(name))
+                    like = ["[MASK]"] if name.lower() == "[mask]" else self.like(name)
+                    like = ", or ".join(like)
                     raise InputError(f"{name!r} is none of the {len(self.encoder.words):,} items of this "
-                                     "model" + (f"; do you mean {like}?" if like else ""))
+                                     f"model{f'; do you mean {like}?' if like else ''}"
+                                     f"{'; names stand between spaces or tabs' if ',' in name else ''}")
 
     def like(self, name):
         """in: name str; out: list[str], at most three known names that look most like it, case aside"""
@@ -317,14 +319,21 @@ def show(result, text):
                       sys.stdout.isatty())
 
 
-def read_line(line, fields):
-    """in: line str of a file; fields: it is JSON, an object whose values are the texts; out: list[str]"""
+def read_line(line, fields, page=False):
+    """in: line str of a file; fields: it is JSON, an object whose values are the texts, or a list; page: a
+    set, whose names stand between tabs or spaces, or are the JSON's list; out: list[str], a page's as one
+    """
     if not fields:
-        return line.rstrip("\r\n").split("\t")
+        line = line.rstrip("\r\n")
+        return [line] if page else line.split("\t")
     try:
         row = json.loads(line)
     except ValueError as error:
         raise InputError(f"not JSON: {error}") from error
+    if page:
+        row = next((v for v in row.values() if isinstance(v, list)), row) if isinstance(row, dict) else row
+        if isinstance(row, list):
+            return ["\t".join(map(str, row)) + "\t"]  # a tab says that no name ends at a space
     row = list(row.values()) if isinstance(row, dict) else [row] if isinstance(row, str) else row
     if not isinstance(row, list) or not all(isinstance(text, str) for text in row):
         raise InputError(f"wanted texts, got {line[:60]!r}")
@@ -341,10 +350,8 @@ def answer_file(reader, path, k, near, beam=None):
             for i, line in enumerate(file, 1):
                 if line.strip():
                     try:
-                        texts = read_line(line, path.endswith(".jsonl"))
-                        if not reader.config.order:  # tabs stand between the names of one page
-                            texts = ["\t".join(texts)]
-                        result = dict(texts=texts) | look(reader, texts, k, near, beam)
+                        texts = read_line(line, path.endswith(".jsonl"), not reader.config.order)
+                        result = dict(line=i, texts=texts) | look(reader, texts, k, near, beam)
                     except (InputError, ConfigError) as error:  # one bad line does not end the file
                         result = dict(line=i, error=str(error))
                     print(json.dumps(result, ensure_ascii=False), flush=True)
@@ -371,8 +378,8 @@ def main(argv=None):
                    help="TEXT is a word: show the words nearest to it in the embedding")
     p.add_argument("--top_k", type=int, default=8, metavar="k", help="how many answers (default 8)")
     p.add_argument("--beam", type=int, metavar="B", help=(
-        "items by hash: look at the B likeliest tokens of each hash; None: at more and more, until it is "
-        "certain that no item scores more"))
+        "items by hash: look once at the B likeliest tokens of each hash; None: at k, 2 k, 4 k ..., until it "
+        "is certain that no item scores more"))
     p.add_argument("--device", default="cpu", metavar="NAME",
                    help="cpu or cuda (default cpu: one text is quick)")
     args = p.parse_args(argv)

@@ -109,8 +109,8 @@ class Config:
         if self.head == "mlm" and self.emb != "lookup":
             other = "--objective hash-mlm" if self.emb == "bloom" else "--objective sr" if self.order else (
                 "--emb bloom")
-            raise ConfigError(f"objective mlm predicts rows of a vocabulary, and emb {self.emb} has none: "
-                              f"possible are {other}, or --emb lookup")
+            raise ConfigError(f"objectives mlm and sampled predict rows of a vocabulary; emb {self.emb} has "
+                              f"none: possible are {other}, or --emb lookup")
         if self.head == "hash-mlm" and self.emb != "bloom":
             other = "--objective mlm" if self.emb == "lookup" else "--objective sr" if self.order else (
                 "--emb lookup")
@@ -291,8 +291,8 @@ class Model(nn.Module):
         """
         c, L = self.config, ids.shape[1]
         if L > c.length:
-            raise ConfigError(f"{L} positions, but the model has {c.length}: shorten the text, or train with "
-                              f"--length")
+            what = "positions" if c.order else "items"
+            raise ConfigError(f"{L} {what}, but the model has {c.length}: give fewer, or train with --length")
         x = self.embed(ids) + self.types.weight[0]
         if c.order:
             places = self.positions.weight[c.spare_positions:c.spare_positions + L]  # (L, d)
@@ -436,10 +436,28 @@ def _best(x, k):
 def hash_logp(logits, bloom_map):
     """in: logits float (P, m, rows) of head hash-mlm; out: (P, m, R), log-probabilities of each map's buckets
 
-    The softmax is over the whole table, so a position's R probabilities miss what it gives to other maps.
+    The softmax is over the whole table, so a position's R probabilities miss what it gives to other maps: the
+    same factor for all items, which leaves their order, and the certificate, as they are.
     """
     R, logp = bloom_map.buckets, logits.log_softmax(-1)
     return torch.stack([logp[:, j, j * R:(j + 1) * R] for j in range(bloom_map.m)], 1)
+
+
+def _among(token, beam, maybe, R):
+    """Which buckets are in the beam of their row: one binary search for all rows.
+
+    in:  token int64 (P, C); beam int64 (P, b); maybe bool (P, C), those worth a look; R, buckets
+    out: bool (P, C)
+    """
+    found = torch.zeros_like(maybe)
+    row, column = maybe.nonzero(as_tuple=True)
+    if len(row) and beam.shape[1]:
+        ranges = R * torch.arange(len(beam), device=beam.device)  # row r's buckets become r·R .. r·R + R-1
+        keys = (beam.sort().values + ranges.unsqueeze(1)).flatten()  # so that all are in order
+        key = token[row, column] + ranges[row]
+        place = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
+        found[row, column] = keys[place] == key
+    return found
 
 
 @torch.no_grad()
@@ -457,8 +475,11 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
 
     An item outside has in each map at most the B-th largest probability, so its score is at most that of
     these m thresholds: the certificate. Each item is scored once: in a later map only if no earlier map, and
-    in a later round only if no earlier round has reached it.
+    in a later round only if no earlier round has reached it. A beam that has grown to more items than there
+    are gives way to scoring all.
     """
+    if min(k, beam) < 1:
+        raise ConfigError(f"k {k}, beam {beam}: wanted 1 or more")
     gamma = SCORES.get(score, score)
     digest, members = (torch.from_numpy(a).to(logp.device) for a in (bloom_map.digest, bloom_map.members))
     P, m, R = logp.shape
@@ -467,24 +488,23 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     scores = torch.full((P, k), -torch.inf, dtype=logp.dtype, device=logp.device)
     certified = torch.zeros(P, dtype=torch.bool, device=logp.device)
     scored = torch.zeros(P, dtype=torch.int64, device=logp.device)
-    offsets = R * torch.arange(P, device=logp.device).unsqueeze(1)  # (P, 1)
     todo = torch.arange(P, device=logp.device)  # the positions without a certificate
     before = torch.empty(P, m, 0, dtype=torch.int64, device=logp.device)  # their buckets of earlier rounds
     while len(todo) and (rounds is None or turn < rounds):
         x = logp if not turn else logp[todo]
-        if turn and m * width * bloom_map.alpha >= N:  # the beam is as wide as the whole
+        if turn and m * width * bloom_map.alpha >= N:  # a beam that has grown as wide as the whole
             left_out = None if exclude is None else exclude[todo]
             ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score, left_out)
             certified[todo], scored[todo] = True, N
             break
         # subtle: a bucket of probability 0 must not tie with those that are through
         rest = x if not turn else x.clamp(min=torch.finfo(x.dtype).min).scatter(2, before, -torch.inf)
-        _, fresh = _best(rest, width - before.shape[2])  # (P, m, b)
-        values = x.gather(2, fresh)
-        tokens = torch.cat([before, fresh], 2)
-        every, each = [ids[todo]], [scores[todo]]
+        _, fresh = _best(rest, width - before.shape[2])  # (P, m, b), the buckets of this round: line 4
+        values, tokens = x.gather(2, fresh), torch.cat([before, fresh], 2)  # tokens (P, m, width): the beam
+        every, each = [ids[todo]], [scores[todo]]  # candidates and their scores, with the best so far
         for j in range(m):
-            items = members[j].index_select(0, fresh[:, j].flatten()).view(len(todo), -1)  # (P, C)
+            # line 5: the items of these buckets, (P, C), C = b·alpha, -1 where a bucket is short
+            items = members[j].index_select(0, fresh[:, j].flatten()).view(len(todo), -1)
             new, parts = items >= 0, []
             items = items.clamp(min=0).long()
             if exclude is not None:
@@ -495,21 +515,17 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
                     continue
                 token = digest[:, i].index_select(0, items.flatten()).view_as(items).long()
                 parts.append(x[:, i].gather(1, token))
+                # Scored already? By an earlier map in this round or before, by a later one in rounds before.
+                # What is in a beam has at least the beam's last probability: only those are looked up.
                 beam_i = (tokens if i < j else before)[:, i]
-                # has map i reached it too, an earlier map by now, a later one in rounds before? Few can have
-                row, column = (new & (parts[i] >= values[:, i, -1:])).nonzero(as_tuple=True)
-                if len(row) and beam_i.shape[1]:
-                    keys = (beam_i.sort().values + offsets[:len(todo)]).flatten()  # in order: a row, a range
-                    key = token[row, column] + offsets[row, 0]
-                    place = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
-                    new[row, column] = keys[place] != key
-            each.append(gamma(parts).masked_fill(~new, -torch.inf))
+                new &= ~_among(token, beam_i, new & (parts[i] >= values[:, i, -1:]), R)
+            each.append(gamma(parts).masked_fill(~new, -torch.inf))  # line 6
             every.append(items)
             scored[todo] += new.sum(1)
         best, place = torch.cat(each, 1).topk(k)
         ids[todo] = torch.cat(every, 1).gather(1, place).masked_fill(best == -torch.inf, -1)
         scores[todo] = best
-        # a beam of all buckets has reached every item
+        # line 7; fewer than k answers score -inf and are never sure, unless all buckets have been looked into
         sure = (best[:, -1] >= gamma(values[:, :, -1].unbind(1))) | (width == R)
         certified[todo] = sure
         todo, before, width, turn = todo[~sure], tokens[~sure], min(2 * width, R), turn + 1

@@ -159,6 +159,11 @@ def _column(part, row, pages, field):
             raise InputError(f"--data {part}: no column of text among {', '.join(row)}")
         return "text" if "text" in strings else strings[0]
     lists = [name for name, value in row.items() if isinstance(value, list)]
+    if field and "," in field:
+        columns = tuple(field.split(","))
+        if len(columns) != 2 or not set(columns) <= set(row):
+            raise InputError(f"--field {field}: wanted a page's column and an item's, of {', '.join(row)}")
+        return columns
     if field:
         if field not in row or not isinstance(row[field], (list, str, type(None))):
             raise InputError(f"--field {field}: no such list in {part}, but {', '.join(lists or row)}")
@@ -167,7 +172,7 @@ def _column(part, row, pages, field):
         return (lists or strings)[0]
     if len(row) != 2:
         raise InputError(f"--data {part}: wanted a list of items, or two columns, a page and an item, and "
-                         f"found {', '.join(row)}: --field may say which column has the items")
+                         f"found {', '.join(row)}: --field PAGE,ITEM says which two, --field LIST which list")
     return tuple(row)
 
 
@@ -448,8 +453,9 @@ class Pages:
         self.steps_per_epoch = len(self.train) // batch
         if not self.steps_per_epoch or not len(held):
             raise InputError(f"the corpus gives {len(self.train):,} pages with two items or more to train "
-                             f"on, and {len(held):,} held out: wanted a batch of {batch} and one page; use a "
-                             f"smaller --batch, or more pages")
+                             f"on, and {len(held):,} held out, of {len(self.size):,} pages in all: wanted a "
+                             f"batch of {batch} and one page. Names stand between tabs or spaces, a table "
+                             f"has a page and an item a row (--field); or a smaller --batch, or more pages")
         held = held[:EVAL_PAGES]
         self.held = held[np.argsort(self.size[held], kind="stable")]  # batches of a size have little PAD
         self.words = np.minimum(self.size[self.train], length).mean()
@@ -1043,19 +1049,26 @@ class Run:
             prior = np.bincount(ids, self.corpus.counts[FIRST:], FIRST + len(self.encoder.words))[FIRST:]
             prior = prior / prior.sum()
         knowing = entropy(prior)
-        bloom, kind = self.encoder.bloom, "words"
+        bloom, kind = self.encoder.bloom, "words" if c.order else "items"
         if a.objective == "hash-mlm":
             knowing = np.mean([entropy(np.bincount(column, prior)) for column in bloom.digest.T])
         if bloom:
             kind = f"{bloom.n_items:,} items in {bloom.m} maps of {bloom.buckets:,} buckets of {bloom.alpha}"
         replaced = f", {meta['replaced']:,} characters not UTF-8" if meta["replaced"] else ""
         hashed = "" if self.encoder.fixed else f" of {a.hash}"
+        pages = ""
+        if not c.order:
+            first = self.batches.read(self.batches.train[:1], np.zeros(1))[0, :5]
+            names = [self.encoder.words[i - FIRST] for i in self.remap.cpu()[first].tolist()]
+            pages = f"pages       {self.batches.words:.1f} items on average; one: {', '.join(names)}\n"
         print(f"model       {a.emb}{hashed}, split {a.split}, objective {a.objective}; {c.layers} layers, "
               f"width {c.width}, {c.heads} heads, length {c.length}\n"
               f"parameters  {counts['total']:,}; to embed {kind} {counts['embedding']:,} "
               f"(PoEP {100 * counts['poep']:.2f} %), specials {counts['specials']:,}\n"
-              f"corpus      {a.data}: {meta['words']:,} words, {meta['distinct']:,} distinct, "
+              f"corpus      {a.data}: {meta['words']:,} {'words' if c.order else 'items'}, "
+              f"{meta['distinct']:,} distinct, "
               f"{meta['documents']:,} documents{replaced}\n"
+              f"{pages}"
               f"batch       {a.batch} sequences = {self.world} ranks × {len(self.passes)} passes of "
               f"{self.micro} at most; {a.steps:,} steps = "
               f"{a.steps / self.batches.steps_per_epoch:.1f} epochs; "
@@ -1195,7 +1208,8 @@ def parser():
         "words as runs of letters or of signs; as what stands between spaces; pieces of a byte-level BPE; "
         "the commonest words and pairs of words, and pieces for the rest; items: pages are sets, no order; "
         "None: regex, with --emb lookup bpe, with --emb bloom items"))
-    g.add_argument("--field", metavar="NAME", help="of items: the column of lists; None: the first")
+    g.add_argument("--field", metavar="NAME", help=(
+        "of items: the column of lists, or of pairs both, PAGE,ITEM; None: the first list, or the two"))
     g.add_argument("--vocab", type=at_least(1), metavar="V", help=(
         "most pieces of a BPE, phrases, words of a lookup, or items (None: 50,000, a million, 50,000, all; "
         "or the preset's)"))
@@ -1235,7 +1249,8 @@ def parser():
         "Each of N items is m hash tokens, and alpha items share one: m N / alpha rows for all. [SB §3.2]\n"
         "The m tokens stay side by side, m positions an item; each predicts its hash, a search the item."))
     g.add_argument("--alpha", type=at_least(1), metavar="a", help=(
-        "items that share a token; a^m at most about N^(m-1) (None: 25, superbloom 50)"))
+        "items that share a token; of N items at most about the square root of N, with two hashes (None: 25, "
+        "superbloom 50)"))
     g.add_argument("--hashes", type=at_least(1), metavar="m", help="tokens of an item (None: 2)")
     g.add_argument("--coherent", type=at_least(0), metavar="n", help=(
         "of the m maps, so many put items together that stand on the same pages; the others are random "

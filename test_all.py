@@ -2107,6 +2107,10 @@ def test_pages_of_every_kind(tmp_path):
                              ("h.jsonl", '{"n": 1, "l": [[1], [2]]}\n', "a name or a number")):
         with pytest.raises(InputError, match=says):
             pages_in(tmp_path, name, text)
+    three = "order,date,sku\n1,x,30\n2,x,4\n1,y,7\n"
+    assert pages_in(tmp_path, "j.csv", three, field="order,sku") == [["30", "7"], ["4"]]
+    with pytest.raises(InputError, match="wanted a page's column and an item's"):
+        pages_in(tmp_path, "j.csv", three, field="order,day")
     with pytest.raises(InputError, match="no such list"):
         pages_in(tmp_path, "i.jsonl", '{"n": 1, "l": [1, 2]}\n', field="n")
 
@@ -2338,7 +2342,14 @@ def test_superbloom_learns_which_names_go_together(sets, tmp_path, capsys):
     capsys.readouterr()
     infer.main(["--ckpt", str(tmp_path / "sets"), "--file", str(tmp_path / "pages.txt"), "--top_k", "5"])
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
-    assert first["missing"][0]["items"] == [list(pair) for pair in best[0]["items"]] and "error" in second
+    assert first["missing"][0]["items"] == [list(pair) for pair in best[0]["items"]]
+    assert (first["line"], second["line"]) == (1, 2) and "error" in second
+    (tmp_path / "pages.jsonl").write_text('{"title": "t", "links": ["Miles Davis", "[MASK]"]}\n["a"]\n')
+    infer.main(["--ckpt", str(tmp_path / "sets"), "--file", str(tmp_path / "pages.jsonl"), "--top_k", "5"])
+    third, fourth = map(json.loads, capsys.readouterr().out.splitlines())
+    assert third["missing"] == first["missing"] and "'a' is none" in fourth["error"]
+    for text, hint in (("[mask]", "do you mean [MASK]?"), ("a,b [MASK]", "between spaces or tabs")):
+        refused(infer.main, ["--ckpt", str(tmp_path / "sets"), text], says=hint)
     assert len(reader.neighbours("Miles Davis", 2)) == 2
 
 
