@@ -3308,7 +3308,7 @@ def test_classify_and_answer_on_the_command_line(started, own, tmp_path, capsys,
     (tmp_path / "bad.jsonl").write_text('{"text": 3}\n{"text"\n5\n"a zebra"\n')
     infer.main([*where, "--file", str(tmp_path / "bad.jsonl")])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row.get("line") for row in rows] == [1, 2, 3, None] and rows[3]["labels"][0][0] == "up"
+    assert [row["line"] for row in rows] == [1, 2, 3, 4] and rows[3]["labels"][0][0] == "up"
     assert "wanted texts" in rows[0]["error"] and "not JSON" in rows[1]["error"]
     refused(infer.main, [*where, "a", "--file", str(tmp_path / "in.txt")], says="not both")
     refused(infer.main, [*where, "--file", str(tmp_path / "gone.txt")], says="gone.txt")
