@@ -3728,6 +3728,7 @@ def test_readme_commands_run(small, tmp_path, text_file, monkeypatch, capsys):
     for name in ("a.csv", "b.csv"):
         Path(name).write_text("title,body,topic\n" + "one two,three,five\na,b,six\n" * 9)
     Path("reviews.txt").write_text("a charming journey\n")
+    Path("baskets.txt").write_text("socket bind [MASK]\n")
     page = random.Random(0)
     names = ["socket", "bind", "listen", *words_like(30)]
     Path("pages.jsonl").write_text("".join(json.dumps(dict(links=page.sample(names, 5))) + "\n"
