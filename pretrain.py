@@ -1227,7 +1227,8 @@ def parser():
     g.add_argument("--features", type=at_least(1), default=50_000, metavar="F",
                    help="n-grams that count: the F commonest (lsh); more if there are more rows")
     g.add_argument("--key", help="secret of a keyed MD5; None: plain MD5")
-    g.add_argument("--hash_seed", type=at_least(0), default=0, metavar="S", help="of the hyperplanes (lsh)")
+    g.add_argument("--hash_seed", type=at_least(0), default=0, metavar="S",
+                   help="of the hyperplanes (lsh), of Bloom maps")
 
     g = p.add_argument_group("model", (
         "A post-LN transformer over the embedded words. [HF §4.2]\n"
@@ -1278,7 +1279,8 @@ def parser():
         "mlm: which word was hidden? Needs a vocabulary to choose from. [BERT §3.1] sampled: the same, out\n"
         "of a few thousand rows instead of all. hash-mlm: which hashes has the hidden item? [SB §2.4]"))
     g.add_argument("--objective", choices=tuple(OBJECTIVES), help=(
-        "None: sr, or the preset's; of items mlm; mlm and sampled go with --emb lookup, hash-mlm with bloom"))
+        "None: sr, or the preset's; of items mlm; mlm and sampled go with --emb lookup, hash-mlm with bloom. "
+        "Their evaluations say rec@k, how often what was hidden is among the k best of all"))
 
     g.add_argument("--mask", type=float, metavar="p", help=(
         "share of the words or items that are asked for (all but sr); None: 0.15, superbloom-small 0.4"))

@@ -1313,6 +1313,19 @@ def test_hashes_are_predicted_by_their_own_positions_from_the_tied_table():
     torch.testing.assert_close(net(ids, at=at, rows=rows), expected[..., rows])
 
 
+def test_ranked_logits_are_float32():
+    """In bfloat16 hundreds of items tie; training may have them so, an evaluation may not."""
+    net, _ = bloom_model()
+    ids, at = torch.randint(FIRST, FIRST + 53, (2, 7)), torch.tensor([2, 9])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert net(ids, at=at).dtype == torch.float32
+        hidden = net.head.norm(F.gelu(net.head.transform(net.encode(ids).view(14, 2, 12)[at]))).float()
+        assert net.train()(ids, at=at).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        out = net.eval()(ids, at=at)
+    torch.testing.assert_close(out, hidden @ net.embedding.weight.T + net.head.bias, rtol=1e-6, atol=1e-6)
+
+
 def test_relu_is_the_papers_and_gelu_the_others():
     net, _ = bloom_model(layers=1)
     layer, x = net.layers[0], torch.randn(1, 4, 12)
@@ -2159,6 +2172,31 @@ def test_pages_are_cut_into_segments(page_file, tmp_path_factory):
     assert all((a[:len(b)] == b).all() for a, b in zip(ids, few))
 
 
+def test_coherent_maps_know_nothing_of_held_out_pages(sets, monkeypatch):
+    seen, make = [], hashing.coherent_map
+    monkeypatch.setattr(hashing, "coherent_map", lambda items, sizes, *a, **k: seen.append((items, sizes)) or
+                        make(items, sizes, *a, **k))
+    run = pretrain.Run(pretrain.parser().parse_args(sets("--coherent", 2, "--hash_seed", 77)))
+    [(items, sizes)] = seen
+    train, held = run.corpus.pages()
+    assert len(sizes) == len(train) == 360
+    corpus, offsets = run.corpus, np.load(Path(run.corpus.folder) / "offsets.npy")
+    words = corpus.words()
+    for number, (page, size) in enumerate(zip(np.split(items, np.cumsum(sizes)[:-1]), sizes)):
+        start = offsets[train[number]]
+        names = [words[i - FIRST] for i in corpus.ids[start:start + size]]
+        assert [run.encoder.words[i] for i in page] == names
+
+
+def test_copied_functions_count_once(tmp_path, monkeypatch):
+    """The same names in another order are the same page."""
+    for name, body in (("a", "return x + y"), ("b", "return y - x"), ("c", "return x * z")):
+        (tmp_path / f"{name}.py").write_text(f"def f():\n    {body}\n")
+    monkeypatch.setattr(hashing, "python_files", lambda: {n: str(tmp_path / f"{n}.py") for n in "abc"})
+    folder = pretrain.prepare("python-names", "items", str(tmp_path / "cache"))
+    assert pretrain.Corpus(folder).meta["documents"] == 2
+
+
 def test_pages_of_a_smaller_vocabulary(sets, page_file):
     """--vocab 30: of each page the thirty commonest items are left, also to be asked for, and no special."""
     run = pretrain.Run(pretrain.parser().parse_args(sets("--vocab", 30)))
@@ -2282,6 +2320,7 @@ def test_sampled_softmax_is_unbiased():
 
     net = tiny_model(emb="lookup", head="mlm", rows=n + 5)
     net.embedding.weight.data *= 30
+    net.head.bias.data[5 + 2] = 5  # a likely answer, which is often drawn: counted twice it would show
     net.set_codes(torch.tensor([[0], [1], [2], [3], [4], [3], *[[FIRST - 1 + i] for i in range(n)]]))
     inputs, labels = torch.tensor([[FIRST, MASK, FIRST + 3]]), torch.tensor([[-100, FIRST + 2, -100]])
     exact, counts = pretrain.loss_sampled(net, inputs, labels)  # in evaluation: exact
@@ -2336,6 +2375,8 @@ def test_superbloom_learns_which_names_go_together(sets, tmp_path, capsys):
     ids, scores = infer.exhaustive(model.hash_logp(logits, reader.encoder.bloom), reader.encoder.bloom, 5,
                                    exclude=torch.tensor([[reader.encoder.words.index("Miles Davis")]]))
     assert [name for name, _ in best[0]["items"]] == [reader.encoder.words[i] for i in ids[0].tolist()]
+    every = [name for name, _ in reader.complete("Miles Davis [MASK]", 999)[0]["items"]]
+    assert sorted([*every, "Miles Davis"]) == sorted(reader.encoder.words)  # all but what stands there
     [one] = reader.complete("Miles Davis [MASK]", 5, beam=1)
     assert one["scored"] <= 10 < best[0]["scored"]
     (tmp_path / "pages.txt").write_text("Miles Davis\t[MASK]\nnobody [MASK]\n")
