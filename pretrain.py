@@ -260,7 +260,7 @@ def prepare(data, split, cache, pieces=50_000, quiet=False, field=None):
     return once(path, lambda folder: _prepare(folder, data, split, pieces, quiet, field))
 
 
-def _prepare(folder, data, split, pieces, quiet, field):
+def _prepare(folder, data, split, pieces, quiet, field=None):
     os.mkdir(folder)
     ids_path, bpe = os.path.join(folder, "ids.bin"), None
     read = functools.partial(tasks_of, data, split == "items", field)

@@ -3669,6 +3669,42 @@ def test_prose_on_hashed_attention_follows_the_results():
             f"{min(r['mass'] for r in two):.0f} to {max(r['mass'] for r in two):.0f} % of the mass") in text
 
 
+def test_prose_on_sets_follows_the_results():
+    """What the README says of Superbloom in words has the numbers of results/*.json."""
+    def rows(name):
+        with open(HERE / "results" / f"{name}.json") as file:
+            return {row["name"]: row for row in json.load(file)["rows"]}
+
+    text = " ".join((HERE / "README.md").read_text(encoding="utf-8").split())
+    wiki, names, depth, maps = (rows(n) for n in ("simplewiki", "beams", "depth", "coherent"))
+    [same] = [row for name, row in wiki.items() if "as many parameters" in name]
+    walks = "co-occurrence: walks"
+
+    def percent(row, key="rec@10"):
+        return f"{100 * row[key]:.1f}"
+
+    one, six = "1 layer", "6 layers"
+    row, both = "a row for each", [maps[f"{n} of 2 maps coherent"] for n in (0, 1, 2)]
+    claims = [
+        f"{percent(wiki['superbloom'])} % for Superbloom, {percent(same)} for a row for each item with as "
+        f"many parameters, {percent(wiki[walks])} for walks, "
+        f"{percent(wiki['co-occurrence: counts'])} for counts",
+        f"{percent(names['bloom-items, until certified'])} % against {percent(names['popularity'])} for "
+        f"popularity, {percent(names['co-occurrence: counts'])} for counts, "
+        f"{percent(names['co-occurrence: cosines'])} for cosines and {percent(names[walks])} for walks",
+        f"from {percent(depth[f'superbloom, {one}'])} to {percent(depth[f'superbloom, {six}'])} % hashed, "
+        f"from {percent(depth[f'{row}, {one}'])} to {percent(depth[f'{row}, {six}'])} % not",
+        "hashes right " + ", ".join(percent(found, "hashes_right") for found in both),
+        "items (rec@1) " + ", ".join(percent(found, "rec@1") for found in both)]
+    for claim in claims:
+        assert claim in text, claim
+    speed = rows("bloom")
+    at50 = [row for name, row in speed.items() if name.startswith("alpha 50")]
+    assert min(row["ratio"] for row in at50) > 300 and max(row["beam"] for row in at50) < 1
+    assert speed["alpha 50, peaked"]["ratio_sure"] > 30
+    assert all(row["exact"] == "True" for row in speed.values())
+
+
 def test_many_words_are_distinct():
     words = [w for part in bench.many_words(30_011, 9_999) for w in part]
     assert len(set(words)) == len(words) == 30_011
