@@ -303,8 +303,8 @@ def show(result, text):
         for piece, p in best:
             print(f"  {piece.replace('Ġ', ' '):>16}   {p:6.1%}")
     for i, found in enumerate(result.get("missing", []), 1):
-        how = "" if found["certified"] else "not "
-        how += "certified: no other scores more" if not how else "certified: a wider --beam may find better"
+        sure = found["certified"]
+        how = "certified: no other scores more" if sure else "not certified: a wider --beam may find better"
         print(f"[MASK] {i}   {found['scored']:,} of {found['total']:,} items scored, {how}")
         for name, score in found["items"]:
             print(f"  {score:8.2f}   {name.replace('Ġ', ' ')}")

@@ -1086,7 +1086,7 @@ class Run:
         if self.config.order:
             return EXAMPLES[objective]
         names = [name for name in SOCKETS if name in self.encoder.table]
-        return "\t".join([*(names if len(names) == len(SOCKETS) else words[:2]), "[MASK]"])
+        return " ".join([*(names if len(names) == len(SOCKETS) else words[:2]), "[MASK]"])
 
     def fit(self, stopped):
         """Train to the last step, or until told to.
