@@ -1093,7 +1093,6 @@ BENCHES = {"counts": (counts, COUNTS), "hashing": (bench_hashing, HASHING),
            "embeddings": (bench_embeddings, EMBEDDINGS), "kernel": (bench_kernel, KERNEL),
            "attention": (bench_attention, ATTENTION), "flops": (bench_flops, FLOPS),
            "steps": (bench_steps, STEPS), "trained": (bench_trained, TRAINED),
-          
            "train": (bench_train, TRAIN), "words": (bench_words, WORDS),
            "variants": (bench_variants, VARIANT_COLUMNS), "evaluation": (bench_evaluation, EVALUATION),
            "twins": (bench_twins, TWIN_COLUMNS), "tasks": (bench_tasks, TASKS),

@@ -206,7 +206,7 @@ class MaskedLMHead(nn.Module):
         if rows is not None:
             table, bias = table[rows], bias[rows]
         x = self.norm(F.gelu(self.transform(x)))
-        # subtle: in bfloat16 two of five items would tie with another, and recall would hang on their order
+        # subtle: in bfloat16 many items tie with others, and recall would hang on the order of equals
         exact = not self.training
         with torch.autocast(x.device.type, enabled=not exact and torch.is_autocast_enabled(x.device.type)):
             return F.linear(x.float() if exact else x, table, bias)
@@ -436,8 +436,8 @@ def _best(x, k):
 def hash_logp(logits, bloom_map):
     """in: logits float (P, m, rows) of head hash-mlm; out: (P, m, R), log-probabilities of each map's buckets
 
-    The softmax is over the whole table, so a position's R probabilities miss what it gives to other maps: the
-    same factor for all items, which leaves their order, and the certificate, as they are.
+    The softmax is over the whole table, so a position's R probabilities miss what it gives to other maps.
+    That is one factor a map: it changes no order by sums of logarithms, but may change one by min or max.
     """
     R, logp = bloom_map.buckets, logits.log_softmax(-1)
     return torch.stack([logp[:, j, j * R:(j + 1) * R] for j in range(bloom_map.m)], 1)

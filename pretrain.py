@@ -799,7 +799,7 @@ def resolve(args, world):
     elif args.mask is not None:
         raise InputError("--mask is of the objectives that hide words, not of sr")
     if args.vocab is None and not sets:  # of sets all items
-        args.vocab = (shape["rows"] - (FIRST - 1) if args.preset == "bert-lsh" else
+        args.vocab = (shape["rows"] - (FIRST - 1) if {"emb", "rows"} <= shape.keys() else
                       1_000_000 if args.split == "phrases" else 50_000)
     for name in ("batch", "micro", "steps"):
         setattr(args, name, recipe[name] if getattr(args, name) is None else getattr(args, name))
@@ -1270,7 +1270,7 @@ def parser():
         "None: zero"))
     g.add_argument("--lsh_pairs", choices=("upper", "all"), help=(
         "upper: one score for (i, j) and (j, i), that of i <= j, as in the paper; all: one for each; "
-        "None: upper"))
+        "None: upper, of sets, which have no order, all"))
     g.add_argument("--lsh_redraw", action=argparse.BooleanOptionalAction,
                    help="new planes for every step of training, as the authors' code; None: no")
 
