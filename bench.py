@@ -934,6 +934,7 @@ def bench_entities(args):
     lookup, sampled = ["--emb", "lookup"], ["--objective", "sampled"]
     small = [*lookup, "--width", width, "--ffn", 2 * width]
     variants = {"superbloom": ["--alpha", args.alpha],
+                "superbloom, 1 of 2 maps coherent": ["--alpha", args.alpha, "--coherent", 1],
                 f"{row}, as many parameters (d {width}), sampled": small + sampled}
     if corpus.meta["distinct"] < 20_000:  # of more items a full softmax, or a table so wide, takes hours here
         variants |= {f"{row}, as many parameters (d {width})": small,

@@ -77,7 +77,7 @@ RECIPES = {
     "median": dict(batch=128, micro=32, steps=100_000, lr=2e-4, lr_mlm=2e-4, warmup=5_000, beta2=0.999),
     "hashformer": dict(batch=128, micro=16, steps=500_000, lr=5e-5, lr_mlm=1e-4, warmup=10_000,
                        beta2=0.9999),  # [HF Table 4]
-    "superbloom-small": dict(batch=64, micro=16, steps=6_000, lr=1e-3, lr_mlm=1e-3, warmup=300, beta2=0.999,
+    "superbloom-small": dict(batch=64, micro=16, steps=6_000, lr=2e-3, lr_mlm=2e-3, warmup=300, beta2=0.999,
                              mask=0.40),
     "superbloom": dict(batch=1024, micro=64, steps=1_000_000, lr=1e-4, lr_mlm=1e-4, warmup=10_000,
                        beta2=0.999, alpha=50),  # [SB §3.2]
