@@ -1,14 +1,18 @@
 """Codes to vectors: one module per way to embed a word that is known by its hash alone.
 
 Sources   [HF] Xue & Aletras 2022, HashFormers   [SB] Superbloom, ICLR 2020 submission
+          [CM] Median is all you need, a proposal   [SV] Svenstrup et al. 2017, Hash Embeddings
 Map       [HF §3.1] HashEmbedding   [HF §3.4 eq.1] PoolEmbedding   [HF §3.4 eq.2] AddEmbedding
           [HF §3.4 eq.3] ProjEmbedding   [HF App. B eq.11] LinearEmbedding   [SB §2.1] BloomEmbedding
+          [CM] SketchEmbedding   [SV §3] WeightedEmbedding
 Not here  where the codes come from (hashing.py); the rows of [CLS], [MASK] ... (model.py).
 Departs   1. Every module computes the paper's function in a form that costs one matrix product or one gather;
              the literal forms stand in the tests as oracles.
           2. No dropout inside (the authors' code has some in Pool; the paper has none).
+          3. The importance of a word in WeightedEmbedding starts as normal(0, 1), not normal(0, 0.0005): a
+             word that starts ten thousand times smaller than its place in the sentence is not heard.
 Letters   B batch   L positions   C numbers a word   d width   T bits   k bits a chunk   J chunks   N rows
-          m hashes an item
+          m hashes an item   K rows of importance; of a sketch, k hash functions with R rows each
 Try       python embeddings.py
 
 Every module: codes (..., C) -> vectors (..., d), Bloom m vectors an item; weights start as normal(0, 0.02),
@@ -77,8 +81,8 @@ class PoolEmbedding(nn.Module):
         rows = self.codebook.shape[0]
         tables = self.weight.softmax(0).unsqueeze(1) * self.codebook  # (J, 2^k, d)
         offsets = torch.arange(0, self.chunks * rows, rows, dtype=torch.int32, device=codes.device)
-        bags = (codes.int() + offsets).flatten(0, -2)  # (words, J), chunk j looks into table j
-        return F.embedding_bag(bags, tables.flatten(0, 1), mode="sum").unflatten(0, codes.shape[:-1])
+        bags = (codes.int() + offsets).reshape(-1, self.chunks)  # (words, J), chunk j looks into table j
+        return F.embedding_bag(bags, tables.flatten(0, 1), mode="sum").view(*codes.shape[:-1], -1)
 
 
 class AddEmbedding(nn.Module):
@@ -147,6 +151,119 @@ class BloomEmbedding(LookupEmbedding):
         return F.embedding(codes.flatten(1).int(), self.weight)
 
 
+class SketchEmbedding(nn.Module):
+    """Count-median sketch: a word has a row in each of k blocks; coordinate by coordinate their median. [CM]
+
+        rows of a word (k 3, d 2)    (1, 7)  (2, -9)  (900, 8)        median (2, 7)    mean (301, 2)
+
+    A row that other words have pulled far away moves the mean, and the median at most to its neighbour. For
+    each coordinate one row gets the gradient. k is odd: of an even number there is no middle one.
+    """
+
+    def __init__(self, hashes, rows, width, agg="median"):
+        """in: hashes k, odd; rows R of each block; width d; agg "median" or "mean" """
+        super().__init__()
+        if hashes % 2 == 0:
+            raise ValueError(f"a sketch of k = {hashes} hash functions: wanted an odd number, whose median "
+                             f"is one of the rows")
+        if agg not in ("median", "mean"):
+            raise ValueError(f"unknown aggregation {agg!r}: wanted median or mean")
+        self.hashes, self.rows, self.agg = hashes, rows, agg
+        self.weight = nn.Parameter(init_(torch.empty(hashes * rows, width)))  # (k·R, d), block after block
+
+    def forward(self, codes):
+        """in: codes integer (..., k), each in 0 .. R-1; out: (..., d)"""
+        blocks = torch.arange(0, len(self.weight), self.rows, dtype=torch.int32, device=codes.device)
+        rows = (codes.int() + blocks).reshape(-1, self.hashes)  # (words, k)
+        if self.agg == "mean":
+            out = F.embedding_bag(rows, self.weight, mode="mean")
+        else:
+            out = RowMedian.apply(self.weight, rows)
+        return out.view(*codes.shape[:-1], -1)
+
+
+class RowMedian(torch.autograd.Function):
+    """The element-wise median of k rows of a table, by comparisons of whole rows; k odd. [CM]
+
+    Minimum and maximum of two rows are vector instructions, a sort of five numbers is not. Some words at a
+    time, so that their rows stay in the processor's cache.
+    """
+
+    AT_ONCE = 2**15  # numbers of one hash function's rows
+
+    @staticmethod
+    def forward(ctx, table, rows):
+        """in: table (N, d); rows integer (M, k); out: (M, d)"""
+        M, k = rows.shape
+        out = table.new_empty(M, table.shape[1])
+        chosen = torch.empty(out.shape, dtype=torch.uint8, device=out.device)
+        step = max(M if table.is_cuda else RowMedian.AT_ONCE // table.shape[1], 1)
+        for start in range(0, M, step):
+            part = slice(start, start + step)
+            x = table.index_select(0, rows[part].T.flatten())
+            x = x.unflatten(0, (k, -1)).unbind()  # k times (step, d)
+            middle = out[part] = median(x)
+            # whose number is it? Of equal ones the first row's: count the rows before it
+            before = x[0] != middle
+            count = before.byte()
+            for row in x[1:-1]:
+                before = before & (row != middle)
+                count += before.view(torch.uint8)
+            chosen[part] = count
+        ctx.save_for_backward(rows, chosen)
+        ctx.table = table.shape
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """in: gradient (M, d); out: that of the table: each number of it goes to the row it came from"""
+        (rows, chosen), (N, d) = ctx.saved_tensors, ctx.table
+        places = rows.long().gather(1, chosen.long()) * d + torch.arange(d, device=rows.device)
+        table = gradient.new_zeros(N * d).index_add_(0, places.flatten(), gradient.flatten())
+        return table.view(N, d), None
+
+
+def median(rows):
+    """in: list of k tensors of a shape, k odd; out: their element-wise median, by comparisons alone
+
+    Of k // 2 + 2 numbers neither the least nor the greatest is the median of all k: forget both, take in the
+    next, until one is left.
+    """
+    kept, rest = list(rows[:len(rows) // 2 + 2]), list(rows[len(rows) // 2 + 2:])
+    while len(kept) > 1:
+        least, greatest, middle = torch.minimum(*kept[:2]), torch.maximum(*kept[:2]), []
+        for x in kept[2:-1]:
+            x, least = torch.maximum(x, least), torch.minimum(x, least)
+            middle.append(torch.minimum(x, greatest))
+            greatest = torch.maximum(x, greatest)
+        middle.append(torch.minimum(torch.maximum(kept[-1], least), greatest))
+        kept, rest = middle + rest[:1], rest[1:]
+    return kept[0]
+
+
+class WeightedEmbedding(nn.Module):
+    """Hash embeddings: k rows of a shared pool, each times the word's importance for it, and summed. [SV §3]
+
+        e = Σ_j p_j · row_j        p: a row of the table of importance, which words share by another hash
+
+    With `append` the k weights themselves are the vector's last numbers.
+    """
+
+    def __init__(self, hashes, rows, importance, width, append=False):
+        """in: hashes k; rows N of the pool; importance K, rows of the table of weights; width d; append"""
+        super().__init__()
+        self.append = append
+        self.weight = nn.Parameter(init_(torch.empty(rows, width - hashes * append)))  # (N, d), or (N, d - k)
+        self.importance = nn.Parameter(init_(torch.empty(importance, hashes), std=1.0))  # (K, k)
+
+    def forward(self, codes):
+        """in: codes integer (..., k + 1), rows of the pool, then one of importance; out: (..., d)"""
+        rows, weights = codes.reshape(-1, codes.shape[-1]).int().split([codes.shape[-1] - 1, 1], -1)
+        p = F.embedding(weights.squeeze(-1), self.importance)  # (words, k)
+        e = F.embedding_bag(rows, self.weight, mode="sum", per_sample_weights=p)
+        return (torch.cat([e, p], -1) if self.append else e).view(*codes.shape[:-1], -1)
+
+
 def main(argv=None):
     """Embed three random words each way, and show shapes, parameters and the spread of the vectors."""
     torch.manual_seed(0)
@@ -157,15 +274,18 @@ def main(argv=None):
         "pool, 13 chunks": (PoolEmbedding(128, 10, 768), torch.randint(0, 256, (3, 13))),
         "add, 128 bits": (AddEmbedding(128, 768), bits),
         "proj, 128 bits": (ProjEmbedding(128, 768), bits),
+        "median, 5 of 500 rows": (SketchEmbedding(5, 500, 768), torch.randint(0, 500, (3, 5))),
+        "mean, 5 of 500 rows": (SketchEmbedding(5, 500, 768, "mean"), torch.randint(0, 500, (3, 5))),
+        "weighted, 2 of 1,038": (WeightedEmbedding(2, 1_038, 10_000, 768), torch.randint(0, 1_038, (3, 3))),
         "linear, 420 bits": (LinearEmbedding(420, 768), torch.randint(0, 2, (3, 420))),
         "bloom, 2 of 211,286": (BloomEmbedding(211_286, 768), torch.randint(0, 211_286, (1, 3, 2))),
     }
-    print(f"{'':>20}  {'codes':>8}  {'vectors':>8}  {'parameters':>11}  std at the start")
+    print(f"{'':>22}  {'codes':>8}  {'vectors':>8}  {'parameters':>11}  std at the start")
     for name, (module, codes) in cases.items():
         vectors = module(codes)
         count = sum(p.numel() for p in module.parameters())
         shapes = ["×".join(map(str, t.shape)) for t in (codes, vectors)]
-        print(f"{name:>20}  {shapes[0]:>8}  {shapes[1]:>8}  {count:11,}  {vectors.std():.4f}")
+        print(f"{name:>22}  {shapes[0]:>8}  {shapes[1]:>8}  {count:11,}  {vectors.std():.4f}")
 
 
 if __name__ == "__main__":

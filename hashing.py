@@ -1,9 +1,11 @@
-"""Words and items to integers: MD5, locality-sensitive hashes of n-grams, Bloom maps, BPE, phrases.
+"""Words and items to integers: MD5, sketches, LSH of n-grams, Bloom maps, BPE, phrases.
 
 Sources   [HF] Xue & Aletras 2022, HashFormers: Towards Vocabulary-independent Pre-trained Transformers
           [SB] Superbloom: Bloom filter meets Transformer, ICLR 2020 submission
+          [CM] Median is all you need, a proposal
 Map       [HF §3.2] md5_digests   [HF §3.3] NgramLSH   [HF §3.4] bits_to_chunks   [HF §3.5] NgramLSH.bits
           [SB §3.2] BloomMap   [SB App. D] coherent_map   [SB §4] Phrases
+          [CM] sketch_index
 Not here  hashing of *vectors*: attention by buckets shares only the name. Nothing here imports torch.
 Departs   1. A word is a run of letters or a run of signs, lower-cased ("regex"); the paper's text says white
              space ("space"). Both are offered.
@@ -44,6 +46,8 @@ FORMS = {
     "chunks": "ceil(T/k) numbers of k bits each (pool)",
     "bits": "T bits, packed into ceil(T/8) bytes, most significant bit first (add, proj, linear)",
     "digest": "m numbers: the item's rows in one table, a range of its own for each hash (bloom)",
+    "sketch": "k numbers: a row in the block of each hash function (mean, median)",
+    "weighted": "k + 1 numbers: k rows of N, and a row of the table of weights (weighted)",
 }
 
 
@@ -270,6 +274,45 @@ def md5_index(words, n, key=None):
     # 2**64 mod n without a 65-bit number; no product below exceeds n * n <= 2**64
     carry = (np.uint64(2**64 - 1) % n + np.uint64(1)) % n
     return (((high % n) * carry % n + low % n) % n).astype(np.int64)
+
+
+def sketch_index(words, k, rows, seed=0):
+    """k independent hash functions of a word: disjoint slices of eight bytes of its digests. [CM]
+
+    in:  words list[str]; k int; rows R, 1 .. 2**32; seed int, 0: plain MD5, else keyed with it
+    out: int64 (V, k), each in 0 .. R-1        play -> 409, 489, 306, 104, 165 of 500
+
+    Not h(x) = x · prime_j mod R: two numbers that are equal modulo R collide under every such function.
+    """
+    if k < 1 or not 0 < rows <= 1 << 32:
+        raise InputError(f"k {k} hash functions of R {rows:,} rows: wanted 1 or more, and 1 .. 2**32")
+    digests = md5_digests(words, -(-k // 2), f"sketch {seed}" if seed else None)
+    return (digests.view(">u8")[:, :k] % np.uint64(rows)).astype(np.int64)
+
+
+class SketchMap:
+    """Words by their sketch: what BloomMap is to items, for any list of words. [CM]
+
+    Two words may share all k buckets, about V² / 2 R^k pairs; they score the same.
+    """
+
+    def __init__(self, words, k, rows, seed=0):
+        """in: as sketch_index
+
+        attributes: as BloomMap: digest int32 (V, k); members int32 (k, R, alpha), -1 where empty; n_items V;
+        m k; buckets R; alpha, the most words in a bucket
+        """
+        self.n_items, self.m, self.buckets = len(words), k, rows
+        index = sketch_index(words, k, rows, seed)
+        self.digest = index.astype(np.int32)
+        cell = index + rows * np.arange(k)  # (V, k): bucket and hash function in one number
+        sizes = np.bincount(cell.ravel(), minlength=k * rows)
+        self.alpha = int(sizes.max())
+        order = np.argsort(cell.T.ravel(), kind="stable")  # map by map, bucket by bucket
+        place = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within its bucket
+        self.members = np.full((k * rows, self.alpha), -1, np.int32)
+        self.members[cell.T.ravel()[order], place] = order % max(len(words), 1)
+        self.members = self.members.reshape(k, rows, self.alpha)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -728,10 +771,11 @@ class Encoder:
     """
 
     def __init__(self, form, hash="md5", split="regex", bits=128, chunk=10, rows=50_260, key=None, lsh=None,
-                 bpe=None, vocabulary=None, bloom=None):
+                 bpe=None, vocabulary=None, bloom=None, sketch=None):
         """in: form of FORMS; hash "md5" or "lsh"; split one of SPLITS; bits T; chunk k; rows N; key str or
         None; lsh NgramLSH for "lsh"; bpe BPE for "bpe", Phrases for "phrases"; vocabulary list[str] for forms
-        "row" and "digest"; bloom BloomMap of the vocabulary for "digest"
+        "row" and "digest"; bloom BloomMap of the vocabulary for "digest"; sketch (k, R, seed) for "sketch",
+        (k, R, seed, weights) for "weighted", and of other forms for words that are to be predicted
         """
         if form not in FORMS:
             raise InputError(f"unknown form of codes: {form!r}; the forms are {', '.join(FORMS)}")
@@ -740,6 +784,7 @@ class Encoder:
         self.form, self.hash, self.split_how = form, hash, split
         self.bits, self.chunk, self.rows, self.key = bits, chunk, rows, key
         self.lsh, self.bpe, self.vocabulary, self.bloom = lsh, bpe, vocabulary, bloom
+        self.sketch = sketch and tuple(sketch)
         self.words, self.table = [], {}  # the words of ids FIRST, FIRST + 1, ..., and the way back
         self.done, self.most = None, None  # codes computed so far; words of the longest name
         self.fixed = form in ("row", "digest")
@@ -781,10 +826,17 @@ class Encoder:
 
         in:  words list[str]
         out: (V, C): "row" and "index" int32 (V, 1), "chunks" int16 (V, ceil(T/k)),
-             "bits" uint8 (V, ceil(T/8)), packed; "digest" int32 (V, m)
+             "bits" uint8 (V, ceil(T/8)), packed; "digest" int32 (V, m); "sketch" int32 (V, k), "weighted"
+             int32 (V, k + 1)
         """
         if self.form == "digest":
             return self.codes()[self.ids(words)]
+        if self.form == "sketch":
+            return self.targets(words)
+        if self.form == "weighted":
+            k, _, seed, weights = self.sketch
+            weight = sketch_index(words, k + 1, weights, seed)[:, k:]  # a slice that the rows do not use
+            return np.concatenate([sketch_index(words, k, self.rows, seed), weight], 1).astype(np.int32)
         if self.form == "row":  # rows 0..4 are the specials' (WORD has none: free rows need no shared one)
             ids = self.ids(words)[:, None]
             return ids - (ids >= FIRST)
@@ -796,6 +848,10 @@ class Encoder:
             return md5_digests(words, -(-self.bits // 128), self.key)[:, :-(-self.bits // 8)]
         bits = self.lsh.bits(words, self.bits) if self.hash == "lsh" else md5_bits(words, self.bits, self.key)
         return bits_to_chunks(bits, self.chunk) if self.form == "chunks" else np.packbits(bits, axis=1)
+
+    def targets(self, words):
+        """in: words list[str]; out: int32 (V, k), the buckets that a model with head hash-mlm predicts"""
+        return sketch_index(words, *self.sketch[:3]).astype(np.int32)
 
     def special_codes(self):
         """Codes of ids 0 .. FIRST-1: (FIRST, C), dtype as hash_words; zeros, or rows in a fixed table."""
@@ -824,7 +880,8 @@ class Encoder:
         lsh = self.lsh and dict(grams=self.lsh.grams, features=self.lsh.features, seed=self.lsh.seed)
         return dict(form=self.form, hash=self.hash, split=self.split_how, bits=self.bits, chunk=self.chunk,
                     rows=self.rows, key=self.key, lsh=lsh, bpe=self.bpe and self.bpe.json,
-                    vocabulary=self.vocabulary, bloom=self.bloom and self.bloom.state())
+                    vocabulary=self.vocabulary, bloom=self.bloom and self.bloom.state(),
+                    sketch=self.sketch and list(self.sketch))
 
     @classmethod
     def load(cls, state):

@@ -3,6 +3,7 @@
     python infer.py --ckpt out/proj-lsh "the arrays have same the shape"        which words are misplaced?
     python infer.py --ckpt out/lookup-bpe-mlm "Return the [MASK] of a list."    what stands there?
     python infer.py --ckpt out/proj-lsh --near initalization                    which words look like it?
+    python infer.py --ckpt out/median "The [MASK] statement is used for …"     which word, of any list?
     python infer.py --ckpt out/bloom-items "socket bind listen [MASK]"          which name is missing?
     python infer.py --ckpt out/proj-lsh-sst2 "a charming journey"               which label?
     python infer.py --ckpt out/proj-lsh-squad "Who wrote it?" "It was written by Ada Lovelace."
@@ -10,9 +11,9 @@
     python infer.py --ckpt out/proj-lsh                                        asks for text after text
 
 Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019
-          [SB] Superbloom, ICLR 2020 submission
+          [SB] Superbloom, ICLR 2020 submission   [CM] Median is all you need, a proposal
 Map       [HF §3.6] detect   [BERT §3.1] fill   [HF §3.3] neighbours
-          [BERT §4.2] Reader.answer   [SB §2.5] Reader.complete
+          [BERT §4.2] Reader.answer   [SB §2.5] Reader.complete   [CM] Reader.complete
 Not here  scores over a data set: pretrain.py and finetune.py evaluate, this reads texts.
 Departs   1. A word never seen is hashed like any other: there is no [UNK] but in a lookup table, and a Bloom
              map has no digest for a stranger.
@@ -21,13 +22,14 @@ Letters   L positions   V candidate words   d width   W windows
 
 import argparse
 import difflib
+import functools
 import json
 import sys
 
 import numpy as np
 import torch
 
-from hashing import CLS, FIRST, MASK, SEP, SPECIALS, UNK, Encoder, InputError, pack, windows
+from hashing import CLS, FIRST, MASK, SEP, SPECIALS, UNK, Encoder, InputError, SketchMap, pack, windows
 from model import ConfigError, beam_search, best_spans, choose_machine, exhaustive, hash_logp
 from model import load_checkpoint, load_model
 
@@ -45,7 +47,7 @@ class Reader:
         checkpoint = load_checkpoint(path)
         self.model = load_model(checkpoint).to(device)
         self.encoder = Encoder.load(checkpoint["encoder"])
-        self.words = checkpoint.get("words", [])  # the commonest of the corpus
+        self.words = checkpoint.get("words", [])  # to look among: the commonest of the corpus
         self.task = checkpoint.get("task", {})  # what finetune.py says of it
         self.config = checkpoint["config"]
 
@@ -90,7 +92,7 @@ class Reader:
 
     def known(self, names):
         """in: names list[str]; err: InputError, with what looks like it, when a model of sets lacks one"""
-        if not self.config.order:
+        if not self.config.order and self.encoder.fixed:
             for name in names:
                 if name not in self.encoder.table:
                     like = ["[MASK]"] if name.lower() == "[mask]" else self.like(name)
@@ -108,24 +110,44 @@ class Reader:
             spelt.setdefault(word.lower(), word)
         return [spelt[found] for found in difflib.get_close_matches(name.lower(), spelt, 3)]
 
+    @functools.cached_property
+    def candidates(self):
+        """out: words list[str], and the map of their hashes: of bloom its own, else one of self.words"""
+        if self.encoder.bloom:
+            return self.encoder.words, self.encoder.bloom
+        if not self.words:
+            raise InputError("there are no words to look among")
+        return self.words, SketchMap(self.words, *self.encoder.sketch[:3])
+
     @torch.no_grad()
     def complete(self, text, k, beam=None):
-        """The likeliest items for each [MASK], among all of them; of a set, those it has not yet. [SB §2.5]
+        """The likeliest words or items for each [MASK]; of a set, those it has not yet. [SB §2.5] [CM]
 
         in:  text str with [MASK]; k int; beam, buckets of each map to look into, None: until certified
         out: list, one per mask, of dict: items, k pairs (name, sum of its hashes' log-probabilities);
              certified bool, no other item scores more; scored int, how many items were; total int, of all
         err: InputError without a [MASK]; ConfigError when the model was not trained with --objective hash-mlm
         """
-        self.needs("hash-mlm", "completing a set needs one trained with --emb bloom")
-        ids, at = self.masks(text)
-        bloom = self.encoder.bloom
-        logp = hash_logp(self.model(ids, at=at), bloom)
-        left_out = None if self.config.order else (ids - FIRST).clamp(min=-1).expand(len(at), -1)
-        searches = beam_search(logp, bloom, k, beam or k, None if beam is None else 1, exclude=left_out)
-        return [dict(items=[(self.encoder.words[i], score) for i, score in zip(row, scores) if i >= 0],
-                     certified=certified, scored=scored, total=bloom.n_items)
+        self.needs("hash-mlm", "this needs one trained with --objective hash-mlm")
+        (ids, at), (words, made) = self.masks(text), self.candidates
+        logp, left_out = hash_logp(self.model(ids, at=at), made), None
+        if not self.config.order:
+            given = set(self.split(text)[0])
+            left_out = [i for i, word in enumerate(words) if word in given] or [-1]
+            left_out = torch.tensor([left_out], device=ids.device).expand(len(at), -1)
+        searches = beam_search(logp, made, k, beam or k, None if beam is None else 1, exclude=left_out)
+        return [dict(items=[(words[i], score) for i, score in zip(row, scores) if i >= 0],
+                     certified=certified, scored=scored, total=made.n_items)
                 for row, scores, certified, scored in zip(*(found.tolist() for found in searches))]
+
+    def look_among(self, path):
+        """in: path of a text file: its words, split as this model splits, take the place of the corpus's"""
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                found = self.encoder.split(file.read())[0]
+        except OSError as error:
+            raise InputError(f"{path}: {error}") from error
+        self.words = list(dict.fromkeys(found))
 
     def masks(self, text):
         """in: text str; out: ids int64 (1, L), at int64 (M,), where masks are; err: InputError without one"""
@@ -305,7 +327,7 @@ def show(result, text):
     for i, found in enumerate(result.get("missing", []), 1):
         sure = found["certified"]
         how = "certified: no other scores more" if sure else "not certified: a wider --beam may find better"
-        print(f"[MASK] {i}   {found['scored']:,} of {found['total']:,} items scored, {how}")
+        print(f"[MASK] {i}   {found['scored']:,} of {found['total']:,} scored, {how}")
         for name, score in found["items"]:
             print(f"  {score:8.2f}   {name.replace('Ġ', ' ')}")
     for word, cosine in result.get("neighbours", []):
@@ -374,6 +396,9 @@ def main(argv=None):
     p.add_argument("--file", metavar="FILE", help=(
         "read the texts from a file, one a line (two with a tab between) and no header, or .jsonl with the "
         "texts alone; write an object for each line that is not blank"))
+    p.add_argument("--words", metavar="FILE", help=(
+        "look among the words of this text, whether the model has seen them or not; None: the 50,000 "
+        "commonest of its corpus (--near, and [MASK] of models that predict the hashes of words)"))
     p.add_argument("--near", action="store_true",
                    help="TEXT is a word: show the words nearest to it in the embedding")
     p.add_argument("--top_k", type=int, default=8, metavar="k", help="how many answers (default 8)")
@@ -394,7 +419,11 @@ def main(argv=None):
             raise InputError("TEXT or --file, not both")
         reader = Reader(args.ckpt, device)
         if args.beam and reader.config.head != "hash-mlm":
-            raise InputError("--beam is of models that predict hashes (--emb bloom)")
+            raise InputError("--beam is of models that predict hashes (--objective hash-mlm)")
+        if args.words:
+            if not args.near and (reader.config.head != "hash-mlm" or reader.encoder.bloom):
+                raise InputError("--words is of --near, and of models that predict the hashes of words")
+            reader.look_among(args.words)
         if args.text:
             return show(look(reader, args.text, args.top_k, args.near, args.beam), args.text[0])
         if args.file:

@@ -3,11 +3,12 @@
 Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019
           [SR] Yamaguchi et al. 2021, Shuffle+Random   [V] Vaswani et al. 2017, Attention Is All You Need
           [BL] Li & Yip, BERT-LSH   [SB] Superbloom, ICLR 2020 submission
+          [CM] Median is all you need, a proposal
 Map       [HF §3.1] Model.embed   [HF §4.1] PRESETS   [HF §4.2] PRESETS   [HF Table 4] parameter_groups
           [HF §4.4 eq.7] count_parameters   [HF App. B] count_parameters
           [BERT §3] Layer   [BERT §3.1] MaskedLMHead   [SR §3] Model   [V §3.5] sinusoids
           [BL §2.1] Layer   [BL §2.2] PRESETS   [SB §2.3] Model   [SB §3.2] Model
-          [SB Table 1] PRESETS   [SB §2.5 Alg.1] beam_search   [SB App. C] beam_search
+          [CM] PRESETS   [SB Table 1] PRESETS   [SB §2.5 Alg.1] beam_search   [SB App. C] beam_search
 Not here  strings and hashes (hashing.py): a model sees ids and an array that gives each id its codes.
 Departs   1. One combined projection for queries, keys and values: the same function, one product.
           2. The vocabulary's logits are computed at masked positions only, never for the whole batch.
@@ -24,6 +25,7 @@ import fcntl
 import functools
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -37,13 +39,13 @@ import torch.nn.functional as F
 
 from attention import choose, collision_share, draw_planes, full_attention, lsh_attention, simhash
 from embeddings import AddEmbedding, BloomEmbedding, HashEmbedding, LinearEmbedding, LookupEmbedding
-from embeddings import PoolEmbedding, ProjEmbedding, init_, unpack_bits
+from embeddings import PoolEmbedding, ProjEmbedding, SketchEmbedding, WeightedEmbedding, init_, unpack_bits
 
 PAD, WORD, FIRST = 0, 5, 6  # ids 0..5 are specials, words follow; numbers of hashing.py, which a test pins
 FORMAT = 1  # of checkpoints
 # which form of codes each embedding takes, see hashing.FORMS
 FORM = {"lookup": "row", "emb": "index", "pool": "chunks", "add": "bits", "proj": "bits",
-        "linear": "bits", "bloom": "digest"}
+        "linear": "bits", "bloom": "digest", "mean": "sketch", "median": "sketch", "weighted": "weighted"}
 HEADS = ("sr", "mlm", "hash-mlm", "classify", "span")
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
 
@@ -56,11 +58,13 @@ class ConfigError(ValueError):
 class Config:
     """Everything that shapes the weights, in plain types; it travels with them in the checkpoint."""
 
-    emb: str = "proj"  # lookup, emb, pool, add, proj, linear, bloom
-    rows: int = 50_260  # N: rows of lookup, bloom (their specials among them) and emb
+    emb: str = "proj"  # lookup, emb, pool, add, proj, linear, bloom, mean, median, weighted
+    rows: int = 50_260  # N: rows of lookup, bloom (their specials among them), emb and weighted
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # k: bits of a chunk (pool)
-    hashes: int = 2  # m: positions that an item takes (bloom)
+    hashes: int | None = None  # m, positions of an item (bloom), None: 2; k of a sketch, None: 5
+    buckets: int = 500  # R: rows of each hash function's block (mean, median), classes of each to predict
+    weights: int = 50_000  # K: rows of the table of importance (weighted)
     layers: int = 12
     width: int = 768  # d
     heads: int = 12  # H
@@ -85,6 +89,14 @@ class Config:
     def __post_init__(self):
         if self.emb not in FORM:
             raise ConfigError(f"unknown embedding {self.emb!r}; there are {', '.join(FORM)}")
+        if self.hashes is None:
+            self.hashes = 2 if self.emb == "bloom" else 5
+        if min(self.hashes, self.buckets, self.weights) < 1:
+            raise ConfigError(f"hashes {self.hashes}, buckets {self.buckets}, weights {self.weights}: wanted "
+                              f"1 or more of each")
+        if FORM[self.emb] == "sketch" and self.hashes % 2 == 0:
+            raise ConfigError(f"a sketch of {self.hashes} hash functions: wanted an odd number, whose median "
+                              f"is one of its rows, such as {self.hashes + 1}")
         if self.head not in HEADS:
             raise ConfigError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
         if self.pool not in ("cls", "mean"):
@@ -107,15 +119,14 @@ class Config:
             raise ConfigError(f"width {self.width} is not divisible by {self.heads} heads: "
                               f"wanted a multiple, such as {near}")
         if self.head == "mlm" and self.emb != "lookup":
-            other = "--objective hash-mlm" if self.emb == "bloom" else "--objective sr" if self.order else (
+            other = "--objective hash-mlm" + " or sr" * self.order if self.order or self.emb == "bloom" else (
                 "--emb bloom")
             raise ConfigError(f"objectives mlm and sampled predict rows of a vocabulary; emb {self.emb} has "
                               f"none: possible are {other}, or --emb lookup")
-        if self.head == "hash-mlm" and self.emb != "bloom":
-            other = "--objective mlm" if self.emb == "lookup" else "--objective sr" if self.order else (
-                "--emb lookup")
-            raise ConfigError(f"objective hash-mlm predicts the hashes of an item, which emb {self.emb} has "
-                              f"not: possible are {other}, or --emb bloom")
+        if self.head == "hash-mlm" and self.emb == "lookup":
+            raise ConfigError("objective hash-mlm predicts the hashes of a word or item, which emb lookup "
+                              "has not: possible are --objective mlm" + " or sr" * self.order +
+                              f", or --emb {'proj' if self.order else 'bloom'}")
         if self.head == "sr" and not self.order:
             raise ConfigError("objective sr asks which words were moved, and a set has no order: possible "
                               "are --objective hash-mlm with --emb bloom, mlm or sampled with --emb lookup")
@@ -126,7 +137,8 @@ PRESETS = {
     "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0),
     "bert-lsh": dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, layers=2, width=128, heads=2, ffn=512,
                      length=512, rows=32_000, types=2),  # [BL §2.2]; its dense twin is --attn full
-    "median": dict(layers=4, width=512, heads=4, ffn=2048, length=512, rows=30_522),  # of count-median
+    "median": dict(emb="median", head="hash-mlm", layers=4, width=512, heads=4, ffn=2048, length=512,
+                   rows=30_522),  # [CM]
     "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2),  # [HF §4.2]
     # [SB Table 1]: heads and width of the feed-forward as there; the number of rows follows from the items
     "superbloom": dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, layers=12, width=768,
@@ -195,14 +207,16 @@ class Layer(nn.Module):
 class MaskedLMHead(nn.Module):
     """Transform, then the embedding table itself as the output layer, and a bias. [BERT §3.1]"""
 
-    def __init__(self, c):
+    def __init__(self, c, rows, table=False):
+        """in: c Config; rows N of the output; table: it has one of its own, for embeddings without rows"""
         super().__init__()
         self.transform, self.norm = nn.Linear(c.width, c.width), nn.LayerNorm(c.width)
-        self.bias = nn.Parameter(torch.zeros(c.rows))
+        self.bias = nn.Parameter(torch.zeros(rows))
+        self.table = nn.Parameter(init_(torch.empty(rows, c.width))) if table else None  # (N, d)
 
     def forward(self, x, table, rows=None):
-        """in: x (M, d) or (M, m, d), table (N, d), rows int64 (S,) or None; out: logits of these, or all"""
-        bias = self.bias
+        """in: x (..., d), table (N, d), None: its own, rows int64 (S,), None: all; out: logits of these"""
+        table, bias = self.table if table is None else table, self.bias
         if rows is not None:
             table, bias = table[rows], bias[rows]
         x = self.norm(F.gelu(self.transform(x)))
@@ -227,8 +241,13 @@ class Model(nn.Module):
             "proj": lambda: ProjEmbedding(c.bits, c.width),
             "linear": lambda: LinearEmbedding(c.bits, c.width),
             "bloom": lambda: BloomEmbedding(c.rows, c.width),
+            "mean": lambda: SketchEmbedding(c.hashes, c.buckets, c.width, "mean"),
+            "median": lambda: SketchEmbedding(c.hashes, c.buckets, c.width, "median"),
+            "weighted": lambda: WeightedEmbedding(c.hashes, c.rows, c.weights, c.width),
         }[c.emb]()
         self.m = c.hashes if c.emb == "bloom" else 1  # positions that an id takes
+        # which table the head predicts rows of: the embedding's, if that is one; else one of k·R rows
+        self.tied = c.emb in ("lookup", "bloom", "mean", "median")
         # Rows of their own for the specials. A table of lookup or bloom has them inside; the rows of emb are
         # free, so a WORD row shared by all would add nothing: five are left. Pool, add and proj get all six.
         self.specials = None
@@ -240,8 +259,9 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
         self.head = {
             "sr": lambda: nn.Linear(c.width, 3),  # 0 intact, 1 shuffled, 2 random [SR §3]
-            "mlm": lambda: MaskedLMHead(c),
-            "hash-mlm": lambda: MaskedLMHead(c),
+            "mlm": lambda: MaskedLMHead(c, c.rows),
+            "hash-mlm": lambda: MaskedLMHead(c, c.rows if c.emb == "bloom" else c.hashes * c.buckets,
+                                             table=not self.tied),
             "classify": lambda: nn.Sequential(nn.Dropout(c.dropout), nn.Linear(c.width, c.width), nn.Tanh(),
                                               nn.Dropout(c.dropout), nn.Linear(c.width, c.labels)),
             "span": lambda: nn.Linear(c.width, 2),  # start and end
@@ -254,11 +274,14 @@ class Model(nn.Module):
                 nn.init.zeros_(module.bias)
         # Places start louder than words, whose spread at the start depends on the kind of embedding.
         spread = {"proj": (c.bits - 1) ** -0.5, "pool": 0.02 * (c.chunk / c.bits) ** 0.5,
-                  "linear": 0.01 * c.bits ** 0.5}.get(c.emb, 0.02)
+                  "linear": 0.01 * c.bits ** 0.5, "mean": 0.02 / c.hashes ** 0.5,
+                  "median": 0.02 * (1 + (c.hashes - 1) / (math.pi / 2)) ** -0.5,  # within 2 % [CM]
+                  "weighted": 0.02 * c.hashes ** 0.5}.get(c.emb, 0.02)
         if c.order:
             with torch.no_grad():
                 self.positions.weight.copy_(2.25 * spread * sinusoids(*self.positions.weight.shape))
         self.register_buffer("codes", None, persistent=False)
+        self.register_buffer("targets", None, persistent=False)
         self.bloom = None
 
     @property
@@ -266,12 +289,22 @@ class Model(nn.Module):
         """out: torch.device of the weights"""
         return self.types.weight.device
 
-    def set_codes(self, codes, bloom=None):
-        """in: codes (V, C) by id, specials first, any integer type, bits packed in bytes; bloom BloomMap"""
+    def set_codes(self, codes, bloom=None, targets=None):
+        """in: codes (V, C) by id, specials first, any integer type, bits packed in bytes; bloom BloomMap;
+        targets (V, k): the hashes to predict of head hash-mlm, None: the codes
+        """
         self.codes, self.bloom = codes.to(self.device), bloom
+        self.targets = self.codes if targets is None else targets.to(self.device)
 
     def embed(self, ids):
         """in: ids (B, L); out: (B, L·m, d), the word's vector alone: no position, no norm. [HF §3.1]"""
+        if FORM[self.config.emb] == "sketch" and ids.device.type == "cpu":
+            once, places = ids.unique(return_inverse=True)  # a batch has about two words of a kind
+            return F.embedding(places, self.vectors(once.unsqueeze(0)).squeeze(0))
+        return self.vectors(ids)
+
+    def vectors(self, ids):
+        """in: ids (B, L); out: (B, L·m, d), as embed"""
         codes = self.codes[ids]  # (B, L, C)
         if FORM[self.config.emb] == "bits":
             codes = unpack_bits(codes, self.config.bits)  # (B, L, T)
@@ -344,15 +377,19 @@ class Model(nn.Module):
 
         in:  ids (B, L); key_mask bool (B, L) or None; at int64 (M,), places in the flattened batch, and rows
              int64 (S,) of the table or None for all: of the heads that predict rows
-        out: sr (B, L, 3), mlm (M, N) or (M, S), hash-mlm (M, m, N), classify (B, labels), span (B, L, 2)
+        out: sr (B, L, 3), mlm (M, N) or (M, S), hash-mlm (M, m, N) of bloom, else (M, k, R), classify
+             (B, labels), span (B, L, 2)
 
-        hash-mlm: each of an item's m positions predicts its own row, among all rows. [SB §2.3]
+        hash-mlm: each of an item's m positions predicts its own row, among all rows. [SB §2.3] Where a word
+        has one position, its vector predicts all k hashes, each among the R rows of its block. [CM]
         """
         c, x = self.config, self.encode(ids, key_mask)
         if c.emb == "bloom":
             x = x.unflatten(1, (-1, self.m))  # (B, L, m, d)
         if c.head in ("mlm", "hash-mlm"):
-            return self.head(x.flatten(0, 1)[at], self.embedding.weight, rows)
+            logits = self.head(x.flatten(0, 1)[at], self.embedding.weight if self.tied else None, rows)
+            blocks = c.head == "hash-mlm" and c.emb != "bloom"
+            return logits.unflatten(-1, (c.hashes, c.buckets)) if blocks else logits
         x = x.mean(2) if c.emb == "bloom" else x
         if c.head == "classify":
             return self.head(self.pool(x, key_mask))
@@ -436,10 +473,13 @@ def _best(x, k):
 def hash_logp(logits, bloom_map):
     """in: logits float (P, m, rows) of head hash-mlm; out: (P, m, R), log-probabilities of each map's buckets
 
-    The softmax is over the whole table, so a position's R probabilities miss what it gives to other maps.
-    That is one factor a map: it changes no order by sums of logarithms, but may change one by min or max.
+    Of a sketch each hash has a softmax of its own. [CM] Of bloom the softmax is over the whole table, so that
+    a position's R probabilities miss what it gives to other maps. That is one factor a map: it changes no
+    order by sums of logarithms, but may change one by min or max.
     """
     R, logp = bloom_map.buckets, logits.log_softmax(-1)
+    if logits.shape[-1] == R:
+        return logp
     return torch.stack([logp[:, j, j * R:(j + 1) * R] for j in range(bloom_map.m)], 1)
 
 

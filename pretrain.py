@@ -10,10 +10,12 @@
 
 Sources   [HF] Xue & Aletras 2022, HashFormers   [SR] Yamaguchi et al. 2021, Shuffle+Random
           [BERT] Devlin et al. 2019   [BL] Li & Yip, BERT-LSH
-          [SB] Superbloom, ICLR 2020 submission
+          [SB] Superbloom, ICLR 2020 submission   [CM] Median is all you need, a proposal
+          [SV] Svenstrup et al. 2017, Hash Embeddings
 Map       [HF Table 4] RECIPES   [HF §3.6] corrupt_sr   [SR §3] corrupt_sr   [BERT §3.1] corrupt_mlm
           [HF §3.1] parser   [HF §3.2] parser   [HF §3.3] parser   [HF §4.2] parser
           [BL §2.1] parser   [SB §2.4] loss_hash   [SB §3.1] Pages   [SB §3.3] loss_sampled   [SB §3.2] parser
+          [CM] loss_hash   [SV] parser
 Not here  scores on tasks; reading one text (infer.py).
 Departs   1. Words are shuffled within their own row, among the chosen positions; the authors share one
              permutation over the batch, so that on short rows most of their shuffles change nothing.
@@ -60,6 +62,8 @@ from model import cores, count_parameters, fingerprint, hash_logp, leave_togethe
 from model import machine_flags, once, parameter_groups, save_checkpoint, try_compile
 
 LSH = ("lsh_bands", "lsh_buckets", "lsh_hashes", "lsh_fill", "lsh_pairs", "lsh_redraw")  # of --attn lsh
+SKETCHES = {"hashes": "--emb bloom, mean, median, weighted, and of --objective hash-mlm",  # whose flag it is
+            "buckets": "--emb mean, median, and of --objective hash-mlm", "weights": "--emb weighted"}
 IGNORE = -100  # the label of a position that is not scored: torch's own default
 EVAL_WORDS = 65_536  # held-out positions that an evaluation looks at
 EVAL_PAGES = 2_000  # of held-out pages, where one item is asked for
@@ -507,9 +511,13 @@ def build_encoder(args, config, corpus):
     """The way from words to codes that the flags ask for, fitted to the corpus where it needs one.
 
     in:  args; config Config; corpus
-    out: Encoder; codes (V, C), computed once and kept beside the corpus
+    out: Encoder; codes (V, C), computed once and kept beside the corpus; targets (V, k), the hashes that are
+         predicted where they are not the codes, else None
     """
     form, bpe, lsh = FORM[args.emb], None, None
+    sketch = (args.hashes, args.buckets, args.hash_seed) if args.hashes else None
+    if form == "weighted":
+        sketch += (config.weights,)
     if args.split in PIECES:
         with open(os.path.join(corpus.folder, "bpe.json"), encoding="utf-8") as file:
             bpe = PIECES[args.split](file.read())
@@ -518,8 +526,8 @@ def build_encoder(args, config, corpus):
         vocabulary = bpe.pieces if bpe else [words[i] for i in corpus.frequent(args.vocab)]
         encoder = Encoder(form, split=args.split, bpe=bpe, vocabulary=vocabulary,
                           bloom=build_bloom(args, corpus, vocabulary) if form == "digest" else None)
-        return encoder, torch.from_numpy(encoder.codes())
-    if args.hash == "lsh":
+        return encoder, torch.from_numpy(encoder.codes()), None
+    if args.hash == "lsh" and form in ("index", "chunks", "bits"):
         def fit(path):
             counts = dict(zip(corpus.words(), corpus.counts[FIRST:].tolist()))
             with open(path, "w") as file:
@@ -527,26 +535,34 @@ def build_encoder(args, config, corpus):
 
         with open(once(os.path.join(corpus.folder, f"ngrams-{args.features}.json"), fit)) as file:
             lsh = hashing.NgramLSH(json.load(file), args.features, args.hash_seed)
-    encoder = Encoder(form, args.hash, args.split, args.bits, args.chunk, config.rows, args.key, lsh, bpe)
+    encoder = Encoder(form, args.hash, args.split, args.bits, args.chunk, config.rows, args.key, lsh, bpe,
+                      sketch=sketch)
 
-    def make(path):
-        words = corpus.words()
-        parts = [words[i:i + 20_000] for i in range(0, len(words), 20_000)]
-        slow = lsh and form == "index" and len(parts) > 1  # the rest is done in seconds
-        with contextlib.ExitStack() as stack, open(path, "wb") as out:
-            run = stack.enter_context(multiprocessing.Pool(cores())).imap if slow else map
-            specials = encoder.special_codes()
-            about = dict(descr=specials.dtype.str, fortran_order=False,
-                         shape=(FIRST + len(words), specials.shape[1]))
-            np.lib.format.write_array_header_1_0(out, about)
-            specials.tofile(out)
-            done = run(encoder.hash_words, parts)
-            for codes in tqdm(done, "hashing words", len(parts), disable=args.quiet):
-                codes.tofile(out)
+    def kept(about, special, hashes, slow=False):
+        """in: what names the array; its first rows; function of words; slow: worth processes; out: tensor"""
+        def make(path):
+            words = corpus.words()
+            parts = [words[i:i + 20_000] for i in range(0, len(words), 20_000)]
+            with contextlib.ExitStack() as stack, open(path, "wb") as out:
+                many = slow and len(parts) > 1
+                run = stack.enter_context(multiprocessing.Pool(cores())).imap if many else map
+                shape = (FIRST + len(words), special.shape[1])
+                header = dict(descr=special.dtype.str, fortran_order=False, shape=shape)
+                np.lib.format.write_array_header_1_0(out, header)
+                special.tofile(out)
+                for codes in tqdm(run(hashes, parts), "hashing words", len(parts), disable=args.quiet):
+                    codes.tofile(out)
+
+        path = once(os.path.join(corpus.folder, f"codes-{fingerprint(about)}.npy"), make)
+        return torch.from_numpy(np.load(path))
 
     about = [form, args.hash, args.bits, args.chunk, config.rows, args.key, lsh and (lsh.features, lsh.seed)]
-    path = once(os.path.join(corpus.folder, f"codes-{fingerprint(about)}.npy"), make)
-    return encoder, torch.from_numpy(np.load(path))
+    codes = kept(about + [sketch] * (form in ("sketch", "weighted")), encoder.special_codes(),
+                 encoder.hash_words, slow=lsh and form == "index")  # the rest is done in seconds
+    if args.objective != "hash-mlm" or form == "sketch":
+        return encoder, codes, None
+    specials = np.zeros((FIRST, args.hashes), np.int32)
+    return encoder, codes, kept(["targets", sketch[:3]], specials, encoder.targets)
 
 
 def build_bloom(args, corpus, vocabulary):
@@ -726,41 +742,70 @@ def log_uniform(count, n, device):
 
 
 def loss_hash(model, inputs, labels):
-    """The hashes of masked items, each against all rows of the table; no item is ever scored. [SB §2.4]
+    """The hashes of masked words or items, each among its buckets; no word is ever scored. [SB §2.4] [CM]
 
-    in:  model with codes and Bloom map; inputs and labels (B, L)
-    out: loss summed over masked items, of an item the mean over its m hashes (the paper's sum over them
-         divided by m, so that it compares with ln of the rows); int64 (6,), see report_hash. The items are
-         looked for in evaluation alone.
+    in:  model with codes, of bloom a Bloom map; inputs and labels (B, L)
+    out: loss summed over what is masked, of a word the mean over its hashes (for items the paper's sum over
+         them divided by m, so that it compares with ln of the rows); int64 (6,), see report_hash. Words and
+         items are looked for in evaluation alone.
     """
     net, at = getattr(model, "module", model), masked(labels)
-    logits = model(inputs, at=at).float()  # (M, m, rows)
-    items = labels.flatten()[at]
-    codes = net.codes[items].long()  # (M, m)
-    loss = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="sum") / net.m
+    logits = model(inputs, at=at).float()  # (M, m, rows), of a sketch (M, k, R)
+    words = labels.flatten()[at]
+    codes = net.targets[words].long()  # (M, m)
+    loss = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="sum") / codes.shape[1]
     counts = torch.zeros(6, dtype=torch.int64, device=at.device)
-    if not model.training:
+    if not model.training and len(at):
         left_out = given(model, inputs, at)
-        search = functools.partial(beam_search, hash_logp(logits, net.bloom), net.bloom, max(RECALL),
-                                   max(RECALL), exclude=left_out if len(left_out) else None)
-        found, (_, _, certified, _) = search(rounds=None)[0], search()
-        hit = found == (items - FIRST).unsqueeze(1)  # (M, 20)
+        left_out = left_out if len(left_out) else None
+        if net.bloom:
+            search = functools.partial(beam_search, hash_logp(logits, net.bloom), net.bloom, max(RECALL),
+                                       max(RECALL), exclude=left_out)
+            hit, (_, _, certified, _) = search(rounds=None)[0] == (words - FIRST).unsqueeze(1), search()
+            before = torch.where(hit.any(1), hit.byte().argmax(1), max(RECALL))  # ahead of the right one
+        else:
+            before = ranks(logits.log_softmax(-1), net.targets[FIRST:], words - FIRST, left_out)
+            certified = -torch.ones_like(before)  # there was no beam
         right = (logits.argmax(-1) == codes).double().mean(1)  # (M,)
-        counts = torch.stack([*(hit[:, :k].sum() for k in RECALL), certified.sum(), right.sum(),
+        counts = torch.stack([*((before < k).sum() for k in RECALL), certified.sum(), right.sum(),
                               torch.tensor(len(at), device=at.device)])
     return loss, counts
 
 
-def report_hash(counts):
-    """in: counts (6,): items among the best 1, 10, 20; searches of which a first beam of 20 was certain;
-         items' shares of hashes that are right; all
+def ranks(logp, digests, words, exclude=None):
+    """How many words score at least as much as the right one, itself not counted: ties go against it.
 
-    out: recall over the whole vocabulary, every search taken on until it is certain; the share of those that
-         were with a beam of 20; the share of hashes whose likeliest row is right
+    in:  logp float (M, k, R); digests integer (V, k), of all words; words int64 (M,), the right ones; exclude
+         int64 (M, E), words that do not count, -1 where there is none, or None
+    out: int64 (M,)
+
+    A score is a sum of k numbers, so all scores of some positions are one gather-and-add of whole rows.
+    """
+    M, k, R = logp.shape
+    rows, out = digests.int() + R * torch.arange(k, dtype=torch.int32, device=digests.device), []
+    for part in range(0, M, 128):
+        table = logp[part:part + 128].flatten(1).T.contiguous()  # (k·R, 128)
+        scores = F.embedding_bag(rows, table, mode="sum")  # (V, 128)
+        right = words[part:part + 128]
+        least = scores.gather(0, right.unsqueeze(0))
+        if exclude is not None:
+            scores = F.pad(scores, (0, 0, 1, 0)).scatter(0, exclude[part:part + 128].T + 1, -torch.inf)[1:]
+            scores.scatter_(0, right.unsqueeze(0), least)
+        out.append((scores >= least).sum(0) - 1)
+    return torch.cat(out)
+
+
+def report_hash(counts):
+    """in: counts (6,): items among the best 1, 10, 20; searches of which a first beam of 20 was certain, less
+         than 0 where there was no beam; items' shares of hashes that are right; all
+
+    out: recall among all items or words of the corpus, every search taken on until it is certain; of items
+         the share of those that were with a beam of 20; the share of hashes whose likeliest row is right
     """
     n = max(float(counts[-1]), 1)
     recall = {f"rec@{k}": float(count) / n for k, count in zip(RECALL, counts)}
-    return recall | {"certified": float(counts[3]) / n, "hashes_right": float(counts[4]) / n}
+    certified = {"certified": float(counts[3]) / n} if counts[3] >= 0 else {}
+    return recall | certified | {"hashes_right": float(counts[4]) / n}
 
 
 # corruption, loss, report, and how many counts it reports
@@ -784,14 +829,21 @@ def resolve(args, world):
     args.emb = args.emb or shape.get("emb", "bloom" if sets else "proj")
     args.split = "items" if sets else args.split or ("bpe" if args.emb == "lookup" else "regex")
     args.data = args.data or ("python-names" if sets else "python")
-    if args.objective is None:
-        head = shape.get("head", "sr")
-        args.objective = ("hash-mlm" if args.emb == "bloom" else "mlm" if sets else
-                          "sr" if head == "hash-mlm" else head)
+    if args.objective is None:  # the preset's, or, where that does not go with the embedding, what does
+        head, kind = shape.get("head", "sr"), "mlm" if args.emb == "lookup" else "hash-mlm"
+        args.objective = kind if sets or head != "sr" or args.emb in ("bloom", "mean", "median") else "sr"
     if args.emb == "bloom":
         args.alpha, args.hashes = args.alpha or recipe.get("alpha", 25), args.hashes or 2
-    elif given := [flag for flag in ("alpha", "hashes", "coherent") if getattr(args, flag)]:
+    elif given := [flag for flag in ("alpha", "coherent") if getattr(args, flag)]:
         raise InputError(f"--{given[0]} is of --emb bloom, which was not asked for")
+    blocks = FORM[args.emb] == "sketch" or args.objective == "hash-mlm" and args.emb != "bloom"
+    used = dict(hashes=blocks or args.emb in ("bloom", "weighted"), buckets=blocks,
+                weights=args.emb == "weighted")
+    for flag, usual in dict(hashes=5, buckets=500, weights=50_000).items():
+        if used[flag]:
+            setattr(args, flag, getattr(args, flag) or usual)
+        elif getattr(args, flag):
+            raise InputError(f"--{flag} is of {SKETCHES[flag]}, which was not asked for")
     if args.objective != "sr":
         args.mask = recipe.get("mask", 0.15) if args.mask is None else args.mask
         if not 0 < args.mask < 1:
@@ -809,18 +861,17 @@ def resolve(args, world):
         args.lr = recipe["lr" if args.objective == "sr" else "lr_mlm"]
     args.beta2 = recipe["beta2"]
     # out/proj-lsh, out/emb-md5-bpe, out/lookup-bpe-mlm
-    hashed = FORM[args.emb] not in ("row", "digest")
+    hashed = FORM[args.emb] in ("index", "chunks", "bits")
     name = [args.emb] + [args.hash] * hashed + [args.split] * (args.split != "regex")
-    name += [args.objective] * (args.objective != ("hash-mlm" if args.emb == "bloom" else "sr"))
+    usual = "hash-mlm" if args.emb in ("bloom", "mean", "median") else "sr"
+    name += [args.objective] * (args.objective != usual)
     head = "mlm" if args.objective == "sampled" else args.objective
     shape |= dict(emb=args.emb, bits=args.bits, chunk=args.chunk, head=head, order=not sets)
-    if args.emb == "bloom":
-        shape["hashes"] = args.hashes
     if sets:
         shape["length"] = min(shape["length"], 32)
     if args.width and not args.ffn:
         args.ffn = 4 * args.width
-    for flag in ("layers", "width", "heads", "ffn", "length", "rows", "dropout", "attn", *LSH):
+    for flag in ("layers", "width", "heads", "ffn", "length", "rows", "dropout", "attn", *SKETCHES, *LSH):
         if getattr(args, flag) is not None:
             shape[flag] = getattr(args, flag)
     if args.field and not sets:
@@ -838,7 +889,7 @@ def resolve(args, world):
     Encoder(form, args.hash, bits=args.bits, chunk=args.chunk, vocabulary=[])  # has complaints of its own
     config = Config(**shape)
     # rotations of a vector of F features give F hyperplanes, so it must be as long as there are bits or rows
-    least = {"index": shape.get("rows", Config.rows), "row": 0, "digest": 0}.get(form, args.bits)
+    least = dict(index=shape.get("rows", Config.rows), chunks=args.bits, bits=args.bits).get(form, 0)
     args.features = max(args.features, least)
     if args.hash == "lsh" and hashed and args.features > hashing.NgramLSH.MOST:
         raise InputError(f"--hash lsh has at most {hashing.NgramLSH.MOST:,} n-gram features, and so at most "
@@ -855,7 +906,7 @@ class Run:
     # What makes a run itself: a checkpoint in which one of these differs belongs to another run.
     IDENTITY = ("split", "emb", "hash", "bits", "chunk", "key", "features", "hash_seed", "vocab",
                 "objective", "batch", "steps", "lr", "warmup", "decay", "clip", "seed", "alpha", "hashes",
-                "coherent", "mask")
+                "coherent", "mask", "buckets", "weights")
 
     def __init__(self, args):
         """in: args of parser(); every rank makes one"""
@@ -864,13 +915,13 @@ class Run:
         self.device, self.dtype, compile = choose_machine(args, int(os.environ.get("LOCAL_RANK", 0)))
         args.quiet = self.rank > 0
         self.corpus = Corpus(prepare(args.data, args.split, args.cache, args.vocab, args.quiet, args.field))
-        self.encoder, codes = build_encoder(args, config, self.corpus)
+        self.encoder, codes, targets = build_encoder(args, config, self.corpus)
         self.config = config = dataclasses.replace(config, rows=self.encoder.rows)
         self.corrupt, self.loss_of, self.report, self.reported = OBJECTIVES[args.objective]
 
         torch.manual_seed(args.seed)
         self.model = self.wrapped = Model(config).to(self.device)
-        self.model.set_codes(codes, self.encoder.bloom)
+        self.model.set_codes(codes, self.encoder.bloom, targets)
         self.remap, words = None, len(codes) - FIRST
         if self.encoder.fixed:  # the corpus's ids -> ids of the vocabulary, UNK for the rest
             ids = np.concatenate([np.arange(FIRST), self.encoder.ids(self.corpus.words())])
@@ -882,8 +933,9 @@ class Run:
         if config.order:
             self.batches = Batches(*about)
         else:  # of pages what the vocabulary lacks is left out
-            known = (self.remap != UNK).cpu().numpy()
-            self.batches, self.corrupt = Pages(*about, None if known[FIRST:].all() else known), corrupt_items
+            known = None if self.remap is None else (self.remap != UNK).cpu().numpy()
+            known = None if known is None or known[FIRST:].all() else known
+            self.batches, self.corrupt = Pages(*about, known), corrupt_items
         if args.objective != "sr":
             self.corrupt = functools.partial(self.corrupt, p=args.mask)
         cuda = self.device.type == "cuda"
@@ -1043,23 +1095,29 @@ class Run:
         """Say what is about to run, and what theory expects of the loss; in: loss at this step."""
         a, c, meta, counts = self.args, self.config, self.corpus.meta, count_parameters(self.model)
         guess, classes, prior = "ln 3", 3, np.array([0.81, 0.10, 0.09])
+        bloom, kind = self.encoder.bloom, "words" if c.order else "items"
         if a.objective != "sr":
-            guess, classes = f"ln {c.rows:,}", c.rows
-            ids = self.remap.cpu().numpy()[FIRST:]
-            prior = np.bincount(ids, self.corpus.counts[FIRST:], FIRST + len(self.encoder.words))[FIRST:]
+            classes = c.rows if self.remap is not None else c.buckets
+            guess, prior = f"ln {classes:,}", self.corpus.counts[FIRST:]
+            if self.remap is not None:
+                ids = self.remap.cpu().numpy()[FIRST:]
+                prior = np.bincount(ids, prior, FIRST + len(self.encoder.words))[FIRST:]
             prior = prior / prior.sum()
         knowing = entropy(prior)
-        bloom, kind = self.encoder.bloom, "words" if c.order else "items"
         if a.objective == "hash-mlm":
-            knowing = np.mean([entropy(np.bincount(column, prior)) for column in bloom.digest.T])
+            digests = bloom.digest if bloom else self.model.targets[FIRST:].cpu().numpy()
+            knowing = np.mean([entropy(np.bincount(column, prior)) for column in digests.T])
         if bloom:
             kind = f"{bloom.n_items:,} items in {bloom.m} maps of {bloom.buckets:,} buckets of {bloom.alpha}"
         replaced = f", {meta['replaced']:,} characters not UTF-8" if meta["replaced"] else ""
-        hashed = "" if self.encoder.fixed else f" of {a.hash}"
+        hashed = f" of {a.hash}" if self.encoder.lsh or FORM[a.emb] in ("index", "chunks", "bits") else ""
+        if FORM[a.emb] == "sketch":
+            kind += f" by {c.hashes} × {c.buckets} rows"
         pages = ""
         if not c.order:
             first = self.batches.read(self.batches.train[:1], np.zeros(1))[0, :5]
-            names = [self.encoder.words[i - FIRST] for i in self.remap.cpu()[first].tolist()]
+            words = self.corpus.words()
+            names = [words[i - FIRST] for i in first.tolist()]
             pages = f"pages       {self.batches.words:.1f} items on average; one: {', '.join(names)}\n"
         print(f"model       {a.emb}{hashed}, split {a.split}, objective {a.objective}; {c.layers} layers, "
               f"width {c.width}, {c.heads} heads, length {c.length}\n"
@@ -1235,8 +1293,8 @@ def parser():
         "The embedding is the subject: from 38.6 M parameters (emb) to 98 K (proj) at width 768."))
     g.add_argument("--emb", choices=tuple(FORM), help=(
         "lookup: a row per word of a vocabulary; emb: N rows shared by hash; pool: chunks pick rows of a "
-        "codebook; add: one of two rows per bit; proj: correlation with the bits; bloom: m positions a word, "
-        "see below (None: proj, or the preset's)"))
+        "codebook; add: one of two rows per bit; proj: correlation with the bits; bloom: m positions a word; "
+        "mean, median, weighted: of k hashed rows (None: proj, or the preset's)"))
     g.add_argument("--preset", choices=tuple(RECIPES), default="tiny",
                    help=f"a size and how it is trained: {sizes}")
     for name, text in dict(layers="encoder layers; 0 is the probe that sees one word at a time", width="d",
@@ -1252,10 +1310,19 @@ def parser():
     g.add_argument("--alpha", type=at_least(1), metavar="a", help=(
         "items that share a token; of N items at most about the square root of N, with two hashes (None: 25, "
         "superbloom 50)"))
-    g.add_argument("--hashes", type=at_least(1), metavar="m", help="tokens of an item (None: 2)")
+    g.add_argument("--hashes", type=at_least(1), metavar="m", help=(
+        "m, tokens of an item (None: 2); k, hash functions of a sketch, see below (None: 5)"))
     g.add_argument("--coherent", type=at_least(0), metavar="n", help=(
         "of the m maps, so many put items together that stand on the same pages; the others are random "
         "(None: 0)"))
+
+    g = p.add_argument_group("count-median sketch (--emb mean, median, weighted; --objective hash-mlm)", (
+        "A word has a row in each of k blocks of R, and is their median, or mean. [CM] weighted: a sum of k\n"
+        "rows of --rows, with k weights. [SV] To be predicted, any hashed word has k classes of R. [CM]"))
+    g.add_argument("--buckets", type=at_least(1), metavar="R", 
+                   help="rows, or classes, of a hash function (None: 500)")
+    g.add_argument("--weights", type=at_least(1), metavar="K",
+                   help="rows of the table of weights (weighted; None: 50,000)")
 
     g = p.add_argument_group("attention", (
         "lsh: a query and a key meet only if r random planes sort them into one of m buckets. [BL §2.1]\n"
@@ -1277,9 +1344,10 @@ def parser():
     g = p.add_argument_group("objective", (
         "sr: which words were shuffled, which replaced? Three classes, any vocabulary. [HF §3.6]\n"
         "mlm: which word was hidden? Needs a vocabulary to choose from. [BERT §3.1] sampled: the same, out\n"
-        "of a few thousand rows instead of all. hash-mlm: which hashes has the hidden item? [SB §2.4]"))
+        "of a few thousand rows instead of all. hash-mlm: which hashes has the hidden one? [SB §2.4] [CM]"))
     g.add_argument("--objective", choices=tuple(OBJECTIVES), help=(
-        "None: sr, or the preset's; of items mlm; mlm and sampled go with --emb lookup, hash-mlm with bloom. "
+        "None: sr, or the preset's; of mean, median and bloom hash-mlm, which goes with all but lookup; mlm "
+        "and sampled go with lookup. "
         "Their evaluations say rec@k, how often what was hidden is among the k best of all"))
 
     g.add_argument("--mask", type=float, metavar="p", help=(
