@@ -20,6 +20,10 @@
     python bench.py depth --data pages.jsonl         one layer and many, hashed and not (Table 3)
     python bench.py coherent --data pages.jsonl      random and coherent maps (Table 7)
     python bench.py beams --runs out/bloom-items     by beam width (Table 6), frequency (Figure 3); neighbours
+    python bench.py sketch         a row a word, mean, median and weighted sum of hashed rows: size and time
+    python bench.py collisions     who shares buckets, counted and by formula
+    python bench.py gaps           hidden words named by models that predict hashes, three seeds (an hour)
+    python bench.py robust --runs out/median out/mean     what a spoilt table does to vectors and loss
     python bench.py evaluation     an evaluation of finetune.py beside the forward passes it is made of
     python bench.py tasks --runs out/*          the results of several fine-tunings in one table
     python bench.py readme         write the tables of README.md anew from results/
@@ -1090,6 +1094,124 @@ def with_spread(rows, columns):
 
 # ---------------------------------------------------------------------------------------------------------
 
+def bench_sketch(args):
+    """The embedding layer of [CM], forward and backward, 8 rows of 512 words as frequent as in text."""
+    rank = (torch.rand(8, 512, dtype=torch.float64) * math.log(30_000)).exp().long()  # Zipf's law
+    ids, up, todo, rows = hashing.FIRST + rank.clamp(max=29_999), torch.randn(8, 512, 512), {}, []
+    words = [word for part in many_words(30_000) for word in part]
+    for name, changes in (("a row a word", dict(emb="lookup", head="mlm")), ("mean", dict(emb="mean")),
+                          ("median", {}), ("weighted", dict(emb="weighted", rows=2_500, weights=10_000)),
+                          ("proj", dict(emb="proj"))):
+        c = model.Config(**model.PRESETS["median"] | changes)
+        net, form = model.Model(c), model.FORM[c.emb]
+        sketch = (c.hashes, c.buckets, 0, c.weights)[:4 if form == "weighted" else 3]
+        encoder = hashing.Encoder(form, rows=c.rows, vocabulary=words, sketch=sketch)
+        encoder.ids(words)
+        net.set_codes(torch.from_numpy(encoder.codes()))
+
+        def run(net=net):
+            net.embed(ids).backward(up)
+            net.zero_grad(set_to_none=True)
+        todo[name] = run
+        rows.append(dict(name=name, parameters=model.count_parameters(net)["embedding"]))
+    seconds = medians(todo, 15)
+    return [row | dict(ms=1000 * seconds[row["name"]], ratio=seconds[row["name"]] / seconds["mean"])
+            for row in rows]
+
+
+SKETCH = dict(name=("4,096 words, d 512, k 5, R 500", "s"), parameters=("parameters", ","), ms=("ms", ".1f"),
+              ratio=("× mean", ".2f"))
+
+
+def bench_collisions(args):
+    """Words of a corpus in the buckets of a sketch: how crowded, who is drowned, who cannot be told apart."""
+    corpus = pretrain.Corpus(pretrain.prepare(args.data, "regex", args.cache, quiet=True))
+    words, counts = corpus.words(), corpus.counts[hashing.FIRST:]
+    V, rows = len(words), []
+    for k, R in ((1, 500), (3, 500), (5, 500), (1, 5_000), (3, 5_000), (5, 50), (3, 50), (2, 500)):
+        index = hashing.sketch_index(words, k, R)
+        commonest = np.zeros((k, R), np.int64)
+        for j in range(k):
+            np.maximum.at(commonest[j], index[:, j], counts)
+        behind = (commonest[np.arange(k), index] > counts[:, None]).sum(1)  # in how many buckets
+        same = np.unique(index @ R ** np.arange(k), return_counts=True)[1]
+        rows.append(dict(name=f"k {k}, R {R:,}", words=V / R, most=int(np.bincount(index[:, 0]).max()),
+                         one=100 * counts[behind > 0].sum() / counts.sum(),
+                         half=100 * counts[2 * behind > k].sum() / counts.sum(),
+                         counted=int((same * (same - 1) // 2).sum()), expected=V * (V - 1) / 2 / R**k))
+    return rows
+
+
+COLLISIONS = dict(name=("hash functions, buckets", "s"), words=("words a bucket", ",.1f"), most=("most", ","),
+                  one=("% of text behind a commoner word in a bucket", ".1f"),
+                  half=("in most of its buckets", ".1f"), counted=("pairs with all buckets equal", ","),
+                  expected=("V (V - 1) / 2 R^k", ",.1f"))
+
+
+def bench_gaps(args):
+    """Hidden words named among all words of the corpus, one budget: sketches, hashes, a row a word. [CM]"""
+    hashes = ["--objective", "hash-mlm"]
+    return compare(args, {"median": ["--emb", "median"], "mean": ["--emb", "mean"],
+                          "weighted": ["--emb", "weighted", "--rows", 2_500, *hashes],
+                          "proj, LSH": ["--emb", "proj", "--hash", "lsh", *hashes],
+                          "pool, LSH": ["--emb", "pool", "--hash", "lsh", *hashes],
+                          "emb, MD5": ["--emb", "emb", "--hash", "md5", "--rows", 2_500, *hashes],
+                          "a row for each of 20,000 words": ["--emb", "lookup", "--split", "regex", "--vocab",
+                                                             20_000, "--objective", "mlm"]})
+
+
+def bench_robust(args):
+    """A trained table spoilt in four ways, its output left whole: how far do vectors and loss move? [CM]"""
+    rows = []
+    for folder in args.runs:
+        reader = infer.Reader(folder)
+        c, net, name = reader.config, reader.model, os.path.basename(os.path.normpath(folder))
+        if c.emb not in ("mean", "median") or c.head != "hash-mlm":
+            raise hashing.InputError(f"{folder}: wanted a run with --emb mean or median --objective hash-mlm")
+        run = model.load_checkpoint(folder)["run"]
+        corpus = pretrain.Corpus(pretrain.prepare(args.data, run["split"], args.cache, quiet=True))
+        reader.encoder.ids(corpus.words())
+        net.set_codes(torch.from_numpy(reader.encoder.codes()))
+        batches = pretrain.Batches(corpus, c.length, 32, len(net.codes), 0)
+        inputs, labels = pretrain.corrupt_mlm(*batches.held_out(slice(0, 64)))
+        weight = net.embedding.weight.data.clone()
+        net.head.table, net.tied = torch.nn.Parameter(weight), False  # what predicts stays as it was
+        blocks = weight.view(c.hashes, c.buckets, -1)
+
+        def rounded(bits):
+            step = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+            return (weight / step).round() * step
+
+        spoilt = weight.clone()
+        generator = torch.Generator().manual_seed(0)
+        lost = torch.randperm(len(weight), generator=generator)[:len(weight) // 50]
+        spoilt[lost] += 10 * weight.std() * torch.randn(len(lost), c.width, generator=generator)
+        shared = (blocks + blocks.roll(c.buckets // 2, 1)) / 2
+        before = None
+        for how, table in (("as trained", weight), ("1 row in 50 spoilt by 10 σ", spoilt),
+                           ("rows of 4 bits", rounded(4)), ("rows of 2 bits", rounded(2)),
+                           ("half as many buckets", shared.flatten(0, 1))):
+            net.embedding.weight.data = table.clone()
+            with torch.no_grad():
+                vectors = net.embed(inputs)[inputs >= hashing.FIRST]
+                logits = net(inputs, at=pretrain.masked(labels))
+                targets = net.targets[labels[labels != pretrain.IGNORE]].long()
+                loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+            before = (vectors, loss) if before is None else before
+            moved = ((vectors - before[0]).norm(dim=-1) / before[0].norm(dim=-1)).mean().item()
+            rows.append(dict(name=f"{name}: {how}", moved=100 * moved, loss=loss, more=loss - before[1]))
+    return rows
+
+
+ROBUST = dict(name=("run, table", "s"), moved=("vectors moved, %", ".1f"), loss=("held-out loss", ".3f"),
+              more=("more by", ".3f"))
+
+
+GAPS = dict(name=("model", "s"), parameters=("parameters", ","), table=("to embed", ","),
+            **{f"rec@{k}": (f"rec@{k}", "±") for k in pretrain.RECALL},
+            hashes_right=("hashes right", "±"), eval_loss=("loss", "±"))
+
+
 BENCHES = {"counts": (counts, COUNTS), "hashing": (bench_hashing, HASHING),
            "embeddings": (bench_embeddings, EMBEDDINGS), "kernel": (bench_kernel, KERNEL),
            "attention": (bench_attention, ATTENTION), "flops": (bench_flops, FLOPS),
@@ -1100,10 +1222,13 @@ BENCHES = {"counts": (counts, COUNTS), "hashing": (bench_hashing, HASHING),
            "sizes": (bench_sizes, SIZE_COLUMNS), "bloom": (bench_bloom, BLOOM),
            "million": (bench_million, MILLION), "entities": (bench_entities, ENTITIES),
            "depth": (bench_depth, ENTITIES), "coherent": (bench_coherent, ENTITIES),
-           "beams": (bench_beams, BEAMS)}
+           "beams": (bench_beams, BEAMS), "sketch": (bench_sketch, SKETCH),
+           "collisions": (bench_collisions, COLLISIONS), "robust": (bench_robust, ROBUST),
+           "gaps": (bench_gaps, GAPS)}
 
 ON_PAGES = ("entities", "depth", "coherent", "beams")
-LONG = ("words", "variants", "twins", "trained", "tasks", *ON_PAGES)  # or of runs that are there already
+# or of runs that are there already
+LONG = ("words", "variants", "gaps", "twins", "trained", "tasks", "robust", *ON_PAGES)
 
 
 def write(path, name, rows):
@@ -1138,16 +1263,16 @@ def parser():
     p.add_argument("--count", type=int, default=12_000_000, metavar="n",
                    help="words: distinct words (default 12,000,000)")
     p.add_argument("--data", metavar="A+B", help=(
-        "variants, twins: the corpus (default python); entities, depth, coherent, beams: the pages (default "
-        "python-names)"))
+        "variants, gaps, twins, robust, collisions: the corpus (default python); entities, depth, coherent, "
+        "beams: the pages (default python-names)"))
     p.add_argument("--alpha", type=int, default=25, metavar="a",
                    help="entities, depth, coherent: items that share a token (default 25)")
     p.add_argument("--steps", type=int, default=200, metavar="n",
-                   help="variants, twins, entities, depth, coherent: steps of a run (default 200)")
+                   help="variants, gaps, twins, entities, depth, coherent: steps (default 200)")
     p.add_argument("--seeds", type=int, default=3, metavar="n",
                    help="the same: runs of each (default 3)")
     p.add_argument("--only", default="", metavar="RE", help=(
-        "variants, entities, depth, coherent: those whose names match a regular expression"))
+        "variants, gaps, entities, depth, coherent: those whose names match a regular expression"))
     p.add_argument("--data_dir", metavar="DIR", help="twins: GLUE's files")
     p.add_argument("--runs", nargs="*", default=[], metavar="DIR",
                    help="tasks: folders of finetune.py, those with a results.json; trained, figures: of "
@@ -1174,7 +1299,7 @@ def main(argv=None):
     args.data = args.data or ("python-names" if args.what in ON_PAGES else "python")
     if args.what == "twins" and not args.data_dir:
         p.error("twins needs --data_dir, a folder with GLUE's SST-2")
-    if args.what in ("trained", "figures", "tasks", "beams") and not args.runs:
+    if args.what in ("trained", "figures", "tasks", "beams", "robust") and not args.runs:
         p.error(f"{args.what} needs --runs")
     if args.what == "figures":
         return figures(args)
