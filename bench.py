@@ -962,7 +962,7 @@ def bench_coherent(args):
 
 
 # many runs: a smaller model, of the commonest items alone, as [SB §3.4]
-NARROW = ("--width", 128, "--ffn", 256, "--vocab", 2_000)
+NARROW = ("--width", 128, "--ffn", 256, "--vocab", 2_000, "--lr", 1e-3)
 ENTITIES = dict(name=("model", "s"), parameters=("parameters", ","), table=("of the table", ","),
                 **{f"rec@{k}": (f"rec@{k}", "±") for k in pretrain.RECALL},
                 hashes_right=("hashes right", "±"), certified=("certified", "±"), eval_loss=("loss", "±"))
@@ -1096,8 +1096,10 @@ def with_spread(rows, columns):
 
 def bench_sketch(args):
     """The embedding layer of [CM], forward and backward, 8 rows of 512 words as frequent as in text."""
-    rank = (torch.rand(8, 512, dtype=torch.float64) * math.log(30_000)).exp().long()  # Zipf's law
-    ids, up, todo, rows = hashing.FIRST + rank.clamp(max=29_999), torch.randn(8, 512, 512), {}, []
+    rng, todo, rows = np.random.default_rng(0), {}, []
+    rank = torch.from_numpy(30_000 ** rng.random((8, 512))).long()  # Zipf's law
+    ids = hashing.FIRST + rank.clamp(max=29_999)
+    up = torch.from_numpy(rng.standard_normal((8, 512, 512), np.float32))
     words = [word for part in many_words(30_000) for word in part]
     for name, changes in (("a row a word", dict(emb="lookup", head="mlm")), ("mean", dict(emb="mean")),
                           ("median", {}), ("weighted", dict(emb="weighted", rows=2_500, weights=10_000)),
@@ -1109,11 +1111,16 @@ def bench_sketch(args):
         encoder.ids(words)
         net.set_codes(torch.from_numpy(encoder.codes()))
 
-        def run(net=net):
-            net.embed(ids).backward(up)
+        def run(net=net, embed=None):
+            (embed or net.embed)(ids).backward(up)
             net.zero_grad(set_to_none=True)
         todo[name] = run
         rows.append(dict(name=name, parameters=model.count_parameters(net)["embedding"]))
+        if name == "median":
+            def torchs(ids, net=net, blocks=c.buckets * torch.arange(c.hashes)):
+                return net.embedding.weight[net.codes[ids] + blocks].median(2).values
+            todo["median, torch.median"] = functools.partial(run, embed=torchs)
+            rows.append(rows[-1] | dict(name="median, torch.median"))
     seconds = medians(todo, 15)
     return [row | dict(ms=1000 * seconds[row["name"]], ratio=seconds[row["name"]] / seconds["mean"])
             for row in rows]
@@ -1149,7 +1156,10 @@ COLLISIONS = dict(name=("hash functions, buckets", "s"), words=("words a bucket"
 
 
 def bench_gaps(args):
-    """Hidden words named among all words of the corpus, one budget: sketches, hashes, a row a word. [CM]"""
+    """Hidden words named among all words of the corpus, one budget: sketches, hashes, a row a word. [CM]
+
+    A row a word is asked for, and knows of, its own 20,000 words alone: an easier question.
+    """
     hashes = ["--objective", "hash-mlm"]
     return compare(args, {"median": ["--emb", "median"], "mean": ["--emb", "mean"],
                           "weighted": ["--emb", "weighted", "--rows", 2_500, *hashes],
@@ -1166,10 +1176,14 @@ def bench_robust(args):
     for folder in args.runs:
         reader = infer.Reader(folder)
         c, net, name = reader.config, reader.model, os.path.basename(os.path.normpath(folder))
-        if c.emb not in ("mean", "median") or c.head != "hash-mlm":
-            raise hashing.InputError(f"{folder}: wanted a run with --emb mean or median --objective hash-mlm")
+        if c.emb not in ("mean", "median") or c.head != "hash-mlm" or not c.order or c.buckets % 2:
+            raise hashing.InputError(f"{folder}: wanted a run over text with --emb mean or median, hash-mlm, "
+                                     f"and an even number of buckets")
         run = model.load_checkpoint(folder)["run"]
-        corpus = pretrain.Corpus(pretrain.prepare(args.data, run["split"], args.cache, quiet=True))
+        about = args.data, run["split"], args.cache, run["vocab"]
+        corpus = pretrain.Corpus(pretrain.prepare(*about, quiet=True))
+        if corpus.meta["digest"] != run["corpus"]:
+            raise hashing.InputError(f"{folder} was trained on other text than --data {args.data}")
         reader.encoder.ids(corpus.words())
         net.set_codes(torch.from_numpy(reader.encoder.codes()))
         batches = pretrain.Batches(corpus, c.length, 32, len(net.codes), 0)
@@ -1209,7 +1223,7 @@ ROBUST = dict(name=("run, table", "s"), moved=("vectors moved, %", ".1f"), loss=
 
 GAPS = dict(name=("model", "s"), parameters=("parameters", ","), table=("to embed", ","),
             **{f"rec@{k}": (f"rec@{k}", "±") for k in pretrain.RECALL},
-            hashes_right=("hashes right", "±"), eval_loss=("loss", "±"))
+            hashes_right=("hashes right", "±"), eval_loss=("loss, of hashes ln 500 to begin with", "±"))
 
 
 BENCHES = {"counts": (counts, COUNTS), "hashing": (bench_hashing, HASHING),

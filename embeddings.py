@@ -15,8 +15,8 @@ Letters   B batch   L positions   C numbers a word   d width   T bits   k bits a
           m hashes an item   K rows of importance; of a sketch, k hash functions with R rows each
 Try       python embeddings.py
 
-Every module: codes (..., C) -> vectors (..., d), Bloom m vectors an item; weights start as normal(0, 0.02),
-cut at ±2 std.
+Every module: codes (..., C) -> vectors (..., d), Bloom m vectors an item; rows start as normal(0, 0.02), cut
+at ±2 std.
 """
 
 import math
@@ -82,7 +82,8 @@ class PoolEmbedding(nn.Module):
         tables = self.weight.softmax(0).unsqueeze(1) * self.codebook  # (J, 2^k, d)
         offsets = torch.arange(0, self.chunks * rows, rows, dtype=torch.int32, device=codes.device)
         bags = (codes.int() + offsets).reshape(-1, self.chunks)  # (words, J), chunk j looks into table j
-        return F.embedding_bag(bags, tables.flatten(0, 1), mode="sum").view(*codes.shape[:-1], -1)
+        e = F.embedding_bag(bags, tables.flatten(0, 1), mode="sum")
+        return e.view(*codes.shape[:-1], e.shape[-1])
 
 
 class AddEmbedding(nn.Module):
@@ -163,9 +164,9 @@ class SketchEmbedding(nn.Module):
     def __init__(self, hashes, rows, width, agg="median"):
         """in: hashes k, odd; rows R of each block; width d; agg "median" or "mean" """
         super().__init__()
-        if hashes % 2 == 0:
+        if hashes % 2 == 0 or hashes > 255:
             raise ValueError(f"a sketch of k = {hashes} hash functions: wanted an odd number, whose median "
-                             f"is one of the rows")
+                             f"is one of the rows, and at most 255")
         if agg not in ("median", "mean"):
             raise ValueError(f"unknown aggregation {agg!r}: wanted median or mean")
         self.hashes, self.rows, self.agg = hashes, rows, agg
@@ -179,7 +180,10 @@ class SketchEmbedding(nn.Module):
             out = F.embedding_bag(rows, self.weight, mode="mean")
         else:
             out = RowMedian.apply(self.weight, rows)
-        return out.view(*codes.shape[:-1], -1)
+        return out.view(*codes.shape[:-1], out.shape[-1])
+
+
+AT_ONCE = 2**15  # numbers of one hash function's rows that RowMedian has in hand
 
 
 class RowMedian(torch.autograd.Function):
@@ -189,15 +193,13 @@ class RowMedian(torch.autograd.Function):
     time, so that their rows stay in the processor's cache.
     """
 
-    AT_ONCE = 2**15  # numbers of one hash function's rows
-
     @staticmethod
     def forward(ctx, table, rows):
         """in: table (N, d); rows integer (M, k); out: (M, d)"""
         M, k = rows.shape
         out = table.new_empty(M, table.shape[1])
         chosen = torch.empty(out.shape, dtype=torch.uint8, device=out.device)
-        step = max(M if table.is_cuda else RowMedian.AT_ONCE // table.shape[1], 1)
+        step = max(M if table.is_cuda else AT_ONCE // table.shape[1], 1)
         for start in range(0, M, step):
             part = slice(start, start + step)
             x = table.index_select(0, rows[part].T.flatten())
@@ -252,6 +254,8 @@ class WeightedEmbedding(nn.Module):
     def __init__(self, hashes, rows, importance, width, append=False):
         """in: hashes k; rows N of the pool; importance K, rows of the table of weights; width d; append"""
         super().__init__()
+        if append and width <= hashes:
+            raise ValueError(f"width {width}: wanted more than the {hashes} weights that are appended")
         self.append = append
         self.weight = nn.Parameter(init_(torch.empty(rows, width - hashes * append)))  # (N, d), or (N, d - k)
         self.importance = nn.Parameter(init_(torch.empty(importance, hashes), std=1.0))  # (K, k)
@@ -261,7 +265,8 @@ class WeightedEmbedding(nn.Module):
         rows, weights = codes.reshape(-1, codes.shape[-1]).int().split([codes.shape[-1] - 1, 1], -1)
         p = F.embedding(weights.squeeze(-1), self.importance)  # (words, k)
         e = F.embedding_bag(rows, self.weight, mode="sum", per_sample_weights=p)
-        return (torch.cat([e, p], -1) if self.append else e).view(*codes.shape[:-1], -1)
+        e = torch.cat([e, p], -1) if self.append else e
+        return e.view(*codes.shape[:-1], e.shape[-1])
 
 
 def main(argv=None):

@@ -276,17 +276,17 @@ def md5_index(words, n, key=None):
     return (((high % n) * carry % n + low % n) % n).astype(np.int64)
 
 
-def sketch_index(words, k, rows, seed=0):
+def sketch_index(words, k, rows, seed=0, key=None):
     """k independent hash functions of a word: disjoint slices of eight bytes of its digests. [CM]
 
-    in:  words list[str]; k int; rows R, 1 .. 2**32; seed int, 0: plain MD5, else keyed with it
+    in:  words list[str]; k int; rows R, 1 .. 2**32; seed int, key str or None: without, plain MD5, else keyed
     out: int64 (V, k), each in 0 .. R-1        play -> 409, 489, 306, 104, 165 of 500
 
     Not h(x) = x · prime_j mod R: two numbers that are equal modulo R collide under every such function.
     """
     if k < 1 or not 0 < rows <= 1 << 32:
         raise InputError(f"k {k} hash functions of R {rows:,} rows: wanted 1 or more, and 1 .. 2**32")
-    digests = md5_digests(words, -(-k // 2), f"sketch {seed}" if seed else None)
+    digests = md5_digests(words, -(-k // 2), f"{key or ''} sketch {seed}" if seed or key else None)
     return (digests.view(">u8")[:, :k] % np.uint64(rows)).astype(np.int64)
 
 
@@ -296,14 +296,14 @@ class SketchMap:
     Two words may share all k buckets, about V² / 2 R^k pairs; they score the same.
     """
 
-    def __init__(self, words, k, rows, seed=0):
+    def __init__(self, words, k, rows, seed=0, key=None):
         """in: as sketch_index
 
         attributes: as BloomMap: digest int32 (V, k); members int32 (k, R, alpha), -1 where empty; n_items V;
         m k; buckets R; alpha, the most words in a bucket
         """
         self.n_items, self.m, self.buckets = len(words), k, rows
-        index = sketch_index(words, k, rows, seed)
+        index = sketch_index(words, k, rows, seed, key)
         self.digest = index.astype(np.int32)
         cell = index + rows * np.arange(k)  # (V, k): bucket and hash function in one number
         sizes = np.bincount(cell.ravel(), minlength=k * rows)
@@ -813,6 +813,7 @@ class Encoder:
             if word not in self.table:
                 self.table[word] = FIRST + len(self.words)
                 self.words.append(word)
+                self.most = None
         return np.array([self.table[word] for word in words], np.int32)
 
     def ids_of(self, texts):
@@ -835,8 +836,9 @@ class Encoder:
             return self.targets(words)
         if self.form == "weighted":
             k, _, seed, weights = self.sketch
-            weight = sketch_index(words, k + 1, weights, seed)[:, k:]  # a slice that the rows do not use
-            return np.concatenate([sketch_index(words, k, self.rows, seed), weight], 1).astype(np.int32)
+            weight = sketch_index(words, k + 1, weights, seed, self.key)[:, k:]  # a slice the rows do not use
+            rows = sketch_index(words, k, self.rows, seed, self.key)
+            return np.concatenate([rows, weight], 1).astype(np.int32)
         if self.form == "row":  # rows 0..4 are the specials' (WORD has none: free rows need no shared one)
             ids = self.ids(words)[:, None]
             return ids - (ids >= FIRST)
@@ -851,7 +853,7 @@ class Encoder:
 
     def targets(self, words):
         """in: words list[str]; out: int32 (V, k), the buckets that a model with head hash-mlm predicts"""
-        return sketch_index(words, *self.sketch[:3]).astype(np.int32)
+        return sketch_index(words, *self.sketch[:3], self.key).astype(np.int32)
 
     def special_codes(self):
         """Codes of ids 0 .. FIRST-1: (FIRST, C), dtype as hash_words; zeros, or rows in a fixed table."""

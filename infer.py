@@ -50,6 +50,8 @@ class Reader:
         self.words = checkpoint.get("words", [])  # to look among: the commonest of the corpus
         self.task = checkpoint.get("task", {})  # what finetune.py says of it
         self.config = checkpoint["config"]
+        if not self.config.order and not self.encoder.fixed:
+            self.encoder.ids(self.words)  # names of several words are found as they are
 
     def split(self, text):
         """Split a text into words; a literal [MASK] is the mask.
@@ -117,7 +119,7 @@ class Reader:
             return self.encoder.words, self.encoder.bloom
         if not self.words:
             raise InputError("there are no words to look among")
-        return self.words, SketchMap(self.words, *self.encoder.sketch[:3])
+        return self.words, SketchMap(self.words, *self.encoder.sketch[:3], self.encoder.key)
 
     @torch.no_grad()
     def complete(self, text, k, beam=None):
@@ -132,22 +134,27 @@ class Reader:
         (ids, at), (words, made) = self.masks(text), self.candidates
         logp, left_out = hash_logp(self.model(ids, at=at), made), None
         if not self.config.order:
-            given = set(self.split(text)[0])
-            left_out = [i for i, word in enumerate(words) if word in given] or [-1]
-            left_out = torch.tensor([left_out], device=ids.device).expand(len(at), -1)
+            left_out = (ids - FIRST).clamp(min=-1)
+            if not self.encoder.bloom:  # its words have other numbers
+                given = set(self.split(text)[0])
+                left_out = [i for i, word in enumerate(words) if word in given] or [-1]
+                left_out = torch.tensor([left_out], device=ids.device)
+            left_out = left_out.expand(len(at), -1)
         searches = beam_search(logp, made, k, beam or k, None if beam is None else 1, exclude=left_out)
         return [dict(items=[(words[i], score) for i, score in zip(row, scores) if i >= 0],
                      certified=certified, scored=scored, total=made.n_items)
                 for row, scores, certified, scored in zip(*(found.tolist() for found in searches))]
 
     def look_among(self, path):
-        """in: path of a text file: its words, split as this model splits, take the place of the corpus's"""
+        """in: path of a text file: its words, of a set its lines, take the place of the corpus's words"""
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
-                found = self.encoder.split(file.read())[0]
+                lines = file.read().splitlines()
         except OSError as error:
             raise InputError(f"{path}: {error}") from error
-        self.words = list(dict.fromkeys(found))
+        found = [w for line in lines for w in (self.encoder.split(line)[0] if self.config.order else [line])]
+        self.words = list(dict.fromkeys(word for word in found if word))
+        self.__dict__.pop("candidates", None)
 
     def masks(self, text):
         """in: text str; out: ids int64 (1, L), at int64 (M,), where masks are; err: InputError without one"""

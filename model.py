@@ -25,7 +25,6 @@ import fcntl
 import functools
 import hashlib
 import json
-import math
 import os
 import shutil
 import sys
@@ -89,14 +88,16 @@ class Config:
     def __post_init__(self):
         if self.emb not in FORM:
             raise ConfigError(f"unknown embedding {self.emb!r}; there are {', '.join(FORM)}")
-        if self.hashes is None:
-            self.hashes = 2 if self.emb == "bloom" else 5
-        if min(self.hashes, self.buckets, self.weights) < 1:
-            raise ConfigError(f"hashes {self.hashes}, buckets {self.buckets}, weights {self.weights}: wanted "
-                              f"1 or more of each")
-        if FORM[self.emb] == "sketch" and self.hashes % 2 == 0:
+        if FORM[self.emb] in ("digest", "sketch", "weighted") or self.head == "hash-mlm":
+            self.hashes = (2 if self.emb == "bloom" else 5) if self.hashes is None else self.hashes
+        else:
+            self.hashes = None  # nothing hashes more than once
+        for name in ("hashes", "buckets", "weights"):
+            if getattr(self, name) is not None and not 1 <= getattr(self, name) <= 2**31:
+                raise ConfigError(f"{name} {getattr(self, name)}: wanted at least 1 and at most 2^31")
+        if FORM[self.emb] == "sketch" and (self.hashes % 2 == 0 or self.hashes > 255):
             raise ConfigError(f"a sketch of {self.hashes} hash functions: wanted an odd number, whose median "
-                              f"is one of its rows, such as {self.hashes + 1}")
+                              f"is one of its rows, and at most 255")
         if self.head not in HEADS:
             raise ConfigError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
         if self.pool not in ("cls", "mean"):
@@ -118,18 +119,15 @@ class Config:
             near = max(self.width // self.heads, 1) * self.heads
             raise ConfigError(f"width {self.width} is not divisible by {self.heads} heads: "
                               f"wanted a multiple, such as {near}")
+        fits = ["sr"] * self.order + (["mlm", "sampled"] if self.emb == "lookup" else ["hash-mlm"])
+        fits = f"with emb {self.emb} {'' if self.order else 'of a set '}possible are {', '.join(fits)}"
         if self.head == "mlm" and self.emb != "lookup":
-            other = "--objective hash-mlm" + " or sr" * self.order if self.order or self.emb == "bloom" else (
-                "--emb bloom")
-            raise ConfigError(f"objectives mlm and sampled predict rows of a vocabulary; emb {self.emb} has "
-                              f"none: possible are {other}, or --emb lookup")
+            raise ConfigError(f"objectives mlm and sampled predict rows of a vocabulary, which only emb "
+                              f"lookup has; {fits}")
         if self.head == "hash-mlm" and self.emb == "lookup":
-            raise ConfigError("objective hash-mlm predicts the hashes of a word or item, which emb lookup "
-                              "has not: possible are --objective mlm" + " or sr" * self.order +
-                              f", or --emb {'proj' if self.order else 'bloom'}")
+            raise ConfigError(f"objective hash-mlm predicts hashes, which all but emb lookup have; {fits}")
         if self.head == "sr" and not self.order:
-            raise ConfigError("objective sr asks which words were moved, and a set has no order: possible "
-                              "are --objective hash-mlm with --emb bloom, mlm or sampled with --emb lookup")
+            raise ConfigError(f"objective sr asks which words were moved, and a set has no order; {fits}")
 
 
 # The sizes of the papers; `tiny` is ours, to train in minutes on two cores.
@@ -274,11 +272,13 @@ class Model(nn.Module):
                 nn.init.zeros_(module.bias)
         # Places start louder than words, whose spread at the start depends on the kind of embedding.
         spread = {"proj": (c.bits - 1) ** -0.5, "pool": 0.02 * (c.chunk / c.bits) ** 0.5,
-                  "linear": 0.01 * c.bits ** 0.5, "mean": 0.02 / c.hashes ** 0.5,
-                  "median": 0.02 * (1 + (c.hashes - 1) / (math.pi / 2)) ** -0.5,  # within 2 % [CM]
-                  "weighted": 0.02 * c.hashes ** 0.5}.get(c.emb, 0.02)
-        if c.order:
-            with torch.no_grad():
+                  "linear": 0.01 * c.bits ** 0.5}.get(c.emb, 0.02)
+        with torch.no_grad():
+            if FORM[c.emb] in ("sketch", "weighted"):  # of five rows the median has 0.54 σ, the mean 0.45
+                codes = torch.arange(c.buckets if FORM[c.emb] == "sketch" else min(c.rows, c.weights))
+                columns = c.hashes + (c.emb == "weighted")
+                spread = self.embedding(codes.unsqueeze(1).expand(-1, columns)).std()
+            if c.order:
                 self.positions.weight.copy_(2.25 * spread * sinusoids(*self.positions.weight.shape))
         self.register_buffer("codes", None, persistent=False)
         self.register_buffer("targets", None, persistent=False)
@@ -298,7 +298,8 @@ class Model(nn.Module):
 
     def embed(self, ids):
         """in: ids (B, L); out: (B, L·m, d), the word's vector alone: no position, no norm. [HF §3.1]"""
-        if FORM[self.config.emb] == "sketch" and ids.device.type == "cpu":
+        sketch = FORM[self.config.emb] == "sketch" and ids.device.type == "cpu"
+        if sketch and not torch.compiler.is_compiling():
             once, places = ids.unique(return_inverse=True)  # a batch has about two words of a kind
             return F.embedding(places, self.vectors(once.unsqueeze(0)).squeeze(0))
         return self.vectors(ids)

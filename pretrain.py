@@ -562,7 +562,7 @@ def build_encoder(args, config, corpus):
     if args.objective != "hash-mlm" or form == "sketch":
         return encoder, codes, None
     specials = np.zeros((FIRST, args.hashes), np.int32)
-    return encoder, codes, kept(["targets", sketch[:3]], specials, encoder.targets)
+    return encoder, codes, kept(["targets", sketch[:3], args.key], specials, encoder.targets)
 
 
 def build_bloom(args, corpus, vocabulary):
@@ -765,7 +765,7 @@ def loss_hash(model, inputs, labels):
             before = torch.where(hit.any(1), hit.byte().argmax(1), max(RECALL))  # ahead of the right one
         else:
             before = ranks(logits.log_softmax(-1), net.targets[FIRST:], words - FIRST, left_out)
-            certified = -torch.ones_like(before)  # there was no beam
+            certified = torch.zeros_like(before)  # there is no beam
         right = (logits.argmax(-1) == codes).double().mean(1)  # (M,)
         counts = torch.stack([*((before < k).sum() for k in RECALL), certified.sum(), right.sum(),
                               torch.tensor(len(at), device=at.device)])
@@ -795,16 +795,16 @@ def ranks(logp, digests, words, exclude=None):
     return torch.cat(out)
 
 
-def report_hash(counts):
-    """in: counts (6,): items among the best 1, 10, 20; searches of which a first beam of 20 was certain, less
-         than 0 where there was no beam; items' shares of hashes that are right; all
+def report_hash(counts, beam=True):
+    """in: counts (6,): items among the best 1, 10, 20; searches of which a first beam of 20 was certain;
+         items' shares of hashes that are right; all; beam, False: there were none
 
     out: recall among all items or words of the corpus, every search taken on until it is certain; of items
          the share of those that were with a beam of 20; the share of hashes whose likeliest row is right
     """
     n = max(float(counts[-1]), 1)
     recall = {f"rec@{k}": float(count) / n for k, count in zip(RECALL, counts)}
-    certified = {"certified": float(counts[3]) / n} if counts[3] >= 0 else {}
+    certified = {"certified": float(counts[3]) / n} if beam else {}
     return recall | certified | {"hashes_right": float(counts[4]) / n}
 
 
@@ -918,6 +918,8 @@ class Run:
         self.encoder, codes, targets = build_encoder(args, config, self.corpus)
         self.config = config = dataclasses.replace(config, rows=self.encoder.rows)
         self.corrupt, self.loss_of, self.report, self.reported = OBJECTIVES[args.objective]
+        if args.objective == "hash-mlm":
+            self.report = functools.partial(report_hash, beam=bool(self.encoder.bloom))
 
         torch.manual_seed(args.seed)
         self.model = self.wrapped = Model(config).to(self.device)
@@ -967,8 +969,9 @@ class Run:
         if not os.path.exists(self.path):
             return
         saved = load_checkpoint(self.path)
-        there = saved.get("run", {})
-        here = self.identity
+        there, here = dict(saved.get("run", {})), dict(self.identity)
+        there |= dataclasses.asdict(saved["config"])  # as this code reads it: it may have new fields
+        here |= here.pop("config")
         differs = [f"{k} is {there.get(k)} there, {here[k]} here" for k in here if there.get(k) != here[k]]
         if differs:
             raise ConfigError(f"{self.path} comes from another run ({'; '.join(differs)}): "
@@ -1140,10 +1143,10 @@ class Run:
 
     def example(self):
         """out: str, what to ask this model first"""
-        words, objective = self.encoder.words, "sr" if self.args.objective == "sr" else "mlm"
+        words, objective = self.corpus.words(), "sr" if self.args.objective == "sr" else "mlm"
         if self.config.order:
             return EXAMPLES[objective]
-        names = [name for name in SOCKETS if name in self.encoder.table]
+        names = [name for name in SOCKETS if name in set(words)]
         return " ".join([*(names if len(names) == len(SOCKETS) else words[:2]), "[MASK]"])
 
     def fit(self, stopped):
@@ -1286,7 +1289,7 @@ def parser():
                    help="n-grams that count: the F commonest (lsh); more if there are more rows")
     g.add_argument("--key", help="secret of a keyed MD5; None: plain MD5")
     g.add_argument("--hash_seed", type=at_least(0), default=0, metavar="S",
-                   help="of the hyperplanes (lsh), of Bloom maps")
+                   help="of the hyperplanes (lsh), of Bloom maps, of sketches")
 
     g = p.add_argument_group("model", (
         "A post-LN transformer over the embedded words. [HF §4.2]\n"
@@ -1346,8 +1349,8 @@ def parser():
         "mlm: which word was hidden? Needs a vocabulary to choose from. [BERT §3.1] sampled: the same, out\n"
         "of a few thousand rows instead of all. hash-mlm: which hashes has the hidden one? [SB §2.4] [CM]"))
     g.add_argument("--objective", choices=tuple(OBJECTIVES), help=(
-        "None: sr, or the preset's; of mean, median and bloom hash-mlm, which goes with all but lookup; mlm "
-        "and sampled go with lookup. "
+        "None: sr; of mean, median and bloom, of sets and of presets that predict words hash-mlm, which goes "
+        "with all but lookup, or mlm, which as sampled goes with lookup. "
         "Their evaluations say rec@k, how often what was hidden is among the k best of all"))
 
     g.add_argument("--mask", type=float, metavar="p", help=(

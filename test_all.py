@@ -719,7 +719,8 @@ def test_sketch_by_hand():
         before, after = rows.sort(0).values, embeddings.median(list(moved))
         assert ((after == before[2]) | (after == before[3])).all()  # at most to its neighbour
         torch.testing.assert_close(moved.mean(0) - rows.mean(0), torch.full((7,), 200.0), rtol=1e-4, atol=0)
-    for k in (2, 4):
+    assert embeddings.SketchEmbedding(3, 2, 2)(torch.zeros(1, 0, 3)).shape == (1, 0, 2)
+    for k in (2, 4, 257):
         with pytest.raises(ValueError, match="odd"):
             embeddings.SketchEmbedding(k, 5, 3)
         with pytest.raises(ConfigError, match="odd"):
@@ -733,7 +734,7 @@ def test_median_is_torchs_with_its_gradient(k, monkeypatch):
     """Also of ties, some words at a time, and of the same row many times."""
     x = list(torch.randint(0, 6, (k, 500)).float())
     assert (embeddings.median(x) == torch.stack(x).median(0).values).all()
-    monkeypatch.setattr(embeddings.RowMedian, "AT_ONCE", 24)  # three words
+    monkeypatch.setattr(embeddings, "AT_ONCE", 24)  # three words
     sketch = embeddings.SketchEmbedding(k, 6, 8).double()
     codes = torch.randint(0, 6, (4, 5, k))
     out = sketch(codes.short())
@@ -2257,7 +2258,7 @@ def test_an_over_fitted_batch_is_decoded_to_its_words(emb):
     with torch.no_grad():
         _, counts = pretrain.loss_hash(net, inputs, labels)
         logits = net(inputs, at=pretrain.masked(labels))
-    assert counts.tolist() == [10, 10, 10, -10, 10, 10], counts
+    assert counts.tolist() == [10, 10, 10, 0, 10, 10], counts
     made = hashing.SketchMap(words, 5, 41)
     found, _, certified, scored = infer.beam_search(model.hash_logp(logits, made), made, 1, 2, None)
     assert certified.all() and (scored < 3_000).all()
@@ -2290,14 +2291,77 @@ def test_sketches_train_resume_and_are_read_back(small, tmp_path, capsys, flags)
             assert missing["total"] == len(reader.words)
 
 
+@pytest.mark.parametrize("emb", ["mean", "median", "weighted"])
+@pytest.mark.parametrize("k", [1, 5])
+def test_places_start_as_loud_beside_a_sketch_as_beside_a_row(emb, k):
+    """Median and mean are compared with one loudness of places to words, 2.25 spreads of the words' own."""
+    net = Model(Config(emb=emb, hashes=k, buckets=300, weights=300, rows=300, width=64, heads=2, layers=0,
+                       length=32))
+    codes = torch.randint(0, 300, (2_000, k + (emb == "weighted")))
+    loud = net.positions.weight.abs().max() / net.embedding(codes).std()
+    assert abs(loud / 2.25 - 1) < 0.06
+
+
+def test_a_sketch_answers_from_any_list_of_words(small, tmp_path, capsys):
+    """--words: also words that no text had; a key is part of the hash; finetune.py takes the model on."""
+    flags = ("--emb", "weighted", "--objective", "hash-mlm", "--key", "s", "--rows", 41, "--weights", 31)
+    pretrain.main(small(*flags))
+    (tmp_path / "words.txt").write_text("Xylophone zebra\nzebra unheard-of\n")
+    reader = infer.Reader(tmp_path / "run")
+    first = reader.complete("a [MASK]", 3)[0]["total"]
+    reader.look_among(tmp_path / "words.txt")
+    [found] = reader.complete("a [MASK]", 9)
+    assert first > 5 and {w for w, _ in found["items"]} == {"xylophone", "zebra", "unheard", "-", "of"}
+    logp = model.hash_logp(reader.model(*reader.masks("a [MASK]")[:1], at=torch.tensor([2])),
+                           types.SimpleNamespace(buckets=500, m=5))
+    for word, score in found["items"]:
+        index = hashing.sketch_index([word], 5, 500, key="s")[0]
+        assert score == pytest.approx(sum(logp[0, j, i].item() for j, i in enumerate(index)), abs=1e-4)
+    capsys.readouterr()
+    infer.main(["--ckpt", str(tmp_path / "run"), "--words", str(tmp_path / "words.txt"), "a [MASK]"])
+    assert "of 5 scored, certified" in capsys.readouterr().out
+    refused(infer.main, ["--ckpt", str(tmp_path / "run"), "--words", "nowhere", "a [MASK]"], says="nowhere")
+    rows = [f"{word} {i},{'ab'[i % 2]}" for i, word in enumerate(words_like(40))]
+    (tmp_path / "own.csv").write_text("text,label\n" + "\n".join(rows))
+    own = str(tmp_path / "own.csv")
+    finetune.main(["--ckpt", str(tmp_path / "run"), "--train", own, "--dev", own, "--text", "text", "--label",
+                   "label", "--epochs", "1", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path / "fine")])
+    assert infer.Reader(tmp_path / "fine").classify("a text")[0][0] in "ab"
+
+
+def test_names_of_several_words_in_sets_that_are_hashed(sets, tmp_path):
+    pretrain.main(sets("--emb", "median", alpha=None))
+    reader = infer.Reader(tmp_path / "sets")
+    assert reader.split("Miles Davis [MASK]")[0] == ["Miles Davis", "[MASK]"]
+    items = reader.complete("Miles Davis [MASK]", 120)[0]["items"]
+    assert len(items) == 119 and "Miles Davis" not in dict(items)
+    (tmp_path / "names.txt").write_text("Miles Davis\nBill Evans\n")
+    reader.look_among(tmp_path / "names.txt")
+    assert reader.words == ["Miles Davis", "Bill Evans"]
+
+
+def test_a_run_from_before_there_were_sketches_goes_on(small, tmp_path, capsys):
+    """Its config lacks the new fields, and has a number of hashes that nothing read."""
+    pretrain.main(small())
+    path = tmp_path / "run" / "ckpt.pt"
+    saved = torch.load(path)
+    for config in (saved["config"], saved["run"]["config"]):
+        del config["buckets"], config["weights"]
+        config["hashes"] = 2
+    del saved["run"]["buckets"], saved["run"]["weights"]
+    torch.save(saved, path)
+    pretrain.main(small())
+    refused(pretrain.main, small("--width", "64"), says="width is 32 there, 64 here")
+
+
 def test_flags_of_sketches(small):
     for flags, says in ((("--emb", "median", "--hashes", "4"), "odd"),
                         (("--buckets", "9"), "--buckets is of"),
                         (("--hashes", "3"), "--hashes is of"), (("--weights", "9"), "--weights is of"),
                         (("--emb", "bloom", "--buckets", "9"), "--buckets is of"),
                         (("--emb", "median", "--alpha", "3"), "--alpha is of"),
-                        (("--emb", "median", "--objective", "mlm"), "hash-mlm or sr"),
-                        (("--emb", "lookup", "--objective", "hash-mlm"), "mlm or sr")):
+                        (("--emb", "median", "--objective", "mlm"), "possible are sr, hash-mlm"),
+                        (("--emb", "lookup", "--objective", "hash-mlm"), "possible are sr, mlm, sampled")):
         refused(pretrain.main, small(*flags), says=says)
     for more, found in (([], ("median", "hash-mlm", 5, 500, "regex", "out/median")),
                         (["--emb", "mean"], ("mean", "hash-mlm", 5, 500, "regex", "out/mean")),
@@ -2603,8 +2667,10 @@ def test_sets_train_and_are_read_back(sets, tmp_path, capsys, more):
     else:
         [missing] = found["missing"]
         assert len(missing["items"]) == 3 and missing["certified"]
-        assert missing["total"] == (100 if "100" in more else 120)
-        assert name not in dict(missing["items"])  # which the set has
+        total = 100 if "100" in more else 120
+        assert missing["total"] == total
+        everything = infer.look(reader, [f"{name} [MASK]"], total)["missing"][0]["items"]
+        assert len(everything) == total - 1 and name not in dict(everything)  # which the set has
     resumed = pretrain.main(sets(*more))
     assert resumed == result
 
