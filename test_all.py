@@ -1228,7 +1228,8 @@ def test_no_decay_on_biases_and_norms():
 
 def test_config_refuses_what_cannot_be():
     for bad, says in ((dict(width=10, heads=3), "multiple"), (dict(emb="emb", head="mlm"), "possible are"),
-                      (dict(emb="medium"), "there are"), (dict(buckets=0), "1 or more"),
+                      (dict(emb="medium"), "there are"), (dict(buckets=0), "at least 1"),
+                      (dict(emb="mean", hashes=0), "at least 1"),
                       (dict(emb="lookup", head="hash-mlm"), "possible are"), (dict(head="x"), "there are")):
         with pytest.raises(ConfigError, match=says):
             Config(**bad)
@@ -2325,7 +2326,8 @@ def test_a_sketch_answers_from_any_list_of_words(small, tmp_path, capsys):
     (tmp_path / "own.csv").write_text("text,label\n" + "\n".join(rows))
     own = str(tmp_path / "own.csv")
     finetune.main(["--ckpt", str(tmp_path / "run"), "--train", own, "--dev", own, "--text", "text", "--label",
-                   "label", "--epochs", "1", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path / "fine")])
+                   "label", "--epochs", "1", "--seeds", "1", "--device", "cpu", "--out",
+                   str(tmp_path / "fine")])
     assert infer.Reader(tmp_path / "fine").classify("a text")[0][0] in "ab"
 
 
