@@ -5,6 +5,7 @@
     torchrun --nproc_per_node=8 pretrain.py --emb proj --hash lsh    eight GPUs, or processes on CPUs
     torchrun --nproc_per_node=8 pretrain.py --preset hashformer --emb proj --hash lsh \\
         --data wikipedia+bookcorpus                                  the paper
+    python pretrain.py --emb median                                  which word is hidden? by its hashes
     python pretrain.py --preset superbloom-small                     sets of names: which one is missing?
     python pretrain.py --preset superbloom-small --data pages.jsonl --alpha 50        your own pages of items
 

@@ -4000,6 +4000,7 @@ def test_prose_on_sets_follows_the_results():
 
     text = " ".join((HERE / "README.md").read_text(encoding="utf-8").split())
     wiki, names, depth, maps = (rows(n) for n in ("simplewiki", "beams", "depth", "coherent"))
+    beauty, books, one_map = rows("beauty"), rows("books"), "superbloom, 1 of 2 maps coherent"
     [same] = [row for name, row in wiki.items() if "as many parameters" in name]
     walks = "co-occurrence: walks"
 
@@ -4009,9 +4010,11 @@ def test_prose_on_sets_follows_the_results():
     one, six = "1 layer", "6 layers"
     row, both = "a row for each", [maps[f"{n} of 2 maps coherent"] for n in (0, 1, 2)]
     claims = [
-        f"{percent(wiki['superbloom'])} % for Superbloom, {percent(same)} for a row for each item with as "
-        f"many parameters, {percent(wiki[walks])} for walks, "
+        f"{percent(wiki['superbloom'])} % for Superbloom, {percent(wiki[one_map])} with one coherent map, "
+        f"{percent(same)} for a row for each item with as many parameters, {percent(wiki[walks])} for walks, "
         f"{percent(wiki['co-occurrence: counts'])} for counts",
+        f"{percent(beauty[one_map])} and {percent(books[one_map])} %, against {percent(beauty['popularity'])} "
+        f"and {percent(books['popularity'])} for popularity",
         f"{percent(names['bloom-items, until certified'])} % against {percent(names['popularity'])} for "
         f"popularity, {percent(names['co-occurrence: counts'])} for counts, "
         f"{percent(names['co-occurrence: cosines'])} for cosines and {percent(names[walks])} for walks",
@@ -4129,6 +4132,7 @@ def test_readme_commands_run(small, tmp_path, text_file, monkeypatch, capsys):
         Path(name).write_text("title,body,topic\n" + "one two,three,five\na,b,six\n" * 9)
     Path("reviews.txt").write_text("a charming journey\n")
     Path("baskets.txt").write_text("socket bind [MASK]\n")
+    Path("my_words.txt").write_text("with return zebra\n")
     page = random.Random(0)
     names = ["socket", "bind", "listen", *words_like(30)]
     Path("pages.jsonl").write_text("".join(json.dumps(dict(links=page.sample(names, 5))) + "\n"
@@ -4176,6 +4180,8 @@ def test_readme_commands_run(small, tmp_path, text_file, monkeypatch, capsys):
                 more = ("--emb", "lookup", "--objective", "mlm") if mlm else ()
                 if "out/bloom-items" in flags:
                     name, more = "ib", ("--data", "pages.jsonl", "--emb", "bloom", "--alpha", "3")
+                if "out/median" in flags:
+                    name, more = "im", ("--emb", "median", "--buckets", "31")
                 pretrain.main(small(*more, "--length", "33", out=name))
             flags[flags.index("--ckpt") + 1] = str(tmp_path / name)
             infer.main(flags)
