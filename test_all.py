@@ -4000,7 +4000,7 @@ def test_prose_on_sets_follows_the_results():
 
     text = " ".join((HERE / "README.md").read_text(encoding="utf-8").split())
     wiki, names, depth, maps = (rows(n) for n in ("simplewiki", "beams", "depth", "coherent"))
-    beauty, books, one_map = rows("beauty"), rows("books"), "superbloom, 1 of 2 maps coherent"
+    gaps, beauty, books, one_map = rows("gaps"), rows("beauty"), rows("books"), "superbloom, 1 of 2 maps coherent"
     [same] = [row for name, row in wiki.items() if "as many parameters" in name]
     walks = "co-occurrence: walks"
 
@@ -4021,7 +4021,9 @@ def test_prose_on_sets_follows_the_results():
         f"from {percent(depth[f'superbloom, {one}'])} to {percent(depth[f'superbloom, {six}'])} % hashed, "
         f"from {percent(depth[f'{row}, {one}'])} to {percent(depth[f'{row}, {six}'])} % not",
         "hashes right " + ", ".join(percent(found, "hashes_right") for found in both),
-        "items (rec@1) " + ", ".join(percent(found, "rec@1") for found in both)]
+        "items (rec@1) " + ", ".join(percent(found, "rec@1") for found in both),
+        *(f"{percent(gaps[name], 'rec@1')} ± {percent(gaps[name], 'rec@1_std')} %{more}" for name, more in
+          (("median", " with the median"), ("mean", " with the mean"), ("proj, LSH", ".")))]
     for claim in claims:
         assert claim in text, claim
     speed = rows("bloom")
