@@ -4023,7 +4023,8 @@ def test_prose_on_sets_follows_the_results():
         "hashes right " + ", ".join(percent(found, "hashes_right") for found in both),
         "items (rec@1) " + ", ".join(percent(found, "rec@1") for found in both),
         *(f"{percent(gaps[name], 'rec@1')} ± {percent(gaps[name], 'rec@1_std')} %{more}" for name, more in
-          (("median", " with the median"), ("mean", " with the mean"), ("proj, LSH", ".")))]
+          (("median", " of the hidden words with the median"), ("mean", " with the mean"),
+           ("proj, LSH", ".")))]
     for claim in claims:
         assert claim in text, claim
     speed = rows("bloom")
