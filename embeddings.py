@@ -10,7 +10,7 @@ Departs   1. Every module computes the paper's function in a form that costs one
              the literal forms stand in the tests as oracles.
           2. No dropout inside (the authors' code has some in Pool; the paper has none).
           3. The importance of a word in WeightedEmbedding starts as normal(0, 1), not normal(0, 0.0005): a
-             word that starts ten thousand times smaller than its place in the sentence is not heard.
+             word that starts a thousand times smaller than the row of its type, which is added, is not heard.
 Letters   B batch   L positions   C numbers a word   d width   T bits   k bits a chunk   J chunks   N rows
           m hashes an item   K rows of importance; of a sketch, k hash functions with R rows each
 Try       python embeddings.py
@@ -157,8 +157,9 @@ class SketchEmbedding(nn.Module):
 
         rows of a word (k 3, d 2)    (1, 7)  (2, -9)  (900, 8)        median (2, 7)    mean (301, 2)
 
-    A row that other words have pulled far away moves the mean, and the median at most to its neighbour. For
-    each coordinate one row gets the gradient. k is odd: of an even number there is no middle one.
+    A row that other words have pulled far away drags the mean along; the median moves at most to the next
+    number in order. Of the median one row a coordinate gets the gradient, of the mean each gets 1/k. k is
+    odd: of an even number there is no middle one.
     """
 
     def __init__(self, hashes, rows, width, agg="median"):
@@ -226,10 +227,10 @@ class RowMedian(torch.autograd.Function):
 
 
 def median(rows):
-    """in: list of k tensors of a shape, k odd; out: their element-wise median, by comparisons alone
+    """in: k tensors of a shape, k odd; out: their element-wise median, by comparisons alone
 
-    Of k // 2 + 2 numbers neither the least nor the greatest is the median of all k: forget both, take in the
-    next, until one is left.
+    The least of k // 2 + 2 numbers has more than half of all k above it, the greatest as many below: neither
+    is the median. What is left without both has the same median: take in the next, until one is left.
     """
     kept, rest = list(rows[:len(rows) // 2 + 2]), list(rows[len(rows) // 2 + 2:])
     while len(kept) > 1:
@@ -261,7 +262,7 @@ class WeightedEmbedding(nn.Module):
         self.importance = nn.Parameter(init_(torch.empty(importance, hashes), std=1.0))  # (K, k)
 
     def forward(self, codes):
-        """in: codes integer (..., k + 1), rows of the pool, then one of importance; out: (..., d)"""
+        """in: codes integer (..., k + 1), k in 0 .. N-1, then one in 0 .. K-1; out: (..., d)"""
         rows, weights = codes.reshape(-1, codes.shape[-1]).int().split([codes.shape[-1] - 1, 1], -1)
         p = F.embedding(weights.squeeze(-1), self.importance)  # (words, k)
         e = F.embedding_bag(rows, self.weight, mode="sum", per_sample_weights=p)

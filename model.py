@@ -274,7 +274,7 @@ class Model(nn.Module):
         spread = {"proj": (c.bits - 1) ** -0.5, "pool": 0.02 * (c.chunk / c.bits) ** 0.5,
                   "linear": 0.01 * c.bits ** 0.5}.get(c.emb, 0.02)
         with torch.no_grad():
-            if FORM[c.emb] in ("sketch", "weighted"):  # of five rows the median has 0.54 σ, the mean 0.45
+            if FORM[c.emb] in ("sketch", "weighted"):  # of five rows the median varies more than the mean
                 codes = torch.arange(c.buckets if FORM[c.emb] == "sketch" else min(c.rows, c.weights))
                 columns = c.hashes + (c.emb == "weighted")
                 spread = self.embedding(codes.unsqueeze(1).expand(-1, columns)).std()

@@ -4000,7 +4000,8 @@ def test_prose_on_sets_follows_the_results():
 
     text = " ".join((HERE / "README.md").read_text(encoding="utf-8").split())
     wiki, names, depth, maps = (rows(n) for n in ("simplewiki", "beams", "depth", "coherent"))
-    gaps, beauty, books, one_map = rows("gaps"), rows("beauty"), rows("books"), "superbloom, 1 of 2 maps coherent"
+    gaps, beauty, books = (rows(n) for n in ("gaps", "beauty", "books"))
+    one_map = "superbloom, 1 of 2 maps coherent"
     [same] = [row for name, row in wiki.items() if "as many parameters" in name]
     walks = "co-occurrence: walks"
 
@@ -4013,8 +4014,8 @@ def test_prose_on_sets_follows_the_results():
         f"{percent(wiki['superbloom'])} % for Superbloom, {percent(wiki[one_map])} with one coherent map, "
         f"{percent(same)} for a row for each item with as many parameters, {percent(wiki[walks])} for walks, "
         f"{percent(wiki['co-occurrence: counts'])} for counts",
-        f"{percent(beauty[one_map])} and {percent(books[one_map])} %, against {percent(beauty['popularity'])} "
-        f"and {percent(books['popularity'])} for popularity",
+        f"{percent(beauty[one_map])} and {percent(books[one_map])} %, against "
+        f"{percent(beauty['popularity'])} and {percent(books['popularity'])} for popularity",
         f"{percent(names['bloom-items, until certified'])} % against {percent(names['popularity'])} for "
         f"popularity, {percent(names['co-occurrence: counts'])} for counts, "
         f"{percent(names['co-occurrence: cosines'])} for cosines and {percent(names[walks])} for walks",
