@@ -6,8 +6,8 @@ Map       [HF §3.1] HashEmbedding   [HF §3.4 eq.1] PoolEmbedding   [HF §3.4 e
           [HF §3.4 eq.3] ProjEmbedding   [HF App. B eq.11] LinearEmbedding   [SB §2.1] BloomEmbedding
           [CM] SketchEmbedding   [SV §3] WeightedEmbedding
 Not here  where the codes come from (hashing.py); the rows of [CLS], [MASK] ... (model.py).
-Departs   1. Every module computes the paper's function in a form that costs one matrix product or one gather;
-             the literal forms stand in the tests as oracles.
+Departs   1. Every module computes the paper's function in a form that costs one matrix product or one gather
+             (the median: comparisons of whole rows); the literal forms stand in the tests as oracles.
           2. No dropout inside (the authors' code has some in Pool; the paper has none).
           3. The importance of a word in WeightedEmbedding starts as normal(0, 1), not normal(0, 0.0005): a
              word that starts a thousand times smaller than the row of its type, which is added, is not heard.
