@@ -1147,8 +1147,7 @@ class Run:
         words, objective = self.corpus.words(), "sr" if self.args.objective == "sr" else "mlm"
         if self.config.order:
             return EXAMPLES[objective]
-        names = [name for name in SOCKETS if name in set(words)]
-        return " ".join([*(names if len(names) == len(SOCKETS) else words[:2]), "[MASK]"])
+        return " ".join([*(SOCKETS if set(SOCKETS) <= set(words) else words[:2]), "[MASK]"])
 
     def fit(self, stopped):
         """Train to the last step, or until told to.
@@ -1281,7 +1280,7 @@ def parser():
         "MD5 scatters words; LSH gives words of similar spelling similar bits. [HF §3.2] [HF §3.3]\n"
         "Codes are computed once per distinct word and kept beside the corpus."))
     g.add_argument("--hash", choices=("md5", "lsh"), default="lsh",
-                   help="md5: random; lsh: character n-grams, n = 1..4")
+                   help="of emb, pool, add and proj; md5: random; lsh: character n-grams, n = 1..4")
     g.add_argument("--bits", type=at_least(8), default=128, metavar="T",
                    help="bits of a word's hash (pool, add, proj)")
     g.add_argument("--chunk", type=at_least(1), default=10, metavar="k",
@@ -1323,7 +1322,7 @@ def parser():
     g = p.add_argument_group("count-median sketch (--emb mean, median, weighted; --objective hash-mlm)", (
         "A word has a row in each of k blocks of R, and is their median, or mean. [CM] weighted: a sum of k\n"
         "rows of --rows, with k weights. [SV] To be predicted, any hashed word has k classes of R. [CM]"))
-    g.add_argument("--buckets", type=at_least(1), metavar="R", 
+    g.add_argument("--buckets", type=at_least(1), metavar="R",
                    help="rows, or classes, of a hash function (None: 500)")
     g.add_argument("--weights", type=at_least(1), metavar="K",
                    help="rows of the table of weights (weighted; None: 50,000)")

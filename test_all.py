@@ -4026,6 +4026,11 @@ def test_prose_on_sets_follows_the_results():
         *(f"{percent(gaps[name], 'rec@1')} ± {percent(gaps[name], 'rec@1_std')} %{more}" for name, more in
           (("median", " of the hidden words with the median"), ("mean", " with the mean"),
            ("proj, LSH", ".")))]
+    crowd, layer = rows("collisions")["k 5, R 500"], rows("sketch")
+    claims += [f"of the running text {crowd['one']:.0f} % are",
+               f"and {crowd['half']:.0f} % are behind a commoner"]
+    assert crowd["counted"] == 0 and 1.5 < layer["median"]["ratio"] < 2.5  # "twice the time of the mean"
+    assert round(layer["median, torch.median"]["ratio"]) == 19  # "nineteen times"
     for claim in claims:
         assert claim in text, claim
     speed = rows("bloom")
