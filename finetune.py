@@ -1043,8 +1043,10 @@ def report(tuner, done):
         results |= dict(average=float(by_seed.mean()), average_std=spread)
     if tuner.baseline:
         results["compared"] = compare(results, tuner.baseline)
-    with open(os.path.join(a.out, "results.json"), "w") as file:
+    path = os.path.join(a.out, "results.json")
+    with open(path + ".tmp", "w") as file:
         json.dump(results, file, indent=1)
+    os.replace(path + ".tmp", path)
     show(results)
     for name, task in results["tasks"].items():  # one checkpoint a task stays
         best = task["seeds"][int(np.argmax(task["values"]))]

@@ -40,6 +40,7 @@ PAD, CLS, SEP, UNK, MASK, WORD = range(6)
 FIRST = len(SPECIALS)  # the id of the first ordinary word
 
 # form of the codes -> what C numbers a word gets; embeddings.py has one module or more for each
+SPLITS = ("regex", "space", "bpe", "phrases", "items")
 FORMS = {
     "row": "one number: the word's row in a vocabulary (lookup)",
     "index": "one number: a bucket of N (emb)",
@@ -86,8 +87,14 @@ def words_of(text, how="regex"):
 
 def _pattern(how):
     if how not in _PATTERNS:
-        raise InputError(f"unknown way to split: {how!r}; wanted {', '.join(_PATTERNS)}, bpe, phrases, items")
+        raise InputError(f"unknown way to split: {how!r}; wanted {', '.join(SPLITS)}")
     return _PATTERNS[how]
+
+
+def _plain(text):
+    """A text as the BPE library can take it, as long as it was: lone surrogates become "?"."""
+    # subtle: İ alone has a lower case of two characters, after which the library's offsets would be wrong
+    return text.encode("utf-8", "replace").decode().replace("İ", "i")
 
 
 class BPE:
@@ -123,18 +130,18 @@ class BPE:
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=size, min_frequency=least, initial_alphabet=alphabet,
                                       show_progress=False)
-        tokenizer.train_from_iterator((t.encode("utf-8", "replace").decode() for t in texts), trainer)
+        tokenizer.train_from_iterator(map(_plain, texts), trainer)
         return cls(tokenizer.to_str())
 
     def split(self, text):
         """The pieces of a text and their character spans; shapes as in split_words."""
-        coded = self.tokenizer.encode(text.encode("utf-8", "replace").decode())  # lone surrogates become "?"
+        coded = self.tokenizer.encode(_plain(text))
         return coded.tokens, coded.offsets
 
     def split_many(self, texts):
         """The pieces of many texts at once: list[list[str]], on all cores."""
-        clean = [t.encode("utf-8", "replace").decode() for t in texts]
-        return [[self.pieces[i] for i in coded.ids] for coded in self.tokenizer.encode_batch_fast(clean)]
+        coded = self.tokenizer.encode_batch_fast(list(map(_plain, texts)))
+        return [[self.pieces[i] for i in one.ids] for one in coded]
 
 
 def longest_matches(words, known, longest):
@@ -215,9 +222,10 @@ class Phrases:
         out, places = [], []
         for start, stop in longest_matches(words, self.known, 2):
             if stop == start + 1 and words[start] not in self.known:
-                pieces, inside = self.bpe.split(words[start])
+                a, b = spans[start]
+                pieces, inside = self.bpe.split(text[a:b])  # not of the word: İ in lower case is longer
                 out += pieces
-                places += [(spans[start][0] + a, spans[start][0] + b) for a, b in inside]
+                places += [(a + first, a + last) for first, last in inside]
             else:
                 out.append(" ".join(words[start:stop]))
                 places.append((spans[start][0], spans[stop - 1][1]))
@@ -284,8 +292,8 @@ def sketch_index(words, k, rows, seed=0, key=None):
 
     Not h(x) = x · prime_j mod R: two numbers that are equal modulo R collide under every such function.
     """
-    if k < 1 or not 0 < rows <= 1 << 32:
-        raise InputError(f"k {k} hash functions of R {rows:,} rows: wanted 1 or more, and 1 .. 2**32")
+    if not 0 < k <= 255 or not 0 < rows <= 1 << 32:
+        raise InputError(f"k {k} hash functions of R {rows:,} rows: wanted 1 .. 255, and 1 .. 2**32")
     digests = md5_digests(words, -(-k // 2), f"{key or ''} sketch {seed}" if seed or key else None)
     return (digests.view(">u8")[:, :k] % np.uint64(rows)).astype(np.int64)
 
@@ -555,8 +563,8 @@ class BloomMap:
         of each bucket, -1 where empty
         err: InputError when so many items to a bucket leave too few digests
         """
-        if min(n_items, alpha, m) < 1:
-            raise InputError(f"N {n_items}, alpha {alpha}, m {m}: wanted 1 or more of each")
+        if min(n_items, alpha, m) < 1 or m > 255:
+            raise InputError(f"N {n_items}, alpha {alpha}, m {m}: wanted 1 or more, and m 255 at most")
         self.n_items, self.alpha, self.m, self.seed = n_items, alpha, m, seed
         self.buckets = R = -(-n_items // alpha)
         if R ** (m - 1) < min(alpha, n_items):  # the items of a bucket must differ in the other maps
@@ -779,8 +787,14 @@ class Encoder:
         """
         if form not in FORMS:
             raise InputError(f"unknown form of codes: {form!r}; the forms are {', '.join(FORMS)}")
+        if split not in SPLITS:
+            raise InputError(f"unknown way to split: {split!r}; wanted {', '.join(SPLITS)}")
         if form == "chunks" and not 0 < chunk <= 15:
             raise InputError(f"chunks of {chunk} bits: wanted 1 .. 15")
+        numbers = bits, rows, *(sketch or ())
+        if not 0 < bits <= 1 << 16 or not all(isinstance(n, int | None) for n in numbers):
+            raise InputError(f"{bits} bits, {rows} rows, sketch {sketch}: wanted whole numbers, and of bits "
+                             f"65,536 at most")
         self.form, self.hash, self.split_how = form, hash, split
         self.bits, self.chunk, self.rows, self.key = bits, chunk, rows, key
         self.lsh, self.bpe, self.vocabulary, self.bloom = lsh, bpe, vocabulary, bloom
@@ -887,13 +901,22 @@ class Encoder:
 
     @classmethod
     def load(cls, state):
-        """in: what state() gave; out: Encoder"""
-        state = dict(state)
-        state["lsh"] = state["lsh"] and NgramLSH(**state["lsh"])
-        kind = Phrases if state["split"] == "phrases" else BPE
-        state["bpe"] = state["bpe"] and kind(state["bpe"])
-        state["bloom"] = state.get("bloom") and BloomMap.load(state["bloom"])
-        return cls(**state)
+        """in: what state() gave; out: Encoder; err: InputError when it is anything else"""
+        try:
+            state = dict(state)
+            state["lsh"] = state["lsh"] and NgramLSH(**state["lsh"])
+            kind = Phrases if state["split"] == "phrases" else BPE
+            state["bpe"] = state["bpe"] and kind(state["bpe"])
+            if state.get("bloom") and state["bloom"]["n_items"] != len(state["vocabulary"]):
+                raise InputError("the Bloom map is not of this vocabulary")
+            state["bloom"] = state.get("bloom") and BloomMap.load(state["bloom"])
+            made = cls(**state)
+            made.hash_words(["a"])
+            return made
+        except InputError:
+            raise
+        except Exception as error:  # numpy and the BPE library raise whatever they do
+            raise InputError(f"not the state of an encoder: {type(error).__name__}: {error}") from error
 
 
 def pack(first, second, length):

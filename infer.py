@@ -39,6 +39,10 @@ CLASSES = ("intact", "shuffled", "random")
 COLOURS = {"shuffled": "\033[33m", "random": "\033[31m"}  # yellow, red
 
 
+TASK = dict(classify=dict(labels=list | None, pair=bool, label=str | None, scale=list | None),
+            span=dict(pair=bool, stride=int, longest=int, null=bool))  # what finetune.py leaves to be known
+
+
 class Reader:
     """A checkpoint made ready to read texts."""
 
@@ -50,8 +54,27 @@ class Reader:
         self.words = checkpoint.get("words", [])  # to look among: the commonest of the corpus
         self.task = checkpoint.get("task", {})  # what finetune.py says of it
         self.config = checkpoint["config"]
+        self.agree(path)
         if not self.config.order and not self.encoder.fixed:
             self.encoder.ids(self.words)  # names of several words are found as they are
+
+    def agree(self, path):
+        """A checkpoint may say anything; in: path, to name; err: ConfigError when its parts do not fit"""
+        c, task, encoder = self.config, self.task, self.encoder
+        for name, kind in TASK.get(c.head, {}).items():
+            if not isinstance(task.get(name, ...), kind):
+                raise ConfigError(f"{path}: the task's {name} is {task.get(name)!r}, wanted {kind}")
+        if c.head == "classify":
+            numbers = task["labels"] is None
+            said, kind = task["scale"] if numbers else task["labels"], float if numbers else str
+            if len(said or ()) != (2 if numbers else c.labels) or not all(isinstance(s, kind) for s in said):
+                raise ConfigError(f"{path}: {said} are not the labels of this model, nor a scale")
+        if c.head == "span" and min(task["stride"], task["longest"]) < 1:
+            raise ConfigError(f"{path}: an answer of no words")
+        sketch = c.head == "hash-mlm" and c.emb != "bloom"
+        if encoder.fixed and encoder.rows != c.rows or sketch and (
+                (encoder.sketch or ())[:2] != (c.hashes, c.buckets)):
+            raise ConfigError(f"{path}: its words are not those that the model predicts")
 
     def split(self, text):
         """Split a text into words; a literal [MASK] is the mask.

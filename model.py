@@ -23,12 +23,14 @@ Letters   B batch   L positions   C code numbers a word   d width   H heads   e 
 import argparse
 import fcntl
 import functools
+import glob
 import hashlib
 import json
 import os
 import shutil
 import sys
 import time
+import zipfile
 from dataclasses import asdict, dataclass, fields
 
 import torch
@@ -42,6 +44,7 @@ from embeddings import PoolEmbedding, ProjEmbedding, SketchEmbedding, WeightedEm
 
 PAD, WORD, FIRST = 0, 5, 6  # ids 0..5 are specials, words follow; numbers of hashing.py, which a test pins
 FORMAT = 1  # of checkpoints
+PARTS = dict(model=dict, encoder=dict, words=list, task=dict, run=dict, optimizer=dict, step=int)  # of them
 # which form of codes each embedding takes, see hashing.FORMS
 FORM = {"lookup": "row", "emb": "index", "pool": "chunks", "add": "bits", "proj": "bits",
         "linear": "bits", "bloom": "digest", "mean": "sketch", "median": "sketch", "weighted": "weighted"}
@@ -86,6 +89,14 @@ class Config:
     lsh_redraw: bool = False  # new planes for every step of training
 
     def __post_init__(self):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, (int, float) if field.type is float else field.type):
+                raise ConfigError(f"{field.name} {value!r}: wanted {field.type}")
+        for name in ("rows", "bits", "chunk", "layers", "width", "heads", "ffn", "length", "types", "labels"):
+            if not (name != "layers") <= getattr(self, name) <= 2**31:
+                raise ConfigError(f"{name} {getattr(self, name)}: wanted at least {int(name != 'layers')} "
+                                  f"and at most 2^31")
         if self.emb not in FORM:
             raise ConfigError(f"unknown embedding {self.emb!r}; there are {', '.join(FORM)}")
         if FORM[self.emb] in ("digest", "sketch", "weighted") or self.head == "hash-mlm":
@@ -292,7 +303,17 @@ class Model(nn.Module):
     def set_codes(self, codes, bloom=None, targets=None):
         """in: codes (V, C) by id, specials first, any integer type, bits packed in bytes; bloom BloomMap;
         targets (V, k): the hashes to predict of head hash-mlm, None: the codes
+        err: ConfigError when they are not of this model
         """
+        c, known = self.config, 0 if self.codes is None else len(self.codes)
+        wide, most = {"row": (1, c.rows), "index": (1, c.rows), "digest": (c.hashes, c.rows),
+                      "chunks": (-(-c.bits // c.chunk), 2**min(c.chunk, 15)), "bits": (-(-c.bits // 8), 256),
+                      "sketch": (c.hashes, c.buckets),
+                      "weighted": (c.hashes and c.hashes + 1, max(c.rows, c.weights))}[FORM[c.emb]]
+        new = codes[known:]  # a text brings few new words
+        if codes.shape[1:] != (wide,) or len(new) and not 0 <= int(new.min()) <= int(new.max()) < most:
+            raise ConfigError(f"codes {tuple(codes.shape)} do not fit a model with emb {c.emb}: wanted "
+                              f"{wide} numbers a word, each less than {most:,}")
         self.codes, self.bloom = codes.to(self.device), bloom
         self.targets = self.codes if targets is None else targets.to(self.device)
 
@@ -726,6 +747,8 @@ def save_checkpoint(path, model, encoder, **more):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        for left in glob.glob(f"{glob.escape(path)}.*.tmp"):  # by a process that was killed as it wrote
+            os.remove(left)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         if os.path.exists(temporary):
             os.remove(temporary)
@@ -743,23 +766,38 @@ def load_checkpoint(path):
     if not os.path.exists(path):
         raise ConfigError(f"no checkpoint at {path}: train one with pretrain.py, or name its folder")
     try:
+        with zipfile.ZipFile(path) as file:
+            broken = file.testzip()  # subtle: torch.load does not look at the checksums that it wrote
+        if broken:
+            raise ValueError(broken)
         content = torch.load(path, map_location="cpu")
     except Exception as error:  # whatever a broken file makes the unpickler raise
         raise ConfigError(f"{path} is not a whole checkpoint ({type(error).__name__})") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or not isinstance(content.get("format"), int) or \
+            content["format"] != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
         raise ConfigError(f"{path} has format {found}, this code reads {FORMAT}: use the code that wrote it")
     known = {field.name for field in fields(Config)}
     if not isinstance(content.get("config"), dict) or set(content["config"]) - known:
         raise ConfigError(f"{path} holds a config this code does not know: use the code that wrote it")
+    for name, kind in PARTS.items():
+        if not isinstance(content.get(name, None if name in ("model", "encoder") else kind()), kind):
+            raise ConfigError(f"{path} holds no {name} that this code can read")
+    if not all(isinstance(word, str) for word in content.get("words", [])):
+        raise ConfigError(f"{path} holds words that are none")
     return content | dict(config=Config(**content["config"]))
 
 
 def load_model(checkpoint):
     """in: what load_checkpoint gave; out: Model with its weights, in evaluation mode, without codes"""
-    model = Model(checkpoint["config"])
+    config, weights = checkpoint["config"], checkpoint["model"]
     try:
-        model.load_state_dict(checkpoint["model"])
-    except RuntimeError as error:
+        if config.layers > len(weights):
+            raise RuntimeError(f"{config.layers:,} layers")
+        with torch.device("meta"):  # before a size that is a lie takes all memory
+            Model(config).load_state_dict(weights, assign=True)
+        model = Model(config)
+        model.load_state_dict(weights)
+    except (RuntimeError, AttributeError, TypeError) as error:
         raise ConfigError(f"the weights do not fit the checkpoint's own config: {error}") from error
     return model.eval()

@@ -336,16 +336,30 @@ def _prepare(folder, data, split, pieces, quiet, field=None):
         json.dump(meta, file, indent=1)
 
 
+def cached(path, **options):
+    """in: path of an array on disk; options of np.load; out: the array; err: InputError when it is broken"""
+    try:
+        return np.load(path, **options)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path} is broken ({error}): remove its folder, and it is made again") from error
+
+
 class Corpus:
     """A prepared corpus: its ids on disk, its words, and the windows that are trained and evaluated on."""
 
     def __init__(self, folder):
         """in: folder, what prepare() gave"""
         self.folder = folder
-        with open(os.path.join(folder, "meta.json")) as file:
-            self.meta = json.load(file)
-        self.ids = np.memmap(os.path.join(folder, "ids.bin"), self.meta["dtype"], "r")
-        self.counts = np.load(os.path.join(folder, "counts.npy"), mmap_mode="r")
+        try:
+            with open(os.path.join(folder, "meta.json")) as file:
+                self.meta = json.load(file)
+            self.ids = np.memmap(os.path.join(folder, "ids.bin"), self.meta["dtype"], "r")
+            whole = len(self.ids) == self.meta["words"] + self.meta["documents"]
+        except (OSError, ValueError, KeyError, TypeError):
+            whole = False
+        if not whole:
+            raise InputError(f"{folder} is not a whole corpus: remove it, and it is prepared again")
+        self.counts = cached(os.path.join(folder, "counts.npy"), mmap_mode="r")
 
     def words(self):
         """The distinct words, in the order of their ids from FIRST on: list[str]"""
@@ -448,7 +462,7 @@ class Pages:
         """in: as Batches; known bool by id of the corpus: the others are left out, None: all are known"""
         self.length, self.batch, self.vocabulary = length, batch, vocabulary
         self.seed, self.epoch = seed, None
-        offsets = np.append(np.load(os.path.join(corpus.folder, "offsets.npy")), len(corpus.ids))
+        offsets = np.append(cached(os.path.join(corpus.folder, "offsets.npy")), len(corpus.ids))
         self.ids, self.first, self.size = corpus.ids, offsets[:-1], np.diff(offsets) - 1
         if known is not None:
             kept = known[corpus.ids] & (corpus.ids >= FIRST)
@@ -555,7 +569,7 @@ def build_encoder(args, config, corpus):
                     codes.tofile(out)
 
         path = once(os.path.join(corpus.folder, f"codes-{fingerprint(about)}.npy"), make)
-        return torch.from_numpy(np.load(path))
+        return torch.from_numpy(cached(path))
 
     about = [form, args.hash, args.bits, args.chunk, config.rows, args.key, lsh and (lsh.features, lsh.seed)]
     codes = kept(about + [sketch] * (form in ("sketch", "weighted")), encoder.special_codes(),
@@ -576,7 +590,7 @@ def build_bloom(args, corpus, vocabulary):
 
     def make(path):
         train, _ = corpus.pages()  # of held-out pages nothing is known
-        offsets = np.append(np.load(os.path.join(corpus.folder, "offsets.npy")), len(corpus.ids))
+        offsets = np.append(cached(os.path.join(corpus.folder, "offsets.npy")), len(corpus.ids))
         pages = [number[corpus.ids[offsets[i]:offsets[i + 1]]] for i in train]
         pages = [page[page >= 0] for page in pages]
         if not sum(map(len, pages)):
@@ -587,7 +601,7 @@ def build_bloom(args, corpus, vocabulary):
             np.save(file, made.members.reshape(args.hashes, -1)[:, :n])
 
     name = f"coherent-{fingerprint([n, *about, args.coherent])}.npy"
-    return hashing.BloomMap(n, *about, orders=np.load(once(os.path.join(corpus.folder, name), make)))
+    return hashing.BloomMap(n, *about, orders=cached(once(os.path.join(corpus.folder, name), make)))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -1076,8 +1090,9 @@ class Run:
             with open(path) as file:
                 whole = [line for line in file if line.endswith("\n")]
             lines = [line for line in whole if json.loads(line)["step"] <= self.step]
-        with open(path, "w") as file:
+        with open(path + ".tmp", "w") as file:  # beside it, so that a crash loses no line
             file.writelines(lines)
+        os.replace(path + ".tmp", path)
 
     def met(self):
         """out: str, a line on LSH attention: how many pairs of a held-out batch collide, and what is done"""

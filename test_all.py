@@ -1,6 +1,7 @@
 """All tests, file by file in import order: a hand-worked example, an independent oracle, then theory.
 
     python -m pytest -q test_all.py                    everything, no network, a few minutes on two cores
+    LONG=600 python -m pytest -q test_all.py -k "whatever_ends or any_text"      200 kills, texts for an hour
 
 Bands of statistical tests are six standard deviations wide: over the few dozen such tests here a correct
 program fails one run in ten million, while a wrong constant moves the mean by far more.
@@ -8,6 +9,7 @@ program fails one run in ten million, while a wrong constant moves the mean by f
 
 import ast
 import contextlib
+import copy
 import csv
 import functools
 import gzip
@@ -32,6 +34,8 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
@@ -49,6 +53,8 @@ from hashing import BPE, CLS, FIRST, MASK, PAD, SEP, UNK, WORD, Encoder, InputEr
 from model import Config, ConfigError, Model
 
 HERE = Path(__file__).parent
+LONG = int(os.environ.get("LONG", 0))  # seconds for each target of hypothesis; 200 kills, not 8
+long = pytest.mark.skipif(not LONG, reason="minutes: LONG=600 runs it")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -118,7 +124,7 @@ def small(text_file, tmp_path, tmp_path_factory):
 def run_script(*command, **options):
     """A script in a process of its own: what users see."""
     return subprocess.run([sys.executable, *map(str, command)], cwd=HERE, capture_output=True, text=True,
-                          timeout=300, **options)
+                          timeout=3000 if LONG else 300, **options)
 
 
 def refused(function, *args, says):
@@ -1304,6 +1310,62 @@ def test_broken_checkpoints_are_refused(tmp_path):
         model.load_checkpoint(str(tmp_path / "nowhere"))
 
 
+def test_a_flipped_bit_is_never_read(tmp_path):
+    """Anywhere in the file: it is refused, or what was saved comes back. torch.load alone is deceived."""
+    path, rng, refused_, deceived = tmp_path / "ckpt.pt", random.Random(0), 0, 0
+    model.save_checkpoint(str(path), tiny_model(), {}, words=["a"])
+    whole, same = path.read_bytes(), repr(model.load_checkpoint(str(path)))
+    for _ in range(300):
+        bad = bytearray(whole)
+        bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        path.write_bytes(bad)
+        try:
+            assert repr(model.load_checkpoint(str(path))) == same
+        except ConfigError:
+            refused_ += 1
+            with contextlib.suppress(Exception):
+                torch.load(path)
+                deceived += 1
+    assert refused_ > 100 and deceived > 50
+
+
+GONE = object()
+BADS = (None, -1, 0, 10**12, 1.5, "x", b"x", [], {}, [None], {"x": 1}, torch.zeros(2), GONE)
+
+
+def leaves(tree, path=()):
+    """in: nested dicts and lists; out: iterator of (path, value)"""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree[:3]) if isinstance(tree, list) else ()
+    for key, value in pairs:
+        yield (*path, key), value
+        yield from leaves(value, (*path, key))
+
+
+@pytest.mark.parametrize("name", ["detect", "fill", "complete", "classify", "answer", "classify_phrases"])
+def test_a_hostile_checkpoint_is_an_error(untrained, tmp_path, name):
+    """Each value it holds replaced by others, also monstrous ones: it works or is refused."""
+    reader = untrained[name]
+    good = dict(format=model.FORMAT, config=asdict(reader.config), model=reader.model.state_dict(),
+                encoder=reader.encoder.state(), words=reader.words[:3], task=reader.task)
+    said, rng = Counter(), random.Random(0)
+    for place, _ in [((key,), value) for key, value in good.items()] + list(leaves(good)):
+        for bad in rng.sample(BADS, len(BADS) if LONG else 2):
+            part = content = copy.deepcopy(good)
+            for key in place[:-1]:
+                part = part[key]
+            part[place[-1]] = bad
+            if bad is GONE:
+                del part[place[-1]]
+            torch.save(content, tmp_path / "ckpt.pt")
+            try:
+                reader = infer.Reader(str(tmp_path))
+                infer.look(reader, ["the [MASK] cat"] * (1 + (name == "answer")), 2)
+                said["fine"] += 1
+            except BAD:
+                said["refused"] += 1
+    assert said["refused"] > 50 and said["fine"] > 3
+
+
 class Evil:
     """Unpickled, it would run a command."""
 
@@ -2045,6 +2107,39 @@ def test_the_flags_arrive(small, tmp_path, monkeypatch):
     assert loud.evaluate() == loud.evaluate()  # no dropout when it counts
 
 
+def test_two_runs_share_a_cache_that_is_not_there_yet(small, tmp_path):
+    """Started together, of one corpus and other hashes: one prepares, and each ends as it does alone."""
+    hashes = {"lsh": ("--hash", "lsh"), "md5": ("--hash", "md5")}
+    runs = {name: subprocess.Popen([sys.executable, "pretrain.py", *small(*flags, "--cache", tmp_path / "new",
+                                                                          out=name)],
+                                   cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=os.environ | {"OMP_NUM_THREADS": "1"})
+            for name, flags in hashes.items()}
+    for run in runs.values():
+        assert not run.wait(timeout=200), run.stderr.read()
+        run.communicate()
+    for name, flags in hashes.items():
+        pretrain.main(small(*flags, out="alone " + name))
+        assert same(weights(tmp_path / name), weights(tmp_path / f"alone {name}"))
+    assert not [f for _, _, files in os.walk(tmp_path / "new") for f in files if f.endswith(".tmp")]
+
+
+def test_a_broken_cache_is_named(small, tmp_path):
+    flags = small("--cache", tmp_path / "cache")
+    pretrain.main(flags)
+    shutil.rmtree(tmp_path / "run")
+    [folder] = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    for file in folder.iterdir():
+        if file.suffix in (".npy", ".bin", ".json") and file.name not in ("offsets.npy", "ngrams-50000.json"):
+            whole = file.read_bytes()
+            for bad in (whole[:len(whole) // 2], b"", b"[]", np.array([{}]).dumps()):
+                file.write_bytes(bad)
+                says = "it is made again" if file.suffix == ".npy" else "not a whole"
+                refused(pretrain.main, flags, says=says)
+            file.write_bytes(whole)
+    pretrain.main(flags)
+
+
 def test_caches_are_told_apart(small, tmp_path):
     """Other keys and seeds give other codes, other texts and piece counts other corpora."""
     def codes(*flags):
@@ -2098,6 +2193,49 @@ def test_torchrun_as_typed(small, tmp_path):
         assert math.isclose(a.get("eval_loss", 0), b.get("eval_loss", 0), rel_tol=1e-4)
 
 
+def test_a_lost_worker_is_replaced(small, tmp_path):
+    """torchrun --max-restarts: a rank is killed, all start again from the checkpoint, and end as if never."""
+    flags = ("--dropout", "0.1", "--steps", 60, "--save_every", 10, "--eval_every", 60)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = run_script(*command[1:], "pretrain.py", *small(*flags, out="whole"), env=env)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "dies.py").write_text(
+        "import os, sys, pretrain\n"
+        "save = pretrain.Run.save\n"
+        "def dying(self):\n"
+        "    save(self)\n"
+        "    if self.step == 30 and self.rank == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "pretrain.Run.save = dying\n"
+        "pretrain.main(sys.argv[1:])\n")
+    done = run_script(*command[1:], "--max-restarts=3", tmp_path / "dies.py", *small(*flags, out="broken"),
+                      env=env | {"PYTHONPATH": str(HERE)})
+    assert done.returncode == 0 and "done:" in done.stdout, done.stderr
+    assert re.search(r"at step (10|20|30);", done.stdout)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "broken"))
+
+
+def test_two_nodes(small, tmp_path):
+    """Two agents that meet at one address: the run of one rank, to rounding; one of them speaks."""
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = small("--dropout", "0", "--cache", tmp_path / "cache", out="two")  # prepared by either
+    nodes = [subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
+                               "--nproc_per_node=1", f"--node_rank={rank}", "--master_addr=127.0.0.1",
+                               f"--master_port={port}", "pretrain.py", *flags],
+                              cwd=HERE, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+             for rank in (0, 1)]
+    said = [node.communicate(timeout=200) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert "2 ranks" in said[0][0] and "done:" in said[0][0] and not said[1][0]
+    pretrain.main(small("--dropout", "0", out="one"))
+    for a, b in zip(*(weights(tmp_path / name).values() for name in ("one", "two")), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_same_command_goes_on(small, tmp_path, number):
     command = [sys.executable, "pretrain.py",
@@ -2117,6 +2255,115 @@ def test_a_signal_saves_and_the_same_command_goes_on(small, tmp_path, number):
     run.kill()
     run.communicate()
     assert f"at step {step:,};" in line
+
+
+
+# Forks lives of one run, with torch imported once, and ends each in a way of its own, until enough are ended.
+LIVES = """
+import json, os, random, resource, shutil, signal, sys, time
+import model, pretrain
+
+kills, out, cache, *flags = sys.argv[1:]
+path, rng, count, runs, last = os.path.join(out, "ckpt.pt"), random.Random(0), {}, [], 0
+
+
+def life(limit=None):
+    pid = os.fork()
+    if pid:
+        return pid
+    os.dup2(os.open(os.path.join(out + "-said"), os.O_CREAT | os.O_TRUNC | os.O_WRONLY), 1)
+    os.dup2(1, 2)
+    if limit is not None:  # a full disk: nothing longer can be written
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        pretrain.main(flags)
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code)
+
+
+def end_state():
+    saved = model.load_checkpoint(out)
+    with open(os.path.join(out, "log.jsonl")) as file:
+        log = [{k: v for k, v in json.loads(line).items() if k not in ("words_per_s", "ms_per_sample")}
+               for line in file]
+    tensors = [*saved["model"].values()]
+    tensors += [t for state in saved["optimizer"]["state"].values() for t in state.values()]
+    return model.fingerprint([[t.tolist() for t in tensors], saved["step"], repr(saved["run"]), log])
+
+
+def check(right, what):
+    if not right:
+        with open(out + "-said") as file:
+            sys.exit(f"{what}: {file.read()[-2000:]}")
+
+
+for _ in range(2):  # the second finds the corpus prepared, as most do
+    shutil.rmtree(out, ignore_errors=True)
+    begun = time.perf_counter()
+    check(os.waitstatus_to_exitcode(os.waitpid(life(), 0)[1]) == 0, "the unbroken run")
+    whole, whole_state = time.perf_counter() - begun, end_state()
+shutil.rmtree(out)
+while sum(count.values()) < int(kills) or not runs:
+    os.makedirs(out, exist_ok=True)
+    if rng.random() < 0.1:
+        shutil.rmtree(cache)  # killed while a corpus is prepared, too
+    end = rng.choice(("KILL", "KILL", "TERM", "full", "cut", "flip"))
+    size = os.path.getsize(path) if os.path.exists(path) else 0
+    if end in ("cut", "flip") and size:
+        with open(path, "rb") as file:
+            good = file.read()
+        bad = good[:rng.randrange(size)] if end == "cut" else bytearray(good)
+        if end == "flip":
+            bad[rng.randrange(size)] ^= 1 << rng.randrange(8)
+        with open(path, "wb") as file:
+            file.write(bad)
+        try:
+            same = repr(model.load_checkpoint(path))
+        except model.ConfigError:
+            same = None
+            code = os.waitstatus_to_exitcode(os.waitpid(life(), 0)[1])
+            check(code == 2 and open(path, "rb").read() == bad, "a broken checkpoint is refused, not changed")
+        with open(path, "wb") as file:
+            file.write(good)
+        check(same in (None, repr(model.load_checkpoint(path))), "a flipped bit was read as if it were none")
+        count[end] = count.get(end, 0) + 1
+        continue
+    pid = life(rng.randrange(max(size, 100_000)) if end == "full" else None)
+    if end in ("KILL", "TERM"):
+        time.sleep(rng.random() * whole)
+        os.kill(pid, getattr(signal, f"SIG{end}"))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    allowed = dict(KILL=(0, -9), TERM=(0, -15, 143), full=(0, 2)).get(end, (0,))
+    check(code in allowed, f"{end} ended with {code}")
+    step = model.load_checkpoint(path)["step"] if os.path.exists(path) else 0
+    check(step >= last, f"{end} lost steps: {step} after {last}")
+    last = step
+    if code:
+        count[end] = count.get(end, 0) + 1
+    else:
+        check(not [name for name in os.listdir(out) if "tmp" in name], "left behind")
+        runs.append(end_state())
+        shutil.rmtree(out)
+        last = 0
+print(json.dumps(dict(count=count, runs=len(runs), same=set(runs) == {whole_state}, seconds=whole)))
+"""
+
+
+@pytest.mark.parametrize("flags", [("--dropout", "0.1"), pytest.param(("--emb", "median"), marks=long)],
+                         ids=["proj", "median"])
+def test_whatever_ends_a_run_the_same_command_goes_on(small, tmp_path, flags):
+    """SIGKILL, SIGTERM, a full disk, a checkpoint cut or flipped, at random: the unbroken run's end."""
+    (tmp_path / "lives.py").write_text(LIVES)
+    flags = small(*flags, "--cache", tmp_path / "cache", "--steps", 40, "--save_every", 5, "--eval_every", 20)
+    done = run_script(tmp_path / "lives.py", 200 if LONG else 8, tmp_path / "run", tmp_path / "cache", *flags,
+                      env=os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    print(done.stdout)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["same"] and said["runs"] and sum(said["count"].values()) >= 8
 
 
 def test_signals_are_given_back(small):
@@ -2290,6 +2537,62 @@ def test_sketches_train_resume_and_are_read_back(small, tmp_path, capsys, flags)
             [missing] = infer.look(reader, ["a [MASK]"], 4, beam=beam)["missing"]
             assert len(missing["items"]) == 4 and missing["certified"]
             assert missing["total"] == len(reader.words)
+
+
+def test_the_same_words_are_hidden_from_words_and_from_pieces():
+    text = "A café, a Cat; the cat-like dog saw 4 cats and it's 'fine'."
+    bpe = hashing.BPE.train(["the cat"] * 9)
+    plain = [text.replace("é", "e")] * 40
+    words = hashing.Encoder("bits")
+    pieces = hashing.Encoder("row", split="bpe", bpe=bpe, vocabulary=bpe.pieces)
+    (ids, hidden), (more_ids, more) = (bench.questions([text] + plain, e) for e in (words, pieces))
+    assert len(ids) == 40  # the text that is not ASCII is none of them
+    assert [[w for w, _ in row] for row in hidden] == [[w for w, _ in row] for row in more]
+    asked = [w for row in hidden for w, _ in row]
+    assert set(asked) == {"cafe", "a", "cat", "the", "dog", "saw", "cats", "and", "it"}  # after a space
+    assert 0.1 < len(asked) / (40 * 11) < 0.2  # of them, 15 %
+    for e, rows, gaps in ((words, ids, hidden), (pieces, more_ids, more)):
+        for row, places in zip(rows, gaps):
+            whole = [hashing.CLS, *e.ids(e.split(plain[0])[0]), hashing.SEP]
+            at = [i for _, some in places for i in some]
+            assert [a if i not in at else hashing.MASK for i, a in enumerate(whole)] == row
+            for word, some in places:
+                assert [whole[i] for i in some] == e.ids(e.split(word)[0]).tolist()
+
+
+@pytest.mark.parametrize("flags", [("--emb", "median", "--buckets", 31),
+                                   ("--emb", "lookup", "--objective", "mlm", "--split", "regex",
+                                    "--vocab", 30),
+                                   ("--emb", "lookup", "--objective", "mlm", "--vocab", 400)],
+                         ids=["hashes", "rows", "pieces"])
+def test_naming_hidden_words_is_scoring_all(small, tmp_path, text_file, flags):
+    """Every candidate by hand: the sum over its hashes, its row, or its pieces, of those with as many."""
+    pretrain.main(small(*flags, "--steps", 60, "--lr", 0.01, "--length", 128))
+    reader, rank = infer.Reader(tmp_path / "run"), []
+    texts = [line.replace(" ", " the ", 1) for line in text_file.read_text().splitlines()[:40]]
+    words = sorted({w for line in texts for w in hashing.words_of(line) if w.isalpha()} - {"the"})
+    ids, hidden = bench.questions(texts, reader.encoder)
+    reader.model.set_codes(torch.from_numpy(reader.encoder.codes()))
+    for row, gaps in zip(ids, hidden):
+        for word, at in gaps:
+            logp = reader.model(torch.tensor([row]), at=torch.tensor(at)).log_softmax(-1)
+            if "median" in flags:
+                digest = {w: list(enumerate(i)) for w, i in zip(words, hashing.sketch_index(words, 5, 31))}
+                logp = logp[0]
+            else:  # a row of the table is an id less one, for WORD has none
+                units = {w: reader.encoder.split(w)[0] if reader.encoder.bpe else [w] for w in words}
+                table = reader.encoder.table
+                digest = {w: [(j, table[u] - 1) for j, u in enumerate(us)] for w, us in units.items()
+                          if all(u in table for u in us)}
+            scores = {w: sum(logp[j, i].item() for j, i in d) for w, d in digest.items()
+                      if len(d) == len(digest.get(word, ()))}
+            if word in words:
+                rank.append(sum(s >= scores[word] - 1e-5 for s in scores.values()) - 1 if scores else 99)
+    said = bench.name_hidden(tmp_path / "run", words, texts)
+    assert said["asked"] == len(rank) > 20 and 0 < said["first"] < said["ten"]
+    # near ties may go either way
+    assert said["first"] == pytest.approx(100 * np.mean(np.less(rank, 1)), abs=2.5)
+    assert said["ten"] == pytest.approx(100 * np.mean(np.less(rank, 10)), abs=2.5)
 
 
 @pytest.mark.parametrize("emb", ["mean", "median", "weighted"])
@@ -3737,6 +4040,125 @@ def test_detect_and_fill_say_what_the_model_says(readers, monkeypatch):
     assert sorted(named) == sorted(readers["mlm"].encoder.words)  # every word, and no special
 
 
+# Any text at all: every character of Unicode, lone surrogates too, and what is known to be hard
+FRAGMENTS = ("[MASK]", "[MASK", " ", "\t", "\n", "\x00", "\ud800", "\udfff", "\x85", "\u2028", "İ", "ﬃ",
+             "e\u0301", "\u200d", "👩‍👩‍👧", "don't", "Ġ", "<unk>", "a" * 10_000, "ab " * 40, "日本語")
+ANY_TEXT = st.lists(st.text(st.characters(exclude_categories=()), max_size=20) | st.sampled_from(FRAGMENTS),
+                    max_size=12).map("".join)
+BAD = (InputError, ConfigError)  # what a text may be refused with
+
+
+def for_any_text(test):
+    """Run a test on texts that hypothesis makes: a few in the suite, else as many as LONG seconds give."""
+    end = []
+
+    @functools.wraps(test)
+    def timed(text, **fixtures):
+        end[:] = end or [time.monotonic() + LONG]
+        if not LONG or time.monotonic() < end[0]:
+            test(text=text, **fixtures)
+
+    healthy = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+    settings = hypothesis.settings(max_examples=10**5 if LONG else 40, deadline=None, database=None,
+                                   derandomize=not LONG, suppress_health_check=healthy)
+    return settings(hypothesis.given(text=ANY_TEXT)(timed))
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory, bpe):
+    """A reader for each head and kind of words, with fresh weights."""
+    folder, shape = tmp_path_factory.mktemp("untrained"), dict(layers=1, width=8, heads=2, ffn=8, length=64)
+    words = words_like(50) + ["cat", "the"]
+    lsh = NgramLSH.fit({word: 1 for word in words}, 500)
+    phrases = hashing.Phrases.train(["new york is the cat"] * 9, 300)
+    pieces = dict(split="bpe", bpe=bpe, vocabulary=bpe.pieces)
+    labels = dict(labels=["up", "down"], pair=False, label="a", scale=None)
+    span = dict(labels=None, pair=True, stride=5, longest=9, null=True)
+    made = dict(
+        detect=(Encoder("bits", "lsh", lsh=lsh), dict(emb="proj"), {}),
+        detect_pieces=(Encoder("row", **pieces), dict(emb="lookup"), {}),
+        fill=(Encoder("row", **pieces), dict(emb="lookup", head="mlm"), {}),
+        complete=(Encoder("sketch", sketch=(5, 31, 0)), dict(emb="median", buckets=31, head="hash-mlm"), {}),
+        classify=(Encoder("chunks"), dict(emb="pool", head="classify"), labels),
+        classify_phrases=(Encoder("row", split="phrases", bpe=phrases, vocabulary=phrases.pieces),
+                          dict(emb="lookup", head="classify"), labels),
+        answer=(Encoder("index", rows=99), dict(emb="emb", head="span"), span),
+        answer_pieces=(Encoder("row", **pieces), dict(emb="lookup", head="span"), span))
+    for name, (encoder, about, task) in made.items():
+        net = Model(Config(**shape | dict(rows=encoder.rows) | about))
+        model.save_checkpoint(str(folder / name), net, encoder.state(), words=words, task=task)
+    return {name: infer.Reader(str(folder / name)) for name in made}
+
+
+@for_any_text
+def test_any_text_is_split_and_hashed(text, untrained):
+    for how in ("regex", "space"):
+        words, spans = hashing.split_words(text, how)
+        assert [text[a:b].lower() for a, b in spans] == words == hashing.words_of(text, how)
+        assert "".join(text[a:b] for a, b in spans) == re.sub(r"\s+", "", text)
+    words = words or [text]
+    assert [bytes(row) for row in hashing.md5_digests(words)] == [
+        hashlib.md5(w.encode("utf-8", "surrogatepass")).digest() for w in words]
+    assert (hashing.sketch_index(words, 5, 31) < 31).all()
+    for name in ("detect", "complete", "classify", "answer"):
+        encoder = Encoder.load(untrained[name].encoder.state())
+        ids = encoder.ids(words)
+        assert (ids >= FIRST).all() and len(encoder.codes()) == FIRST + len(set(words))
+        assert np.array_equal(encoder.codes()[ids[:1]], Encoder.load(encoder.state()).hash_words(words[:1]))
+
+
+@for_any_text
+def test_any_text_goes_through_pieces(text, untrained):
+    for name in ("detect_pieces", "classify_phrases"):
+        encoder = untrained[name].encoder
+        pieces, spans = encoder.split(text)
+        assert len(pieces) == len(spans) and all(0 <= a <= b <= len(text) for a, b in spans)
+        assert [a for a, _ in spans] == sorted(a for a, _ in spans)
+        assert not set(text) - set("".join(text[a:b] for a, b in spans)) - set(filter(str.isspace, text))
+        assert UNK not in encoder.ids(pieces)
+
+
+@for_any_text
+def test_any_text_is_judged(text, untrained):
+    for name in ("detect", "detect_pieces"):
+        try:
+            words, spans, p = untrained[name].detect(text)
+        except BAD:
+            continue
+        assert p.shape == (len(words), 3) and torch.allclose(p.sum(-1), torch.ones(len(words)))
+        assert len(spans) == len(words) <= 62 and all(0 <= a <= b <= len(text) for a, b in spans)
+
+
+@for_any_text
+def test_any_text_is_filled(text, untrained):
+    for name in ("fill", "complete"):
+        try:
+            [(_, found)] = infer.look(untrained[name], [text], 3).items()
+        except BAD:
+            continue
+        assert len(found) == text.count("[MASK]") > 0
+        for gap in found:
+            scores = [score for _, score in (gap["items"] if name == "complete" else gap)]
+            assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+            assert all(map(math.isfinite, scores))
+
+
+@for_any_text
+def test_any_text_is_classified(text, untrained):
+    for name in ("classify", "classify_phrases"):
+        with contextlib.suppress(*BAD):  # of no words
+            assert sum(p for _, p in untrained[name].classify(text)) == pytest.approx(1)
+
+
+@for_any_text
+def test_any_text_is_asked(text, untrained):
+    for name in ("answer", "answer_pieces"):
+        for question, context in ((text, "the cat sat"), ("who", text), (text, text)):
+            with contextlib.suppress(*BAD):
+                for answer, (a, b), p in untrained[name].answer(question, context, 3):
+                    assert context[a:b] == answer and 0 <= p <= 1
+
+
 def test_suspects_come_worst_first(capsys):
     p = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.5, 0.1, 0.4]])
     infer.show_detected(["a", "b", "c"], [(0, 1), (2, 3), (4, 5)], p, "a b c", False)
@@ -3954,7 +4376,8 @@ def test_rates_and_ratios(monkeypatch):
 
 
 @pytest.mark.parametrize("command, says", [
-    (["twins"], "needs --data_dir"), (["trained"], "needs --runs"), (["figures"], "needs --runs")])
+    (["twins"], "needs --data_dir"), (["gaps"], "needs --text"), (["trained"], "needs --runs"),
+    (["figures"], "needs --runs")])
 def test_bench_says_what_it_needs(command, says):
     refused(bench.main, command, says=says)
 
@@ -4026,6 +4449,10 @@ def test_prose_on_sets_follows_the_results():
         *(f"{percent(gaps[name], 'rec@1')} ± {percent(gaps[name], 'rec@1_std')} %{more}" for name, more in
           (("median", " of the hidden words with the median"), ("mean", " with the mean"),
            ("proj, LSH", ".")))]
+    worse = {name: f"{row['more']:.3f}" for name, row in rows("robust").items()}
+    lost, coarse = "1 row in 50 spoilt by 10 σ", "rows of 2 bits"
+    claims += [f"its loss rises by {worse[f'median: {lost}']}, that of the mean by {worse[f'mean: {lost}']}",
+               f"2 bits cost it {worse[f'median: {coarse}']}, the mean {worse[f'mean: {coarse}']}"]
     crowd, layer = rows("collisions")["k 5, R 500"], rows("sketch")
     claims += [f"of the running text {crowd['one']:.0f} % are",
                f"and {crowd['half']:.0f} % are behind a commoner"]
