@@ -22,7 +22,7 @@
     python bench.py beams --runs out/bloom-items     by beam width (Table 6), frequency (Figure 3); neighbours
     python bench.py sketch         a row a word, mean, median and weighted sum of hashed rows: size and time
     python bench.py collisions     who shares buckets, counted and by formula
-    python bench.py gaps           hidden words named by models that predict hashes, three seeds (an hour)
+    python bench.py gaps --text FILE     hidden words named by hashes, rows and pieces; GLUE (two hours)
     python bench.py robust --runs out/median out/mean     what a spoilt table does to vectors and loss
     python bench.py evaluation     an evaluation of finetune.py beside the forward passes it is made of
     python bench.py tasks --runs out/*          the results of several fine-tunings in one table
@@ -638,10 +638,11 @@ def bench_variants(args):
     return compare(args, VARIANTS)
 
 
-def compare(args, variants, *common):
+def compare(args, variants, *common, after=None):
     """Train each of some variants with several seeds, as many at once as there are cores.
 
-    in:  args; variants: name -> flags of pretrain.py; common flags
+    in:  args; variants: name -> flags of pretrain.py; common flags; after: function of a run's folder and its
+         seed, gives a dict of more to say of it
     out: list of rows: the means of what the last evaluations say, and their std
     """
     variants = {name: flags for name, flags in variants.items() if re.search(args.only, name)}
@@ -661,6 +662,7 @@ def compare(args, variants, *common):
             *_, last = map(json.loads, file)
         with torch.device("meta"):
             counts = model.count_parameters(model.Model(model.load_checkpoint(out)["config"]))
+        last |= after(out, seed) if after else {}
         print(name, seed, last, file=sys.stderr, flush=True)
         return last | dict(parameters=counts["total"], table=counts["embedding"])
 
@@ -1155,19 +1157,109 @@ COLLISIONS = dict(name=("hash functions, buckets", "s"), words=("words a bucket"
                   expected=("V (V - 1) / 2 R^k", ",.1f"))
 
 
-def bench_gaps(args):
-    """Hidden words named among all words of the corpus, one budget: sketches, hashes, a row a word. [CM]
+def questions(texts, encoder):
+    """Hide 15 % of the words of some texts, the same ones whatever a model reads: of letters, after a space.
 
-    A row a word is asked for, and knows of, its own 20,000 words alone: an easier question.
+    in:  texts list[str], those in ASCII, of which the first 50 words are read; encoder
+    out: list of ids list[int], [CLS] .. [SEP] with MASK in place of what is hidden; the hidden words and
+         their places, list of list of (word, list[int]): a word of several pieces has as many
     """
-    hashes = ["--objective", "hash-mlm"]
+    rng, ids, hidden = np.random.default_rng(0), [], []
+    for text in filter(str.isascii, texts):  # pieces of other letters are many
+        words, spans = hashing.split_words(text)
+        chances = rng.random(len(words))
+        units, places = encoder.split(text[:spans[:50][-1][1]])
+        row = encoder.ids(units).tolist()
+        hidden.append([])
+        for word, (a, b), chance in list(zip(words, spans, chances))[:50]:
+            if chance < 0.15 and word.isalpha() and text[a - 1:a] == " ":
+                first = a - bool(encoder.bpe)  # a piece may hold the space before it, or be it
+                at = [i for i, (start, end) in enumerate(places) if start < b and end > first]
+                if encoder.bpe and [units[i] for i in at] != encoder.split(word)[0]:
+                    raise hashing.InputError(f"{word!r} is cut otherwise in its text: {text[:60]}")
+                hidden[-1].append((word, [1 + i for i in at]))
+                for i in at:
+                    row[i] = hashing.MASK
+        ids.append([hashing.CLS, *row, hashing.SEP])
+    return ids, hidden
+
+
+@torch.no_grad()
+def name_hidden(folder, words, texts):
+    """How often is a hidden word the first, or among ten, of all words? One question for every head.
+
+    in:  folder of a run of pretrain.py over text, hash-mlm or mlm; words list[str], all that are possible;
+         texts list[str]
+    out: dict of first, ten, in percent; asked, how many
+
+    A word scores by the log-probabilities of its hashes, of its row, or of its pieces. How many pieces the
+    hidden word has is given away: it competes with words of as many.
+    """
+    reader = infer.Reader(folder)
+    net, encoder = reader.model, reader.encoder
+    ids, hidden = questions(texts, encoder)
+    net.set_codes(torch.from_numpy(encoder.codes()))
+    if net.config.head == "hash-mlm":
+        digests = hashing.sketch_index(words, *encoder.sketch[:3], encoder.key).tolist()
+    else:
+        pieces = [encoder.split(word)[0] if encoder.bpe else [word] for word in words]
+        digests = [[encoder.table.get(p, -1) - hashing.FIRST for p in row] for row in pieces]
+    groups, group = {}, {}  # number of pieces -> its words; word -> number of pieces, place
+    for word, digest in zip(words, digests):
+        if min(digest) >= 0:
+            same = groups.setdefault(len(digest), [])
+            group[word] = len(digest), len(same)
+            same.append(digest)
+    found = {n: ([], []) for n in groups}
+    for row, gaps in zip(ids, hidden):
+        gaps = [(group[word], at) for word, at in gaps if word in group]
+        if gaps:
+            logits = net(torch.tensor([row]), at=torch.tensor([i for _, at in gaps for i in at]))
+            if net.config.head == "mlm":
+                logits = logits[:, None, hashing.FIRST - 1:]
+            for ((n, place), at), mine in zip(gaps, logits.split([len(at) for _, at in gaps])):
+                found[n][0].append(mine.flatten(0, 1).log_softmax(-1))
+                found[n][1].append(place)
+    before = torch.cat([pretrain.ranks(torch.stack(logp), torch.tensor(groups[n]), torch.tensor(places))
+                        for n, (logp, places) in found.items() if places])
+    known = set(words)
+    asked = sum(word in known for gaps in hidden for word, _ in gaps)
+    return dict(first=100 * (before < 1).sum().item() / asked, ten=100 * (before < 10).sum().item() / asked,
+                asked=asked)
+
+
+def bench_gaps(args):
+    """Models that predict hashes, rows and pieces, trained alike: words named among all; GLUE. [CM]"""
+    texts = []
+    if args.text:
+        with open(args.text, encoding="utf-8") as file:
+            texts = [line for line in file if line.strip()]
+    words = pretrain.Corpus(pretrain.prepare(args.data, "regex", args.cache)).words()
+    words = [word for word in words if word.isalpha()]  # as are those that are hidden
+
+    def after(folder, seed):
+        scores = name_hidden(folder, words, texts) if texts else {}
+        for task, epochs in (("sst2", 1), ("cola", 5), ("mrpc", 5), ("stsb", 5)) if args.data_dir else ():
+            command = [sys.executable, "finetune.py", "--ckpt", folder, "--task", task, "--epochs", epochs,
+                       "--data_dir", args.data_dir, "--seeds", 1, "--seed", seed, "--out", f"{folder}-{task}",
+                       "--cache", args.cache]
+            done = subprocess.run(list(map(str, command)), cwd=HERE, capture_output=True, text=True,
+                                  env=os.environ | {"OMP_NUM_THREADS": "1"})
+            if done.returncode:
+                sys.exit(f"{' '.join(map(str, command))}\n{done.stderr[-2000:]}")
+            with open(os.path.join(f"{folder}-{task}", "results.json")) as file:
+                scores[task] = json.load(file)["tasks"][task]["mean"]
+        return scores
+
+    hashes, table = ["--objective", "hash-mlm"], ["--emb", "lookup", "--objective", "mlm", "--vocab", 20_000]
     return compare(args, {"median": ["--emb", "median"], "mean": ["--emb", "mean"],
-                          "weighted": ["--emb", "weighted", "--rows", 2_500, *hashes],
                           "proj, LSH": ["--emb", "proj", "--hash", "lsh", *hashes],
+                          "20,000 BPE pieces": table,
+                          "20,000 words": [*table, "--split", "regex"],
+                          "weighted": ["--emb", "weighted", "--rows", 2_500, *hashes],
                           "pool, LSH": ["--emb", "pool", "--hash", "lsh", *hashes],
-                          "emb, MD5": ["--emb", "emb", "--hash", "md5", "--rows", 2_500, *hashes],
-                          "a row for each of 20,000 words": ["--emb", "lookup", "--split", "regex", "--vocab",
-                                                             20_000, "--objective", "mlm"]})
+                          "emb, MD5": ["--emb", "emb", "--hash", "md5", "--rows", 2_500, *hashes]},
+                   after=after)
 
 
 def bench_robust(args):
@@ -1222,8 +1314,8 @@ ROBUST = dict(name=("run, table", "s"), moved=("vectors moved, %", ".1f"), loss=
 
 
 GAPS = dict(name=("model", "s"), parameters=("parameters", ","), table=("to embed", ","),
-            **{f"rec@{k}": (f"rec@{k}", "±") for k in pretrain.RECALL},
-            hashes_right=("hashes right", "±"), eval_loss=("loss, of hashes ln 500 to begin with", "±"))
+            first=("named first, %", "±1"), ten=("among ten, %", "±1"), eval_loss=("held-out loss", "±"),
+            sst2=("SST-2", "±1"), cola=("CoLA", "±1"), mrpc=("MRPC", "±1"), stsb=("STS-B", "±1"))
 
 
 BENCHES = {"counts": (counts, COUNTS), "hashing": (bench_hashing, HASHING),
@@ -1287,7 +1379,8 @@ def parser():
                    help="the same: runs of each (default 3)")
     p.add_argument("--only", default="", metavar="RE", help=(
         "variants, gaps, entities, depth, coherent: those whose names match a regular expression"))
-    p.add_argument("--data_dir", metavar="DIR", help="twins: GLUE's files")
+    p.add_argument("--data_dir", metavar="DIR", help="twins, gaps: GLUE's files")
+    p.add_argument("--text", metavar="FILE", help="gaps: a text to hide words of, a paragraph a line")
     p.add_argument("--runs", nargs="*", default=[], metavar="DIR",
                    help="tasks: folders of finetune.py, those with a results.json; trained, figures: of "
                         "pretrain.py")
@@ -1313,6 +1406,8 @@ def main(argv=None):
     args.data = args.data or ("python-names" if args.what in ON_PAGES else "python")
     if args.what == "twins" and not args.data_dir:
         p.error("twins needs --data_dir, a folder with GLUE's SST-2")
+    if args.what == "gaps" and not args.text and not args.data_dir:
+        p.error("gaps needs --text, a file that is not among --data, or --data_dir, GLUE's files")
     if args.what in ("trained", "figures", "tasks", "beams", "robust") and not args.runs:
         p.error(f"{args.what} needs --runs")
     if args.what == "figures":
