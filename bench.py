@@ -12,7 +12,7 @@
     python bench.py variants       every embedding and hash, short runs, three seeds (half an hour and more)
     python bench.py twins          BERT-LSH, its dense twin and a random control, trained alike (an hour)
     python bench.py trained --runs out/lookup-bpe-mlm*          buckets of trained queries and keys
-    python bench.py figures --runs out/lookup-bpe-mlm-lsh-attention         draw assets/
+    python bench.py figures --runs out/*     draw assets/
     python bench.py sizes          parameters of Superbloom's models, exact, beside what its tables print
     python bench.py bloom          beam search beside scoring all of 5,281,889 items, at the paper's densities
     python bench.py million        a training step of a model over 5,281,889 items: time and memory
@@ -437,39 +437,98 @@ TRAINED = dict(name=("model", "s"), L=("L", ","), share=("pairs that collide %",
 
 
 def figures(args):
-    """Draw assets/: time over length from results/attention.json, and who meets whom in a trained layer."""
+    """Draw assets/: from results/ time by length and recall by frequency, from the corpus bits of words, from
+    runs with LSH attention who meets whom, from runs that predict hashes their losses.
+    """
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
     os.makedirs(ASSETS, exist_ok=True)
-    with open(os.path.join(RESULTS, "attention.json")) as file:
-        kept = json.load(file)
-    rows = [row for row in kept["rows"] if row["L"] <= 16_384]
+
+    def kept(name):
+        with open(os.path.join(RESULTS, f"{name}.json")) as file:
+            return json.load(file)
+
+    def save(figure, name):
+        for axis in figure.axes:
+            axis.spines[["top", "right"]].set_visible(False)
+        figure.savefig(os.path.join(ASSETS, f"{name}.png"), dpi=110)
+        plt.close(figure)
+        print(f"drawn: {os.path.join(ASSETS, name)}.png")
+
+    by_length = kept("attention")
+    rows = [row for row in by_length["rows"] if row["L"] <= 16_384]
     figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
     for key, label, style in (("dense", "dense (scaled_dot_product_attention)", "o-"),
                               ("upper", "LSH, pairs upper", "s-"), ("ours", "LSH, pairs all", "^-")):
         axes.loglog([row["L"] for row in rows], [row[key] for row in rows], style, label=label)
     axes.set(xlabel="positions of a sequence (16,384 in a batch)", ylabel="ms, forward and back",
-             title=f"r 8, m 256, two heads of 64, float32; {kept['machine']['device']}")
+             title=f"r 8, m 256, two heads of 64, float32; {by_length['machine']['device']}")
     axes.set_xticks([row["L"] for row in rows], [f"{row['L']:,}" for row in rows], fontsize=8)
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(os.path.join(ASSETS, "attention.png"), dpi=110)
-    for folder in args.runs[:1]:
-        found = []
-        for number, layer, q, k, v in trained_layers(folder, 1):
-            hq, hk = layer.buckets(q, k)
-            found += [(f"layer {number}, head {h + 1}", c) for h, c in
-                      enumerate((hq.unsqueeze(-1) == hk.unsqueeze(-2)).any(2)[0])]
-        figure, axes = plt.subplots(1, len(found), figsize=(2.6 * len(found), 2.9), layout="constrained")
-        for axis, (title, collide) in zip(axes, found):
-            axis.imshow(collide.numpy(), cmap="Greys", interpolation="nearest")
-            axis.set_title(f"{title}: {100 * collide.float().mean():.0f} %", fontsize=10)
-            axis.set(xlabel="key position")
-        axes[0].set(ylabel="query position")
-        figure.savefig(os.path.join(ASSETS, "collisions.png"), dpi=100)
-    print(f"drawn: {ASSETS}")
+    save(figure, "attention")
+
+    tenths = [row for row in kept("beams")["rows"] if "by frequency" in row["name"]]
+    figure, axes = plt.subplots(figsize=(6.4, 3), layout="constrained")
+    axes.bar(range(10), [100 * row["rec@1"] for row in tenths], width=0.8)
+    axes.set(xlabel="tenths of the links, from the commonest items to the rarest", ylabel="named first, %",
+             title="Superbloom on the names of Python: recall by frequency")
+    axes.set_xticks(range(10), [f"{10 * i}–{10 * i + 10} %" for i in range(10)], fontsize=7)
+    save(figure, "recall")
+
+    words = ["play", "plays", "played", "playing", "display", "cat"]
+    corpus = pretrain.Corpus(pretrain.prepare(args.data, "regex", args.cache))
+    lsh = hashing.NgramLSH.fit(dict(zip(corpus.words(), corpus.counts[hashing.FIRST:].tolist())))
+    figure, axes = plt.subplots(2, 1, figsize=(8, 3), layout="constrained")
+    for axis, name, bits in zip(axes, ("LSH of n-grams", "MD5"),
+                                (lsh.bits(words, 128), hashing.md5_bits(words))):
+        axis.imshow(bits, cmap="Greys", aspect="auto", interpolation="nearest", vmax=1.4)
+        axis.set_yticks(range(len(words)), words, fontsize=8)
+        axis.set_title(f"128 bits by {name}, and how many differ from those of {words[0]}", fontsize=9)
+        for row, differ in enumerate((bits != bits[0]).sum(1)):
+            axis.text(129, row, str(differ), va="center", fontsize=8)
+    save(figure, "bits")
+
+    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
+    met = False
+    for folder in args.runs:
+        c, name = model.load_checkpoint(folder)["config"], os.path.basename(os.path.normpath(folder))
+        if c.attn == "lsh" and not met:
+            draw_met(plt, folder, save)
+            met = True
+        if c.head == "hash-mlm":
+            with open(os.path.join(folder, "log.jsonl")) as file:
+                log = [json.loads(line) for line in file]
+            steps, losses = zip(*((row["step"], row["loss"]) for row in log if "loss" in row))
+            wide = max(len(losses) // 100, 1)  # a point is the mean of as many
+            shown = [np.convolve(numbers, np.ones(wide) / wide, "valid") for numbers in (steps, losses)]
+            [line] = axes.plot(*shown, label=name)
+            held = [(row["step"], row["eval_loss"]) for row in log if "eval_loss" in row]
+            axes.plot(*zip(*held), "o", color=line.get_color(), markersize=4)
+    if axes.lines:
+        axes.set(xlabel="steps", ylabel="nats a hash (ln R in the beginning)",
+                 title="loss in training; dots: on held-out text")
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        save(figure, "loss")
+
+
+def draw_met(plt, folder, save):
+    """Which positions share a bucket in a trained run; in: pyplot; folder of a run; save(figure, name)"""
+    found = []
+    for number, layer, q, k, v in trained_layers(folder, 1):
+        hq, hk = layer.buckets(q, k)
+        found += [(f"layer {number}, head {h + 1}", c) for h, c in
+                  enumerate((hq.unsqueeze(-1) == hk.unsqueeze(-2)).any(2)[0])]
+    figure, axes = plt.subplots(1, len(found), figsize=(2.6 * len(found), 2.9), layout="constrained")
+    for axis, (title, collide) in zip(axes, found):
+        axis.imshow(collide.numpy(), cmap="Greys", interpolation="nearest")
+        axis.set_title(f"{title}: {100 * collide.float().mean():.0f} %", fontsize=10)
+        axis.set(xlabel="key position")
+    axes[0].set(ylabel="query position")
+    save(figure, "collisions")
 
 
 def bench_steps(args):

@@ -4364,6 +4364,28 @@ def test_trained_layers_and_figures(started, monkeypatch, tmp_path):
         assert row["mass"] == pytest.approx(100, abs=1e-3)
 
 
+def test_figures_are_drawn(started, small, tmp_path, monkeypatch, capsys):
+    """All five, of data that is there: the bits are those of the words, the curves those of the logs."""
+    pretrain.main(small("--emb", "median", "--steps", 40, out="median"))
+    from matplotlib import axes
+    shown, lines = [], []
+    imshow, plot = axes.Axes.imshow, axes.Axes.plot
+    monkeypatch.setattr(axes.Axes, "imshow", lambda self, x, **k: shown.append(x) or imshow(self, x, **k))
+    monkeypatch.setattr(axes.Axes, "plot", lambda self, *a, **k: lines.append(a) or plot(self, *a, **k))
+    monkeypatch.setattr(bench, "ASSETS", str(tmp_path / "assets"))
+    bench.main(["figures", *small()[:4], "--runs", str(started / "lsh"), str(tmp_path / "median")])
+    drawn = {path.name: path.stat().st_size for path in (tmp_path / "assets").iterdir()}
+    assert set(drawn) == {path.name for path in (HERE / "assets").iterdir()} and min(drawn.values()) > 3_000
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    assert all(f"(assets/{name})" in text for name in drawn)
+    assert any(np.array_equal(x, hashing.md5_bits(["play", "plays", "played", "playing", "display", "cat"]))
+               for x in shown)
+    rows = [json.loads(line) for line in open(tmp_path / "median" / "log.jsonl")]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    curves = [line[1] for line in lines if len(line) > 1 and len(line[1]) == len(losses)]
+    assert any(np.allclose(curve, losses) for curve in curves)
+
+
 def test_rates_and_ratios(monkeypatch):
     """Every timed thing takes a second, the kernel two."""
     affinity = os.sched_getaffinity(0)
