@@ -39,8 +39,8 @@ SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "[WORD]")
 PAD, CLS, SEP, UNK, MASK, WORD = range(6)
 FIRST = len(SPECIALS)  # the id of the first ordinary word
 
-# form of the codes -> what C numbers a word gets; embeddings.py has one module or more for each
 SPLITS = ("regex", "space", "bpe", "phrases", "items")
+# form of the codes -> what C numbers a word gets; embeddings.py has one module or more for each
 FORMS = {
     "row": "one number: the word's row in a vocabulary (lookup)",
     "index": "one number: a bucket of N (emb)",

@@ -773,9 +773,8 @@ def load_checkpoint(path):
         content = torch.load(path, map_location="cpu")
     except Exception as error:  # whatever a broken file makes the unpickler raise
         raise ConfigError(f"{path} is not a whole checkpoint ({type(error).__name__})") from error
-    if not isinstance(content, dict) or not isinstance(content.get("format"), int) or \
-            content["format"] != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else None
+    found = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(found, int) or found != FORMAT:
         raise ConfigError(f"{path} has format {found}, this code reads {FORMAT}: use the code that wrote it")
     known = {field.name for field in fields(Config)}
     if not isinstance(content.get("config"), dict) or set(content["config"]) - known:

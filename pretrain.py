@@ -1088,8 +1088,9 @@ class Run:
         path, lines = os.path.join(self.args.out, "log.jsonl"), []
         if self.step and os.path.exists(path):
             with open(path) as file:
-                whole = [line for line in file if line.endswith("\n")]
-            lines = [line for line in whole if json.loads(line)["step"] <= self.step]
+                for line in file:
+                    with contextlib.suppress(ValueError, KeyError, TypeError):  # half a line, or a broken one
+                        lines += [line] * (json.loads(line)["step"] <= self.step and line.endswith("\n"))
         with open(path + ".tmp", "w") as file:  # beside it, so that a crash loses no line
             file.writelines(lines)
         os.replace(path + ".tmp", path)

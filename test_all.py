@@ -2260,11 +2260,11 @@ def test_a_signal_saves_and_the_same_command_goes_on(small, tmp_path, number):
 
 # Forks lives of one run, with torch imported once, and ends each in a way of its own, until enough are ended.
 LIVES = """
-import json, os, random, resource, shutil, signal, sys, time
-import model, pretrain
+import glob, importlib, json, os, random, resource, shutil, signal, sys, time
+import model
 
-kills, out, cache, *flags = sys.argv[1:]
-path, rng, count, runs, last = os.path.join(out, "ckpt.pt"), random.Random(0), {}, [], 0
+kills, script, saves, out, cache, *flags = sys.argv[1:]  # saves: a pattern, of what a run goes on from
+main, rng, count, runs, last = importlib.import_module(script).main, random.Random(0), {}, [], 0
 
 
 def life(limit=None):
@@ -2276,7 +2276,7 @@ def life(limit=None):
     if limit is not None:  # a full disk: nothing longer can be written
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
-        pretrain.main(flags)
+        main(flags)
         code = 0
     except SystemExit as end:
         code = end.code
@@ -2285,13 +2285,15 @@ def life(limit=None):
 
 
 def end_state():
-    saved = model.load_checkpoint(out)
-    with open(os.path.join(out, "log.jsonl")) as file:
-        log = [{k: v for k, v in json.loads(line).items() if k not in ("words_per_s", "ms_per_sample")}
-               for line in file]
-    tensors = [*saved["model"].values()]
-    tensors += [t for state in saved["optimizer"]["state"].values() for t in state.values()]
-    return model.fingerprint([[t.tolist() for t in tensors], saved["step"], repr(saved["run"]), log])
+    saved, tensors = model.load_checkpoint(out), []
+    with open(os.path.join(out, "results.json" if script == "finetune" else "log.jsonl")) as file:
+        said = file.read()
+    if script == "pretrain":
+        said = [{k: v for k, v in json.loads(line).items() if k not in ("words_per_s", "ms_per_sample")}
+                for line in said.splitlines()]
+        tensors = [t for state in saved["optimizer"]["state"].values() for t in state.values()]
+    tensors += saved["model"].values()
+    return model.fingerprint([[t.tolist() for t in tensors], repr(saved["run"]), said])
 
 
 def check(right, what):
@@ -2309,9 +2311,10 @@ shutil.rmtree(out)
 while sum(count.values()) < int(kills) or not runs:
     os.makedirs(out, exist_ok=True)
     if rng.random() < 0.1:
-        shutil.rmtree(cache)  # killed while a corpus is prepared, too
+        shutil.rmtree(cache, ignore_errors=True)  # killed while a corpus is prepared, too
     end = rng.choice(("KILL", "KILL", "TERM", "full", "cut", "flip"))
-    size = os.path.getsize(path) if os.path.exists(path) else 0
+    path = rng.choice(sorted(glob.glob(os.path.join(out, saves))) or [""])
+    size = os.path.getsize(path) if path else 0
     if end in ("cut", "flip") and size:
         with open(path, "rb") as file:
             good = file.read()
@@ -2338,7 +2341,10 @@ while sum(count.values()) < int(kills) or not runs:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     allowed = dict(KILL=(0, -9), TERM=(0, -15, 143), full=(0, 2)).get(end, (0,))
     check(code in allowed, f"{end} ended with {code}")
-    step = model.load_checkpoint(path)["step"] if os.path.exists(path) else 0
+    left = [model.load_checkpoint(path) for path in glob.glob(os.path.join(out, saves))]  # all are whole
+    step = sum(saved.get("step", 1) for saved in left) if code else last
+    if os.path.exists(os.path.join(out, "results.json")):  # killed as it tidied up: what it was for is there
+        last = step
     check(step >= last, f"{end} lost steps: {step} after {last}")
     last = step
     if code:
@@ -2352,18 +2358,30 @@ print(json.dumps(dict(count=count, runs=len(runs), same=set(runs) == {whole_stat
 """
 
 
+def lives(script, saves, out, *more):
+    """Runs LIVES, which a test has written beside `out`"""
+    done = run_script(out.parent / "lives.py", 200 if LONG else 8, script, saves, out, *more,
+                      env=os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    print(done.stdout)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["same"] and said["runs"] and sum(said["count"].values()) >= 8
+
+
 @pytest.mark.parametrize("flags", [("--dropout", "0.1"), pytest.param(("--emb", "median"), marks=long)],
                          ids=["proj", "median"])
 def test_whatever_ends_a_run_the_same_command_goes_on(small, tmp_path, flags):
     """SIGKILL, SIGTERM, a full disk, a checkpoint cut or flipped, at random: the unbroken run's end."""
     (tmp_path / "lives.py").write_text(LIVES)
     flags = small(*flags, "--cache", tmp_path / "cache", "--steps", 40, "--save_every", 5, "--eval_every", 20)
-    done = run_script(tmp_path / "lives.py", 200 if LONG else 8, tmp_path / "run", tmp_path / "cache", *flags,
-                      env=os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    print(done.stdout)
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["same"] and said["runs"] and sum(said["count"].values()) >= 8
+    lives("pretrain", "ckpt.pt", tmp_path / "run", tmp_path / "cache", *flags)
+
+
+@long
+def test_whatever_ends_a_fine_tuning_the_same_command_goes_on(started, own, tmp_path):
+    (tmp_path / "lives.py").write_text(LIVES)
+    lives("finetune", "seed-*.pt", tmp_path / "tuned", tmp_path / "cache", "--ckpt", started / "proj", *QUICK,
+          *own, "--seeds", 3, "--out", tmp_path / "tuned")
 
 
 def test_signals_are_given_back(small):
