@@ -498,15 +498,15 @@ def figures(args):
         if c.attn == "lsh" and not met:
             draw_met(plt, folder, save)
             met = True
-        if c.head == "hash-mlm":
+        if c.head == "hash-mlm" and c.emb != "bloom":
             with open(os.path.join(folder, "log.jsonl")) as file:
                 log = [json.loads(line) for line in file]
-            steps, losses = zip(*((row["step"], row["loss"]) for row in log if "loss" in row))
+            steps, losses = np.array([(row["step"], row["loss"]) for row in log if "loss" in row]).T
             wide = max(len(losses) // 100, 1)  # a point is the mean of as many
             shown = [np.convolve(numbers, np.ones(wide) / wide, "valid") for numbers in (steps, losses)]
             [line] = axes.plot(*shown, label=name)
-            held = [(row["step"], row["eval_loss"]) for row in log if "eval_loss" in row]
-            axes.plot(*zip(*held), "o", color=line.get_color(), markersize=4)
+            held = np.array([(row["step"], row["eval_loss"]) for row in log if "eval_loss" in row])
+            axes.plot(*held.T, "o", color=line.get_color(), markersize=4)
     if axes.lines:
         axes.set(xlabel="steps", ylabel="nats a hash (ln R in the beginning)",
                  title="loss in training; dots: on held-out text")
@@ -730,7 +730,9 @@ def compare(args, variants, *common, after=None):
         with open(args.json) as file:
             kept = {row["name"]: row for row in json.load(file)["rows"]}
     wanted = {name: dict(data=args.data, steps=args.steps, seeds=args.seeds,
-                         flags=" ".join(map(str, [*common, *flags]))) for name, flags in variants.items()}
+                         flags=" ".join(map(str, [*common, *flags])),
+                         **{k: v for k in ("text", "data_dir") if (v := getattr(args, k))})
+              for name, flags in variants.items()}
     kept = {name: row for name, row in kept.items() if wanted.get(name, {"": 0}).items() <= row.items()}
     missing = {name: flags for name, flags in variants.items() if name not in kept}
     # as many runs at once as there are cores, a thread each: faster than one after the other
@@ -1224,7 +1226,9 @@ def questions(texts, encoder):
          their places, list of list of (word, list[int]): a word of several pieces has as many
     """
     rng, ids, hidden = np.random.default_rng(0), [], []
-    for text in filter(str.isascii, texts):  # pieces of other letters are many
+    for text in texts:
+        if not text.isascii() or not text.strip():  # pieces of other letters are many
+            continue
         words, spans = hashing.split_words(text)
         chances = rng.random(len(words))
         units, places = encoder.split(text[:spans[:50][-1][1]])
@@ -1327,7 +1331,7 @@ def bench_robust(args):
     for folder in args.runs:
         reader = infer.Reader(folder)
         c, net, name = reader.config, reader.model, os.path.basename(os.path.normpath(folder))
-        if c.emb not in ("mean", "median") or c.head != "hash-mlm" or not c.order or c.buckets % 2:
+        if model.FORM[c.emb] != "sketch" or c.head != "hash-mlm" or not c.order or c.buckets % 2:
             raise hashing.InputError(f"{folder}: wanted a run over text with --emb mean or median, hash-mlm, "
                                      f"and an even number of buckets")
         run = model.load_checkpoint(folder)["run"]

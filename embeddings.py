@@ -163,13 +163,13 @@ class SketchEmbedding(nn.Module):
     """
 
     def __init__(self, hashes, rows, width, agg="median"):
-        """in: hashes k, odd; rows R of each block; width d; agg "median" or "mean" """
+        """in: hashes k, odd; rows R of each block; width d; agg of AGGREGATIONS"""
         super().__init__()
         if hashes % 2 == 0 or hashes > 255:
             raise ValueError(f"a sketch of k = {hashes} hash functions: wanted an odd number, whose median "
                              f"is one of the rows, and at most 255")
-        if agg not in ("median", "mean"):
-            raise ValueError(f"unknown aggregation {agg!r}: wanted median or mean")
+        if agg not in AGGREGATIONS:
+            raise ValueError(f"unknown aggregation {agg!r}: wanted {' or '.join(AGGREGATIONS)}")
         self.hashes, self.rows, self.agg = hashes, rows, agg
         self.weight = nn.Parameter(init_(torch.empty(hashes * rows, width)))  # (k·R, d), block after block
 
@@ -177,10 +177,7 @@ class SketchEmbedding(nn.Module):
         """in: codes integer (..., k), each in 0 .. R-1; out: (..., d)"""
         blocks = torch.arange(0, len(self.weight), self.rows, dtype=torch.int32, device=codes.device)
         rows = (codes.int() + blocks).reshape(-1, self.hashes)  # (words, k)
-        if self.agg == "mean":
-            out = F.embedding_bag(rows, self.weight, mode="mean")
-        else:
-            out = RowMedian.apply(self.weight, rows)
+        out = AGGREGATIONS[self.agg](self.weight, rows)
         return out.view(*codes.shape[:-1], out.shape[-1])
 
 
@@ -242,6 +239,12 @@ def median(rows):
         middle.append(torch.minimum(torch.maximum(kept[-1], least), greatest))
         kept, rest = middle + rest[:1], rest[1:]
     return kept[0]
+
+
+AGGREGATIONS = {  # name of --emb -> function of a table (N, d) and rows of words, integer (M, k), to (M, d)
+    "mean": lambda table, rows: F.embedding_bag(rows, table, mode="mean"),
+    "median": RowMedian.apply,
+}
 
 
 class WeightedEmbedding(nn.Module):

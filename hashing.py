@@ -911,7 +911,11 @@ class Encoder:
                 raise InputError("the Bloom map is not of this vocabulary")
             state["bloom"] = state.get("bloom") and BloomMap.load(state["bloom"])
             made = cls(**state)
-            made.hash_words(["a"])
+            made.split("a"), made.hash_words(["a"])  # what is wrong with its parts shows now
+            if made.vocabulary and not all(isinstance(word, str) for word in made.vocabulary):
+                raise InputError("a vocabulary of other things than words")
+            if made.sketch and len(made.sketch) != 3 + (made.form == "weighted"):
+                raise InputError(f"sketch {made.sketch}: wanted k, R, seed, and for form weighted weights")
             return made
         except InputError:
             raise

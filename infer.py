@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from hashing import CLS, FIRST, MASK, SEP, SPECIALS, UNK, Encoder, InputError, SketchMap, pack, windows
-from model import ConfigError, beam_search, best_spans, choose_machine, exhaustive, hash_logp
+from model import FORM, ConfigError, beam_search, best_spans, choose_machine, exhaustive, hash_logp
 from model import load_checkpoint, load_model
 
 __all__ = ["Reader", "beam_search", "exhaustive", "main"]  # the two searches live with the model
@@ -71,10 +71,15 @@ class Reader:
                 raise ConfigError(f"{path}: {said} are not the labels of this model, nor a scale")
         if c.head == "span" and min(task["stride"], task["longest"]) < 1:
             raise ConfigError(f"{path}: an answer of no words")
-        sketch = c.head == "hash-mlm" and c.emb != "bloom"
-        if encoder.fixed and encoder.rows != c.rows or sketch and (
-                (encoder.sketch or ())[:2] != (c.hashes, c.buckets)):
-            raise ConfigError(f"{path}: its words are not those that the model predicts")
+        form = FORM[c.emb]
+        ours = dict(form=form) | ({} if form not in ("bits", "chunks") else dict(bits=c.bits))
+        ours |= dict(chunk=c.chunk) if form == "chunks" else dict(rows=c.rows) if encoder.fixed else {}
+        if c.head == "hash-mlm" and c.emb != "bloom":
+            ours |= dict(sketch=(c.hashes, c.buckets, *(encoder.sketch or ())[2:]))
+        for name, value in ours.items():
+            if getattr(encoder, name) != value:
+                raise ConfigError(f"{path}: the model wants {name} {value} of its words' hash, which has "
+                                  f"{getattr(encoder, name)}")
 
     def split(self, text):
         """Split a text into words; a literal [MASK] is the mask.

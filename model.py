@@ -39,15 +39,16 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import choose, collision_share, draw_planes, full_attention, lsh_attention, simhash
-from embeddings import AddEmbedding, BloomEmbedding, HashEmbedding, LinearEmbedding, LookupEmbedding
-from embeddings import PoolEmbedding, ProjEmbedding, SketchEmbedding, WeightedEmbedding, init_, unpack_bits
+from embeddings import AGGREGATIONS, AddEmbedding, BloomEmbedding, HashEmbedding, LinearEmbedding
+from embeddings import LookupEmbedding, PoolEmbedding, ProjEmbedding, SketchEmbedding, WeightedEmbedding
+from embeddings import init_, unpack_bits
 
 PAD, WORD, FIRST = 0, 5, 6  # ids 0..5 are specials, words follow; numbers of hashing.py, which a test pins
 FORMAT = 1  # of checkpoints
 PARTS = dict(model=dict, encoder=dict, words=list, task=dict, run=dict, optimizer=dict, step=int)  # of them
 # which form of codes each embedding takes, see hashing.FORMS
 FORM = {"lookup": "row", "emb": "index", "pool": "chunks", "add": "bits", "proj": "bits",
-        "linear": "bits", "bloom": "digest", "mean": "sketch", "median": "sketch", "weighted": "weighted"}
+        "linear": "bits", "bloom": "digest", **dict.fromkeys(AGGREGATIONS, "sketch"), "weighted": "weighted"}
 HEADS = ("sr", "mlm", "hash-mlm", "classify", "span")
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
 
@@ -111,6 +112,8 @@ class Config:
                               f"is one of its rows, and at most 255")
         if self.head not in HEADS:
             raise ConfigError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
+        if self.emb == "pool" and self.chunk > 15:
+            raise ConfigError(f"chunks of {self.chunk} bits: wanted at most 15")
         if self.pool not in ("cls", "mean"):
             raise ConfigError(f"unknown pool {self.pool!r}; there are cls, mean")
         for name, known in (("attn", ("full", "lsh")), ("act", tuple(ACTIVATIONS)),
@@ -250,13 +253,11 @@ class Model(nn.Module):
             "proj": lambda: ProjEmbedding(c.bits, c.width),
             "linear": lambda: LinearEmbedding(c.bits, c.width),
             "bloom": lambda: BloomEmbedding(c.rows, c.width),
-            "mean": lambda: SketchEmbedding(c.hashes, c.buckets, c.width, "mean"),
-            "median": lambda: SketchEmbedding(c.hashes, c.buckets, c.width, "median"),
             "weighted": lambda: WeightedEmbedding(c.hashes, c.rows, c.weights, c.width),
-        }[c.emb]()
+        }.get(c.emb, lambda: SketchEmbedding(c.hashes, c.buckets, c.width, c.emb))()
         self.m = c.hashes if c.emb == "bloom" else 1  # positions that an id takes
         # which table the head predicts rows of: the embedding's, if that is one; else one of k·R rows
-        self.tied = c.emb in ("lookup", "bloom", "mean", "median")
+        self.tied = FORM[c.emb] in ("row", "digest", "sketch")
         # Rows of their own for the specials. A table of lookup or bloom has them inside; the rows of emb are
         # free, so a WORD row shared by all would add nothing: five are left. Pool, add and proj get all six.
         self.specials = None
@@ -286,7 +287,8 @@ class Model(nn.Module):
                   "linear": 0.01 * c.bits ** 0.5}.get(c.emb, 0.02)
         with torch.no_grad():
             if FORM[c.emb] in ("sketch", "weighted"):  # of five rows the median varies more than the mean
-                codes = torch.arange(c.buckets if FORM[c.emb] == "sketch" else min(c.rows, c.weights))
+                rows = c.buckets if FORM[c.emb] == "sketch" else min(c.rows, c.weights)
+                codes = torch.arange(min(rows, 4_096))
                 columns = c.hashes + (c.emb == "weighted")
                 spread = self.embedding(codes.unsqueeze(1).expand(-1, columns)).std()
             if c.order:
@@ -305,15 +307,20 @@ class Model(nn.Module):
         targets (V, k): the hashes to predict of head hash-mlm, None: the codes
         err: ConfigError when they are not of this model
         """
-        c, known = self.config, 0 if self.codes is None else len(self.codes)
-        wide, most = {"row": (1, c.rows), "index": (1, c.rows), "digest": (c.hashes, c.rows),
-                      "chunks": (-(-c.bits // c.chunk), 2**min(c.chunk, 15)), "bits": (-(-c.bits // 8), 256),
-                      "sketch": (c.hashes, c.buckets),
-                      "weighted": (c.hashes and c.hashes + 1, max(c.rows, c.weights))}[FORM[c.emb]]
-        new = codes[known:]  # a text brings few new words
-        if codes.shape[1:] != (wide,) or len(new) and not 0 <= int(new.min()) <= int(new.max()) < most:
-            raise ConfigError(f"codes {tuple(codes.shape)} do not fit a model with emb {c.emb}: wanted "
-                              f"{wide} numbers a word, each less than {most:,}")
+        def fit(codes, parts):  # parts: list of (how many numbers, less than what)
+            return codes.shape[1:] == (sum(count for count, _ in parts),) and all(
+                not part.numel() or 0 <= int(part.min()) <= int(part.max()) < most
+                for part, (_, most) in zip(codes.split([count for count, _ in parts], 1), parts))
+
+        c, known, k = self.config, 0 if self.codes is None else len(self.codes), self.config.hashes
+        wanted = {"row": [(1, c.rows)], "index": [(1, c.rows)], "digest": [(k, c.rows)],
+                  "chunks": [(-(-c.bits // c.chunk), 2**min(c.chunk, 15))], "bits": [(-(-c.bits // 8), 256)],
+                  "sketch": [(k, c.buckets)], "weighted": [(k, c.rows), (1, c.weights)]}[FORM[c.emb]]
+        # of codes that grow with each text the new ones are looked at
+        if not fit(codes[known:], wanted) or targets is not None and not fit(targets, [(k, c.buckets)]):
+            wanted = " and ".join(f"{count} less than {most:,}" for count, most in wanted)
+            raise ConfigError(f"codes {tuple(codes.shape)} do not fit a model with emb {c.emb}: "
+                              f"wanted {wanted} a word")
         self.codes, self.bloom = codes.to(self.device), bloom
         self.targets = self.codes if targets is None else targets.to(self.device)
 
@@ -793,10 +800,13 @@ def load_model(checkpoint):
     try:
         if config.layers > len(weights):
             raise RuntimeError(f"{config.layers:,} layers")
+        if any(t.untyped_storage().nbytes() < t.numel() * t.element_size() for t in weights.values()):
+            raise RuntimeError("numbers that are there once and count many times")
         with torch.device("meta"):  # before a size that is a lie takes all memory
             Model(config).load_state_dict(weights, assign=True)
         model = Model(config)
         model.load_state_dict(weights)
     except (RuntimeError, AttributeError, TypeError) as error:
-        raise ConfigError(f"the weights do not fit the checkpoint's own config: {error}") from error
+        why = " ".join(str(error).split())[:300]
+        raise ConfigError(f"the weights do not fit the checkpoint's own config: {why}") from error
     return model.eval()

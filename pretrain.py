@@ -846,7 +846,7 @@ def resolve(args, world):
     args.data = args.data or ("python-names" if sets else "python")
     if args.objective is None:  # the preset's, or, where that does not go with the embedding, what does
         head, kind = shape.get("head", "sr"), "mlm" if args.emb == "lookup" else "hash-mlm"
-        args.objective = kind if sets or head != "sr" or args.emb in ("bloom", "mean", "median") else "sr"
+        args.objective = kind if sets or head != "sr" or FORM[args.emb] in ("digest", "sketch") else "sr"
     if args.emb == "bloom":
         args.alpha, args.hashes = args.alpha or recipe.get("alpha", 25), args.hashes or 2
     elif given := [flag for flag in ("alpha", "coherent") if getattr(args, flag)]:
@@ -878,7 +878,7 @@ def resolve(args, world):
     # out/proj-lsh, out/emb-md5-bpe, out/lookup-bpe-mlm
     hashed = FORM[args.emb] in ("index", "chunks", "bits")
     name = [args.emb] + [args.hash] * hashed + [args.split] * (args.split != "regex")
-    usual = "hash-mlm" if args.emb in ("bloom", "mean", "median") else "sr"
+    usual = "hash-mlm" if FORM[args.emb] in ("digest", "sketch") else "sr"
     name += [args.objective] * (args.objective != usual)
     head = "mlm" if args.objective == "sampled" else args.objective
     shape |= dict(emb=args.emb, bits=args.bits, chunk=args.chunk, head=head, order=not sets)

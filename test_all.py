@@ -731,7 +731,7 @@ def test_sketch_by_hand():
             embeddings.SketchEmbedding(k, 5, 3)
         with pytest.raises(ConfigError, match="odd"):
             Config(emb="mean", hashes=k)
-    with pytest.raises(ValueError, match="median or mean"):
+    with pytest.raises(ValueError, match="mean or median"):
         embeddings.SketchEmbedding(3, 5, 3, "max")
 
 
@@ -1364,6 +1364,36 @@ def test_a_hostile_checkpoint_is_an_error(untrained, tmp_path, name):
             except BAD:
                 said["refused"] += 1
     assert said["refused"] > 50 and said["fine"] > 3
+
+
+def test_parts_of_other_checkpoints_are_refused(untrained, tmp_path):
+    """What fits in size but not in kind; tensors that are one number; sizes that only the config has."""
+    def content(name, **changes):
+        reader = untrained[name]
+        state, config = reader.encoder.state(), asdict(reader.config)
+        return dict(format=model.FORMAT, model=reader.model.state_dict(), words=[], task=reader.task,
+                    config=config | changes.pop("config", {}), encoder=state | changes)
+
+    swollen = content("detect")
+    swollen["model"] = {k: torch.zeros(()).expand(v.shape) for k, v in swollen["model"].items()}
+    mixed = content("detect")
+    mixed["encoder"] = untrained["fill"].encoder.state()
+    for bad, says in ((swollen, "many times"), (mixed, "wants form bits"),
+                      (content("detect", bits=121), "wants bits"),
+                      (content("classify", chunk=9), "wants chunk"),
+                      (content("complete", sketch=(5, 31)), "wanted k, R, seed"),
+                      (content("complete", sketch=(5, 32, 0)), "wants sketch"),
+                      (content("complete", config=dict(buckets=2**31, width=2**15)), "do not fit"),
+                      (content("classify", config=dict(chunk=2**31)), "at most 15"),
+                      (content("fill", vocabulary=list(range(300))), "other things than words")):
+        torch.save(bad, tmp_path / "ckpt.pt")
+        with pytest.raises(BAD, match=says) as error:
+            infer.Reader(str(tmp_path))
+        assert "\n" not in str(error.value)
+    net = Model(Config(emb="weighted", hashes=2, rows=9, weights=99, width=8, heads=1, layers=0, length=9))
+    net.set_codes(torch.tensor([[8, 8, 98]]))
+    with pytest.raises(ConfigError, match="2 less than 9 and 1 less than 99"):
+        net.set_codes(torch.tensor([[8, 8, 98], [9, 8, 98]]))
 
 
 class Evil:
