@@ -4519,6 +4519,12 @@ def test_prose_on_sets_follows_the_results():
         *(f"{percent(gaps[name], 'rec@1')} ± {percent(gaps[name], 'rec@1_std')} %{more}" for name, more in
           (("median", " of the hidden words with the median"), ("mean", " with the mean"),
            ("proj, LSH", ".")))]
+    year, large = 365 * 24 * 3600, rows("million")["superbloom"]
+    formers = rows("train")["hashformer: S+R, proj"]["ms"] / 1000 * 500_000 * 128 / year
+    blooms = large["seconds"] / large["batch"] * 1_024 * 1_000_000 / year
+    hashed = rows("steps")["mlm, L 512, bfloat16"]["upper"] / 1000 * 64 * 512 / 8_192 * 20_000 / 3600
+    claims += [f"of 512) {formers:.1f} years, Superbloom (a billion pages) {blooms:.1f} years, BERT-LSH",
+               f"rows of 512) {hashed:.0f} hours."]
     worse = {name: f"{row['more']:.3f}" for name, row in rows("robust").items()}
     lost, coarse = "1 row in 50 spoilt by 10 σ", "rows of 2 bits"
     claims += [f"its loss rises by {worse[f'median: {lost}']}, that of the mean by {worse[f'mean: {lost}']}",
