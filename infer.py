@@ -203,6 +203,9 @@ class Reader:
         """
         self.needs("sr", "finding misplaced words needs one trained with --objective sr")
         words, spans, ids = self.read(text)
+        if MASK in ids:
+            raise ConfigError("this model finds misplaced words: filling a [MASK] needs one trained with "
+                              "--objective mlm or hash-mlm")
         return words, spans, self.model(ids).softmax(-1)[0, 1:-1].cpu()
 
     @torch.no_grad()

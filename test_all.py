@@ -1359,7 +1359,8 @@ def test_a_hostile_checkpoint_is_an_error(untrained, tmp_path, name):
             torch.save(content, tmp_path / "ckpt.pt")
             try:
                 reader = infer.Reader(str(tmp_path))
-                infer.look(reader, ["the [MASK] cat"] * (1 + (name == "answer")), 2)
+                text = "the cat" if name == "detect" else "the [MASK] cat"
+                infer.look(reader, [text] * (1 + (name == "answer")), 2)
                 said["fine"] += 1
             except BAD:
                 said["refused"] += 1
@@ -4074,6 +4075,8 @@ def test_detect_takes_any_word(readers):
         words, spans, p = readers["lsh"].detect(text)
         assert p.shape == (len(words), 3) and torch.allclose(p.sum(-1), torch.ones(len(words)))
         assert [text[s:e].lower() for s, e in spans] == words
+    with pytest.raises(ConfigError, match="hash-mlm"):
+        readers["lsh"].detect("the [MASK] of a list")
 
 
 def test_detect_and_fill_say_what_the_model_says(readers, monkeypatch):
