@@ -2247,6 +2247,17 @@ def test_a_lost_worker_is_replaced(small, tmp_path):
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "broken"))
 
 
+def test_a_run_goes_on_with_another_number_of_ranks(small, tmp_path):
+    """Begun alone, ended by two: to rounding what one gives."""
+    pretrain.main(small("--dropout", "0", out="whole"))
+    die_at_step_3(small("--dropout", "0", out="broken"))
+    done = run_script("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "pretrain.py",
+                      *small("--dropout", "0", out="broken"), env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0 and "at step 3;" in done.stdout, done.stderr
+    for a, b in zip(*(weights(tmp_path / name).values() for name in ("whole", "broken")), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
+
+
 def test_two_nodes(small, tmp_path):
     """Two agents that meet at one address: the run of one rank, to rounding; one of them speaks."""
     env = os.environ | {"OMP_NUM_THREADS": "1"}
