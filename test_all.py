@@ -4507,7 +4507,7 @@ def test_prose_on_sets_follows_the_results():
 
     text = " ".join((HERE / "README.md").read_text(encoding="utf-8").split())
     wiki, names, depth, maps = (rows(n) for n in ("simplewiki", "beams", "depth", "coherent"))
-    gaps, beauty, books = (rows(n) for n in ("gaps", "beauty", "books"))
+    gaps, glue, beauty, books = (rows(n) for n in ("gaps", "median", "beauty", "books"))
     one_map = "superbloom, 1 of 2 maps coherent"
     [same] = [row for name, row in wiki.items() if "as many parameters" in name]
     walks = "co-occurrence: walks"
@@ -4529,10 +4529,24 @@ def test_prose_on_sets_follows_the_results():
         f"from {percent(depth[f'superbloom, {one}'])} to {percent(depth[f'superbloom, {six}'])} % hashed, "
         f"from {percent(depth[f'{row}, {one}'])} to {percent(depth[f'{row}, {six}'])} % not",
         "hashes right " + ", ".join(percent(found, "hashes_right") for found in both),
-        "items (rec@1) " + ", ".join(percent(found, "rec@1") for found in both),
-        *(f"{percent(gaps[name], 'rec@1')} ± {percent(gaps[name], 'rec@1_std')} %{more}" for name, more in
-          (("median", " of the hidden words with the median"), ("mean", " with the mean"),
-           ("proj, LSH", ".")))]
+        "items (rec@1) " + ", ".join(percent(found, "rec@1") for found in both)]
+
+    def spread(row, key):
+        return f"{row[key]:.1f} ± {row[f'{key}_std']:.1f}"
+
+    tables = "20,000 words", "20,000 BPE pieces"
+    claims += [f"{spread(glue['median'], 'sst2')} on SST-2 where the mean has {spread(glue['mean'], 'sst2')}",
+               f"{spread(glue['median'], 'cola')} on CoLA against {spread(glue['mean'], 'cola')}",
+               f"ahead on SST-2 ({spread(glue[tables[1]], 'sst2')}) and behind on STS-B "
+               f"({spread(glue[tables[1]], 'stsb')})",
+               f"{spread(gaps['median'], 'first')} % with the median, "
+               f"{spread(gaps['mean'], 'first')} % with the mean",
+               f"{spread(gaps[tables[0]], 'first')} % with a row for each of 20,000 words, "
+               f"{spread(gaps[tables[1]], 'first')} % with BPE",
+               f"name {spread(gaps['proj, LSH'], 'first')} %"]
+    assert len({round(row["first"], 1) for row in glue.values()}) == 1  # all four still name "the"
+    lasts = [f"{rows('robust')[f'{name}: as trained']['loss']:.3f}" for name in ("median", "mean")]
+    claims.append(f"their losses are {lasts[0]} and {lasts[1]} (one seed")
     year, large = 365 * 24 * 3600, rows("million")["superbloom"]
     formers = rows("train")["hashformer: S+R, proj"]["ms"] / 1000 * 500_000 * 128 / year
     blooms = large["seconds"] / large["batch"] * 1_024 * 1_000_000 / year
