@@ -71,9 +71,13 @@ class Reader:
                 raise ConfigError(f"{path}: {said} are not the labels of this model, nor a scale")
         if c.head == "span" and min(task["stride"], task["longest"]) < 1:
             raise ConfigError(f"{path}: an answer of no words")
-        form = FORM[c.emb]
-        ours = dict(form=form) | ({} if form not in ("bits", "chunks") else dict(bits=c.bits))
-        ours |= dict(chunk=c.chunk) if form == "chunks" else dict(rows=c.rows) if encoder.fixed else {}
+        ours = dict(form=FORM[c.emb])
+        if FORM[c.emb] in ("bits", "chunks"):
+            ours |= dict(bits=c.bits)
+        if FORM[c.emb] == "chunks":
+            ours |= dict(chunk=c.chunk)
+        if encoder.fixed:
+            ours |= dict(rows=c.rows)
         if c.head == "hash-mlm" and c.emb != "bloom":
             ours |= dict(sketch=(c.hashes, c.buckets, *(encoder.sketch or ())[2:]))
         for name, value in ours.items():

@@ -787,7 +787,8 @@ def load_checkpoint(path):
     if not isinstance(content.get("config"), dict) or set(content["config"]) - known:
         raise ConfigError(f"{path} holds a config this code does not know: use the code that wrote it")
     for name, kind in PARTS.items():
-        if not isinstance(content.get(name, None if name in ("model", "encoder") else kind()), kind):
+        needed = name in content or name in ("model", "encoder")
+        if needed and not isinstance(content.get(name), kind):
             raise ConfigError(f"{path} holds no {name} that this code can read")
     if not all(isinstance(word, str) for word in content.get("words", [])):
         raise ConfigError(f"{path} holds words that are none")
