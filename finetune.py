@@ -49,7 +49,7 @@ import hashing
 from hashing import FIRST, PAD, Encoder, InputError
 from model import PRESETS, Config, ConfigError, Help, Model, at_least, best_spans, choose_machine
 from model import cores, count_parameters, fingerprint, load_checkpoint, machine_flags, once, parameter_groups
-from model import leave_together, save_checkpoint, try_compile
+from model import leave_together, save_checkpoint, torchrun_env, try_compile
 
 # What the paper does, and what models of less than 512 dimensions need
 RECIPES = {
@@ -780,8 +780,8 @@ class Tuner:
     def __init__(self, args):
         """in: args of parser(); all files are read, so that what is wrong with them shows at once"""
         self.args, self.names, self.start = args, resolve(args), Start(args)
-        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.device, self.dtype, self.compile = choose_machine(args, int(os.environ.get("LOCAL_RANK", 0)))
+        self.rank, self.world, local = torchrun_env()
+        self.device, self.dtype, self.compile = choose_machine(args, local)
         self.texts = {name: read_squad(name, args) if name in SQUAD else read_sentences(name, args)
                       for name in self.names}
         self.tests = {name: read_tests(name, args) for name in self.names if args.predict and name in GLUE}

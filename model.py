@@ -652,6 +652,19 @@ def machine_flags(group):
                        help="torch.compile; None: on CUDA only")
 
 
+def torchrun_env():
+    """Where torchrun put this process; out: rank, world, local rank: 0, 1, 0 without it"""
+    # subtle: a torchrun that restarts lends one store to all its starts, and in it new ranks find the
+    # addresses of those that were lost, and wait for the dead: pytorch issue 135712
+    if (os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+            and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
+        raise ConfigError("torchrun --max-restarts: new ranks may wait for ever for lost ones; start it with "
+                          "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment, on several nodes with "
+                          "--rdzv_backend=c10d too")
+    return tuple(int(os.environ.get(name, usual)) for name, usual in
+                 (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+
+
 def leave_together():
     """Ranks that are done wait for each other before they leave the process group; a no-op without one."""
     # subtle: the group's threads free what was sent, and need Python's lock for it. Waiting gives it to them;

@@ -60,7 +60,7 @@ import hashing
 from hashing import CLS, FIRST, MASK, PAD, SEP, UNK, Encoder, InputError
 from model import FORM, PRESETS, Config, ConfigError, Help, Model, at_least, beam_search, choose_machine
 from model import cores, count_parameters, fingerprint, hash_logp, leave_together, load_checkpoint
-from model import machine_flags, once, parameter_groups, save_checkpoint, try_compile
+from model import machine_flags, once, parameter_groups, save_checkpoint, torchrun_env, try_compile
 
 LSH = ("lsh_bands", "lsh_buckets", "lsh_hashes", "lsh_fill", "lsh_pairs", "lsh_redraw")  # of --attn lsh
 SKETCHES = {"hashes": "--emb bloom, mean, median, weighted, and of --objective hash-mlm",  # whose flag it is
@@ -925,9 +925,9 @@ class Run:
 
     def __init__(self, args):
         """in: args of parser(); every rank makes one"""
-        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.rank, self.world, local = torchrun_env()
         self.args, config = args, resolve(args, self.world)
-        self.device, self.dtype, compile = choose_machine(args, int(os.environ.get("LOCAL_RANK", 0)))
+        self.device, self.dtype, compile = choose_machine(args, local)
         args.quiet = self.rank > 0
         self.corpus = Corpus(prepare(args.data, args.split, args.cache, args.vocab, args.quiet, args.field))
         self.encoder, codes, targets = build_encoder(args, config, self.corpus)
@@ -965,9 +965,13 @@ class Run:
         self.resume()
         if self.world > 1:
             dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
-            choice = [self.dtype]
-            dist.broadcast_object_list(choice, src=0, device=self.device)  # each rank tried: agree on one
-            [self.dtype] = choice
+            found = [None] * self.world
+            dist.all_gather_object(found, (self.dtype, self.step))
+            self.dtype = found[0][0]  # each rank tried: agree on one
+            steps = [step for _, step in found]
+            if len(set(steps)) > 1:
+                raise InputError(f"the ranks found checkpoints of steps {steps} in {args.out}: wanted a "
+                                 f"folder that all nodes see")
 
         share = args.batch // self.world  # of each step's sequences, this rank's are share·rank and on
         self.micro, end = min(args.micro, share), share * (self.rank + 1)
