@@ -336,12 +336,18 @@ def _prepare(folder, data, split, pieces, quiet, field=None):
         json.dump(meta, file, indent=1)
 
 
-def cached(path, **options):
-    """in: path of an array on disk; options of np.load; out: the array; err: InputError when it is broken"""
+def cached(path, read=np.load, **options):
+    """in: path; the function that reads it, and its options; err: InputError when the file is broken"""
     try:
-        return np.load(path, **options)
-    except (OSError, ValueError, EOFError) as error:
+        return read(path, **options)
+    except Exception as error:  # whatever the libraries raise
         raise InputError(f"{path} is broken ({error}): remove its folder, and it is made again") from error
+
+
+def read_text(path):
+    """in: path; out: str"""
+    with open(path, **TEXT) as file:
+        return file.read()
 
 
 class Corpus:
@@ -363,8 +369,10 @@ class Corpus:
 
     def words(self):
         """The distinct words, in the order of their ids from FIRST on: list[str]"""
-        with open(os.path.join(self.folder, "words.txt"), **TEXT) as file:
-            return file.read().split("\n")[:-1]
+        words = cached(os.path.join(self.folder, "words.txt"), read_text).split("\n")[:-1]
+        if len(words) != len(self.counts) - FIRST:
+            raise InputError(f"{self.folder} is not a whole corpus: remove it, and it is prepared again")
+        return words
 
     def frequent(self, most):
         """in: most int; out: int64, places in words() of the most frequent, ties by first appearance"""
@@ -534,8 +542,8 @@ def build_encoder(args, config, corpus):
     if form == "weighted":
         sketch += (config.weights,)
     if args.split in PIECES:
-        with open(os.path.join(corpus.folder, "bpe.json"), encoding="utf-8") as file:
-            bpe = PIECES[args.split](file.read())
+        path = os.path.join(corpus.folder, "bpe.json")
+        bpe = cached(path, lambda path: PIECES[args.split](read_text(path)))
     if form in ("row", "digest"):
         words = [] if bpe else corpus.words()
         vocabulary = bpe.pieces if bpe else [words[i] for i in corpus.frequent(args.vocab)]
@@ -548,8 +556,9 @@ def build_encoder(args, config, corpus):
             with open(path, "w") as file:
                 json.dump(hashing.NgramLSH.fit(counts, args.features).grams, file)
 
-        with open(once(os.path.join(corpus.folder, f"ngrams-{args.features}.json"), fit)) as file:
-            lsh = hashing.NgramLSH(json.load(file), args.features, args.hash_seed)
+        path = once(os.path.join(corpus.folder, f"ngrams-{args.features}.json"), fit)
+        lsh = hashing.NgramLSH(cached(path, lambda path: json.loads(read_text(path))), args.features,
+                               args.hash_seed)
     encoder = Encoder(form, args.hash, args.split, args.bits, args.chunk, config.rows, args.key, lsh, bpe,
                       sketch=sketch)
 
