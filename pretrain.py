@@ -49,6 +49,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import torch
@@ -987,9 +988,14 @@ class Run:
         self.passes = [slice(i, min(i + self.micro, end)) for i in range(end - share, end, self.micro)]
         self.compiled = compile and try_compile(self.model, self.dry_run)
         if self.world > 1:
-            self.wrapped = torch.nn.parallel.DistributedDataParallel(
-                self.model, device_ids=[self.device.index] if cuda else None,
-                broadcast_buffers=False)  # codes and planes: large, and the same everywhere
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # torch 2.11 does not have the newer name
+                self.wrapped = torch.nn.parallel.DistributedDataParallel(
+                    self.model, device_ids=[self.device.index] if cuda else None,
+                    broadcast_buffers=False)  # codes and planes: large, and the same everywhere
+            # subtle: after its first pass DDP packs the gradients anew, and three ranks and more sum in another
+            # order. So that a run that goes on sums as one that never stopped, that pass is none of training.
+            self.dry_run()
 
     def resume(self):
         """Go on where the folder's checkpoint stands, if there is one and it is of this very run."""
@@ -1028,9 +1034,9 @@ class Run:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == "bfloat16")
 
     def dry_run(self):
-        """A pass forward and back that changes nothing: does it compile?"""
+        """A pass forward and back that changes nothing."""
         with self.autocast():
-            loss, _ = self.loss_of(self.model, *self.load(0)[0])
+            loss, _ = self.loss_of(self.wrapped, *self.load(0)[0])
         loss.backward()
         self.model.zero_grad(set_to_none=True)
 
