@@ -217,10 +217,10 @@ class Layer(nn.Module):
 
 
 class MaskedLMHead(nn.Module):
-    """Transform, then the embedding table itself as the output layer, and a bias. [BERT §3.1]"""
+    """Transform, then a table as the output layer, and a bias: the embedding's, or its own. [BERT §3.1]"""
 
     def __init__(self, c, rows, table=False):
-        """in: c Config; rows N of the output; table: it has one of its own, for embeddings without rows"""
+        """in: c Config; rows N of the output; table: it has one of its own"""
         super().__init__()
         self.transform, self.norm = nn.Linear(c.width, c.width), nn.LayerNorm(c.width)
         self.bias = nn.Parameter(torch.zeros(rows))
@@ -256,8 +256,9 @@ class Model(nn.Module):
             "weighted": lambda: WeightedEmbedding(c.hashes, c.rows, c.weights, c.width),
         }.get(c.emb, lambda: SketchEmbedding(c.hashes, c.buckets, c.width, c.emb))()
         self.m = c.hashes if c.emb == "bloom" else 1  # positions that an id takes
-        # which table the head predicts rows of: the embedding's, if that is one; else one of k·R rows
-        self.tied = FORM[c.emb] in ("row", "digest", "sketch")
+        # The head predicts by the embedding's rows, if each stands for what is predicted; else by k·R of its
+        # own. The blocks of a sketch could serve as well, but learn more slowly when they do both.
+        self.tied = FORM[c.emb] in ("row", "digest")
         # Rows of their own for the specials. A table of lookup or bloom has them inside; the rows of emb are
         # free, so a WORD row shared by all would add nothing: five are left. Pool, add and proj get all six.
         self.specials = None

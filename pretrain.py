@@ -993,8 +993,8 @@ class Run:
                 self.wrapped = torch.nn.parallel.DistributedDataParallel(
                     self.model, device_ids=[self.device.index] if cuda else None,
                     broadcast_buffers=False)  # codes and planes: large, and the same everywhere
-            # subtle: after its first pass DDP packs the gradients anew, and three ranks and more sum in another
-            # order. So that a run that goes on sums as one that never stopped, that pass is none of training.
+            # subtle: after its first pass DDP packs gradients anew, and more than two ranks sum in another
+            # order. For a run that goes on to sum as one that never stopped, this pass is none of training
             self.dry_run()
 
     def resume(self):
