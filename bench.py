@@ -438,7 +438,7 @@ TRAINED = dict(name=("model", "s"), L=("L", ","), share=("pairs that collide %",
 
 def figures(args):
     """Draw assets/: from results/ time by length and recall by frequency, from the corpus bits of words, from
-    runs with LSH attention who meets whom, from runs that predict hashes their losses.
+    the first run with LSH attention who meets whom, from those that predict hashes or detect their losses.
     """
     import matplotlib
     matplotlib.use("Agg")
@@ -491,28 +491,34 @@ def figures(args):
             axis.text(129, row, str(differ), va="center", fontsize=8)
     save(figure, "bits")
 
+    runs = [folder for folder in args.runs if os.path.exists(os.path.join(folder, "log.jsonl"))]
+    configs = {folder: model.load_checkpoint(folder)["config"] for folder in runs}
+    for folder in [folder for folder, c in configs.items() if c.attn == "lsh"][:1]:
+        draw_met(plt, folder, save)
+    draw_losses(plt, [folder for folder, c in configs.items() if c.head == "hash-mlm" and c.emb != "bloom"],
+                save, "loss", "nats a hash (ln R in the beginning)")
+    draw_losses(plt, [folder for folder, c in configs.items() if c.head == "sr"],
+                save, "variants", "nats a word, Shuffle+Random (ln 3 in the beginning)")
+
+
+def draw_losses(plt, folders, save, name, unit):
+    """How runs learn; in: pyplot; folders of runs; save(figure, name); name of the figure; unit of losses"""
     figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
-    met = False
-    for folder in args.runs:
-        c, name = model.load_checkpoint(folder)["config"], os.path.basename(os.path.normpath(folder))
-        if c.attn == "lsh" and not met:
-            draw_met(plt, folder, save)
-            met = True
-        if c.head == "hash-mlm" and c.emb != "bloom":
-            with open(os.path.join(folder, "log.jsonl")) as file:
-                log = [json.loads(line) for line in file]
-            steps, losses = np.array([(row["step"], row["loss"]) for row in log if "loss" in row]).T
-            wide = max(len(losses) // 100, 1)  # a point is the mean of as many
-            shown = [np.convolve(numbers, np.ones(wide) / wide, "valid") for numbers in (steps, losses)]
-            [line] = axes.plot(*shown, label=name)
-            held = np.array([(row["step"], row["eval_loss"]) for row in log if "eval_loss" in row])
-            axes.plot(*held.T, "o", color=line.get_color(), markersize=4)
-    if axes.lines:
-        axes.set(xlabel="steps", ylabel="nats a hash (ln R in the beginning)",
-                 title="loss in training; dots: on held-out text")
-        axes.grid(alpha=0.3)
+    for folder in folders:
+        with open(os.path.join(folder, "log.jsonl")) as file:
+            log = [json.loads(line) for line in file]
+        steps, losses = np.array([(row["step"], row["loss"]) for row in log if "loss" in row]).T
+        wide = max(len(losses) // 50, 1)  # a point is the mean of as many
+        shown = [np.convolve(numbers, np.ones(wide) / wide, "valid") for numbers in (steps, losses)]
+        [line] = axes.plot(*shown, label=os.path.basename(os.path.normpath(folder)))
+        held = np.array([(row["step"], row["eval_loss"]) for row in log if "eval_loss" in row])
+        axes.plot(*held.T, "o", color=line.get_color(), markersize=4)
+    axes.set(xlabel="steps", ylabel=unit, title="loss in training; dots: on held-out text")
+    axes.grid(alpha=0.3)
+    if folders:
         axes.legend(frameon=False)
-        save(figure, "loss")
+        save(figure, name)
+    plt.close(figure)
 
 
 def draw_met(plt, folder, save):
@@ -1326,7 +1332,7 @@ def bench_gaps(args):
 
 
 def bench_robust(args):
-    """A trained table spoilt in four ways, its output left whole: how far do vectors and loss move? [CM]"""
+    """A trained table spoilt in four ways, the head left whole: how far do vectors and loss move? [CM]"""
     rows = []
     for folder in args.runs:
         reader = infer.Reader(folder)
@@ -1344,7 +1350,6 @@ def bench_robust(args):
         batches = pretrain.Batches(corpus, c.length, 32, len(net.codes), 0)
         inputs, labels = pretrain.corrupt_mlm(*batches.held_out(slice(0, 64)))
         weight = net.embedding.weight.data.clone()
-        net.head.table, net.tied = torch.nn.Parameter(weight), False  # what predicts stays as it was
         blocks = weight.view(c.hashes, c.buckets, -1)
 
         def rounded(bits):
