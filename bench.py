@@ -1322,9 +1322,12 @@ def bench_gaps(args):
 
     hashes, table = ["--objective", "hash-mlm"], ["--emb", "lookup", "--objective", "mlm", "--vocab", 20_000]
     return compare(args, {"median": ["--emb", "median"], "mean": ["--emb", "mean"],
+                          "median, tied": ["--emb", "median", "--tied"],
+                          "mean, tied": ["--emb", "mean", "--tied"],
                           "proj, LSH": ["--emb", "proj", "--hash", "lsh", *hashes],
                           "20,000 BPE pieces": table,
                           "20,000 words": [*table, "--split", "regex"],
+                          "20,000 words, not tied": [*table, "--split", "regex", "--no-tied"],
                           "weighted": ["--emb", "weighted", "--rows", 2_500, *hashes],
                           "pool, LSH": ["--emb", "pool", "--hash", "lsh", *hashes],
                           "emb, MD5": ["--emb", "emb", "--hash", "md5", "--rows", 2_500, *hashes]},

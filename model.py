@@ -49,6 +49,7 @@ PARTS = dict(model=dict, encoder=dict, words=list, task=dict, run=dict, optimize
 # which form of codes each embedding takes, see hashing.FORMS
 FORM = {"lookup": "row", "emb": "index", "pool": "chunks", "add": "bits", "proj": "bits",
         "linear": "bits", "bloom": "digest", **dict.fromkeys(AGGREGATIONS, "sketch"), "weighted": "weighted"}
+TIES = ("row", "digest", "sketch")  # forms of embeddings whose rows could predict what is hidden
 HEADS = ("sr", "mlm", "hash-mlm", "classify", "span")
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
 
@@ -79,6 +80,7 @@ class Config:
     types: int = 1
     dropout: float = 0.1
     head: str = "sr"  # sr, mlm, hash-mlm, classify, span
+    tied: bool | None = None  # mlm, hash-mlm predict by the embedding's rows; None: lookup and bloom do
     labels: int = 2  # of classify
     pool: str = "cls"  # what classify looks at: cls, the first position, or mean, of all positions
     attn: str = "full"  # full, lsh: only pairs whose buckets collide
@@ -142,6 +144,13 @@ class Config:
             raise ConfigError(f"objective hash-mlm predicts hashes, which all but emb lookup have; {fits}")
         if self.head == "sr" and not self.order:
             raise ConfigError(f"objective sr asks which words were moved, and a set has no order; {fits}")
+        if self.head not in ("mlm", "hash-mlm"):
+            self.tied = None  # nothing predicts rows
+        elif self.tied is None:
+            self.tied = FORM[self.emb] in ("row", "digest")
+        elif self.tied and FORM[self.emb] not in TIES:
+            raise ConfigError(f"tied: emb {self.emb} has no rows that could predict what is hidden; lookup, "
+                              f"bloom, mean and median have")
 
 
 # The sizes of the papers; `tiny` is ours, to train in minutes on two cores.
@@ -219,12 +228,12 @@ class Layer(nn.Module):
 class MaskedLMHead(nn.Module):
     """Transform, then a table as the output layer, and a bias: the embedding's, or its own. [BERT §3.1]"""
 
-    def __init__(self, c, rows, table=False):
-        """in: c Config; rows N of the output; table: it has one of its own"""
+    def __init__(self, c, rows):
+        """in: c Config; rows N of the output"""
         super().__init__()
         self.transform, self.norm = nn.Linear(c.width, c.width), nn.LayerNorm(c.width)
         self.bias = nn.Parameter(torch.zeros(rows))
-        self.table = nn.Parameter(init_(torch.empty(rows, c.width))) if table else None  # (N, d)
+        self.table = None if c.tied else nn.Parameter(init_(torch.empty(rows, c.width)))  # (N, d)
 
     def forward(self, x, table, rows=None):
         """in: x (..., d), table (N, d), None: its own, rows int64 (S,), None: all; out: logits of these"""
@@ -256,9 +265,6 @@ class Model(nn.Module):
             "weighted": lambda: WeightedEmbedding(c.hashes, c.rows, c.weights, c.width),
         }.get(c.emb, lambda: SketchEmbedding(c.hashes, c.buckets, c.width, c.emb))()
         self.m = c.hashes if c.emb == "bloom" else 1  # positions that an id takes
-        # The head predicts by the embedding's rows, if each stands for what is predicted; else by k·R of its
-        # own. The blocks of a sketch could serve as well, but learn more slowly when they do both.
-        self.tied = FORM[c.emb] in ("row", "digest")
         # Rows of their own for the specials. A table of lookup or bloom has them inside; the rows of emb are
         # free, so a WORD row shared by all would add nothing: five are left. Pool, add and proj get all six.
         self.specials = None
@@ -271,8 +277,7 @@ class Model(nn.Module):
         self.head = {
             "sr": lambda: nn.Linear(c.width, 3),  # 0 intact, 1 shuffled, 2 random [SR §3]
             "mlm": lambda: MaskedLMHead(c, c.rows),
-            "hash-mlm": lambda: MaskedLMHead(c, c.rows if c.emb == "bloom" else c.hashes * c.buckets,
-                                             table=not self.tied),
+            "hash-mlm": lambda: MaskedLMHead(c, c.rows if c.emb == "bloom" else c.hashes * c.buckets),
             "classify": lambda: nn.Sequential(nn.Dropout(c.dropout), nn.Linear(c.width, c.width), nn.Tanh(),
                                               nn.Dropout(c.dropout), nn.Linear(c.width, c.labels)),
             "span": lambda: nn.Linear(c.width, 2),  # start and end
@@ -417,7 +422,7 @@ class Model(nn.Module):
         if c.emb == "bloom":
             x = x.unflatten(1, (-1, self.m))  # (B, L, m, d)
         if c.head in ("mlm", "hash-mlm"):
-            logits = self.head(x.flatten(0, 1)[at], self.embedding.weight if self.tied else None, rows)
+            logits = self.head(x.flatten(0, 1)[at], self.embedding.weight if c.tied else None, rows)
             blocks = c.head == "hash-mlm" and c.emb != "bloom"
             return logits.unflatten(-1, (c.hashes, c.buckets)) if blocks else logits
         x = x.mean(2) if c.emb == "bloom" else x

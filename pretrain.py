@@ -873,8 +873,8 @@ def resolve(args, world):
         args.mask = recipe.get("mask", 0.15) if args.mask is None else args.mask
         if not 0 < args.mask < 1:
             raise InputError(f"--mask {args.mask}: wanted more than 0 and less than 1")
-    elif args.mask is not None:
-        raise InputError("--mask is of the objectives that hide words, not of sr")
+    elif given := [flag for flag in ("mask", "tied") if getattr(args, flag) is not None]:
+        raise InputError(f"--{given[0]} is of the objectives that hide words, not of sr")
     if args.vocab is None and not sets:  # of sets all items
         args.vocab = (shape["rows"] - (FIRST - 1) if {"emb", "rows"} <= shape.keys() else
                       1_000_000 if args.split == "phrases" else 50_000)
@@ -890,13 +890,15 @@ def resolve(args, world):
     name = [args.emb] + [args.hash] * hashed + [args.split] * (args.split != "regex")
     usual = "hash-mlm" if FORM[args.emb] in ("digest", "sketch") else "sr"
     name += [args.objective] * (args.objective != usual)
+    name += [] if args.tied is None else ["tied" if args.tied else "untied"]
     head = "mlm" if args.objective == "sampled" else args.objective
     shape |= dict(emb=args.emb, bits=args.bits, chunk=args.chunk, head=head, order=not sets)
     if sets:
         shape["length"] = min(shape["length"], 32)
     if args.width and not args.ffn:
         args.ffn = 4 * args.width
-    for flag in ("layers", "width", "heads", "ffn", "length", "rows", "dropout", "attn", *SKETCHES, *LSH):
+    for flag in ("layers", "width", "heads", "ffn", "length", "rows", "dropout", "tied", "attn", *SKETCHES,
+                 *LSH):
         if getattr(args, flag) is not None:
             shape[flag] = getattr(args, flag)
     if args.field and not sets:
@@ -1341,6 +1343,9 @@ def parser():
         g.add_argument(f"--{name}", type=at_least(dict(layers=0, length=2).get(name, 1)), metavar="n",
                        help=text + " (None: the preset's)")
     g.add_argument("--dropout", type=float, metavar="p", help="also of attention weights (None: 0.1, tiny 0)")
+    g.add_argument("--tied", action=argparse.BooleanOptionalAction, help=(
+        "predict what is hidden by the rows of the embedding (lookup, bloom, mean, median), not by a table\n"
+        "of the head's own, which learns sooner and takes as much again (None: lookup and bloom are tied)"))
 
     g = p.add_argument_group("Bloom digests (--emb bloom)", (
         "Each of N items is m hash tokens, and alpha items share one: m N / alpha rows for all. [SB §3.2]\n"

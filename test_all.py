@@ -1257,6 +1257,27 @@ def test_count_median_parameters():
     assert counts()["head"] == counts(emb="proj")["head"] == transform + 5 * 500 * 513
 
 
+@pytest.mark.parametrize("emb", ["lookup", "bloom", "mean", "median"])
+def test_tied_or_not_the_same_is_predicted(emb):
+    """With the embedding's rows copied to its own table a head says what it says by them."""
+    head = "mlm" if emb == "lookup" else "hash-mlm"
+    about = dict(emb=emb, head=head, hashes=2 if emb == "bloom" else 5)
+    nets = [tiny_model(tied=tied, **about) for tied in (True, False)]
+    weights = nets[0].state_dict()
+    assert set(nets[1].state_dict()) - set(weights) == {"head.table"}
+    nets[1].load_state_dict(weights | {"head.table": weights["embedding.weight"]})
+    ids = torch.randint(FIRST, FIRST + 25, (2, 4))
+    a, b = (net(ids, at=torch.tensor([1, 6])) for net in nets)
+    torch.testing.assert_close(a, b)
+    assert Config(emb=emb, head=head).tied == (emb in ("lookup", "bloom"))
+    assert Config(emb=emb, head="classify", tied=True).tied is None
+
+
+def test_what_cannot_be_tied_is_refused(small):
+    refused(pretrain.main, small("--tied"), says="--tied is of the objectives that hide words")
+    refused(pretrain.main, small("--objective", "hash-mlm", "--tied"), says="has no rows that could predict")
+
+
 @pytest.mark.parametrize("emb", sorted(set(model.FORM) - {"lookup", "bloom"}))
 def test_each_hash_is_predicted_among_the_rows_of_its_block(emb):
     """[CM] One vector, k softmaxes, each of sum 1, by a table of the head's own."""
