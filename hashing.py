@@ -313,14 +313,13 @@ class SketchMap:
         self.n_items, self.m, self.buckets = len(words), k, rows
         index = sketch_index(words, k, rows, seed, key)
         self.digest = index.astype(np.int32)
-        cell = index + rows * np.arange(k)  # (V, k): bucket and hash function in one number
-        sizes = np.bincount(cell.ravel(), minlength=k * rows)
+        cell = (index + rows * np.arange(k)).T.ravel()  # hash function and bucket in one number
+        sizes = np.bincount(cell, minlength=k * rows)
         self.alpha = int(sizes.max())
-        order = np.argsort(cell.T.ravel(), kind="stable")  # map by map, bucket by bucket
+        order = np.argsort(cell, kind="stable")  # map by map, bucket by bucket
         place = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within its bucket
-        self.members = np.full((k * rows, self.alpha), -1, np.int32)
-        self.members[cell.T.ravel()[order], place] = order % max(len(words), 1)
-        self.members = self.members.reshape(k, rows, self.alpha)
+        self.members = np.full((k, rows, self.alpha), -1, np.int32)
+        self.members.reshape(k * rows, -1)[cell[order], place] = order % max(len(words), 1)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -354,7 +353,10 @@ class NgramLSH:
         self.eta = np.rint(np.tile(eta, 2) * self.ONE).astype(np.int32)  # twice: a window may run over
         self.feature = {gram: f for f, gram in enumerate(grams)}
         self.alphabet = np.unique(_code_points(grams)[0])
-        keys = np.array([self._key(gram) for gram in grams], np.uint64)
+        if features < len(grams):
+            raise InputError(f"features = {features:,} for {len(grams):,} n-grams: wanted as many at least")
+        keys, _, lengths = _gram_keys(grams, self.alphabet)
+        keys = keys[np.cumsum(lengths) - lengths, lengths - 1]  # the whole n-gram's, at its first character
         self.order = np.argsort(keys)
         self.keys = keys[self.order]
 
@@ -368,7 +370,7 @@ class NgramLSH:
         words = list(counts)
         weights = np.fromiter(counts.values(), np.int64, len(counts))
         points, lengths = _code_points(words)
-        each, _, frequency = _sum_by_key(points, np.repeat(weights, lengths))
+        each, frequency = _sum_by_key(points, np.repeat(weights, lengths))
         most = np.lexsort((each, -frequency))[:cls.MOST]  # a rarer one can be no feature, nor part of one
         alphabet = np.sort(each[most])
         keys, sums = np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -376,8 +378,8 @@ class NgramLSH:
             part = slice(start, start + cls.PIECE)
             grams, known, lengths = _gram_keys(words[part], alphabet)
             amount = np.repeat(weights[part], lengths)[:, None].repeat(cls.LONGEST, 1)
-            keys, _, sums = _sum_by_key(np.concatenate([keys, grams[known]]),
-                                        np.concatenate([sums, amount[known]]))
+            keys, sums = _sum_by_key(np.concatenate([keys, grams[known]]),
+                                     np.concatenate([sums, amount[known]]))
         best = np.lexsort((keys, -sums))[:features]  # a longer n-gram has a larger key: that settles the ties
         grams = []
         for key in keys[best].tolist():
@@ -427,11 +429,8 @@ class NgramLSH:
         depth = 24  # sums kept on the stack, 4n bytes each; the letters of a longer word after these are not
         stack, before = [np.zeros(n, np.int32)], ""
         for i in order:
-            word, shared = words[i], 0
-            for a, b in zip(before, word):
-                if a != b:
-                    break
-                shared += 1
+            word = words[i]
+            shared = len(os.path.commonprefix([before, word]))
             del stack[min(shared, depth) + 1:]
             total = stack[-1]
             if len(word) > 10_000:  # see `wide` above
@@ -460,12 +459,6 @@ class NgramLSH:
         place[place == len(self.keys)] = 0
         found = self.keys[place] == keys
         return self.order[place[found]], np.bincount(owner[found], minlength=len(words))
-
-    def _key(self, gram):
-        key = 0
-        for place in np.searchsorted(self.alphabet, _code_points([gram])[0]).tolist():
-            key = key << 16 | (place + 1)
-        return key
 
     def _check(self, n, what):
         if n > self.features:
@@ -511,13 +504,11 @@ def _gram_keys(words, alphabet):
 
 
 def _sum_by_key(keys, amounts):
-    """in: keys (M,), amounts int64 (M,); out: distinct keys in order, their count, sum of their amounts"""
+    """in: keys (M,), amounts int64 (M,); out: distinct keys in order, sum of their amounts"""
     order = np.argsort(keys, kind="stable")
     keys, amounts = keys[order], amounts[order]
-    starts = np.concatenate([[True], keys[1:] != keys[:-1]])
-    first = np.flatnonzero(starts) if len(keys) else np.empty(0, np.int64)
-    sums = np.add.reduceat(amounts, first) if len(first) else amounts
-    return keys[first], np.diff(first, append=len(keys)), sums
+    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[:len(keys)])
+    return keys[first], np.add.reduceat(amounts, first) if len(first) else amounts
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -579,9 +570,8 @@ class BloomMap:
         self.digest = np.empty((m, n_items), np.int32).T  # (N, m), each map's column in one piece
         for j, order in enumerate(self.orders):
             self.digest[order, j] = np.arange(n_items) // alpha
-        self.members = np.full((m, R * alpha), -1, np.int32)
-        self.members[:, :n_items] = self.orders
-        self.members = self.members.reshape(m, R, alpha)
+        self.members = np.full((m, R, alpha), -1, np.int32)
+        self.members.reshape(m, -1)[:, :n_items] = self.orders
         del self.orders  # of use while the maps are made, and as large as they are
 
     def _impossible(self):
@@ -789,6 +779,8 @@ class Encoder:
             raise InputError(f"unknown form of codes: {form!r}; the forms are {', '.join(FORMS)}")
         if split not in SPLITS:
             raise InputError(f"unknown way to split: {split!r}; wanted {', '.join(SPLITS)}")
+        if hash not in ("md5", "lsh"):
+            raise InputError(f"unknown hash: {hash!r}; wanted md5 or lsh")
         if form == "chunks" and not 0 < chunk <= 15:
             raise InputError(f"chunks of {chunk} bits: wanted 1 .. 15")
         numbers = bits, rows, *(sketch or ())
@@ -881,14 +873,13 @@ class Encoder:
 
     def codes(self):
         """The codes of all ids so far, (FIRST + V, C); those of a word are computed once."""
-        if self.form == "digest":
-            if self.done is None:
+        if self.done is None:
+            self.done = self.special_codes()
+            if self.form == "digest":
                 ranges = np.arange(self.bloom.m, dtype=np.int32) * np.int32(self.bloom.buckets)
-                self.done = np.concatenate([self.special_codes(), self.bloom.digest + ranges])
-            return self.done
-        new = self.words[len(self.done) - FIRST if self.done is not None else 0:]
-        parts = [self.special_codes() if self.done is None else self.done]
-        self.done = np.concatenate(parts + [self.hash_words(new)] * bool(new))
+                self.done = np.concatenate([self.done, self.bloom.digest + ranges])
+        if new := self.words[len(self.done) - FIRST:]:
+            self.done = np.concatenate([self.done, self.hash_words(new)])
         return self.done
 
     def state(self):
@@ -950,6 +941,8 @@ def windows(question, context, length, stride):
     out: list of (ids int32 (at most L,), first, start, stop): words start .. stop-1 of the context stand at
          first, first + 1, ... of ids. A question keeps half the room at most; every word is in some piece.
     """
+    if length < 8:
+        raise InputError(f"a model of {length} positions reads no question with its text: wanted 8 at least")
     question = question[:(length - 4) // 2]
     room = length - 4 - len(question)
     out, start = [], 0
