@@ -46,10 +46,10 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import hashing
-from hashing import FIRST, PAD, Encoder, InputError
+from hashing import PAD, Encoder, InputError
 from model import PRESETS, Config, ConfigError, Help, Model, at_least, best_spans, choose_machine
 from model import cores, count_parameters, fingerprint, load_checkpoint, machine_flags, once, parameter_groups
-from model import leave_together, save_checkpoint, torchrun_env, try_compile
+from model import leave_together, load_model, save_checkpoint, torchrun_env, try_compile
 
 # What the paper does, and what models of less than 512 dimensions need
 RECIPES = {
@@ -350,7 +350,7 @@ def read_squad(name, args):
                          else ((each["text"], each["answer_start"]) for each in a))
                 found.append(dict(id=row["id"], question=row["question"], context=row["context"],
                                   answers=[(text, int(start)) for text, start in pairs]))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{where}: not questions as in SQuAD, with id, question, context and answers "
                              f"({type(error).__name__}: {error})") from error
         if not found or name == "squad" and not all(q["answers"] for q in found):
@@ -721,8 +721,9 @@ class Start:
             self.path = os.path.join(args.ckpt, "ckpt.pt") if os.path.isdir(args.ckpt) else args.ckpt
             self.config, self.hash = checkpoint["config"], checkpoint["encoder"]
             self.words = checkpoint.get("words", [])
+            weights = load_model(checkpoint).state_dict()  # which looks at them
             if not args.from_scratch:
-                self.weights, self.task = checkpoint["model"], checkpoint.get("task", {})
+                self.weights, self.task = weights, checkpoint.get("task", {})
         else:
             self.config = Config(**PRESETS[args.preset])
         recipe = RECIPES[args.recipe or ("paper" if self.config.width >= 512 else "small")]
@@ -748,9 +749,7 @@ class Start:
         if self.weights:
             kept = self.knows(name, getattr(data, "task", None))
             weights = {k: v for k, v in self.weights.items() if kept or not k.startswith("head.")}
-            missing, unknown = net.load_state_dict(weights, strict=False)
-            if unknown or any(not key.startswith("head.") for key in missing):
-                raise ConfigError("the weights do not fit the checkpoint's own config: it is damaged")
+            net.load_state_dict(weights, strict=False)  # all but a head that is new
         return net
 
     def knows(self, name, task):
@@ -789,10 +788,13 @@ class Tuner:
         self.current = None, None, None  # the task that is ready: the seeds of a task follow each other
         self.jobs = [(name, args.seed + i) for name in self.names for i in range(args.seeds)]
         os.makedirs(args.out, exist_ok=True)
-        before = {job: load_checkpoint(self.path(*job))["run"]["identity"] for job in self.jobs
+        for name in self.names:
+            if os.path.exists(self.path(name)) and not self.before(self.path(name)):
+                raise InputError(f"{self.path(name)} is of no fine-tuning: name another --out")
+        before = {job: self.before(self.path(*job)) for job in self.jobs
                   if os.path.exists(self.path(*job))}  # of a start that was interrupted
         if args.dtype == "auto" and before:  # what was chosen once stays
-            self.dtype = next(iter(before.values()))["dtype"]
+            self.dtype = next(iter(before.values())).get("dtype", self.dtype)
         if self.rank == 0 and not any(there == self.identity(*job) for job, there in before.items()):
             open(os.path.join(args.out, "log.jsonl"), "w").close()
         if self.world > 1:  # the ranks meet again only to compare notes, after hours of their own work
@@ -828,6 +830,11 @@ class Tuner:
         return flags | dict(seed=seed, first=seed == self.args.seed, task=name, texts=texts, dtype=self.dtype,
                             start=file and [file.st_size, file.st_mtime_ns])
 
+    @staticmethod
+    def before(path):
+        """in: path of a checkpoint; out: the identity of the job that wrote it, {} if it was none"""
+        return load_checkpoint(path).get("run", {}).get("identity", {})
+
     def path(self, name, seed=None):
         """Where the weights of a job are kept until all are done, and of a task, the best seed's, for good"""
         folder = os.path.join(self.args.out, name) if len(self.names) > 1 else self.args.out
@@ -862,11 +869,10 @@ class Tuner:
         """fit(), unless the same command has done this job already before it was interrupted"""
         path = self.path(name, seed)
         if os.path.exists(path):
-            before = load_checkpoint(path)["run"]
-            same = before["identity"] == self.identity(name, seed)
+            same = self.before(path) == self.identity(name, seed)
             print(f"{name}, seed {seed}: {'done before' if same else 'of other flags, begun anew'}: {path}")
             if same:
-                return before["result"]
+                return load_checkpoint(path)["run"]["result"]
         return self.fit(name, seed)
 
     def fit(self, name, seed):
@@ -904,9 +910,10 @@ class Tuner:
                 file.write(json.dumps(row) + "\n")
 
         if self.compile:
-            self.compile = try_compile(model, lambda: loss_of(np.arange(min(a.batch, len(sizes)))).backward())
+            with torch.random.fork_rng():  # the trial uses up random numbers, and only a first job has one
+                self.compile = try_compile(
+                    model, lambda: loss_of(np.arange(min(a.batch, len(sizes)))).backward())
             model.zero_grad(set_to_none=True)
-            torch.manual_seed(seed)  # the trial used up random numbers, and only a first job has one
         order = (chosen for epoch in range(a.epochs)
                  for chosen in batches(sizes, a.batch, np.random.default_rng([seed, epoch])))
         bar = tqdm(order, f"{name}, seed {seed}", steps, unit="step", disable=self.rank > 0)

@@ -21,9 +21,11 @@ Letters   L positions   V candidate words   d width   W windows
 """
 
 import argparse
+import contextlib
 import difflib
 import functools
 import json
+import os
 import sys
 
 import numpy as np
@@ -51,26 +53,26 @@ class Reader:
         checkpoint = load_checkpoint(path)
         self.model = load_model(checkpoint).to(device)
         self.encoder = Encoder.load(checkpoint["encoder"])
-        self.words = checkpoint.get("words", [])  # to look among: the commonest of the corpus
         self.task = checkpoint.get("task", {})  # what finetune.py says of it
         self.config = checkpoint["config"]
         self.agree(path)
-        if not self.config.order and not self.encoder.fixed:
-            self.encoder.ids(self.words)  # names of several words are found as they are
+        self.use(checkpoint.get("words", []))  # the commonest of the corpus
 
     def agree(self, path):
         """A checkpoint may say anything; in: path, to name; err: ConfigError when its parts do not fit"""
-        c, task, encoder = self.config, self.task, self.encoder
+        c, encoder = self.config, self.encoder
+        self.task = task = self.task if c.head in TASK else {}
         for name, kind in TASK.get(c.head, {}).items():
             if not isinstance(task.get(name, ...), kind):
                 raise ConfigError(f"{path}: the task's {name} is {task.get(name)!r}, wanted {kind}")
         if c.head == "classify":
             numbers = task["labels"] is None
             said, kind = task["scale"] if numbers else task["labels"], float if numbers else str
-            if len(said or ()) != (2 if numbers else c.labels) or not all(isinstance(s, kind) for s in said):
+            fits = c.labels == 1 and len(said or ()) == 2 and isinstance(task["label"], str)
+            if not (fits if numbers else len(said) == c.labels) or not all(isinstance(s, kind) for s in said):
                 raise ConfigError(f"{path}: {said} are not the labels of this model, nor a scale")
-        if c.head == "span" and min(task["stride"], task["longest"]) < 1:
-            raise ConfigError(f"{path}: an answer of no words")
+        if c.head == "span" and (min(task["stride"], task["longest"]) < 1 or not task["pair"]):
+            raise ConfigError(f"{path}: an answer of no words, or to no question")
         ours = dict(form=FORM[c.emb])
         if FORM[c.emb] in ("bits", "chunks"):
             ours |= dict(bits=c.bits)
@@ -92,19 +94,19 @@ class Reader:
         out: words list[str], spans list[(start, end)], ids list[int]
         """
         words, spans, ids, start, mask = [], [], [], 0, SPECIALS[MASK]
-        # A BPE piece holds the space before it and knows what it touches: split the whole text, with letters
-        # in place of each mask. Words touch nothing: split what stands between the masks.
-        whole = self.encoder.split(text.replace(mask, "x" * len(mask))) if self.encoder.bpe else None
-        for i, part in enumerate(text.split(mask)):
-            end = start + len(part)
+        # A BPE piece holds the space before it and knows what it touches: split the whole text, with signs
+        # in place of each mask that no letter joins. Words touch nothing: split what is between the masks.
+        whole = self.encoder.split(text.replace(mask, "\ue000" * len(mask))) if self.encoder.bpe else None
+        parts = text.split(mask)
+        for i, part in enumerate(parts, 1):
+            end, last = start + len(part), i == len(parts)
             if whole is None:
                 found, places = self.encoder.split(part)
                 places = [(start + a, start + b) for a, b in places]
             else:
-                stop = end - text[:end].endswith(" ") if i < text.count(mask) else end  # the mask's own space
+                stop = end - (part.endswith(" ") and not last)  # the mask's own space
                 pairs = [(word, span) for word, span in zip(*whole) if start <= span[0] and span[1] <= stop]
                 found, places = [word for word, _ in pairs], [span for _, span in pairs]
-            last = i == text.count(mask)
             self.known(found)
             words += found + [mask] * (not last)
             spans += places + [(end, end + len(mask))] * (not last)
@@ -177,6 +179,13 @@ class Reader:
                      certified=certified, scored=scored, total=made.n_items)
                 for row, scores, certified, scored in zip(*(found.tolist() for found in searches))]
 
+    def use(self, words):
+        """in: words list[str], to look among from now on"""
+        self.words = words
+        self.__dict__.pop("candidates", None)
+        if not self.config.order and not self.encoder.fixed:
+            self.encoder.ids(words)  # names of several words are found as they are
+
     def look_among(self, path):
         """in: path of a text file: its words, of a set its lines, take the place of the corpus's words"""
         try:
@@ -185,8 +194,7 @@ class Reader:
         except OSError as error:
             raise InputError(f"{path}: {error}") from error
         found = [w for line in lines for w in (self.encoder.split(line)[0] if self.config.order else [line])]
-        self.words = list(dict.fromkeys(word for word in found if word))
-        self.__dict__.pop("candidates", None)
+        self.use(list(dict.fromkeys(word for word in found if word)))
 
     def masks(self, text):
         """in: text str; out: ids int64 (1, L), at int64 (M,), where masks are; err: InputError without one"""
@@ -235,7 +243,7 @@ class Reader:
         """The words whose embedding is most like a word's, no context. [HF §3.3]
 
         in:  word str, seen or not; k int; among list[str], default the corpus's 50,000 commonest words
-        out: k pairs (word, cosine), the cosine of the vectors less their mean over the candidates
+        out: k pairs (word, cosine), the cosine of the vectors less the mean of all, the word's among them
 
         Under LSH a misspelling finds its word; under MD5 strangers, for their bits have nothing in common.
         """
@@ -254,9 +262,7 @@ class Reader:
         if ids[0] == UNK:
             raise InputError(f"{word!r} is not in this model's vocabulary: "
                              f"it has no vector for it")
-        self.model.set_codes(torch.from_numpy(self.encoder.codes()), self.encoder.bloom)
-        device = self.model.device
-        vectors = self.model.embed(torch.from_numpy(ids)[None].to(device)).view(len(ids), -1)  # (1+V, m·d)
+        vectors = self.model.embed(self.ready(ids)).view(len(ids), -1)  # (1+V, m·d)
         vectors = torch.nn.functional.normalize(vectors - vectors.mean(0), dim=-1)
         best = (vectors[1:] @ vectors[0]).topk(min(k, len(among)))
         return [(among[i], cosine) for i, cosine in zip(best.indices.tolist(), best.values.tolist())]
@@ -392,7 +398,7 @@ def read_line(line, fields, page=False):
         return [line] if page else line.split("\t")
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}") from error
     if page:
         row = next((v for v in row.values() if isinstance(v, list)), row) if isinstance(row, dict) else row
@@ -410,17 +416,18 @@ def answer_file(reader, path, k, near, beam=None):
     in:  reader; path: .jsonl, or a text a line, two with a tab between; k; near; beam
     """
     try:
-        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-            for i, line in enumerate(file, 1):
-                if line.strip():
-                    try:
-                        texts = read_line(line, path.endswith(".jsonl"), not reader.config.order)
-                        result = dict(line=i, texts=texts) | look(reader, texts, k, near, beam)
-                    except (InputError, ConfigError) as error:  # one bad line does not end the file
-                        result = dict(line=i, error=str(error))
-                    print(json.dumps(result, ensure_ascii=False), flush=True)
+        file = open(path, encoding="utf-8", errors="replace", newline="\n")
     except OSError as error:
         raise InputError(f"{path}: {error}") from error
+    with file:
+        for i, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    texts = read_line(line, path.endswith(".jsonl"), not reader.config.order)
+                    result = dict(line=i, texts=texts) | look(reader, texts, k, near, beam)
+                except (InputError, ConfigError) as error:  # one bad line does not end the file
+                    result = dict(line=i, error=str(error))
+                print(json.dumps(result, ensure_ascii=False), flush=True)
 
 
 def main(argv=None):
@@ -450,6 +457,8 @@ def main(argv=None):
     p.add_argument("--device", default="cpu", metavar="NAME",
                    help="cpu or cuda (default cpu: one text is quick)")
     args = p.parse_args(argv)
+    with contextlib.suppress(AttributeError):  # half of a character, as JSON may hold it, is written \\ud83d
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         args.dtype, args.compile = "float32", False
         device, _, _ = choose_machine(args)
@@ -470,7 +479,9 @@ def main(argv=None):
             return show(look(reader, args.text, args.top_k, args.near, args.beam), args.text[0])
         if args.file:
             return answer_file(reader, args.file, args.top_k, args.near, args.beam)
-    except (InputError, ConfigError) as error:
+    except (InputError, ConfigError, OSError) as error:
+        if isinstance(error, OSError):  # nobody reads what is written: nor what is still to be
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         print(f"infer.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     while True:

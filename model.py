@@ -21,6 +21,7 @@ Letters   B batch   L positions   C code numbers a word   d width   H heads   e 
 """
 
 import argparse
+import contextlib
 import fcntl
 import functools
 import glob
@@ -96,35 +97,28 @@ class Config:
             value = getattr(self, field.name)
             if not isinstance(value, (int, float) if field.type is float else field.type):
                 raise ConfigError(f"{field.name} {value!r}: wanted {field.type}")
-        for name in ("rows", "bits", "chunk", "layers", "width", "heads", "ffn", "length", "types", "labels"):
-            if not (name != "layers") <= getattr(self, name) <= 2**31:
-                raise ConfigError(f"{name} {getattr(self, name)}: wanted at least {int(name != 'layers')} "
-                                  f"and at most 2^31")
         if self.emb not in FORM:
             raise ConfigError(f"unknown embedding {self.emb!r}; there are {', '.join(FORM)}")
         if FORM[self.emb] in ("digest", "sketch", "weighted") or self.head == "hash-mlm":
             self.hashes = (2 if self.emb == "bloom" else 5) if self.hashes is None else self.hashes
         else:
             self.hashes = None  # nothing hashes more than once
-        for name in ("hashes", "buckets", "weights"):
-            if getattr(self, name) is not None and not 1 <= getattr(self, name) <= 2**31:
-                raise ConfigError(f"{name} {getattr(self, name)}: wanted at least 1 and at most 2^31")
+        for name in ("rows", "bits", "chunk", "layers", "width", "heads", "ffn", "length", "types", "labels",
+                     "spare_positions", "hashes", "buckets", "weights", "lsh_bands", "lsh_buckets",
+                     "lsh_hashes"):
+            value, least = getattr(self, name), int(name not in ("layers", "spare_positions"))
+            if value is not None and not least <= value <= 2**31:
+                raise ConfigError(f"{name} {value}: wanted at least {least} and at most 2^31")
         if FORM[self.emb] == "sketch" and (self.hashes % 2 == 0 or self.hashes > 255):
             raise ConfigError(f"a sketch of {self.hashes} hash functions: wanted an odd number, whose median "
                               f"is one of its rows, and at most 255")
-        if self.head not in HEADS:
-            raise ConfigError(f"unknown head {self.head!r}; there are {', '.join(HEADS)}")
         if self.emb == "pool" and self.chunk > 15:
             raise ConfigError(f"chunks of {self.chunk} bits: wanted at most 15")
-        if self.pool not in ("cls", "mean"):
-            raise ConfigError(f"unknown pool {self.pool!r}; there are cls, mean")
-        for name, known in (("attn", ("full", "lsh")), ("act", tuple(ACTIVATIONS)),
-                            ("lsh_fill", ("zero", "mask")), ("lsh_pairs", ("upper", "all"))):
+        for name, known in (("head", HEADS), ("pool", ("cls", "mean")), ("attn", ("full", "lsh")),
+                            ("act", ACTIVATIONS), ("lsh_fill", ("zero", "mask")),
+                            ("lsh_pairs", ("upper", "all"))):
             if getattr(self, name) not in known:
                 raise ConfigError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(known)}")
-        for name in ("lsh_bands", "lsh_buckets", "lsh_hashes"):
-            if not 1 <= getattr(self, name) <= 2**31:
-                raise ConfigError(f"{name} {getattr(self, name)}: wanted at least 1 and at most 2^31")
         if self.attn == "lsh" and self.lsh_pairs == "upper" and not self.order:
             raise ConfigError("lsh_pairs upper scores (i, j) by i <= j, and a set has no order: wanted all")
         if self.lsh_redraw and self.attn == "full":
@@ -196,9 +190,11 @@ class Layer(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(c.width), nn.LayerNorm(c.width)
         if c.attn == "lsh":
             # subtle: from a generator of their own, so that the weights are those of the model without planes
-            planes, coef = self.draw(torch.initial_seed())
-            self.register_buffer("planes", planes)
-            self.register_buffer("coef", coef)
+            shape = c.heads, c.lsh_hashes, c.lsh_bands
+            self.register_buffer("planes", torch.empty(*shape, c.width // c.heads))
+            self.register_buffer("coef", torch.empty(shape, dtype=torch.int64))
+            if not self.planes.is_meta:
+                self.planes[:], self.coef[:] = self.draw(torch.initial_seed())
 
     def draw(self, seed):
         """in: seed int; out: planes (H, n, r, e), coef (H, n, r) of this layer's hash functions"""
@@ -289,7 +285,7 @@ class Model(nn.Module):
                 init_(module.weight, 0.02 * (768 / c.width) ** 0.5 if name.startswith("layers") else 0.02)
                 nn.init.zeros_(module.bias)
         # Places start louder than words, whose spread at the start depends on the kind of embedding.
-        spread = {"proj": (c.bits - 1) ** -0.5, "pool": 0.02 * (c.chunk / c.bits) ** 0.5,
+        spread = {"proj": max(c.bits - 1, 1) ** -0.5, "pool": 0.02 * (c.chunk / c.bits) ** 0.5,
                   "linear": 0.01 * c.bits ** 0.5}.get(c.emb, 0.02)
         with torch.no_grad():
             if FORM[c.emb] in ("sketch", "weighted"):  # of five rows the median varies more than the mean
@@ -695,11 +691,13 @@ def choose_machine(args, local_rank=0):
         raise ConfigError("--device cuda: this torch sees no CUDA device; use --device cpu")
     try:
         device = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
-    except RuntimeError as error:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        torch.zeros((), device=device).item()  # is it there?
+    except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device {kind}: there is no such device; try cpu or cuda") from error
     dtype = "float32" if args.dtype == "auto" else args.dtype
     if device.type == "cuda":
-        torch.cuda.set_device(device)
         dtype = "bfloat16" if args.dtype == "auto" and torch.cuda.is_bf16_supported() else dtype
     if device.type == "cpu" and args.dtype == "auto":
         # with bf16 instructions a product is about four times faster, without them far slower: try one
@@ -726,7 +724,7 @@ def try_compile(model, run):
     except Exception as error:  # no C++ compiler, no Triton, an unsupported device: many things, none fatal
         del model.encode  # the plain method shows again
         torch._dynamo.reset()
-        why = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         print(f"--compile does not work here ({why}); running without it, slower. "
               f"--no-compile silences this.", file=sys.stderr)
         return False
@@ -773,12 +771,13 @@ def save_checkpoint(path, model, encoder, **more):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        for left in glob.glob(f"{glob.escape(path)}.*.tmp"):  # by a process that was killed as it wrote
-            os.remove(left)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         if os.path.exists(temporary):
             os.remove(temporary)
         raise ConfigError(f"could not save {path} ({error}); an earlier one there is untouched") from error
+    for left in glob.glob(f"{glob.escape(path)}.*.tmp"):  # by a process that was killed as it wrote
+        with contextlib.suppress(OSError):
+            os.remove(left)
 
 
 def load_checkpoint(path):

@@ -32,10 +32,12 @@ Letters   B batch   L positions   W windows   V ids   M scored positions   N row
 import argparse
 import array
 import contextlib
+import csv
 import dataclasses
 import functools
 import gc
 import glob
+import gzip
 import hashlib
 import itertools
 import json
@@ -44,7 +46,6 @@ import multiprocessing
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -134,14 +135,10 @@ def _rows(part, pages, field):
     else:
         raise InputError(f"--data {part}: no such file or folder, and neither {', '.join((*PYTHON, *HUB))} "
                          f"nor a hub id like owner/name")
-    import datasets  # two seconds, and only needed here
-
     for kind, config, paths in sources:
-        options = dict(encoding_errors="replace") if kind in ("text", "json", "csv") else {}
         try:
             column, groups = None, {}
-            for row in datasets.load_dataset(kind, config, data_files=paths, split="train", streaming=True,
-                                             **options):
+            for row in _table(kind, config, paths):
                 column = column or _column(part, row, pages, field)
                 if isinstance(column, tuple):
                     page, item = (row[name] for name in column)
@@ -152,9 +149,24 @@ def _rows(part, pages, field):
         except InputError:
             raise
         except Exception as error:  # datasets raises its own, pyarrow's, the hub's and the network's
-            why = (str(error).strip() or "no reason given").splitlines()[0]
-            why = f"{type(error).__name__}: {why}"
+            why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
             raise InputError(f"--data {part}: could not be read as {kind}: {why}") from error
+
+
+def _table(kind, config, paths):
+    """in: a loader of `datasets`, or a hub id, its configuration; paths of files or None; out: rows (dict)"""
+    if kind == "csv":  # the library guesses types, a chunk at a time: 001 becomes 1, NA and null nothing
+        csv.field_size_limit(sys.maxsize)
+        for path in paths:
+            with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig",
+                                                               errors="replace", newline="") as file:
+                yield from csv.DictReader(file)
+        return
+    import datasets  # two seconds, and only needed here
+
+    options = dict(encoding_errors="replace") if kind in ("text", "json") else {}
+    yield from datasets.load_dataset(kind, config, data_files=paths and list(map(glob.escape, paths)),
+                                     split="train", streaming=True, **options)
 
 
 def _column(part, row, pages, field):
@@ -163,7 +175,7 @@ def _column(part, row, pages, field):
     if not pages:
         if not strings:
             raise InputError(f"--data {part}: no column of text among {', '.join(row)}")
-        return "text" if "text" in strings else strings[0]
+        return "text" if "text" in row else strings[0]
     lists = [name for name, value in row.items() if isinstance(value, list)]
     if field and "," in field:
         columns = tuple(field.split(","))
@@ -188,10 +200,8 @@ def _ending(path):
 
 def local_files(part):
     """The files that --data names: one, or a folder's, in a fixed order; [] when there is no such path."""
-    if os.path.isdir(part):
-        found = sorted(filter(os.path.isfile, glob.glob(os.path.join(part, "**"), recursive=True)))
-    else:
-        found = [part] if os.path.isfile(part) else []
+    inside = glob.glob(os.path.join(glob.escape(part), "**"), recursive=True)
+    found = [part] if os.path.isfile(part) else sorted(filter(os.path.isfile, inside))
     known = [file for file in found if _ending(file) in LOADERS]
     if os.path.exists(part) and not known:
         raise InputError(f"--data {part}: no file that ends in {', '.join(LOADERS)}, with or without .gz")
@@ -257,7 +267,7 @@ def prepare(data, split, cache, pieces=50_000, quiet=False, field=None):
          id FIRST on), counts.npy (by id), meta.json, and bpe.json for splits bpe and phrases
     Memory: the table of distinct words, and a few megabytes per core.
     """
-    identity = [5, data, split, pieces if split in PIECES else None, field]  # 5: of the format
+    identity = [6, data, split, pieces if split in PIECES else None, field]  # 6: of the format
     for part in data.split("+"):
         files = hashing.python_files().values() if part in PYTHON else local_files(part)
         identity += [(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files]
@@ -285,8 +295,10 @@ def _prepare(folder, data, split, pieces, quiet, field=None):
         run = stack.enter_context(multiprocessing.Pool(workers)).imap if workers > 1 else map
         out = stack.enter_context(open(ids_path, "wb"))
         bar = stack.enter_context(tqdm(desc=f"preparing {data}", unit="B", unit_scale=True, disable=quiet))
-        room = threading.Semaphore(4 * workers)  # imap alone would read ahead without limit
-        ahead = (task for task in itertools.chain(first, tasks) if room.acquire())
+        room, over = threading.Semaphore(4 * workers), []  # imap alone would read ahead without limit
+        # subtle: after an error the pool waits for the thread that feeds it, and that for room
+        stack.callback(lambda: (over.append(True), room.release()))
+        ahead = itertools.takewhile(lambda task: room.acquire() and not over, itertools.chain(first, tasks))
         work = functools.partial(count_task, split=split, bpe=bpe)
         for kind, words, places, sizes, size, bad in run(work, ahead):
             room.release()
@@ -828,9 +840,8 @@ def report_hash(counts, beam=True):
          the share of those that were with a beam of 20; the share of hashes whose likeliest row is right
     """
     n = max(float(counts[-1]), 1)
-    recall = {f"rec@{k}": float(count) / n for k, count in zip(RECALL, counts)}
     certified = {"certified": float(counts[3]) / n} if beam else {}
-    return recall | certified | {"hashes_right": float(counts[4]) / n}
+    return report_mlm(counts) | certified | {"hashes_right": float(counts[4]) / n}
 
 
 # corruption, loss, report, and how many counts it reports
@@ -912,6 +923,8 @@ def resolve(args, world):
     elif given := [flag for flag in LSH if getattr(args, flag) is not None]:
         raise InputError(f"--{given[0]} is of --attn lsh, which was not asked for")
     args.out = args.out or os.path.join("out", "-".join(name))
+    if args.key and not (blocks or args.emb == "weighted" or hashed and args.hash == "md5"):
+        raise InputError("--key is of MD5, and here nothing is hashed with it: --hash md5")
     form = FORM[args.emb]
     Encoder(form, args.hash, bits=args.bits, chunk=args.chunk, vocabulary=[])  # has complaints of its own
     config = Config(**shape)
@@ -1037,10 +1050,12 @@ class Run:
 
     def dry_run(self):
         """A pass forward and back that changes nothing."""
-        with self.autocast():
-            loss, _ = self.loss_of(self.wrapped, *self.load(0)[0])
-        loss.backward()
-        self.model.zero_grad(set_to_none=True)
+        try:
+            with self.autocast():
+                loss, _ = self.loss_of(self.wrapped, *self.load(0)[0])
+            loss.backward()
+        finally:
+            self.model.zero_grad(set_to_none=True)
 
     def sum_over_ranks(self, tensor):
         """in: tensor; out: the same, summed in place over all ranks"""
@@ -1122,9 +1137,8 @@ class Run:
         if c.attn == "full" or not c.layers:
             return ""
         self.model.eval()
-        n, most = len(self.batches.held), min(self.micro, len(self.batches.held))
-        # of sets the largest, which come last
-        inputs, _ = self.corrupted(*self.batches.held_out(slice(0, most) if c.order else slice(n - most, n)))
+        some = slice(self.micro) if c.order else slice(-self.micro, None)  # of sets the largest come last
+        inputs, _ = self.corrupted(*self.batches.held_out(some))
         with self.autocast():
             layers = self.model.collisions(inputs)
         self.model.train()
@@ -1165,13 +1179,10 @@ class Run:
               f"parameters  {counts['total']:,}; to embed {kind} {counts['embedding']:,} "
               f"(PoEP {100 * counts['poep']:.2f} %), specials {counts['specials']:,}\n"
               f"corpus      {a.data}: {meta['words']:,} {'words' if c.order else 'items'}, "
-              f"{meta['distinct']:,} distinct, "
-              f"{meta['documents']:,} documents{replaced}\n"
-              f"{pages}"
+              f"{meta['distinct']:,} distinct, {meta['documents']:,} documents{replaced}\n{pages}"
               f"batch       {a.batch} sequences = {self.world} ranks × {len(self.passes)} passes of "
               f"{self.micro} at most; {a.steps:,} steps = "
-              f"{a.steps / self.batches.steps_per_epoch:.1f} epochs; "
-              f"lr {a.lr:g}, warm-up {a.warmup:,}\n"
+              f"{a.steps / self.batches.steps_per_epoch:.1f} epochs; lr {a.lr:g}, warm-up {a.warmup:,}\n"
               f"{self.met()}"
               f"machine     {self.device}, {self.dtype}, {'compiled' if self.compiled else 'not compiled'}, "
               f"torch {torch.__version__}, seed {a.seed}\n"
@@ -1181,9 +1192,9 @@ class Run:
 
     def example(self):
         """out: str, what to ask this model first"""
-        words, objective = self.corpus.words(), "sr" if self.args.objective == "sr" else "mlm"
         if self.config.order:
-            return EXAMPLES[objective]
+            return EXAMPLES["sr" if self.args.objective == "sr" else "mlm"]
+        words = self.corpus.words()
         return " ".join([*(SOCKETS if set(SOCKETS) <= set(words) else words[:2]), "[MASK]"])
 
     def fit(self, stopped):
@@ -1245,6 +1256,7 @@ class Run:
             self.save()
             if self.rank == 0:
                 print(f"told to stop: saved {self.path} at step {self.step:,}; the same command goes on")
+            leave_together()
             raise SystemExit(128 + (stopped or [signal.SIGTERM])[0])
         if self.rank == 0:
             print(f"done: {self.path}: {describe(result)}\n"
@@ -1433,6 +1445,9 @@ def main(argv=None):
     except (InputError, ConfigError, OSError) as error:  # OSError: no space, no right to write there
         print(f"pretrain.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:  # later ones are caught
+        print("pretrain.py: told to stop before the training", file=sys.stderr)
+        raise SystemExit(130) from None
     finally:
         if run:
             run.unwrap()

@@ -1352,7 +1352,7 @@ def test_a_flipped_bit_is_never_read(tmp_path):
 
 
 GONE = object()
-BADS = (None, -1, 0, 10**12, 1.5, "x", b"x", [], {}, [None], {"x": 1}, torch.zeros(2), GONE)
+BADS = (None, True, -1, 0, 1, 10**12, 1.5, "x", b"x", [], {}, [None], {"x": 1}, torch.zeros(2), GONE)
 
 
 def leaves(tree, path=()):
@@ -1408,6 +1408,9 @@ def test_parts_of_other_checkpoints_are_refused(untrained, tmp_path):
                       (content("complete", sketch=(5, 32, 0)), "wants sketch"),
                       (content("complete", config=dict(buckets=2**31, width=2**15)), "do not fit"),
                       (content("classify", config=dict(chunk=2**31)), "at most 15"),
+                      (content("detect", config=dict(attn="lsh", lsh_bands=2**31)), "do not fit"),
+                      (content("detect", config=dict(length=66, spare_positions=-2)), "at least 0"),
+                      (content("detect", hash="x"), "unknown hash"),
                       (content("fill", vocabulary=list(range(300))), "other things than words")):
         torch.save(bad, tmp_path / "ckpt.pt")
         with pytest.raises(BAD, match=says) as error:
@@ -1762,6 +1765,36 @@ def test_prepare_reads_every_kind_of_file(tmp_path):
     assert both.meta["documents"] == 6 and both.meta["distinct"] == 5
 
 
+def test_what_ends_a_preparation_ends_it(tmp_path):
+    """With workers and many tasks left; the pool must not wait for what feeds it."""
+    done = run_script("-c", (
+        "import pretrain; pretrain.cores = lambda: 2\n"
+        "pretrain.tasks_of = lambda *a: ((('texts', ['a b']), ('texts', [7]))[i == 3] for i in range(500))\n"
+        f"pretrain.prepare({str(tmp_path / 'x.txt')!r}, 'regex', {str(tmp_path)!r}, quiet=True)"))
+    assert done.returncode and "Error" in done.stderr
+
+
+def test_files_are_those_that_are_named(tmp_path):
+    """Brackets are no pattern."""
+    for folder in ("runs[1]", "runs1"):
+        (tmp_path / folder).mkdir()
+    for name in ("a[1].jsonl", "a1.jsonl", "runs[1]/x.jsonl", "runs1/x.jsonl"):
+        (tmp_path / name).write_text(json.dumps(dict(text="right" if "[" in name else "wrong")))
+    for name in ("a[1].jsonl", "runs[1]"):
+        assert list(pretrain.tasks_of(str(tmp_path / name))) == [("texts", ["right"])]
+
+
+def test_cells_of_a_table_are_text(tmp_path):
+    """001 stays 001, NA and null are names; a text that the first row lacks is no reason for another."""
+    (tmp_path / "pairs.csv").write_text("page,item\n1,001\n1,NA\n2,null\n2,5\n1,\n")
+    assert list(pretrain.tasks_of(str(tmp_path / "pairs.csv"), True)) == [
+        ("texts", [["001", "NA", ""], ["null", "5"]])]
+    (tmp_path / "numbers.csv").write_text("text\n12\n13\n")
+    assert list(pretrain.tasks_of(str(tmp_path / "numbers.csv"))) == [("texts", ["12", "13"])]
+    (tmp_path / "gap.jsonl").write_text('{"text": null, "url": "u"}\n{"text": "the cat", "url": "u"}\n')
+    assert list(pretrain.tasks_of(str(tmp_path / "gap.jsonl"))) == [("texts", ["the cat"])]
+
+
 def test_prepare_survives_nasty_files(tmp_path):
     """Not UTF-8: decoded with replacement and counted. A line of megabytes, NULs, no last newline: text."""
     (tmp_path / "a.txt").write_bytes(b"caf\xe9 ok\n" + b"word " * 700_000 + b"\na\x00b")
@@ -2075,11 +2108,11 @@ def die_at_step_3(flags):
     def die(self, original=pretrain.Run.save):
         original(self)
         if self.step == 3:
-            raise KeyboardInterrupt
+            raise SystemExit
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain.Run, "save", die)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(SystemExit):
             pretrain.main(flags)
 
 
@@ -2217,7 +2250,7 @@ def test_caches_are_told_apart(small, tmp_path):
 def test_resume_refuses_another_run(small, tmp_path, text_file):
     """Whatever makes the run itself, the corpus's content among it, must be the same."""
     pretrain.main(small())
-    for more in (("--seed", "1"), ("--key", "k"), ("--hash_seed", "1"), ("--lr", "0.1"), ("--decay", "0.1"),
+    for more in (("--seed", "1"), ("--hash_seed", "1"), ("--lr", "0.1"), ("--decay", "0.1"),
                  ("--steps", "7"), ("--width", "64"), ("--batch", "4"), ("--clip", "2")):
         refused(pretrain.main, small(*more), says="comes from another run")
     longer = tmp_path / "longer.txt"
@@ -4067,6 +4100,21 @@ def test_limit_and_eval_every(started, own, tmp_path):
     assert steps == [3, 6, 8]  # 50 rows of 16: 4 steps an epoch
 
 
+def test_a_folder_of_another_run_is_left_alone(started, own, tmp_path):
+    """--out of a pre-training, and a checkpoint whose weights are not those of its config."""
+    shutil.copytree(started / "proj", tmp_path / "other")
+    before = [(path.name, path.read_bytes()) for path in sorted((tmp_path / "other").iterdir())]
+    flags = [*QUICK, *own, "--seeds", "1"]
+    refused(finetune.main, ["--ckpt", str(started / "proj"), *flags, "--out", str(tmp_path / "other")],
+            says="is of no fine-tuning")
+    assert before == [(path.name, path.read_bytes()) for path in sorted((tmp_path / "other").iterdir())]
+    content = torch.load(started / "proj" / "ckpt.pt")
+    content["config"]["width"] *= 2
+    torch.save(content, tmp_path / "ckpt.pt")
+    refused(finetune.main, ["--ckpt", str(tmp_path / "ckpt.pt"), *flags, "--out", str(tmp_path / "new")],
+            says="do not fit the checkpoint's own config")
+
+
 def test_classify_and_answer_on_the_command_line(started, own, tmp_path, capsys, monkeypatch):
     tune(started, tmp_path / "out", *own, "--seeds", "1")
     capsys.readouterr()
@@ -4080,6 +4128,15 @@ def test_classify_and_answer_on_the_command_line(started, own, tmp_path, capsys,
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [row["texts"] for row in rows] == [["a zebra"], ["quagga, quagga"]]
         assert [row["labels"][0][0] for row in rows] == ["up", "down"]
+    half = '["a zebra \\ud83d"]'  # of an emoji that was cut
+    (tmp_path / "odd.jsonl").write_text(f'{"[" * 100_000}\n{half}\n')
+    done = run_script("infer.py", *where, "--file", tmp_path / "odd.jsonl")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "not JSON" in rows[0]["error"] and rows[1]["texts"] == json.loads(half) and not done.returncode
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "infer.py", *where, "--file", str(tmp_path / "in.txt")]
+        done = subprocess.run(command, cwd=HERE, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and re.fullmatch(r"infer.py: \[Errno 28\].*\n", done.stderr), done.stderr
     (tmp_path / "bad.jsonl").write_text('{"text": 3}\n{"text"\n5\n"a zebra"\n')
     infer.main([*where, "--file", str(tmp_path / "bad.jsonl")])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -4306,6 +4363,9 @@ def test_masks_among_pieces(small, tmp_path, bpe):
         assert [text[s:e] for i, (s, e) in enumerate(spans) if i in hidden] == ["[MASK]"] * len(hidden)
     assert reader.read("the [MASK].")[0] == ["Ġthe", "[MASK]", "."]
     assert reader.read("the [MASK] sat")[0] == ["Ġthe", "[MASK]", "Ġsat"]
+    for text in ("the cat[MASK] sat", "the [MASK]cat sat", "[MASK]s[MASK]", "the[MASK]7[MASK]."):
+        words, spans, _ = reader.read(text)  # letters and figures beside a mask are there
+        assert "".join(text[a:b] for a, b in spans).replace(" ", "") == text.replace(" ", ""), words
 
 
 def test_fill_names_a_word_that_may_follow(readers, text_file):
