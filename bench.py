@@ -65,8 +65,10 @@ RESULTS, ASSETS = os.path.join(HERE, "results"), os.path.join(HERE, "assets")
 
 def machine():
     """Where a number was measured: dict of device, torch, commit, date."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, cwd=HERE, capture_output=True, text=True).stdout.strip()
+    def git(*command):
+        return subprocess.run(["git", *command], cwd=HERE, capture_output=True, text=True).stdout.strip()
+
+    commit = git("rev-parse", "--short", "HEAD") + "+changes" * bool(git("diff", "HEAD", "--", "*.py"))
     cpu = f"{os.cpu_count()} cores, {platform.machine()}"
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
     return dict(device=device, torch=torch.__version__, commit=commit, date=time.strftime("%Y-%m-%d"))

@@ -157,9 +157,9 @@ class SketchEmbedding(nn.Module):
 
         rows of a word (k 3, d 2)    (1, 7)  (2, -9)  (900, 8)        median (2, 7)    mean (301, 2)
 
-    A row that other words have pulled far away drags the mean along; the median moves at most to the next
-    number in order. Of the median one row a coordinate gets the gradient, of the mean each gets 1/k. k is
-    odd: of an even number there is no middle one.
+    One row that other words have pulled far away drags the mean along; the median moves at most to the next
+    number in order, and goes along when most rows do. Of the median one row a coordinate gets the gradient,
+    of the mean each gets 1/k. k is odd: of an even number there is no middle one.
     """
 
     def __init__(self, hashes, rows, width, agg="median"):
@@ -188,7 +188,8 @@ class RowMedian(torch.autograd.Function):
     """The element-wise median of k rows of a table, by comparisons of whole rows; k odd. [CM]
 
     Minimum and maximum of two rows are vector instructions, a sort of five numbers is not. Some words at a
-    time, so that their rows stay in the processor's cache.
+    time, so that their rows stay in the processor's cache; for the way back a byte a number is kept, whose it
+    was, not k rows.
     """
 
     @staticmethod
@@ -207,7 +208,8 @@ class RowMedian(torch.autograd.Function):
             x = table.index_select(0, rows[part].T.flatten())
             *x, last = x.unflatten(0, (k, -1)).unbind()  # k times (words, d)
             middle = out[part] = median([*x, last])
-            # whose number is it? Of equal ones the first row's: count the rows before it
+            # whose number is it? Of equal ones the first row's: count the rows before it,
+            # r_0 (1 + r_1 (1 + r_2 ...)), where r_j = 1 says that row j does not have it
             count = table.new_zeros(())
             for row in reversed(x):
                 row.ne_(middle)  # in place 0.0 or 1.0: four times as fast as to bool
@@ -221,7 +223,7 @@ class RowMedian(torch.autograd.Function):
     def backward(ctx, gradient):
         """in: gradient (M, d); out: that of the table: each number of it goes to the row it came from"""
         (rows, chosen), (N, d) = ctx.saved_tensors, ctx.table
-        table, starts = gradient.new_zeros(N, d), d * rows.long()
+        table, starts = gradient.new_zeros(N, d), d * rows.long()  # of the rows in the flat table
         columns = torch.arange(d, device=rows.device)
         for part in RowMedian.parts(gradient, len(rows)):
             places = starts[part].gather(1, chosen[part].long()).add_(columns)
@@ -234,6 +236,8 @@ def median(rows):
 
     The least of k // 2 + 2 numbers has more than half of all k above it, the greatest as many below: neither
     is the median. What is left without both has the same median: take in the next, until one is left.
+
+        7 1 9 4 5    of 7 1 9 4 without 1 and 9: 7 4    of 7 4 5 without 4 and 7: 5
     """
     kept, rest = list(rows[:len(rows) // 2 + 2]), list(rows[len(rows) // 2 + 2:])
     while len(kept) > 1:

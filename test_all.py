@@ -4356,7 +4356,7 @@ def test_masks_among_pieces(small, tmp_path, bpe):
     net = Model(Config(emb="lookup", rows=encoder.rows, layers=0, width=8, heads=1, length=30))
     model.save_checkpoint(path, net, encoder.state(), words=bpe.pieces)
     reader = infer.Reader(path)
-    other = BPE.train(["the box of axes"] * 50, size=300)  # whose letters would join any that stood for a mask
+    other = BPE.train(["the box of axes"] * 50, size=300)  # letters that join
     for text in ("the [MASK] sat", "the [MASK].", "[MASK] cat", "[MASK] [MASK]", "the cat[MASK]"):
         words, spans, ids = reader.read(text)
         hidden = [i for i, w in enumerate(words) if w == "[MASK]"]
