@@ -776,6 +776,8 @@ class Tuner:
     IDENTITY = ("preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout", "limit", "eval_every",
                 "stride", "max_answer")
 
+    SETTINGS = ("ckpt", "preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout", "limit")
+
     def __init__(self, args):
         """in: args of parser(); all files are read, so that what is wrong with them shows at once"""
         self.args, self.names, self.start = args, resolve(args), Start(args)
@@ -788,9 +790,15 @@ class Tuner:
         self.current = None, None, None  # the task that is ready: the seeds of a task follow each other
         self.jobs = [(name, args.seed + i) for name in self.names for i in range(args.seeds)]
         os.makedirs(args.out, exist_ok=True)
+        self.results = os.path.join(args.out, "results.json")
         for name in self.names:
             if os.path.exists(self.path(name)) and not self.before(self.path(name)):
                 raise InputError(f"{self.path(name)} is of no fine-tuning: name another --out")
+        there = read_results(args.out)["settings"] if os.path.exists(self.results) else {}
+        for flag, here in ((flag, getattr(args, flag)) for flag in self.SETTINGS):
+            if there.get(flag, here) != here:
+                raise InputError(f"{args.out} holds the results of another fine-tuning ({flag} is "
+                                 f"{there[flag]} there, {here} here): name another --out")
         before = {job: self.before(self.path(*job)) for job in self.jobs
                   if os.path.exists(self.path(*job))}  # of a start that was interrupted
         if args.dtype == "auto" and before:  # what was chosen once stays
@@ -1002,14 +1010,17 @@ def summarise(runs):
 
 
 def read_results(folder):
-    """in: folder of another fine-tuning; out: dict of tasks (name -> mean), parameters, embedding, folder"""
+    """in: folder of another fine-tuning; out: dict of its tasks (name -> mean), parameters, embedding,
+    settings, folder
+    """
     path = os.path.join(folder, "results.json")
     try:
         with open(path) as file:
             results = json.load(file)
         model = results["model"]
         return dict(tasks={name: float(r["mean"]) for name, r in results["tasks"].items()}, folder=folder,
-                    parameters=int(model["parameters"]), embedding=int(model["embedding"]))
+                    parameters=int(model["parameters"]), embedding=int(model["embedding"]),
+                    settings=dict(results["settings"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: not the results of a fine-tuning "
                          f"({type(error).__name__}: {error})") from error
@@ -1042,18 +1053,16 @@ def report(tuner, done):
         results["tasks"][name] = summarise(runs)
     results["model"] = dict(done[tuner.jobs[0]]["model"], emb=tuner.start.config.emb,
                             pretrained=tuner.start.weights is not None)
-    flags = ("ckpt", "preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout", "limit")
-    results["settings"] = dict(dtype=tuner.dtype, **{flag: getattr(a, flag) for flag in flags})
+    results["settings"] = dict(dtype=tuner.dtype, **{flag: getattr(a, flag) for flag in tuner.SETTINGS})
     if len(tuner.names) > 1:
         by_seed = np.mean([r["values"] for r in results["tasks"].values()], 0)
         spread = float(np.std(by_seed, ddof=1)) if a.seeds > 1 else None
         results |= dict(average=float(by_seed.mean()), average_std=spread)
     if tuner.baseline:
         results["compared"] = compare(results, tuner.baseline)
-    path = os.path.join(a.out, "results.json")
-    with open(path + ".tmp", "w") as file:
+    with open(tuner.results + ".tmp", "w") as file:
         json.dump(results, file, indent=1)
-    os.replace(path + ".tmp", path)
+    os.replace(tuner.results + ".tmp", tuner.results)
     show(results)
     for name, task in results["tasks"].items():  # one checkpoint a task stays
         best = task["seeds"][int(np.argmax(task["values"]))]
@@ -1064,7 +1073,7 @@ def report(tuner, done):
         print(f"wrote {path}")
     example = dict(span='"Who wrote the book?" "The book was written by Ada Lovelace in 1843."').get(
         runs[0]["head"], '"A first text." "A second text."' if runs[0]["pair"] else '"A text."')
-    print(f"done: {os.path.join(a.out, 'results.json')}\n"
+    print(f"done: {tuner.results}\n"
           f"next: python infer.py --ckpt {os.path.dirname(tuner.path(name))} {example}")
     return results
 

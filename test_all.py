@@ -3841,6 +3841,7 @@ def test_an_interrupted_fine_tuning_goes_on(started, own, tmp_path, monkeypatch,
     seeds.clear()
     with pytest.raises(SystemExit):
         tune(started, tmp_path / "b", *own, "--seeds", "2")
+    (tmp_path / "b" / "results.json").unlink()  # of the first one, which would be in the way
     tune(started, tmp_path / "b", *own, "--seeds", "2", "--batch", "13")  # another job: from the beginning
     assert seeds == [0, 1, 0, 1] and "begun anew" in capsys.readouterr().out
     assert not list((tmp_path / "b").glob("seed-*.pt"))
@@ -4108,7 +4109,10 @@ def test_a_folder_of_another_run_is_left_alone(started, own, tmp_path):
     refused(finetune.main, ["--ckpt", str(started / "proj"), *flags, "--out", str(tmp_path / "other")],
             says="is of no fine-tuning")
     assert before == [(path.name, path.read_bytes()) for path in sorted((tmp_path / "other").iterdir())]
-    content = torch.load(started / "proj" / "ckpt.pt")
+    flags = ["--ckpt", str(started / "proj"), *flags, "--out", str(tmp_path / "done"), "--epochs", "1"]
+    finetune.main(flags)
+    refused(finetune.main, [*flags, "--lr", "2e-2"], says="another fine-tuning (lr is 0.01 there, 0.02 here)")
+    content, flags = torch.load(started / "proj" / "ckpt.pt"), [*QUICK, *own]
     content["config"]["width"] *= 2
     torch.save(content, tmp_path / "ckpt.pt")
     refused(finetune.main, ["--ckpt", str(tmp_path / "ckpt.pt"), *flags, "--out", str(tmp_path / "new")],
