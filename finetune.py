@@ -866,12 +866,7 @@ class Tuner:
 
     def reader(self, model):
         """in: model; out: function(list of examples) -> logits, without dropout and gradient"""
-        @torch.no_grad()
-        def forward(examples):
-            model.eval()
-            return self.forward(model, examples)
-
-        return forward
+        return torch.no_grad()(lambda examples: self.forward(model.eval(), examples))
 
     def run(self, name, seed):
         """fit(), unless the same command has done this job already before it was interrupted"""

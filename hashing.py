@@ -243,7 +243,7 @@ class Phrases:
 def md5_digests(words, count=1, key=None):
     """MD5 of each word, as bytes. [HF §3.2]
 
-    in:  words list[str]; count int, digests a word; key bytes or str or None: keyed (HMAC) when given
+    in:  words list[str]; count int, digests a word; key str or None: keyed (HMAC) when given
     out: uint8 (V, 16 * count)
     """
     # subtle: surrogatepass, else a lone surrogate, which json can produce, stops a week of hashing
@@ -255,7 +255,7 @@ def md5_digests(words, count=1, key=None):
         md5 = hashlib.md5
         raw = b"".join([md5(text, usedforsecurity=False).digest() for text in texts])
     else:
-        key = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
+        key = key.encode("utf-8", "surrogatepass")
         raw = b"".join([hmac.digest(key, text, "md5") for text in texts])
     return np.frombuffer(raw, np.uint8).reshape(len(words), 16 * count)
 

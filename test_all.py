@@ -4657,6 +4657,7 @@ def test_prose_on_sets_follows_the_results():
                f"{spread(gaps['mean'], 'first')} %",
                f"{spread(gaps['median'], 'first')} % with the median, "
                f"{spread(gaps['mean'], 'first')} % with the mean",
+               f"{spread(gaps['weighted'], 'first')} % with learnt weights",
                f"{spread(gaps[f'{tables[0]}, not tied'], 'first')} % with a row for each of 20,000 words",
                f"and {spread(gaps['proj, LSH'], 'first')} % by a rival",
                f"have {spread(gaps['median, tied'], 'first')}, {spread(gaps['mean, tied'], 'first')} and "
