@@ -1389,6 +1389,25 @@ def test_a_hostile_checkpoint_is_an_error(untrained, tmp_path, name):
     assert said["refused"] > 50 and said["fine"] > 3
 
 
+@pytest.mark.parametrize("head, labels, task, says", [
+    ("span", 2, dict(labels=None, pair=False, stride=5, longest=9, null=True), "no question"),
+    ("classify", 2, dict(labels=None, pair=False, label="score", scale=[0.0, 1.0]), "not the labels"),
+    ("classify", 1, dict(labels=None, pair=False, label=None, scale=[0.0, 1.0]), "not the labels"),
+    ("sr", 2, dict(pair=True), "takes 1 text, got 2")])
+def test_a_task_that_is_not_the_models_is_refused(tmp_path, head, labels, task, says):
+    encoder = Encoder("index", rows=99)
+    shape = dict(emb="emb", rows=99, layers=0, width=8, heads=1, length=64)
+    net = Model(Config(**shape, head=head, labels=labels))
+    model.save_checkpoint(str(tmp_path / "ckpt.pt"), net, encoder.state(), words=["a"], task=task)
+    refused(infer.main, ["--ckpt", str(tmp_path), "a", "b"], says=says)
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda:99", "nowhere"])
+def test_a_device_that_is_not_there_is_refused(small, device):
+    refused(pretrain.main, [*small(), "--device", device], says=f"--device {device}: there is no such device"
+            if device != "cuda:99" or torch.cuda.is_available() else "sees no CUDA device")
+
+
 def test_parts_of_other_checkpoints_are_refused(untrained, tmp_path):
     """What fits in size but not in kind; tensors that are one number; sizes that only the config has."""
     def content(name, **changes):
