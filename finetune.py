@@ -810,6 +810,8 @@ class Tuner:
             choice = [self.dtype]
             dist.broadcast_object_list(choice, src=0)  # each rank tried: agree on one
             [self.dtype] = choice
+            if not os.path.exists(os.path.join(args.out, "log.jsonl")):  # which rank 0 has begun by now
+                raise InputError(f"{args.out} is not the first rank's: wanted a folder that all nodes see")
 
     def ready(self, name):
         """in: name of a task; out: its data, Sentences or Spans, and the encoder that knows its words"""

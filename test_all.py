@@ -2346,14 +2346,14 @@ def test_a_run_goes_on_with_another_number_of_ranks(small, tmp_path):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
 
 
-def nodes(*flags):
-    """The same line on two nodes that meet at one address; flags: those of each; out: exit codes, outputs"""
+def nodes(*flags, script="pretrain.py"):
+    """A script on two nodes that meet at one address; flags: those of each; out: exit codes, outputs"""
     env = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"--rdzv_endpoint=127.0.0.1:{free.getsockname()[1]}"
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", address,
-               "--rdzv_backend=c10d", "pretrain.py"]
+               "--rdzv_backend=c10d", script]
     both = [subprocess.Popen([*command, *mine], cwd=HERE, env=env, stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, text=True) for mine in flags]
     said = [node.communicate(timeout=200) for node in both]
@@ -2376,6 +2376,12 @@ def test_two_nodes_that_do_not_see_the_same_checkpoint(small):
     die_at_step_3(small(out="here"))
     codes, said = nodes(small(out="here"), small(out="there"))
     assert all(codes) and all("the ranks found checkpoints of steps" in error for _, error in said), said
+
+
+def test_two_nodes_that_do_not_see_the_same_results(started, own, tmp_path):
+    flags = [["--ckpt", str(started / "proj"), *QUICK, *own, "--out", str(tmp_path / name)] for name in "ab"]
+    codes, said = nodes(*flags, script="finetune.py")
+    assert all(codes) and any("a folder that all nodes see" in error for _, error in said), said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
