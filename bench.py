@@ -498,9 +498,9 @@ def figures(args):
     for folder in [folder for folder, c in configs.items() if c.attn == "lsh"][:1]:
         draw_met(plt, folder, save)
     draw_losses(plt, [folder for folder, c in configs.items() if c.head == "hash-mlm" and c.emb != "bloom"],
-                save, "loss", "nats a hash (ln R in the beginning)")
+                save, "loss", "nats a hash (ln R at the start)")
     draw_losses(plt, [folder for folder, c in configs.items() if c.head == "sr"],
-                save, "variants", "nats a word, Shuffle+Random (ln 3 in the beginning)")
+                save, "variants", "nats a word (ln 3 at the start)")
 
 
 def draw_losses(plt, folders, save, name, unit):
@@ -510,7 +510,7 @@ def draw_losses(plt, folders, save, name, unit):
         with open(os.path.join(folder, "log.jsonl")) as file:
             log = [json.loads(line) for line in file]
         steps, losses = np.array([(row["step"], row["loss"]) for row in log if "loss" in row]).T
-        wide = max(len(losses) // 50, 1)  # a point is the mean of as many
+        wide = max(len(losses) // 25, 1)  # a point is the mean of as many
         shown = [np.convolve(numbers, np.ones(wide) / wide, "valid") for numbers in (steps, losses)]
         [line] = axes.plot(*shown, label=os.path.basename(os.path.normpath(folder)))
         held = np.array([(row["step"], row["eval_loss"]) for row in log if "eval_loss" in row])
