@@ -1408,6 +1408,11 @@ def test_a_device_that_is_not_there_is_refused(small, device):
             if device != "cuda:99" or torch.cuda.is_available() else "sees no CUDA device")
 
 
+def test_sizes_that_are_looked_at_first_take_no_memory():
+    with torch.device("meta"):
+        Model(Config(emb="emb", rows=2**31, layers=1, width=8, heads=1, ffn=8, attn="lsh", lsh_bands=2**31))
+
+
 def test_parts_of_other_checkpoints_are_refused(untrained, tmp_path):
     """What fits in size but not in kind; tensors that are one number; sizes that only the config has."""
     def content(name, **changes):
@@ -1786,11 +1791,12 @@ def test_prepare_reads_every_kind_of_file(tmp_path):
 
 def test_what_ends_a_preparation_ends_it(tmp_path):
     """With workers and many tasks left; the pool must not wait for what feeds it."""
+    (tmp_path / "x.txt").write_text("a b")
     done = run_script("-c", (
         "import pretrain; pretrain.cores = lambda: 2\n"
         "pretrain.tasks_of = lambda *a: ((('texts', ['a b']), ('texts', [7]))[i == 3] for i in range(500))\n"
         f"pretrain.prepare({str(tmp_path / 'x.txt')!r}, 'regex', {str(tmp_path)!r}, quiet=True)"))
-    assert done.returncode and "Error" in done.stderr
+    assert done.returncode and "AttributeError" in done.stderr
 
 
 def test_files_are_those_that_are_named(tmp_path):
