@@ -4710,8 +4710,8 @@ def test_prose_on_sets_follows_the_results():
     crowd, layer = rows("collisions")["k 5, R 500"], rows("sketch")
     claims += [f"of the running text {crowd['one']:.0f} % are",
                f"and {crowd['half']:.0f} % are behind a commoner"]
-    assert crowd["counted"] == 0 and 1.5 < layer["median"]["ratio"] < 2.5  # "twice the time of the mean"
-    assert round(layer["median, torch.median"]["ratio"]) == 19  # "nineteen times"
+    assert crowd["counted"] == 0 and layer["median"]["ratio"] < 2  # "less than twice the time of the mean"
+    claims.append(f"of five rows {layer['median, torch.median']['ratio']:.0f} times")
     for claim in claims:
         assert claim in text, claim
     speed = rows("bloom")
