@@ -63,7 +63,7 @@ class Reader:
         c, encoder = self.config, self.encoder
         self.task = task = self.task if c.head in TASK else {}
         for name, kind in TASK.get(c.head, {}).items():
-            if not isinstance(task.get(name, ...), kind):
+            if not isinstance(task.get(name, ...), kind) or kind is int and isinstance(task[name], bool):
                 raise ConfigError(f"{path}: the task's {name} is {task.get(name)!r}, wanted {kind}")
         if c.head == "classify":
             numbers = task["labels"] is None

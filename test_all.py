@@ -2425,7 +2425,8 @@ def life(limit=None):
     pid = os.fork()
     if pid:
         return pid
-    os.dup2(os.open(os.path.join(out + "-said"), os.O_CREAT | os.O_TRUNC | os.O_WRONLY), 1)
+    said = out + "-said" if limit is None else os.devnull  # what is said is not on the disk that is full
+    os.dup2(os.open(said, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), 1)
     os.dup2(1, 2)
     if limit is not None:  # a full disk: nothing longer can be written
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
