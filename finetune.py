@@ -772,11 +772,10 @@ def schedule(step, steps, warmup, cycles=5):
 class Tuner:
     """The flags, the machine and the texts; runs one job, a task with a seed, after another."""
 
-    # with the texts and the checkpoint, what makes a job itself
-    IDENTITY = ("preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout", "limit", "eval_every",
-                "stride", "max_answer")
-
+    # what results.json says of its runs: others are not put in their place
     SETTINGS = ("ckpt", "preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout", "limit")
+    # with the texts and the checkpoint, what makes a job itself
+    IDENTITY = (*SETTINGS[1:], "eval_every", "stride", "max_answer")
 
     def __init__(self, args):
         """in: args of parser(); all files are read, so that what is wrong with them shows at once"""
@@ -874,10 +873,11 @@ class Tuner:
         """fit(), unless the same command has done this job already before it was interrupted"""
         path = self.path(name, seed)
         if os.path.exists(path):
-            same = self.before(path) == self.identity(name, seed)
+            saved = load_checkpoint(path).get("run", {})
+            same = saved.get("identity") == self.identity(name, seed)
             print(f"{name}, seed {seed}: {'done before' if same else 'of other flags, begun anew'}: {path}")
             if same:
-                return load_checkpoint(path)["run"]["result"]
+                return saved["result"]
         return self.fit(name, seed)
 
     def fit(self, name, seed):

@@ -1273,6 +1273,17 @@ def test_tied_or_not_the_same_is_predicted(emb):
     assert Config(emb=emb, head="classify", tied=True).tied is None
 
 
+def test_what_nothing_reads_is_refused(small):
+    refused(pretrain.main, small("--key", "secret"), says="--key is of MD5")  # the default is LSH
+    refused(pretrain.main, small("--emb", "lookup", "--key", "secret"), says="--key is of MD5")
+
+
+@pytest.mark.parametrize("emb", ["proj", "lookup"])
+def test_one_bit_is_a_size(emb):
+    net = Model(Config(emb=emb, bits=1, rows=9, layers=0, width=8, heads=1))
+    assert net.positions.weight.isfinite().all()
+
+
 def test_what_cannot_be_tied_is_refused(small):
     refused(pretrain.main, small("--tied"), says="--tied is of the objectives that hide words")
     refused(pretrain.main, small("--objective", "hash-mlm", "--tied"), says="has no rows that could predict")
