@@ -1,0 +1,398 @@
+"""Files, hub data sets and the installed Python to token IDs on disk. The one reader of rows is here.
+
+Paper map:    [HF §3.1] prepare
+Out of scope: batches (data/batches.py); labels and metrics of tasks (data/tasks.py).
+
+    read_rows -> choose_column -> split -> ids.bin (numbered once, by frequency) -> Corpus
+"""
+
+import collections
+import csv
+import functools
+import glob
+import gzip
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from bloom import random_order
+from data.python_source import python_files, python_texts, walk_files
+from hashing import list_words
+from runtime import InputError, build_once, fingerprint, num_cores
+from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
+
+PYTHON = ("python", "python-names")  # docstrings of the installed Python; names that its functions use
+HUB = {"wikipedia": ("wikimedia/wikipedia", "20231101.en"), "bookcorpus": ("rojagtap/bookcorpus", None)}
+ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")
+FORMAT = 7  # of prepared corpora
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Rows: dict of column -> value
+
+
+def get_ending(path):
+    """Return the file ending, such as ".csv", of a path that may end in .gz too."""
+    return os.path.splitext(path.removesuffix(".gz"))[1]
+
+
+def find_files(path):
+    """Return the data files at a path: itself, or those of a folder in a fixed order; [] where nothing is."""
+    files = [path] if os.path.isfile(path) else sorted(walk_files(path))
+    known = [file for file in files if get_ending(file) in ENDINGS]
+    if os.path.exists(path) and not known:
+        raise InputError(f"{path}: expected a file that ends in {', '.join(ENDINGS)}, with or without .gz.")
+    return known
+
+
+def read_rows(path, header=None):
+    """Read a file row by row: the only reader of the project.
+
+    Args: path str, one of ENDINGS, .gz too; header list[str], the columns of a table that may have none.
+    Yields: dict, column to value. A line of a .txt is a row with the column "text"; a .json is a list of
+        objects, or an object with it as "data"; cells of .csv and .tsv stay str, and a .tsv has no quotes.
+    Raises: InputError: no such file, another kind of file, or a damaged one.
+    """
+    if path not in find_files(path):
+        raise InputError(f"{path}: file not found.")
+    ending = get_ending(path)
+    options = dict(encoding="utf-8-sig", errors="replace", newline=None if ending == ".txt" else "")
+    try:
+        with (gzip.open if path.endswith(".gz") else open)(path, "rt", **options) as file:
+            if ending == ".parquet":
+                import datasets  # takes two seconds to import
+
+                name = glob.escape(path)
+                rows = datasets.load_dataset("parquet", data_files=name, split="train", streaming=True)
+            elif ending in (".csv", ".tsv"):
+                rows = _table_rows(path, file, ending == ".csv", header)
+            elif ending == ".json":
+                rows = json.load(file)
+                rows = rows.get("data") if isinstance(rows, dict) else rows
+            elif ending == ".jsonl":
+                rows = (json.loads(line) for line in file if line.strip())
+            else:
+                rows = ({"text": line.rstrip("\n")} for line in file)
+            for number, row in enumerate(rows, 1):
+                if not isinstance(row, dict):
+                    raise InputError(f"{path}, row {number:,}: expected an object, got {str(row)[:60]!r}.")
+                yield row
+    except InputError:
+        raise
+    except Exception as error:  # datasets has its own and pyarrow's; a damaged .gz, JSON or CSV raise others
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise InputError(f"{path}: could not be read as {ending} ({reason}).") from error
+
+
+def _table_rows(path, file, is_csv, header):
+    """Yield the rows of .csv and .tsv; up to 1 % with another number of cells are left out, and counted."""
+    csv.field_size_limit(sys.maxsize)
+    tabbed = (line.rstrip("\r\n").split("\t") for line in file if line.strip())
+    lines = filter(None, csv.reader(file) if is_csv else tabbed)
+    first = next(lines, [])
+    is_bare = header and len(first) == len(header) and header[-1] not in first
+    columns, total, wrong = header if is_bare else first, 0, []
+    for total, cells in enumerate(itertools.chain([first] if is_bare else [], lines), 1):
+        if len(cells) == len(columns):
+            yield dict(zip(columns, cells))
+        else:
+            wrong.append(" | ".join(cells)[:60])
+    if wrong:
+        message = (f"{path}: expected {len(columns)} columns ({', '.join(columns)}), got another number in "
+                   f"{len(wrong):,} of {total:,} rows, of which the first begins {wrong[0]!r}.")
+        if len(wrong) > 0.01 * total:
+            raise InputError(message)
+        print(f"{message} They are left out.", file=sys.stderr)
+
+
+def read_hub(name, config=None, split="train"):
+    """Yield the rows of a Hugging Face data set, streaming; a class label becomes its name, -1 stays."""
+    import datasets
+
+    try:
+        data = datasets.load_dataset(name, config, split=split, streaming=True)
+        names = getattr((data.features or {}).get("label"), "names", None)
+        for row in data:
+            if names:
+                row = row | dict(label=names[row["label"]] if row["label"] >= 0 else -1)
+            yield row
+    except Exception as error:  # datasets raises its own, the hub's and the network's
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise InputError(f"{name}: could not be loaded from the hub ({reason}). "
+                         f"Without a network, download it and give the files.") from error
+
+
+def choose_column(source, rows, field=None, flag="--field"):
+    """Choose the column of the text: `field`, else the one called text, else the only column of strings.
+
+    Args: source str and flag str (which sets field), named in errors; rows list of dict, the first ones.
+    Raises: InputError: it is not there, or several columns could be meant.
+    """
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    strings = [name for name in columns if any(isinstance(row.get(name), str) for row in rows)]
+    names = [field] if field is not None else ["text"] if "text" in strings else strings
+    if len(names) != 1 or names[0] not in columns:
+        expected = "one column of text" if field is None else f"a column {field}"
+        raise InputError(f"{source}: expected {expected}, got {', '.join(columns)}. Use {flag} NAME.")
+    return names[0]
+
+
+def choose_set_columns(source, rows, field=None):
+    """Choose the column of item lists (one name), or of a page and an item per row (two names)."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lists = [name for name in columns if any(isinstance(row.get(name), list) for row in rows)]
+    names = field.split(",") if field else lists or columns
+    if len(names) > 2 or not field and len(lists) > 1 or not set(names) <= set(columns):
+        expected = f"columns {field}" if field else "a list of items, or two columns, a page and an item"
+        raise InputError(f"{source}: expected {expected}, got {', '.join(columns)}. "
+                         f"Use --field LIST or --field PAGE,ITEM.")
+    return names
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Documents: str, or a list of item names
+
+
+def _read_documents(part, is_sets, field, quiet):
+    """Yield the documents of one part of --data, in files or on the hub."""
+    if files := find_files(part):
+        sources = ((file, read_rows(file)) for file in files)
+    elif part in HUB or re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part) and get_ending(part) not in ENDINGS:
+        sources = [(part, read_hub(*HUB.get(part, (part,))))]
+    else:
+        raise InputError(f"--data: expected a file, a folder, {', '.join((*PYTHON, *HUB))} or a hub ID like "
+                         f"owner/name, got {part!r}. Nothing was found there.")
+    kinds, shown = (str, list) if is_sets else str, None
+    for source, rows in sources:
+        head = list(itertools.islice(rows, 100))
+        if not head:
+            continue
+        columns = choose_set_columns(source, head, field) if is_sets else [choose_column(source, head, field)]
+        if get_ending(source) != ".txt" and columns != shown and not quiet:
+            print(f"columns: {', '.join(columns)} of {source}")
+            shown = columns
+        pages = {}
+        for row in itertools.chain(head, rows):
+            value = [row.get(name) for name in columns] if len(columns) == 2 else row.get(columns[0])
+            is_nested = isinstance(value, list) and any(isinstance(name, (dict, list)) for name in value)
+            is_orphan = len(columns) == 2 and value[0] is None
+            if is_orphan or value and (is_nested or not isinstance(value, kinds)):
+                raise InputError(f"{source}: expected {'names or numbers' if is_sets else 'text'} in "
+                                 f"{', '.join(columns)}, got {str(value)[:60]!r}.")
+            if len(columns) == 2:
+                pages.setdefault(value[0], []).append(value[1])
+            elif value:
+                yield value
+        yield from pages.values()
+
+
+def read_work(data, is_sets=False, field=None, quiet=True):
+    """Cut corpora into units of work for one core, lazily.
+
+    Args: data str, names, paths or hub IDs, joined by +; is_sets bool, rows are lists of names, or pairs of a
+        page and a name; field str, which column, see choose_column; quiet bool, do not print the columns.
+    Yields: (kind, payload): ("texts", list of documents), or (a name in PYTHON, list of .py paths).
+    """
+    for part in data.split("+"):
+        if part in PYTHON:
+            if field:
+                raise InputError(f"--field requires a table, got --data {part}.")
+            paths = list(python_files().values())
+            yield from ((part, paths[start:start + 64]) for start in range(0, len(paths), 64))
+            continue
+        texts, size = [], 0
+        for text in _read_documents(part, is_sets, field, quiet):
+            texts.append(text)
+            size += len(text) * (1 if isinstance(text, str) else 8)
+            if size > 1_000_000:
+                yield "texts", texts
+                texts, size = [], 0
+        if texts:
+            yield "texts", texts
+
+
+def list_documents(work):
+    """Return the documents of a unit of work."""
+    kind, payload = work
+    if kind == "texts":
+        return payload
+    return [text for path in payload for text in python_texts(path, names=kind == "python-names")]
+
+
+def item_names(document):
+    """Return the distinct names of a page, in order: of a list, or of a text with tabs or spaces between."""
+    if isinstance(document, str):
+        document = document.split("\t") if "\t" in document else document.split()
+    names = (" ".join(str(name).split()) for name in document if name is not None)
+    return [name for name in dict.fromkeys(names) if name]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Numbering
+
+
+def number_work(work, split, subwords=None):
+    """Split one unit of work and number its words; runs in a worker process.
+
+    Returns: kind; words list[str], the distinct ones, or None where subwords number themselves; numbers
+        int64, of all words; lengths int64, of documents; int, characters, and those that were not UTF-8.
+    """
+    texts = list_documents(work)
+    table, numbers, lengths = {}, [], []
+    if subwords:
+        pages = subwords.number_texts(texts)
+    else:
+        split_one = item_names if split == "items" else functools.partial(list_words, how=split)
+        pages = ([table.setdefault(word, len(table)) for word in split_one(text)] for text in texts)
+    for page in pages:
+        numbers += page
+        lengths.append(len(page))
+    replaced = sum(text.count("\ufffd") for text in texts if isinstance(text, str))
+    words = None if subwords else list(table)
+    return (work[0], words, np.array(numbers, np.int64), np.array(lengths, np.int64), sum(map(len, texts)),
+            replaced)
+
+
+def _run_workers(work, split, subwords):
+    """Yield number_work of each unit, in order, on all cores where that pays."""
+    first = list(itertools.islice(work, 2))
+    work = itertools.chain(first, work)
+    number = functools.partial(number_work, split=split, subwords=subwords)
+    if subwords or len(first) < 2 or num_cores() == 1:  # the BPE library has threads of its own
+        yield from map(number, work)
+        return
+    with multiprocessing.Pool(num_cores()) as pool:
+        pending = collections.deque()
+        for unit in work:
+            pending.append(pool.apply_async(number, (unit,)))
+            if len(pending) > 4 * num_cores():  # else the reader would run ahead without limit
+                yield pending.popleft().get()
+        yield from (result.get() for result in pending)
+
+
+def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None):
+    """Turn corpora into one array of token IDs on disk; only the distinct words must fit in memory. [HF §3.1]
+
+    Args: data, field as in read_work; split, one of tokenizer.SPLITS; cache str, the folder of all corpora;
+        max_subwords int, pieces of a BPE or phrases at most; quiet bool, no progress bar.
+    Returns: the folder that Corpus reads, one for every hash: ids.bin, offsets.npy, words.txt, counts.npy,
+        meta.json, and subwords.json for bpe and phrases.
+    """
+    if not all(map(str.strip, data.split("+"))):
+        raise InputError(f"--data {data}: expected names or paths joined by +, got an empty one.")
+    identity = [FORMAT, data, split, max_subwords if split in SUBWORDS else None, field]
+    for part in data.split("+"):
+        files = python_files().values() if part in PYTHON else find_files(part)
+        identity += [(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files]
+    name = "".join(c if c.isalnum() else "-" for c in os.path.basename(data.rstrip("/")))[:40]
+    path = os.path.join(cache, f"{name}-{split}-{fingerprint(identity)}")
+    return build_once(path, lambda folder: _prepare(folder, data, split, max_subwords, quiet, field))
+
+
+def _prepare(folder, data, split, max_subwords, quiet, field):
+    """Write a prepared corpus: number words as they come, then renumber them by frequency."""
+    os.mkdir(folder)
+    subwords, read = None, functools.partial(read_work, data, split == "items", field)
+    if split in SUBWORDS:
+        texts = (text for work in read() for text in list_documents(work))
+        bar = tqdm(texts, f"training {split}", unit=" documents", disable=quiet)
+        subwords = SUBWORDS[split].train(bar, max_subwords)
+        Path(folder, "subwords.json").write_text(subwords.json, "utf-8")
+    table, seen, meta = {}, set(), dict(data=data, split=split, characters=0, replaced=0)
+    with open(os.path.join(folder, "ids.tmp"), "wb") as out, \
+            tqdm(desc=f"preparing {data}", unit="B", unit_scale=True, disable=quiet) as bar:
+        for kind, words, ids, sizes, size, bad in _run_workers(read(quiet=quiet), split, subwords):
+            if words is not None:  # a worker numbers words by its own list; here by that of the whole corpus
+                ids = np.array([table.setdefault(word, len(table)) for word in words], np.int64)[ids]
+            documents = []
+            for document in np.split(ids + FIRST_WORD_ID, np.cumsum(sizes))[:-1]:
+                if kind in PYTHON:  # code is copied about: keep one, so that what is held out stays unseen
+                    key = np.sort(document) if split == "items" else document
+                    digest = hashlib.md5(key.tobytes(), usedforsecurity=False).digest()
+                    if digest in seen:
+                        continue
+                    seen.add(digest)
+                if len(document):
+                    documents += [document, [SEP]]
+            if documents:
+                np.concatenate(documents).astype(np.uint32).tofile(out)
+            meta["characters"] += size
+            meta["replaced"] += bad
+            bar.update(size)
+        if not out.tell():
+            raise InputError(f"--data {data}: expected text, got no words.")
+    _write_corpus(folder, subwords.units if subwords else list(table), not subwords, meta)
+
+
+def _write_corpus(folder, words, by_frequency, meta):
+    """Renumber the IDs of ids.tmp, unless they are a BPE's, and write all files of a prepared corpus."""
+    path, size, step = os.path.join(folder, "ids.tmp"), FIRST_WORD_ID + len(words), 1 << 24
+    ids = np.memmap(path, np.uint32, "r")
+    parts = [ids[start:start + step] for start in range(0, len(ids), step)]
+    counts = sum(np.bincount(part, minlength=size) for part in parts)
+    order = np.arange(size)  # of old IDs: specials, then words by frequency, ties by first appearance
+    if by_frequency:
+        order[FIRST_WORD_ID:] = FIRST_WORD_ID + np.argsort(-counts[FIRST_WORD_ID:], kind="stable")
+    dtype, whole = "uint16" if size <= 1 << 16 else "uint32", hashlib.md5(usedforsecurity=False)
+    new_id = np.argsort(order).astype(dtype)
+    with open(os.path.join(folder, "ids.bin"), "wb") as out:
+        for part in parts:
+            new_id[part].tofile(out)
+            whole.update(new_id[part].tobytes())
+    ends = [step * i + np.flatnonzero(part == SEP) + 1 for i, part in enumerate(parts)]
+    np.save(os.path.join(folder, "offsets.npy"), np.concatenate([[0], *ends]))
+    np.save(os.path.join(folder, "counts.npy"), counts[order])
+    text = "".join(words[i - FIRST_WORD_ID] + "\n" for i in order[FIRST_WORD_ID:])  # no word has a line break
+    Path(folder, "words.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
+    whole.update(text.encode("utf-8", "surrogatepass"))
+    num_documents, distinct = int(counts[SEP]), int((counts[FIRST_WORD_ID:] > 0).sum())
+    meta |= dict(documents=num_documents, words=len(ids) - num_documents, dtype=dtype, distinct=distinct,
+                 digest=whole.hexdigest())
+    Path(folder, "meta.json").write_text(json.dumps(meta, indent=1))
+    os.remove(path)
+
+
+class Corpus:
+    """A prepared corpus: IDs on disk, words, counts.
+
+    Attributes: ids memmap (n,), documents, each closed by SEP; offsets int64 (documents + 1,), where each
+        starts; words list[str], of IDs from FIRST_WORD_ID on; counts int64, by ID; subwords BPE, Phrases or
+        None; folder str; meta dict of data, split, documents, words, distinct, characters, replaced, dtype,
+        digest.
+    """
+
+    def __init__(self, folder):
+        self.folder, self.subwords = folder, None
+        try:
+            self.meta = json.loads(Path(folder, "meta.json").read_text())
+            self.ids = np.memmap(os.path.join(folder, "ids.bin"), self.meta["dtype"], "r")
+            self.counts = np.load(os.path.join(folder, "counts.npy"))
+            self.offsets = np.load(os.path.join(folder, "offsets.npy"))
+            words = Path(folder, "words.txt").read_bytes().decode("utf-8", "surrogatepass")
+            self.words = words.split("\n")[:-1]
+            if self.meta["split"] in SUBWORDS:
+                self.subwords = SUBWORDS[self.meta["split"]](Path(folder, "subwords.json").read_text("utf-8"))
+            if not (len(self.ids) == self.offsets[-1] == self.meta["words"] + self.meta["documents"]
+                    and len(self.words) == len(self.counts) - FIRST_WORD_ID):
+                raise ValueError("incomplete")
+        except Exception as error:  # whatever numpy, JSON and the BPE library raise
+            raise InputError(f"{folder}: damaged corpus ({error}). Remove it: it is built again.") from error
+
+    def frequent(self, n):
+        """Return the n most frequent words that occur: the first n, unless a BPE numbers them."""
+        counts = self.counts[FIRST_WORD_ID:]
+        return [self.words[i] for i in np.argsort(-counts, kind="stable")[:n] if counts[i]]
+
+    def split_pages(self):
+        """Return train and held-out numbers of documents, one in ten of them held out at random."""
+        order = random_order(self.meta["documents"], 90)
+        cut = max(len(order) // 10, 1)
+        return order[cut:], order[:cut]

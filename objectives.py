@@ -1,0 +1,260 @@
+"""Pre-training objectives: how each corrupts its input, its loss, and what its evaluation reports.
+
+Paper map:    [HF §3.6] ShuffleRandom   [SR §3] ShuffleRandom   [BERT §3.1] mask_words   [SB §3.1] mask_words
+              [SB §3.3] SampledWords   [SB §2.4] MaskedHashes   [CM] MaskedHashes
+Sources:      [HF] Xue & Aletras 2022, HashFormers   [SR] Yamaguchi et al. 2021, Shuffle+Random
+              [BERT] Devlin et al. 2019   [SB] Superbloom, ICLR 2020 submission   [CM] Median is all you need
+Out of scope: batches and the noise that decides what is corrupted (data/batches.py); heads (model.py).
+Deviations:   1. Words are shuffled within their own row, among the chosen positions; those left unchanged are
+                 intact. The authors permute over the batch, which changes few words of short rows.
+              2. Random words are words of the corpus. The authors give Add and Proj bits that no word has.
+              3. Items that a set already shows are excluded as predictions; the paper's lists include them.
+Notation:     B batch   L positions   M masked positions   V words   N rows   S sampled rows   m hashes of an
+              item   k hash functions of a sketch   R buckets of one      Demo: python objectives.py
+"""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from bloom import beam_search, hash_logp
+
+IGNORE_INDEX = -100  # the label of a position that is not scored: torch's own default
+RECALL = (1, 10, 20)
+
+
+def entropy(p):
+    """Return the entropy in nats of probabilities or counts p (n,)."""
+    p = p[p > 0] / p.sum()
+    return float(-(p * np.log(p)).sum())
+
+
+class Objective:
+    """Base class: what an objective knows of the run, and what the training loop calls.
+
+    A subclass adds evaluate(model, inputs, labels) -> summed loss, counts (num_counts,) that add up over
+    batches; and expected_loss(word_counts (V,)) -> number of classes, loss of knowing frequencies alone.
+
+    Args:
+        config, bloom_map: model.Config, and bloom.BloomMap of the items of hash-mlm, or None.
+        mask_rate, mask_id, first_word_id: share of words to mask (default: 0.15), IDs of [MASK], first word.
+        targets: integer (V, k) by token ID, hashes that hash-mlm predicts; with bloom, rows of the table.
+    """
+    head, num_counts = None, 0  # head: one of model.py's
+    example = "Return the [MASK] of the elements of a list."
+
+    def __init__(self, config, mask_rate=None, mask_id=None, first_word_id=None, targets=None,
+                 bloom_map=None):
+        self.config, self.mask_rate, self.mask_id = config, 0.15 if mask_rate is None else mask_rate, mask_id
+        self.first_word_id, self.targets, self.bloom_map = first_word_id, targets, bloom_map
+
+    def corrupt(self, ids, noise, random_words):
+        """Return inputs, labels int64 (B, L) of ids (B, L), noise float (3, B, L) in [0, 1), words (B, L)."""
+        return mask_words(ids, noise, random_words, self.mask_rate, self.mask_id, self.first_word_id,
+                          is_set=not self.config.order)
+
+    def loss(self, model, inputs, labels):
+        """Return the loss summed over scored positions, a 0-dim tensor with gradient."""
+        return self.evaluate(model, inputs, labels)[0]
+
+    def metrics(self, counts):
+        """Return dict of float from the counts of all batches; by default recall at 1, 10 and 20."""
+        return {f"rec@{k}": float(n) / max(float(counts[-1]), 1) for k, n in zip(RECALL, counts)}
+
+    def visible_items(self, inputs, positions):
+        """Return the items of each masked position's set, int64 (M, L), -1 for none; or None for text."""
+        if not self.config.order:  # a set holds an item once, so that these are no answers
+            return (inputs[positions // inputs.shape[1]] - self.first_word_id).clamp(min=-1)
+
+
+def masked_logits(model, inputs, labels, **options):
+    """Return the masked positions (M,) of the flattened batch, their labels (M,) and their logits alone."""
+    positions = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
+    logits = model(inputs, masked_positions=positions, **options).float()  # (M, ...), never (B, L, N)
+    return positions, labels.flatten()[positions], logits
+
+
+class ShuffleRandom(Objective):
+    """Shuffle+Random (S+R): is each word intact, shuffled or random? [HF §3.6] [SR §3]"""
+    head, num_counts, p = "sr", 9, 0.10
+    example = "Returns True if the two arrays have the same shape and elements, False kubernetes otherwise."
+
+    def corrupt(self, ids, noise, random_words):
+        """Shuffle some words among themselves and replace others; labels 0 intact, 1 shuffled, 2 random.
+
+        A word is shuffled with p = 10 %; of the others 10 % (9 % of all) become random. Shuffled words trade:
+            ids        a b c d e f        chosen   . x . x . x          positions in order    1 3 5 | 0 2 4
+                                                                        in random order       5 1 3 | 0 2 4
+            inputs     a f c b e d   <-   position 1 gets what was at 5, position 3 what was at 1, ...
+        """
+        is_word = ids >= self.first_word_id
+        is_shuffled = is_word & (noise[0] < self.p)
+        is_random = is_word & ~is_shuffled & (noise[1] < self.p)
+        place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        # both orders list the chosen positions first and then all others alike, which trade with themselves
+        in_order = torch.where(is_shuffled, place - ids.shape[1], place).argsort(dim=1, stable=True)
+        random_order = torch.where(is_shuffled, noise[2], (place + 1.0).to(noise)).argsort(dim=1, stable=True)
+        inputs = torch.where(is_random, random_words, ids.scatter(1, in_order, ids.gather(1, random_order)))
+        # subtle: labeled by what changed, not by what was chosen: "the" for "the" is no shuffle
+        labels = torch.where(inputs == ids, 0, torch.where(is_shuffled, 1, 2))
+        return inputs, labels.masked_fill(~is_word, IGNORE_INDEX)
+
+    def evaluate(self, model, inputs, labels):
+        """Count label × prediction, int64 (9,)."""
+        logits, labels = model(inputs).flatten(0, 1).float(), labels.flatten()  # (B·L, 3), (B·L,)
+        loss = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        return loss, torch.bincount((labels * 3 + logits.argmax(1))[labels != IGNORE_INDEX], minlength=9)
+
+    def metrics(self, counts):
+        """Report accuracy, what the majority class would have, F1 by class and its mean."""
+        table = np.asarray(counts, float).reshape(3, 3)
+        total, f1 = max(table.sum(), 1), 2 * table.diagonal() / np.maximum(table.sum(0) + table.sum(1), 1)
+        values = np.array([np.trace(table) / total, table.sum(1).max() / total, *f1, f1.mean()]).tolist()
+        return dict(zip("accuracy majority f1_intact f1_shuffled f1_random macro_f1".split(), values))
+
+    def expected_loss(self, word_counts):
+        return 3, entropy(np.array([1 - self.p - (1 - self.p) * self.p, self.p, (1 - self.p) * self.p]))
+
+
+def mask_words(ids, noise, random_words, p, mask_id, first_word_id, is_set=False):
+    """Mask words: of a share p, 80 % become [MASK], 10 % any word, and 10 % stay. [BERT §3.1]
+
+    The last 10 % keep the model from trusting the words it sees. Of an item set at least the item with the
+    lowest noise is chosen: else 0.85^5 = 44 % of sets of five items would have nothing to predict. [SB §3.1]
+    """
+    is_word, is_chosen = ids >= first_word_id, noise[0] < p
+    if is_set:
+        is_chosen = is_chosen.scatter(1, noise[0].masked_fill(~is_word, 2.0).argmin(1, keepdim=True), True)
+    is_chosen = is_chosen & is_word
+    is_masked = is_chosen & (noise[1] < 0.8)
+    is_random = is_chosen & ~is_masked & (noise[2] < 0.5)
+    inputs = torch.where(is_random, random_words, ids.masked_fill(is_masked, mask_id))
+    return inputs, ids.masked_fill(~is_chosen, IGNORE_INDEX)
+
+
+class MaskedWords(Objective):
+    """Masked-word prediction over a vocabulary. [BERT §3.1]"""
+    head, num_counts = "mlm", 4
+
+    def loss(self, model, inputs, labels):
+        _, rows, logits = masked_logits(model, inputs, labels)  # the row of a word is its ID
+        return F.cross_entropy(logits, rows, reduction="sum")
+
+    def evaluate(self, model, inputs, labels):
+        """Count the words among the best 1, 10, 20, and all, int64 (4,)."""
+        positions, rows, logits = masked_logits(model, inputs, labels)
+        items = logits[:, self.first_word_id:]  # special tokens are never predicted
+        if (visible := self.visible_items(inputs, positions)) is not None:
+            items = F.pad(items, (1, 0)).scatter(1, visible + 1, -torch.inf)[:, 1:]  # -1 has a column, too
+        best = items.topk(min(max(RECALL), items.shape[1])).indices + self.first_word_id  # (M, 20)
+        counts = [*((best == rows.unsqueeze(1))[:, :k].sum() for k in RECALL), rows.new_tensor(len(rows))]
+        return F.cross_entropy(logits, rows, reduction="sum"), torch.stack(counts)
+
+    def expected_loss(self, word_counts):
+        return self.config.rows, entropy(word_counts)
+
+
+class SampledWords(MaskedWords):
+    """Masked words against a few thousand sampled rows instead of all: sampled softmax. [SB §3.3]
+
+    Rows are drawn with q(row) about 1 / rank, as words occur. With log(S q) subtracted from the logits of
+    sampled rows the sum of exp is an unbiased estimate of that over all rows but the correct one, which is
+    always included; a sample that equals the correct row is dropped. Evaluation scores all rows.
+    """
+    num_samples = 8_192
+
+    def loss(self, model, inputs, labels):
+        rows, n = labels[labels != IGNORE_INDEX], self.config.rows - self.first_word_id  # (M,)
+        u = torch.rand(self.num_samples, device=rows.device, dtype=torch.float64)
+        rank = ((u * math.log(n + 1)).exp().long() - 1).clamp(0, n - 1)  # (S,)
+        # q = log((rank + 2) / (rank + 1)) / log(n + 1); subtle: in float32 the quotient of a rare row is 1
+        log_q = ((1 / (rank.double() + 1)).log1p() / math.log(n + 1)).log().float()
+        logits = masked_logits(model, inputs, labels, rows=torch.cat([rows, rank + self.first_word_id]))[2]
+        correct = logits[:, :len(rows)].diagonal()  # (M,), of logits (M, M + S)
+        others = logits[:, len(rows):] - (log_q + math.log(self.num_samples))
+        others = others.masked_fill(rank == (rows - self.first_word_id).unsqueeze(1), -torch.inf)
+        return (torch.cat([correct.unsqueeze(1), others], 1).logsumexp(1) - correct).sum()
+
+
+class MaskedHashes(Objective):
+    """Predict the hash buckets of masked words or items, each among its buckets. [SB §2.4] [CM]
+
+    The loss is the mean over a word's hashes: of items the paper's sum / m. Only evaluation scores words.
+    """
+    head, num_counts = "hash-mlm", 6
+
+    def loss(self, model, inputs, labels):
+        _, words, logits = masked_logits(model, inputs, labels)  # (M,), (M, m, N or R)
+        targets = self.targets[words].long()  # (M, m)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / targets.shape[1]
+
+    def evaluate(self, model, inputs, labels):
+        """Count words among the best 1, 10, 20; certified beams; words' shares of correct hashes; all."""
+        positions, words, logits = masked_logits(model, inputs, labels)
+        targets = self.targets[words].long()
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / targets.shape[1]
+        items, visible = words - self.first_word_id, self.visible_items(inputs, positions)
+        if self.bloom_map:
+            logp, beam = hash_logp(logits, self.bloom_map), max(RECALL)
+            best = beam_search(logp, self.bloom_map, beam, beam, rounds=None, exclude=visible)[0]
+            certified = beam_search(logp, self.bloom_map, beam, beam, exclude=visible)[2]  # one beam of 20
+            is_hit = best == items.unsqueeze(1)  # (M, 20)
+            rank = torch.where(is_hit.any(1), is_hit.byte().argmax(1), beam)  # items before the correct one
+        else:
+            rank = rank_words(logits.log_softmax(-1), self.targets[self.first_word_id:], items, visible)
+            certified = torch.zeros_like(rank)  # there is no beam
+        correct = (logits.argmax(-1) == targets).double().mean(1)  # (M,)
+        hits = [(rank < k).sum() for k in RECALL]
+        return loss, torch.stack([*hits, certified.sum(), correct.sum(), words.new_tensor(len(words))])
+
+    def metrics(self, counts):
+        """Report recall, of items the share of searches that one beam of 20 certified, and correct hashes."""
+        names = {3: "certified", 4: "hashes_right"} if self.bloom_map else {4: "hashes_right"}
+        shares = {name: float(counts[i]) / max(float(counts[-1]), 1) for i, name in names.items()}
+        return super().metrics(counts) | shares
+
+    def expected_loss(self, word_counts):
+        digests = self.targets[self.first_word_id:].cpu().numpy()[:len(word_counts)]
+        unigram = np.mean([entropy(np.bincount(column, word_counts)) for column in digests.T])
+        return self.config.rows if self.bloom_map else self.config.buckets, float(unigram)
+
+
+def rank_words(logp, digests, words, exclude=None):
+    """Count the words that score at least as much as the correct one, itself not counted; return int64 (M,).
+
+    A score is a sum of k of logp (M, k, R), so that scores of 128 positions are one gather-and-add of rows.
+    digests is integer (V, k), words int64 (M,), exclude int64 (M, E) with -1 for none, or None.
+    """
+    M, k, R = logp.shape
+    rows, ranks = digests.int() + R * torch.arange(k, dtype=torch.int32, device=digests.device), []
+    for part in (slice(i, i + 128) for i in range(0, M, 128)):
+        scores = F.embedding_bag(rows, logp[part].flatten(1).T.contiguous(), mode="sum")  # (V, 128)
+        threshold = scores.gather(0, words[part].unsqueeze(0))
+        if exclude is not None:
+            scores = F.pad(scores, (0, 0, 1, 0)).scatter(0, exclude[part].T + 1, -torch.inf)[1:]
+            scores.scatter_(0, words[part].unsqueeze(0), threshold)
+        ranks.append((scores >= threshold).sum(0) - 1)
+    return torch.cat(ranks) if ranks else words
+
+
+OBJECTIVES = {"sr": ShuffleRandom, "mlm": MaskedWords, "sampled": SampledWords, "hash-mlm": MaskedHashes}
+
+
+def main(argv=None):
+    """Corrupt a sentence in two ways; print what the model sees and the labels that it has to predict."""
+    names, g = "[PAD] [MASK] every quick brown fox jumps over the lazy dog".split(), torch.Generator()
+    ids = torch.arange(2, len(names)).unsqueeze(0)  # (1, 9)
+    noise = torch.rand(3, *ids.shape, generator=g.manual_seed(2)) / 4  # low: corrupts more of a short text
+    random_words = torch.randint(2, len(names), ids.shape, generator=g)
+    inputs, labels = ShuffleRandom(None, first_word_id=2).corrupt(ids, noise, random_words)
+    masked, answers = mask_words(ids, noise, random_words, 0.15, mask_id=1, first_word_id=2)
+    for title, row, texts in (("text", ids, names), ("Shuffle+Random", inputs, names),
+                              ("  labels", labels, ["intact", "shuffled", "random"]),
+                              ("Masked words", masked, names), ("  labels", answers, names)):
+        print(f"{title:15}" + "".join(f"{texts[i] if i >= 0 else '-':>9}" for i in row[0].tolist()))
+
+
+if __name__ == "__main__":
+    main()

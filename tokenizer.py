@@ -1,0 +1,340 @@
+"""Turn text into words, words into token IDs, and token IDs into the hash codes that embeddings.py reads.
+
+Paper map:    [HF §3.1] HashTokenizer   [SB §4] Phrases   [BERT §4.2] sliding_windows   [CM] sketch_targets
+Out of scope: the hash functions (hashing.py), corpora on disk (data/corpus.py).
+Deviations:   1. BPE lower-cases its text as words are: the baselines differ in the vocabulary alone.
+              2. Phrases falls back on BPE pieces; the paper uses WordPiece.
+Notation:     V words   C code numbers per word   T bits   k bits of a chunk, or hash functions of a sketch
+              m hashes per item   R buckets   N rows   L positions
+"""
+
+import json
+import re
+from collections import Counter
+
+import numpy as np
+
+from bloom import BloomMap
+from hashing import HASHES, bits_to_chunks, list_words, sketch_index, split_words
+
+# Token IDs of the special tokens, which are never hashed; words follow, the most frequent of a corpus first
+SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
+PAD, CLS, SEP, UNK, MASK = range(5)
+FIRST_WORD_ID = len(SPECIALS)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Text to words: `regex` and `space` are hashing.split_words; three more ways to split learn their units
+
+
+def _make_encodable(text):
+    """Return text of equal length that the BPE library can take: lone surrogates become "?"."""
+    # subtle: İ alone has a lower case of two characters, which would shift all offsets after it
+    return text.encode("utf-8", "replace").decode().replace("İ", "i")
+
+
+class BPE:
+    """Byte-level byte-pair encoding through the `tokenizers` library: the vocabulary of the baselines.
+
+    A piece that opens a word starts with "Ġ", the byte-level alphabet's sign for a space. Every text can be
+    written in pieces, so there is no unknown piece. Attribute: units list[str], by the library's own number.
+    """
+
+    def __init__(self, text):
+        """Load a tokenizer from its JSON text, the attribute `json` of another BPE."""
+        import tokenizers
+
+        self.json, self.tokenizer = text, tokenizers.Tokenizer.from_str(text)
+        index = self.tokenizer.get_vocab()
+        self.units = sorted(index, key=index.get)
+
+    @classmethod
+    def train(cls, texts, size=50_000, min_frequency=5):
+        """Learn up to `size` pieces from an iterator of texts; pairs rarer than min_frequency stay apart."""
+        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.normalizer = normalizers.Lowercase()
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(vocab_size=size, min_frequency=min_frequency, show_progress=False,
+                                      initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        tokenizer.train_from_iterator(map(_make_encodable, texts), trainer)
+        return cls(tokenizer.to_str())
+
+    def split(self, text):
+        """Return pieces list[str] and their character spans, as hashing.split_words does."""
+        encoding = self.tokenizer.encode(_make_encodable(text))
+        return encoding.tokens, encoding.offsets
+
+    def number_texts(self, texts):
+        """Return list of lists of int, each piece's index in `units`, on all cores."""
+        return [e.ids for e in self.tokenizer.encode_batch_fast([_make_encodable(text) for text in texts])]
+
+
+def match_longest(words, phrases, max_words):
+    """Segment words into known phrases by greedy longest match. A single word is always allowed.
+
+    Args: words list[str]; phrases, a container of words joined by one space; max_words int, of a phrase.
+    Returns: list of (start, stop).  new york city hall -> (0, 2) (2, 4) with "new york" and "city hall"
+    """
+    runs, start = [], 0
+    while start < len(words):
+        stop = min(start + max_words, len(words))
+        while stop > start + 1 and " ".join(words[start:stop]) not in phrases:
+            stop -= 1
+        runs.append((start, stop))
+        start = stop
+    return runs
+
+
+def split_names(text, names, max_words):
+    """Split text into item names as they are written: case and punctuation stay.
+
+    Args: text str, names between tabs, or else between spaces, where match_longest finds the longer `names`.
+    Returns: names list[str], and spans list[(start, end)] in characters.
+    """
+    if "\t" in text:
+        parts = [match for match in re.finditer("[^\t]+", text) if match.group().strip()]
+        return [" ".join(match.group().split()) for match in parts], [match.span() for match in parts]
+    parts = [(match.group(), *match.span()) for match in re.finditer(r"\S+", text)]
+    words = [word for word, _, _ in parts]
+    runs = match_longest(words, names, max_words)
+    return [" ".join(words[a:b]) for a, b in runs], [(parts[a][1], parts[b - 1][2]) for a, b in runs]
+
+
+class Phrases:
+    """The most frequent words and pairs of words, and BPE pieces for the rest, longest match first. [SB §4]
+
+    A vocabulary of a million contains many names: "new york" is one token. Attribute: units list[str].
+    """
+    MAX_COUNTED = 10_000_000  # words and pairs counted at a time; beyond it the rarest are dropped, to half
+
+    def __init__(self, text):
+        """Load from JSON text, the attribute `json` of another Phrases."""
+        state = json.loads(text)
+        self.json, self.bpe, self.phrases = text, BPE(state["bpe"]), set(state["phrases"])
+        self.units = state["phrases"] + [piece for piece in self.bpe.units if piece not in self.phrases]
+        self.index = {unit: i for i, unit in enumerate(self.units)}
+
+    @classmethod
+    def train(cls, texts, size=1_000_000, max_pieces=30_000):
+        """Learn phrases and pieces from an iterator of texts: `size` in all, at most `max_pieces` pieces."""
+        counts, limit = Counter(), cls.MAX_COUNTED
+
+        def count(texts):
+            nonlocal limit
+            for text in texts:
+                words = list_words(text)
+                counts.update(words)
+                counts.update(map(" ".join, zip(words, words[1:])))
+                for rare in range(1, 9) if len(counts) > limit else ():
+                    if len(counts) > cls.MAX_COUNTED / 2:
+                        for phrase in [p for p, n in counts.items() if n <= rare]:
+                            del counts[phrase]
+                    limit = max(cls.MAX_COUNTED, 2 * len(counts))
+                yield text
+
+        bpe = BPE.train(count(texts), min(max_pieces, size))
+        best = sorted(counts, key=lambda phrase: (-counts[phrase], phrase))[:max(size - len(bpe.units), 0)]
+        return cls(json.dumps(dict(phrases=[phrase for phrase in best if counts[phrase] > 1], bpe=bpe.json)))
+
+    def split(self, text):
+        """Return phrases list[str] and their character spans, as hashing.split_words does."""
+        words, spans = split_words(text)
+        units, places = [], []
+        for start, stop in match_longest(words, self.phrases, 2):
+            a, b = spans[start][0], spans[stop - 1][1]
+            if stop == start + 1 and words[start] not in self.phrases:
+                pieces, inside = self.bpe.split(text[a:b])  # not of the word: the lower case of İ is longer
+                units += pieces
+                places += [(a + first, a + last) for first, last in inside]
+            else:
+                units.append(" ".join(words[start:stop]))
+                places.append((a, b))
+        return units, places
+
+    def number_texts(self, texts):
+        """Return list of lists of int, each phrase's index in `units`."""
+        return [[self.index[unit] for unit in self.split(text)[0]] for text in texts]
+
+
+SUBWORDS = {"bpe": BPE, "phrases": Phrases}  # ways to split that are learned from the corpus
+SPLITS = ("regex", "space", *SUBWORDS, "items")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Words to codes
+
+
+class HashTokenizer:
+    """Map text to words, token IDs and hash codes: all that a checkpoint says about its text. [HF §3.1]
+
+    The word list grows with the text and has no parameters: a new word gets the next free ID and is hashed on
+    the fly. Code formats "row" and "digest" have a fixed vocabulary, with [UNK] for all other words.
+
+        code_format   code numbers per word
+        row           one: the word's row in a vocabulary (lookup)
+        index         one: a hash bucket of N (emb)
+        chunks        ceil(T/k) of k bits each (pool)
+        bits          T bits, packed into ceil(T/8) bytes, most significant bit first (add, proj, linear)
+        digest        m: the item's rows, one in each map's range (bloom)
+        sketch        k: a row in the block of each hash function (mean, median)
+        weighted      k + 1: k rows of N, and a row of the importance table (weighted)
+
+    Args:
+        config: model.Config, or anything with its code_format, bits, chunk, rows, hashes, buckets, weights.
+        split: one of SPLITS. subwords: BPE or Phrases, for the splits of the same name.
+        hash_name, hash: a key of HASHES and its fitted instance, for index, chunks and bits.
+        vocabulary: list[str], the words of row and digest by ID. bloom_map: BloomMap of it, for digest.
+        hash_seed, key: int and str or None, of the sketch hashes.
+    """
+
+    def __init__(self, config, split="regex", hash_name="md5", hash=None, subwords=None, vocabulary=None,
+                 bloom_map=None, hash_seed=0, key=None):
+        if split not in SPLITS:
+            raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}.")
+        self.config, self.split_name, self.subwords = config, split, subwords
+        self.hash_name, self.hash, self.hash_seed, self.key = hash_name, hash, hash_seed, key
+        self.bloom_map, self.is_fixed = bloom_map, config.code_format in ("row", "digest")
+        self.words = list(vocabulary) if self.is_fixed else []  # of IDs FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
+        self.index = {word: FIRST_WORD_ID + i for i, word in enumerate(self.words)}
+        self._codes, self._max_words = None, (0, 1)  # of all words so far; names seen, words of their longest
+
+    def split(self, text):
+        """Return words list[str] and spans list[(start, end)] in characters."""
+        if self.split_name == "items":
+            seen, longest = self._max_words
+            longest = max([longest, *(1 + word.count(" ") for word in self.words[seen:])])
+            self._max_words = len(self.words), longest
+            return split_names(text, self.index, longest)
+        return self.subwords.split(text) if self.subwords else split_words(text, self.split_name)
+
+    def ids(self, words):
+        """Return the token IDs of words, int32 (len(words),). A new word is added, or UNK in a fixed list."""
+        for word in () if self.is_fixed else words:
+            if word not in self.index:
+                self.index[word] = FIRST_WORD_ID + len(self.words)
+                self.words.append(word)
+        return np.array([self.index.get(word, UNK) for word in words], np.int32)
+
+    def ids_of_texts(self, texts):
+        """Return a list of int32 (words,), one for each text: faster than split and ids."""
+        if not self.subwords:
+            return [self.ids(list_words(text, self.split_name)) for text in texts]
+        units = self.subwords.units
+        return [self.ids([units[i] for i in numbers]) for numbers in self.subwords.number_texts(texts)]
+
+    def hash_words(self, words):
+        """Return the codes (len(words), C) of words: uint8 for bits, int16 for chunks, else int32."""
+        c, kind = self.config, self.config.code_format
+        if kind == "row":
+            return self.ids(words)[:, None]
+        if kind == "digest":
+            return self.codes()[self.ids(words)]
+        if kind == "index":
+            return self.hash.index(words, c.rows).astype(np.int32)[:, None]
+        if kind == "bits":
+            return np.packbits(self.hash.bits(words, c.bits), axis=1)
+        if kind == "chunks":
+            return bits_to_chunks(self.hash.bits(words, c.bits), c.chunk)
+        if kind == "sketch":
+            return self.sketch_targets(words)
+        if kind == "weighted":
+            # the last of k + 1 independent hashes, which no row uses, chooses the row of importance weights
+            weight = sketch_index(words, c.hashes + 1, c.weights, self.hash_seed, self.key)[:, c.hashes:]
+            rows = sketch_index(words, c.hashes, c.rows, self.hash_seed, self.key)
+            return np.concatenate([rows, weight], 1).astype(np.int32)
+        raise ValueError(f"code_format: expected one that HashTokenizer lists, got {kind!r}.")
+
+    def sketch_targets(self, words):
+        """Return int32 (len(words), k): the buckets that objective hash-mlm predicts for each word. [CM]"""
+        c = self.config
+        return sketch_index(words, c.hashes, c.buckets, self.hash_seed, self.key).astype(np.int32)
+
+    def special_codes(self):
+        """Return the codes of IDs 0 .. FIRST_WORD_ID - 1: zeros, or their rows in a table that has them."""
+        if self.config.code_format == "digest":  # m rows for each after the maps' own
+            m, first = self.bloom_map.m, self.bloom_map.m * self.bloom_map.buckets
+            return np.arange(first, first + m * FIRST_WORD_ID, dtype=np.int32).reshape(-1, m)
+        if self.config.code_format == "row":
+            return np.arange(FIRST_WORD_ID, dtype=np.int32)[:, None]
+        return np.zeros_like(self.hash_words([""] * FIRST_WORD_ID))
+
+    def codes(self):
+        """Return the code table of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
+        if self._codes is None:
+            self._codes = self.special_codes()
+            if self.bloom_map:
+                offsets = np.arange(self.bloom_map.m, dtype=np.int32) * np.int32(self.bloom_map.buckets)
+                self._codes = np.concatenate([self._codes, self.bloom_map.digest + offsets])
+        if new := self.words[len(self._codes) - FIRST_WORD_ID:]:
+            self._codes = np.concatenate([self._codes, self.hash_words(new)])
+        return self._codes
+
+    def state(self):
+        """Return everything but the config as plain types; HashTokenizer.load restores it."""
+        return dict(split=self.split_name, hash_name=self.hash_name, hash=self.hash and self.hash.state(),
+                    subwords=self.subwords and self.subwords.json, hash_seed=self.hash_seed, key=self.key,
+                    vocabulary=self.words if self.is_fixed else None,
+                    bloom_map=self.bloom_map and self.bloom_map.state())
+
+    @classmethod
+    def load(cls, state, config):
+        """Restore a tokenizer from state() and its model's config; ValueError where the two do not fit."""
+        try:
+            state = dict(state)
+            state["hash"] = state["hash"] and HASHES[state["hash_name"]].load(state["hash"])
+            state["subwords"] = state["subwords"] and SUBWORDS[state["split"]](state["subwords"])
+            if state["bloom_map"] and state["bloom_map"]["n_items"] != len(state["vocabulary"]):
+                raise ValueError("the Bloom map has another number of items than the vocabulary")
+            state["bloom_map"] = state["bloom_map"] and BloomMap.load(state["bloom_map"])
+            if {*map(type, state["vocabulary"] or ())} - {str} or type(state["hash_seed"]) is not int:
+                raise ValueError("a word is not a str, or the hash seed is not an int")
+            tokenizer = cls(config, **state)
+            tokenizer.split("a"), tokenizer.hash_words(["a"])  # shows now what is wrong with its parts
+            return tokenizer
+        except Exception as error:  # numpy and the BPE library raise many types
+            raise ValueError(f"not the state of a tokenizer for this model: {error!r}") from error
+
+
+# ---------------------------------------------------------------------------------------------------------
+# IDs to the input of a model
+
+
+def build_inputs(first, second, length):
+    """Build [CLS] A [SEP], or [CLS] A [SEP] [SEP] B [SEP]; cut the longer side first if both are too long.
+
+    Args: first int32 (n,) and second int32 (m,) or None, token IDs; length int L, at least 5.
+    Returns: ids int32, L at most, and num_cut int, how many words did not fit.
+        n 10, m 3, room 8 -> 5 and 3;   n 10, m 10, room 7 -> 4 and 3
+    """
+    if second is None:
+        ids = np.concatenate([[CLS], first[:length - 2], [SEP]]).astype(np.int32)
+        return ids, max(len(first) - (length - 2), 0)
+    room = length - 4
+    n = min(len(first), max(room - len(second), (room + 1) // 2))
+    m = min(len(second), room - n)
+    parts = [[CLS], first[:n], [SEP, SEP], second[:m], [SEP]]
+    return np.concatenate(parts).astype(np.int32), len(first) - n + len(second) - m
+
+
+def sliding_windows(question, context, length, stride):
+    """Cut a long context into overlapping windows, each behind the question. [BERT §4.2]
+
+    Args: question (n,), context (m,) int32, token IDs; length int L, at least 8; stride int, words from start
+        to start. A question takes half of the room at most; every word of the context is in some window.
+    Returns: list of (ids int32 (L at most,), first, start, stop): words start .. stop-1 of the context are at
+        positions first, first + 1, ... of ids.
+    """
+    if length < 8:
+        raise ValueError(f"length: expected 8 positions or more for question and context, got {length}.")
+    question = question[:(length - 4) // 2]
+    room = length - 4 - len(question)
+    windows, start = [], 0
+    while True:
+        ids, _ = build_inputs(question, context[start:start + room], length)
+        windows.append((ids, len(question) + 3, start, min(start + room, len(context))))
+        if start + room >= len(context):
+            return windows
+        start += min(stride, room)
