@@ -1,497 +1,398 @@
-"""Ask a trained model: what is wrong in a text, what is missing, which label, which words answer.
+"""Apply a trained model to text: misplaced words, masked words, item sets, labels, answers, similar words.
 
-    python infer.py --ckpt out/proj-lsh "the arrays have same the shape"        which words are misplaced?
-    python infer.py --ckpt out/lookup-bpe-mlm "Return the [MASK] of a list."    what stands there?
-    python infer.py --ckpt out/proj-lsh --near initalization                    which words look like it?
-    python infer.py --ckpt out/median "The [MASK] statement is used for …"     which word, of any list?
-    python infer.py --ckpt out/bloom-items "socket bind listen [MASK]"          which name is missing?
-    python infer.py --ckpt out/proj-lsh-sst2 "a charming journey"               which label?
+    python infer.py --ckpt out/proj-lsh "the arrays have same the shape"        find misplaced words
+    python infer.py --ckpt out/lookup-bpe-mlm "Return the [MASK] of a list."    predict a masked word
+    python infer.py --ckpt out/bloom-items "socket bind listen [MASK]"          complete an item set
+    python infer.py --ckpt out/proj-lsh-sst2 "a charming journey"               classify a text
     python infer.py --ckpt out/proj-lsh-squad "Who wrote it?" "It was written by Ada Lovelace."
-    python infer.py --ckpt out/proj-lsh-sst2 --file reviews.txt > labels.jsonl  a line in, an object out
-    python infer.py --ckpt out/proj-lsh                                        asks for text after text
+    python infer.py --ckpt out/proj-lsh --near initalization                    list similar words
+    python infer.py --ckpt out/proj-lsh-sst2 --file reviews.csv > labels.jsonl  one JSON object per row
 
-Sources   [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019
-          [SB] Superbloom, ICLR 2020 submission   [CM] Median is all you need, a proposal
-Map       [HF §3.6] detect   [BERT §3.1] fill   [HF §3.3] neighbours
-          [BERT §4.2] Reader.answer   [SB §2.5] Reader.complete   [CM] Reader.complete
-Not here  scores over a data set: pretrain.py and finetune.py evaluate, this reads texts.
-Departs   1. A word never seen is hashed like any other: there is no [UNK] but in a lookup table, and a Bloom
-             map has no digest for a stranger.
-Letters   L positions   V candidate words   d width   W windows
+    from infer import Predictor; p = Predictor("out/proj-lsh"); p.detect("the arrays have same the shape")
+
+Paper map:    [HF §3.6] Predictor.detect   [HF §3.3] Predictor.neighbors   [BERT §3.1] Predictor.fill_mask
+              [BERT §4.2] Predictor.answer   [SB §2.5] Predictor.predict_missing
+              [CM] Predictor.predict_missing
+Out of scope: scores over a data set: pretrain.py and finetune.py evaluate.
+Deviations:   1. A new word is hashed like others; only a fixed vocabulary (lookup, bloom) has unknown words.
+Notation:     L positions   M masked positions   V candidate words   d width   m vectors of an item
 """
 
 import argparse
 import contextlib
 import difflib
-import functools
+import itertools
 import json
 import os
 import sys
+from collections import namedtuple
 
 import numpy as np
 import torch
 
-from hashing import CLS, FIRST, MASK, SEP, SPECIALS, UNK, Encoder, InputError, SketchMap, pack, windows
-from model import FORM, ConfigError, beam_search, best_spans, choose_machine, exhaustive, hash_logp
-from model import load_checkpoint, load_model
+from bloom import SketchMap, beam_search, exhaustive, hash_logp
+from data.corpus import choose_column, get_ending, read_rows
+from data.squad import best_spans
+from model import load_model
+from runtime import HelpFormatter, InputError, at_least, blame_input, exit_on_bad_input, load_checkpoint
+from runtime import resolve_device
+from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, SPECIALS, HashTokenizer, build_inputs, sliding_windows
 
-__all__ = ["Reader", "beam_search", "exhaustive", "main"]  # the two searches live with the model
+__all__ = ["Predictor", "beam_search", "exhaustive", "main"]  # the two searches come from bloom.py
 
 CLASSES = ("intact", "shuffled", "random")
-COLOURS = {"shuffled": "\033[33m", "random": "\033[31m"}  # yellow, red
+COLORS = {"shuffled": "\033[33m", "random": "\033[31m"}  # yellow, red
+# what a model does by its head: method of Predictor, its options, key of the result, how to train such a
+# model, and what finetune.py writes about its task into the checkpoint
+Ability = namedtuple("Ability", "method options key command task", defaults=[{}])
+HEADS = {
+    "sr": Ability("detect", (), "words", "pretrain.py --objective sr"),
+    "mlm": Ability("fill_mask", ("k",), "masks", "pretrain.py --emb lookup --objective mlm"),
+    "hash-mlm": Ability("predict_missing", ("k", "beam"), "missing", "pretrain.py --objective hash-mlm"),
+    "classify": Ability("classify", ("k",), "labels", "finetune.py", dict(
+        labels=list | None, scale=list | None, label=str | None, pair=bool, texts=list | None)),
+    "span": Ability("answer", ("k",), "answers", "finetune.py --task squad", dict(
+        pair=bool, stride=int, longest=int, null=bool, texts=list | None))}
+NEAR = Ability("neighbors", ("k",), "neighbours", "")  # of every head
 
 
-TASK = dict(classify=dict(labels=list | None, pair=bool, label=str | None, scale=list | None),
-            span=dict(pair=bool, stride=int, longest=int, null=bool))  # what finetune.py leaves to be known
+def validate_checkpoint(task, config, tokenizer):
+    """Return the task of a checkpoint with the keys of HEADS; ValueError where its parts do not fit."""
+    head, num_labels, kinds = config.head, config.labels, HEADS[config.head].task
+    task = {name: task.get(name) for name in kinds}
+    fits = all(map(isinstance, task.values(), kinds.values()))
+    labels, scale, texts = (fits and task.get(name) or [] for name in ("labels", "scale", "texts"))
+    fits = fits and {*map(type, labels + texts)} <= {str} and {*map(type, scale)} <= {float}
+    fits = fits and len(texts) in (0, 1 + task.get("pair", 0))
+    if fits and head == "classify":
+        fits = len(labels) == num_labels or num_labels == 1 and len(scale) == 2 and task["label"] is not None
+    if not fits or head == "span" and (min(task["stride"], task["longest"]) < 1 or not task["pair"]):
+        raise ValueError(f"task: expected that of head {head} with {num_labels} labels, got {task}.")
+    if tokenizer.is_fixed and (rows := tokenizer.codes().max() + 1) != config.rows:
+        raise ValueError(f"vocabulary: expected {config.rows:,} rows, got {rows:,}.")
+    return task
 
 
-class Reader:
-    """A checkpoint made ready to read texts."""
+def split_masked(tokenizer, text):
+    """Return list[(word, (start, end))] of a text; a literal [MASK] is one word."""
+    pairs, start, mask = [], 0, SPECIALS[MASK]
+    # A subword piece contains the space before it and depends on its neighbors: split the whole text, with
+    # signs that join no letter in place of each mask. A word does not: split what is between the masks.
+    whole = tokenizer.subwords and list(zip(*tokenizer.split(text.replace(mask, "\ue000" * len(mask)))))
+    for part in text.split(mask):
+        end = start + len(part)
+        if tokenizer.subwords:
+            stop = end - (part.endswith(" ") and end < len(text))  # the space before a mask is the mask's
+            pairs += [(word, (a, b)) for word, (a, b) in whole if start <= a and b <= stop]
+        else:
+            pairs += [(word, (start + a, start + b)) for word, (a, b) in zip(*tokenizer.split(part))]
+        start = end + len(mask)
+        pairs.append((mask, (end, start)))
+    return pairs[:-1]
+
+
+class Predictor:
+    """A trained model that reads texts: path str of a checkpoint or its folder, device str or torch.device.
+
+    Attributes: model, tokenizer, config; task dict, see HEADS; columns list[str], the texts that it reads.
+    Raises: InputError for a damaged checkpoint, and in methods for a text or a head that does not fit.
+    """
 
     def __init__(self, path, device="cpu"):
-        """in: path of a checkpoint or its folder; device str"""
         checkpoint = load_checkpoint(path)
-        self.model = load_model(checkpoint).to(device)
-        self.encoder = Encoder.load(checkpoint["encoder"])
-        self.task = checkpoint.get("task", {})  # what finetune.py says of it
-        self.config = checkpoint["config"]
-        self.agree(path)
-        self.use(checkpoint.get("words", []))  # the commonest of the corpus
+        with blame_input(path):
+            self.model = load_model(checkpoint).to(device)
+            self.config = self.model.config
+            self.tokenizer = HashTokenizer.load(checkpoint["encoder"], self.config)
+            self.model.set_codes(torch.from_numpy(self.tokenizer.codes()))
+            self.task = validate_checkpoint(checkpoint.get("task", {}), self.config, self.tokenizer)
+            columns = ["question", "context"] if self.task.get("pair") else ["text"]
+            self.columns = self.task.get("texts") or columns
+            self.set_candidates(checkpoint.get("words", []))
 
-    def agree(self, path):
-        """A checkpoint may say anything; in: path, to name; err: ConfigError when its parts do not fit"""
-        c, encoder = self.config, self.encoder
-        self.task = task = self.task if c.head in TASK else {}
-        for name, kind in TASK.get(c.head, {}).items():
-            if not isinstance(task.get(name, ...), kind) or kind is int and isinstance(task[name], bool):
-                raise ConfigError(f"{path}: the task's {name} is {task.get(name)!r}, wanted {kind}")
-        if c.head == "classify":
-            numbers = task["labels"] is None
-            said, kind = task["scale"] if numbers else task["labels"], float if numbers else str
-            fits = c.labels == 1 and len(said or ()) == 2 and isinstance(task["label"], str)
-            if not (fits if numbers else len(said) == c.labels) or not all(isinstance(s, kind) for s in said):
-                raise ConfigError(f"{path}: {said} are not the labels of this model, nor a scale")
-        if c.head == "span" and (min(task["stride"], task["longest"]) < 1 or not task["pair"]):
-            raise ConfigError(f"{path}: an answer of no words, or to no question")
-        ours = dict(form=FORM[c.emb])
-        if FORM[c.emb] in ("bits", "chunks"):
-            ours |= dict(bits=c.bits)
-        if FORM[c.emb] == "chunks":
-            ours |= dict(chunk=c.chunk)
-        if encoder.fixed:
-            ours |= dict(rows=c.rows)
-        if c.head == "hash-mlm" and c.emb != "bloom":
-            ours |= dict(sketch=(c.hashes, c.buckets, *(encoder.sketch or ())[2:]))
-        for name, value in ours.items():
-            if getattr(encoder, name) != value:
-                raise ConfigError(f"{path}: the model wants {name} {value} of its words' hash, which has "
-                                  f"{getattr(encoder, name)}")
+    def set_candidates(self, words):
+        """Search neighbors and masked words among words list[str] from now on, instead of the corpus's."""
+        self.words, self.items, self.item_map = words, self.tokenizer.words, self.tokenizer.bloom_map
+        if self.config.head == "hash-mlm" and not self.item_map:
+            targets = self.tokenizer.sketch_targets(words)
+            self.items, self.item_map = words, SketchMap(targets, self.config.buckets)
+        if not self.config.order and not self.tokenizer.is_fixed:
+            self.tokenizer.ids(words)  # names of several words are matched as they are
+
+    def require_head(self, head):
+        """Raise InputError where the model has another head than head str."""
+        if self.config.head != head:
+            raise InputError(f"--ckpt: expected head {head} ({HEADS[head].command}), got {self.config.head}.")
+
+    def check_items(self, names):
+        """Raise InputError, with similar names, where a model of item sets knows not all names list[str]."""
+        words, known = self.tokenizer.words, self.tokenizer.index
+        name = next((name for name in names if name not in known), None)
+        if name is not None and self.tokenizer.is_fixed and not self.config.order:
+            spelling = {word.lower(): word for word in reversed(words)  # of many, those with its first letter
+                        if len(words) < 200_000 or word[:1].lower() == name[:1].lower()}
+            similar = difflib.get_close_matches(name.lower(), spelling, 3)
+            similar = ["[MASK]"] if name.lower() == "[mask]" else [spelling[match] for match in similar]
+            hint = f" Did you mean {', '.join(similar)}?" * bool(similar)
+            hint += " Write spaces or tabs between names." * ("," in name)
+            raise InputError(f"text: expected items among this model's {len(known):,}, got {name!r}.{hint}")
 
     def split(self, text):
-        """Split a text into words; a literal [MASK] is the mask.
+        """Return words list[str], spans list[(start, end)] in characters, IDs list[int], MASK of [MASK]."""
+        pairs = split_masked(self.tokenizer, text)
+        words = [word for word, _ in pairs if word != SPECIALS[MASK]]
+        self.check_items(words)
+        if not pairs:
+            raise InputError("text: expected words, got none.")
+        ids = iter(self.tokenizer.ids(words).tolist())
+        ids = [MASK if word == SPECIALS[MASK] else next(ids) for word, _ in pairs]
+        return *map(list, zip(*pairs)), ids
 
-        in:  text str
-        out: words list[str], spans list[(start, end)], ids list[int]
-        """
-        words, spans, ids, start, mask = [], [], [], 0, SPECIALS[MASK]
-        # A BPE piece holds the space before it and knows what it touches: split the whole text, with signs
-        # in place of each mask that no letter joins. Words touch nothing: split what is between the masks.
-        whole = self.encoder.split(text.replace(mask, "\ue000" * len(mask))) if self.encoder.bpe else None
-        parts = text.split(mask)
-        for i, part in enumerate(parts, 1):
-            end, last = start + len(part), i == len(parts)
-            if whole is None:
-                found, places = self.encoder.split(part)
-                places = [(start + a, start + b) for a, b in places]
-            else:
-                stop = end - (part.endswith(" ") and not last)  # the mask's own space
-                pairs = [(word, span) for word, span in zip(*whole) if start <= span[0] and span[1] <= stop]
-                found, places = [word for word, _ in pairs], [span for _, span in pairs]
-            self.known(found)
-            words += found + [mask] * (not last)
-            spans += places + [(end, end + len(mask))] * (not last)
-            ids += self.encoder.ids(found).tolist() + [MASK] * (not last)
-            start = end + len(mask)
-        if not words:
-            raise InputError("the text has no words")
-        return words, spans, ids
-
-    def ready(self, ids):
-        """in: ids, numbers; out: int64 (1, L) on the device; the model knows the codes of all words so far"""
-        self.model.set_codes(torch.from_numpy(self.encoder.codes()), self.encoder.bloom)
+    def to_device(self, ids):
+        """Return ids, a sequence of int, as int64 (1, L) on the device; give the model codes of new words."""
+        if len(codes := self.tokenizer.codes()) > len(self.model.codes):
+            self.model.set_codes(torch.from_numpy(codes))
         return torch.tensor(np.array([ids], np.int64), device=self.model.device)
 
-    def read(self, text):
-        """in: text str; out: words, spans as split(); ids int64 (1, L), [CLS] words [SEP], of a set words"""
-        words, spans, ids = self.split(text)
-        return words, spans, self.ready([CLS, *ids, SEP] if self.config.order else ids)
+    def logits(self, ids, masked_positions=None):
+        """Return the model's logits of ids, a sequence of int; masked_positions int64 (M,) or None."""
+        with torch.no_grad(), blame_input():  # a text that is too long
+            return self.model(self.to_device(ids), masked_positions=masked_positions)
 
-    def known(self, names):
-        """in: names list[str]; err: InputError, with what looks like it, when a model of sets lacks one"""
-        if not self.config.order and self.encoder.fixed:
-            for name in names:
-                if name not in self.encoder.table:
-                    like = ["[MASK]"] if name.lower() == "[mask]" else self.like(name)
-                    like = ", or ".join(like)
-                    raise InputError(f"{name!r} is none of the {len(self.encoder.words):,} items of this "
-                                     f"model{f'; do you mean {like}?' if like else ''}"
-                                     f"{'; names stand between spaces or tabs' if ',' in name else ''}")
+    def mask_logits(self, text):
+        """Return IDs list[int] of a text, and the logits of its M masks."""
+        ids = self.split(text)[2]
+        if MASK not in ids:
+            raise InputError('text: expected [MASK], as in "the [MASK] statement", got none.')
+        ids = [CLS, *ids, SEP] if self.config.order else ids
+        positions = [i for i, number in enumerate(ids) if number == MASK]
+        return ids, self.logits(ids, torch.tensor(positions, device=self.model.device))
 
-    def like(self, name):
-        """in: name str; out: list[str], at most three known names that look most like it, case aside"""
-        spelt, words = {}, self.encoder.words
-        if len(words) > 200_000:  # a second and more: those that begin alike
-            words = [word for word in words if word[:1].lower() == name[:1].lower()]
-        for word in words:
-            spelt.setdefault(word.lower(), word)
-        return [spelt[found] for found in difflib.get_close_matches(name.lower(), spelt, 3)]
-
-    @functools.cached_property
-    def candidates(self):
-        """out: words list[str], and the map of their hashes: of bloom its own, else one of self.words"""
-        if self.encoder.bloom:
-            return self.encoder.words, self.encoder.bloom
-        if not self.words:
-            raise InputError("there are no words to look among")
-        return self.words, SketchMap(self.words, *self.encoder.sketch[:3], self.encoder.key)
-
-    @torch.no_grad()
-    def complete(self, text, k, beam=None):
-        """The likeliest words or items for each [MASK]; of a set, those it has not yet. [SB §2.5] [CM]
-
-        in:  text str with [MASK]; k int; beam, buckets of each map to look into, None: until certified
-        out: list, one per mask, of dict: items, k pairs (name, sum of its hashes' log-probabilities);
-             certified bool, no other item scores more; scored int, how many items were; total int, of all
-        err: InputError without a [MASK]; ConfigError when the model was not trained with --objective hash-mlm
-        """
-        self.needs("hash-mlm", "this needs one trained with --objective hash-mlm")
-        (ids, at), (words, made) = self.masks(text), self.candidates
-        logp, left_out = hash_logp(self.model(ids, at=at), made), None
-        if not self.config.order:
-            left_out = (ids - FIRST).clamp(min=-1)
-            if not self.encoder.bloom:  # its words have other numbers
-                given = set(self.split(text)[0])
-                left_out = [i for i, word in enumerate(words) if word in given] or [-1]
-                left_out = torch.tensor([left_out], device=ids.device)
-            left_out = left_out.expand(len(at), -1)
-        searches = beam_search(logp, made, k, beam or k, None if beam is None else 1, exclude=left_out)
-        return [dict(items=[(words[i], score) for i, score in zip(row, scores) if i >= 0],
-                     certified=certified, scored=scored, total=made.n_items)
-                for row, scores, certified, scored in zip(*(found.tolist() for found in searches))]
-
-    def use(self, words):
-        """in: words list[str], to look among from now on"""
-        self.words = words
-        self.__dict__.pop("candidates", None)
-        if not self.config.order and not self.encoder.fixed:
-            self.encoder.ids(words)  # names of several words are found as they are
-
-    def look_among(self, path):
-        """in: path of a text file: its words, of a set its lines, take the place of the corpus's words"""
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                lines = file.read().splitlines()
-        except OSError as error:
-            raise InputError(f"{path}: {error}") from error
-        found = [w for line in lines for w in (self.encoder.split(line)[0] if self.config.order else [line])]
-        self.use(list(dict.fromkeys(word for word in found if word)))
-
-    def masks(self, text):
-        """in: text str; out: ids int64 (1, L), at int64 (M,), where masks are; err: InputError without one"""
-        _, _, ids = self.read(text)
-        at = (ids.flatten() == MASK).nonzero().squeeze(1)
-        if not len(at):
-            raise InputError('nothing to fill: write [MASK] where a word is missing, '
-                             'as in "the [MASK] statement"')
-        return ids, at
-
-    @torch.no_grad()
     def detect(self, text):
-        """For each word, whether it seems intact, shuffled or random. [HF §3.6]
-
-        in:  text str
-        out: words, spans, probabilities float (words, 3) in the order of CLASSES
-        err: ConfigError when the model was not trained with --objective sr, or the text is too long for it
-        """
-        self.needs("sr", "finding misplaced words needs one trained with --objective sr")
-        words, spans, ids = self.read(text)
+        """Return words list[str], spans list[(start, end)], float (words, 3) p of CLASSES. [HF §3.6]"""
+        self.require_head("sr")
+        words, spans, ids = self.split(text)
         if MASK in ids:
-            raise ConfigError("this model finds misplaced words: filling a [MASK] needs one trained with "
-                              "--objective mlm or hash-mlm")
-        return words, spans, self.model(ids).softmax(-1)[0, 1:-1].cpu()
+            raise InputError(f"text: expected no [MASK] for detect. Train with {HEADS['mlm'].command}.")
+        return words, spans, self.logits([CLS, *ids, SEP]).softmax(-1)[0, 1:-1].cpu()
 
-    @torch.no_grad()
-    def fill(self, text, k):
-        """The likeliest pieces for each [MASK]. [BERT §3.1]
-
-        in:  text str with [MASK]; k int
-        out: list, one per mask, of k pairs (piece, probability)
-        err: InputError without a [MASK]; ConfigError when the model was not trained with --objective mlm
-        """
-        self.needs("mlm", "filling a [MASK] needs one trained with --emb lookup --objective mlm")
-        ids, at = self.masks(text)
-        logits = self.model(ids, at=at)
-        logits = logits[:, FIRST - 1:]  # without the rows of the specials
+    def fill_mask(self, text, k=8):
+        """Return a list, one per [MASK] of text str, of the k best pairs (word, probability). [BERT §3.1]"""
+        self.require_head("mlm")
+        ids, logits = self.mask_logits(text)
+        logits = logits[:, FIRST_WORD_ID:]  # (M, V): no special token is an answer
         if not self.config.order:  # a set has an item once
-            logits[:, ids[ids >= FIRST] - FIRST] = -torch.inf
+            logits[:, [i - FIRST_WORD_ID for i in ids if i >= FIRST_WORD_ID]] = -torch.inf
         best = logits.softmax(-1).topk(min(k, logits.shape[1]))
-        return [[(self.encoder.words[word], p) for word, p in zip(rows, ps)]
-                for rows, ps in zip(best.indices.tolist(), best.values.tolist())]
+        return [[(self.tokenizer.words[i], p) for i, p in zip(row, probabilities)]
+                for row, probabilities in zip(best.indices.tolist(), best.values.tolist())]
+
+    def predict_missing(self, text, k=8, beam=None):
+        """Predict each [MASK] of text str by its hashes among the candidates. [SB §2.5] [CM]
+
+        Returns: list, one per mask, of dict: items, the k best pairs (name, sum of its hashes' logp), of
+            a set new ones; certified bool, provably the best; scored, total int, of items. beam: as --beam.
+        """
+        self.require_head("hash-mlm")
+        (ids, logits), exclude = self.mask_logits(text), None
+        if not self.items:
+            raise InputError("--words: expected words to search among, got none.")
+        if not self.config.order:
+            exclude = [i - FIRST_WORD_ID for i in ids if i >= FIRST_WORD_ID]
+            if not self.tokenizer.bloom_map:  # candidates have numbers of their own
+                visible = {self.tokenizer.words[i] for i in exclude}
+                exclude = [i for i, name in enumerate(self.items) if name in visible]
+            exclude = torch.tensor([exclude or [-1]], device=logits.device).expand(len(logits), -1)
+        rounds, logp = None if beam is None else 1, hash_logp(logits, self.item_map)
+        results = beam_search(logp, self.item_map, k, beam or k, rounds, exclude=exclude)
+        return [dict(items=[(self.items[i], score) for i, score in zip(best, scores) if i >= 0],
+                     certified=certified, scored=scored, total=len(self.items))
+                for best, scores, certified, scored in zip(*(result.tolist() for result in results))]
 
     @torch.no_grad()
-    def neighbours(self, word, k, among=None):
-        """The words whose embedding is most like a word's, no context. [HF §3.3]
-
-        in:  word str, seen or not; k int; among list[str], default the corpus's 50,000 commonest words
-        out: k pairs (word, cosine), the cosine of the vectors less the mean of all, the word's among them
-
-        Under LSH a misspelling finds its word; under MD5 strangers, for their bits have nothing in common.
-        """
-        pieces, _ = self.encoder.split(word)
-        self.known(pieces)
-        if len(pieces) != 1:
-            raise InputError(f"{word!r} is {len(pieces)} words or pieces to this model ({' '.join(pieces)}): "
-                             f"give it one that is whole")
-        [word] = pieces
-        among = [w for w in (self.words if among is None else among) if w != word]
-        if self.encoder.fixed:
-            among = [w for w in among if w in self.encoder.table]
+    def neighbors(self, word, k=8, among=None):
+        """Return the k pairs (word, cosine) most similar to word str, of `among` or candidates. [HF §3.3]"""
+        pieces, index = self.tokenizer.split(word)[0], self.tokenizer.index
+        self.check_items(pieces)
+        if len(pieces) != 1 or self.tokenizer.is_fixed and pieces[0] not in index:
+            raise InputError(f"text: expected one word or piece of this model, got {' '.join(pieces)!r}.")
+        among = [other for other in (self.words if among is None else among)
+                 if other != pieces[0] and (not self.tokenizer.is_fixed or other in index)]
         if not among:
-            raise InputError("there are no words to look among")
-        ids = self.encoder.ids([word] + among)
-        if ids[0] == UNK:
-            raise InputError(f"{word!r} is not in this model's vocabulary: "
-                             f"it has no vector for it")
-        vectors = self.model.embed(self.ready(ids)).view(len(ids), -1)  # (1+V, m·d)
+            raise InputError("--words: expected words to search among, got none.")
+        ids = self.to_device(self.tokenizer.ids(pieces + among))
+        vectors = self.model.embed(ids).view(1 + len(among), -1)  # (1+V, m·d)
         vectors = torch.nn.functional.normalize(vectors - vectors.mean(0), dim=-1)
         best = (vectors[1:] @ vectors[0]).topk(min(k, len(among)))
         return [(among[i], cosine) for i, cosine in zip(best.indices.tolist(), best.values.tolist())]
 
-    def needs(self, head, how):
-        """in: head; how to get there; err: ConfigError when the model has another"""
-        if self.config.head != head:
-            raise ConfigError(f"this model was trained for {self.config.head}: {how}")
-
-    @torch.no_grad()
-    def classify(self, first, second=None):
-        """The labels of a text, or of a pair; words beyond the model's length are cut.
-
-        in:  first str; second str for a model of pairs
-        out: list of (label, probability), likeliest first; of a regression [(the label's column, the number)]
-        err: ConfigError when the model was not fine-tuned for it
-        """
-        self.needs("classify", "labels need one fine-tuned by finetune.py")
-        second = None if second is None else np.array(self.split(second)[2], np.int32)
-        ids, _ = pack(np.array(self.split(first)[2], np.int32), second, self.config.length)
-        [logits] = self.model(self.ready(ids)).cpu()
+    def classify(self, first, second=None, k=None):
+        """Return k (label, probability), best first, of a text or pair; of a regression [(name, number)]."""
+        self.require_head("classify")
+        second = None if second is None else self.split(second)[2]
+        ids, _ = build_inputs(self.split(first)[2], second, self.config.length)
+        [logits] = self.logits(ids).cpu()
         if not self.task["labels"]:
             mean, deviation = self.task["scale"]
             return [(self.task["label"].split("|")[-1], logits.item() * deviation + mean)]
-        pairs = zip(self.task["labels"], logits.softmax(-1).tolist())
-        return sorted(pairs, key=lambda pair: -pair[1])
+        return sorted(zip(self.task["labels"], logits.softmax(-1).tolist()), key=lambda pair: -pair[1])[:k]
 
-    @torch.no_grad()
-    def answer(self, question, context, k):
-        """The words of a context that answer a question. [BERT §4.2]
-
-        in:  question, context str, the context of any length; k int
-        out: list of at most k (text, (start, end), probability), best first; end is exclusive, in characters;
-             probability among all that are listed. "" with (0, 0) says that there is no answer (SQuAD v2).
-        err: ConfigError when the model was not fine-tuned on SQuAD
-        """
-        self.needs("span", "answers need one fine-tuned with --task squad")
-        _, spans, ids = self.split(context)
-        found, null = {}, torch.inf
-        asked, ids = np.array(self.split(question)[2], np.int32), np.array(ids, np.int32)
-        for piece, first, start, stop in windows(asked, ids, self.config.length, self.task["stride"]):
-            place = torch.arange(len(piece), device=self.model.device)[None]
-            inside = (place >= first) & (place < first + stop - start)
-            scores, a, b, none = best_spans(self.model(self.ready(piece)), inside, k, self.task["longest"])
-            null = min(null, none.item())
-            for score, i, j in zip(scores[0].tolist(), a[0].tolist(), b[0].tolist()):
+    def answer(self, question, context, k=8):
+        """Return the k best (text, (start, end), probability) of a context; "" is no answer. [BERT §4.2]"""
+        self.require_head("span")
+        (_, spans, ids), scores, null = self.split(context), {}, torch.inf
+        question = self.split(question)[2]
+        with blame_input():
+            windows = sliding_windows(question, ids, self.config.length, self.task["stride"])
+        for window, first, start, stop in windows:
+            positions = torch.arange(len(window), device=self.model.device)[None]
+            inside = (positions >= first) & (positions < first + stop - start)  # (1, L)
+            *best, no_answer = best_spans(self.logits(window), inside, k, self.task["longest"])
+            null = min(null, no_answer.item())
+            for score, i, j in zip(*(part[0].tolist() for part in best)):
                 if score > -torch.inf:  # a window of few words has fewer than k spans
                     span = spans[start + i - first][0], spans[start + j - first][1]
-                    found[span] = max(score, found.get(span, -torch.inf))  # the same words in two windows
+                    scores[span] = max(score, scores.get(span, -torch.inf))  # the same words in two windows
         if self.task["null"]:
-            found = {(0, 0): null} | found  # first: a tie is silence, as finetune.py has it
-        best = sorted(found.items(), key=lambda pair: -pair[1])[:k]
-        shares = torch.tensor([score for _, score in best]).softmax(0).tolist()
-        out = []
-        for ((a, b), _), share in zip(best, shares):
-            text = context[a:b].strip()  # a piece of a BPE may hold the space before it, or be one
-            a += len(context[a:b]) - len(context[a:b].lstrip())
-            out.append((text, (a, a + len(text)), share))
-        return out
+            scores = {(0, 0): null} | scores  # first: a tie is no answer, as finetune.py has it
+        best, answers = dict(sorted(scores.items(), key=lambda pair: -pair[1])[:k]), []
+        for (a, b), share in zip(best, torch.tensor([*best.values()]).softmax(0).tolist()):
+            text = context[a:b].lstrip()  # a subword piece may contain the space before it, or be one
+            a, text = b - len(text), text.rstrip()
+            answers.append((text, (a, a + len(text)), share))
+        return answers
 
 
-def show_detected(words, spans, probabilities, text, colour):
-    """in: what detect() gave, the text, colour or not; prints the text, then the suspects, worst first"""
-    guesses = [CLASSES[i] for i in probabilities.argmax(-1).tolist()]
-    line, last = "", 0
-    for (start, end), guess in zip(spans, guesses):
-        word = text[start:end]
-        if guess != "intact":
-            word = f"{COLOURS[guess]}{word}\033[0m" if colour else f"{{{word}:{guess}}}"
-        line, last = line + text[last:start] + word, end
-    print(line + text[last:])
-    order = sorted(range(len(words)), key=lambda i: probabilities[i, 0].item())
-    for i in order[:8]:
-        shown = "   ".join(f"{name} {p:5.1%}" for name, p in zip(CLASSES, probabilities[i].tolist()))
-        print(f"  {words[i]:>16}   {shown}")
+def predict(predictor, texts, near=False, **options):
+    """Return what a model says about texts list[str] as plain types; options: k and beam, where needed."""
+    ability, columns = (NEAR, ["text"]) if near else (HEADS[predictor.config.head], predictor.columns)
+    if len(texts) != len(columns) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"text: expected {len(columns)} ({', '.join(columns)}), got {str(texts)[:60]}.")
+    result = getattr(predictor, ability.method)(*texts, **{name: options[name] for name in ability.options})
+    if ability.method != "detect":
+        return {ability.key: result}
+    return dict(words=result[0], spans=result[1], classes=CLASSES, probabilities=result[2].tolist())
 
 
-def look(reader, texts, k, near=False, beam=None):
-    """All a model has to say, as plain types.
-
-    in:  reader; texts list of one str, or two for a model of pairs; k, how many answers; near: of one word;
-         beam as in Reader.complete
-    out: dict
-    err: InputError when there are more or fewer texts than the model takes
-    """
-    wanted = 1 + bool(reader.task.get("pair") and not near)
-    if len(texts) != wanted:
-        raise InputError(f"this model takes {wanted} text{'s' * (wanted > 1)}, got {len(texts)}" + (
-            ": a question and its context" if reader.config.head == "span" else ""))
-    if near:
-        return dict(neighbours=reader.neighbours(*texts, k))
-    if reader.config.head == "mlm":
-        return dict(masks=reader.fill(*texts, k))
-    if reader.config.head == "hash-mlm":
-        return dict(missing=reader.complete(*texts, k, beam))
-    if reader.config.head == "classify":
-        return dict(labels=reader.classify(*texts)[:k])
-    if reader.config.head == "span":
-        return dict(answers=reader.answer(*texts, k))
-    words, spans, p = reader.detect(*texts)
-    return dict(words=words, spans=spans, classes=CLASSES, probabilities=p.tolist())
-
-
-def show(result, text):
-    """in: what look() gave; text str; prints it for people"""
+def print_prediction(result, text):
+    """Print for people what predict() returned for a text; of detect the text, then the eight worst words."""
+    if "spans" in result:
+        line, last, rows = "", 0, result["probabilities"]
+        for (start, end), row in zip(result["spans"], rows):
+            word, guess = text[start:end], CLASSES[row.index(max(row))]
+            if guess != "intact":
+                word = f"{COLORS[guess]}{word}\033[0m" if sys.stdout.isatty() else f"{{{word}:{guess}}}"
+            line, last = line + text[last:start] + word, end
+        print(line + text[last:])
+        for word, row in sorted(zip(result["words"], rows), key=lambda pair: pair[1][0])[:8]:
+            print(f"  {word:>16}   " + "   ".join(f"{name} {p:5.1%}" for name, p in zip(CLASSES, row)))
     for i, best in enumerate(result.get("masks", []), 1):
-        print(f"[MASK] {i}")
-        for piece, p in best:
-            print(f"  {piece.replace('Ġ', ' '):>16}   {p:6.1%}")
-    for i, found in enumerate(result.get("missing", []), 1):
-        sure = found["certified"]
-        how = "certified: no other scores more" if sure else "not certified: a wider --beam may find better"
-        print(f"[MASK] {i}   {found['scored']:,} of {found['total']:,} scored, {how}")
-        for name, score in found["items"]:
-            print(f"  {score:8.2f}   {name.replace('Ġ', ' ')}")
-    for word, cosine in result.get("neighbours", []):
-        print(f"  {word.replace('Ġ', ' '):>16}   {cosine:.3f}")
-    for label, p in result.get("labels", []):
-        print(f"  {label:>16}   {p:.3f}")
+        print(f"[MASK] {i}", *(f"  {piece.replace('Ġ', ' '):>16}   {p:6.1%}" for piece, p in best), sep="\n")
+    for i, best in enumerate(result.get("missing", []), 1):
+        proof = "certified: provably the best" if best["certified"] else "not certified: try a wider --beam"
+        print(f"[MASK] {i}   {best['scored']:,} of {best['total']:,} scored, {proof}",
+              *(f"  {score:8.2f}   {name.replace('Ġ', ' ')}" for name, score in best["items"]), sep="\n")
+    for name, value in result.get(NEAR.key, []) + result.get("labels", []):
+        print(f"  {name.replace('Ġ', ' '):>16}   {value:.3f}")
     for answer, (start, end), p in result.get("answers", []):
         print(f"  {p:6.1%}   {answer or '(no answer)'}   [{start}:{end}]")
-    if "words" in result:
-        show_detected(result["words"], result["spans"], torch.tensor(result["probabilities"]), text,
-                      sys.stdout.isatty())
 
 
-def read_line(line, fields, page=False):
-    """in: line str of a file; fields: it is JSON, an object whose values are the texts, or a list; page: a
-    set, whose names stand between tabs or spaces, or are the JSON's list; out: list[str], a page's as one
-    """
-    if not fields:
-        line = line.rstrip("\r\n")
-        return [line] if page else line.split("\t")
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}") from error
-    if page:
-        row = next((v for v in row.values() if isinstance(v, list)), row) if isinstance(row, dict) else row
-        if isinstance(row, list):
-            return ["\t".join(map(str, row)) + "\t"]  # a tab says that no name ends at a space
-    row = list(row.values()) if isinstance(row, dict) else [row] if isinstance(row, str) else row
-    if not isinstance(row, list) or not all(isinstance(text, str) for text in row):
-        raise InputError(f"wanted texts, got {line[:60]!r}")
-    return row
+def read_texts(path, expected, chosen=None, is_set=False):
+    """Yield number and texts of a file's rows: columns --text, or the expected ones, or the only one."""
+    rows, is_table = read_rows(path), get_ending(path) != ".txt"
+    if is_table and (head := list(itertools.islice(rows, 100))):
+        rows, columns = itertools.chain(head, rows), dict.fromkeys(name for row in head for name in row)
+        lists = [name for name in columns if any(isinstance(row.get(name), list) for row in head)]
+        names = [next((name for name in x.split("|") if name in columns), None) for x in expected]
+        if chosen or is_set and len(lists) == 1:
+            names = chosen.split(",") if chosen else lists
+        if len(names) != len(expected) or len(names) > 1 and None in names:
+            raise InputError(f"--text: expected {len(expected)} of {', '.join(columns)}, got {chosen}.")
+        names = [choose_column(path, head, name, "--text") for name in names]
+        print(f"columns: {', '.join(names)} of {path}", file=sys.stderr)
+    for number, row in enumerate(rows, 1):
+        if is_table:  # the last tab of a list says that no name ends at a space
+            yield number, ["\t".join(map(str, x)) + "\t" if is_set and isinstance(x, list) else x
+                           for x in map(row.get, names)]
+        elif row["text"].strip():
+            yield number, [row["text"]] if is_set else row["text"].split("\t")
 
 
-def answer_file(reader, path, k, near, beam=None):
-    """Write an object for each line of a file that is not blank: texts and what look() gives, or an error.
+def predict_file(predictor, path, chosen=None, near=False, **options):
+    """Print a JSON object for each row of a file: number, texts and what predict() returns, or its error."""
+    expected = ["text"] if near else predictor.columns
+    for number, texts in read_texts(path, expected, chosen, not predictor.config.order):
+        try:
+            result = dict(line=number, texts=texts) | predict(predictor, texts, near, **options)
+        except InputError as error:  # one bad row does not end the file
+            result = dict(line=number, error=str(error))
+        print(json.dumps(result, ensure_ascii=False), flush=True)
 
-    in:  reader; path: .jsonl, or a text a line, two with a tab between; k; near; beam
-    """
-    try:
-        file = open(path, encoding="utf-8", errors="replace", newline="\n")
-    except OSError as error:
-        raise InputError(f"{path}: {error}") from error
-    with file:
-        for i, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    texts = read_line(line, path.endswith(".jsonl"), not reader.config.order)
-                    result = dict(line=i, texts=texts) | look(reader, texts, k, near, beam)
-                except (InputError, ConfigError) as error:  # one bad line does not end the file
-                    result = dict(line=i, error=str(error))
-                print(json.dumps(result, ensure_ascii=False), flush=True)
+
+def parser():
+    """Return the parser of all flags."""
+    p = argparse.ArgumentParser(formatter_class=HelpFormatter, description=__doc__.split("\nPaper map")[0],
+                                usage="python infer.py --ckpt DIR [flags] [TEXT [TEXT]]        (try --help)")
+    add = p.add_argument
+    add("texts", nargs="*", metavar="TEXT", help="the text, or the pair; without any, a prompt asks")
+    add("--ckpt", required=True, metavar="DIR", help="folder of a run of pretrain.py or finetune.py")
+    add("--file", metavar="FILE", help="one object per row of a file: .txt, pairs with a tab between, or "
+        ".csv .tsv .jsonl .json .parquet; .gz too")
+    add("--text", dest="columns", metavar="COL[,COL]", help="columns of a table (default: those of the "
+        "fine-tuning, or text, or the only column of text)")
+    add("--words", metavar="FILE", help="words to search among, new ones too; requires --near or a model "
+        "that predicts the hashes of words (default: the corpus's 50,000 most frequent)")
+    add("--near", action="store_true", help="list the words whose embeddings are most similar to TEXT's")
+    add("--top_k", type=at_least(1), default=8, metavar="k", help="how many answers to list")
+    add("--beam", type=at_least(1), metavar="B", help="hash buckets to search (default: as many as needed)")
+    add("--device", default="cpu", metavar="NAME", help="cpu, cuda, or auto")
+    return p
+
+
+def run(args):
+    """Load the model, check the flags, and read the texts, the file, or the prompt."""
+    p = Predictor(args.ckpt, resolve_device(args)[0])
+    file, is_table, head = args.file, args.file and get_ending(args.file) != ".txt", p.config.head
+    for is_wrong, message in (
+            (args.texts and file, "--file: expected a file or TEXT, got both."),
+            (args.columns and not is_table, "--text requires --file with a table."),
+            (args.beam and (args.near or head != "hash-mlm"), "--beam requires a model with head hash-mlm."),
+            (args.words and not args.near and p.items is not p.words, "--words requires --near or hashes.")):
+        if is_wrong:
+            raise InputError(message)
+    if args.words is not None:
+        rows = read_texts(args.words, ["text"], is_set=not p.config.order)
+        texts = [text for _, texts in rows for text in texts if isinstance(text, str)]
+        words = (word for text in texts for word in p.tokenizer.split(text)[0]) if p.config.order else texts
+        p.set_candidates(list(dict.fromkeys(words)))
+    options = dict(near=args.near, k=args.top_k, beam=args.beam)
+    if file is not None:
+        return predict_file(p, file, args.columns, **options)
+    if args.texts:
+        return print_prediction(predict(p, args.texts, **options), args.texts[0])
+    while True:
+        try:
+            texts = [input("> ") for _ in (["text"] if args.near else p.columns)]
+            print_prediction(predict(p, texts, **options), texts[0])
+        except (EOFError, KeyboardInterrupt):
+            return print()
+        except InputError as error:  # one bad text does not end the conversation
+            print(f"infer.py: {error}", file=sys.stderr)
 
 
 def main(argv=None):
-    """in: argv list[str] or None for the command line. Bad input exits with code 2."""
-    p = argparse.ArgumentParser(description=__doc__.split("\nSources")[0],
-                                formatter_class=argparse.RawDescriptionHelpFormatter,
-                                usage="python infer.py --ckpt DIR [flags] [TEXT [TEXT]]        "
-                                      "(--help explains them)")
-    p.add_argument("text", nargs="*", help=(
-        "the text; of a model of pairs both, of SQuAD the question and its context; without any, they are "
-        "asked for until the input ends"))
-    p.add_argument("--ckpt", required=True, metavar="DIR", help=(
-        "folder of a run of pretrain.py or finetune.py, or its ckpt.pt; it says what model this is, so there "
-        "are no flags for that"))
-    p.add_argument("--file", metavar="FILE", help=(
-        "read the texts from a file, one a line (two with a tab between) and no header, or .jsonl with the "
-        "texts alone; write an object for each line that is not blank"))
-    p.add_argument("--words", metavar="FILE", help=(
-        "look among the words of this text, whether the model has seen them or not; None: the 50,000 "
-        "commonest of its corpus (--near, and [MASK] of models that predict the hashes of words)"))
-    p.add_argument("--near", action="store_true",
-                   help="TEXT is a word: show the words nearest to it in the embedding")
-    p.add_argument("--top_k", type=int, default=8, metavar="k", help="how many answers (default 8)")
-    p.add_argument("--beam", type=int, metavar="B", help=(
-        "items by hash: look once at the B likeliest tokens of each hash; None: at k, 2 k, 4 k ..., until it "
-        "is certain that no item scores more"))
-    p.add_argument("--device", default="cpu", metavar="NAME",
-                   help="cpu or cuda (default cpu: one text is quick)")
-    args = p.parse_args(argv)
-    with contextlib.suppress(AttributeError):  # half of a character, as JSON may hold it, is written \\ud83d
+    """Parse the command line (argv list[str], or None) and predict. Bad input exits with code 2."""
+    args = parser().parse_args(argv, argparse.Namespace(dtype="float32", compile=False))
+    with contextlib.suppress(AttributeError):  # half of a surrogate pair, as JSON has it, becomes \\ud83d
         sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        args.dtype, args.compile = "float32", False
-        device, _, _ = choose_machine(args)
-        if args.top_k < 1:
-            raise InputError(f"--top_k {args.top_k}: wanted 1 or more")
-        if args.beam is not None and args.beam < 1:
-            raise InputError(f"--beam {args.beam}: wanted 1 or more")
-        if args.text and args.file:
-            raise InputError("TEXT or --file, not both")
-        reader = Reader(args.ckpt, device)
-        if args.beam and reader.config.head != "hash-mlm":
-            raise InputError("--beam is of models that predict hashes (--objective hash-mlm)")
-        if args.words:
-            if not args.near and (reader.config.head != "hash-mlm" or reader.encoder.bloom):
-                raise InputError("--words is of --near, and of models that predict the hashes of words")
-            reader.look_among(args.words)
-        if args.text:
-            return show(look(reader, args.text, args.top_k, args.near, args.beam), args.text[0])
-        if args.file:
-            return answer_file(reader, args.file, args.top_k, args.near, args.beam)
-    except (InputError, ConfigError, OSError) as error:
-        if isinstance(error, OSError):  # nobody reads what is written: nor what is still to be
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        print(f"infer.py: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    while True:
+        sys.stdin.reconfigure(errors="replace")
+    with exit_on_bad_input("infer.py"):
         try:
-            texts = [input("> ") for _ in range(1 + bool(reader.task.get("pair") and not args.near))]
-            show(look(reader, texts, args.top_k, args.near, args.beam), texts[0])
-        except EOFError:
-            return print()
-        except (InputError, ConfigError) as error:  # one bad line does not end the conversation
-            print(f"infer.py: {error}", file=sys.stderr)
+            run(args)
+        except OSError:  # nobody reads the output: neither what is still in the buffer
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise
 
 
 if __name__ == "__main__":
