@@ -1,0 +1,3 @@
+"""Load the fixtures of all tests."""
+
+pytest_plugins = ["tests.fixtures"]

@@ -1,0 +1,302 @@
+"""Tests of attention.py: dense attention, simhash, and LSH attention against its literal formula."""
+
+import math
+
+import pytest
+import torch
+
+import attention
+
+
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_full_attention_matches_reference(dtype, tolerance, padded):
+    """bfloat16 on a CPU takes its own path; the tolerance is its 8 bits of mantissa on weights up to 1."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 5, 3, 7, 11)  # B 5, H 3, L 7, e 11
+    key_mask = torch.arange(7) < torch.tensor([7, 1, 3, 0, 6])[:, None] if padded else None
+    expected = attention.full_attention_reference(q, k, v, key_mask=key_mask)
+    inputs = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+    out = attention.full_attention(*inputs, key_mask=key_mask)
+    assert out.dtype == dtype and (out.float() - expected).abs().max() < tolerance
+    out.float().square().sum().backward()
+    assert all(t.grad.isfinite().all() for t in inputs)
+    if padded:
+        assert not out[3].any()  # no key to attend to
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_full_attention_dropout_keeps_mean_and_spread(dtype):
+    torch.manual_seed(0)
+    q, k, v = torch.zeros(1, 1, 500, 8), torch.zeros(1, 1, 500, 8), torch.ones(1, 1, 500, 8)
+    out = attention.full_attention(*(t.to(dtype) for t in (q, k, v)), dropout=0.25).float()[..., 0]
+    sigma = math.sqrt(0.25 / 0.75 / 500)  # of a row: 500 weights of 1/500, each 0 or 4/3
+    assert 0.85 * sigma < out.std() < 1.15 * sigma and abs(out.mean() - 1) < 6 * sigma / math.sqrt(500) + 4e-3
+
+
+def random_inputs(B=2, H=3, L=37, e=5, n=2, buckets=7, seed=0, dtype=torch.float32, scale=1.0):
+    """Random q, k, v with gradients, and few random buckets, so that some hold many rows and some none."""
+    g = torch.Generator().manual_seed(seed)
+    q, k, v = (scale * torch.randn(B, H, L, e, generator=g, dtype=dtype) for _ in range(3))
+    hq, hk = torch.randint(buckets, (2, B, H, n, L), generator=g)
+    return [t.requires_grad_() for t in (q, k, v / scale)], (hq, hk)
+
+
+def run_with_gradients(function, inputs, *args, **mode):
+    """Return the output and the gradients of a weighted sum without symmetry."""
+    out = function(*inputs, *args, **mode)
+    cotangent = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view_as(out)
+    return out, torch.autograd.grad(out, inputs, cotangent)
+
+
+def assert_matches_reference(inputs, args, impl="blocks", **mode):
+    expected, gradients = run_with_gradients(attention.lsh_attention_reference, inputs, *args, **mode)
+    out, actual = run_with_gradients(attention.lsh_attention, inputs, *args, **mode, impl=impl)
+    assert out.shape == expected.shape and (out - expected).abs().max() <= 1e-5
+    for name, a, b in zip("qkv", actual, gradients):
+        assert (a - b).norm() <= 1e-4 * b.norm() + 1e-12, name
+
+
+MODES = [dict(fill=fill, pairs=pairs) for fill in ("zero", "mask") for pairs in ("upper", "all")]
+MODE = pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(m.values()))
+KEY_MASK = torch.arange(37) < torch.tensor([37, 20])[:, None]  # (B, L)
+
+
+def test_simhash_on_axes_matches_hand_count():
+    """The hyperplanes are the axes, so x lies above those where it is positive."""
+    planes, coef = torch.eye(3).view(1, 1, 3, 3), torch.tensor([[[9, 12, 3]]])
+    x = torch.tensor([[1.0, 1, -1], [1, -1, 1], [-1, -1, -1], [0, 0, 0]]).view(1, 1, 4, 3)
+    assert attention.simhash(x, planes, coef, 16).tolist() == [[[[5, 12, 0, 0]]]]
+
+
+def test_simhash_under_autocast_stays_float32():
+    """Each head has its own hyperplanes, each function its own buckets; autocast changes nothing."""
+    g = torch.Generator().manual_seed(0)
+    planes, coef = attention.draw_hyperplanes(3, 4, 6, 5, 97, g)
+    assert planes.shape == (3, 4, 6, 5) and coef.shape == (3, 4, 6) and 0 <= coef.min() and coef.max() < 97
+    x = torch.randn(2, 3, 1_001, 5, generator=g, requires_grad=True)
+    h = attention.simhash(x, planes, coef, 97)
+    assert h.shape == (2, 3, 4, 1_001) and h.dtype == torch.int64 and not h.requires_grad
+    above = (x[1, 2, 7] * planes[2, 3]).sum(-1) > 0
+    assert h[1, 2, 3, 7] == coef[2, 3][above].sum() % 97
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(attention.simhash(x, planes, coef, 97), h)
+
+
+@pytest.mark.parametrize("bands", [1, 2, 8])
+@pytest.mark.parametrize("buckets", [2, 64])
+@pytest.mark.parametrize("functions", [1, 3])
+def test_collision_probability_matches_simhash(bands, buckets, functions):
+    """[BL §2.1] 1 - (1 - p - (1 - p)/m)^n within three standard deviations, each angle 40,000 fresh draws.
+
+    C_i are uniform, so two different sides get sums that agree by chance with probability exactly 1/m.
+    """
+    g = torch.Generator().manual_seed(bands * 100 + buckets + functions)
+    draws = 40_000
+    for angle in (0.0, 0.3, math.pi / 2, 3.0):
+        planes, coef = attention.draw_hyperplanes(draws, functions, bands, 2, buckets, g)
+        pair = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]]).expand(1, draws, 2, 2)
+        h = attention.simhash(pair, planes, coef, buckets)  # (1, draws, n, 2)
+        share = (h[..., 0] == h[..., 1]).any(2).float().mean().item()
+        law = attention.collision_probability(angle, bands, buckets, functions)
+        assert abs(share - law) <= 3 * math.sqrt(law * (1 - law) / draws) + 1e-9, angle
+
+
+@MODE
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("key_mask", [None, KEY_MASK], ids=["", "padded"])
+def test_lsh_attention_matches_reference(mode, n, key_mask):
+    """With three functions many pairs collide more than once."""
+    assert_matches_reference(*random_inputs(n=n), key_mask=key_mask, **mode)
+    assert_matches_reference(*random_inputs(n=n), key_mask=key_mask, **mode, impl="dense")
+
+
+@MODE
+@pytest.mark.parametrize("L", [1, 2, 7, 63, 513])
+def test_lsh_attention_at_any_length_matches_reference(mode, L):
+    assert_matches_reference(*random_inputs(B=1, H=2, L=L, n=1, buckets=max(L // 5, 1)), **mode)
+
+
+@MODE
+@pytest.mark.parametrize("max_chunk,max_saved", [(1, 0), (5, 100), (40, 0)])
+def test_lsh_attention_in_small_chunks_matches_reference(monkeypatch, mode, max_chunk, max_saved):
+    """Buckets are split between queries, and weights are saved or computed again in the backward pass."""
+    monkeypatch.setattr(attention, "MAX_CHUNK", max_chunk)
+    monkeypatch.setattr(attention, "MAX_SAVED", max_saved)
+    inputs, codes = random_inputs(buckets=3)
+    layouts = attention.make_layouts(*codes, **mode, key_mask=KEY_MASK)
+    num_chunks = sum(len(list(layout.chunks())) for layout in layouts)
+    assert num_chunks > sum(len(layout.shapes) for layout in layouts)  # the limit is in force
+    out = attention.lsh_attention(*inputs, *codes, **mode, key_mask=KEY_MASK, impl="blocks")
+    num_saved = len(out.grad_fn.next_functions[0][0].saved_tensors) - 6  # besides q, k, v, out, terms, mask
+    assert num_saved == (num_chunks if max_saved else 0)
+    assert_matches_reference(inputs, codes, key_mask=KEY_MASK, **mode)
+
+
+@pytest.mark.parametrize("pairs", ["upper", "all"])
+def test_lsh_attention_without_collisions_averages_or_copies(pairs):
+    """fill="zero": every key weighs the same, the mean of v. fill="mask": each position sees itself alone."""
+    (q, k, v), (hq, hk) = random_inputs()
+    hq, hk = torch.zeros_like(hq), torch.ones_like(hk)
+    for impl in ("blocks", "dense"):
+        out = attention.lsh_attention(q, k, v, hq, hk, pairs=pairs, impl=impl)
+        assert (out - v.mean(2, keepdim=True)).abs().max() < 1e-6
+        out = attention.lsh_attention(q, k, v, hq, hk, pairs=pairs, fill="mask", impl=impl)
+        assert (out - v).abs().max() < 1e-6
+    assert_matches_reference([q, k, v], (hq, hk), pairs=pairs, key_mask=KEY_MASK)
+
+
+@pytest.mark.parametrize("impl", ["blocks", "dense"])
+def test_lsh_attention_with_one_bucket_equals_full_attention(impl):
+    """With m = 1 all pairs collide, so hashing has no effect."""
+    (q, k, v), (hq, hk) = random_inputs(buckets=1)
+    out = attention.lsh_attention(q, k, v, hq, hk, pairs="all", key_mask=KEY_MASK, impl=impl)
+    expected = attention.full_attention(q, k, v, key_mask=KEY_MASK)
+    assert (out - expected).abs().max() < 1e-5
+    codes = random_inputs(buckets=7)[1]
+    other = attention.lsh_attention(q, k, v, *codes, pairs="all", key_mask=KEY_MASK, impl=impl)
+    assert (other - expected).abs().max() > 0.1
+
+
+@MODE
+@pytest.mark.parametrize("scale", [-1.0, 1.0])
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_lsh_attention_with_extreme_scores_stays_accurate(mode, scale, buckets):
+    """Scores beyond 150 or -150 in all of a row, against float64: exp(150) is infinite in float32, and where
+    all keys collide and all scores are low, Σ (e^s - 1) + L is 0. Scores are off by 150 · 2^-24 at best."""
+    (q, k, v), h = random_inputs(L=29, n=1, buckets=buckets)
+    q, k = (q.detach().abs() * 4 + 12).requires_grad_(), (scale * (k.detach().abs() + 6)).requires_grad_()
+    double = [t.double() for t in (q, k, v)]
+    exact, gradients = run_with_gradients(attention.lsh_attention_reference, double, *h, **mode)
+    out, actual = run_with_gradients(attention.lsh_attention, [q, k, v], *h, **mode, impl="blocks")
+    plain, plain_gradients = run_with_gradients(attention.lsh_attention_reference, [q, k, v], *h, **mode)
+    scores = (q @ k.transpose(-2, -1)).abs() / math.sqrt(5)
+    assert 150 < scores.min() and scores.max() < 2_000
+    assert (out - exact).abs().max() <= 2 * (plain - exact).abs().max() + 1e-5
+    for a, b, c in zip(actual, gradients, plain_gradients):
+        assert (a - b).norm() <= 2 * (c - b).norm() + 1e-4 * b.norm() + 1e-12
+
+
+def test_lsh_attention_without_keys_returns_zero():
+    """A sequence of padding gets the output 0 and no gradient."""
+    inputs, buckets = random_inputs()
+    key_mask = KEY_MASK.clone()
+    key_mask[1] = False
+    for mode in MODES:
+        out, gradients = run_with_gradients(attention.lsh_attention, inputs, *buckets, **mode,
+                                            key_mask=key_mask, impl="blocks")
+        assert not out[1].any() and not any(g[1].any() for g in gradients)
+        for impl in ("blocks", "dense"):
+            assert_matches_reference(inputs, buckets, impl, **mode, key_mask=key_mask)
+
+
+@MODE
+def test_lsh_attention_keeps_nan_in_its_sequence(mode):
+    """A NaN does not reach other sequences: padding slots repeat rows of their own bucket."""
+    (q, k, v), h = random_inputs(B=3, H=2, L=13, n=1, buckets=5)
+    for t in (q, k, v):
+        t.data[2, 1, 12] = torch.nan  # the last row of all
+    out, gradients = run_with_gradients(attention.lsh_attention, [q, k, v], *h, **mode, impl="blocks")
+    assert out[2, 1].isnan().any() and not any(t[:2].isnan().any() for t in (out, *gradients))
+    for impl in ("blocks", "dense"):  # the NaN stays visible
+        out = attention.lsh_attention(q, k, random_inputs(B=3, H=2, L=13)[0][2], *h, **mode, impl=impl)
+        assert out[2, 1, 12].isnan().all()
+    assert attention.full_attention_reference(q, k, v.nan_to_num(0))[2, 1, 12].isnan().all()
+    assert attention.lsh_attention_reference(q, k, v.nan_to_num(0), *h, **mode)[2, 1, 12].isnan().all()
+
+
+@MODE
+def test_lsh_attention_passes_gradcheck(mode):
+    inputs, buckets = random_inputs(B=1, H=2, L=9, e=3, buckets=4, dtype=torch.float64)
+    mode = mode | dict(key_mask=KEY_MASK[1:, 13:22], impl="blocks")
+    assert torch.autograd.gradcheck(lambda *t: attention.lsh_attention(*t, *buckets, **mode), inputs)
+
+
+@MODE
+def test_lsh_attention_in_bfloat16_is_as_accurate_as_dense(mode):
+    """At most twice the error of the plain formula in bfloat16, forward and back; also under autocast."""
+    inputs, buckets = random_inputs(L=64, e=16, buckets=9)
+    low = [t.detach().bfloat16().requires_grad_() for t in inputs]
+    reference, high = attention.lsh_attention_reference, [t.float() for t in low]
+    exact, gradients = run_with_gradients(reference, high, *buckets, **mode)
+    plain, plain_gradients = run_with_gradients(reference, low, *buckets, **mode)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, actual = run_with_gradients(attention.lsh_attention, low, *buckets, **mode, impl="blocks")
+    assert out.dtype == torch.bfloat16
+    for a, b, c in zip((out, *actual), (exact, *gradients), (plain, *plain_gradients)):
+        assert a.dtype == torch.bfloat16 and (a - b).norm() <= 2 * (c - b).norm()
+    single = attention.lsh_attention(*inputs, *buckets, **mode, impl="blocks")
+    with torch.autocast("cpu", torch.bfloat16):  # float32 in, float32 sums
+        assert torch.equal(attention.lsh_attention(*inputs, *buckets, **mode, impl="blocks"), single)
+
+
+def test_bucket_layout_matches_docstring_example():
+    """One bucket has three queries and one key; the bucket without keys is dropped."""
+    layout = attention.BucketLayout(torch.tensor([[5, 7, 5, 5]]), torch.tensor([[2, 5, 2, 3]]))
+    assert (layout.shapes, layout.to_q.tolist(), layout.to_k.tolist()) == ([(1, 4, 1)], [0, 2, 3, 4], [1])
+    assert layout.from_q.tolist() == [0, 2, 3, 3] and layout.from_k.tolist() == [1] and layout.num_pairs == 4
+    [(s, t, G, allowed)] = layout.chunks()
+    assert (s, t, G) == (slice(0, 4), slice(0, 1), 1) and allowed.tolist() == [[[True]]]
+
+
+@pytest.mark.parametrize("pairs", ["upper", "all"])
+def test_make_layouts_hold_each_colliding_pair_once(pairs):
+    """A pair that collides in several functions belongs to the first of them."""
+    _, (hq, hk) = random_inputs(n=3, buckets=4)
+    collide = (hq.unsqueeze(-1) == hk.unsqueeze(-2)).any(2).flatten(0, 1)  # (R, L, L)
+    mask = KEY_MASK.repeat_interleave(3, 0)
+    if pairs == "upper":
+        collide = collide.triu() | collide.triu(1).transpose(1, 2)
+    count = torch.zeros(6, 37, 37, dtype=torch.long)
+    for layout in attention.make_layouts(hq, hk, "zero", pairs, KEY_MASK):
+        for s, t, G, allowed in layout.chunks():
+            i, j = layout.to_q[s].view(G, -1, 1), layout.to_k[t].view(G, 1, -1)
+            is_real = (allowed & (i < layout.N)).expand(G, i.shape[1], j.shape[2])
+            i, j = i.expand_as(is_real)[is_real], j.expand_as(is_real)[is_real]
+            count.view(-1).index_add_(0, i * 37 + j % 37, torch.ones_like(i))
+    assert torch.equal(count, (collide & mask.unsqueeze(1)).long())
+
+
+def test_select_implementation_takes_the_cheaper():
+    """Short sequences and full buckets are dense, long sequences in many buckets are not."""
+    def select(L, buckets, **mode):
+        return attention.select_implementation(*torch.randint(buckets, (2, 1, 2, 1, L)), **mode)[0]
+
+    assert select(64, 1000) == select(2048, 200, impl="dense") == "dense" and select(2048, 200) == "blocks"
+    assert select(256, 1) == "dense" and select(attention.MAX_DENSE_LENGTH + 1, 1) == "blocks"
+    assert select(64, 10, impl="blocks") == "blocks"
+    inputs, codes = random_inputs(L=1024, n=1, buckets=200)
+    assert torch.equal(attention.lsh_attention(*inputs, *codes, pairs="all"),
+                       attention.lsh_attention(*inputs, *codes, pairs="all", impl="blocks"))
+
+
+def test_lsh_attention_with_bad_arguments_names_them():
+    (q, k, v), (hq, hk) = random_inputs()
+    with pytest.raises(ValueError, match="fill: expected .*zero, mask, got 'none'"):
+        attention.lsh_attention(q, k, v, hq, hk, fill="none")
+    with pytest.raises(ValueError, match="hq, hk: expected shape .B, H, n, L.* got .*2, 1, 2, 37"):
+        attention.lsh_attention(q, k, v, hq[:, :1], hk)
+    with pytest.raises(ValueError, match="hq, hk: expected buckets >= 0, got -1"):
+        attention.lsh_attention(q, k, v, hq - 1, hk, impl="blocks")
+
+
+def test_demo_prints_at_most_24_lines(capsys):
+    attention.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 25 and sum("query bucket" in line for line in lines) == 12
+
+
+def test_collision_share_matches_expectation():
+    _, (hq, hk) = random_inputs(n=2, buckets=4, L=400)
+    assert abs(attention.collision_share(hq, hk) - (1 - 0.75 ** 2)) < 6 * math.sqrt(0.25 / 400)
+
+
+def test_erratum_collision_needs_one_function_not_all():
+    """[BL §1] "common buckets across all hash functions"; its matrix M and Algorithm 1 need one of them."""
+    hq, hk = torch.tensor([0, 1]).view(1, 1, 2, 1), torch.tensor([0, 2]).view(1, 1, 2, 1)
+    assert attention.collision_share(hq, hk) == 1
+
+
+def test_erratum_paper_collision_law_exceeds_one():
+    """[BL §2.1] (1 - θ/π)^r + 1/m is no probability: for equal vectors it exceeds 1."""
+    assert (1 - 0 / math.pi) ** 2 + 1 / 64 > 1 == attention.collision_probability(0.0, 2, 64)

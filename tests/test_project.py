@@ -1,0 +1,185 @@
+"""The project's own rules: sizes, imports, docstrings, style, help texts, and a README whose commands run."""
+
+import ast
+import io
+import re
+import shutil
+import subprocess
+import sys
+import tokenize
+
+import pytest
+
+from tests.support import ROOT
+
+LEAVES = ("hashing", "bloom", "embeddings", "attention")  # each can be copied alone
+SCRIPTS = ("pretrain", "finetune", "infer")
+CEILINGS = {  # lines of any kind
+    "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 500, "model": 360, "objectives": 260,
+    "tokenizer": 340, "runtime": 240, "settings": 240, "pretrain": 480, "finetune": 460, "infer": 400,
+    "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
+    "data.codes": 130, "data.tasks": 340, "data.squad": 240}
+CORE_CODE, DEFAULT_CODE = 3_800, 2_650  # code lines of all files above, and of those that pretrain.py imports
+PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in CEILINGS}
+TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
+TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
+
+
+def own_imports(name):
+    """Return the files of ours that a file imports."""
+    modules = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return modules & set(CEILINGS)
+
+
+def count_code(text):
+    """Count lines with code: no blanks, comments, docstrings."""
+    skipped = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            skipped |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+             tokenize.ENDMARKER)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    spans = [(token.start[0], token.end[0] + 1) for token in tokens if token.type not in blank]
+    return len({row for span in spans for row in range(*span)} - skipped)
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_file_size_within_ceiling(name):
+    assert len(TEXTS[name].splitlines()) <= CEILINGS[name]
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            limit = 200 if isinstance(node, ast.ClassDef) else 120 if "parser" in node.name else 60
+            assert node.end_lineno - node.lineno < limit, node.name
+
+
+def test_code_lines_within_ceiling():
+    counts = {name: count_code(text) for name, text in TEXTS.items()}
+    assert sum(counts.values()) <= CORE_CODE
+    default, todo = set(), ["pretrain"]
+    for name in todo:
+        default.add(name)
+        todo += own_imports(name) - default
+    assert sum(counts[name] for name in default) <= DEFAULT_CODE
+
+
+def test_tests_and_benches_within_ceiling():
+    def total(folder):
+        paths = (ROOT / folder).rglob("*.py")
+        return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+    assert total("bench") <= 1_520 and total("tests") <= 6_200
+    assert len((ROOT / "test_all.py").read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_every_source_file_has_a_ceiling():
+    files = {path.stem for path in ROOT.glob("*.py")}
+    files |= {f"data.{path.stem}" for path in (ROOT / "data").glob("*.py")}
+    assert files - {"conftest", "test_all", "data.__init__"} == set(CEILINGS)
+
+
+def test_imports_run_one_way_on_few_floors():
+    floors = {}
+
+    def floor(name, below=()):
+        assert name not in below, f"circle: {below}"
+        if name not in floors:
+            floors[name] = 1 + max((floor(other, (*below, name)) for other in own_imports(name)), default=0)
+        return floors[name]
+
+    assert max(map(floor, CEILINGS)) <= 6
+    assert all(not own_imports(name) for name in (*LEAVES, "data.batches", "runtime"))
+    assert not any(own_imports(name) & set(SCRIPTS) for name in CEILINGS)
+    assert "torch" not in TEXTS["hashing"].replace("torch.", "")
+
+
+def run_python(*arguments, cwd=ROOT):
+    """Run Python in a process of its own."""
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_leaf_runs_alone(name, tmp_path):
+    shutil.copy(PATHS[name], tmp_path)
+    done = run_python(f"{name}.py", cwd=tmp_path)
+    assert done.returncode == 0 and 3 < done.stdout.count("\n") <= 25, done.stderr
+
+
+@pytest.mark.parametrize("name", ["model", "objectives"])
+def test_demo_fits_a_screen(name):
+    done = run_python(f"{name}.py")
+    assert done.returncode == 0 and 3 < done.stdout.count("\n") <= 25, done.stderr
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_public_names_have_docstrings(name):
+    for node in TREES[name].body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{name}.{node.name}"
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_paper_map_matches_tags_in_code(name):
+    """A header's `Paper map` names tags and where they are; each is there, and no other tag anywhere."""
+    header, body = ast.get_docstring(TREES[name]), TEXTS[name].split('"""', 2)[2]
+    tags = set(re.findall(r"\[(?:HF|SR|BERT|V|GLUE|SQ|BL|SB|CM|SV)\b[^\]]*\]", body))
+    section = re.search(r"Paper map:(.*?)\n(?=\w[\w ]*:)", header + "\nEnd:", re.S)
+    def find(tree, place):
+        """Return the function, class or assignment of a dotted name, or None."""
+        first, _, rest = place.partition(".")
+        for node in ast.walk(tree):
+            names = [getattr(node, "name", None), *(getattr(t, "id", None) for t in getattr(node, "targets", ()))]
+            if first in names and not isinstance(node, ast.alias):
+                return find(node, rest) if rest else node
+
+    places = re.findall(r"(\[[^\]]+\])\s+([\w.]+)", section[1] if section else "")
+    places = [(tag, place) for tag, place in places if find(TREES[name], place)]  # not a title after a tag
+    assert {tag for tag, _ in places} == tags
+    for tag, place in places:
+        node = find(TREES[name], place)
+        source = ast.get_source_segment(TEXTS[name], node) + "\n" + TEXTS[name].splitlines()[node.lineno - 2]
+        assert tag in source, f"{tag} does not stand at {place}"
+
+
+BANNED_CALLS = ("exec", "eval", "globals", "hash")
+BANNED_WORDS = re.compile(r"stranger|told to stop|usual library|commonest|words of the trade|is of --|"
+                          r"wanted .{0,40}, got|goes on, bit|who meets whom", re.I)
+SOURCES = [path for pattern in ("*.py", "data/*.py", "bench/*.py", "tests/**/*.py")
+           for path in ROOT.glob(pattern)]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_source_follows_house_rules(path):
+    text = path.read_text(encoding="utf-8")
+    width = 120 if path.parts[-2] in ("bench", "tests") else 110
+    assert max(map(len, text.splitlines() or [""])) <= width
+    if path.name != "test_project.py":
+        assert not BANNED_WORDS.findall(text)
+    for node in ast.walk(ast.parse(text)):
+        assert not (isinstance(node, ast.ExceptHandler) and node.type is None)
+        if isinstance(node, ast.Call):
+            assert getattr(node.func, "id", "") not in BANNED_CALLS, node.lineno
+            for keyword in node.keywords:
+                assert keyword.arg not in ("weights_only", "trust_remote_code")
+                assert not (keyword.arg == "type" and getattr(keyword.value, "id", "") == "bool")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_names_every_flag_and_every_flag_is_read(name):
+    done = run_python(f"{name}.py", "--help")
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "None:" not in done.stdout
+    text = "".join(TEXTS[other] for other in {name, *own_imports(name)})
+    for flag in set(re.findall(r"--(\w+)", done.stdout)) - {"help", "nproc_per_node"}:
+        if not flag.startswith("no"):
+            reads = len(re.findall(rf'\.{flag}\b|"{flag}"|\b{flag}=', text))
+            assert reads > (f'"--{flag}"' not in text), f"--{flag} is never read"
+
+
+def test_importing_does_nothing():
+    done = run_python("-c", f"import {', '.join(CEILINGS)}")
+    assert done.returncode == 0 and not done.stdout and not done.stderr

@@ -1,0 +1,167 @@
+"""settings.py: what the flags of pretrain.py resolve to, what each requires, and what is refused."""
+
+import os
+from dataclasses import asdict
+
+import pytest
+import torch
+
+import settings
+from model import PRESETS
+from pretrain import main
+from runtime import InputError
+from tests.support import assert_refused, run_main
+
+
+def resolve(flags, world=1):
+    """Return the resolved flags and the config of a command line."""
+    args = settings.parser("").parse_args(flags.split())
+    return args, settings.resolve(args, world)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What flags resolve to
+
+
+@pytest.mark.parametrize("flags, expected", [
+    ("", "proj lsh regex sr python out/proj-lsh"), ("--hash md5", "proj md5 regex sr python out/proj-md5"),
+    ("--emb pool --split bpe", "pool lsh bpe sr python out/pool-lsh-bpe"),
+    ("--emb lookup", "lookup lsh bpe sr python out/lookup-bpe"),
+    ("--emb lookup --objective mlm --no-tied", "lookup lsh bpe mlm python out/lookup-bpe-mlm-untied"),
+    ("--emb median", "median lsh regex hash-mlm python out/median"),
+    ("--emb weighted", "weighted lsh regex sr python out/weighted"),
+    ("--emb median --objective sr", "median lsh regex sr python out/median-sr"),
+    ("--emb proj --objective hash-mlm", "proj lsh regex hash-mlm python out/proj-lsh-hash-mlm"),
+    ("--emb bloom", "bloom lsh items hash-mlm python-names out/bloom-items"),
+    ("--emb bloom --split phrases", "bloom lsh phrases hash-mlm python out/bloom-phrases"),
+    ("--split items", "bloom lsh items hash-mlm python-names out/bloom-items"),
+    ("--preset superbloom --emb lookup", "lookup lsh items mlm python-names out/lookup-items-mlm"),
+    ("--preset bert-lsh", "lookup lsh bpe mlm python out/lookup-bpe-mlm-lsh-attention"),
+    ("--preset bert-lsh --attn full", "lookup lsh bpe mlm python out/lookup-bpe-mlm"),
+    ("--preset median --emb mean", "mean lsh regex hash-mlm python out/mean"),
+    ("--preset median --emb lookup", "lookup lsh bpe mlm python out/lookup-bpe-mlm"),
+    ("--preset median --emb proj", "proj lsh regex hash-mlm python out/proj-lsh-hash-mlm"),
+    ("--attn lsh", "proj lsh regex sr python out/proj-lsh-lsh-attention")])
+def test_flags_resolve_to(flags, expected):
+    args, config = resolve(flags)
+    values = args.emb, args.hash, args.split, args.objective, args.data, args.out.replace(os.sep, "/")
+    assert " ".join(values) == expected
+    assert config.emb == args.emb and config.head == dict(sampled="mlm").get(args.objective, args.objective)
+    assert config.order == (args.split != "items") and config.attn == args.attn
+
+
+# The papers' sizes and hyper-parameters
+@pytest.mark.parametrize("flags, expected", [
+    ("", dict(layers=2, width=128, length=128, bits=128, batch=32, steps=10_000, lr=2e-3, warmup=300)),
+    ("--preset hashformer", dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2,
+                                 dropout=0.1, batch=128, steps=500_000, lr=5e-5, beta2=0.9999)),
+    ("--preset hashformer --emb lookup --objective mlm", dict(lr=1e-4, mask=0.15)),
+    ("--preset bert-lsh", dict(layers=2, width=128, heads=2, rows=32_000, vocab=31_995, lsh_bands=2)),
+    ("--preset median", dict(layers=4, width=512, heads=4, ffn=2048, hashes=5, buckets=500, batch=128)),
+    ("--preset median --emb lookup", dict(vocab=30_517, hashes=None, tied=True)),
+    ("--preset superbloom", dict(layers=12, width=768, alpha=50, hashes=2, mask=0.15, act="relu", length=32,
+                                 batch=1024, steps=1_000_000, lr=1e-4, vocab=None)),
+    ("--preset superbloom-small", dict(alpha=25, mask=0.40, width=256, length=32)),
+    ("--split items --length 40", dict(length=40)), ("--split items --attn lsh", dict(lsh_pairs="all")),
+    ("", dict(vocab=50_000)), ("--split phrases", dict(vocab=1_000_000)),
+    ("--width 64 --heads 2", dict(ffn=256)),
+    ("--steps 50", dict(warmup=5)), ("--steps 50 --warmup 0", dict(warmup=0)),
+    ("--bits 60000", dict(features=60_000)), ("--emb emb --rows 777 --features 9", dict(features=777))])
+def test_sizes_and_recipe_resolve_to(flags, expected):
+    args, config = resolve(flags)
+    values = vars(args) | vars(config)
+    assert {name: values[name] for name in expected} == expected
+
+
+def test_every_preset_has_a_recipe_and_resolves():
+    assert settings.RECIPES.keys() | {"proformer"} == PRESETS.keys()
+    for preset in settings.RECIPES:
+        args, config = resolve(f"--preset {preset}")
+        assert None not in (args.batch, args.micro, args.steps, args.lr, args.warmup, args.out)
+        assert config.width == PRESETS[preset]["width"]
+
+
+def test_shape_flags_reach_the_config():
+    """Each flag that has the name of a field of Config changes that field and no other."""
+    values = dict(emb="pool", bits=96, chunk=7, layers=3, length=65, dropout=0.25, ffn=99, heads=8, width=96)
+    assert not {"order", "head"} & set(settings.SHAPE)
+    before = asdict(resolve("")[1])
+    for flag, value in values.items():
+        after = asdict(resolve(f"--{flag} {value}")[1])
+        changes = {name for name in after if after[name] != before[name]}
+        assert after[flag] == value and changes - ({"ffn"} if flag == "width" else set()) == {flag}
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What is refused
+
+
+def example(flag):
+    """Return a value that a flag accepts by itself, as words of the command line."""
+    [action] = [action for action in settings.parser("")._actions if action.dest == flag]
+    value = action.choices[0] if action.choices else 0.5 if action.type is float else 1
+    return [f"--{flag}"] if action.nargs == 0 else [f"--{flag}", str(value)]
+
+
+ACCEPTED = dict(alpha="--emb bloom", coherent="--split items", hashes="--emb median",
+                weights="--emb weighted", buckets="--objective hash-mlm",
+                mask="--emb lookup --objective mlm", tied="--emb median")
+
+
+@pytest.mark.parametrize("flag", settings.requirements())
+def test_flag_without_what_it_requires_is_refused(flag):
+    flags, others = " ".join(example(flag)), settings.requirements()[flag]
+    with pytest.raises(InputError, match=f"--{flag} requires --{next(iter(others))}"):
+        resolve(flags)
+    resolve(f"{flags} {ACCEPTED.get(flag, '--attn lsh')}")
+
+
+@pytest.mark.parametrize("flags, fragments", [
+    ("--width 30", ("width", "30", "multiple")), ("--dropout 1", ("dropout", "1.0")),
+    ("--bits 0", ("--bits", "0")), ("--steps 0", ("--steps", "0")), ("--lr nan", ("--lr", "nan")),
+    ("--lr -1", ("--lr", "-1")), ("--emb no", ("--emb", "no")),
+    ("--preset proformer", ("--preset", "proformer")), ("--chunk 16 --emb pool", ("chunk", "16")),
+    ("--length 1", ("--length", "1")), ("--seed -1", ("--seed", "-1")), ("--nonsense 1", ("--nonsense",)),
+    ("--emb emb --rows 70000", ("--features", "70,000")), ("--features 65536", ("--features", "65,536")),
+    ("--emb proj --objective mlm", ("objective", "mlm", "proj")),
+    ("--emb lookup --objective hash-mlm", ("objective", "hash-mlm")),
+    ("--emb median --objective mlm", ("objective", "mlm")),
+    ("--emb bloom --objective sr", ("objective", "sr")),
+    ("--emb bloom --objective mlm", ("objective", "mlm")),
+    ("--emb median --hashes 4", ("hashes", "4", "odd")), ("--emb bloom --buckets 9", ("--buckets", "bloom")),
+    ("--emb weighted --buckets 9", ("--buckets", "weighted")),
+    ("--objective hash-mlm --tied", ("tied", "proj")), ("--key secret", ("--key", "md5")),
+    ("--emb weighted --objective hash-mlm --tied", ("tied", "weighted")),
+    ("--emb lookup --key secret", ("--key",)), ("--emb bloom --key secret", ("--key",)),
+    ("--mask 1 --objective hash-mlm", ("--mask", "1.0")),
+    ("--mask 0 --objective hash-mlm", ("--mask", "0.0")), ("--coherent 3 --split items", ("--coherent", "3")),
+    ("--attn lsh --lsh_buckets 0", ("--lsh_buckets", "0")),
+    ("--split items --attn lsh --lsh_pairs upper", ("lsh_pairs", "upper")),
+    ("--attn lsh --lsh_bands 3000000000", ("lsh_bands", "3000000000"))])
+def test_flags_that_contradict_are_refused(flags, fragments, tmp_path):
+    """Exit code 2 and one line that names the flag and its value."""
+    assert_refused(main, [*flags.split(), "--cache", tmp_path, "--out", tmp_path / "out"], *fragments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_that_cannot_share_a_batch_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert_refused(main, ["--out", tmp_path / "out", "--batch", "8"], "--batch", "3 ranks", "8", "Use 6")
+    assert resolve("--batch 9", world=3)[0].batch == 9
+
+
+def test_key_is_accepted_wherever_md5_hashes():
+    for flags in "--hash md5", "--emb median", "--emb proj --objective hash-mlm":
+        assert resolve(flags + " --key a")[0].key == "a"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_that_is_not_there_is_refused(tmp_path):
+    assert_refused(main, ["--device", "cuda", "--out", tmp_path / "out"], "--device", "cuda")
+
+
+def test_help_explains_every_flag():
+    done = run_main(main, "--help")
+    actions = settings.parser("")._actions
+    assert done.code == 0 and all(action.option_strings[-1] in done.out for action in actions)
+    assert all(action.help for action in actions) and "None" not in done.out
