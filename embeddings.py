@@ -67,7 +67,7 @@ class Embedding(nn.Module):
 
 
 class LookupEmbedding(Embedding):
-    """Lookup, the baseline: a standard table, one row per word; codes (..., 1) below N to (..., d)."""
+    """Lookup: a standard table, one row per word, the baseline. Codes (..., 1) below N to (..., d)."""
     code_format, sizes, limits, needs_specials, has_word_row = "row", ("rows",), [(1, "rows")], False, False
     can_tie = is_tied = True
 
@@ -159,7 +159,7 @@ class ProjEmbedding(Embedding):
 
 
 class LinearEmbedding(Embedding):
-    """Linear: the word's bits (..., T) times a learned matrix (T, d), ProFormer's layer. [HF App. B eq.11]"""
+    """Linear: the word's bits times a learned matrix, ProFormer's layer. [HF App. B eq.11]"""
 
     def __init__(self, bits, width):
         super().__init__()

@@ -51,7 +51,12 @@ IDENTITY = ("split", "hash", "key", "features", "hash_seed", "vocab", "objective
 
 
 class Run:
-    """State of one run on one rank: build_run sets it, and the functions below read it."""
+    """State of one run on one rank: build_run sets it, and the functions below read it.
+
+    args, config, rank, world, device, dtype: settings. corpus, tokenizer, num_ids, batches, micro_size,
+    slices: data. model, ddp_model (wrapped for ranks), objective, optimizer, is_compiled: what trains.
+    step, identity, path, log_path: where it stands, and what a checkpoint must agree with.
+    """
 
 
 def build_run(args):
@@ -269,7 +274,7 @@ def print_summary(run, loss):
         print(f"attention: lsh, pairs that collide in each layer {shares}")
     print(f"device: {run.device}, {run.dtype}, {'compiled' if run.is_compiled else 'not compiled'}, torch "
           f"{torch.__version__}, seed {a.seed}")
-    print(f"loss: {loss:.3f} at step {run.step:,}; uniform baseline {math.log(classes):.3f} = ln "
+    print(f"eval_loss: {loss:.3f} at step {run.step:,}; uniform baseline {math.log(classes):.3f} = ln "
           f"{classes:,}, frequencies alone {unigram:.3f}", flush=True)
 
 
@@ -300,7 +305,7 @@ def take_step(run, micro_batches, num_scored):
 
 def fit(run, caught):
     """Train to the last step, or until catch_signals' list is not empty; return the last evaluation."""
-    a, result = run.args, evaluate(run)
+    a, result = run.args, evaluate(run)  # before training, to compare with the loss that theory expects
     if run.rank == 0:
         print_summary(run, result["eval_loss"])
         trim_log(run)

@@ -98,9 +98,9 @@ def resolve(args, world):
     if kind in HASHED and HASHES[args.hash].max_outputs:
         # rotations of a vector of F features give F hyperplanes: it must be as long as there are bits or rows
         args.features = max(args.features, config.rows if kind == "index" else config.bits)
-        most = HASHES[args.hash].max_outputs
+        most, flag = HASHES[args.hash].max_outputs, "rows" if kind == "index" else "bits"
         if args.features > most:
-            raise InputError(f"--features: expected at most {most:,}, got {args.features:,}.")
+            raise InputError(f"--{flag} or --features: expected at most {most:,}, got {args.features:,}.")
     args.out = args.out or name_output(args, kind)
     return config
 
@@ -135,6 +135,11 @@ def name_output(args, kind):
     parts = [args.emb, kind in HASHED and args.hash, args.split != "regex" and args.split,
              args.objective != default and args.objective, tied, args.attn == "lsh" and "lsh-attention"]
     return os.path.join("out", "-".join(filter(None, parts)))
+
+
+def summarize(cls):
+    """Return what a docstring of the form "Name: what it does. More." says it does."""
+    return " ".join((cls.__doc__ or "").partition(": ")[2].partition(".")[0].split())
 
 
 def parser(description):
@@ -172,10 +177,8 @@ def parser(description):
 
     sizes = "; ".join("{} {layers} layers of {width}".format(name, **PRESETS[name]) for name in RECIPES)
     flag = group("model", "A post-LN transformer over the embedded words. [HF §4.2]")
-    flag("--emb", choices=tuple(EMBEDDINGS), help=(
-        "lookup: a row per word of a vocabulary; emb: rows shared by hash; pool: chunks choose rows; add: "
-        "one of two rows per bit; proj: correlation with the bits; linear: bits times a matrix; bloom: m "
-        "rows per item; mean, median, weighted: of k hashed rows (default: proj, or the preset's)"))
+    methods = "; ".join(f"{name}: {summarize(cls)}" for name, cls in EMBEDDINGS.items())
+    flag("--emb", choices=tuple(EMBEDDINGS), help=f"{methods} (default: proj, or the preset's)")
     flag("--preset", choices=tuple(RECIPES), default="tiny", help=f"size and training settings: {sizes}")
     for name, text in dict(layers="encoder layers; 0 sees one word at a time", width="hidden size d",
                            heads="attention heads", ffn="feed-forward size; with --width 4 d",

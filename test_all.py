@@ -1,7 +1,7 @@
 """Read this first: one hand-worked example and one oracle per concept, in the order in which data flows.
 
     python -m pytest -q test_all.py        under a minute, no network
-    python -m pytest -q                    everything: the laws, edge cases and faults are in tests/
+    python -m pytest -q -n 2               everything: the laws, edge cases and faults are in tests/
 
 Bands of statistical tests are six standard deviations wide: a correct program fails one run in ten million,
 while a wrong constant moves the mean by far more.

@@ -32,8 +32,9 @@ def no_network(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def fixed_seed():
-    """Give every test the same random numbers, whichever tests ran before it."""
+    """Give every test the same random numbers and one thread, whichever tests run before it or beside it."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

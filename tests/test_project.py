@@ -16,7 +16,7 @@ LEAVES = ("hashing", "bloom", "embeddings", "attention")  # each can be copied a
 SCRIPTS = ("pretrain", "finetune", "infer")
 CEILINGS = {  # lines of any kind
     "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 500, "model": 360, "objectives": 260,
-    "tokenizer": 340, "runtime": 240, "settings": 240, "pretrain": 480, "finetune": 460, "infer": 400,
+    "tokenizer": 340, "runtime": 240, "settings": 245, "pretrain": 480, "finetune": 460, "infer": 400,
     "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
     "data.codes": 130, "data.tasks": 340, "data.squad": 240}
 CORE_CODE, DEFAULT_CODE = 3_800, 2_650  # code lines of all files above, and of those that pretrain.py imports
