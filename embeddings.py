@@ -8,8 +8,7 @@ Sources:      [HF] Xue & Aletras 2022, HashFormers   [SB] Superbloom, ICLR 2020 
 Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of special tokens (model.py).
 Deviations:   1. Fast forms: a matrix product, a gather, comparisons of rows. Tests hold the literal ones.
               2. No dropout inside. The authors' code has some in Pool, the paper has none.
-              3. Importance weights start as normal(0, 1). With normal(0, 0.0005) words start a thousand times
-                 smaller than the token type embedding added to them, and have no effect.
+              3. Importance weights start as normal(0, 1): with normal(0, 0.0005) words have no effect.
 Notation:     B batch   L positions   M words   C code numbers per word   d width   T bits   J chunks of k
               N rows   m hashes per item   k hash functions of a sketch, R rows each   K importance rows
 Demo:         python embeddings.py
@@ -19,13 +18,11 @@ normal(0, 0.02). Each class states what the rest of the project has to know abou
 
     code_format        how a word's codes are laid out; tokenizer.HashTokenizer lists the formats
     sizes              fields of c that shape it, in the order of the constructor's arguments before the width
-    limits             pairs (how many code numbers, their exclusive limit), ints or fields of c; or a method
-                       code_limits(c) that returns such pairs of ints
+    limits             pairs (how many code numbers, exclusive limit), ints or fields of c; see code_limits
     needs_specials     whether special tokens need vectors outside of it, or its own table has them
     has_word_row       whether one learned vector is added to every ordinary word, where words have no rows
     can_tie, is_tied   whether its rows can be the output layer, and whether they are by default
-    is_stacked         whether an item stays c.hashes vectors
-    is_costly          whether to embed each distinct word of a batch once, on a CPU
+    is_stacked         whether an item stays c.hashes vectors; is_costly: whether to embed once a batch
     initial_std(c)     standard deviation of its vectors before training, up to truncation and a shared mean
 """
 
@@ -152,10 +149,14 @@ class ProjEmbedding(Embedding):
     def initial_std(self, c):
         return max(c.bits - 1, 1) ** -0.5
 
-    def forward(self, codes):
-        pair = [x - x.mean(-1, keepdim=True) for x in (codes.to(self.weight.dtype), self.weight)]
+    @staticmethod
+    def _normalize(x):
+        x = x - x.mean(-1, keepdim=True)
         # subtle: clamp the square, not the root: a root's gradient at 0 is infinite, and times 0 it is NaN
-        return F.linear(*(x * x.square().sum(-1, keepdim=True).clamp(min=1e-16).rsqrt() for x in pair))
+        return x * x.square().sum(-1, keepdim=True).clamp(min=1e-16).rsqrt()
+
+    def forward(self, codes):
+        return F.linear(self._normalize(codes.to(self.weight.dtype)), self._normalize(self.weight))
 
 
 class LinearEmbedding(Embedding):
