@@ -43,9 +43,10 @@ def requirements():
     """Return flag -> what it requires: one of these values of one of these other flags."""
     masking, sketching = objectives_with("mlm", "hash-mlm"), objectives_with("hash-mlm")
     sketches = dict(emb=embeddings_with("digest", "sketch", "weighted"), objective=sketching)
-    return dict(alpha=dict(emb=embeddings_with("digest")), coherent=dict(split=("items",)), hashes=sketches,
-                buckets=sketches, weights=dict(emb=embeddings_with("weighted")), mask=dict(objective=masking),
-                tied=dict(objective=masking), **{flag: dict(attn=("lsh",)) for flag in LSH})
+    bloom = dict(emb=embeddings_with("digest"))
+    return dict(alpha=bloom, coherent=bloom, hashes=sketches, buckets=sketches, tied=dict(objective=masking),
+                weights=dict(emb=embeddings_with("weighted")), mask=dict(objective=masking),
+                **{flag: dict(attn=("lsh",)) for flag in LSH})
 
 
 LSH = ("lsh_bands", "lsh_buckets", "lsh_hashes", "lsh_fill", "lsh_pairs", "lsh_redraw")
@@ -115,6 +116,8 @@ def check_flags(args, world):
     kind, predicts_hashes = EMBEDDINGS[args.emb].code_format, args.objective in objectives_with("hash-mlm")
     if args.buckets and (kind == "digest" or kind == "weighted" and not predicts_hashes):
         raise InputError(f"--buckets requires another --emb than {args.emb}.")
+    if args.coherent and args.split != "items":
+        raise InputError("--coherent requires --split items.")
     if args.coherent and args.coherent > (args.hashes or 2):
         raise InputError(f"--coherent: expected at most the number of --hashes, got {args.coherent}.")
     if args.mask is not None and not 0 < args.mask < 1:

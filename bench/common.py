@@ -9,7 +9,6 @@ import statistics, subprocess, sys, tempfile, time
 from concurrent.futures import ProcessPoolExecutor
 from typing import Callable, NamedTuple
 
-import numpy as np
 import torch
 
 import finetune

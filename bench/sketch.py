@@ -29,7 +29,7 @@ def bench_sketch(args, *, num_words=30_000, shape=(8, 512), rounds=15):
     rank = torch.from_numpy(num_words ** rng.random(shape)).long()  # Zipf's law
     ids = FIRST_WORD_ID + rank.clamp(max=num_words - 1)
     cotangent, words = torch.from_numpy(rng.standard_normal((*shape, 512), np.float32)), made_up_words(num_words)
-    for name, changes in (("a row a word", dict(emb="lookup", head="mlm", rows=FIRST_WORD_ID + num_words)),
+    for name, changes in (("one row per word", dict(emb="lookup", head="mlm", rows=FIRST_WORD_ID + num_words)),
                           ("mean", dict(emb="mean")), ("median", {}),
                           ("weighted", dict(emb="weighted", rows=2_500, weights=10_000)), ("proj", dict(emb="proj"))):
         net = common.build_model(words, "median", layers=0, **changes)

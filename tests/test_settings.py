@@ -135,6 +135,8 @@ def test_flag_without_what_it_requires_is_refused(flag):
     ("--emb lookup --key secret", ("--key",)), ("--emb bloom --key secret", ("--key",)),
     ("--mask 1 --objective hash-mlm", ("--mask", "1.0")),
     ("--mask 0 --objective hash-mlm", ("--mask", "0.0")), ("--coherent 3 --split items", ("--coherent", "3")),
+    ("--coherent 1 --split items --emb lookup", ("--coherent", "--emb bloom")),
+    ("--coherent 1 --split regex --emb bloom", ("--coherent", "--split items")),
     ("--attn lsh --lsh_buckets 0", ("--lsh_buckets", "0")),
     ("--split items --attn lsh --lsh_pairs upper", ("lsh_pairs", "upper")),
     ("--attn lsh --lsh_bands 3000000000", ("lsh_bands", "3000000000"))])
