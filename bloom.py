@@ -12,8 +12,8 @@ Notation: N items   m hashes of an item   R buckets of a map   P positions   B b
 Demo: python bloom.py
 """
 
-import functools
 import zlib
+from functools import partial, reduce
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class BloomMap:
 
     def __init__(self, n_items, alpha, m=2, seed=0, orders=None):
         """Build the maps from the seed, or from orders int (m, N), a permutation of the items per map."""
-        if min(n_items, alpha, m) < 1 or m > 255:
+        if not all(isinstance(x, (int, np.integer)) and x > 0 for x in (n_items, alpha, m)) or m > 255:
             raise ValueError(f"n_items, alpha, m: expected 1 or more, m < 256, got {n_items}, {alpha}, {m}.")
         self.n_items, self.alpha, self.m, self.seed = n_items, alpha, m, seed
         self.buckets = R = -(-n_items // alpha)
@@ -56,18 +56,15 @@ class BloomMap:
         elif np.shape(orders) != (m, n_items) or (np.sort(orders) != np.arange(n_items)).any():
             raise ValueError(f"orders: expected {m} permutations of 0 .. {n_items - 1:,}, got other numbers.")
         places = np.empty((m, n_items), np.int64)  # of each item in each order
-        for place, order in zip(places, orders):
-            place[order] = np.arange(n_items)
+        np.put_along_axis(places, np.stack(orders), np.arange(n_items)[None], 1)
         # where at least a quarter of all digests is taken, swapping would go on for long: deal the maps out
         dealt = range(1, m) if R ** (m - 1) < 4 * alpha and not self._has_orders else ()
         is_possible = R ** (m - 1) >= min(alpha, n_items)  # the items of a bucket differ in the other maps
         if not (is_possible and all(self._deal(places, j) for j in dealt) and self._repair(places)):
-            most = max(int(n_items ** (1 - 1 / m)), 1)
-            raise ValueError(f"alpha: expected about {most:,} at most for {n_items:,} items, got {alpha}.")
+            raise ValueError(f"alpha: expected about {int(n_items ** (1 - 1 / m)):,} at most, got {alpha}.")
         self.digest = (places // alpha).astype(np.int32).T  # (N, m), each map's column in one piece
         self.members = np.full((m, R, alpha), -1, np.int32)
-        for members, place in zip(self.members.reshape(m, -1), places):
-            members[place] = np.arange(n_items)
+        np.put_along_axis(self.members.reshape(m, -1), places, np.arange(n_items)[None], 1)
 
     def _cells(self, places):
         """Return int64 (N,), equal for items that share their buckets in all maps of places (maps, N)."""
@@ -81,19 +78,16 @@ class BloomMap:
     def _repair(self, places):
         """Swap items that share their digest with others in the last map; return whether none is left."""
         # about (alpha - 1)² / 2 pairs; a new place is good with probability 3/4 or more: few rounds suffice
-        last = places[-1]
         for turn in range(100):
             cell = self._cells(places)
-            values, counts = np.unique(cell, return_counts=True)
-            suspects = np.flatnonzero(np.isin(cell, values[counts > 1]))
-            if not len(suspects):
+            order = np.argsort(cell, kind="stable")
+            offenders = order[1:][np.diff(cell[order]) == 0]  # all but one of each cell
+            if not len(offenders):
                 return True
-            suspects = suspects[np.argsort(cell[suspects], kind="stable")]
-            offenders = suspects[1:][cell[suspects[1:]] == cell[suspects[:-1]]]  # all but one of each cell
             partners = random_order(self.n_items, self.seed, self.m, turn)[:2 * len(offenders)]
             partners = partners[~np.isin(partners, offenders)][:len(offenders)]
             offenders = offenders[:len(partners)]
-            last[offenders], last[partners] = last[partners], last[offenders]
+            places[-1, offenders], places[-1, partners] = places[-1, partners], places[-1, offenders]
         return False
 
     def _deal(self, places, j):
@@ -146,8 +140,9 @@ class SketchMap:
 
     def __init__(self, digest, rows):
         """Take digest int (V, k), as hashing.sketch_index gives it, and the R rows of each hash function."""
-        if digest.ndim != 2 or digest.size and not 0 <= digest.min() <= digest.max() < rows:
-            raise ValueError(f"digest: expected (V, k) in 0 .. {rows - 1:,}, got {digest.shape} or more.")
+        digest = np.asarray(digest)
+        if digest.ndim != 2 or digest.dtype.kind not in "iu" or ((digest < 0) | (digest >= rows)).any():
+            raise ValueError(f"digest: expected int (V, k) below {rows}, got {digest.dtype} {digest.shape}.")
         (self.n_items, self.m), self.buckets = digest.shape, rows
         self.digest = digest.astype(np.int32)
         sizes = np.stack([np.bincount(column, minlength=rows) for column in digest.T])  # (k, R)
@@ -163,17 +158,16 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     Returns: float32 (N, width) of length 1, or 0 for an item of no set.
     """
     # leading singular vectors of the matrix sets × items, whose co-occurrence matrix is never built
-    owner = np.repeat(np.arange(len(sizes)), sizes)  # (links,), the set of each link
-    weight = 1 / np.sqrt(np.bincount(items, minlength=n_items)[items] * np.asarray(sizes)[owner])
+    sets = np.repeat(np.arange(len(sizes)), sizes)  # (links,), the set of each
+    weight = 1 / np.sqrt(np.bincount(items, minlength=n_items)[items] * np.asarray(sizes)[sets])
 
     def multiply(vectors, rows, columns, size):  # by the matrix, or by its transpose
         return np.stack([np.bincount(rows, weight * v[columns], size) for v in vectors.T], 1)  # (size, width)
 
     vectors = np.random.default_rng(seed).standard_normal((n_items, min(width, n_items)))
     for _ in range(8):
-        of_sets = multiply(vectors, owner, items, len(sizes))
-        vectors = np.linalg.qr(multiply(of_sets, items, owner, n_items))[0]
-    projected = multiply(vectors, owner, items, len(sizes))
+        vectors = np.linalg.qr(multiply(multiply(vectors, sets, items, len(sizes)), items, sets, n_items))[0]
+    projected = multiply(vectors, sets, items, len(sizes))
     values, rotation = np.linalg.eigh(projected.T @ projected)
     vectors = (vectors @ rotation) * np.sqrt(np.maximum(values, 0))
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -191,50 +185,41 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=None, width=64, see
     """
     vectors = item_vectors(items, sizes, n_items, width, seed)
     by_frequency = np.argsort(-np.bincount(items, minlength=n_items), kind="stable")
-    orders, tokens, coherent = [], [], m if coherent is None else coherent
+    orders, coherent = np.empty((0, n_items), np.int64), m if coherent is None else coherent
     for _ in range(coherent):
-        left, is_free, order = by_frequency.copy(), np.ones(n_items, bool), []
-        for first in by_frequency:
-            if is_free[first]:
-                if 2 * is_free.sum() < len(left):
-                    left = left[is_free[left]]
-                candidates = left[is_free[left]] if len(left) < 4 * alpha else left
-                near = candidates[np.argsort(-(vectors[candidates] @ vectors[first]), kind="stable")]
-                order += _fill_bucket(first, near, is_free, alpha, tokens)
-        orders.append(np.array(order))
-        tokens.append(np.argsort(orders[-1]) // alpha)  # (N,), the bucket of each item
-    orders += [random_order(n_items, seed, j) for j in range(coherent, m)]
+        left, order, tokens = by_frequency, [], np.argsort(orders, axis=1) // alpha  # (maps so far, N)
+        while len(left):
+            near = left[np.argsort(-(vectors[left] @ vectors[left[0]]), kind="stable")]
+            near = np.append(left[0], near[near != left[0]])
+            rank, token = np.zeros(len(near), np.int8), tokens[:, near]
+            for _ in range(min(alpha, len(near))):
+                best = rank.argmin()
+                np.maximum(rank, (token == token[:, best:best + 1]).any(0), out=rank)
+                rank[best] = 2  # in this bucket; 1: has shared one with an item of it; 0: free
+                order.append(near[best])
+            left = left[~np.isin(left, order[-alpha:])]
+        orders = np.append(orders, [order], 0)
+    orders = [*orders, *(random_order(n_items, seed, j) for j in range(coherent, m))]
     return BloomMap(n_items, alpha, m, seed, orders)
 
 
-def _fill_bucket(first, near, is_free, alpha, tokens):
-    """Return a bucket as a list: `first` and the nearest free items, which it marks as taken."""
-    bucket, taken = [first], {(j, token[first]) for j, token in enumerate(tokens)}
-    is_free[first] = False
-    for strict in (True, False):  # False: all free items have shared a bucket with one here
-        for item in near:
-            if len(bucket) == alpha:
-                return bucket
-            if is_free[item] and not (strict and any((j, t[item]) in taken for j, t in enumerate(tokens))):
-                bucket.append(item)
-                is_free[item] = False
-                taken.update((j, token[item]) for j, token in enumerate(tokens))
-    return bucket
-
-
 # from the m log-probabilities of an item to its score: any function that is increasing in each [SB App. C]
-SCORES = {"sum": sum, "min": functools.partial(functools.reduce, torch.minimum),
-          "max": functools.partial(functools.reduce, torch.maximum)}
+SCORES = {"sum": sum, "min": partial(reduce, torch.minimum), "max": partial(reduce, torch.maximum)}
 
 
 def hash_logp(logits, bloom_map):
-    """Return the log-probabilities of each map's buckets, float (P, m, R), from logits float (P, m, rows)."""
-    # A sketch has one softmax per hash function. [CM] A Bloom head has one over all maps, so a map's numbers
-    # lack one factor: it changes no order by sums of logarithms, but may change one by min or max.
-    R, logp = bloom_map.buckets, logits.log_softmax(-1)
-    if logits.shape[-1] == R:
-        return logp
-    return torch.stack([logp[:, j, j * R:(j + 1) * R] for j in range(bloom_map.m)], 1)
+    """Return the log-probabilities of each map's buckets, float (P, m, R).
+
+    Args: logits float (P, m, R) of a softmax per hash function [CM], or (P, m, m·S) of one over the blocks of
+        all maps, where S is R and the special tokens' rows after them; bloom_map, the model's own.
+    """
+    # Of one over all maps a map's numbers lack one factor: it changes no order by sums of logarithms, but may
+    # change one by min or max.
+    m, R, rows = bloom_map.m, bloom_map.buckets, logits.shape[-1]
+    if logits.ndim != 3 or logits.shape[1] != m or rows != R and (rows % m or rows < m * R):
+        raise ValueError(f"logits: expected (P, {m}, {R}) or {m} such blocks or more, got {[*logits.shape]}.")
+    logp = logits.log_softmax(-1)
+    return logp if rows == R else logp.unflatten(-1, (m, -1))[:, range(m), range(m), :R]
 
 
 def _best(x, k):
@@ -250,38 +235,37 @@ def _best(x, k):
     return values, inside.gather(-1, places)
 
 
-def _resolve_score(score, logp, bloom_map, *counts):
-    if min(counts) < 1 or logp.shape[1:] != (bloom_map.m, bloom_map.buckets):
-        shape = f"(P, {bloom_map.m}, {bloom_map.buckets})"
-        raise ValueError(f"logp, k, beam: expected shape {shape}, 1 or more, got {(*logp.shape,)}, {counts}.")
-    if score in SCORES or callable(score):
-        return SCORES.get(score, score)
-    raise ValueError(f"score: expected {', '.join(SCORES)} or a function, got {score!r}.")
+def _check_search(score, logp, bloom_map, exclude, *counts):
+    """Return the function of a score, and exclude with -1 in it; ValueError where arguments do not fit."""
+    m, R, N, x = bloom_map.m, bloom_map.buckets, bloom_map.n_items, exclude
+    if logp.shape[1:] != (m, R) or not logp.is_floating_point():
+        raise ValueError(f"logp: expected float (P, {m}, {R}), got {logp.dtype} {tuple(logp.shape)}.")
+    if x is not None and (x.dtype != torch.int64 or x.shape[:-1] != logp.shape[:1] or (x >= N).any()):
+        raise ValueError(f"exclude: expected int64 ({len(logp)}, E) below {N}, got {x.dtype} {[*x.shape]}.")
+    if min(counts) < 1:
+        raise ValueError(f"k, beam, rounds: expected 1 or more, got {', '.join(map(str, counts))}.")
+    if not callable(SCORES.get(score, score)):
+        raise ValueError(f"score: expected {', '.join(SCORES)} or a function, got {score!r}.")
+    none = logp.new_full((len(logp), 1), -1, dtype=torch.int64)
+    return SCORES.get(score, score), none if x is None else torch.cat([x, none], 1)
 
 
 def _score_candidates(x, digest, members, fresh, before, gamma, exclude):
     """Score the items of fresh buckets (P, m, b), each once: lists of items, scores (P, C); counts (P,)."""
-    values, tokens = x.gather(2, fresh), torch.cat([before, fresh], 2)
-    first = x.shape[2] * torch.arange(len(x), device=x.device).unsqueeze(1)  # row r's buckets from r·R on
+    # the buckets whose items are scored, by an earlier round or map: an item of one of them is not new
+    seen = torch.zeros_like(x, dtype=torch.bool).scatter_(2, before, True)  # (P, m, R)
     all_items, all_scores, count = [], [], 0
     for j in range(x.shape[1]):
         items = members[j].index_select(0, fresh[:, j].flatten()).view(len(x), -1)  # (P, C)
-        new, parts = items >= 0, []
+        new, parts = (items.unsqueeze(2) != exclude.unsqueeze(1)).all(2), []
         items = items.clamp(min=0).long()
-        new &= (items.unsqueeze(2) != exclude.unsqueeze(1)).all(2)
-        for i in range(x.shape[1]):
-            if i == j:  # all items of a bucket have its probability
-                parts.append(values[:, j].repeat_interleave(members.shape[2], 1))
-                continue
+        for i in [*range(j), *range(j + 1, x.shape[1])]:
             token = digest[:, i].index_select(0, items.flatten()).view_as(items).long()
             parts.append(x[:, i].gather(1, token))
-            # An earlier map may have scored it up to this round, a later map up to the last round. Only those
-            # that reach the beam's last probability can be in the beam: the others are not looked up.
-            beam = (tokens if i < j else before)[:, i]
-            if beam.numel():
-                row, column = (new & (parts[i] >= values[:, i, -1:])).nonzero(as_tuple=True)
-                key, keys = token[row, column] + first[row, 0], (beam.sort().values + first).flatten()
-                new[row, column] = keys[torch.searchsorted(keys, key).clamp(max=len(keys) - 1)] != key
+            new &= ~seen[:, i].gather(1, token)
+        # all items of a bucket have its probability
+        parts.insert(j, x[:, j].gather(1, fresh[:, j]).repeat_interleave(members.shape[2], 1))
+        seen[:, j].scatter_(1, fresh[:, j], True)
         all_items.append(items)
         all_scores.append(gamma(parts).masked_fill(~new, -torch.inf))
         count = count + new.sum(1)
@@ -297,7 +281,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
 
     Args:
         logp: float (P, m, R), log-probabilities of the buckets of each map.
-        bloom_map: BloomMap or SketchMap.
+        bloom_map: BloomMap or SketchMap that the probabilities are of: one of another seed is not detected.
         k, beam: int, items to return, N at most, and B, the buckets of each map to look into.
         rounds: int, tries with B, 2B, 4B, ... buckets; None: until the certificate holds.
         score: a name of SCORES, or a function of a list of m tensors that is increasing in each. [SB App. C]
@@ -305,7 +289,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     Returns: ids int64 (P, k), scores (P, k), best first, -1 and -inf where fewer are reached; certified bool
         (P,), no other item scores more than the last of these; scored int64 (P,), number of items scored.
     """
-    gamma = _resolve_score(score, logp, bloom_map, k, beam)
+    gamma, exclude = _check_search(score, logp, bloom_map, exclude, k, beam, 1 if rounds is None else rounds)
     digest, members = (torch.from_numpy(a).to(logp.device) for a in (bloom_map.digest, bloom_map.members))
     P, m, R = logp.shape
     N, k, width, turn = bloom_map.n_items, min(k, bloom_map.n_items), min(beam, R), 0
@@ -313,7 +297,6 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     certified, scored = logp.new_zeros(P, dtype=torch.bool), logp.new_zeros(P, dtype=torch.int64)
     todo = torch.arange(P, device=logp.device)  # the positions without a certificate
     before = ids.new_empty(P, m, 0)  # their buckets of earlier rounds
-    exclude = ids.new_empty(P, 0) if exclude is None else exclude
     while len(todo) and (rounds is None or turn < rounds):
         x, left_out = logp if not turn else logp[todo], exclude[todo]
         if turn and m * width * bloom_map.alpha >= N:
@@ -365,17 +348,15 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
 @torch.no_grad()
 def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
     """Return ids int64 (P, k) and scores (P, k) of the k best of all N items; Args as in beam_search."""
-    gamma = _resolve_score(score, logp, bloom_map, k)
+    gamma, exclude = _check_search(score, logp, bloom_map, exclude, k)
     digest = torch.from_numpy(bloom_map.digest).to(logp.device).T  # (m, N)
-    ids, scores = [], []
-    for i, x in enumerate(logp):  # (m, R)
+    results = []
+    for x, left_out in zip(logp, exclude):  # (m, R), (E,)
         every = gamma([row.index_select(0, tokens) for row, tokens in zip(x, digest)])  # (N,)
-        if exclude is not None:
-            every[exclude[i][exclude[i] >= 0]] = -torch.inf
-        best, places = _best(every, min(k, bloom_map.n_items))
-        ids.append(places.masked_fill(best == -torch.inf, -1))
-        scores.append(best)
-    return torch.stack(ids), torch.stack(scores)
+        every[left_out[left_out >= 0]] = -torch.inf
+        results.append(_best(every, min(k, bloom_map.n_items)))
+    scores, ids = map(torch.stack, zip(*results))
+    return ids.masked_fill(scores == -torch.inf, -1), scores
 
 
 def main():

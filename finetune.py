@@ -12,8 +12,14 @@ Paper map:    [HF Table 5] RECIPES   [HF Table 5] learning_rate   [HF Table 5] p
               [HF §4.1] parser   [HF §4.4] parser
 Sources:      [HF] Xue & Aletras 2022, HashFormers
 Out of scope: tasks and metrics (data/), tables of results (report.py), the labels of a text (infer.py).
-Deviations:   1. The score is that of the best evaluation on the dev set; the last one's is reported too.
-              2. Small models classify by the mean of all positions: Shuffle+Random never trains [CLS].
+Deviations:   1. The score is the best evaluation's on the scored rows; the last one's is reported too.
+              2. Two evaluations an epoch (--eval_every). [HF Table 5] has five an epoch of MNLI, QNLI, QQP,
+                 SST and five in three epochs of the others: more chances for a best one.
+              3. Gradients are clipped at norm 1, which the paper does not name.
+              4. The cosine restarts after each fifth of the steps: the paper does not say how often.
+              5. Models of less than 512 dimensions get a learning rate of 5e-4, and the mean of all positions
+                 in place of [CLS], which Shuffle+Random never trains: recipe "small".
+              6. Batch 32 for every model; the median proposal fine-tunes with 64 (--batch 64).
 """
 
 import argparse
@@ -21,12 +27,11 @@ import collections
 import dataclasses
 import datetime
 import functools
-import glob
 import json
 import math
 import os
 import shlex
-import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,52 +42,38 @@ from data.batches import length_batches, pad_batch
 from data.squad import SQUAD, QuestionAnswering, read_squad
 from data.tasks import TASKS, SequenceClassification, read_task, read_tests
 from hashing import NgramLSH, list_words
-from model import PRESETS, Config, Model, count_parameters, load_config, load_model, parameter_groups
+from model import PRESETS, Config, Model, count_parameters, load_model
 from report import build_results, print_results, print_settings, read_results, write_json
 from runtime import HelpFormatter, InputError, add_device_flags, at_least, autocast, barrier_before_exit
 from runtime import blame_input, exit_on_bad_input, fingerprint, gather_from_ranks, load_checkpoint
-from runtime import read_ranks, resolve_device, save_checkpoint, try_compile
+from runtime import lock_output, read_ranks, resolve_device, save_checkpoint, try_compile
 from tokenizer import HashTokenizer
 
 # The paper's settings [HF Table 5], and those of models of less than 512 dimensions
 RECIPES = {"paper": dict(epochs=5, batch=32, lr=3e-5, pool="cls"),
            "small": dict(epochs=5, batch=32, lr=5e-4, pool="mean")}
 OWN = "none (files of your own)"
-# What is scored, and how: an --out holds the results of one choice
-SETTINGS = ("task", "data_dir", "train", "dev", "text", "label", "regression", "limit", "stride",
-            "max_answer", "ckpt", "preset", "from_scratch", "epochs", "batch", "lr", "pool", "dropout",
-            "eval_every", "dtype")
+# An --out holds the results of one choice of all flags but these
+FREE = ("recipe", "seed", "seeds", "baseline", "predict", "device", "compile", "cache", "out")
 
 
-@dataclasses.dataclass
 class Run:
-    """What a fine-tuning on one rank consists of: state without methods."""
+    """State of a fine-tuning on one rank: build_run sets it, and the functions below read it.
 
-    args: argparse.Namespace
-    names: list  # of tasks
-    config: Config  # of the encoder; the head follows from the task
-    checkpoint: dict  # {} with --preset; without model and task with --from_scratch
-    texts: dict  # name -> what read_task or read_squad returns
-    tests: dict  # name -> what read_tests returns
-    settings: dict  # content of settings.json
-    device: torch.device
-    rank: int
-    world: int
-    prepared: tuple = (None, None, None)  # name, data and tokenizer of the latest task
-
-
-def requirements():
-    """Return flag -> the values of --task that it works with."""
-    files, benchmarks = (OWN, *TASKS, *SQUAD), ("glue", *TASKS, *SQUAD)
-    return dict(text=(OWN,), label=(OWN,), regression=(OWN,), train=files, dev=files, data_dir=benchmarks,
-                predict=benchmarks, stride=tuple(SQUAD), max_answer=tuple(SQUAD))
+    args, rank, world, device, settings (of settings.json): how it runs. checkpoint, {} with --preset, without
+    model and task with --from_scratch; config, of the encoder, the head follows from the task; texts and
+    tests, task -> what read_task or read_squad and read_tests return. about: the model, for results.json.
+    """
 
 
 def check_flags(args):
     """Raise InputError where flags contradict each other."""
+    files, benchmarks = (OWN, *TASKS, *SQUAD), ("glue", *TASKS, *SQUAD)
+    tasks_of_flags = dict(text=(OWN,), label=(OWN,), regression=(OWN,), train=files, dev=files,
+                          data_dir=benchmarks, predict=benchmarks, stride=(*SQUAD,), max_answer=(*SQUAD,))
     if (args.ckpt is None) == (args.preset is None):
         raise InputError("--ckpt: expected a folder of pretrain.py, or else --preset proformer.")
-    for flag, tasks in requirements().items():
+    for flag, tasks in tasks_of_flags.items():
         if getattr(args, flag) and (args.task or OWN) not in tasks:
             raise InputError(f"--{flag} requires --task {' or '.join(tasks)}.")
     if args.task is None and not (args.train and args.dev and args.text and args.label):
@@ -96,23 +87,20 @@ def check_flags(args):
 
 
 def load_start(args):
-    """Return the checkpoint ({} for a preset) and its Config; fill in what the flags leave open. [HF §4.1]"""
+    """Return the checkpoint, {} for a preset, and its Config; fill in what the flags leave open. [HF §4.1]"""
     checkpoint, config = {}, Config(**PRESETS[args.preset or "proformer"])
     if args.ckpt:
         with blame_input(f"--ckpt {args.ckpt}"):
             checkpoint = load_checkpoint(args.ckpt)
-            config = load_config(checkpoint)
-            load_model(checkpoint)  # raises where the weights do not fit
+            config = load_model(checkpoint).config  # raises where weights do not fit; jobs draw a new head
     if not config.order:
         raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
     if args.from_scratch:
         checkpoint = {name: part for name, part in checkpoint.items() if name not in ("model", "task")}
-    recipe = args.recipe or ("paper" if config.width >= 512 else "small")
-    defaults = dict(RECIPES[recipe], dropout=config.dropout)
-    if checkpoint.get("task"):  # fine-tuned before
-        defaults["pool"] = config.pool
-    for flag, value in defaults.items():
-        setattr(args, flag, value if getattr(args, flag) is None else getattr(args, flag))
+    recipe = RECIPES[args.recipe or ("paper" if config.width >= 512 else "small")]
+    pool = config.pool if checkpoint.get("task") else recipe["pool"]  # its own, if fine-tuned before
+    defaults = recipe | dict(dropout=config.dropout, pool=pool)
+    vars(args).update({flag: value for flag, value in defaults.items() if getattr(args, flag) is None})
     with blame_input("--dropout"):
         return checkpoint, dataclasses.replace(config, pool=args.pool, dropout=args.dropout)
 
@@ -120,62 +108,68 @@ def load_start(args):
 def build_run(args):
     """Resolve the flags and read all files, so that whatever is wrong with them shows before the training."""
     check_flags(args)
-    rank, world, local_rank = read_ranks()
-    checkpoint, config = load_start(args)
-    if args.epochs == 0:
-        args.seeds = 1  # nothing is random
-    folder = os.path.abspath(args.ckpt or "")
-    folder = os.path.dirname(folder) if os.path.isfile(folder) else folder
-    start = args.preset or os.path.basename(folder) + "-scratch" * args.from_scratch
+    run = Run()
+    run.args, (run.rank, run.world, local_rank) = args, read_ranks()
+    if run.world > 1:  # first: ranks notice when another ends, not when it never comes
+        dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))  # each works for hours alone
+    run.checkpoint, run.config = load_start(args)
+    args.seeds = args.seeds if args.epochs else 1  # without training nothing is random
+    path = os.path.abspath(os.path.join(args.ckpt or "", "ckpt.pt" * os.path.isdir(args.ckpt or "")))
+    start = args.preset or os.path.basename(os.path.dirname(path)) + "-scratch" * args.from_scratch
     args.out = args.out or os.path.join("out", f"{start}-{args.task or 'own'}")
     args.baseline = args.baseline and read_results(args.baseline)
-    averaged = [name for name, task in TASKS.items() if task.in_average]
-    names = averaged if args.task == "glue" else [args.task or "own"]
-    texts = {name: (read_squad if name in SQUAD else read_task)(name, args) for name in names}
-    tests = {name: read_tests(name, args) for name in names if args.predict and name in TASKS}
-    path, saved = os.path.join(args.out, "settings.json"), {}
-    if os.path.exists(path):
-        with blame_input(path), open(path) as file:
-            saved = dict(json.load(file))
-    if args.dtype == "auto":  # a choice is kept
-        args.dtype = saved.get("dtype", "auto")
-    device, args.dtype, args.compile = resolve_device(args, local_rank)
-    if world > 1:  # the ranks meet again after hours of their own work
-        dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))
-        args.dtype = gather_from_ranks(args.dtype)[0]
-    run = Run(args, names, config, checkpoint, texts, tests, {}, device, rank, world)
+    names = [n for n, t in TASKS.items() if t.in_average] if args.task == "glue" else [args.task or "own"]
+    run.texts = {name: (read_squad if name in SQUAD else read_task)(name, args) for name in names}
+    run.tests = {name: read_tests(name, args) for name in names if args.predict and name in TASKS}
+    # a choice of dtype is kept
+    args.dtype = read_settings(args.out).get("dtype", "auto") if args.dtype == "auto" else args.dtype
+    run.device, args.dtype, args.compile = resolve_device(args, local_rank)
+    args.dtype = gather_from_ranks(args.dtype)[0]
+    run.settings = {flag: value for flag, value in vars(args).items() if flag not in FREE}
+    run.settings["texts"] = fingerprint([splits[-2:] for splits in run.texts.values()])
+    if args.ckpt:
+        run.settings["checkpoint"] = [os.stat(path).st_size, os.stat(path).st_mtime_ns]
     if not args.epochs and not all(get_description(run, name) for name in names):
         raise InputError(f"--epochs 0 requires --ckpt of a model fine-tuned for this very task, {args.task}.")
-    claim_output(run, path, saved)
     return run
 
 
-def claim_output(run, path, saved):
-    """Write settings.json, unless --out belongs to other settings."""
-    args, settings = run.args, {flag: getattr(run.args, flag) for flag in SETTINGS}
-    settings["texts"] = fingerprint([splits[-2:] for splits in run.texts.values()])
-    if args.ckpt:
-        status = os.stat(os.path.join(args.ckpt, "ckpt.pt") if os.path.isdir(args.ckpt) else args.ckpt)
-        settings["checkpoint"] = [status.st_size, status.st_mtime_ns]
-    files = glob.glob(os.path.join(glob.escape(args.out), "**", "*.pt"), recursive=True)
-    changes = [f"{name} was {saved.get(name)} and is {value}" for name, value in settings.items()
+def read_settings(folder):
+    """Return the content of settings.json in an --out, {} where there is none."""
+    path = Path(folder, "settings.json")
+    with blame_input(path):
+        content = json.loads(path.read_text()) if path.exists() else {}
+    return content if isinstance(content, dict) else {}
+
+
+def claim_output(run):
+    """Write settings.json, unless --out is of another run; keep the finished jobs' lines of log.jsonl."""
+    out, saved = run.args.out, read_settings(run.args.out)
+    changes = [f"{name} was {saved.get(name)} and is {value}" for name, value in run.settings.items()
                if saved.get(name) != value]
-    if files and changes:
-        raise InputError(f"--out {args.out}: belongs to another run ({'; '.join(changes)}). Use another.")
-    run.settings = settings
+    if changes and (any(Path(out).rglob("*.pt")) or Path(out, "results.json").exists()):
+        raise InputError(f"--out {out}: belongs to another run ({'; '.join(changes)}). Use another.")
     if run.rank == 0:
-        os.makedirs(args.out, exist_ok=True)
-        write_json(path, settings)
-        if not any(os.path.basename(file).startswith("seed-") for file in files):
-            open(os.path.join(args.out, "log.jsonl"), "w").close()
+        write_json(os.path.join(out, "settings.json"), run.settings)
+        finished = [json.dumps(dict(task=name, seed=seed))[:-1] + "," for name, seed, file in list_jobs(run)
+                    if os.path.exists(file)]
+        (log := Path(out, "log.jsonl")).touch()
+        lines = log.read_text().splitlines(keepends=True)
+        log.write_text("".join(line for line in lines if line.startswith(tuple(finished))))
     gather_from_ranks(None)  # until the first rank has written it
-    if not os.path.exists(path):
-        raise InputError(f"--out {args.out}: expected a folder that all nodes see, got one of this node.")
+    if not read_settings(out):
+        raise InputError(f"--out {out}: expected a folder that all nodes see, got one of this node.")
 
 
 def job_path(run, name, file):
     """Return the path of a task's file: in --out, or of several tasks in a folder each."""
-    return os.path.join(run.args.out, *[name] * (len(run.names) > 1), file)
+    return os.path.join(run.args.out, *[name] * (len(run.texts) > 1), file)
+
+
+def list_jobs(run):
+    """Return (task, seed, path of the checkpoint that it leaves) of each job."""
+    seeds = range(run.args.seed, run.args.seed + run.args.seeds)
+    return [(name, seed, job_path(run, name, f"seed-{seed}.pt")) for name in run.texts for seed in seeds]
 
 
 def get_description(run, name):
@@ -186,10 +180,9 @@ def get_description(run, name):
     return description if description == description | expected else {}
 
 
+@functools.lru_cache(maxsize=1)
 def prepare_task(run, name):
     """Return the data of a task and the tokenizer that knows its words; the latest task's are kept."""
-    if run.prepared[0] == name:
-        return run.prepared[1:]
     (*task, train, dev), before = run.texts[name], get_description(run, name)
     a, length = run.args, run.config.length
     with blame_input(f"--ckpt {a.ckpt}" if a.ckpt else "--preset"):
@@ -205,7 +198,6 @@ def prepare_task(run, name):
         else:
             data = QuestionAnswering(train, dev, tokenizer, length, a.stride or before.get("stride"),
                                      a.max_answer or before.get("longest"), a.limit, name == "squad_v2")
-    run.prepared = name, data, tokenizer
     return data, tokenizer
 
 
@@ -214,8 +206,8 @@ def build_model(run, name):
     data, tokenizer = prepare_task(run, name)
     model = Model(dataclasses.replace(run.config, head=data.head, labels=data.num_outputs))
     if weights := run.checkpoint.get("model"):
-        keep_head = bool(get_description(run, name))
-        weights = {key: value for key, value in weights.items() if keep_head or not key.startswith("head.")}
+        weights = {key: value for key, value in weights.items()
+                   if not key.startswith("head.") or get_description(run, name)}
         model.load_state_dict(weights, strict=False)  # all but a new head
     model.to(run.device).set_codes(torch.from_numpy(tokenizer.codes()))
     return model
@@ -234,7 +226,10 @@ def predict(run, model, examples):
     """Yield indices and logits of batches of 32,768 positions at most, without dropout and gradients."""
     model.eval()
     for chosen in length_batches(list(map(len, examples)), max(1, 32_768 // run.config.length)):
-        yield chosen, compute_logits(run, model, [examples[i] for i in chosen])
+        logits = compute_logits(run, model, [examples[i] for i in chosen])
+        if not logits.isfinite().all():
+            raise InputError("--lr: expected finite outputs of the model, got nan or inf. Try a lower --lr.")
+        yield chosen, logits
 
 
 def learning_rate(step, steps, warmup, cycles=5):
@@ -246,44 +241,39 @@ def learning_rate(step, steps, warmup, cycles=5):
 
 
 def evaluate(run, model, data, best, row):
-    """Score the dev set and log it; return the scores, and `best` or this evaluation, whichever is better."""
-    scores, constant = data.evaluate(lambda examples: predict(run, model, examples))
+    """Score the dev rows and log it; return the scores, and the better one of `best` and this evaluation."""
+    scores, constant = data.evaluate(functools.partial(predict, run, model))
     with open(os.path.join(run.args.out, "log.jsonl"), "a") as file:
-        file.write(json.dumps(row | scores) + "\n")
-    if best is None or scores[data.metric] > best["scores"][data.metric]:
+        print(json.dumps(row | scores), file=file)
+    if best is None or scores[data.metric] > best["best"][data.metric]:
         weights = {key: value.detach().clone() for key, value in model.state_dict().items()}
-        best = dict(step=row["step"], scores=scores, constant_prediction=constant, weights=weights)
+        best = dict(step=row["step"], best=scores, constant_prediction=constant, weights=weights)
     return scores, best
 
 
-def fit(run, name, seed):
-    """Train and evaluate once; save the best weights as seed-S.pt and return the result of save_job."""
-    a, (data, _) = run.args, prepare_task(run, name)
+def fit(run, name, seed, path):
+    """Train and evaluate; save the best weights with a description of the task; return the job's result."""
+    a, (data, tokenizer) = run.args, prepare_task(run, name)
     torch.manual_seed(seed)
     model = build_model(run, name)
-    optimizer = torch.optim.AdamW(parameter_groups(model, 0.0), lr=a.lr, eps=1e-6,
-                                  fused=run.device.type in ("cuda", "cpu"))
-    sizes = list(map(len, data.examples))
-    per_epoch = -(-len(sizes) // a.batch)
-    steps, eval_every = a.epochs * per_epoch, a.eval_every or max(1, per_epoch // 2)
+    optimizer = torch.optim.Adam(model.parameters(), a.lr, eps=1e-6, fused=run.device.type in ("cuda", "cpu"))
+    order = [chosen for epoch in range(a.epochs) for chosen in length_batches(
+        list(map(len, data.examples)), a.batch, np.random.default_rng([seed, epoch]))]
+    steps, eval_every = len(order), a.eval_every or max(1, len(order) // max(1, a.epochs) // 2)
 
     def compute_loss(chosen):
         targets = torch.from_numpy(data.targets[chosen]).to(run.device)
         return data.loss(compute_logits(run, model, [data.examples[i] for i in chosen]), targets)
 
-    if a.compile:
-        some = np.arange(min(a.batch, len(sizes)))
-        with torch.random.fork_rng():  # the trial draws random numbers, and only the first job has one
-            a.compile = try_compile(model, lambda: compute_loss(some).backward())
+    if a.compile and order:
+        with torch.random.fork_rng():  # the trial must not change what the training draws
+            a.compile = try_compile(model, lambda: compute_loss(order[0]).backward())
         model.zero_grad(set_to_none=True)
-    order = (chosen for epoch in range(a.epochs)
-             for chosen in length_batches(sizes, a.batch, np.random.default_rng([seed, epoch])))
     best, last, total = None, None, torch.zeros((), device=run.device)
     row = dict(task=name, seed=seed, step=0, loss=0.0)
-    with tqdm(order, f"{name}, seed {seed}", steps, unit="step", disable=run.rank > 0) as bar:
+    with tqdm(order, f"{name}, seed {seed}", steps, unit="step", disable=run.rank > 0 or None) as bar:
         for step, chosen in enumerate(bar):
-            for group in optimizer.param_groups:
-                group["lr"] = a.lr * learning_rate(step, steps, math.ceil(0.06 * steps))
+            optimizer.param_groups[0]["lr"] = a.lr * learning_rate(step, steps, math.ceil(0.06 * steps))
             model.train()
             if model.config.lsh_redraw:
                 model.resample_hyperplanes(seed * 1_000_003 + step)
@@ -295,49 +285,36 @@ def fit(run, name, seed):
             total += loss.detach()
             if (step + 1) % eval_every == 0 or step + 1 == steps:
                 row |= dict(step=step + 1, loss=total.item() / (step + 1 - row["step"]))
-                if not math.isfinite(row["loss"]):
-                    raise InputError(f"--lr: {name}, seed {seed} has loss {row['loss']}. Try a lower one.")
                 last, best = evaluate(run, model, data, best, row)
                 bar.set_postfix_str(f"{data.metric} {last[data.metric]:.2f}")
                 total.zero_()
     if not steps:  # the checkpoint's own score
         last, best = evaluate(run, model, data, best, row)
-    return save_job(run, name, seed, model, best, last)
-
-
-def save_job(run, name, seed, model, best, last):
-    """Save the best weights with a description of the task; return what report.build_results needs."""
-    data, tokenizer = prepare_task(run, name)
-    model.load_state_dict(best["weights"])
-    counts, description, scores = count_parameters(model), data.description(), best["scores"]
-    path = job_path(run, name, f"seed-{seed}.pt")
-    about = dict(parameters=counts["total"], embedding=counts["embedding"], poep=100 * counts["poep"],
-                 emb=run.config.emb, pretrained="model" in run.checkpoint)
-    result = dict(seed=seed, step=best["step"], best=scores, last=last, metric=data.metric, n=data.n,
-                  constant_prediction=best["constant_prediction"], n_train=len(data.examples), model=about,
-                  pair=description["pair"], head=data.head)
+    model.load_state_dict(best.pop("weights"))
+    result = best | dict(seed=seed, last=last, metric=data.metric, n=data.n, n_train=len(data.examples))
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    task = description | dict(name=name, metric=data.metric, scores=scores)
-    save_checkpoint(path, model, tokenizer.state(), words=run.checkpoint.get("words", []), task=task,
-                    run=dict(result=result))
+    task = data.description() | dict(name=name, metric=data.metric, scores=best["best"])
+    words = run.checkpoint.get("words", [])
+    save_checkpoint(path, model, tokenizer.state(), words=words, task=task, run=result)
     return result
 
 
 def run_jobs(run):
     """Run this rank's jobs but for those done before an interruption; return dict (task, seed) -> result."""
-    jobs, results = [(name, run.args.seed + i) for name in run.names for i in range(run.args.seeds)], {}
-    for name, seed in jobs[run.rank::run.world]:
-        path, is_first = job_path(run, name, f"seed-{seed}.pt"), seed == run.args.seed
-        if is_first:
+    jobs, results = list_jobs(run), {}
+    for name, seed, path in jobs[run.rank::run.world]:
+        if is_first := seed == run.args.seed:
             data, _ = prepare_task(run, name)
-            if name == run.names[0]:
+            if path == jobs[0][2]:
+                config = dataclasses.replace(run.config, head=data.head, labels=data.num_outputs)
                 with torch.device("meta"):  # counted, not allocated
-                    model = Model(dataclasses.replace(run.config, head=data.head, labels=data.num_outputs))
-                print_settings(run.args, run.config, count_parameters(model), run.device)
-            print(f"{name}: {data.notes}", flush=True)
-        if is_done := os.path.exists(path):
-            print(f"{name}, seed {seed}: done before, {path}")
-        result = load_checkpoint(path)["run"]["result"] if is_done else fit(run, name, seed)
+                    n = count_parameters(Model(config))
+                run.about = dict(parameters=n["total"], embedding=n["embedding"], poep=100 * n["poep"],
+                                 emb=run.config.emb, pretrained="model" in run.checkpoint)
+                print_settings(run.args, run.config, run.about, run.device)
+            print(f"{name}: {describe_texts(run, name)['split']}; {data.notes}", flush=True)
+        result = load_checkpoint(path)["run"] if os.path.exists(path) else fit(run, name, seed, path)
+        print(f"{name}, seed {seed}: {result['metric']} {result['best'][result['metric']]:.2f}", flush=True)
         results[name, seed] = result | dict(baselines=data.baselines() if is_first else {})
     return results
 
@@ -353,56 +330,63 @@ def write_submission(run, name):
         labels = data.submission(data.predict_labels(examples[split], read))
         suffix = dict(test_matched="-m", test_mismatched="-mm").get(split, "")
         lines = [f"{i}\t{label}\n" for i, label in zip(index, labels)]
-        contents[f"{TASKS[name].folder}{suffix}.tsv"] = "".join(["index\tprediction\n", *lines])
+        path = job_path(run, name, f"{TASKS[name].folder}{suffix}.tsv")
+        contents[path] = "".join(["index\tprediction\n", *lines])
     if not tests:
-        contents["predictions.json"] = json.dumps(data.submission(read), ensure_ascii=False)
-    for file_name, content in contents.items():
-        with open(job_path(run, name, file_name), "w", encoding="utf-8") as file:
-            file.write(content)
-    return [job_path(run, name, file_name) for file_name in contents]
+        contents[job_path(run, name, "predictions.json")] = json.dumps(data.submission(read))
+    for path, content in contents.items():
+        Path(path).write_text(content, encoding="utf-8")
+    return list(contents)
+
+
+def describe_texts(run, name):
+    """Return the split that is scored, in words, its columns, and the rows of each split."""
+    a, (*task, train, dev) = run.args, run.texts[name]
+    split = f"rows of {a.dev}" if a.dev else f"dev set, {a.data_dir or 'hub'}"  # whose rows were counted
+    if name == "pydoc":
+        split = "held-out files of the installed Python"
+    columns = [*task[0].texts, task[0].label] if task else ["question", "context", "answers"]
+    rows = dict(train=train) | (dev if task else dict(dev=dev))
+    rows = {name: len(texts["labels"] if task else texts) for name, texts in rows.items()}
+    return dict(split=split, columns=columns, rows=rows | dict(train=min(rows["train"], a.limit or math.inf)))
 
 
 def finish(run, done):
     """Write results.json, keep the best checkpoint of each task, and print the table; return the results."""
-    a, first = run.args, done[run.names[0], run.args.seed]
-    runs = {name: [done[name, a.seed + i] for i in range(a.seeds)] for name in run.names}
-    results = build_results(runs, run.settings, a.baseline)
+    a, (first, *_) = run.args, run.texts
+    runs = {name: [done[name, a.seed + i] for i in range(a.seeds)] for name in run.texts}
+    texts = {name: describe_texts(run, name) for name in runs}
+    results = build_results(runs, texts, run.about, run.settings, a.baseline)
     paths = [os.path.join(a.out, "results.json")]
     write_json(paths[0], results)
     for name, row in results["tasks"].items():
         best = row["seeds"][int(np.argmax(row["values"]))]
         os.replace(job_path(run, name, f"seed-{best}.pt"), job_path(run, name, "ckpt.pt"))
-        for file in glob.glob(glob.escape(job_path(run, name, "seed-")) + "*.pt"):
-            os.remove(file)
+        for file in Path(job_path(run, name, "")).glob("seed-*.pt"):
+            file.unlink()
         paths += write_submission(run, name) if a.predict else []
     print_results(results)
     print("\n".join(f"Saved {path}" for path in paths))
-    example = '"A first text." "A second text."' if first["pair"] else '"A text."'
-    if first["head"] == "span":
-        example = '"Who wrote the book?" "The book was written by Ada Lovelace in 1843."'
-    print(f"Next: python infer.py --ckpt {shlex.quote(job_path(run, run.names[0], ''))} {example}")
+    *task, _, dev = run.texts[first]  # the first row that was scored, its first words
+    row = dev[task[0].dev[0]] if task else {name: [dev[0][name]] for name in ("question", "context")}
+    texts = [" ".join(row[part][0].split()[:30]) for part in row if part != "labels" and row[part]]
+    print("Next:", shlex.join(["python", "infer.py", "--ckpt", job_path(run, first, ""), *texts]))
     return results
 
 
 def parser():
     """Return the parser of all flags, grouped by idea."""
     p = argparse.ArgumentParser(
-        formatter_class=HelpFormatter, description=__doc__.split("\nPaper map")[0],
+        formatter_class=HelpFormatter, description=(__doc__ or "").split("\nPaper map")[0],
         usage="python finetune.py (--ckpt DIR | --preset proformer) --task NAME [flags]  (see --help)")
-
-    def group(title, text):
-        return p.add_argument_group(title, text).add_argument
-
     count = dict(type=at_least(1), metavar="n")
-    flag = group("start", "The checkpoint holds shape, hash and weights, so no flag asks for them.")
+    flag = p.add_argument_group("start", "The checkpoint holds shape, hash and weights.").add_argument
     flag("--ckpt", metavar="DIR", help="folder of a run of pretrain.py, or its ckpt.pt")
     flag("--from_scratch", action="store_true", help="use the checkpoint's shape and hash, not its weights")
     flag("--preset", choices=("proformer",), help="instead of --ckpt: ProFormer, not pre-trained [HF §4.1]")
-    flag = group("task", "GLUE; SQuAD: the words that answer a question; pydoc: the module of a docstring.")
-    flag("--task", choices=(*TASKS, "glue", *SQUAD, "pydoc"),
-         help="glue: the paper's eight in turn, then their average (default: your own files)")
-    flag("--data_dir", metavar="DIR", help=(
-        "a download: SST-2/train.tsv, CoLA/dev.tsv ..., or train-v1.1.json (default: the hub)"))
+    flag = p.add_argument_group("task", "glue: the paper's eight; pydoc: a docstring's module.").add_argument
+    flag("--task", choices=(*TASKS, "glue", *SQUAD, "pydoc"), help="(default: your own files)")
+    flag("--data_dir", metavar="DIR", help="original files, as SST-2/train.tsv (default: the hub)")
     flag("--train", metavar="FILE", help="training rows, .tsv .csv .jsonl .parquet; of --task in its columns")
     flag("--dev", metavar="FILE", help="rows to score")
     flag("--text", metavar="COL[,COL]", help="column of the text, or of both texts; requires your own files")
@@ -411,32 +395,25 @@ def parser():
     flag("--limit", **count, help="training rows, drawn at random, the same for all seeds (default: all)")
     flag("--stride", **count, help="words between windows of a text; requires SQuAD (default: length / 3)")
     flag("--max_answer", **count, help="longest answer, in words; requires SQuAD (default: 30)")
-    flag = group("training", (
-        "Adam, no weight decay, 6 % warm-up, a cosine with 5 hard restarts, clipping at 1. [HF Table 5]\n"
-        f"Recipes: paper {RECIPES['paper']}, small {RECIPES['small']}."))
+    flag = p.add_argument_group("training", f"Recipes [HF Table 5]: {RECIPES}").add_argument
     flag("--recipe", choices=tuple(RECIPES), help="(default: small for a width below 512, else paper)")
-    flag("--epochs", type=at_least(0), metavar="n", help=(
-        "passes over the training rows; 0: score a checkpoint of this task as it is (default: the recipe's)"))
+    flag("--epochs", type=at_least(0, maximum=999), metavar="n", help="0 only scores (default: the recipe's)")
     flag("--batch", **count, help="examples per step (default: the recipe's)")
     flag("--lr", type=at_least(0, float), metavar="x", help="peak learning rate (default: the recipe's)")
-    flag("--pool", choices=("cls", "mean"), help=(
-        "what the head sees of a text: its first position, or the mean of all (default: the recipe's; of a "
-        "checkpoint that was fine-tuned before, its own)"))
+    flag("--pool", choices=("cls", "mean"), help="what the head sees: the first position, or the mean of all "
+         "(default: the recipe's; of a checkpoint that was fine-tuned before, its own)")
     flag("--dropout", type=float, metavar="p", help="dropout probability (default: the checkpoint's)")
-    flag("--seeds", type=at_least(1), default=3, metavar="N", help="runs of each task")
+    flag("--seeds", type=at_least(1, maximum=999), default=3, metavar="N", help="runs of each task")
     flag("--seed", type=at_least(0), default=0, metavar="S", help="seed of the first run; the next has S+1")
     flag("--eval_every", **count, help="steps between evaluations (default: half an epoch)")
-    flag = group("report", "Beside each score: its spread over seeds, the majority class, a bag of words.")
-    flag("--baseline", metavar="DIR", help=(
-        "--out of another fine-tuning, to print retained score (PRR) and compression (PCR) [HF §4.4]"))
-    flag("--predict", action="store_true", help=(
-        "write what GLUE's server expects of the test split (it expects WNLI and AX too), or SQuAD's "
-        "predictions.json, by the best run; afterwards: --ckpt OUT --epochs 0 --predict"))
-    g = p.add_argument_group("device and files", "Under torchrun each rank takes its share of the jobs.")
-    add_device_flags(g)
-    g.add_argument("--cache", default="cache", metavar="DIR", help="folder of the docstrings of pydoc")
-    g.add_argument("--out", metavar="DIR", help=(
-        "folder of results.json, log.jsonl, ckpt.pt, of glue one per task (default: out/CKPT-TASK)"))
+    flag = p.add_argument_group("report", "Beside each score: baselines without a transformer.").add_argument
+    flag("--baseline", metavar="DIR", help="--out of another fine-tuning, for PRR and PCR [HF §4.4]")
+    flag("--predict", action="store_true", help="write predictions of the test split for GLUE's server "
+         "(it wants WNLI and AX too), or of SQuAD's dev set; afterwards: --ckpt OUT --epochs 0 --predict")
+    group = p.add_argument_group("device and files", "Under torchrun each rank takes its share of the jobs.")
+    add_device_flags(group)
+    group.add_argument("--cache", default="cache", metavar="DIR", help="folder of the docstrings of pydoc")
+    group.add_argument("--out", metavar="DIR", help="folder of the results (default: out/CKPT-TASK)")
     return p
 
 
@@ -446,14 +423,13 @@ def main(argv=None):
     with exit_on_bad_input("finetune.py"):
         try:
             run = build_run(args)
-            done = {job: result for part in gather_from_ranks(run_jobs(run)) for job, result in part.items()}
-            results = finish(run, done) if run.rank == 0 else None
-            barrier_before_exit()
-            return results
-        except KeyboardInterrupt:
-            print("finetune.py: Interrupted. Rerun the same command to resume after the last finished job.",
-                  file=sys.stderr)
-            raise SystemExit(130) from None
+            with lock_output(args.out, run.rank):
+                claim_output(run)
+                done = collections.ChainMap(*gather_from_ranks(run_jobs(run)))
+                barrier_before_exit()
+                return finish(run, done) if run.rank == 0 else None
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt("Interrupted. Rerun the same command to resume.") from error
 
 
 if __name__ == "__main__":

@@ -8,12 +8,15 @@ Deviations:
     1. A word is a run of letters or of symbols, in lower case ("regex"). "space" splits as the paper does.
     2. The vector of the hyperplanes is rounded to 1/4096: sums are exact integers, the same on every machine.
     3. The seed and the key are arguments, and state() returns them; the paper names neither.
+    4. The paper rotates one vector for the index (§3.3) and has T random hyperplanes for the bits (§3.5).
+       Here both rotate one vector, and fit numbers the n-grams at random: of 128 bits, 127 are effective.
+       Numbered by frequency, the common n-grams would be neighbors with overlapping windows: 110.
+    5. A byte order mark or a NUL separates words, as white space does.
 Notation: V words   T bits   N hash buckets   k bits of a chunk, or hash functions of a sketch of R rows each
 Demo: python hashing.py "play plays played"
 """
 
 import hmac
-import itertools
 import os
 import re
 import sys
@@ -21,8 +24,26 @@ from hashlib import md5
 
 import numpy as np
 
-_PATTERNS = {"regex": re.compile(r"\w+|[^\w\s]+"), "space": re.compile(r"\S+")}
+_PATTERNS = {"regex": re.compile(r"\w+|[^\w\s\ufeff\0]+"), "space": re.compile(r"[^\s\ufeff\0]+")}
 _SHIFTS = np.array([48, 32, 16, 0], np.uint64)  # of the 16-bit characters of an n-gram in one number
+
+
+def check(name, is_valid, expected, value, advice=""):
+    """Raise ValueError, which names the argument of a public function and its value, unless it is valid."""
+    if not is_valid:
+        raise ValueError(f"{name}: expected {expected}, got {value!r:.60}.{advice}")
+
+
+def check_int(name, value, low, high, advice=""):
+    """Raise ValueError unless value is an int of low .. high."""
+    is_valid = isinstance(value, (int, np.integer)) and low <= value <= high
+    check(name, is_valid, f"{low:,} to {high:,}", value, advice)
+
+
+def check_words(words, name="words"):
+    """Raise ValueError unless words is a list of str. Of a str alone, the letters would be hashed."""
+    kinds = set(map(type, words)) if isinstance(words, (list, tuple)) else {None}
+    check(name, kinds <= {str, np.str_}, "a list of str", words)
 
 
 def split_words(text, how="regex"):
@@ -31,7 +52,7 @@ def split_words(text, how="regex"):
     Args: text str; how "regex" (runs of letters, digits and _, and runs of other symbols) or "space".
     Returns: words list[str]; spans list[(start, end)] in characters.  "Don't stop!!" -> don ' t stop !!
     """
-    matches = list(_pattern(how).finditer(text))
+    matches = list(_get_pattern(text, how).finditer(text))
     # subtle: lower-case each match, not the text: "İ".lower() is two characters and would shift the offsets
     return [match.group().lower() for match in matches], [match.span() for match in matches]
 
@@ -39,21 +60,15 @@ def split_words(text, how="regex"):
 def list_words(text, how="regex"):
     """Return the words of split_words without their spans, about three times as fast."""
     # in ASCII lower() keeps every offset, so one call serves the whole text
-    words = _pattern(how).findall(text.lower() if text.isascii() else text)
+    words = _get_pattern(text, how).findall(text.lower() if text.isascii() else text)
     return words if text.isascii() else [word.lower() for word in words]
 
 
-def _pattern(how):
-    if how not in _PATTERNS:
-        raise ValueError(f"how: expected {' or '.join(_PATTERNS)}, got {how!r}.")
+def _get_pattern(text, how):
+    """Return the compiled pattern of a way to split."""
+    check("text", isinstance(text, str), "a str", text)
+    check("how", how in _PATTERNS, " or ".join(_PATTERNS), how)
     return _PATTERNS[how]
-
-
-def _check(name, value, high, low=1, words=(), advice=""):
-    if isinstance(words, str):
-        raise ValueError(f"words: expected a list of str, got str {words[:20]!r}.")
-    if not low <= value <= high:
-        raise ValueError(f"{name}: expected {low:,} to {high:,}, got {value:,}.{advice}")
 
 
 def md5_digests(words, count=1, key=None):
@@ -65,17 +80,15 @@ def md5_digests(words, count=1, key=None):
         key: str for keyed digests (HMAC-MD5), or None.
     Returns: uint8 (V, 16 * count).
     """
-    _check("count", count, 1 << 32, words=words)
+    check_words(words)
+    check_int("count", count, 1, 1 << 32)
+    check("key", key is None or isinstance(key, str), "a str or None", key)
+    suffixes = [b""] + [i.to_bytes(4, "big") for i in range(1, count)]
     # subtle: JSON can produce a lone surrogate; "surrogatepass" encodes it where the default would raise
-    texts = [word.encode("utf-8", "surrogatepass") for word in words]
-    if count > 1:
-        suffixes = [b""] + [i.to_bytes(4, "big") for i in range(1, count)]
-        texts = [text + suffix for text in texts for suffix in suffixes]
-    if key is None:
-        digests = [md5(text, usedforsecurity=False).digest() for text in texts]
-    else:
-        key = key.encode("utf-8", "surrogatepass")
-        digests = [hmac.digest(key, text, "md5") for text in texts]
+    texts = [word.encode("utf-8", "surrogatepass") + suffix for word in words for suffix in suffixes]
+    secret = (key or "").encode("utf-8", "surrogatepass")
+    digests = [md5(text, usedforsecurity=False).digest() if key is None else hmac.digest(secret, text, "md5")
+               for text in texts]
     return np.frombuffer(b"".join(digests), np.uint8).reshape(len(words), 16 * count)
 
 
@@ -84,7 +97,7 @@ def md5_bits(words, bits=128, key=None):
 
     Args: words and key as in md5_digests; bits int T, at least 1.  Returns: uint8 (V, T) of 0 and 1.
     """
-    _check("bits", bits, 1 << 32)
+    check_int("bits", bits, 1, 1 << 32)
     return np.unpackbits(md5_digests(words, -(-bits // 128), key), axis=1)[:, :bits]
 
 
@@ -94,11 +107,9 @@ def md5_index(words, n, key=None):
     Args: words and key as in md5_digests; n int, number of buckets, 1 .. 2**32.
     Returns: int64 (V,) in 0 .. n-1: play -> 15933 of 50,000.
     """
-    _check("n", n, 1 << 32)
-    high, low = md5_digests(words, 1, key).view(">u8").astype(np.uint64).T
-    # subtle: no sum below reaches 2**64, for (n - 1) * (n - 1) + n - 1 < n * n <= 2**64
-    n = int(n)
-    return ((high % n * (2**64 % n) + low % n) % n).astype(np.int64)
+    check_int("n", n, 1, 1 << 32)
+    digests, n = md5_digests(words, 1, key).view("V16").ravel().tolist(), int(n)
+    return np.array([int.from_bytes(digest, "big") % n for digest in digests], np.int64)
 
 
 def sketch_index(words, k, rows, seed=0, key=None):
@@ -110,8 +121,8 @@ def sketch_index(words, k, rows, seed=0, key=None):
     Returns: int64 (V, k), each in 0 .. R-1: play -> 409, 489, 306, 104, 165 of 500.
     """
     # not h(x) = x · prime_j mod R: numbers equal modulo R collide under every function of that family
-    _check("k", k, 255)
-    _check("rows", rows, 1 << 32)
+    check_int("k", k, 1, 255)
+    check_int("rows", rows, 1, 1 << 32)
     digests = md5_digests(words, -(-k // 2), f"{key or ''} sketch {seed}" if seed or key else None)
     return (digests.view(">u8")[:, :k] % np.uint64(rows)).astype(np.int64)
 
@@ -122,7 +133,9 @@ def bits_to_chunks(bits, k):
     Args: bits uint8 (V, T) of 0 and 1; k int, 1 .. 15.
     Returns: int16 (V, ceil(T/k)): 1010 0100 001 with k = 4 -> 10 4 1.
     """
-    _check("k", k, 15)
+    check_int("k", k, 1, 15)
+    is_valid = isinstance(bits, np.ndarray) and bits.dtype == np.uint8 and bits.ndim == 2 and bits.shape[1]
+    check("bits", is_valid and bits.max(initial=0) < 2, "uint8 (V, T) of 0 and 1", bits)
     columns = [bits[:, start:start + k].astype(np.int16) for start in range(0, bits.shape[1], k)]
     return np.stack([c @ (1 << np.arange(c.shape[1], dtype=np.int16)[::-1]) for c in columns], 1)
 
@@ -179,11 +192,10 @@ class NgramLSH(Hash):
     options = {"features": "features", "seed": "hash_seed"}  # keyword of fit -> command-line flag
     needs_counts, index_is_slow, learned = True, True, ("grams",)
     max_outputs = 65_535  # 16 bits for each character of an n-gram
-    words_per_pass = 500_000  # of fit, to bound its memory
 
     def __init__(self, grams, features, seed=0):
         """Take grams list[str] (feature f is grams[f]), features int (length of eta), and the seed of eta."""
-        _check("features", features, self.max_outputs, low=max(len(grams), 1))
+        check_int("features", features, max(len(grams), 1), self.max_outputs)
         self.grams, self.features, self.seed = grams, features, seed
         eta = np.random.default_rng(seed).standard_normal(features)
         self.eta = np.rint(np.tile(eta, 2) * 4096).astype(np.int32)  # twice: a window may run over the end
@@ -195,24 +207,25 @@ class NgramLSH(Hash):
 
     @classmethod
     def fit(cls, counts, features=50_000, seed=0):
-        """Choose the most frequent n-grams of a corpus; ties go to the shorter, then by code point.
+        """Choose the most frequent n-grams of a corpus, ties by length and code point, and shuffle them.
 
         Args: counts dict, word -> count in the corpus; features, seed: ints, as in the constructor.
         """
-        if not isinstance(counts, dict):
-            raise ValueError(f"counts: expected a dict of word -> count, got {type(counts).__name__}.")
-        words, weights = list(counts), np.fromiter(counts.values(), np.int64, len(counts))
+        check("counts", isinstance(counts, dict), "a dict of word -> count", counts)
+        words, weights = list(counts), np.fromiter(counts.values(), float)  # exact up to 2**53
         points, lengths = _code_points(words)
-        each, frequency = _sum_by_key(points, np.repeat(weights, lengths))
-        # a character less frequent than these is no feature, nor part of one
-        alphabet = np.sort(each[np.argsort(-frequency, kind="stable")[:cls.max_outputs]])
-        keys, sums = np.empty(0, np.uint64), np.empty(0, np.int64)
-        for start in range(0, len(words), cls.words_per_pass):
-            grams, owner = _gram_keys(words[start:start + cls.words_per_pass], alphabet)
-            keys, sums = _sum_by_key(np.append(keys, grams), np.append(sums, weights[start + owner]))
+        frequency = np.bincount(points, np.repeat(weights, lengths))
+        # no n-gram is more frequent than its rarest character: the features have only these
+        alphabet = np.sort(np.argsort(-frequency, kind="stable")[:cls.max_outputs])
+        keys, sums = np.empty(0, np.uint64), np.empty(0)
+        for start in range(0, len(words), 500_000):  # not all at once: 8 bytes per n-gram of a word
+            more, owner = _gram_keys(words[start:start + 500_000], alphabet)
+            keys, group = np.unique(np.append(keys, more), return_inverse=True)
+            sums = np.bincount(group, np.append(sums, weights[start + owner]))
         best = keys[np.argsort(-sums, kind="stable")[:features]]  # a longer n-gram has a larger key
-        places = best[:, None] >> _SHIFTS & 0xFFFF  # (features, 4)
-        grams = ["".join(chr(alphabet[p - 1]) for p in row if p) for row in places.tolist()]
+        letters = ["", *map(chr, alphabet)]
+        grams = ["".join([letters[p] for p in row]) for row in (best[:, None] >> _SHIFTS & 0xFFFF).tolist()]
+        np.random.default_rng([seed, 1]).shuffle(grams)  # a stream of its own, not that of eta
         return cls(grams, features, seed)
 
     def bits(self, words, T):
@@ -221,7 +234,8 @@ class NgramLSH(Hash):
         Args: words list[str], V words; T int, number of bits, 1 .. features.
         Returns: uint8 (V, T) of 0 and 1; all 0 for a word without a known n-gram.
         """
-        _check("T", T, self.features, words=words, advice=" Raise the features (65,535 at most).")
+        check_words(words)
+        check_int("T", T, 1, self.features, " Raise the features (65,535 at most).")
         windows = np.lib.stride_tricks.sliding_window_view(self.eta, T)  # (2 features - T + 1, T), a view
         out = np.empty((len(words), T), np.uint8)
         for start in range(0, len(words), 4096):
@@ -250,7 +264,8 @@ class NgramLSH(Hash):
         Args: words list[str], V words; N int, number of hyperplanes, 1 .. features.
         Returns: int64 (V,) in 0 .. N-1; 0 for a word without a known n-gram.
         """
-        _check("N", N, self.features, words=words, advice=" Raise the features (65,535 at most).")
+        check_words(words)
+        check_int("N", N, 1, self.features, " Raise the features (65,535 at most).")
         out, before = np.zeros(len(words), np.int64), ""
         stack, depth = [np.zeros(N, np.int32)], 24  # depth bounds the stack, 4N bytes per sum
         for word, i in sorted(zip(words, range(len(words)))):
@@ -265,10 +280,15 @@ class NgramLSH(Hash):
         return out
 
 
+def list_ngrams(word):
+    """Return the runs of 1 to 4 characters of a word, 10 of "play"."""
+    return [word[i:i + n] for n in range(1, 5) for i in range(len(word) - n + 1)]
+
+
 def _code_points(words):
     """Return the characters of all words in a row, uint32, and the lengths of the words, int64 (V,)."""
     text = "".join(words).encode("utf-32-le", "surrogatepass")
-    return np.frombuffer(text, np.uint32), np.fromiter(map(len, words), np.int64, len(words))
+    return np.frombuffer(text, np.uint32), np.fromiter(map(len, words), np.int64)
 
 
 def _gram_keys(words, alphabet):
@@ -287,35 +307,22 @@ def _gram_keys(words, alphabet):
     place[alphabet] = np.arange(1, len(alphabet) + 1)
     place = np.insert(place[points], np.cumsum(lengths), 0)  # a 0 ends each word
     windows = np.stack([np.roll(place, -n) for n in range(4)])  # (4, characters)
-    is_known = list(itertools.accumulate(windows > 0, np.logical_and))
+    is_known = np.logical_and.accumulate(windows > 0)
     whole = np.bitwise_or.reduce(windows << _SHIFTS[:, None])
-    keys = np.stack([whole >> shift for shift in _SHIFTS], 1)[np.stack(is_known, 1)]  # of (characters, 4)
-    return keys, np.repeat(np.repeat(np.arange(len(words)), lengths + 1), sum(is_known))
+    keys = (whole[:, None] >> _SHIFTS)[is_known.T]  # of (characters, 4)
+    return keys, np.repeat(np.repeat(np.arange(len(words)), lengths + 1), is_known.sum(0))
 
 
-def _sum_by_key(keys, amounts):
-    """Return the distinct keys in order, and the sum of the amounts of each, int64; exact up to 2**53."""
-    keys, group = np.unique(keys, return_inverse=True)
-    return keys, np.bincount(group, amounts, len(keys)).astype(np.int64)
+def ngram_products_reference(lsh, words, T):
+    """Return x @ R, int64 (V, T), of which NgramLSH.bits is the sign and .index the argmax: slow, an oracle.
 
-
-def _products_reference(lsh, words, T):
-    """Return x @ R, int64 (V, T): x counts the n-grams of each word, column j of R is eta rotated by j."""
+    Row x counts the n-grams of a word; column j of R is eta rotated by j.
+    """
     x = np.zeros((len(words), lsh.features + 1), np.int64)  # the last column counts the unknown n-grams
     for row, word in zip(x, words):
-        for gram in [word[i:i + n] for n in range(1, 5) for i in range(len(word) - n + 1)]:
+        for gram in list_ngrams(word):
             row[lsh.feature.get(gram, -1)] += 1
     return x[:, :-1] @ np.stack([np.roll(lsh.eta[:lsh.features], -j) for j in range(T)], 1)
-
-
-def ngram_bits_reference(lsh, words, T):
-    """Return NgramLSH.bits by explicit products, uint8 (V, T): slow, the oracle of the tests."""
-    return (_products_reference(lsh, words, T) > 0).astype(np.uint8)
-
-
-def ngram_index_reference(lsh, words, N):
-    """Return NgramLSH.index by explicit products, int64 (V,): slow, the oracle of the tests."""
-    return _products_reference(lsh, words, N).argmax(1)
 
 
 HASHES = {"md5": MD5, "lsh": NgramLSH}  # a new hash is one class like these two, and its line here

@@ -8,9 +8,10 @@ Sources:      [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019  
               [V] Vaswani et al. 2017   [BL] Li & Yip, BERT-LSH   [SB] Superbloom   [CM] the median proposal
 Out of scope: text and hashing (tokenizer.py), losses (objectives.py), files (runtime.py).
 Deviations:   1. One combined projection for queries, keys and values: the same function in one product.
-              2. Positions start as sinusoids, layers with std 0.02 · √(768/d): small models learn sooner.
+              2. Positions start as sinusoids, layers with std 0.02 · √(768/d), BERT-LSH's and Superbloom's
+                 too: small models learn sooner.   3. In text an item's m vectors share its position.
 Notation:     B batch   L positions   C code numbers per word   d width   H heads   e d/H   V token IDs
-              N rows   M masked positions   m hashes per item   k hash functions of a sketch, R buckets each
+              N rows   M masked positions   m hashes per item   k hash functions of R buckets
 Demo:         python model.py
 """
 
@@ -20,9 +21,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from attention import (collision_share, draw_hyperplanes, full_attention, lsh_attention,
-                       select_implementation, simhash)
-from embeddings import EMBEDDINGS, init_normal, unpack_bits
+from attention import collision_share, draw_hyperplanes, full_attention, lsh_attention, simhash
+from attention import select_implementation
+from embeddings import EMBEDDINGS, check_codes, init_normal, unpack_bits
 
 CHOICES = dict(emb=EMBEDDINGS, head=("sr", "mlm", "hash-mlm", "classify", "span"), act=("gelu", "relu"),
                pool=("cls", "mean"), attn=("full", "lsh"), lsh_fill=("zero", "mask"),
@@ -33,11 +34,11 @@ CHOICES = dict(emb=EMBEDDINGS, head=("sr", "mlm", "hash-mlm", "classify", "span"
 class Config:
     """Everything that shapes the weights, in plain types; it is saved with them in the checkpoint."""
     emb: str = "proj"
-    rows: int = 50_260  # N: rows of lookup, bloom (those of special tokens included), emb and weighted
+    rows: int = 50_260  # N: rows of lookup (those of special tokens included), emb and weighted
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # k: bits of a chunk (pool)
     hashes: int | None = None  # m, vectors of an item (bloom; default 2); k of a sketch (default 5)
-    buckets: int = 500  # R: rows of each hash function's block (mean, median); classes of each in hash-mlm
+    buckets: int = 500  # R: rows of a block (mean, median; bloom with special tokens); classes of a hash
     weights: int = 50_000  # K: rows of the importance table (weighted)
     layers: int = 12
     width: int = 768  # d
@@ -47,8 +48,9 @@ class Config:
     order: bool = True  # False: a sequence is a set, without positions, padded with 0
     length: int = 512  # positions, [CLS] included; of a set, the most items
     spare_positions: int = 0  # unused rows of the position table: RoBERTa and the paper have 2
-    types: int = 1
+    types: int = 1  # rows of the token type table; with 2 the second text of a pair has row 1
     special_tokens: int = 5  # token IDs below it are special tokens, and ID 0 is padding
+    sep_id: int = 2  # token ID of [SEP]; of a pair, two in a row begin the second text
     dropout: float = 0.1
     head: str = "sr"
     tied: bool | None = None  # mlm, hash-mlm: output layer = the embedding's rows (default: lookup and bloom)
@@ -63,9 +65,8 @@ class Config:
     lsh_redraw: bool = False  # new hyperplanes in every training step
 
     def __post_init__(self):
-        for field in fields(self):
-            name, kind, value = field.name, field.type, getattr(self, field.name)
-            minimum = int(name not in ("layers", "spare_positions"))
+        for name, value in vars(self).items():
+            kind, minimum = Config.__annotations__[name], int(name not in ("layers", "spare_positions"))
             if not isinstance(value, (int, float) if kind is float else kind):
                 raise ValueError(f"{name}: expected {kind}, got {value!r}.")
             if value not in CHOICES.get(name, [value]):
@@ -78,15 +79,15 @@ class Config:
             raise ValueError(f"width: expected a multiple of {self.heads} heads, got {self.width}.")
         if self.attn == "lsh" and self.lsh_pairs == "upper" and not self.order:
             raise ValueError("lsh_pairs: expected all for sets, got upper, which needs an order.")
-        embedding, predicts_rows = EMBEDDINGS[self.emb], self.head in ("mlm", "hash-mlm")
+        embedding, self.predicts_rows = EMBEDDINGS[self.emb], self.head in ("mlm", "hash-mlm")
         self.code_format = embedding.code_format  # how a word's codes are laid out: tokenizer.HashTokenizer
         possible = ["sr"] * self.order + ["mlm" if self.code_format == "row" else "hash-mlm"]
         if self.head not in (*possible, "classify", "span"):
             raise ValueError(f"objective: expected {' or '.join(possible)} for {self.emb}, got {self.head}.")
-        if self.tied and predicts_rows and not embedding.can_tie:
-            able = ", ".join(name for name, cls in EMBEDDINGS.items() if cls.can_tie)
-            raise ValueError(f"tied requires emb {able}; {self.emb} has no rows for an output layer.")
-        self.tied = (embedding.is_tied if self.tied is None else self.tied) if predicts_rows else None
+        if self.tied and self.predicts_rows and not embedding.can_tie:
+            able = [name for name, cls in EMBEDDINGS.items() if cls.can_tie]
+            raise ValueError(f"tied requires emb {', '.join(able)}, got {self.emb}.")
+        self.tied = (embedding.is_tied if self.tied is None else self.tied) if self.predicts_rows else None
         has_hashes = self.code_format in ("digest", "sketch", "weighted") or self.head == "hash-mlm"
         self.hashes = (self.hashes or (2 if embedding.is_stacked else 5)) if has_hashes else None
 
@@ -106,10 +107,7 @@ PRESETS = {  # the sizes of the papers [HF §4.1]; tiny is ours and trains in mi
 
 
 def sinusoids(length, width):
-    """Return sinusoids (L, d) of wavelengths 2π to 20,000π, from which position embeddings start. [V §3.5]
-
-    "One further" is one rotation everywhere; of random rows attention has to learn L pairs of neighbors.
-    """
+    """Return sinusoids (L, d): "one further" is one rotation everywhere, easy for attention. [V §3.5]"""
     angles = torch.arange(length)[:, None] * 10_000 ** (-torch.arange(0, width, 2) / width)  # (L, d/2)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]
 
@@ -175,14 +173,13 @@ class MaskedLMHead(nn.Module):
 
 
 def build_head(c):
-    """Return the head module of a Config."""
+    """Return the module that c.head names."""
     if c.head in ("sr", "span"):  # 0 intact, 1 shuffled, 2 random [SR §3]; start and end of an answer
         return nn.Linear(c.width, 3 if c.head == "sr" else 2)
     if c.head == "classify":
         dense, out = nn.Linear(c.width, c.width), nn.Linear(c.width, c.labels)
         return nn.Sequential(nn.Dropout(c.dropout), dense, nn.Tanh(), nn.Dropout(c.dropout), out)
-    of_table = c.head == "mlm" or EMBEDDINGS[c.emb].is_stacked
-    return MaskedLMHead(c, c.rows if of_table else c.hashes * c.buckets)
+    return MaskedLMHead(c, c.rows if c.head == "mlm" else c.hashes * c.buckets)
 
 
 class Model(nn.Module):
@@ -190,69 +187,71 @@ class Model(nn.Module):
     def __init__(self, config):
         super().__init__()
         c = self.config = config
-        self.embedding = EMBEDDINGS[c.emb].from_config(c)
-        self.vectors_per_item = c.hashes if self.embedding.is_stacked else 1
-        rows = c.special_tokens + self.embedding.has_word_row
-        self.specials = nn.Embedding(rows, c.width) if self.embedding.needs_specials else None
+        e = self.embedding = EMBEDDINGS[c.emb].from_config(c)
+        self.vectors_per_item = c.hashes if e.is_stacked else 1
+        self.specials = nn.Embedding(c.special_tokens + e.has_word_row, c.width) if e.needs_specials else None
         self.positions = nn.Embedding(c.length + c.spare_positions, c.width) if c.order else None
         self.types = nn.Embedding(c.types, c.width)
         self.norm, self.dropout = nn.LayerNorm(c.width), nn.Dropout(c.dropout)
         self.layers = nn.ModuleList(TransformerLayer(c, i) for i in range(c.layers))
         self.head = build_head(c)
         for name, module in self.named_modules():
-            if isinstance(module, nn.Embedding):
-                init_normal(module.weight)
-            elif isinstance(module, nn.Linear):  # BERT's 0.02; in the encoder it depends on the width
+            if isinstance(module, (nn.Embedding, nn.Linear)):  # BERT's 0.02; in the encoder by its width
                 init_normal(module.weight, 0.02 * (768 / c.width) ** 0.5 if "layers" in name else 0.02)
+            if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-        if c.order:  # position embeddings start with a larger scale than word embeddings
-            waves = 2.25 * self.embedding.initial_std(c) * sinusoids(*self.positions.weight.shape)
-            self.positions.weight.data.copy_(waves.detach())
+        if c.order and not self.types.weight.is_meta:  # positions start with a larger scale than words
+            self.positions.weight.data[:] = 2.25 * e.initial_std(c) * sinusoids(*self.positions.weight.shape)
         self.register_buffer("codes", None, persistent=False)
 
     @property
-    def device(self):
-        """torch.device of the weights."""
+    def device(self):  # of the weights
         return self.types.weight.device
 
     def set_codes(self, codes):
         """Set the codes, integer (V, C) by token ID, bits packed in bytes; ValueError if they do not fit."""
-        limits = self.embedding.code_limits(self.config)
-        num, ends = torch.tensor(limits, device=codes.device).T
-        if codes.shape[1:] != (sum(num),) or ((codes < 0) | (codes >= ends.repeat_interleave(num))).any():
-            expected = " and ".join(f"{count} below {end:,}" for count, end in limits)
-            raise ValueError(f"codes: expected {expected} a word, got shape {tuple(codes.shape)} or others.")
-        self.codes = codes.to(self.device)
+        c, codes = self.config, torch.as_tensor(codes, device="cpu")
+        if codes.ndim != 2:
+            raise ValueError(f"codes: expected (V, C), got shape {tuple(codes.shape)}.")
+        limits = [(-(-c.bits // 8), 256)] if c.code_format == "bits" else self.embedding.code_limits
+        self.codes = check_codes(codes, limits).to(self.device)
 
     def embed(self, ids):
         """Return the word vectors alone, (B, L·m, d) of ids (B, L): no positions, no norm. [HF §3.1]"""
         if self.embedding.is_costly and ids.ndim == 2 and ids.is_cpu and not torch.compiler.is_compiling():
             distinct, places = ids.unique(return_inverse=True)  # each word of a batch occurs about twice
             return F.embedding(places, self.embed(distinct))
+        if self.codes is None:
+            raise ValueError("codes: expected set_codes(codes) before the model is used, got none.")
+        check_codes(ids.unsqueeze(-1), [(1, len(self.codes))], "ids")
         c, codes = self.config, self.codes[ids]  # (B, L, C)
         x = self.embedding(unpack_bits(codes, c.bits) if c.code_format == "bits" else codes)
         if self.specials is None:
-            return x
+            return x.flatten(-3, -2) if self.embedding.is_stacked else x
         is_word = (ids >= c.special_tokens).unsqueeze(-1)
-        special = self.specials(ids.clamp(max=len(self.specials.weight) - 1))  # of a word, the last row
-        if self.embedding.has_word_row:  # which is added to every ordinary word
-            return x.masked_fill(~is_word, 0.0) + special
-        return torch.where(is_word, x, special)
+        # of a word the last row, which is added to it where the embedding has_word_row
+        special = self.specials(ids.clamp(max=len(self.specials.weight) - 1))
+        return torch.where(is_word, x + special if self.embedding.has_word_row else x, special)
 
     def embed_inputs(self, ids):
         """Return what the first layer sees, (B, L·m, d) of ids (B, L): words, positions, type, normalized."""
-        c, L = self.config, ids.shape[1]
+        if ids.ndim != 2:
+            raise ValueError(f"ids: expected (B, L), got shape {tuple(ids.shape)}.")
+        c, m, L = self.config, self.vectors_per_item, ids.shape[1]
         if L > c.length:
             raise ValueError(f"text: expected at most {c.length} positions (--length), got {L}. Shorten it.")
-        x = self.embed(ids) + self.types.weight[0]
+        types = self.types.weight[0]
+        if c.order and c.types > 1:  # a pair has two [SEP] in a row; documents in a window end with one
+            is_pair = (ids[:, 1:] == c.sep_id) & (ids[:, :-1] == c.sep_id)  # (B, L - 1)
+            types = self.types(F.pad(is_pair.cumsum(1).clamp(max=1), (1, 0))).repeat_interleave(m, 1)
+        x = self.embed(ids) + types
         if c.order:  # an item's m vectors share one; without any, [MASK_1] have equal outputs [SB §3.2]
-            x = x + self.positions.weight[c.spare_positions:][:L].repeat_interleave(self.vectors_per_item, 0)
+            x = x + self.positions.weight[c.spare_positions:][:L].repeat_interleave(m, 0)
         return self.dropout(self.norm(x))
 
     def padding_mask(self, ids, key_mask=None):
         """Return the attention mask of the vectors, bool (B, L·m) or None; sets are padded with ID 0."""
-        if not self.config.order and key_mask is None:
-            key_mask = ids != 0
+        key_mask = ids != 0 if key_mask is None and not self.config.order else key_mask
         return None if key_mask is None else key_mask.repeat_interleave(self.vectors_per_item, 1)
 
     def encode(self, ids, key_mask=None):
@@ -281,25 +280,22 @@ class Model(nn.Module):
 
     def pool(self, x, key_mask):
         """Return one vector per text, (B, d), of x (B, L, d)."""
-        if self.config.pool == "cls":
-            return x[:, 0]
-        if key_mask is None:
-            return x.mean(1)
-        weight = key_mask.unsqueeze(-1).to(x.dtype)  # (B, L, 1)
-        return (x * weight).sum(1) / weight.sum(1)
+        weight = torch.ones_like(x[..., :1]) if key_mask is None else key_mask.unsqueeze(-1).to(x.dtype)
+        return x[:, 0] if self.config.pool == "cls" else (x * weight).sum(1) / weight.sum(1)
 
     def forward(self, ids, key_mask=None, masked_positions=None, rows=None):
         """Encode and apply the head.
-
         Args: ids int64 (B, L); key_mask bool (B, L), True = attend, or None; of heads mlm and hash-mlm
             masked_positions int64 (M,) in the flattened batch, and rows int64 (S,) to score, or None: all.
-        Returns: sr (B, L, 3); span (B, L, 2); classify (B, labels); mlm (M, N) or (M, S); hash-mlm of bloom
-            (M, m, N), each vector of an item predicts its row among all rows [SB §2.3]; other hash-mlm
-            (M, k, R), the vector of a word predicts k hashes, each among the R rows of its block [CM].
+        Returns: sr (B, L, 3); span (B, L, 2); classify (B, labels); mlm (M, N) or (M, S); hash-mlm (M, k, R),
+            each hash among the rows of its block [CM], but of bloom (M, m, m·R), among all rows [SB §2.3].
         """
-        c, x, is_stacked = self.config, self.encode(ids, key_mask), self.embedding.is_stacked
+        c, is_stacked = self.config, self.embedding.is_stacked
+        if c.predicts_rows != (masked_positions is not None):
+            raise ValueError(f"masked_positions: expected with head mlm or hash-mlm alone, this is {c.head}.")
+        x = self.encode(ids, key_mask)
         x = x.unflatten(1, (-1, self.vectors_per_item)) if is_stacked else x  # (B, L, m, d)
-        if c.head in ("mlm", "hash-mlm"):
+        if c.predicts_rows:
             table = self.embedding.weight if c.tied else None
             logits = self.head(x.flatten(0, 1)[masked_positions], table, rows)
             return logits if c.head == "mlm" or is_stacked else logits.unflatten(-1, (c.hashes, c.buckets))
@@ -314,13 +310,10 @@ def parameter_groups(model, decay):
 
 
 def count_parameters(model):
-    """Return a dict of parameter counts: embedding (what the hash needs), specials, positions (with types and
-    norm), encoder, head, their total; and poep, the embedding's share. [HF App. B] [HF §4.4 eq.7]"""
-    parts = dict(embedding=[model.embedding], specials=[model.specials],
-                 positions=[model.positions, model.types, model.norm],
-                 encoder=[model.layers], head=[model.head], total=[model])
-    counts = {part: sum(p.numel() for module in modules if module is not None for p in module.parameters())
-              for part, modules in parts.items()}
+    """Return parameters of each part and in all; poep, the embedding's share. [HF App. B] [HF §4.4 eq.7]"""
+    parts = dict(embedding=[model.embedding], specials=[model.specials], encoder=[model.layers],
+                 positions=[model.positions, model.types, model.norm], head=[model.head], total=[model])
+    counts = {part: sum(p.numel() for m in some if m for p in m.parameters()) for part, some in parts.items()}
     return counts | dict(poep=counts["embedding"] / counts["total"])
 
 
@@ -336,9 +329,9 @@ def load_model(checkpoint):
     config, weights = load_config(checkpoint), checkpoint["model"]
     if config.layers > len(weights):  # each has several; a size that is wrong must not take memory
         raise ValueError(f"layers: expected at most one per weight, got {config.layers:,}.")
-    with torch.device("meta"):
-        model = Model(config)
     try:
+        with torch.device("meta"):
+            model = Model(config)
         if wrong := [name for name, w in model.state_dict().items() if weights[name].dtype != w.dtype]:
             raise ValueError(f"weights: expected another dtype of {', '.join(wrong[:3])}.")
         model.load_state_dict(weights, assign=True)

@@ -5,10 +5,10 @@ Paper map:    [HF §3.6] ShuffleRandom   [SR §3] ShuffleRandom   [BERT §3.1] m
 Sources:      [HF] Xue & Aletras 2022, HashFormers   [SR] Yamaguchi et al. 2021, Shuffle+Random
               [BERT] Devlin et al. 2019   [SB] Superbloom, ICLR 2020 submission   [CM] Median is all you need
 Out of scope: batches and the noise that decides what is corrupted (data/batches.py); heads (model.py).
-Deviations:   1. Words are shuffled within their own row, among the chosen positions; those left unchanged are
-                 intact. The authors permute over the batch, which changes few words of short rows.
+Deviations:   1. Words are shuffled within their row; the authors permute the batch, which changes few words.
               2. Random words are words of the corpus. The authors give Add and Proj bits that no word has.
               3. Items that a set already shows are excluded as predictions; the paper's lists include them.
+              4. Of a set at least one item is masked; the loss of an item is the mean over its m tokens.
 Notation:     B batch   L positions   M masked positions   V words   N rows   S sampled rows   m hashes of an
               item   k hash functions of a sketch   R buckets of one      Demo: python objectives.py
 """
@@ -26,7 +26,7 @@ RECALL = (1, 10, 20)
 
 
 def entropy(p):
-    """Return the entropy in nats of probabilities or counts p (n,)."""
+    """Return the entropy in nats of counts p (n,)."""
     p = p[p > 0] / p.sum()
     return float(-(p * np.log(p)).sum())
 
@@ -34,34 +34,39 @@ def entropy(p):
 class Objective:
     """Base class: what an objective knows of the run, and what the training loop calls.
 
-    A subclass adds evaluate(model, inputs, labels) -> summed loss, counts (num_counts,) that add up over
-    batches; and expected_loss(word_counts (V,)) -> number of classes, loss of knowing frequencies alone.
+    A subclass states its head, one of model.py's, and num_counts. It adds evaluate(model, inputs, labels) ->
+    summed loss, counts (num_counts,) that add up over batches; and expected_loss(word_counts (V,), these
+    counts) -> classes, loss of knowing frequencies alone.
 
-    Args:
-        config, bloom_map: model.Config, and bloom.BloomMap of the items of hash-mlm, or None.
-        mask_rate, mask_id, first_word_id: share of words to mask (default: 0.15), IDs of [MASK], first word.
-        targets: integer (V, k) by token ID, hashes that hash-mlm predicts; with bloom, rows of the table.
+    Args: config, model.Config; mask_rate, mask_id, first_word_id, share masked (default: 0.15), IDs of [MASK]
+        and first word; targets integer (V, k) by token ID, the hashes to predict, each in 0 .. R-1 of its
+        block; bloom_map, bloom.BloomMap of items, or None; num_samples int, rows that sampled draws.
     """
-    head, num_counts = None, 0  # head: one of model.py's
-    example = "Return the [MASK] of the elements of a list."
-
     def __init__(self, config, mask_rate=None, mask_id=None, first_word_id=None, targets=None,
-                 bloom_map=None):
-        self.config, self.mask_rate, self.mask_id = config, 0.15 if mask_rate is None else mask_rate, mask_id
-        self.first_word_id, self.targets, self.bloom_map = first_word_id, targets, bloom_map
+                 bloom_map=None, num_samples=8_192):
+        if bloom_map and bloom_map.buckets != (expected := config.buckets - config.special_tokens):
+            raise ValueError(f"bloom_map: expected {expected:,} buckets, got {bloom_map.buckets:,}.")
+        self.config, self.mask_id, self.first_word_id = config, mask_id, first_word_id
+        self.mask_rate = 0.15 if mask_rate is None else mask_rate
+        self.targets, self.bloom_map, self.num_samples = targets, bloom_map, num_samples
 
     def corrupt(self, ids, noise, random_words):
         """Return inputs, labels int64 (B, L) of ids (B, L), noise float (3, B, L) in [0, 1), words (B, L)."""
-        return mask_words(ids, noise, random_words, self.mask_rate, self.mask_id, self.first_word_id,
-                          is_set=not self.config.order)
+        about = self.mask_rate, self.mask_id, self.first_word_id, not self.config.order
+        return mask_words(ids, noise, random_words, *about)
 
     def loss(self, model, inputs, labels):
         """Return the loss summed over scored positions, a 0-dim tensor with gradient."""
         return self.evaluate(model, inputs, labels)[0]
 
     def metrics(self, counts):
-        """Return dict of float from the counts of all batches; by default recall at 1, 10 and 20."""
-        return {f"rec@{k}": float(n) / max(float(counts[-1]), 1) for k, n in zip(RECALL, counts)}
+        """Return dict of float from the counts of all batches; by default shares of the last count.
+
+        certified: of items, the share of searches that one beam of 20 certified; hashes_right: of hashes.
+        """
+        names = [*(f"rec@{k}" for k in RECALL), "certified", "hashes_right"]
+        shares = {name: float(n) / max(float(counts[-1]), 1) for name, n in zip(names, counts[:-1])}
+        return {name: share for name, share in shares.items() if name != "certified" or self.bloom_map}
 
     def visible_items(self, inputs, positions):
         """Return the items of each masked position's set, int64 (M, L), -1 for none; or None for text."""
@@ -79,7 +84,6 @@ def masked_logits(model, inputs, labels, **options):
 class ShuffleRandom(Objective):
     """Shuffle+Random (S+R): is each word intact, shuffled or random? [HF §3.6] [SR §3]"""
     head, num_counts, p = "sr", 9, 0.10
-    example = "Returns True if the two arrays have the same shape and elements, False kubernetes otherwise."
 
     def corrupt(self, ids, noise, random_words):
         """Shuffle some words among themselves and replace others; labels 0 intact, 1 shuffled, 2 random.
@@ -114,15 +118,15 @@ class ShuffleRandom(Objective):
         values = np.array([np.trace(table) / total, table.sum(1).max() / total, *f1, f1.mean()]).tolist()
         return dict(zip("accuracy majority f1_intact f1_shuffled f1_random macro_f1".split(), values))
 
-    def expected_loss(self, word_counts):
-        return 3, entropy(np.array([1 - self.p - (1 - self.p) * self.p, self.p, (1 - self.p) * self.p]))
+    def expected_loss(self, word_counts, counts):
+        return 3, entropy(np.reshape(counts, (3, 3)).sum(1))  # of labels as they came out, not of chances
 
 
 def mask_words(ids, noise, random_words, p, mask_id, first_word_id, is_set=False):
     """Mask words: of a share p, 80 % become [MASK], 10 % any word, and 10 % stay. [BERT §3.1]
 
-    The last 10 % keep the model from trusting the words it sees. Of an item set at least the item with the
-    lowest noise is chosen: else 0.85^5 = 44 % of sets of five items would have nothing to predict. [SB §3.1]
+    The last 10 % keep it from trusting what it sees. Of a set at least the item of lowest noise is chosen:
+    else 0.85^5 = 44 % of sets of five items would have nothing to predict. [SB §3.1]
     """
     is_word, is_chosen = ids >= first_word_id, noise[0] < p
     if is_set:
@@ -152,19 +156,16 @@ class MaskedWords(Objective):
         counts = [*((best == rows.unsqueeze(1))[:, :k].sum() for k in RECALL), rows.new_tensor(len(rows))]
         return F.cross_entropy(logits, rows, reduction="sum"), torch.stack(counts)
 
-    def expected_loss(self, word_counts):
+    def expected_loss(self, word_counts, counts):
         return self.config.rows, entropy(word_counts)
 
 
 class SampledWords(MaskedWords):
     """Masked words against a few thousand sampled rows instead of all: sampled softmax. [SB §3.3]
 
-    Rows are drawn with q(row) about 1 / rank, as words occur. With log(S q) subtracted from the logits of
-    sampled rows the sum of exp is an unbiased estimate of that over all rows but the correct one, which is
-    always included; a sample that equals the correct row is dropped. Evaluation scores all rows.
+    Rows are drawn with q(row) about 1 / rank. With log(S q) subtracted from their logits the sum of exp is an
+    unbiased estimate of that over all rows but the correct one, which is always included, and only once.
     """
-    num_samples = 8_192
-
     def loss(self, model, inputs, labels):
         rows, n = labels[labels != IGNORE_INDEX], self.config.rows - self.first_word_id  # (M,)
         u = torch.rand(self.num_samples, device=rows.device, dtype=torch.float64)
@@ -179,53 +180,48 @@ class SampledWords(MaskedWords):
 
 
 class MaskedHashes(Objective):
-    """Predict the hash buckets of masked words or items, each among its buckets. [SB §2.4] [CM]
-
-    The loss is the mean over a word's hashes: of items the paper's sum / m. Only evaluation scores words.
-    """
+    """Predict the hash buckets of masked words or items; only evaluation scores words. [SB §2.4] [CM]"""
     head, num_counts = "hash-mlm", 6
 
+    def hash_loss(self, words, logits):
+        """Return the loss of words (M,) by logits (M, k, R), or (M, m, m·R) of items, and targets (M, k)."""
+        targets = self.targets[words].long()
+        if self.bloom_map:  # block by block
+            targets += self.config.buckets * torch.arange(targets.shape[1], device=words.device)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return loss / targets.shape[1], targets
+
     def loss(self, model, inputs, labels):
-        _, words, logits = masked_logits(model, inputs, labels)  # (M,), (M, m, N or R)
-        targets = self.targets[words].long()  # (M, m)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / targets.shape[1]
+        return self.hash_loss(*masked_logits(model, inputs, labels)[1:])[0]
 
     def evaluate(self, model, inputs, labels):
         """Count words among the best 1, 10, 20; certified beams; words' shares of correct hashes; all."""
         positions, words, logits = masked_logits(model, inputs, labels)
-        targets = self.targets[words].long()
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / targets.shape[1]
+        loss, targets = self.hash_loss(words, logits)
         items, visible = words - self.first_word_id, self.visible_items(inputs, positions)
         if self.bloom_map:
             logp, beam = hash_logp(logits, self.bloom_map), max(RECALL)
             best = beam_search(logp, self.bloom_map, beam, beam, rounds=None, exclude=visible)[0]
             certified = beam_search(logp, self.bloom_map, beam, beam, exclude=visible)[2]  # one beam of 20
-            is_hit = best == items.unsqueeze(1)  # (M, 20)
-            rank = torch.where(is_hit.any(1), is_hit.byte().argmax(1), beam)  # items before the correct one
+            rank = ((best == items.unsqueeze(1)).cumsum(1) == 0).sum(1)  # items before the correct one
         else:
             rank = rank_words(logits.log_softmax(-1), self.targets[self.first_word_id:], items, visible)
             certified = torch.zeros_like(rank)  # there is no beam
-        correct = (logits.argmax(-1) == targets).double().mean(1)  # (M,)
+        correct = (logits.argmax(-1) == targets).double().mean(1).sum()
         hits = [(rank < k).sum() for k in RECALL]
-        return loss, torch.stack([*hits, certified.sum(), correct.sum(), words.new_tensor(len(words))])
+        return loss, torch.stack([*hits, certified.sum(), correct, words.new_tensor(len(words))])
 
-    def metrics(self, counts):
-        """Report recall, of items the share of searches that one beam of 20 certified, and correct hashes."""
-        names = {3: "certified", 4: "hashes_right"} if self.bloom_map else {4: "hashes_right"}
-        shares = {name: float(counts[i]) / max(float(counts[-1]), 1) for i, name in names.items()}
-        return super().metrics(counts) | shares
-
-    def expected_loss(self, word_counts):
+    def expected_loss(self, word_counts, counts):
         digests = self.targets[self.first_word_id:].cpu().numpy()[:len(word_counts)]
         unigram = np.mean([entropy(np.bincount(column, word_counts)) for column in digests.T])
-        return self.config.rows if self.bloom_map else self.config.buckets, float(unigram)
+        return self.config.buckets * (self.config.hashes if self.bloom_map else 1), float(unigram)
 
 
 def rank_words(logp, digests, words, exclude=None):
     """Count the words that score at least as much as the correct one, itself not counted; return int64 (M,).
 
-    A score is a sum of k of logp (M, k, R), so that scores of 128 positions are one gather-and-add of rows.
-    digests is integer (V, k), words int64 (M,), exclude int64 (M, E) with -1 for none, or None.
+    Args: logp (M, k, R), of which a score is a sum of k; digests integer (V, k), words int64 (M,); exclude
+        int64 (M, E) with -1 for none, or None.
     """
     M, k, R = logp.shape
     rows, ranks = digests.int() + R * torch.arange(k, dtype=torch.int32, device=digests.device), []

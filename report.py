@@ -6,13 +6,13 @@ Out of scope: training and scoring (finetune.py).
 """
 
 import json
-import os
+from pathlib import Path
 
 import numpy as np
 
 from runtime import InputError
 
-COLUMNS = ("mean", "std", "min", "max", "last", "majority", "bag_of_words")
+COLUMNS = dict(mean=7, std=7, min=7, max=7, last=7, majority=8, bag_of_words=12)  # of the table: their widths
 
 
 def summarize(runs):
@@ -28,16 +28,18 @@ def summarize(runs):
                 one_class={seed: label for seed, label in labels.items() if label is not None})
 
 
-def build_results(runs, settings, baseline=None):
+def build_results(runs, texts, model, settings, baseline=None):
     """Return the content of results.json.
 
     Args:
         runs: dict task -> list of what finetune.fit returns, one for each seed, the first with `baselines`.
-        settings: dict, what was scored and how.
+        texts: dict task -> dict of split (which texts were scored), columns, and rows of each split.
+        model: dict of facts, among them the counts parameters and embedding.
+        settings: dict, the flags and files that the scores follow from.
         baseline: as of read_results, or None.
     """
-    results = dict(tasks={name: summarize(seeds) for name, seeds in runs.items()},
-                   model=next(iter(runs.values()))[0]["model"], settings=settings)
+    results = dict(tasks={name: summarize(seeds) | texts[name] for name, seeds in runs.items()}, model=model,
+                   settings=settings)
     if len(runs) > 1:
         by_seed = np.mean([row["values"] for row in results["tasks"].values()], 0)
         std = float(np.std(by_seed, ddof=1)) if len(by_seed) > 1 else None
@@ -47,22 +49,20 @@ def build_results(runs, settings, baseline=None):
 
 def write_json(path, content):
     """Replace a JSON file: a crash leaves the old one or the new one."""
-    with open(path + ".tmp", "w") as file:
-        json.dump(content, file, indent=1)
-    os.replace(path + ".tmp", path)
+    (temporary := Path(path + ".tmp")).write_text(json.dumps(content, indent=1))
+    temporary.replace(path)
 
 
 def read_results(folder):
     """Return the mean score of each task and the parameter counts of another fine-tuning, from its --out."""
     try:
-        with open(os.path.join(folder, "results.json")) as file:
-            results = json.load(file)
+        results = json.loads(Path(folder, "results.json").read_text())
         counts = {name: int(results["model"][name]) for name in ("parameters", "embedding")}
         tasks = {name: float(row["mean"]) for name, row in results["tasks"].items()}
-        return dict(folder=folder, tasks=tasks, **counts)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"--baseline: expected the --out of another fine-tuning, got {folder} "
-                         f"({type(error).__name__}: {error}).") from error
+        n = {name: int(row["n"]) for name, row in results["tasks"].items()}
+        return dict(folder=folder, tasks=tasks, n=n, **counts)
+    except (OSError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"--baseline: expected an --out of finetune.py, got {folder} ({error}).") from error
 
 
 def compare(results, baseline):
@@ -74,25 +74,23 @@ def compare(results, baseline):
 
     Returns:
         dict: prr by task, where the baseline scores above 0 [HF §4.4 eq.4]; prr_average, the ratio of the
-        averages over the tasks of both; pcr_all and pcr_emb [HF §4.4 eq.6].
+        averages over the tasks of both that have equally many rows; pcr_all and pcr_emb [HF §4.4 eq.6].
     """
-    model, ours = results["model"], {name: row["mean"] for name, row in results["tasks"].items()}
-    theirs = {name: mean for name, mean in baseline["tasks"].items() if name in ours}
-    total = sum(theirs.values())
+    rows = {name: row for name, row in results["tasks"].items() if row["n"] == baseline["n"].get(name)}
+    theirs, total = baseline["tasks"], sum(baseline["tasks"][name] for name in rows)
     return dict(baseline=baseline["folder"],
-                prr={name: 100 * ours[name] / mean for name, mean in theirs.items() if mean > 0},
-                prr_average=100 * sum(ours[name] for name in theirs) / total if total > 0 else None,
-                pcr_all=100 * (1 - model["parameters"] / baseline["parameters"]),
-                pcr_emb=100 * (1 - model["embedding"] / baseline["embedding"]))
+                prr={name: 100 * r["mean"] / theirs[name] for name, r in rows.items() if theirs[name] > 0},
+                prr_average=100 * sum(row["mean"] for row in rows.values()) / total if total > 0 else None,
+                pcr_all=100 * (1 - results["model"]["parameters"] / baseline["parameters"]),
+                pcr_emb=100 * (1 - results["model"]["embedding"] / baseline["embedding"]))
 
 
-def print_settings(args, config, counts, device):
-    """Print what is about to run: the flags, a Config, counts of count_parameters, and a torch.device."""
-    origin = f"pre-trained, {args.ckpt}" if args.ckpt and not args.from_scratch else "not pre-trained"
+def print_settings(args, config, model, device):
+    """Print what is about to run: the flags, a Config, model as in results.json, and a torch.device."""
+    origin = f"pre-trained, {args.ckpt}" if model["pretrained"] else "not pre-trained"
     print(f"model: {origin}, emb {config.emb}, {config.layers} layers, width {config.width}, length "
           f"{config.length}")
-    print(f"parameters: {counts['total']:,}, of which embedding {counts['embedding']:,} "
-          f"(PoEP {100 * counts['poep']:.2f} %)")
+    print("parameters: {parameters:,}, of which embedding {embedding:,} (PoEP {poep:.2f} %)".format(**model))
     print(f"training: {args.epochs} epochs, batch {args.batch}, lr {args.lr:g}, dropout {args.dropout}, "
           f"pool {args.pool}, {args.seeds} seeds from {args.seed}")
     print(f"device: {device}, {args.dtype}, {'compile' if args.compile else 'no compile'}")
@@ -100,17 +98,16 @@ def print_settings(args, config, counts, device):
 
 def print_results(results):
     """Print the table of scores, and what to know about them."""
-    widths = [max(7, len(column)) for column in COLUMNS]
-    head = " ".join(f"{column:>{width}}" for column, width in zip(COLUMNS, widths))
-    print(f"\n{'task':>9} {'metric':>9} {head} {'n':>7}")
+    print(f"\n{'task':>9} {'metric':>9}", *(f"{c:>{width}}" for c, width in COLUMNS.items()), "      n")
     for name, row in results["tasks"].items():
-        cells = ("n/a" if row[column] is None else f"{row[column]:.2f}" for column in COLUMNS)
-        line = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))
+        cells = {column: "n/a" if row[column] is None else f"{row[column]:.2f}" for column in COLUMNS}
+        line = " ".join(f"{cells[column]:>{width}}" for column, width in COLUMNS.items())
         print(f"{name:>9} {row['metric']:>9} {line} {row['n']:7,}")
     if "average" in results:
         std = "n/a" if results["average_std"] is None else f"{results['average_std']:.2f}"
         print(f"{'average':>9} {'':>9} {results['average']:7.2f} {std:>7}")
     for name, row in results["tasks"].items():
+        print(f"{name}: {row['split']}; columns {', '.join(row['columns'])}; rows {row['rows']}")
         for seed, label in row["one_class"].items():
             print(f"{name}: the run with seed {seed} always predicts {label!r}, which counts in the mean")
         if row["bag_of_words"] is not None and row["mean"] <= row["bag_of_words"]:

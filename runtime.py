@@ -1,12 +1,10 @@
-"""Run a script on a machine: device and dtype, ranks and signals, locks on files, checkpoints.
+"""Run a script on a machine: device and dtype, ranks and signals, locks on files, checkpoints (plain dicts).
 
-Out of scope: models and data. A checkpoint is a plain dict here; model.py turns it into a Model.
+Out of scope: models and data; model.py turns a checkpoint into a Model.
 """
 
-import argparse
 import contextlib
 import dataclasses
-import glob
 import hashlib
 import json
 import os
@@ -17,72 +15,17 @@ import zipfile
 
 import torch
 import torch.distributed as dist
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-FORMAT = 2  # of checkpoints; each has the first three of these parts
+from console import (HelpFormatter, InputError, add_device_flags, at_least, blame_input,  # noqa: F401
+                     exit_on_bad_input)  # scripts import all of these from here
+
+FORMAT = 3  # of checkpoints; each has the first three of these parts
 PARTS = dict(config=dict, model=dict, encoder=dict, words=list, task=dict, run=dict, optimizer=dict, step=int)
 
 
-class InputError(ValueError):
-    """A flag, a file or a checkpoint is at fault, not the program. Scripts print it and exit with code 2."""
-
-
-@contextlib.contextmanager
-def exit_on_bad_input(script):
-    """Turn an InputError or OSError (no space, no permission) into one line on stderr and exit code 2."""
-    try:
-        yield
-    except (InputError, OSError) as error:
-        print(f"{script}: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def blame_input(source=""):
-    """Raise a plain ValueError of the block as InputError: the user's `source`, a flag or file, caused it."""
-    try:
-        yield
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{source}: {error}" if source else str(error)) from error
-
-
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keep the line breaks of descriptions, and print every default that is a value."""
-
-    def _get_help_string(self, action):
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
-
-
-def at_least(minimum, kind=int):
-    """Return an argparse type: a number of `kind`, `minimum` or larger."""
-    def number(text):
-        if kind(text) >= minimum:  # NaN is not
-            return kind(text)
-        raise argparse.ArgumentTypeError(f"expected {minimum} or more, got {text}")
-    return number
-
-
-def add_device_flags(group):
-    """Add --device, --dtype and --compile to an argparse group."""
-    group.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto: CUDA if present")
-    group.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
-                       help="dtype of matrix products; auto: bfloat16 where the device has it in hardware")
-    group.add_argument("--compile", action=argparse.BooleanOptionalAction,
-                       help="compile the encoder with torch.compile (default: on CUDA only)")
-
-
 def resolve_device(args, local_rank=0):
-    """Resolve --device, --dtype and --compile on this machine.
-
-    Args: args Namespace with device, dtype and compile; local_rank int, which of the GPUs "cuda" means.
-    Returns: torch.device, dtype "float32" or "bfloat16", bool whether to compile.
-    Raises: InputError, this PyTorch cannot use the device.
-    """
+    """Return torch.device, dtype "float32" or "bfloat16", whether to compile; "cuda" is GPU local_rank."""
     name = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
     try:
         device = torch.device(name, local_rank) if name == "cuda" else torch.device(name)
@@ -93,9 +36,8 @@ def resolve_device(args, local_rank=0):
         raise InputError(f"--device: expected cpu or a device that is here, got {name}.") from error
     dtype, is_cuda = args.dtype, device.type == "cuda"
     if dtype == "auto":
-        features = {} if is_cuda else torch.cpu.get_capabilities()
-        has_bfloat16 = any(features.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
-        dtype = "bfloat16" if has_bfloat16 or is_cuda and torch.cuda.is_bf16_supported() else "float32"
+        features = dict(bf16=torch.cuda.is_bf16_supported()) if is_cuda else torch.cpu.get_capabilities()
+        dtype = "bfloat16" if any(map(features.get, ("amx_bf16", "avx512_bf16", "bf16"))) else "float32"
     return device, dtype, is_cuda if args.compile is None else args.compile
 
 
@@ -113,7 +55,7 @@ def try_compile(model, run):
     except Exception as error:  # no C++ compiler, no Triton, an unsupported device: many types, none fatal
         del model.encode  # the plain method shows again
         torch._dynamo.reset()
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         print(f"--compile: not available here ({reason}). --no-compile hides this.", file=sys.stderr)
         return False
 
@@ -121,12 +63,16 @@ def try_compile(model, run):
 def read_ranks():
     """Return rank, world size and local rank as torchrun sets them: 0, 1, 0 without torchrun."""
     # subtle: a torchrun that restarts keeps one store, where new ranks wait for lost ones: pytorch #135712
-    if (os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-            and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
-        raise InputError("torchrun --max-restarts: requires TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the "
-                         "environment, and on several nodes --rdzv_backend=c10d.")
-    defaults = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
-    return tuple(int(os.environ.get(name, default)) for name, default in defaults.items())
+    env = os.environ
+    if env.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise InputError("torchrun --max-restarts: requires TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 to be set.")
+    texts = [env.get(*pair) for pair in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))]
+    rank, world, local_rank = (int(text) if text.isdecimal() else -1 for text in texts)
+    is_whole = world == 1 or {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= {*env}
+    if not 0 <= rank < world or local_rank < 0 or not is_whole:
+        raise InputError(f"environment: expected RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* of torchrun, got "
+                         f"the first three as {texts}.")
+    return rank, world, local_rank
 
 
 def gather_from_ranks(value):
@@ -150,25 +96,45 @@ def num_cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def require_memory(num_bytes, what):
+    """Raise InputError if this machine has less memory; what: the flags or the file that need num_bytes."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else num_bytes
+    if num_bytes > memory:
+        raise InputError(f"{what}: expected at most {memory / 1e9:,.1f} GB, got {num_bytes / 1e9:,.1f} GB.")
+
+
 @contextlib.contextmanager
 def catch_signals():
-    """Collect SIGTERM and Ctrl-C in the list that the block receives, instead of ending the process."""
-    caught, previous = [], {}
-    for number in (signal.SIGTERM, signal.SIGINT):
+    """Collect SIGTERM, SIGHUP and Ctrl-C in the list that the block receives, instead of ending at once."""
+    caught, previous, hangup = [], {}, getattr(signal, "SIGHUP", signal.SIGTERM)  # Windows has no SIGHUP
+    is_nohup = signal.getsignal(hangup) is signal.SIG_IGN
+    for number in (signal.SIGTERM, signal.SIGINT, hangup)[:2 if is_nohup else 3]:
         with contextlib.suppress(ValueError):  # only a main thread may set handlers, not a notebook's
             previous[number] = signal.signal(number, lambda number, frame: caught.append(number))
     try:
         yield caught
     finally:
         for number, handler in previous.items():  # subtle: a worker forked under ours could not be terminated
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if caught else handler)  # it is ending: once is enough
+
+
+@contextlib.contextmanager
+def lock_output(folder, rank=0):
+    """Make folder, a run's --out, and let rank 0 hold it in the block; InputError if another run does."""
+    # the file .lock stays: one that is removed could be held twice
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {folder}: expected a folder to write to, got {error.strerror}.") from error
+    try:
+        with contextlib.nullcontext() if rank else FileLock(os.path.join(folder, ".lock"), timeout=0):
+            yield
+    except Timeout as error:
+        raise InputError(f"--out {folder}: in use by another run. Use another --out.") from error
 
 
 def build_once(path, build):
-    """Call build(temporary path) exactly once to make a file or folder at path, which is returned.
-
-    Other processes that ask for it wait. A failure half-way leaves nothing at path.
-    """
+    """Return path after build(temporary path) made it, once: others wait, and a failure leaves nothing."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with FileLock(path + ".lock"):  # the system releases it when the process dies
         if not os.path.exists(path):
@@ -183,32 +149,40 @@ def fingerprint(value):
     return hashlib.md5(json.dumps(value).encode(), usedforsecurity=False).hexdigest()[:12]
 
 
+def is_intact(tensor):
+    """Return whether a value is a plain tensor as a model has them: its numbers finite and all stored."""
+    # a view that repeats few numbers can claim any size
+    return (isinstance(tensor, torch.Tensor) and tensor.dtype in (torch.float32, torch.int64)
+            and tensor.layout is torch.strided and not tensor.is_meta
+            and tensor.untyped_storage().nbytes() >= tensor.nbytes and bool(tensor.sum().isfinite()))
+
+
 def save_checkpoint(path, model, encoder, **more):
     """Write a checkpoint beside the old one and then replace it: a crash leaves one of the two intact.
 
-    Args: path str; model nn.Module with a dataclass config; encoder dict, HashTokenizer.state(); more parts.
-    Raises: InputError, it cannot be written. An earlier file is unchanged.
+    path str; model nn.Module with a dataclass config; encoder dict, HashTokenizer.state(); more parts.
+    InputError: a weight is not finite or the file cannot be written. An earlier file is unchanged.
     """
-    content = dict(format=FORMAT, config=dataclasses.asdict(model.config), model=model.state_dict())
-    content, temporary = content | dict(encoder=encoder) | more, f"{path}.{os.getpid()}.tmp"
+    weights, temporary = model.state_dict(), f"{path}.tmp"
+    if wrong := [name for name, weight in weights.items() if not is_intact(weight)]:
+        raise InputError(f"--lr: weight {wrong[0]} is not finite; {path} was not written. Try a lower --lr.")
+    content = dict(format=FORMAT, config=dataclasses.asdict(model.config), model=weights, encoder=encoder)
     try:
         with open(temporary, "wb") as file:
-            torch.save(content, file)
+            torch.save(content | more, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise InputError(f"{path}: could not be saved ({error}). An earlier file is unchanged.") from error
     finally:
-        for leftover in glob.glob(f"{glob.escape(path)}.*.tmp"):  # also of a process killed while it wrote
-            with contextlib.suppress(OSError):
-                os.remove(leftover)
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
 
 
 def load_checkpoint(path):
-    """Read a checkpoint on the CPU and verify it; from here on the project trusts its parts' types.
+    """Read and verify a checkpoint, a file or a folder's ckpt.pt; from here on its parts' types are trusted.
 
-    Args: path str, a file, or a folder with ckpt.pt.
     Returns: dict with config (dict), model (state dict), encoder (dict) and whatever was saved beside them.
     Raises: InputError, it is missing, damaged, or of another format.
     """
@@ -217,9 +191,8 @@ def load_checkpoint(path):
         raise InputError(f"{path}: no checkpoint found. Train one with pretrain.py, or give its folder.")
     try:
         with zipfile.ZipFile(path) as file:  # the file must hold what it claims to, before memory is taken
-            entries = file.infolist()
-            is_compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-            is_short = sum(entry.file_size for entry in entries) > os.path.getsize(path)
+            is_compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
+            is_short = sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path)
             if is_compressed or is_short or file.testzip():  # subtle: torch.load skips checksums
                 raise ValueError
         content = torch.load(path, map_location="cpu")
@@ -231,10 +204,28 @@ def load_checkpoint(path):
     for i, (name, kind) in enumerate(PARTS.items()):
         if (i < 3 or name in content) and not isinstance(part := content.get(name), kind):
             raise InputError(f"{path}: expected {name} to be a {kind.__name__}, got {type(part).__name__}.")
-    if not all(isinstance(word, str) for word in content.get("words", [])):
-        raise InputError(f"{path}: expected words to hold strings only.")
-    for name, tensor in content["model"].items():  # a view that repeats few numbers can claim any size
-        is_plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_meta
-        if not is_plain or tensor.untyped_storage().nbytes() < tensor.nbytes:
-            raise InputError(f"{path}: expected weight {name} with all of its numbers stored.")
+    if not all(isinstance(word, str) for word in content.get("words", [])) or content.get("step", 0) < 0:
+        raise InputError(f"{path}: expected words to hold strings only, and step to be 0 or more.")
+    if wrong := [name for name, weight in content["model"].items() if not is_intact(weight)]:
+        raise InputError(f"{path}: expected weight {wrong[0]} with finite numbers, all of them stored.")
     return content
+
+
+def load_optimizer(optimizer, state, path, step):
+    """Load what Adam keeps of each parameter after step updates; its settings stay those of the flags.
+
+    Args: state dict, part "optimizer" of the checkpoint at path, or None; step int, its part "step", or None.
+    Raises: InputError, the state is not of this model and step; of a wrong shape it would end the process.
+    """
+    own = optimizer.state_dict()
+    try:
+        groups, own_groups = ([group["params"] for group in x["param_groups"]] for x in (state, own))
+        optimizer.load_state_dict(own | dict(state=state["state"]))
+        fits = groups == own_groups and len(optimizer.state) == (sum(map(len, own_groups)) if step else 0)
+        for weight, saved in optimizer.state.items():
+            fits &= saved["step"].item() == step and all(
+                is_intact(x) and x.shape == weight.shape for x in (saved["exp_avg"], saved["exp_avg_sq"]))
+        if not fits:
+            raise ValueError
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: expected the optimizer's state of this model at step {step}.") from error

@@ -2,8 +2,8 @@
 
 Paper map:    [HF §3.1] HashTokenizer   [SB §4] Phrases   [BERT §4.2] sliding_windows   [CM] sketch_targets
 Out of scope: the hash functions (hashing.py), corpora on disk (data/corpus.py).
-Deviations:   1. BPE lower-cases its text as words are: the baselines differ in the vocabulary alone.
-              2. Phrases falls back on BPE pieces; the paper uses WordPiece.
+Deviations:   1. [HF] The BPE of the baselines lower-cases its text, as hashed words are: the rest is equal.
+              2. [SB §4] Phrases falls back on pieces of byte-level BPE; the paper uses WordPiece.
 Notation:     V words   C code numbers per word   T bits   k bits of a chunk, or hash functions of a sketch
               m hashes per item   R buckets   N rows   L positions
 """
@@ -13,9 +13,11 @@ import re
 from collections import Counter
 
 import numpy as np
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from bloom import BloomMap
-from hashing import HASHES, bits_to_chunks, list_words, sketch_index, split_words
+from hashing import (HASHES, bits_to_chunks, check, check_int, check_words, list_words, sketch_index,
+                     split_words)
 
 # Token IDs of the special tokens, which are never hashed; words follow, the most frequent of a corpus first
 SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
@@ -28,7 +30,8 @@ FIRST_WORD_ID = len(SPECIALS)
 
 
 def _make_encodable(text):
-    """Return text of equal length that the BPE library can take: lone surrogates become "?"."""
+    """Return text of equal length for the BPE library: lone surrogates become "?"."""
+    check("text", isinstance(text, str), "a str", text)
     # subtle: İ alone has a lower case of two characters, which would shift all offsets after it
     return text.encode("utf-8", "replace").decode().replace("İ", "i")
 
@@ -42,24 +45,20 @@ class BPE:
 
     def __init__(self, text):
         """Load a tokenizer from its JSON text, the attribute `json` of another BPE."""
-        import tokenizers
-
-        self.json, self.tokenizer = text, tokenizers.Tokenizer.from_str(text)
+        self.json, self.tokenizer = text, Tokenizer.from_str(text)
         index = self.tokenizer.get_vocab()
         self.units = sorted(index, key=index.get)
 
     @classmethod
     def train(cls, texts, size=50_000, min_frequency=5):
-        """Learn up to `size` pieces from an iterator of texts; pairs rarer than min_frequency stay apart."""
-        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+        """Learn up to `size` pieces from an iterator of texts; pairs rarer than min_frequency stay apart.
 
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.normalizer = normalizers.Lowercase()
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(vocab_size=size, min_frequency=min_frequency, show_progress=False,
-                                      initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-        tokenizer.train_from_iterator(map(_make_encodable, texts), trainer)
+        Words are cut every 1,000 letters, for the time grows with the square of the length.
+        """
+        check_int("size", size, 1, 10_000_000)  # the library reserves memory for all pieces at its start
+        texts = (re.sub(r"\S{1000}", r"\g<0> ", _make_encodable(text)) for text in texts)
+        tokenizer = ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True)
+        tokenizer.train_from_iterator(texts, size, min_frequency, show_progress=False)
         return cls(tokenizer.to_str())
 
     def split(self, text):
@@ -80,9 +79,8 @@ def match_longest(words, phrases, max_words):
     """
     runs, start = [], 0
     while start < len(words):
-        stop = min(start + max_words, len(words))
-        while stop > start + 1 and " ".join(words[start:stop]) not in phrases:
-            stop -= 1
+        stops = range(min(start + max_words, len(words)), start + 1, -1)
+        stop = next((stop for stop in stops if " ".join(words[start:stop]) in phrases), start + 1)
         runs.append((start, stop))
         start = stop
     return runs
@@ -97,10 +95,9 @@ def split_names(text, names, max_words):
     if "\t" in text:
         parts = [match for match in re.finditer("[^\t]+", text) if match.group().strip()]
         return [" ".join(match.group().split()) for match in parts], [match.span() for match in parts]
-    parts = [(match.group(), *match.span()) for match in re.finditer(r"\S+", text)]
-    words = [word for word, _, _ in parts]
+    words, parts = text.split(), list(re.finditer(r"\S+", text))
     runs = match_longest(words, names, max_words)
-    return [" ".join(words[a:b]) for a, b in runs], [(parts[a][1], parts[b - 1][2]) for a, b in runs]
+    return [" ".join(words[a:b]) for a, b in runs], [(parts[a].start(), parts[b - 1].end()) for a, b in runs]
 
 
 class Phrases:
@@ -108,7 +105,7 @@ class Phrases:
 
     A vocabulary of a million contains many names: "new york" is one token. Attribute: units list[str].
     """
-    MAX_COUNTED = 10_000_000  # words and pairs counted at a time; beyond it the rarest are dropped, to half
+    MAX_COUNTED = 10_000_000  # words and pairs counted at a time; beyond it the rarer half is dropped
 
     def __init__(self, text):
         """Load from JSON text, the attribute `json` of another Phrases."""
@@ -120,19 +117,17 @@ class Phrases:
     @classmethod
     def train(cls, texts, size=1_000_000, max_pieces=30_000):
         """Learn phrases and pieces from an iterator of texts: `size` in all, at most `max_pieces` pieces."""
-        counts, limit = Counter(), cls.MAX_COUNTED
+        counts = Counter()
 
         def count(texts):
-            nonlocal limit
+            nonlocal counts
             for text in texts:
                 words = list_words(text)
                 counts.update(words)
                 counts.update(map(" ".join, zip(words, words[1:])))
-                for rare in range(1, 9) if len(counts) > limit else ():
-                    if len(counts) > cls.MAX_COUNTED / 2:
-                        for phrase in [p for p, n in counts.items() if n <= rare]:
-                            del counts[phrase]
-                    limit = max(cls.MAX_COUNTED, 2 * len(counts))
+                if len(counts) > cls.MAX_COUNTED:
+                    median = sorted(counts.values())[len(counts) // 2]
+                    counts = Counter({phrase: n for phrase, n in counts.items() if n > median})
                 yield text
 
         bpe = BPE.train(count(texts), min(max_pieces, size))
@@ -145,13 +140,11 @@ class Phrases:
         units, places = [], []
         for start, stop in match_longest(words, self.phrases, 2):
             a, b = spans[start][0], spans[stop - 1][1]
-            if stop == start + 1 and words[start] not in self.phrases:
-                pieces, inside = self.bpe.split(text[a:b])  # not of the word: the lower case of İ is longer
-                units += pieces
-                places += [(a + first, a + last) for first, last in inside]
-            else:
-                units.append(" ".join(words[start:stop]))
-                places.append((a, b))
+            found, inside = [" ".join(words[start:stop])], [(0, b - a)]
+            if found[0] not in self.phrases:  # one word; not lower-cased, for the lower case of İ is longer
+                found, inside = self.bpe.split(text[a:b])
+            units += found
+            places += [(a + first, a + last) for first, last in inside]
         return units, places
 
     def number_texts(self, texts):
@@ -178,7 +171,7 @@ class HashTokenizer:
         index         one: a hash bucket of N (emb)
         chunks        ceil(T/k) of k bits each (pool)
         bits          T bits, packed into ceil(T/8) bytes, most significant bit first (add, proj, linear)
-        digest        m: the item's rows, one in each map's range (bloom)
+        digest        m: a row in the block of each map (bloom)
         sketch        k: a row in the block of each hash function (mean, median)
         weighted      k + 1: k rows of N, and a row of the importance table (weighted)
 
@@ -192,30 +185,38 @@ class HashTokenizer:
 
     def __init__(self, config, split="regex", hash_name="md5", hash=None, subwords=None, vocabulary=None,
                  bloom_map=None, hash_seed=0, key=None):
-        if split not in SPLITS:
-            raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}.")
+        check("config", hasattr(config, "code_format"), "a model.Config", config)
+        self.is_fixed, self.bloom_map = config.code_format in ("row", "digest"), bloom_map
+        check("split", split in SPLITS, f"one of {', '.join(SPLITS)}", split)
+        kind = SUBWORDS.get(split, type(None))
+        check("subwords", isinstance(subwords, kind), f"{kind.__name__} for {split}", subwords)
+        unfitted = (str, type, type(None)) if config.code_format in ("index", "chunks", "bits") else ()
+        check("hash", not isinstance(hash, unfitted), "a fitted one, such as NgramLSH.fit(counts)", hash)
+        check_int("hash_seed", hash_seed, 0, 1 << 64)
+        check_words(vocabulary if self.is_fixed else [], "vocabulary")
+        size = len(vocabulary) if config.code_format == "digest" else None
+        check("bloom_map", getattr(bloom_map, "n_items", None) == size, "that of the vocabulary", bloom_map)
         self.config, self.split_name, self.subwords = config, split, subwords
         self.hash_name, self.hash, self.hash_seed, self.key = hash_name, hash, hash_seed, key
-        self.bloom_map, self.is_fixed = bloom_map, config.code_format in ("row", "digest")
         self.words = list(vocabulary) if self.is_fixed else []  # of IDs FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
         self.index = {word: FIRST_WORD_ID + i for i, word in enumerate(self.words)}
-        self._codes, self._max_words = None, (0, 1)  # of all words so far; names seen, words of their longest
+        self._codes = None  # of all words so far
+        self._max_words = max((1 + word.count(" ") for word in self.words), default=1)  # of an item's name
 
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
         if self.split_name == "items":
-            seen, longest = self._max_words
-            longest = max([longest, *(1 + word.count(" ") for word in self.words[seen:])])
-            self._max_words = len(self.words), longest
-            return split_names(text, self.index, longest)
+            return split_names(text, self.index, self._max_words)
         return self.subwords.split(text) if self.subwords else split_words(text, self.split_name)
 
     def ids(self, words):
         """Return the token IDs of words, int32 (len(words),). A new word is added, or UNK in a fixed list."""
+        check_words(words)
         for word in () if self.is_fixed else words:
             if word not in self.index:
                 self.index[word] = FIRST_WORD_ID + len(self.words)
                 self.words.append(word)
+                self._max_words = max(self._max_words, 1 + word.count(" "))
         return np.array([self.index.get(word, UNK) for word in words], np.int32)
 
     def ids_of_texts(self, texts):
@@ -234,17 +235,16 @@ class HashTokenizer:
             return self.codes()[self.ids(words)]
         if kind == "index":
             return self.hash.index(words, c.rows).astype(np.int32)[:, None]
-        if kind == "bits":
-            return np.packbits(self.hash.bits(words, c.bits), axis=1)
-        if kind == "chunks":
-            return bits_to_chunks(self.hash.bits(words, c.bits), c.chunk)
+        if kind in ("bits", "chunks"):
+            bits = self.hash.bits(words, c.bits)
+            return np.packbits(bits, axis=1) if kind == "bits" else bits_to_chunks(bits, c.chunk)
         if kind == "sketch":
             return self.sketch_targets(words)
         if kind == "weighted":
             # the last of k + 1 independent hashes, which no row uses, chooses the row of importance weights
-            weight = sketch_index(words, c.hashes + 1, c.weights, self.hash_seed, self.key)[:, c.hashes:]
-            rows = sketch_index(words, c.hashes, c.rows, self.hash_seed, self.key)
-            return np.concatenate([rows, weight], 1).astype(np.int32)
+            sizes = c.rows, c.weights
+            rows, weights = (sketch_index(words, c.hashes + 1, n, self.hash_seed, self.key) for n in sizes)
+            return np.concatenate([rows[:, :-1], weights[:, -1:]], 1).astype(np.int32)
         raise ValueError(f"code_format: expected one that HashTokenizer lists, got {kind!r}.")
 
     def sketch_targets(self, words):
@@ -254,9 +254,9 @@ class HashTokenizer:
 
     def special_codes(self):
         """Return the codes of IDs 0 .. FIRST_WORD_ID - 1: zeros, or their rows in a table that has them."""
-        if self.config.code_format == "digest":  # m rows for each after the maps' own
-            m, first = self.bloom_map.m, self.bloom_map.m * self.bloom_map.buckets
-            return np.arange(first, first + m * FIRST_WORD_ID, dtype=np.int32).reshape(-1, m)
+        if self.config.code_format == "digest":  # in each block after the map's own
+            rows = self.bloom_map.buckets + np.arange(FIRST_WORD_ID, dtype=np.int32)
+            return np.tile(rows[:, None], self.bloom_map.m)
         if self.config.code_format == "row":
             return np.arange(FIRST_WORD_ID, dtype=np.int32)[:, None]
         return np.zeros_like(self.hash_words([""] * FIRST_WORD_ID))
@@ -265,11 +265,9 @@ class HashTokenizer:
         """Return the code table of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
         if self._codes is None:
             self._codes = self.special_codes()
-            if self.bloom_map:
-                offsets = np.arange(self.bloom_map.m, dtype=np.int32) * np.int32(self.bloom_map.buckets)
-                self._codes = np.concatenate([self._codes, self.bloom_map.digest + offsets])
         if new := self.words[len(self._codes) - FIRST_WORD_ID:]:
-            self._codes = np.concatenate([self._codes, self.hash_words(new)])
+            added = self.bloom_map.digest if self.bloom_map else self.hash_words(new)
+            self._codes = np.concatenate([self._codes, added])
         return self._codes
 
     def state(self):
@@ -286,11 +284,8 @@ class HashTokenizer:
             state = dict(state)
             state["hash"] = state["hash"] and HASHES[state["hash_name"]].load(state["hash"])
             state["subwords"] = state["subwords"] and SUBWORDS[state["split"]](state["subwords"])
-            if state["bloom_map"] and state["bloom_map"]["n_items"] != len(state["vocabulary"]):
-                raise ValueError("the Bloom map has another number of items than the vocabulary")
-            state["bloom_map"] = state["bloom_map"] and BloomMap.load(state["bloom_map"])
-            if {*map(type, state["vocabulary"] or ())} - {str} or type(state["hash_seed"]) is not int:
-                raise ValueError("a word is not a str, or the hash seed is not an int")
+            if bloom_map := state["bloom_map"]:  # its number of items asks for memory, and is not trusted
+                state["bloom_map"] = BloomMap.load(bloom_map | dict(n_items=len(state["vocabulary"])))
             tokenizer = cls(config, **state)
             tokenizer.split("a"), tokenizer.hash_words(["a"])  # shows now what is wrong with its parts
             return tokenizer
@@ -309,13 +304,12 @@ def build_inputs(first, second, length):
     Returns: ids int32, L at most, and num_cut int, how many words did not fit.
         n 10, m 3, room 8 -> 5 and 3;   n 10, m 10, room 7 -> 4 and 3
     """
-    if second is None:
-        ids = np.concatenate([[CLS], first[:length - 2], [SEP]]).astype(np.int32)
-        return ids, max(len(first) - (length - 2), 0)
-    room = length - 4
+    check_int("length", length, 5, 1 << 31)
+    between, second = ([], []) if second is None else ([SEP, SEP], second)
+    room = length - 2 - len(between)
     n = min(len(first), max(room - len(second), (room + 1) // 2))
     m = min(len(second), room - n)
-    parts = [[CLS], first[:n], [SEP, SEP], second[:m], [SEP]]
+    parts = [[CLS], first[:n], between, second[:m], [SEP]]
     return np.concatenate(parts).astype(np.int32), len(first) - n + len(second) - m
 
 
@@ -327,14 +321,11 @@ def sliding_windows(question, context, length, stride):
     Returns: list of (ids int32 (L at most,), first, start, stop): words start .. stop-1 of the context are at
         positions first, first + 1, ... of ids.
     """
-    if length < 8:
-        raise ValueError(f"length: expected 8 positions or more for question and context, got {length}.")
+    check_int("length", length, 8, 1 << 31)
+    check_int("stride", stride, 1, 1 << 31)
     question = question[:(length - 4) // 2]
     room = length - 4 - len(question)
-    windows, start = [], 0
-    while True:
-        ids, _ = build_inputs(question, context[start:start + room], length)
-        windows.append((ids, len(question) + 3, start, min(start + room, len(context))))
-        if start + room >= len(context):
-            return windows
-        start += min(stride, room)
+    step = min(stride, room)
+    starts = range(0, max(len(context) - room, 0) + step, step)
+    return [(build_inputs(question, context[start:start + room], length)[0], len(question) + 3, start,
+             min(start + room, len(context))) for start in starts]

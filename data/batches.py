@@ -57,13 +57,11 @@ class TextBatches:
         self.ids, self.length, self.batch_size, self.words = ids, length, batch_size, words
         self.seed, self.first_id, self.epoch, self.words_per_sequence = seed, first_id, None, length - 1
         train, self.eval_starts = text_windows(len(ids), length)
-        step, self.num_eval = length - 1, len(self.eval_starts)
         # one window fewer per stretch than would fit: each epoch shifts all by a number of words of its own
-        self.starts = np.concatenate([np.arange(a, b - 2 * step + 1, step) for a, b in train])
-        self.steps_per_epoch = len(self.starts) // batch_size
+        self.starts = np.concatenate([np.arange(a, b - 2 * (length - 1) + 1, length - 1) for a, b in train])
+        self.num_eval, self.steps_per_epoch = len(self.eval_starts), len(self.starts) // batch_size
         if not self.steps_per_epoch:
-            raise ValueError(f"--batch: expected at most {len(self.starts):,}, the windows of {length} here, "
-                             f"got {batch_size}. Use a smaller --batch or --length, or more text.")
+            raise ValueError(f"--batch: expected at most {len(self.starts):,} windows, got {batch_size}.")
 
     def get_batch(self, step, rows):
         """Return ids int64 (rows, L), noise and random words of the rows of a step's global batch."""
@@ -103,14 +101,12 @@ class ItemSetBatches:
         before = np.append(0, np.cumsum(is_item))
         self.ids, self.first, self.size = ids[is_item], before[offsets[:-1]], np.diff(before[offsets])
         self.train, held_out = (pages[self.size[pages] > 1] for pages in (train_pages, eval_pages))
-        self.steps_per_epoch = len(self.train) // batch_size
-        if not self.steps_per_epoch or not len(held_out):
-            raise ValueError(f"--data: expected pages of two items or more, {batch_size} (one --batch) to "
-                             f"train on and one held out, got {len(self.train):,} and {len(held_out):,} of "
-                             f"{len(self.size):,}. Put tabs or spaces between names, or use --field.")
-        held_out = held_out[:MAX_EVAL_PAGES]
+        self.steps_per_epoch, self.num_eval = len(self.train) // batch_size, len(held_out[:MAX_EVAL_PAGES])
+        if not self.steps_per_epoch or not self.num_eval:
+            raise ValueError(f"--data: expected pages of two items or more, {batch_size} for training, got "
+                             f"{len(self.train):,} and {len(held_out):,} held out. Use tabs or --field.")
+        held_out = held_out[:self.num_eval]
         self.held_out = held_out[np.argsort(self.size[held_out], kind="stable")]  # equal sizes: less padding
-        self.num_eval = len(self.held_out)
         self.words_per_sequence = np.minimum(self.size[self.train], length).mean()
 
     def _pages(self, step):

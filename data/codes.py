@@ -25,16 +25,16 @@ def build_tokenizer(args, config, corpus):
     """Build the way from text to codes that the flags ask for.
 
     Args: args, Namespace with the flags of pretrain.py; config, model.Config; corpus, data.corpus.Corpus.
-    Returns: HashTokenizer, whose config is the final one: a fixed vocabulary decides its number of rows.
+    Returns: HashTokenizer, whose config is the final one: a fixed vocabulary decides its rows.
     """
     options = dict(split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed, key=args.key)
     if config.code_format in ("row", "digest"):
         words = options["vocabulary"] = corpus.words if corpus.subwords else corpus.words[:args.vocab]
-        rows = FIRST_WORD_ID + len(words)
+        rows = dict(rows=FIRST_WORD_ID + len(words))
         if config.code_format == "digest":
             bloom_map = options["bloom_map"] = build_bloom_map(args, config, corpus, len(words))
-            rows = bloom_map.m * (bloom_map.buckets + FIRST_WORD_ID)
-        config = dataclasses.replace(config, rows=rows)
+            rows = dict(buckets=bloom_map.buckets + FIRST_WORD_ID)  # of a block
+        config = dataclasses.replace(config, **rows)
     elif config.code_format in ("index", "chunks", "bits"):
         options |= dict(hash_name=args.hash, hash=fit_hash(args, corpus))
     return HashTokenizer(config, **options)
@@ -48,11 +48,10 @@ def fit_hash(args, corpus):
         return cls.fit(None, **options)
 
     def fit(path):
-        counts = zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist())
-        counts = {word: count for word, count in counts if count}
+        counts = {word: n for word, n in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()) if n}
         Path(path).write_text(json.dumps(cls.fit(counts, **options).state()))
 
-    path = os.path.join(corpus.folder, f"hash-{args.hash}-{fingerprint(options)}.json")
+    path = os.path.join(corpus.folder, f"fit-{args.hash}-{fingerprint(options)}.json")
     return _build_and_load(path, fit, lambda path: cls.load(json.loads(Path(path).read_text())))
 
 
@@ -67,7 +66,7 @@ def build_bloom_map(args, config, corpus, num_items):
         spans = (corpus.offsets[i:i + 2] for i in corpus.split_pages()[0])
         pages = [corpus.ids[start:stop].astype(np.int64) - FIRST_WORD_ID for start, stop in spans]
         pages = [page[(page >= 0) & (page < num_items)] for page in pages]
-        if not sum(map(len, pages)):
+        if not any(map(len, pages)):
             raise InputError("--coherent requires training pages, and all pages are held out.")
         bloom_map = coherent_map(np.concatenate(pages), np.array([len(page) for page in pages]), *about[:3],
                                  args.coherent, seed=args.hash_seed)
@@ -98,14 +97,11 @@ def _hash_corpus(hash_words, specials, corpus, about, is_slow, quiet):
     """Return the codes of special tokens and all words as a tensor, computed once for each `about`."""
     def build(path):
         parts = [corpus.words[i:i + 20_000] for i in range(0, len(corpus.words), 20_000)]
-        shape = len(specials) + len(corpus.words), specials.shape[1]
-        table = np.lib.format.open_memmap(path, "w+", specials.dtype, shape)
-        table[:len(specials)] = specials
-        use_pool = is_slow and len(parts) > 1
-        with multiprocessing.Pool(num_cores()) if use_pool else contextlib.nullcontext() as pool:
-            hashed = (pool.imap if use_pool else map)(hash_words, parts)
-            for i, codes in enumerate(tqdm(hashed, "hashing words", len(parts), disable=quiet)):
-                table[len(specials) + 20_000 * i:][:len(codes)] = codes
+        pool = multiprocessing.Pool(num_cores()) if is_slow and len(parts) > 1 else contextlib.nullcontext()
+        with open(path, "wb") as file, pool:
+            hashed = getattr(pool, "imap", map)(hash_words, parts)
+            bar = tqdm(hashed, "hashing words", len(parts), disable=quiet or None)
+            np.save(file, np.concatenate([specials, *bar]))
 
     path = os.path.join(corpus.folder, f"codes-{fingerprint(about)}.npy")
     return torch.from_numpy(_build_and_load(path, build, np.load))

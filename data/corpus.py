@@ -6,10 +6,7 @@ Out of scope: batches (data/batches.py); labels and metrics of tasks (data/tasks
     read_rows -> choose_column -> split -> ids.bin (numbered once, by frequency) -> Corpus
 """
 
-import collections
 import csv
-import functools
-import glob
 import gzip
 import hashlib
 import itertools
@@ -32,7 +29,7 @@ from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
 PYTHON = ("python", "python-names")  # docstrings of the installed Python; names that its functions use
 HUB = {"wikipedia": ("wikimedia/wikipedia", "20231101.en"), "bookcorpus": ("rojagtap/bookcorpus", None)}
 ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")
-FORMAT = 7  # of prepared corpora
+FORMAT = 8  # of prepared corpora
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -45,12 +42,12 @@ def get_ending(path):
 
 
 def find_files(path):
-    """Return the data files at a path: itself, or those of a folder in a fixed order; [] where nothing is."""
+    """Return the data files at a path: itself, or a folder's, each once in a fixed order; [] for no path."""
     files = [path] if os.path.isfile(path) else sorted(walk_files(path))
-    known = [file for file in files if get_ending(file) in ENDINGS]
+    known = {os.path.realpath(file): file for file in files if get_ending(file) in ENDINGS}  # links are one
     if os.path.exists(path) and not known:
-        raise InputError(f"{path}: expected a file that ends in {', '.join(ENDINGS)}, with or without .gz.")
-    return known
+        raise InputError(f"{path}: expected files in {', '.join(ENDINGS)} (or .gz), got none.")
+    return list(known.values())
 
 
 def read_rows(path, header=None):
@@ -59,37 +56,35 @@ def read_rows(path, header=None):
     Args: path str, one of ENDINGS, .gz too; header list[str], the columns of a table that may have none.
     Yields: dict, column to value. A line of a .txt is a row with the column "text"; a .json is a list of
         objects, or an object with it as "data"; cells of .csv and .tsv stay str, and a .tsv has no quotes.
-    Raises: InputError: no such file, another kind of file, or a damaged one.
+    Raises: InputError: no such file, another kind, or a damaged one; row N is the Nth below a header.
     """
-    if path not in find_files(path):
-        raise InputError(f"{path}: file not found.")
-    ending = get_ending(path)
-    options = dict(encoding="utf-8-sig", errors="replace", newline=None if ending == ".txt" else "")
+    if find_files(path) != [path]:
+        raise InputError(f"{path}: expected a file, got a folder or nothing.")
+    ending, number, opener = get_ending(path), 0, gzip.open if path.endswith(".gz") else open
     try:
-        with (gzip.open if path.endswith(".gz") else open)(path, "rt", **options) as file:
+        with opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
             if ending == ".parquet":
-                import datasets  # takes two seconds to import
-
-                name = glob.escape(path)
-                rows = datasets.load_dataset("parquet", data_files=name, split="train", streaming=True)
+                from pyarrow.parquet import ParquetFile  # takes a while to import
+                rows = (row for batch in ParquetFile(file.buffer).iter_batches() for row in batch.to_pylist())
+            elif re.match(rb"\xff\xfe|\xfe\xff|.*\0", file.buffer.peek(4096), re.DOTALL):
+                raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. Use iconv -f UTF-16 -t UTF-8.")
             elif ending in (".csv", ".tsv"):
                 rows = _table_rows(path, file, ending == ".csv", header)
             elif ending == ".json":
                 rows = json.load(file)
-                rows = rows.get("data") if isinstance(rows, dict) else rows
+                rows = rows.get("data", rows) if isinstance(rows, dict) else rows
             elif ending == ".jsonl":
                 rows = (json.loads(line) for line in file if line.strip())
             else:
-                rows = ({"text": line.rstrip("\n")} for line in file)
+                rows = ({"text": line.rstrip("\r\n")} for line in file)
             for number, row in enumerate(rows, 1):
                 if not isinstance(row, dict):
                     raise InputError(f"{path}, row {number:,}: expected an object, got {str(row)[:60]!r}.")
                 yield row
     except InputError:
         raise
-    except Exception as error:  # datasets has its own and pyarrow's; a damaged .gz, JSON or CSV raise others
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise InputError(f"{path}: could not be read as {ending} ({reason}).") from error
+    except Exception as error:  # pyarrow has its own; a damaged .gz, JSON or CSV raise others
+        raise InputError(f"{path}: could not be read as {ending} after row {number:,}: {error!r}") from error
 
 
 def _table_rows(path, file, is_csv, header):
@@ -97,17 +92,19 @@ def _table_rows(path, file, is_csv, header):
     csv.field_size_limit(sys.maxsize)
     tabbed = (line.rstrip("\r\n").split("\t") for line in file if line.strip())
     lines = filter(None, csv.reader(file) if is_csv else tabbed)
-    first = next(lines, [])
-    is_bare = header and len(first) == len(header) and header[-1] not in first
-    columns, total, wrong = header if is_bare else first, 0, []
-    for total, cells in enumerate(itertools.chain([first] if is_bare else [], lines), 1):
+    first, total, wrong = next(lines, []), 0, []
+    columns = header if header and len(first) == len(header) and header[-1] not in first else first
+    names, others = list(filter(None, columns)), ";|\t" if is_csv else ",;|"
+    if len(set(names)) < len(names) or len(names) == 1 and set(names[0]) & set(others):
+        raise InputError(f"{path}: expected columns of different names by comma or tab, got {first!r:.99}")
+    for total, cells in enumerate(itertools.chain([first] * (columns is header), lines), 1):
         if len(cells) == len(columns):
             yield dict(zip(columns, cells))
         else:
             wrong.append(" | ".join(cells)[:60])
     if wrong:
-        message = (f"{path}: expected {len(columns)} columns ({', '.join(columns)}), got another number in "
-                   f"{len(wrong):,} of {total:,} rows, of which the first begins {wrong[0]!r}.")
+        found = f"another number in {len(wrong):,} of {total:,} rows, the first {wrong[0]!r}."
+        message = f"{path}: expected {len(columns)} columns ({', '.join(columns)}), got {found}"
         if len(wrong) > 0.01 * total:
             raise InputError(message)
         print(f"{message} They are left out.", file=sys.stderr)
@@ -116,8 +113,9 @@ def _table_rows(path, file, is_csv, header):
 def read_hub(name, config=None, split="train"):
     """Yield the rows of a Hugging Face data set, streaming; a class label becomes its name, -1 stays."""
     import datasets
-
+    import huggingface_hub
     try:
+        huggingface_hub.HfApi().dataset_info(name, timeout=10)  # load_dataset would retry for half a minute
         data = datasets.load_dataset(name, config, split=split, streaming=True)
         names = getattr((data.features or {}).get("label"), "names", None)
         for row in data:
@@ -125,23 +123,20 @@ def read_hub(name, config=None, split="train"):
                 row = row | dict(label=names[row["label"]] if row["label"] >= 0 else -1)
             yield row
     except Exception as error:  # datasets raises its own, the hub's and the network's
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise InputError(f"{name}: could not be loaded from the hub ({reason}). "
-                         f"Without a network, download it and give the files.") from error
+        raise InputError(f"{name}: could not be loaded from the hub ({error!r:.200}). Give files.") from error
 
 
 def choose_column(source, rows, field=None, flag="--field"):
     """Choose the column of the text: `field`, else the one called text, else the only column of strings.
 
     Args: source str and flag str (which sets field), named in errors; rows list of dict, the first ones.
-    Raises: InputError: it is not there, or several columns could be meant.
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     strings = [name for name in columns if any(isinstance(row.get(name), str) for row in rows)]
-    names = [field] if field is not None else ["text"] if "text" in strings else strings
+    names = (["text"] * ("text" in columns) or strings) if field is None else [field]
     if len(names) != 1 or names[0] not in columns:
-        expected = "one column of text" if field is None else f"a column {field}"
-        raise InputError(f"{source}: expected {expected}, got {', '.join(columns)}. Use {flag} NAME.")
+        found = ", ".join(columns)
+        raise InputError(f"{source}: expected one column {field or 'of text'}, got {found}. Use {flag} NAME.")
     return names[0]
 
 
@@ -152,13 +147,20 @@ def choose_set_columns(source, rows, field=None):
     names = field.split(",") if field else lists or columns
     if len(names) > 2 or not field and len(lists) > 1 or not set(names) <= set(columns):
         expected = f"columns {field}" if field else "a list of items, or two columns, a page and an item"
-        raise InputError(f"{source}: expected {expected}, got {', '.join(columns)}. "
-                         f"Use --field LIST or --field PAGE,ITEM.")
+        raise InputError(f"{source}: expected {expected}, got {', '.join(columns)}. Use --field NAME[,NAME].")
     return names
 
 
 # ---------------------------------------------------------------------------------------------------------
 # Documents: str, or a list of item names
+
+
+def split_parts(data):
+    """Return the parts of --data, which + joins; a path that exists is one part, whatever its name."""
+    parts = [data] if os.path.exists(data) else data.split("+")
+    if not all(map(str.strip, parts)):
+        raise InputError(f"--data {data}: expected names or paths joined by +, got an empty one.")
+    return parts
 
 
 def _read_documents(part, is_sets, field, quiet):
@@ -168,9 +170,8 @@ def _read_documents(part, is_sets, field, quiet):
     elif part in HUB or re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part) and get_ending(part) not in ENDINGS:
         sources = [(part, read_hub(*HUB.get(part, (part,))))]
     else:
-        raise InputError(f"--data: expected a file, a folder, {', '.join((*PYTHON, *HUB))} or a hub ID like "
-                         f"owner/name, got {part!r}. Nothing was found there.")
-    kinds, shown = (str, list) if is_sets else str, None
+        raise InputError(f"--data {part}: expected a path, hub ID or {(*PYTHON, *HUB)}. Nothing found there.")
+    shown = None
     for source, rows in sources:
         head = list(itertools.islice(rows, 100))
         if not head:
@@ -180,13 +181,15 @@ def _read_documents(part, is_sets, field, quiet):
             print(f"columns: {', '.join(columns)} of {source}")
             shown = columns
         pages = {}
-        for row in itertools.chain(head, rows):
+        for number, row in enumerate(itertools.chain(head, rows), 1):
             value = [row.get(name) for name in columns] if len(columns) == 2 else row.get(columns[0])
-            is_nested = isinstance(value, list) and any(isinstance(name, (dict, list)) for name in value)
-            is_orphan = len(columns) == 2 and value[0] is None
-            if is_orphan or value and (is_nested or not isinstance(value, kinds)):
-                raise InputError(f"{source}: expected {'names or numbers' if is_sets else 'text'} in "
-                                 f"{', '.join(columns)}, got {str(value)[:60]!r}.")
+            is_list = is_sets and isinstance(value, list)
+            kinds = set(map(type, value if is_list else [value])) - {type(None)}
+            is_orphan = len(columns) == 2 and value[0] in (None, "")
+            # a list is of one kind, for 1 and "1" would be one name
+            if is_orphan or len(kinds) > len(columns) or not kinds <= ({str, int} if is_list else {str}):
+                expected = ("names, or whole numbers, in " if is_sets else "text in ") + ", ".join(columns)
+                raise InputError(f"{source}, row {number:,}: expected {expected}, got {str(value)[:60]!r}.")
             if len(columns) == 2:
                 pages.setdefault(value[0], []).append(value[1])
             elif value:
@@ -201,7 +204,7 @@ def read_work(data, is_sets=False, field=None, quiet=True):
         page and a name; field str, which column, see choose_column; quiet bool, do not print the columns.
     Yields: (kind, payload): ("texts", list of documents), or (a name in PYTHON, list of .py paths).
     """
-    for part in data.split("+"):
+    for part in split_parts(data):
         if part in PYTHON:
             if field:
                 raise InputError(f"--field requires a table, got --data {part}.")
@@ -210,21 +213,18 @@ def read_work(data, is_sets=False, field=None, quiet=True):
             continue
         texts, size = [], 0
         for text in _read_documents(part, is_sets, field, quiet):
-            texts.append(text)
-            size += len(text) * (1 if isinstance(text, str) else 8)
             if size > 1_000_000:
                 yield "texts", texts
                 texts, size = [], 0
-        if texts:
-            yield "texts", texts
+            texts.append(text)
+            size += len(text) * (1 if isinstance(text, str) else 8)
+        yield "texts", texts
 
 
 def list_documents(work):
     """Return the documents of a unit of work."""
-    kind, payload = work
-    if kind == "texts":
-        return payload
-    return [text for path in payload for text in python_texts(path, names=kind == "python-names")]
+    (kind, payload), names = work, work[0] == "python-names"
+    return payload if kind == "texts" else [text for path in payload for text in python_texts(path, names)]
 
 
 def item_names(document):
@@ -242,39 +242,33 @@ def item_names(document):
 def number_work(work, split, subwords=None):
     """Split one unit of work and number its words; runs in a worker process.
 
-    Returns: kind; words list[str], the distinct ones, or None where subwords number themselves; numbers
-        int64, of all words; lengths int64, of documents; int, characters, and those that were not UTF-8.
+    Returns: kind; words list[str], the distinct ones, [] where subwords number themselves; numbers int64, of
+        all words; lengths list[int], of documents; int, characters, and those that were not UTF-8.
     """
-    texts = list_documents(work)
-    table, numbers, lengths = {}, [], []
+    texts, table = list_documents(work), {}
     if subwords:
         pages = subwords.number_texts(texts)
     else:
-        split_one = item_names if split == "items" else functools.partial(list_words, how=split)
-        pages = ([table.setdefault(word, len(table)) for word in split_one(text)] for text in texts)
-    for page in pages:
-        numbers += page
-        lengths.append(len(page))
+        words_of_texts = (item_names(text) if split == "items" else list_words(text, split) for text in texts)
+        pages = [[table.setdefault(word, len(table)) for word in words] for words in words_of_texts]
+    numbers = np.array([number for page in pages for number in page], np.int64)
     replaced = sum(text.count("\ufffd") for text in texts if isinstance(text, str))
-    words = None if subwords else list(table)
-    return (work[0], words, np.array(numbers, np.int64), np.array(lengths, np.int64), sum(map(len, texts)),
-            replaced)
+    return work[0], list(table), numbers, list(map(len, pages)), sum(map(len, texts)), replaced
 
 
 def _run_workers(work, split, subwords):
     """Yield number_work of each unit, in order, on all cores where that pays."""
     first = list(itertools.islice(work, 2))
     work = itertools.chain(first, work)
-    number = functools.partial(number_work, split=split, subwords=subwords)
     if subwords or len(first) < 2 or num_cores() == 1:  # the BPE library has threads of its own
-        yield from map(number, work)
+        yield from (number_work(unit, split, subwords) for unit in work)
         return
     with multiprocessing.Pool(num_cores()) as pool:
-        pending = collections.deque()
+        pending = []
         for unit in work:
-            pending.append(pool.apply_async(number, (unit,)))
+            pending.append(pool.apply_async(number_work, (unit, split, subwords)))
             if len(pending) > 4 * num_cores():  # else the reader would run ahead without limit
-                yield pending.popleft().get()
+                yield pending.pop(0).get()
         yield from (result.get() for result in pending)
 
 
@@ -283,13 +277,10 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None):
 
     Args: data, field as in read_work; split, one of tokenizer.SPLITS; cache str, the folder of all corpora;
         max_subwords int, pieces of a BPE or phrases at most; quiet bool, no progress bar.
-    Returns: the folder that Corpus reads, one for every hash: ids.bin, offsets.npy, words.txt, counts.npy,
-        meta.json, and subwords.json for bpe and phrases.
+    Returns: the folder that Corpus reads, one for every hash.
     """
-    if not all(map(str.strip, data.split("+"))):
-        raise InputError(f"--data {data}: expected names or paths joined by +, got an empty one.")
     identity = [FORMAT, data, split, max_subwords if split in SUBWORDS else None, field]
-    for part in data.split("+"):
+    for part in split_parts(data):
         files = python_files().values() if part in PYTHON else find_files(part)
         identity += [(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files]
     name = "".join(c if c.isalnum() else "-" for c in os.path.basename(data.rstrip("/")))[:40]
@@ -300,30 +291,28 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None):
 def _prepare(folder, data, split, max_subwords, quiet, field):
     """Write a prepared corpus: number words as they come, then renumber them by frequency."""
     os.mkdir(folder)
-    subwords, read = None, functools.partial(read_work, data, split == "items", field)
+    subwords = None
     if split in SUBWORDS:
-        texts = (text for work in read() for text in list_documents(work))
-        bar = tqdm(texts, f"training {split}", unit=" documents", disable=quiet)
+        texts = (text for work in read_work(data, field=field) for text in list_documents(work))
+        bar = tqdm(texts, f"training {split}", unit=" documents", disable=quiet or None)
         subwords = SUBWORDS[split].train(bar, max_subwords)
         Path(folder, "subwords.json").write_text(subwords.json, "utf-8")
     table, seen, meta = {}, set(), dict(data=data, split=split, characters=0, replaced=0)
     with open(os.path.join(folder, "ids.tmp"), "wb") as out, \
-            tqdm(desc=f"preparing {data}", unit="B", unit_scale=True, disable=quiet) as bar:
-        for kind, words, ids, sizes, size, bad in _run_workers(read(quiet=quiet), split, subwords):
-            if words is not None:  # a worker numbers words by its own list; here by that of the whole corpus
+            tqdm(desc=f"preparing {data}", unit="B", unit_scale=True, disable=quiet or None) as bar:
+        work = read_work(data, split == "items", field, quiet)
+        for kind, words, ids, sizes, size, bad in _run_workers(work, split, subwords):
+            if not subwords:  # a worker numbers words by its own list; here by that of the whole corpus
                 ids = np.array([table.setdefault(word, len(table)) for word in words], np.int64)[ids]
-            documents = []
-            for document in np.split(ids + FIRST_WORD_ID, np.cumsum(sizes))[:-1]:
+            documents = [ids[:0]]
+            for document in filter(len, np.split(ids + FIRST_WORD_ID, np.cumsum(sizes))[:-1]):
                 if kind in PYTHON:  # code is copied about: keep one, so that what is held out stays unseen
-                    key = np.sort(document) if split == "items" else document
-                    digest = hashlib.md5(key.tobytes(), usedforsecurity=False).digest()
-                    if digest in seen:
+                    key = (np.sort(document) if split == "items" else document).tobytes()
+                    if key in seen:
                         continue
-                    seen.add(digest)
-                if len(document):
-                    documents += [document, [SEP]]
-            if documents:
-                np.concatenate(documents).astype(np.uint32).tofile(out)
+                    seen.add(key)
+                documents += [document, [SEP]]
+            np.concatenate(documents).astype(np.uint32).tofile(out)
             meta["characters"] += size
             meta["replaced"] += bad
             bar.update(size)
@@ -338,9 +327,9 @@ def _write_corpus(folder, words, by_frequency, meta):
     ids = np.memmap(path, np.uint32, "r")
     parts = [ids[start:start + step] for start in range(0, len(ids), step)]
     counts = sum(np.bincount(part, minlength=size) for part in parts)
-    order = np.arange(size)  # of old IDs: specials, then words by frequency, ties by first appearance
-    if by_frequency:
-        order[FIRST_WORD_ID:] = FIRST_WORD_ID + np.argsort(-counts[FIRST_WORD_ID:], kind="stable")
+    # the order of old IDs: special tokens, then words by frequency, ties by first appearance
+    ranks = np.append([-1 - len(ids)] * FIRST_WORD_ID, -counts[FIRST_WORD_ID:] * by_frequency)
+    order = np.argsort(ranks, kind="stable")
     dtype, whole = "uint16" if size <= 1 << 16 else "uint32", hashlib.md5(usedforsecurity=False)
     new_id = np.argsort(order).astype(dtype)
     with open(os.path.join(folder, "ids.bin"), "wb") as out:
@@ -353,9 +342,8 @@ def _write_corpus(folder, words, by_frequency, meta):
     text = "".join(words[i - FIRST_WORD_ID] + "\n" for i in order[FIRST_WORD_ID:])  # no word has a line break
     Path(folder, "words.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
     whole.update(text.encode("utf-8", "surrogatepass"))
-    num_documents, distinct = int(counts[SEP]), int((counts[FIRST_WORD_ID:] > 0).sum())
-    meta |= dict(documents=num_documents, words=len(ids) - num_documents, dtype=dtype, distinct=distinct,
-                 digest=whole.hexdigest())
+    meta |= dict(documents=int(counts[SEP]), words=len(ids) - int(counts[SEP]), dtype=dtype,
+                 distinct=int((counts[FIRST_WORD_ID:] > 0).sum()), digest=whole.hexdigest())
     Path(folder, "meta.json").write_text(json.dumps(meta, indent=1))
     os.remove(path)
 
@@ -374,14 +362,11 @@ class Corpus:
         try:
             self.meta = json.loads(Path(folder, "meta.json").read_text())
             self.ids = np.memmap(os.path.join(folder, "ids.bin"), self.meta["dtype"], "r")
-            self.counts = np.load(os.path.join(folder, "counts.npy"))
-            self.offsets = np.load(os.path.join(folder, "offsets.npy"))
-            words = Path(folder, "words.txt").read_bytes().decode("utf-8", "surrogatepass")
-            self.words = words.split("\n")[:-1]
+            self.counts, self.offsets = (np.load(f"{folder}/{name}.npy") for name in ("counts", "offsets"))
+            self.words = Path(folder, "words.txt").read_text("utf-8", "surrogatepass").split("\n")[:-1]
             if self.meta["split"] in SUBWORDS:
                 self.subwords = SUBWORDS[self.meta["split"]](Path(folder, "subwords.json").read_text("utf-8"))
-            if not (len(self.ids) == self.offsets[-1] == self.meta["words"] + self.meta["documents"]
-                    and len(self.words) == len(self.counts) - FIRST_WORD_ID):
+            if len(self.ids) != self.offsets[-1] or len(self.words) != len(self.counts) - FIRST_WORD_ID:
                 raise ValueError("incomplete")
         except Exception as error:  # whatever numpy, JSON and the BPE library raise
             raise InputError(f"{folder}: damaged corpus ({error}). Remove it: it is built again.") from error
@@ -394,5 +379,4 @@ class Corpus:
     def split_pages(self):
         """Return train and held-out numbers of documents, one in ten of them held out at random."""
         order = random_order(self.meta["documents"], 90)
-        cut = max(len(order) // 10, 1)
-        return order[cut:], order[:cut]
+        return np.split(order, [max(len(order) // 10, 1)])[::-1]

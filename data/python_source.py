@@ -20,12 +20,10 @@ def walk_files(folder, ending=""):
 def python_files():
     """Return name -> path of every .py file of the standard library and installed packages, without tests."""
     files = {}
-    for root in dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")):
-        for path in walk_files(root, ".py"):
-            name = os.path.relpath(path, root)
-            if "site-packages" not in name and "/test" not in f"/{name}":
-                files.setdefault(name, path)
-    return {name: files[name] for name in sorted(files)}
+    for root in dict.fromkeys(sysconfig.get_path(name) for name in ("platlib", "purelib", "stdlib")):
+        files |= {os.path.relpath(path, root): path for path in walk_files(root, ".py")}  # the last one wins
+    return {name: files[name] for name in sorted(files)
+            if "site-packages" not in name and "/test" not in f"/{name}"}
 
 
 def python_texts(path, names=False):
@@ -44,8 +42,7 @@ def python_texts(path, names=False):
         if names and isinstance(node, functions):
             used, todo = [], list(node.body)
             for n in todo:  # breadth first, as ast.walk; an inner function is a page of its own
-                if isinstance(n, (ast.Name, ast.Attribute)):
-                    used.append(n.id if isinstance(n, ast.Name) else n.attr)
+                used += [name for field, name in ast.iter_fields(n) if field in ("id", "attr")]
                 todo += [] if isinstance(n, functions) else ast.iter_child_nodes(n)
             if len(set(used)) > 1:
                 yield " ".join(dict.fromkeys(used))

@@ -6,7 +6,6 @@ Deviations:   1. Words of the question are no candidates for an answer, neither 
 Notation:     B batch   L positions   W windows
 """
 
-import bisect
 import collections
 import re
 import string
@@ -25,16 +24,11 @@ ARTICLES, PUNCTUATION = re.compile(r"\b(a|an|the)\b"), str.maketrans("", "", str
 
 def read_squad(name, args):
     """Return train and dev of SQUAD[name]: lists of dict(id, question, context, answers [(text, start)])."""
-    version, *sizes = SQUAD[name]
-    splits = []
+    (version, *sizes), splits = SQUAD[name], []
     for split, expected in zip(("train", "dev"), sizes):
-        names, on_hub = [f"{split}-{version}", f"squad-{version}-{split}"], split.replace("dev", "validation")
-        rows, source = read_source(args, split, "", names, f"rajpurkar/{name}", on_hub)
-        try:
-            questions = parse_questions(rows)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{source}: expected id, question, context and answers as in SQuAD, got others "
-                             f"({type(error).__name__}: {error}).") from error
+        names = [f"{split}-{version}", f"squad-{version}-{split}"]
+        rows, source = read_source(args, split, "", names, f"rajpurkar/{name}", split)
+        questions = parse_questions(rows, source)
         if name == "squad" and not all(question["answers"] for question in questions):
             raise InputError(f"{source}: expected an answer to each question. Use --task squad_v2.")
         if not questions or len(questions) != expected and not args.train:
@@ -43,20 +37,27 @@ def read_squad(name, args):
     return splits
 
 
-def parse_questions(rows):
-    """Return the questions of rows, nested as published or flat as on the hub."""
-    if rows and "paragraphs" in rows[0]:
-        paragraphs = [part for article in rows for part in article["paragraphs"]]
-        rows = [qa | dict(context=part["context"]) for part in paragraphs for qa in part["qas"]]
+def parse_questions(rows, source):
+    """Return the questions of rows, nested as published or flat as on the hub; source is named in errors."""
     questions = []
-    for row in rows:
-        a = row["answers"]  # {text: list, answer_start: list}, or a list of {text, answer_start}
-        texts, starts = ((a[key] if isinstance(a, dict) else [answer[key] for answer in a])
-                         for key in ("text", "answer_start"))
-        if not all(isinstance(text, str) for text in (row["question"], row["context"], *texts)):
-            raise TypeError(f"question {row['id']} has a text that is not a string")
-        questions.append(dict(id=row["id"], question=row["question"], context=row["context"],
-                              answers=list(zip(texts, map(int, starts)))))
+    try:
+        if rows and "paragraphs" in rows[0]:
+            paragraphs = [part for article in rows for part in article["paragraphs"]]
+            rows = [qa | dict(context=part["context"]) for part in paragraphs for qa in part["qas"]]
+        for row in rows:
+            a = row["answers"]  # {text: list, answer_start: list}, or a list of {text, answer_start}
+            if not isinstance(a, dict):
+                a = {key: [answer[key] for answer in a] for key in ("text", "answer_start")}
+            about = {key: row[key] for key in ("id", "question", "context")}
+            kinds = set(map(type, [*about.values()] + a["text"])), set(map(type, a["answer_start"])) | {int}
+            if kinds != ({str}, {int}) or min(a["answer_start"], default=0) < 0:
+                raise TypeError("not all are strings, or starts from 0 on")
+            questions.append(about | dict(answers=list(zip(a["text"], a["answer_start"], strict=True))))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{source}, question {len(questions) + 1:,}: expected id, question, context and "
+                         f"answers as in SQuAD ({error!r}).") from error
+    if len({question["id"] for question in questions}) < len(questions):
+        raise InputError(f"{source}: expected a distinct id for each question.")
     return questions
 
 
@@ -70,21 +71,17 @@ def exact_and_f1(answer, truths, allow_no_answer=True):
     best = 0.0
     for truth in truths:
         common = sum((collections.Counter(answer) & collections.Counter(truth)).values())
-        num_words = len(answer) + len(truth)
-        f1 = 2 * common / num_words if answer and truth else float(allow_no_answer and num_words == 0)
-        best = max(best, f1)
+        is_right = allow_no_answer and answer == truth  # where one of them has no words
+        best = max(best, 2 * common / (len(answer) + len(truth)) if answer and truth else float(is_right))
     return float(answer in truths), best
 
 
 def best_spans(logits, is_context, num_best, max_words):
     """Find the best spans of each window exactly: pairs start <= end with the largest sum of both scores.
 
-    Args:
-        logits: float (B, L, 2), scores of start and end. is_context: bool (B, L), positions that may answer.
-        num_best, max_words: int, spans n of a window, and words of the longest.
-
-    Returns:
-        scores float (B, n), starts and ends int64 (B, n), best first, -inf where there are fewer; null
+    Args: logits float (B, L, 2), scores of start and end; is_context bool (B, L), positions that may answer;
+        num_best, max_words int, spans n of a window, and words of the longest.
+    Returns: scores float (B, n), starts and ends int64 (B, n), best first, -inf where there are fewer; null
         float (B,), the score of "no answer", which is [CLS] to [CLS].
     """
     null = logits[:, 0].float().sum(1)
@@ -99,8 +96,8 @@ def best_spans(logits, is_context, num_best, max_words):
 
 def find_answer_words(spans, text, start):
     """Return the (first, last) word that an answer at character `start` touches, or None."""
-    first = bisect.bisect_right([end for _, end in spans], start)
-    last = bisect.bisect_left([begin for begin, _ in spans], start + len(text)) - 1
+    begins, ends = np.reshape(spans, (-1, 2)).T
+    first, last = np.searchsorted(ends, start, "right"), np.searchsorted(begins, start + len(text)) - 1
     return (first, last) if first <= last else None
 
 
@@ -136,13 +133,10 @@ class QuestionAnswering:
 
     A text that is too long is read in windows that overlap; a window without the answer points to [CLS].
 
-    Args:
-        train, dev, tokenizer, length: as read_squad returns them; HashTokenizer, which learns the words; L.
-        stride: int, words from one window to the next, None for a third of L.
-        max_words: int, the longest answer, None for 30.
-        limit: int, training questions, drawn at random (default: all).
-        allow_no_answer: bool, some questions have no answer (v2).
-
+    Args: train, dev as read_squad returns them; tokenizer HashTokenizer, learns the words; length int L;
+        stride int, words from one window to the next (default: a third of L); max_words int, the longest
+        answer (default: 30); limit int, training questions, drawn at random (default: all); allow_no_answer
+        bool, some questions have no answer (v2).
     Attributes: examples, list of int32 IDs; targets, int64 (W, 4), see span_loss.
     Argument predict of methods: function(examples) -> (indices, logits (B, L, 2)) of batches.
     """
@@ -151,28 +145,21 @@ class QuestionAnswering:
 
     def __init__(self, train, dev, tokenizer, length, stride, max_words, limit=None, allow_no_answer=False):
         self.tokenizer, self.length, self.questions, self.n = tokenizer, length, dev, len(dev)
-        self.stride, self.max_words, self.contexts = stride or max(1, length // 3), max_words or 30, {}
-        if limit and limit < len(train):
-            train = [train[i] for i in np.sort(np.random.default_rng(0).permutation(len(train))[:limit])]
-        self.examples, targets, self.num_lost = [], [], 0
-        for question in train:
-            windows, spans = self.split_question(question)
-            answer = find_answer_words(spans, *question["answers"][0]) if question["answers"] else None
-            is_lost = bool(question["answers"])
-            for ids, first, start, stop in windows:
-                target = 0, 0
-                if answer is not None and start <= answer[0] and answer[1] < stop:
-                    target, is_lost = (first + answer[0] - start, first + answer[1] - start), False
-                self.examples.append(ids)
-                targets.append((*target, first, stop - start))
-            self.num_lost += is_lost
-        self.targets, self.windows, self.spans, places = np.array(targets, np.int64), [], [], []
-        for number, question in enumerate(dev):
-            windows, spans = self.split_question(question)
-            self.windows += [ids for ids, *_ in windows]
-            places += [(number, *place) for _, *place in windows]
-            self.spans.append(spans)
-        self.places = np.array(places)  # (W, 4): question; first, start, stop of sliding_windows
+        self.stride, self.max_words = stride or max(1, length // 3), max_words or 30
+        if not all(type(value) is int and value > 0 for value in (self.stride, self.max_words)):
+            raise InputError(f"stride, max_words: expected 1 or more, got {stride!r} and {max_words!r}.")
+        train = [train[i] for i in np.sort(np.random.default_rng(0).permutation(len(train))[:limit or None])]
+        self.examples, places, spans = self.split_questions(train)
+        # the first and last word of each answer; no window reaches back to word -1
+        answers = [question["answers"] and find_answer_words(words, *question["answers"][0]) or (-1, -1)
+                   for question, words in zip(train, spans)]
+        number, first, start, stop = places.T  # (W,) each
+        a, b = np.array(answers)[number].T
+        is_inside = (start <= a) & (b < stop)
+        positions = np.where(is_inside, [a + first - start, b + first - start], 0)  # 0: [CLS]
+        self.targets = np.array([*positions, first, stop - start]).T.copy()
+        self.num_lost = sum(bool(question["answers"]) for question in train) - len({*number[is_inside]})
+        self.windows, self.places, self.spans = self.split_questions(dev)
         self.truths = [[normalize_answer(text) for text, _ in question["answers"]] for question in dev]
         self.allow_no_answer = allow_no_answer
         if allow_no_answer:  # as the official script: nothing but punctuation is no answer
@@ -180,15 +167,24 @@ class QuestionAnswering:
         self.notes = (f"{len(train):,} questions, {len(self.examples):,} windows, {self.num_lost:,} answers "
                       f"in none; an evaluation reads {len(self.windows):,}")
 
-    def split_question(self, question):
-        """Return the sliding windows of a question, and the character spans of its context's words."""
-        context = question["context"]
-        if context not in self.contexts:  # the questions about one text follow each other
-            words, spans = self.tokenizer.split(context)
-            self.contexts = {context: (self.tokenizer.ids(words), spans)}
-        ids, spans = self.contexts[context]
-        question_ids = self.tokenizer.ids(self.tokenizer.split(question["question"])[0])
-        return sliding_windows(question_ids, ids, self.length, self.stride), spans
+    def split_questions(self, questions):
+        """Cut the questions and their contexts into sliding windows.
+
+        Returns: windows, list of int32 IDs; places int64 (W, 4), the question's number, and first, start,
+            stop of sliding_windows; spans, of each question the character spans of its context's words.
+        """
+        windows, places, spans, context = [], [], [], None
+        for number, question in enumerate(questions):
+            if question["context"] != context:  # the questions about one text follow each other
+                context = question["context"]
+                words, spans_of_context = self.tokenizer.split(context)
+                context_ids = self.tokenizer.ids(words)
+            question_ids = self.tokenizer.ids(self.tokenizer.split(question["question"])[0])
+            for ids, *place in sliding_windows(question_ids, context_ids, self.length, self.stride):
+                windows.append(ids)
+                places.append((number, *place))
+            spans.append(spans_of_context)
+        return windows, np.array(places), spans
 
     def answers(self, predict):
         """Return the best answer to each dev question, and float (n,), its score minus that of no answer."""
@@ -200,11 +196,10 @@ class QuestionAnswering:
             is_context = (position >= first[:, None]) & (position < (first + stop - start)[:, None])  # (B, L)
             spans = best_spans(logits, torch.from_numpy(is_context).to(logits.device), 1, self.max_words)
             score, a, b, none = (t.reshape(-1).cpu().numpy() for t in spans)
-            for row, q in enumerate(question):
-                null[q] = min(null[q], none[row])
-                if score[row] > best[q]:
-                    shift = start[row] - first[row]
-                    best[q], chosen[q] = score[row], (a[row] + shift, b[row] + shift)
+            np.minimum.at(null, question, none)
+            for q, value, *words in zip(question, score, a + start - first, b + start - first):
+                if value > best[q]:
+                    best[q], chosen[q] = value, words
         texts = [question["context"][spans[a][0]:spans[b][1]].strip() if spans else ""
                  for question, spans, (a, b) in zip(self.questions, self.spans, chosen.tolist())]
         return texts, best - null
@@ -221,8 +216,7 @@ class QuestionAnswering:
         if self.allow_no_answer:
             constant_prediction = None if (margins > 0).any() else "no answer"
             return score_answers(scores, self.score([""] * self.n), margins), constant_prediction
-        em, f1 = (100 * scores.mean(0)).tolist()
-        return dict(f1=f1, em=em), None
+        return dict(zip(("f1", "em"), (100 * scores.mean(0)[::-1]).tolist())), None
 
     def submission(self, predict):
         """Return the official predictions: dict of question ID -> answer, "" where there is none."""

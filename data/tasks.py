@@ -6,13 +6,12 @@ Deviations:   1. Numbers to predict are standardized for training; correlations 
 Notation:     B batch   n examples
 """
 
-import collections
 import contextlib
 import dataclasses
 import json
-import math
 import multiprocessing
 import os
+import sys
 
 import numpy as np
 import torch
@@ -43,25 +42,22 @@ class Task:
 
 
 PAIR = ("sentence1|#1 String", "sentence2|#2 String")
-ENTAILMENT = ("entailment", "not_entailment")
-GLUE, NAMES = dict(in_average=True), dict(in_average=True, submits_names=True)
+ENTAILMENT, THREE_WAY = ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
+GLUE, NAMES, ACCURACY = dict(in_average=True), dict(in_average=True, submits_names=True), ("accuracy",)
 TASKS = {  # [GLUE §3] Adding a task is adding a row. The average of eight is without WNLI, as in the papers.
-    "mnli": Task(("premise|sentence1", "hypothesis|sentence2"), ("entailment", "neutral", "contradiction"),
-                 ("accuracy",), "label|gold_label", (392_702, 9_815), "MNLI",
-                 dev=("dev_matched", "dev_mismatched"), **NAMES),
-    "qnli": Task(("question", "sentence"), ENTAILMENT, ("accuracy",), rows=(104_743, 5_463), folder="QNLI",
-                 **NAMES),
+    "mnli": Task(("premise|sentence1", "hypothesis|sentence2"), THREE_WAY, ACCURACY, "label|gold_label",
+                 (392_702, 9_815), "MNLI", dev=("dev_matched", "dev_mismatched"), **NAMES),
+    "qnli": Task(("question", "sentence"), ENTAILMENT, ACCURACY, "label", (104_743, 5_463), "QNLI", **NAMES),
     "qqp": Task(("question1", "question2"), ("not_duplicate", "duplicate"), ("f1", "accuracy"),
                 "label|is_duplicate", (None, 40_430), "QQP", **GLUE),
-    "rte": Task(PAIR, ENTAILMENT, ("accuracy",), "label", (2_490, 277), "RTE", **NAMES),
-    "sst2": Task(("sentence",), ("negative", "positive"), ("accuracy",), "label", (67_349, 872), "SST-2",
-                 **GLUE),
+    "rte": Task(PAIR, ENTAILMENT, ACCURACY, "label", (2_490, 277), "RTE", **NAMES),
+    "sst2": Task(("sentence",), ("negative", "positive"), ACCURACY, "label", (67_349, 872), "SST-2", **GLUE),
     "mrpc": Task(PAIR, ("not_equivalent", "equivalent"), ("accuracy", "f1"), "label|Quality", (3_668, 408),
                  "MRPC", **GLUE),
     "cola": Task(("sentence",), ("unacceptable", "acceptable"), ("matthews", "accuracy"), "label",
                  (8_551, 1_043), "CoLA", header=["source", "label", "star", "sentence"], **GLUE),
     "stsb": Task(PAIR, None, ("spearman", "pearson"), "label|score", (5_749, 1_500), "STS-B", **GLUE),
-    "wnli": Task(PAIR, ENTAILMENT[::-1], ("accuracy",), "label", (635, 71), "WNLI"),
+    "wnli": Task(PAIR, ENTAILMENT[::-1], ACCURACY, "label", (635, 71), "WNLI"),
 }
 PARTS = "Give a part of a task by --train and --dev."
 TABLES = [ending + gz for ending in ENDINGS if ending != ".txt" for gz in ("", ".gz")]
@@ -69,56 +65,54 @@ HIDDEN = "The labels of a test split are not public. --predict writes the file t
 
 
 def read_source(args, flag, folder, names, hub, split, header=None):
-    """Return rows and their source: the file of a flag, else a table in --data_dir, else a split on the hub.
-
-    Args: args, Namespace with train, dev, data_dir; flag, "train", "dev" or None; folder and names (without
-    ending) of the table; hub, OWNER/NAME or OWNER/NAME/CONFIG; header as in corpus.read_rows.
-    """
+    """Return rows and source: the file of a flag, else a table in --data_dir, else a split on the hub."""
     path = flag and getattr(args, flag)
     if not path and args.data_dir:
         paths = [os.path.join(args.data_dir, folder, name + ending) for name in names for ending in TABLES]
-        path = next(filter(os.path.isfile, paths), None)
-        if path is None:
-            raise InputError(f"--data_dir: expected {paths[0]}, or another of {', '.join(TABLES)}.")
+        path = next(filter(os.path.isfile, paths), paths[0])
     if path:
         return list(read_rows(path, header)), path
     owner, name, *config = hub.split("/")
+    split = split.replace("dev", "validation")
     return list(read_hub(f"{owner}/{name}", *config[:1], split=split)), f"{hub}, {split}"
 
 
 def parse_label(cell, task, source):
     """Return a cell as a class name, however it is numbered, or as a float for a task of numbers."""
-    text = "" if cell is None else str(cell).strip()
+    text = str(cell).strip() if isinstance(cell, (str, int, float)) and cell == cell else ""  # no NaN
     if task.folder and text in ("-1", "-1.0"):
         raise InputError(f"{source}: expected a label, got -1. {HIDDEN}")
     if task.labels is None:
         with contextlib.suppress(ValueError):
-            if math.isfinite(float(text)):
+            if abs(float(text)) < 1e38:  # NaN is not; float32 holds the others
                 return float(text)
     elif text in task.labels or text and not task.labels:
         return text
     elif task.folder and text.isdecimal() and int(text) < len(task.labels):
         return task.labels[int(text)]
-    expected = "a number" if task.labels is None else ", ".join(task.labels) or "any text"
-    raise InputError(f"{source}: expected a label ({expected}), got {text!r}.")
+    expected = "a number below 1e38" if task.labels is None else ", ".join(task.labels) or "any text"
+    raise InputError(f"{source}: expected a label ({expected}), got {cell!r:.60}.")
 
 
 def parse_rows(rows, task, source, has_labels=True):
     """Return dict(first list[str], second list[str] or None, labels list[str] or list[float]) of rows."""
-    if not rows:
-        raise InputError(f"{source}: expected rows, got none.")
-
-    def read_column(names, hint=""):
-        for name in names.split("|"):
-            if name in rows[0]:
-                return [row.get(name) for row in rows]
-        raise InputError(f"{source}: expected a column {names.replace('|', ' or ')}, got "
-                         f"{', '.join(map(str, rows[0]))}.{hint}")
-
-    texts = [["" if cell is None else str(cell) for cell in read_column(names)] for names in task.texts]
-    labels = read_column(task.label, f" {HIDDEN}" if task.folder else "") if has_labels else []
+    known, columns = dict.fromkeys(name for row in rows[:100] for name in row), []
+    for names in (*task.texts, *[task.label] * has_labels):
+        name = next((name for name in names.split("|") if name in known), None)
+        if name is None:
+            hint = f" {HIDDEN}" if task.folder and names == task.label else ""
+            raise InputError(f"{source}: expected a column {names.replace('|', ' or ')}, got "
+                             f"{', '.join(known) or 'no rows'}.{hint}")
+        columns.append([row.get(name) for row in rows])
+    *texts, labels = columns if has_labels else (*columns, [])
+    for i, cells in enumerate(zip(*texts), 1):
+        if set(map(type, cells)) - {str, type(None)}:
+            raise InputError(f"{source}, row {i:,}: expected text, got {str(cells)[:60]}.")
+    first, second = ([cell or "" for cell in column] for column in (texts[0], texts[-1]))
+    if not any(map(str.strip, first + second)):
+        raise InputError(f"{source}: expected text, got {len(rows):,} rows without any.")
     labels = [parse_label(cell, task, f"{source}, row {i:,}") for i, cell in enumerate(labels, 1)]
-    return dict(first=texts[0], second=texts[1] if len(texts) > 1 else None, labels=labels)
+    return dict(first=first, second=second if len(texts) > 1 else None, labels=labels)
 
 
 def read_tests(name, args):
@@ -134,60 +128,60 @@ def read_tests(name, args):
 def read_task(name, args):
     """Return Task, the training split, and dict name -> dev split, each as of parse_rows.
 
-    Args:
-        name: str, a key of TASKS, "pydoc", or "own": the files of --train and --dev.
-        args: Namespace with train, dev, data_dir, text, label, regression, cache.
+    name is a key of TASKS, "pydoc", or "own": the files of --train and --dev; args has the flags.
     """
     if name == "pydoc":
         return read_pydoc(args.cache)
-    task = TASKS.get(name)
-    if task is None:
-        task = Task(tuple(text.strip() for text in args.text.split(",")), None if args.regression else (),
-                    ("spearman", "pearson") if args.regression else ("accuracy", "macro_f1"), args.label)
+    task = TASKS.get(name) or Task(
+        tuple(map(str.strip, args.text.split(","))), None if args.regression else (),
+        ("spearman", "pearson") if args.regression else ("accuracy", "macro_f1"), args.label)
     splits, dev = {}, task.dev[:1] if args.train else task.dev
     for split, flag, expected in zip(("train", *dev), ("train", "dev", None), (*task.rows, None)):
-        rows, source = read_source(args, flag, task.folder, [split], f"{task.hub}/{name}",
-                                   split.replace("dev", "validation"), task.header)
+        rows, source = read_source(args, flag, task.folder, [split], f"{task.hub}/{name}", split, task.header)
         splits[split] = parse_rows(rows, task, source)
         if task.labels == ():  # sorted: their order in the file does not matter
             task.labels = tuple(sorted(set(splits[split]["labels"])))
             if not 2 <= len(task.labels) <= max(2, len(rows) // 2):
-                raise InputError(f"{source}: expected two labels or more, each for several rows, got "
-                                 f"{len(task.labels):,} for {len(rows):,}. --regression predicts numbers.")
+                found = f"{len(task.labels):,} for {len(rows):,} rows. --regression predicts numbers."
+                raise InputError(f"{source}: expected two labels or more, each for several rows, got {found}")
+            if len({label.lower() for label in task.labels}) < len(task.labels):
+                print(f"{source}: labels that differ by case only: {', '.join(task.labels)}", file=sys.stderr)
         if expected and not args.train and len(rows) != expected:
             raise InputError(f"{source}: expected {expected:,} rows, got {len(rows):,}. {PARTS}")
+    if args.train:
+        seen, dev = ([*zip(part["first"], part["second"] or part["first"])] for part in splits.values())
+        num_seen, note = len(list(filter(set(seen).__contains__, dev))), " It is not the official dev set."
+        print(f"{args.dev}: {len(dev):,} rows to score, of which {num_seen:,} have a text of --train."
+              + note * bool(task.folder), file=sys.stderr)
     return task, splits.pop("train"), splits
 
 
 def read_pydoc(cache, num_labels=20, max_texts=1_000):
     """Read docstrings of the installed Python, labeled by top-level module; return as read_task.
 
-    One file in ten is held out whole, for docstrings of one file are alike. Each of the num_labels largest
-    modules has at most max_texts to train on, and a fifth of that to score.
+    One file in ten is held out whole. Each of the num_labels largest modules has max_texts at most.
     """
     files = python_files()
-    identity = [1, num_labels, max_texts] + [(name, os.path.getsize(path)) for name, path in files.items()]
+    identity = [2, num_labels, max_texts] + [(name, os.path.getsize(path)) for name, path in files.items()]
 
     def build(path):
-        rows, seen = collections.defaultdict(lambda: ([], [])), set()
+        rows, seen = {}, set()
         with multiprocessing.Pool(num_cores()) as pool:
             texts_of_files = pool.imap(list_documents, (("python", [path]) for path in files.values()), 64)
             for name, texts in tqdm(zip(files, texts_of_files), "reading docstrings", len(files)):
-                part = rows[name.split(os.sep)[0].removesuffix(".py")][int(fingerprint(name), 16) % 10 == 0]
-                for text in texts:
-                    if len(text.split()) >= 5 and text not in seen:
-                        seen.add(text)
-                        part.append(text)
+                module = rows.setdefault(name.split(os.sep)[0].removesuffix(".py"), ([], []))
+                part = module[int(fingerprint(name), 16) % 10 == 0]
+                part += [text for text in dict.fromkeys(texts) if len(text.split()) >= 5 and text not in seen]
+                seen.update(texts)
         labels = [label for label in sorted(rows) if all(rows[label])]  # train and held out
         rng, splits = np.random.default_rng(0), ([], [])
         for label in sorted(labels, key=lambda label: -len(rows[label][0]))[:num_labels]:
             for split, texts, most in zip(splits, rows[label], (max_texts, max_texts // 5)):
                 split += [(label, texts[i]) for i in rng.permutation(len(texts))[:most].tolist()]
         with open(path, "w") as file:
-            json.dump(splits, file)
+            json.dump([[*zip(*split)] for split in splits], file)
     with open(build_once(os.path.join(cache, f"pydoc-{fingerprint(identity)}.json"), build)) as file:
-        train, dev = (dict(first=[text for _, text in rows], second=None, labels=[label for label, _ in rows])
-                      for rows in json.load(file))
+        train, dev = (dict(first=texts, second=None, labels=labels) for labels, texts in json.load(file))
     task = Task(("docstring",), tuple(sorted(set(train["labels"]))), ("accuracy", "macro_f1"))
     return task, train, {"dev": dev}
 
@@ -214,36 +208,31 @@ def pearson(predicted, truth):
     if np.ptp(predicted) == 0 or np.ptp(truth) == 0:
         return 0.0
     a, b = predicted - predicted.mean(), truth - truth.mean()
-    return float((a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()))
 
 
 def spearman(predicted, truth):
     """Return the Pearson correlation of the ranks; ties share their mean rank."""
-    ranks = []
-    for values in (predicted, truth):
+    def rank(values):
         _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-        ranks.append((np.cumsum(count) - (count - 1) / 2)[place])  # 5 7 7 9 -> 1 2.5 2.5 4
-    return pearson(*ranks)
+        return (np.cumsum(count) - (count - 1) / 2)[place]  # 5 7 7 9 -> 1 2.5 2.5 4
+
+    return pearson(rank(predicted), rank(truth))
 
 
 # Matthews correlation is Pearson's of two classes numbered 0 and 1
-METRICS = dict(accuracy=accuracy, f1=f1, macro_f1=macro_f1, matthews=pearson, pearson=pearson,
-               spearman=spearman)
+METRICS = {m.__name__: m for m in (accuracy, f1, macro_f1, pearson, spearman)} | dict(matthews=pearson)
 
 
 class SequenceClassification:
     """Classification or regression of a text or of a pair.
 
-    Args:
-        task, train, devs: as read_task returns them. length: int, positions.
-        tokenizer: HashTokenizer; it learns the words.
-        limit: int, training rows, drawn at random (default: all).
-        scale: (mean, standard deviation) of the numbers to predict (default: of the training rows).
-
+    Args: task, train, devs as read_task returns them; tokenizer HashTokenizer, which learns the words; length
+        int, positions; limit int, training rows, drawn at random (default: all); scale (mean, standard
+        deviation) of the numbers to predict (default: of the training rows).
     Attributes: examples, list of int32 IDs; targets, int64 (n,) classes or float32 (n,) in units of `scale`.
     Argument predict of methods: function(examples) -> (indices, logits (B, num_outputs)) of batches.
     """
-
     head = "classify"
 
     def __init__(self, task, train, devs, tokenizer, length, limit=None, scale=None):
@@ -254,6 +243,8 @@ class SequenceClassification:
             train = {name: column and [column[i] for i in chosen] for name, column in train.items()}
         labels = train["labels"]
         self.scale = None if task.labels else scale or (float(np.mean(labels)), float(np.std(labels)) or 1.0)
+        if self.scale and not (len(scale := self.scale) == 2 and np.isfinite(scale).all() and scale[1] > 0):
+            raise InputError(f"scale: expected a mean and a deviation above 0, got {scale}.")
         self.examples, self.targets = self.encode(train, tokenizer)
         self.devs = {name: self.encode(dev, tokenizer) for name, dev in devs.items()}
         self.n = len(self.devs[task.dev[0]][0])
@@ -263,6 +254,9 @@ class SequenceClassification:
         """Return the examples and targets of a split as of parse_rows."""
         first = tokenizer.ids_of_texts(split["first"])
         second = tokenizer.ids_of_texts(split["second"]) if split["second"] else [None] * len(first)
+        is_known = self.labels is None or set(split["labels"]) <= set(self.labels)
+        if not is_known or len({len(first), len(second), len(split["labels"]) or len(first)}) > 1:
+            raise InputError(f"texts and labels: expected lists of one length, and labels of {self.labels}.")
         inputs = [build_inputs(a, b, self.length) for a, b in zip(first, second)]
         self.num_cut += sum(num_cut > 0 for _, num_cut in inputs)
         if self.labels:
@@ -305,9 +299,9 @@ class SequenceClassification:
 
     def description(self):
         """Return what infer.py has to know, as plain types."""
-        return dict(head=self.head, labels=list(self.labels) if self.labels else None,
-                    scale=self.scale and list(self.scale), texts=list(self.task.texts), label=self.task.label,
-                    pair=len(self.task.texts) == 2)
+        texts, labels, scale = (value and list(value) for value in (self.task.texts, self.labels, self.scale))
+        return dict(head=self.head, labels=labels, scale=scale, texts=texts, label=self.task.label,
+                    pair=len(texts) == 2)
 
     def submission(self, predicted):
         """Return predictions as the strings that the server of the benchmark expects."""
@@ -332,9 +326,7 @@ def bag_of_words(examples, targets, others, num_labels, epochs=5):
         optimizer.param_groups[0]["lr"] = 0.1 * (1 - epoch / epochs)
         for chosen in length_batches([1] * len(examples), 32, rng):
             logits = compute_logits([examples[i] for i in chosen])
-            loss = F.cross_entropy(logits, torch.from_numpy(targets[chosen]))
             optimizer.zero_grad()
-            loss.backward()
+            F.cross_entropy(logits, torch.from_numpy(targets[chosen])).backward()
             optimizer.step()
-    with torch.no_grad():
-        return compute_logits(others).argmax(1).numpy()
+    return compute_logits(others).argmax(1).numpy()

@@ -1,8 +1,10 @@
 """Fixtures of all tests: no network, a fixed seed, and data and tiny models that are made once a session."""
 
+import functools
 import json
 import os
 import random
+import signal
 import socket
 
 import pytest
@@ -32,9 +34,13 @@ def no_network(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def fixed_seed():
-    """Give every test the same random numbers and one thread, whichever tests run before it or beside it."""
+    """Give every test the same random numbers, one thread and the usual handlers of signals."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL,
+                signal.SIGHUP: signal.SIG_DFL}
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
@@ -97,9 +103,49 @@ def trained_folder(name, data, flags):
     return train
 
 
-sr_run = trained_folder("sr_run", "text_path", [*SMALL, "--length", "33", "--emb", "proj", "--hash", "lsh"])
+SR_FLAGS = [*SMALL, "--length", "33", "--emb", "proj", "--hash", "lsh"]
+sr_run = trained_folder("sr_run", "text_path", SR_FLAGS)
 mlm_run = trained_folder("mlm_run", "text_path", (  # long enough to know the order of the words
     *SMALL, *"--emb lookup --split regex --objective mlm --layers 2 --width 64 --dropout 0 --batch 32 "
     "--steps 800 --lr 2e-3 --eval_every 800 --save_every 800".split()))
 sets_run = trained_folder("sets_run", "pages_path", SMALL_SETS)
 median_run = trained_folder("median_run", "text_path", [*SMALL, "--emb", "median"])
+
+# Hostile checkpoints: where in that of sr_run, and what stands there instead. "" is the file itself
+MISSING, NUMBERS = object(), torch.zeros(3)
+NOT_WHOLE = dict(another_shape=NUMBERS, missing=MISSING, number=1.0, meta=torch.zeros(32, device="meta"),
+                 sparse=torch.eye(32).to_sparse(), nan=torch.full((32,), torch.nan),
+                 repeated=torch.zeros(1).expand(2**40))
+HOSTILE = [("", kind, kind) for kind in ("cut", "empty", "folder", "fifo")] + [
+    *(("model/norm.weight", kind, value) for kind, value in NOT_WHOLE.items()),
+    ("model/norm.weight", "dtype", torch.zeros(32, dtype=torch.complex64)), ("model/more", "extra", NUMBERS),
+    ("model", "missing", MISSING), ("format", "later", 99), ("config", "missing", MISSING),
+    ("config/layers", "monstrous", 2**31), ("config/width", "text", "32"), ("config/emb", "list", ["proj"]),
+    ("words", "numbers", [1]), ("step", "negative", -5), ("step", "text", "6")]
+HOSTILE_TO_INFER = [("encoder", "empty", {}), ("encoder/hash", "foreign", {"bits": 3}),
+                    ("encoder/split", "unknown", "letters"), ("config/more", "new", 1), ("task", "list", [])]
+HOSTILE_TO_RESUME = [*(("optimizer/state/4/exp_avg", kind, value) for kind, value in NOT_WHOLE.items()),
+                     ("optimizer", "missing", MISSING), ("optimizer/state", "missing", MISSING),
+                     ("optimizer/state", "empty", {}), ("optimizer/state", "list", [1]),
+                     ("optimizer/state/4", "missing", MISSING), ("optimizer/state/4", "empty", {}),
+                     ("optimizer/state/99", "extra", {"step": torch.tensor(6.0)}),
+                     ("optimizer/state/4/step", "another", torch.tensor(-1.0)), ("run", "missing", MISSING),
+                     ("optimizer/param_groups/1", "missing", MISSING), ("optimizer/param_groups", "text", ""),
+                     ("step", "missing", MISSING), ("step", "another", 5), ("step", "monstrous", 10**9)]
+
+
+def spoil_checkpoint(path, keys, value):
+    """Damage the checkpoint at path, a Path: see HOSTILE."""
+    content, whole = torch.load(path), path.read_bytes()
+    if keys:
+        *parents, last = [int(key) if key.isdigit() else key for key in keys.split("/")]
+        part = functools.reduce(lambda part, key: part[key], parents, content)
+        part[last] = value
+        if value is MISSING:
+            del part[last]
+        return torch.save(content, path)
+    path.unlink()
+    if value in ("folder", "fifo"):
+        dict(folder=os.mkdir, fifo=os.mkfifo)[value](path)
+    else:
+        path.write_bytes(whole[:len(whole) // 2] if value == "cut" else b"")

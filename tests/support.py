@@ -74,7 +74,8 @@ def tiny_model(**changes):
     c = Config(**dict(layers=2, width=12, heads=3, ffn=20, length=9, rows=31, bits=16, chunk=5, buckets=7,
                       weights=11) | changes)
     model, rng = Model(c).eval(), np.random.default_rng(0)
-    codes = np.concatenate([rng.integers(0, end, (30, n)) for n, end in model.embedding.code_limits(c)], 1)
+    limits = [(-(-c.bits // 8), 256)] if c.code_format == "bits" else model.embedding.code_limits
+    codes = np.concatenate([rng.integers(0, end, (30, n)) for n, end in limits], 1)
     model.set_codes(torch.from_numpy(codes.astype("u1" if c.code_format == "bits" else "i4")))
     return model
 
@@ -82,7 +83,7 @@ def tiny_model(**changes):
 def bloom_model(n=53, alpha=5, m=2, **changes):
     """Return a small Model over n items with its weights stirred, and its HashTokenizer."""
     bloom_map = BloomMap(n, alpha, m)
-    sizes = dict(hashes=m, rows=m * (bloom_map.buckets + FIRST_WORD_ID), order=False, act="relu")
+    sizes = dict(hashes=m, buckets=bloom_map.buckets + FIRST_WORD_ID, order=False, act="relu")
     model = tiny_model(**dict(emb="bloom", head="hash-mlm") | sizes | changes)
     tokenizer = HashTokenizer(model.config, split="items", vocabulary=make_words(n), bloom_map=bloom_map)
     model.set_codes(torch.from_numpy(tokenizer.codes()))

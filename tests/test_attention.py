@@ -1,5 +1,6 @@
 """Tests of attention.py: dense attention, simhash, and LSH attention against its literal formula."""
 
+import itertools
 import math
 
 import pytest
@@ -59,14 +60,7 @@ def assert_matches_reference(inputs, args, impl="blocks", **mode):
 
 MODES = [dict(fill=fill, pairs=pairs) for fill in ("zero", "mask") for pairs in ("upper", "all")]
 MODE = pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(m.values()))
-KEY_MASK = torch.arange(37) < torch.tensor([37, 20])[:, None]  # (B, L)
-
-
-def test_simhash_on_axes_matches_hand_count():
-    """The hyperplanes are the axes, so x lies above those where it is positive."""
-    planes, coef = torch.eye(3).view(1, 1, 3, 3), torch.tensor([[[9, 12, 3]]])
-    x = torch.tensor([[1.0, 1, -1], [1, -1, 1], [-1, -1, -1], [0, 0, 0]]).view(1, 1, 4, 3)
-    assert attention.simhash(x, planes, coef, 16).tolist() == [[[[5, 12, 0, 0]]]]
+KEY_MASK, NO_KEYS = (torch.arange(37) < torch.tensor([[37], [n]]) for n in (20, 0))  # (B, L)
 
 
 def test_simhash_under_autocast_stays_float32():
@@ -83,16 +77,10 @@ def test_simhash_under_autocast_stays_float32():
         assert torch.equal(attention.simhash(x, planes, coef, 97), h)
 
 
-@pytest.mark.parametrize("bands", [1, 2, 8])
-@pytest.mark.parametrize("buckets", [2, 64])
-@pytest.mark.parametrize("functions", [1, 3])
+@pytest.mark.parametrize("bands, buckets, functions", [*itertools.product((1, 2, 8), (2, 64), (1, 3))])
 def test_collision_probability_matches_simhash(bands, buckets, functions):
-    """[BL §2.1] 1 - (1 - p - (1 - p)/m)^n within three standard deviations, each angle 40,000 fresh draws.
-
-    C_i are uniform, so two different sides get sums that agree by chance with probability exactly 1/m.
-    """
-    g = torch.Generator().manual_seed(bands * 100 + buckets + functions)
-    draws = 40_000
+    """[BL §2.1] 1 - (1 - p - (1 - p)/m)^n within three standard deviations, 40,000 draws an angle."""
+    g, draws = torch.Generator().manual_seed(bands * 100 + buckets + functions), 40_000
     for angle in (0.0, 0.3, math.pi / 2, 3.0):
         planes, coef = attention.draw_hyperplanes(draws, functions, bands, 2, buckets, g)
         pair = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]]).expand(1, draws, 2, 2)
@@ -100,21 +88,33 @@ def test_collision_probability_matches_simhash(bands, buckets, functions):
         share = (h[..., 0] == h[..., 1]).any(2).float().mean().item()
         law = attention.collision_probability(angle, bands, buckets, functions)
         assert abs(share - law) <= 3 * math.sqrt(law * (1 - law) / draws) + 1e-9, angle
+    # erratum [BL §2.1]: (1 - θ/π)^r + 1/m is no probability, for equal vectors it exceeds 1
+    assert 1 + 1 / buckets > 1 == attention.collision_probability(0.0, bands, buckets, functions)
 
 
 @MODE
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("key_mask", [None, KEY_MASK], ids=["", "padded"])
+@pytest.mark.parametrize("key_mask", [None, KEY_MASK, NO_KEYS], ids=["", "padded", "no keys"])
 def test_lsh_attention_matches_reference(mode, n, key_mask):
-    """With three functions many pairs collide more than once."""
-    assert_matches_reference(*random_inputs(n=n), key_mask=key_mask, **mode)
-    assert_matches_reference(*random_inputs(n=n), key_mask=key_mask, **mode, impl="dense")
+    """With three functions many pairs collide more than once. A row of padding gets 0 and no gradient."""
+    inputs, codes = random_inputs(n=n)
+    for impl in ("blocks", "dense"):
+        assert_matches_reference(inputs, codes, impl, key_mask=key_mask, **mode)
+    if key_mask is NO_KEYS:
+        out, grads = run_with_gradients(attention.lsh_attention, inputs, *codes, **mode, key_mask=NO_KEYS)
+        assert not any(x[1].any() for x in (out, *grads))
 
 
 @MODE
-@pytest.mark.parametrize("L", [1, 2, 7, 63, 513])
-def test_lsh_attention_at_any_length_matches_reference(mode, L):
-    assert_matches_reference(*random_inputs(B=1, H=2, L=L, n=1, buckets=max(L // 5, 1)), **mode)
+@pytest.mark.parametrize("L, width", [(1, 5), (2, 5), (7, 5), (63, 3), (1_100, 3)])
+def test_attention_at_any_length_and_width_of_values_matches_reference(mode, L, width):
+    (q, k, v), codes = random_inputs(B=1, H=2, L=L, n=1, buckets=max(L // 5, 1))
+    v = v.detach()[..., :width].clone().requires_grad_()
+    for impl in ("auto", "blocks"):
+        assert_matches_reference([q, k, v], codes, impl, **mode)
+    for dtype in (torch.float32, torch.bfloat16):
+        out = attention.full_attention(*(x.to(dtype) for x in (q, k, v)))
+        assert (out - attention.full_attention_reference(q, k, v)).abs().max() < 0.05
 
 
 @MODE
@@ -128,34 +128,33 @@ def test_lsh_attention_in_small_chunks_matches_reference(monkeypatch, mode, max_
     num_chunks = sum(len(list(layout.chunks())) for layout in layouts)
     assert num_chunks > sum(len(layout.shapes) for layout in layouts)  # the limit is in force
     out = attention.lsh_attention(*inputs, *codes, **mode, key_mask=KEY_MASK, impl="blocks")
-    num_saved = len(out.grad_fn.next_functions[0][0].saved_tensors) - 6  # besides q, k, v, out, terms, mask
+    num_saved = len(out.grad_fn.saved_tensors) - 6  # besides q, k, v, out, terms, mask
     assert num_saved == (num_chunks if max_saved else 0)
     assert_matches_reference(inputs, codes, key_mask=KEY_MASK, **mode)
 
 
-@pytest.mark.parametrize("pairs", ["upper", "all"])
-def test_lsh_attention_without_collisions_averages_or_copies(pairs):
+@MODE
+def test_lsh_attention_without_collisions_averages_or_copies(mode):
     """fill="zero": every key weighs the same, the mean of v. fill="mask": each position sees itself alone."""
     (q, k, v), (hq, hk) = random_inputs()
-    hq, hk = torch.zeros_like(hq), torch.ones_like(hk)
+    expected = v.mean(2, keepdim=True) if mode["fill"] == "zero" else v
     for impl in ("blocks", "dense"):
-        out = attention.lsh_attention(q, k, v, hq, hk, pairs=pairs, impl=impl)
-        assert (out - v.mean(2, keepdim=True)).abs().max() < 1e-6
-        out = attention.lsh_attention(q, k, v, hq, hk, pairs=pairs, fill="mask", impl=impl)
-        assert (out - v).abs().max() < 1e-6
-    assert_matches_reference([q, k, v], (hq, hk), pairs=pairs, key_mask=KEY_MASK)
+        out = attention.lsh_attention(q, k, v, hq * 0, hk * 0 + 1, **mode, impl=impl)
+        assert (out - expected).abs().max() < 1e-6
+    assert_matches_reference([q, k, v], (hq * 0, hk * 0 + 1), **mode, key_mask=KEY_MASK)
 
 
-@pytest.mark.parametrize("impl", ["blocks", "dense"])
-def test_lsh_attention_with_one_bucket_equals_full_attention(impl):
-    """With m = 1 all pairs collide, so hashing has no effect."""
-    (q, k, v), (hq, hk) = random_inputs(buckets=1)
-    out = attention.lsh_attention(q, k, v, hq, hk, pairs="all", key_mask=KEY_MASK, impl=impl)
-    expected = attention.full_attention(q, k, v, key_mask=KEY_MASK)
-    assert (out - expected).abs().max() < 1e-5
-    codes = random_inputs(buckets=7)[1]
-    other = attention.lsh_attention(q, k, v, *codes, pairs="all", key_mask=KEY_MASK, impl=impl)
-    assert (other - expected).abs().max() > 0.1
+@pytest.mark.parametrize("function, impl", [
+    (attention.lsh_attention, dict(impl="blocks")), (attention.lsh_attention, dict(impl="dense")),
+    (attention.lsh_attention, {}), (attention.lsh_attention_reference, {})])
+def test_lsh_attention_by_default_with_one_bucket_equals_full_attention(function, impl):
+    """With m = 1 all pairs collide: hashing has no effect, except by the triangle of the released code."""
+    vectors, one = random_inputs(buckets=1)
+    expected = attention.full_attention(*vectors, key_mask=KEY_MASK)
+    assert (function(*vectors, *one, key_mask=KEY_MASK, **impl) - expected).abs().max() < 1e-5
+    for codes, pairs in ((one, "upper"), (random_inputs()[1], "all")):
+        out = function(*vectors, *codes, key_mask=KEY_MASK, pairs=pairs, **impl)
+        assert (out - expected).abs().max() > 0.1
 
 
 @MODE
@@ -177,19 +176,6 @@ def test_lsh_attention_with_extreme_scores_stays_accurate(mode, scale, buckets):
         assert (a - b).norm() <= 2 * (c - b).norm() + 1e-4 * b.norm() + 1e-12
 
 
-def test_lsh_attention_without_keys_returns_zero():
-    """A sequence of padding gets the output 0 and no gradient."""
-    inputs, buckets = random_inputs()
-    key_mask = KEY_MASK.clone()
-    key_mask[1] = False
-    for mode in MODES:
-        out, gradients = run_with_gradients(attention.lsh_attention, inputs, *buckets, **mode,
-                                            key_mask=key_mask, impl="blocks")
-        assert not out[1].any() and not any(g[1].any() for g in gradients)
-        for impl in ("blocks", "dense"):
-            assert_matches_reference(inputs, buckets, impl, **mode, key_mask=key_mask)
-
-
 @MODE
 def test_lsh_attention_keeps_nan_in_its_sequence(mode):
     """A NaN does not reach other sequences: padding slots repeat rows of their own bucket."""
@@ -198,11 +184,11 @@ def test_lsh_attention_keeps_nan_in_its_sequence(mode):
         t.data[2, 1, 12] = torch.nan  # the last row of all
     out, gradients = run_with_gradients(attention.lsh_attention, [q, k, v], *h, **mode, impl="blocks")
     assert out[2, 1].isnan().any() and not any(t[:2].isnan().any() for t in (out, *gradients))
-    for impl in ("blocks", "dense"):  # the NaN stays visible
-        out = attention.lsh_attention(q, k, random_inputs(B=3, H=2, L=13)[0][2], *h, **mode, impl=impl)
-        assert out[2, 1, 12].isnan().all()
-    assert attention.full_attention_reference(q, k, v.nan_to_num(0))[2, 1, 12].isnan().all()
-    assert attention.lsh_attention_reference(q, k, v.nan_to_num(0), *h, **mode)[2, 1, 12].isnan().all()
+    v = v.nan_to_num(0)
+    for function in (attention.lsh_attention, attention.lsh_attention_reference):  # the NaN stays visible
+        assert function(q, k, v, *h, **mode)[2, 1, 12].isnan().all()
+    assert attention.full_attention_reference(q, k, v)[2, 1, 12].isnan().all()
+    assert attention.lsh_attention(q, k, v, *h, **mode, impl="blocks")[2, 1, 12].isnan().all()
 
 
 @MODE
@@ -260,7 +246,8 @@ def test_make_layouts_hold_each_colliding_pair_once(pairs):
 def test_select_implementation_takes_the_cheaper():
     """Short sequences and full buckets are dense, long sequences in many buckets are not."""
     def select(L, buckets, **mode):
-        return attention.select_implementation(*torch.randint(buckets, (2, 1, 2, 1, L)), **mode)[0]
+        codes = torch.randint(buckets, (2, 1, 2, 1, L))
+        return attention.select_implementation(*codes, fill="zero", pairs="upper", **mode)[0]
 
     assert select(64, 1000) == select(2048, 200, impl="dense") == "dense" and select(2048, 200) == "blocks"
     assert select(256, 1) == "dense" and select(attention.MAX_DENSE_LENGTH + 1, 1) == "blocks"
@@ -270,33 +257,49 @@ def test_select_implementation_takes_the_cheaper():
                        attention.lsh_attention(*inputs, *codes, pairs="all", impl="blocks"))
 
 
-def test_lsh_attention_with_bad_arguments_names_them():
-    (q, k, v), (hq, hk) = random_inputs()
-    with pytest.raises(ValueError, match="fill: expected .*zero, mask, got 'none'"):
-        attention.lsh_attention(q, k, v, hq, hk, fill="none")
-    with pytest.raises(ValueError, match="hq, hk: expected shape .B, H, n, L.* got .*2, 1, 2, 37"):
-        attention.lsh_attention(q, k, v, hq[:, :1], hk)
-    with pytest.raises(ValueError, match="hq, hk: expected buckets >= 0, got -1"):
-        attention.lsh_attention(q, k, v, hq - 1, hk, impl="blocks")
+GOOD = dict(zip("qkv", torch.ones(3, 2, 3, 37, 5)), x=torch.ones(2, 3, 37, 5), planes=torch.ones(3, 2, 4, 5),
+            coef=torch.zeros(3, 2, 4).long(), hq=torch.zeros(2, 3, 2, 37).long())
+GOOD |= dict(hk=GOOD["hq"], buckets=8)
+LSH, SIMHASH = ("lsh_attention", "lsh_attention_reference"), ("simhash",)
+ANY = (*LSH, "full_attention")
+NAMES = dict.fromkeys(LSH, ("q", "k", "v", "hq", "hk"))
+NAMES |= dict(full_attention="qkv", simhash=("x", "planes", "coef", "buckets"))
+
+
+@pytest.mark.parametrize("functions, name, value, expected", [
+    (ANY, "q", None, "float .B=any, H=any, L=any, e=any., got NoneType"),
+    (ANY, "q", torch.ones(3, 37, 5), "float .*, got torch.float32 .3, 37, 5"),
+    (ANY, "k", torch.ones(2, 3, 9, 5), "torch.float32 .B=2, H=3, L=37, e=5., got .*2, 3, 9, 5"),
+    (ANY, "v", torch.ones(2, 3, 9, 4), "torch.float32 .*L=37, u=.*, got .*2, 3, 9, 4"),
+    (ANY, "v", torch.ones(2, 3, 37, 5).double(), "torch.float32 .*, got torch.float64"),
+    (ANY, "key_mask", torch.ones(2, 37), "bool .B=2, L=37., got torch.float32"),
+    (ANY, "key_mask", torch.ones(2, 1, 37) > 0, "bool .*, got torch.bool .2, 1, 37"),
+    (ANY, "key_mask", torch.ones(2, 9) > 0, "torch.bool .*, got torch.bool .2, 9"),
+    (LSH, "hq", GOOD["hq"][:, :1], "torch.int64 .B=2, H=3, n=.*, got torch.int64 .2, 1, 2, 37"),
+    (LSH, "hk", GOOD["hq"][:, :, :1], "torch.int64 .*n=2.*, got .*2, 3, 1, 37"),
+    (LSH, "hq", GOOD["hq"].float(), "int64 .*, got torch.float32"),
+    (LSH, "hk", GOOD["hk"] - 1, "0 to .*, got -1 to -1. Use simhash"),
+    (LSH, "hq", GOOD["hq"] + 2**31, "0 to .*, got 2147483648"),
+    (LSH, "fill", "none", "one of zero, mask, got 'none'"),
+    (LSH, "pairs", None, "one of all, upper, got None"), (LSH[:1], "impl", "fast", "one of .*, got 'fast'"),
+    (SIMHASH, "x", torch.ones(2, 37, 5), "float .*, got torch.float32 .2, 37, 5"),
+    (SIMHASH, "planes", torch.ones(3, 2, 4, 6), "torch.float32 .H=3, n=.*, e=5., got .*3, 2, 4, 6"),
+    (SIMHASH, "coef", torch.zeros(3, 2, 5).long(), ".*r=4., got torch.int64 .3, 2, 5")])
+def test_bad_argument_is_named(functions, name, value, expected):
+    for function in functions:
+        with pytest.raises(ValueError, match=f"^{name}: expected {expected}"):
+            getattr(attention, function)(**{key: GOOD[key] for key in NAMES[function]} | {name: value})
+
+
+def test_collision_share_matches_expectation():
+    _, codes = random_inputs(n=2, buckets=4, L=400)
+    assert abs(attention.collision_share(*codes) - (1 - 0.75 ** 2)) < 6 * math.sqrt(0.25 / 400)
+    # erratum [BL §1] "common buckets across all hash functions": its matrix M and Algorithm 1 need one
+    hq, hk = torch.tensor([0, 1]).view(1, 1, 2, 1), torch.tensor([0, 2]).view(1, 1, 2, 1)
+    assert attention.collision_share(hq, hk) == 1
 
 
 def test_demo_prints_at_most_24_lines(capsys):
     attention.main()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 25 and sum("query bucket" in line for line in lines) == 12
-
-
-def test_collision_share_matches_expectation():
-    _, (hq, hk) = random_inputs(n=2, buckets=4, L=400)
-    assert abs(attention.collision_share(hq, hk) - (1 - 0.75 ** 2)) < 6 * math.sqrt(0.25 / 400)
-
-
-def test_erratum_collision_needs_one_function_not_all():
-    """[BL §1] "common buckets across all hash functions"; its matrix M and Algorithm 1 need one of them."""
-    hq, hk = torch.tensor([0, 1]).view(1, 1, 2, 1), torch.tensor([0, 2]).view(1, 1, 2, 1)
-    assert attention.collision_share(hq, hk) == 1
-
-
-def test_erratum_paper_collision_law_exceeds_one():
-    """[BL §2.1] (1 - θ/π)^r + 1/m is no probability: for equal vectors it exceeds 1."""
-    assert (1 - 0 / math.pi) ** 2 + 1 / 64 > 1 == attention.collision_probability(0.0, 2, 64)

@@ -48,9 +48,8 @@ def test_text_windows_cover_the_text_and_leave_held_out_text_apart():
     train, held_out = text_windows(30_011, 17)
     held_out = set((held_out[:, None] + np.arange(16)).ravel().tolist())
     assert len(train) == 18 and 0.015 < len(held_out) / 30_011 < 0.05
-    epochs, steps = [], batches.steps_per_epoch
-    for epoch in range(3):
-        numbers = range(epoch * steps, (epoch + 1) * steps)
+    epochs = []
+    for numbers in np.arange(3 * batches.steps_per_epoch).reshape(3, -1).tolist():
         windows = torch.cat([batches.get_batch(step, slice(0, 13))[0] for step in numbers])
         assert (windows[:, 0] == CLS).all() and (windows[:, 1:].diff() == 1).all()
         places = windows[:, 1:].flatten().tolist()
@@ -74,13 +73,13 @@ def test_text_batch_depends_on_seed_and_step_alone(ids):
         assert not any((a == b).all() for a, b in zip(other, first))
     # held-out windows are the same for every seed
     a, b = (TextBatches(ids, 17, 13, WORDS, seed, CLS).eval_batch(slice(1, 4)) for seed in (3, 4))
-    assert all(torch.equal(x, y) for x, y in zip(a, b)) and a[0].shape == (3, 17)
+    assert all(map(torch.equal, a, b)) and a[0].shape == (3, 17)
 
 
 def test_too_little_text_is_a_value_error(ids):
-    for size, batch_size, message in ((47, 1, "--data: expected at least 48"), (500, 99, "--batch: expected")):
+    for n, batch_size, message in ((47, 1, "--data: expected at least 48"), (500, 99, "--batch: expected")):
         with pytest.raises(ValueError, match=message):
-            TextBatches(ids[:size], 17, batch_size, WORDS, 3, CLS)
+            TextBatches(ids[:n], 17, batch_size, WORDS, 3, CLS)
 
 
 def test_item_segments_are_runs_of_their_pages(pages):

@@ -1,4 +1,4 @@
-"""Tests of bloom.py: Bloom maps by hand and at their limits, sketch maps, beam search against two oracles."""
+"""Tests of bloom.py: maps at their limits, beam search against two oracles; test_all.py has both by hand."""
 
 import json
 import math
@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ import torch
 import bloom
 from bloom import BloomMap, SketchMap, beam_search, beam_search_reference, exhaustive
 
-ROOT = Path(bloom.__file__).parent
-
-# ---------------------------------------------------------------------------------------------------------
 # Bloom maps
 
 
@@ -35,13 +31,6 @@ def check_map(bloom_map, n, alpha, m):
             assert (bloom_map.digest[items, j] == bucket).all() and (row[len(items):] == -1).all()
         assert sorted(bloom_map.members[j][bloom_map.members[j] >= 0].tolist()) == list(range(n))
     assert len(np.unique(bloom_map.digest, axis=0)) == n
-
-
-def test_bloom_map_by_hand():
-    """Order 0 1 | 2 3 | 4 5 and order 0 2 | 1 4 | 3 5: item 1 has bucket 0 in the first, 1 in the second."""
-    bloom_map = BloomMap(6, 2, orders=[[0, 1, 2, 3, 4, 5], [0, 2, 1, 4, 3, 5]])  # no two items share both
-    assert bloom_map.digest.tolist() == [[0, 0], [0, 1], [1, 0], [1, 2], [2, 1], [2, 2]]
-    assert bloom_map.members.tolist() == [[[0, 1], [2, 3], [4, 5]], [[0, 2], [1, 4], [3, 5]]]
 
 
 def test_bloom_map_swaps_items_that_share_all_buckets():
@@ -83,7 +72,7 @@ def test_bloom_map_exists_up_to_the_possible_alpha():
     (dict(n_items=5, alpha=2, m=1), "alpha"), (dict(n_items=9, alpha=4), "alpha"),
     (dict(n_items=100, alpha=11), "alpha: expected about 10"), (dict(n_items=0, alpha=1), "n_items"),
     (dict(n_items=5, alpha=0), "alpha"), (dict(n_items=5, alpha=2, m=0), "m"),
-    (dict(n_items=5, alpha=1, m=256), "m < 256"),
+    (dict(n_items=5, alpha=1, m=256), "m < 256"), (dict(n_items=6.0, alpha=2), "n_items, alpha, m: exp"),
     (dict(n_items=4, alpha=2, orders=[[0, 1, 2, 3]]), "orders: expected 2 permutations"),
     (dict(n_items=4, alpha=2, orders=[[0, 1, 2, 3], [0, 2, 1, 1]]), "orders: expected 2 permutations")])
 def test_bloom_map_bad_arguments_raise(arguments, message):
@@ -109,13 +98,10 @@ def test_bloom_map_hashes_are_independent():
     assert abs(share - 1 / 2_500) < 6 * math.sqrt(1 / 2_500 / 100_000)
 
 
-def test_random_order_is_the_same_on_every_machine():
+def test_bloom_map_state_is_its_seed_which_means_the_same_on_every_machine():
     assert sorted(bloom.random_order(1_001, 7, 1).tolist()) == list(range(1_001))
     assert bloom.random_order(8, 0).tolist() == [6, 0, 3, 1, 4, 2, 7, 5]
     assert BloomMap(10_007, 13, 2, seed=3).check() == "e785400f"  # after repairs, too
-
-
-def test_bloom_map_state_is_its_seed():
     bloom_map = BloomMap(1_009, 11, 3, seed=4)
     state = bloom_map.state()
     assert state["orders"] is None and len(json.dumps(state)) < 120
@@ -124,7 +110,6 @@ def test_bloom_map_state_is_its_seed():
         BloomMap.load(state | dict(seed=5))
 
 
-# ---------------------------------------------------------------------------------------------------------
 # Coherent maps and sketch maps
 
 
@@ -182,32 +167,12 @@ def test_sketch_map_lists_each_word_once_per_function():
         for bucket, row in enumerate(sketch_map.members[j]):
             assert (digest[row[row >= 0], j] == bucket).all()
     assert SketchMap(np.zeros((0, 3), np.int64), 17).members.shape == (3, 17, 0)
+    for bad in ([[17]], [[-1]], [1], [[0.5]], [["a"]]):
+        with pytest.raises(ValueError, match="digest: expected"):
+            SketchMap(bad, 17)
 
 
-@pytest.mark.parametrize("digest", [[[3]], [[-1]], [1]])
-def test_sketch_map_bad_digest_raises(digest):
-    with pytest.raises(ValueError, match="digest: expected"):
-        SketchMap(np.array(digest), 3)
-
-
-# ---------------------------------------------------------------------------------------------------------
 # Beam search
-
-
-def test_beam_search_by_hand():
-    """Map 0: a b | c d; map 1: a c | b d. Map 0 gives 0.6, 0.4, map 1 0.3, 0.7.
-
-    a 0.6 · 0.3 = 0.18   b 0.6 · 0.7 = 0.42   c 0.4 · 0.3 = 0.12   d 0.4 · 0.7 = 0.28
-    One bucket each: {a, b} and {b, d}: a, b, d are scored, c is not. Best b = 0.42, the thresholds 0.6 · 0.7:
-    b is certain to be first. The second, d = 0.28 < 0.42, is not.
-    """
-    bloom_map = BloomMap(4, 2, orders=[[0, 1, 2, 3], [0, 2, 1, 3]])
-    logp = torch.tensor([[[0.6, 0.4], [0.3, 0.7]]]).log()
-    for k, rounds, best, is_certified, num_scored in ((1, 1, [1], True, 3), (2, 1, [1, 3], False, 3),
-                                                      (4, None, [1, 3, 0, 2], True, 4)):
-        ids, scores, certified, scored = beam_search(logp, bloom_map, k, 1, rounds)
-        assert ids.tolist() == [best] and certified == is_certified and scored == num_scored
-        torch.testing.assert_close(scores.exp(), torch.tensor([[0.18, 0.42, 0.12, 0.28]])[:, best])
 
 
 def random_case(case, rng):
@@ -291,11 +256,11 @@ def test_hash_logp_drops_special_rows_and_empty_slots():
     """However likely the rows of special tokens and the short bucket are, only items come back."""
     torch.manual_seed(0)
     bloom_map = BloomMap(53, 5)  # 11 buckets a map; the last has 3 items of 5
-    logits = torch.randn(4, 2, 2 * 11 + 10)
-    logits[..., -10:] += 30  # the rows of special tokens
+    logits = torch.randn(4, 2, 2 * 16)
+    logits.unflatten(-1, (2, 16))[..., -5:] += 30  # the rows of special tokens
     logits[:, 0, 10] += 9
     logp, every = bloom.hash_logp(logits, bloom_map), logits.log_softmax(-1)
-    assert torch.equal(logp, torch.stack([every[:, 0, :11], every[:, 1, 11:22]], 1))
+    assert torch.equal(logp, torch.stack([every[:, 0, :11], every[:, 1, 16:27]], 1))
     ids, _, _, _ = beam_search(logp, bloom_map, k=53, rounds=None)
     assert all(sorted(row) == list(range(53)) for row in ids.tolist())
     ids, _, _, scored = beam_search(logp, bloom_map, k=20, beam=1)
@@ -304,24 +269,28 @@ def test_hash_logp_drops_special_rows_and_empty_slots():
     assert torch.equal(bloom.hash_logp(logits, sketch_map), every)
 
 
-@pytest.mark.parametrize("search", [beam_search, exhaustive])
-@pytest.mark.parametrize("shape, options, message", [
-    ((1, 2, 3), dict(score="mean"), "score: expected sum, min, max or a function, got 'mean'"),
-    ((1, 2, 3), dict(k=0), "k, beam: expected"), ((1, 2, 4), {}, r"expected shape \(P, 2, 3\)"),
-    ((1, 3, 3), {}, r"expected shape \(P, 2, 3\)"), ((2, 3), {}, r"expected shape \(P, 2, 3\)")])
-def test_search_bad_arguments_raise(search, shape, options, message):
-    with pytest.raises(ValueError, match=message):
-        search(torch.zeros(shape), BloomMap(6, 2), **options)
-    with pytest.raises(ValueError, match="beam"):
-        beam_search(torch.zeros(1, 2, 3), BloomMap(6, 2), beam=0)
+@pytest.mark.parametrize("searches, shape, options, message", [
+    ("be", (1, 2, 3), dict(score="mean"), "score: expected sum, min, max or a function, got 'mean'"),
+    ("be", (1, 2, 3), dict(k=0), "k, beam, rounds: expected 1 or more, got 0"),
+    ("b", (1, 2, 3), dict(beam=0), "beam, rounds: .* got 20, 0"), ("b", (1, 2, 3), dict(rounds=0), "rounds"),
+    ("be", (1, 2, 4), {}, r"logp: expected float \(P, 2, 3\), got torch.float32 \(1, 2, 4\)"),  # another map
+    ("be", (1, 3, 3), {}, "logp: expected float"), ("be", (2, 3), {}, "logp: expected float"),
+    ("be", (1, 2, 3), dict(exclude=torch.tensor([6])), r"exclude: expected int64 \(1, E\) below 6, got"),
+    ("be", (1, 2, 3), dict(exclude=torch.tensor([[6]])), "exclude"),
+    ("be", (1, 2, 3), dict(exclude=torch.tensor([[1.0]])), "exclude"),
+    ("h", (1, 3, 6), {}, r"logits: expected \(P, 2, 3\) or 2 such blocks"), ("h", (2, 6), {}, "logits: exp"),
+    ("h", (1, 2, 7), {}, "logits: expected"), ("h", (1, 2, 4), {}, "logits: expected")])
+def test_search_bad_arguments_raise(searches, shape, options, message):
+    for name in searches:
+        function = dict(b=beam_search, e=exhaustive, h=bloom.hash_logp)[name]
+        with pytest.raises(ValueError, match=message):
+            function(torch.zeros(shape), BloomMap(6, 2), **options)
 
 
 def test_script_runs_alone_in_an_empty_folder(tmp_path):
-    shutil.copy(ROOT / "bloom.py", tmp_path)
-    result = subprocess.run([sys.executable, "bloom.py"], cwd=tmp_path, capture_output=True, text=True,
-                            timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    lines = result.stdout.splitlines()
-    assert result.returncode == 0 and len(lines) < 25, result.stderr
-    certified = [line for line in lines if line.endswith(", certified")]
-    best = lines[-1].split(": ")[1]  # of exhaustive search
+    shutil.copy(bloom.__file__, tmp_path)
+    command, env = [sys.executable, "bloom.py"], os.environ | {"OMP_NUM_THREADS": "1"}
+    lines = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=300, env=env).splitlines()
+    certified, best = [x for x in lines if x.endswith(", certified")], lines[-1].split(": ")[1]
     assert lines[-1].startswith("Exhaustive") and certified and all(best in line for line in certified)
+    assert len(lines) < 25

@@ -1,5 +1,7 @@
 """data/corpus.py: files, hub data sets and the installed Python to token IDs on disk."""
 
+import contextlib
+import filecmp
 import gzip
 import json
 import os
@@ -43,12 +45,6 @@ def prepared(tmp_path):
     return prepared
 
 
-@pytest.fixture
-def installed(monkeypatch):
-    """Return a function that makes these files the installed Python: its one consumer here is read_work."""
-    return lambda *paths: monkeypatch.setattr(data.corpus, "python_files", lambda: {p: str(p) for p in paths})
-
-
 def to_lines(rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
@@ -60,23 +56,20 @@ def pages_of(corpus):
 
 
 def test_ids_are_given_by_frequency_and_ties_by_first_appearance(write, prepared):
-    path = write("a.txt", "b a the\nc the a\n\nthe d d e\n")
-    corpus = prepared(path)
+    corpus = prepared(path := write("a.txt", "b a the\nc the a\n\nthe d d e\n"))
     assert corpus.words == ["the", "a", "d", "b", "c", "e"]
     assert corpus.ids.tolist() == [8, 6, 5, SEP, 9, 5, 6, SEP, 5, 7, 7, 10, SEP]
     assert corpus.counts.tolist() == [0, 0, 3, 0, 0, 3, 2, 2, 1, 1, 1]
     assert corpus.offsets.tolist() == [0, 4, 8, 13]
-    expected = dict(data=path, split="regex", documents=3, words=10, distinct=6, characters=23, replaced=0,
-                    dtype="uint16")
-    assert corpus.meta.items() >= expected.items() and sorted(os.listdir(corpus.folder)) == [
-        "counts.npy", "ids.bin", "meta.json", "offsets.npy", "words.txt"]
+    assert corpus.meta.items() >= dict(data=path, split="regex", documents=3, words=10, distinct=6,
+                                       characters=23, replaced=0, dtype="uint16").items()
+    assert sorted(os.listdir(corpus.folder)) == "counts.npy ids.bin meta.json offsets.npy words.txt".split()
 
 
 def test_vocabulary_is_a_slice(text_path, prepared):
     """The V most frequent words have IDs FIRST_WORD_ID .. FIRST_WORD_ID + V - 1."""
-    corpus, counts = prepared(text_path), Counter()
-    for words in pages_of(corpus):
-        counts.update(words)
+    corpus = prepared(text_path)
+    counts = Counter(word for words in pages_of(corpus) for word in words)
     assert corpus.words[:7] == [word for word, _ in counts.most_common(7)] == corpus.frequent(7)
     assert corpus.counts[FIRST_WORD_ID:].tolist() == [counts[word] for word in corpus.words]
     assert (np.diff(corpus.counts[FIRST_WORD_ID:]) <= 0).all()
@@ -107,23 +100,21 @@ def test_prepare_reads_every_kind_of_file(write, prepared, tmp_path):
         corpus = prepared(path)
         assert sorted(corpus.words) == sorted(["fish", "one", "two", "naïve", "日本"]), path
         assert corpus.words[0] == "fish" and corpus.meta["documents"] == 3
-    write("all/notes.bin", b"\0\1")
-    write("all/sub/h.jsonl", json.dumps(dict(body="one fish", year=1)))
-    write("all/.hidden/i.txt", "unseen")
-    write("all/.j.txt", "unseen")
+    for name, content in (("notes.bin", b"\0\1"), (".hidden/i.txt", "unseen"), (".j.txt", "unseen"),
+                          ("sub/h.jsonl", json.dumps(dict(body="one fish", year=1)))):
+        write(f"all/{name}", content)
     corpus = prepared(tmp_path / "all")
     assert corpus.meta["words"] == 7 * 6 + 2 and "unseen" not in corpus.words
     both = prepared(f"{paths[0]}+{paths[2]}")
     assert both.meta["documents"] == 6 and both.meta["distinct"] == 5
 
 
-def test_linked_folder_is_not_read_twice(write, prepared, tmp_path):
+def test_links_are_not_read_twice(write, prepared, tmp_path):
     write("all/a.txt", "one fish")
-    (tmp_path / "all" / "loop").symlink_to(tmp_path / "all")
-    (tmp_path / "all" / "broken.txt").symlink_to(tmp_path / "absent")
-    assert prepared(tmp_path / "all").meta["words"] == 2
+    for name, target in dict(loop="all", broken="absent", copy="all/a.txt").items():
+        (tmp_path / f"all/{name}.txt").symlink_to(tmp_path / target)
     (tmp_path / "alias").symlink_to(tmp_path / "all")  # a folder that --data names itself is followed
-    assert prepared(tmp_path / "alias").meta["words"] == 2
+    assert all(prepared(tmp_path / name).meta["words"] == 2 for name in ("all", "alias"))
 
 
 def test_brackets_in_names_are_no_pattern(write, tmp_path):
@@ -134,23 +125,17 @@ def test_brackets_in_names_are_no_pattern(write, tmp_path):
 
 
 def test_cells_of_a_table_stay_text(write):
-    """001 stays 001, NA and null are names; the column of a text that the first row lacks is the text's."""
+    """001, NA and null are names; a null is no text; a CSV has quotes, a TSV has none; a BOM is no text."""
     path = write("pairs.csv", "page,item\n1,001\n1,NA\n2,null\n2,5\n1,\n")
     assert list(read_work(path, True)) == [("texts", [["001", "NA", ""], ["null", "5"]])]
     assert list(read_work(write("numbers.csv", "text\n12\n13\n"))) == [("texts", ["12", "13"])]
-    path = write("gap.jsonl", '{"text": null, "url": "u"}\n{"text": "the cat", "url": "u"}\n')
-    assert list(read_work(path)) == [("texts", ["the cat"])]
-
-
-def test_csv_has_quotes_and_tsv_has_none_and_bom_is_no_text(write):
-    assert list(read_rows(write("a.csv", '\ufeffa,b\r\n"x, ""y""\nz",2\r\n\r\n'))) == [dict(a='x, "y"\nz', b="2")]
+    gap = to_lines([dict(text=None, url="u"), dict(text="the cat", url="u")])
+    assert list(read_work(write("gap.jsonl", gap))) == [("texts", ["the cat"])]
+    assert list(read_rows(write("a.csv", '\ufeffa,b\r\n"x, ""y""\nz",2\r\n'))) == [dict(a='x, "y"\nz', b="2")]
     assert list(read_rows(write("a.tsv", 'a\tb\r\n"x\t2"\r\n\r\n'))) == [dict(a='"x', b='2"')]
-
-
-def test_table_without_a_header_takes_the_one_it_is_handed(write):
-    for content in ("x,1\ny,2\n", "text,label\nx,1\ny,2\n"):
-        rows = list(read_rows(write("a.csv", content), ["text", "label"]))
-        assert rows == [dict(text="x", label="1"), dict(text="y", label="2")]
+    expected = [dict(text="x", label="1"), dict(text="y", label="2")]
+    for head in ("", "text,label\n"):
+        assert list(read_rows(write("a.csv", head + "x,1\ny,2\n\n"), ["text", "label"])) == expected
 
 
 @pytest.mark.parametrize("bad", ["x,1,more", "x"])
@@ -158,8 +143,8 @@ def test_table_rows_of_another_length(bad, write, capsys):
     """A row that is longer or shorter than the header is an error, or up to 1 % of them are left out."""
     with pytest.raises(InputError, match=r"a.csv: expected 2 columns \(text, n\), got .* 1 of 3 rows"):
         list(read_rows(write("a.csv", f"text,n\na,1\n{bad}\nb,2\n")))
-    rows = list(read_rows(write("b.csv", "text,n\n" + "a,1\n" * 100 + bad + "\n")))
-    assert len(rows) == 100 and "1 of 101 rows" in capsys.readouterr().err
+    assert len(list(read_rows(write("b.csv", "text,n\n" + "a,1\n" * 100 + bad)))) == 100
+    assert "1 of 101 rows" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("header,field,column", [
@@ -168,11 +153,9 @@ def test_table_rows_of_another_length(bad, write, capsys):
 def test_choose_column(header, field, column, write):
     """`field`, else text, else the only column; otherwise the error lists the columns and the flag."""
     rows = list(read_rows(write("a.csv", header + "\n" + header.replace("n", "7") + "\n")))
-    if column:
-        assert choose_column("a.csv", rows, field) == column
-    else:
-        with pytest.raises(InputError, match="a.csv: expected .* got n, body. Use --text NAME"):
-            choose_column("a.csv", rows, field, "--text")
+    message = "a.csv: expected .* got n, body. Use --text NAME"
+    with contextlib.nullcontext() if column else pytest.raises(InputError, match=message):
+        assert choose_column("a.csv", rows, field, "--text") == column
 
 
 def test_chosen_columns_are_printed_once(write, tmp_path, capsys):
@@ -183,16 +166,19 @@ def test_chosen_columns_are_printed_once(write, tmp_path, capsys):
 
 
 def test_prepare_reads_bytes_of_any_kind(write, prepared):
-    """What is not UTF-8 is replaced and counted. A line of megabytes, NULs, no last newline: text."""
-    corpus = prepared(write("a.txt", b"caf\xe9 ok\n" + b"word " * 700_001 + b"\na\x00b"))
-    assert corpus.meta["replaced"] == 1 and corpus.meta["words"] == 3 + 700_001 + 3
-    assert {"caf", "\ufffd", "ok", "word", "a", "\x00", "b"} == set(corpus.words)
+    """What is not UTF-8 is replaced and counted. A line of megabytes, a NUL in it, no last newline: text."""
+    corpus = prepared(write("a.txt", b"\xef\xbb\xbfcaf\xe9 ok\r\n" + b"word " * 700_001 + b"\ra\x00b"))
+    assert corpus.meta["replaced"] == 1 and corpus.meta["documents"] == 3
+    assert {"caf", "\ufffd", "ok", "word", "a", "b"} == set(corpus.words)
+    rows = [dict(text=text) for text in ("\u2028 \x85 \x1c", "\ud800 lone", "a\rb")]
+    assert {"\ud800", "lone", "a", "b"} == set(prepared(write("a.jsonl", to_lines(rows)), "space").words)
 
 
-def test_corpus_of_any_characters_is_read_back(write, prepared):
-    texts = ["\u2028 \x85 \x1c", "\ud800 lone", "a\rb"]
-    corpus = prepared(write("a.jsonl", to_lines(dict(text=text) for text in texts)), "space")
-    assert {"\ud800", "lone", "a", "b"} == set(corpus.words)
+@pytest.mark.parametrize("kind", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name,text", [("a.txt", "\u4e00 \u4e8c" * 9), ("a.csv.gz", "a"), ("a.jsonl", "{}")])
+def test_utf16_is_refused(kind, name, text, write):
+    with pytest.raises(InputError, match="expected UTF-8, got UTF-16 or NULs. Use iconv"):
+        list(read_rows(write(name, text.encode(kind))))
 
 
 def test_number_of_workers_does_not_change_the_corpus(write, tmp_path, monkeypatch):
@@ -203,35 +189,34 @@ def test_number_of_workers_does_not_change_the_corpus(write, tmp_path, monkeypat
     for workers in (1, 2):
         monkeypatch.setattr(data.corpus, "num_cores", lambda: workers)
         folders.append(prepare(path, "regex", str(tmp_path / f"cache-{workers}"), quiet=True))
-    for name in os.listdir(folders[0]):
-        one, two = (open(os.path.join(folder, name), "rb").read() for folder in folders)
-        assert one == two, name
+    _, wrong, errors = filecmp.cmpfiles(*folders, os.listdir(folders[0]), shallow=False)
+    assert not wrong and not errors
 
 
 def test_error_in_a_worker_ends_the_preparation(tmp_path, write, monkeypatch):
     """With two workers and many units left, nobody waits for anybody."""
-    works = ((("texts", ["a b"]), ("texts", [7]))[i == 3] for i in range(500))
+    works = ((("texts", ["a b"]), ("texts", None))[i == 3] for i in range(500))
     monkeypatch.setattr(data.corpus, "num_cores", lambda: 2)
     monkeypatch.setattr(data.corpus, "read_work", lambda *args, **options: works)
-    with pytest.raises(AttributeError):
+    with pytest.raises(TypeError):
         prepare(write("x.txt", "a b"), "regex", str(tmp_path / "cache"), quiet=True)
     assert len(list(works)) > 400  # it did not read to the end
 
 
-def test_more_than_65536_ids_are_uint32(write, prepared):
-    corpus = prepared(write("a.txt", " ".join(f"w{i}" for i in range(70_001))))
-    assert corpus.ids.dtype == np.uint32 and corpus.ids[70_000] == FIRST_WORD_ID + 70_000
-
-
 def test_changed_file_is_prepared_again(write, prepared):
-    first = prepared(write("a.txt", "one fish"))
-    assert prepared(first.meta["data"]).folder == first.folder
-    second = prepared(write("a.txt", "two fish swim"))
-    assert second.folder != first.folder and second.meta["words"] == 3
+    """Also with more than 65,536 IDs, which are uint32."""
+    first = prepared(path := write("a.txt", "one fish"))
+    second, third = prepared(path), prepared(write("a.txt", " ".join(f"w{i}" for i in range(70_001))))
+    assert second.folder == first.folder != third.folder and third.meta["words"] == 70_001
+    assert third.ids.dtype == np.uint32 and third.ids[70_000] == FIRST_WORD_ID + 70_000
 
 
-def test_item_sets_of_every_kind(write, prepared):
+def test_item_sets_of_every_kind(write, pages_path, prepared):
     """Lists of names or numbers, names between tabs or else spaces, pairs; a page is a set, in order."""
+    train, held_out = prepared(pages_path, "items").split_pages()
+    assert sorted([*train, *held_out]) == list(range(400)) and len(held_out) == 40
+    assert not (np.diff(held_out) > 0).all()
+
     def pages(name, content, **options):
         return pages_of(prepared(write(name, content), "items", **options))
 
@@ -245,28 +230,25 @@ def test_item_sets_of_every_kind(write, prepared):
     assert pages("e.tsv", "page\titem\n1\t30\n2\t4\n1\t7\n") == [["30", "7"], ["4"]]
     gaps = [dict(a=["x", "y"], b="z"), dict(a=None, b="q"), dict(a=["w"], b=""), dict(b="v")]
     assert pages("f.jsonl", to_lines(gaps)) == [["x", "y"], ["w"]]  # never the row's other column
-    three = "order,date,sku\n1,x,30\n2,x,4\n1,y,7\n"
-    assert pages("j.csv", three, field="order,sku") == [["30", "7"], ["4"]]
+    assert pages("j.csv", "o,date,sku\n1,x,30\n2,x,4\n1,y,7\n", field="o,sku") == [["30", "7"], ["4"]]
     assert item_names("New  York\tJazz\t") == ["New York", "Jazz"]
 
 
 @pytest.mark.parametrize("name,content,field,message", [
     ("a.csv", "id,url,title\n1,u,t\n", None, "expected a list of items, or two columns.* got id, url, title"),
     ("b.jsonl", '{"n": [1], "l": [2]}\n', None, "expected a list of items.* got n, l"),
-    ("c.jsonl", '{"n": 1, "l": [[1], [2]]}\n', None, "expected names or numbers in l, got"),
-    ("d.jsonl", '{"n": 1, "l": [1, 2]}\n', "n", "expected names or numbers in n, got '1'"),
+    ("c.jsonl", '{"n": 1, "l": [[1], [2]]}\n', None, "row 1: expected names, or whole numbers, in l, got"),
+    ("d.jsonl", '{"n": 1, "l": [1, 2]}\n', "n", "row 1: expected names, .* in n, got '1'"),
+    ("h.jsonl", '{"l": [1, 2]}\n{"l": 7}\n', None, "row 2: expected names, .* in l, got '7'"),
+    ("i.jsonl", '{"l": [1, 2]}\n{"l": [1, "1"]}\n', None, "row 2: expected names, .* in l, got"),
+    ("j.jsonl", '{"l": [1, 2]}\n{"l": [true]}\n', None, "row 2: expected names, .* in l, got"),
+    ("k.csv", "page,item\n1,x\n,y\n", None, "row 2: expected names, .* in page, item"),
     ("e.csv", "order,date,sku\n1,x,30\n", "order,day", "expected columns order,day, got order, date, sku"),
-    ("f.jsonl", '{"page": 1, "item": "x"}\n{"item": "y"}\n', None, "expected names or numbers in page, item"),
+    ("f.jsonl", '{"page": 1, "item": "x"}\n{"item": "y"}\n', None, "row 2: expected names, .* in page, item"),
     ("g.jsonl", '{"page": 1, "item": "x"}\n{"page": [1], "item": "y"}\n', "page,item", "in page, item")])
 def test_item_sets_without_a_clear_column_are_refused(name, content, field, message, write, prepared):
-    with pytest.raises(InputError, match=f"{name}: .*{message}"):
+    with pytest.raises(InputError, match=f"{name}.*{message}"):
         prepared(write(name, content), "items", field=field)
-
-
-def test_split_pages_holds_out_one_in_ten(pages_path, prepared):
-    train, held_out = prepared(pages_path, "items").split_pages()
-    assert sorted([*train, *held_out]) == list(range(400)) and len(held_out) == 40
-    assert not (np.diff(held_out) > 0).all()
 
 
 def test_python_files_are_parsed_and_never_run(write):
@@ -276,8 +258,11 @@ def test_python_files_are_parsed_and_never_run(write):
     assert list_documents(("python", paths)) == ["About the module.", "What f does."]
     [names] = list_documents(("python-names", paths))
     assert set(names.split()) == {"a", "b", "size", "len"}
-    path = write("topics.py", 'topics = {"assert": "The assert statement", "more": 7}\n')
-    assert [text for text in python_texts(path) if text] == ["The assert statement"]
+    topics = write("topics.py", 'topics = {"assert": "The assert statement", "more": 7}\n')
+    assert list(filter(None, python_texts(topics))) == ["The assert statement"]
+    path = write("a.py", "def f(x):\n    a.b(c)\n    def g():\n        return d + e\n    return x + g()\n")
+    pages = [sorted(page.split()) for page in python_texts(path, names=True)]
+    assert sorted(pages) == [["a", "b", "c", "g", "x"], ["d", "e"]]  # an inner function is a page of its own
 
 
 def test_python_files_are_those_of_the_installation():
@@ -287,63 +272,59 @@ def test_python_files_are_those_of_the_installation():
     assert not any("/test" in f"/{name}" or "site-packages" in name for name in files)
 
 
-def test_inner_function_has_a_page_of_its_own(write):
-    path = write("a.py", "def f(x):\n    a.b(c)\n    def g():\n        return d + e\n    return x + g()\n")
-    pages = [sorted(page.split()) for page in python_texts(path, names=True)]
-    assert sorted(pages) == [["a", "b", "c", "g", "x"], ["d", "e"]]
-
-
-def test_copied_docstrings_and_functions_count_once(write, prepared, installed):
+def test_copied_docstrings_and_functions_count_once(write, prepared, monkeypatch):
     """The same names in another order are the same page."""
-    text = '"""The same text."""\n\ndef f():\n    """Text %s."""\n'
-    installed(*(write(f"{i}.py", text % i) for i in range(3)))
-    assert prepared("python").meta["documents"] == 4
-    bodies = dict(a="return x + y", b="return y - x", c="return x * z")
-    installed(*(write(f"{name}.py", f"def f():\n    {body}\n") for name, body in bodies.items()))
-    assert prepared("python-names", "items").meta["documents"] == 2
-    copied = write("copied.txt", "the same\nthe same\n")  # a text is left as it is
-    assert prepared(copied).meta["documents"] == 2
+    for name, split, text, parts, documents in (
+            ("python", "regex", '"""The same text."""\n\ndef f():\n    """Text %s."""\n', "123", 4),
+            ("python-names", "items", "def f():\n    return %s\n", ("x + y", "y - x", "x * z"), 2)):
+        files = {str(i): write(f"{i}.py", text % part) for i, part in enumerate(parts)}
+        monkeypatch.setattr(data.corpus, "python_files", lambda: files)
+        assert prepared(name, split).meta["documents"] == documents
+    assert prepared(write("copied.txt", "the same\nthe same\n")).meta["documents"] == 2  # texts stay
 
 
 @pytest.mark.parametrize("name,content,message", [
     ("empty.txt", " \n \n", "empty.txt: expected text, got no words"),
     ("empty.csv", "", "empty.csv: expected text, got no words"),
-    ("folder/notes.bin", "x", "folder: expected a file that ends in .txt"),
+    ("folder/notes.bin", "x", "folder: expected files in .txt, .* got none"),
     ("x.jsonl", '{"n": 1}\n', "x.jsonl: expected one column of text, got n. Use --field"),
-    ("y.jsonl", '{"text": "a"}\n{"text": \n', "y.jsonl: could not be read as .jsonl"),
-    ("z.jsonl", '{"text": "a"}\n{"text": 7}\n', "z.jsonl: expected text in text, got '7'"),
+    ("y.jsonl", '{"text": "a"}\n{"text": \n', "y.jsonl: could not be read as .jsonl after row 1: JSON"),
+    ("deep.jsonl", '{"text": "a"}\n' + "[" * 100_000, "deep.jsonl: could not .*after row 1: Recursion"),
+    ("deep.json", '{"a":' * 100_000, "deep.json: could not be read as .json after row 0: Recursion"),
+    *((f"z{i}.jsonl", '{"text": "a"}\n{"text": %s}\n' % value, f"z{i}.jsonl, row 2: expected text in text")
+      for i, value in enumerate(("7", "0", "false", "[]", '["a"]', "{}", "1.5"))),
+    ("only.jsonl", '{"text": 5, "url": "u"}\n', "only.jsonl, row 1: expected text in text, got '5'"),
+    ("twice.csv", "text,n,text\na,1,b\n", "twice.csv: expected columns of different names"),
+    *((name, first + "\nb\n", f"{name}: expected columns .* by comma or tab, got .*{again}")
+      for name, first, again in (("s.csv", "text;label", "text;label"), ("t.csv", "id\ttext", "id.*text"),
+                                 ("c.tsv", "id,text", "id,text"))),
+    ("dict.json", '{"text": "a"}', "dict.json, row 1: expected an object, got 'text'"),
     ("list.jsonl", '{"text": "a"}\n["b"]\n', "list.jsonl, row 2: expected an object"),
     ("number.json", "7", "number.json: could not be read as .json"),
-    ("zip.txt.gz", None, "zip.txt.gz: could not be read as .txt"),
-    ("not.csv.gz", None, "not.csv.gz: could not be read as .csv"),
+    ("zip.txt.gz", gzip.compress(b"one fish two fish" * 99)[:20], "zip.txt.gz: could not be read as .txt"),
+    ("not.csv.gz", b"not zipped", "not.csv.gz: could not be read as .csv"),
     ("cut.parquet", "PAR1 and no more", "cut.parquet: could not be read as .parquet")])
-def test_damaged_files_are_named(name, content, message, write, prepared, tmp_path):
-    path = write(name, content or "one fish two fish" * 99)
-    if name == "zip.txt.gz":
-        with open(path, "r+b") as file:
-            file.truncate(20)
-    elif content is None:
-        with open(path, "wb") as file:
-            file.write(b"not zipped")
+def test_damaged_files_are_named(name, content, message, prepared, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=message):
         prepared(tmp_path / name.split("/")[0])
     assert all(p.name.endswith((".lock", ".tmp")) for p in (tmp_path / "cache").glob("*"))
 
 
-@pytest.mark.parametrize("suffix,message", [
-    ("+", "got an empty one"), ("++x", "got an empty one"), ("+absent.txt", "Nothing was found there")])
-def test_empty_or_absent_part_of_data_is_refused(suffix, message, write, prepared):
-    with pytest.raises(InputError, match=f"--data.*{message}"):
-        prepared(write("a.txt", "one fish") + suffix)
-
-
 def test_bad_names_are_refused(write, prepared, tmp_path):
-    for data_name in ("", "+", "no such owner/no set"):
-        with pytest.raises(InputError, match="--data"):
-            prepared(data_name)
+    path, empty, absent = write("a.txt", "one fish"), "got an empty one", "Nothing found there"
+    for name, message in (("", empty), ("+", empty), (path + "+", empty), (path + "++x", empty),
+                          (path + "+absent.txt", absent), ("no such owner/no set", absent)):
+        with pytest.raises(InputError, match=f"--data.*{message}"):
+            prepared(name)
+    assert prepared(write("a.txt+b.txt", "two")).words == ["two"]  # a path that exists is one part
     with pytest.raises(InputError, match="--field requires a table, got --data python"):
         prepared("python", field="x")
-    for name, message in (("absent.csv", "file not found"), ("", "expected a file that ends in")):
+    write("folder/a.csv", "text\na\n")
+    os.mkfifo(tmp_path / "pipe.txt")
+    for name, message in (("absent.csv", "a file, got a folder or nothing"), ("pipe.txt", "got none"),
+                          ("folder", "a file, got a folder or nothing"), ("/dev/null", "got none")):
         with pytest.raises(InputError, match=message):
             list(read_rows(str(tmp_path / name)))
 
@@ -352,8 +333,12 @@ def test_hub_rows_have_label_names_and_errors_name_the_set(monkeypatch):
     class Rows(list):
         features = dict(label=SimpleNamespace(names=["no", "yes"]))
 
+    with pytest.raises(InputError, match="owner/name: could not be loaded from the hub .* Give files"):
+        list(read_hub("owner/name"))  # no network here
     import datasets
+    import huggingface_hub
 
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *args, **options: None)
     rows = Rows([dict(text="a", label=1), dict(text="b", label=-1)])
     monkeypatch.setattr(datasets, "load_dataset", lambda name, *args, **options: rows)
     assert list(read_hub("owner/name")) == [dict(text="a", label="yes"), dict(text="b", label=-1)]

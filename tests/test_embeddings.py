@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import embeddings
 from embeddings import EMBEDDINGS, SketchEmbedding, WeightedEmbedding
@@ -23,11 +24,9 @@ def assert_matches(module, codes, literal):
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-def random_codes(cls, c, *shape):
-    """Return random codes (..., C) within the limits that the class states, as forward expects them."""
-    parts = [torch.randint(0, end, (*shape, count)) for count, end in cls.code_limits(c)]
-    codes = torch.cat(parts, -1)
-    return embeddings.unpack_bits(codes.byte(), c.bits) if c.code_format == "bits" else codes
+def random_codes(module, *shape):
+    """Return random codes (..., C) within the limits that the module states."""
+    return torch.cat([torch.randint(0, end, (*shape, count)) for count, end in module.code_limits], -1)
 
 
 def test_pool_matches_weighted_sum():
@@ -45,21 +44,12 @@ def test_pool_with_equal_weights_ignores_order():
     assert torch.allclose(*module(codes), atol=1e-7)
 
 
-@pytest.mark.parametrize("chunk", [0, 16])
-def test_pool_refuses_chunk_sizes(chunk):
-    with pytest.raises(ValueError, match="chunk: expected 1 to 15 bits"):
-        embeddings.PoolEmbedding(128, chunk, 3)
-
-
-def test_add_matches_sum_of_chosen_rows():
-    module, codes = embeddings.AddEmbedding(24, 7), torch.randint(0, 2, (5, 3, 24), dtype=torch.uint8)
-    literal = sum(module.codebooks[j, codes[..., j].long()] for j in range(24)) / math.sqrt(24)
-    assert_matches(module, codes, literal)
-
-
-def test_linear_matches_sum_of_rows():
-    module, codes = embeddings.LinearEmbedding(21, 7), torch.randint(0, 2, (5, 3, 21), dtype=torch.uint8)
-    assert_matches(module, codes, sum(module.weight[j] * codes[..., j, None] for j in range(21)))
+def test_add_and_linear_match_sums_of_rows():
+    codes = torch.randint(0, 2, (5, 3, 23), dtype=torch.uint8)
+    add, linear = embeddings.AddEmbedding(23, 7), embeddings.LinearEmbedding(23, 7)
+    literal = sum(add.codebooks[j, codes[..., j].long()] for j in range(23)) / math.sqrt(23)
+    assert_matches(add, codes, literal)
+    assert_matches(linear, codes, sum(linear.weight[j] * codes[..., j, None] for j in range(23)))
 
 
 def test_proj_matches_correlation():
@@ -78,20 +68,18 @@ def test_proj_matches_correlation():
 
 def test_proj_of_constant_bits_is_zero_with_finite_gradient():
     module = embeddings.ProjEmbedding(128, 5)
-    out = module(torch.stack([torch.zeros(128), torch.ones(128)]))
+    out = module(torch.tensor([[0], [1]]).expand(2, 128))
     out.sum().backward()
     assert not out.any() and module.weight.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("cls", [embeddings.LookupEmbedding, embeddings.HashEmbedding])
-def test_lookup_and_hash_return_rows(cls):
-    module, codes = cls(11, 3), torch.tensor([[[4], [0]], [[10], [4]]], dtype=torch.int32)
-    assert (module(codes) == module.weight[codes.squeeze(-1).long()]).all()
-
-
-def test_bloom_keeps_rows_of_item_apart():
-    module, codes = embeddings.BloomEmbedding(11, 3), torch.tensor([[[4, 9], [0, 10]]], dtype=torch.int32)
-    assert (module(codes) == module.weight[[4, 9, 0, 10]]).all() and module(codes).shape == (1, 4, 3)
+def test_lookup_hash_and_bloom_return_rows():
+    """A BloomMap's digest counts from 0 in each map, and the table has a block of rows for each."""
+    codes = torch.tensor([[[4, 9], [0, 10]], [[10, 0], [4, 4]]], dtype=torch.int32)
+    for module in (embeddings.LookupEmbedding(11, 3), embeddings.HashEmbedding(11, 3)):
+        assert (module(codes[..., :1]) == module.weight[codes[..., 0].long()]).all()
+    module = embeddings.BloomEmbedding(2, 11, 3)
+    assert (module(codes) == module.weight[codes.long() + torch.tensor([0, 11])]).all()
 
 
 @pytest.mark.parametrize("T", [128, 420, 13, 1])
@@ -122,7 +110,7 @@ def test_sketch_worked_example(aggregate, expected):
     sketch = SketchEmbedding(3, 2, 2, aggregate)
     sketch.weight.data[:] = torch.tensor([[0, 0], [1, 7], [2, -9], [0, 0], [0, 0], [900, 8]])
     assert sketch(torch.tensor([[1, 0, 1]])).tolist() == [expected]
-    assert sketch(torch.zeros(1, 0, 3)).shape == (1, 0, 2)
+    assert sketch(torch.zeros(1, 0, 3, dtype=torch.int32)).shape == (1, 0, 2)
 
 
 def test_median_moves_at_most_to_its_neighbor():
@@ -174,14 +162,14 @@ def test_median_and_mean_spread_of_five_normals():
     assert abs(median.mean()) < 0.01 and abs(x[:4].median(0).values.mean() + 0.297) < 0.01
 
 
-@pytest.mark.parametrize("k", [2, 4, 257])
-def test_sketch_refuses_even_or_too_many_hashes_and_unknown_aggregate(k):
-    with pytest.raises(ValueError, match="hashes: expected an odd number"):
-        SketchEmbedding(k, 5, 3)
-    with pytest.raises(ValueError, match="hashes: expected an odd number"):
-        SketchEmbedding.from_config(Config(emb="mean", hashes=k))
-    with pytest.raises(ValueError, match="aggregate: expected median or mean"):
-        SketchEmbedding(3, 5, 3, "max")
+@pytest.mark.parametrize("build, arguments, message", [
+    *((embeddings.PoolEmbedding, (128, chunk, 3), "chunk: expected 1 to 15 bits") for chunk in (0, 16)),
+    *((SketchEmbedding, (k, 5, 3), "hashes: expected an odd number") for k in (2, 4, 257)),
+    *((SketchEmbedding.from_config, [Config(emb="mean", hashes=k)], "hashes: exp") for k in (2, 4, 257)),
+    (SketchEmbedding, (3, 5, 3, "max"), "aggregate: expected median or mean")])
+def test_impossible_sizes_raise(build, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build(*arguments)
 
 
 def test_weighted_worked_example():
@@ -189,34 +177,25 @@ def test_weighted_worked_example():
     module.weight.data[:] = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]])
     module.importance.data[:] = torch.tensor([[0, 0], [2, -1], [0, 0]])
     assert module(torch.tensor([[[3, 0, 1]]])).tolist() == [[[13.0, 14.0]]]  # 2·(7, 8) - (1, 2): a sum
-    module = WeightedEmbedding(2, 4, 3, 5, append=True)
-    out = module(torch.tensor([3, 0, 1]))
-    assert out.shape == (5,) and (out[3:] == module.importance[1]).all()
-    assert sum(p.numel() for p in module.parameters()) == 4 * 3 + 3 * 2
-    with pytest.raises(ValueError, match="width: expected more than the 2"):
-        WeightedEmbedding(2, 4, 3, 2, append=True)
 
 
 @pytest.mark.parametrize("emb", EMBEDDINGS)
 def test_facts_agree_with_forward(emb):
-    """The largest codes within code_limits work, the next do not; a word is one vector, or m."""
+    """The largest codes within code_limits work, others are refused; a word is one vector, or m."""
     c, cls = Config(emb=emb, **SIZES), EMBEDDINGS[emb]
     module = cls.from_config(c)
-    vectors = module(random_codes(cls, c, 4, 3))
-    assert vectors.shape == (4, 3 * c.hashes if cls.is_stacked else 3, c.width)
+    vectors = module(random_codes(module, 4, 3))
+    assert vectors.shape == ((4, 3, c.hashes, c.width) if cls.is_stacked else (4, 3, c.width))
     assert cls.code_format == c.code_format and (cls.can_tie or not cls.is_tied)
     if cls.can_tie:  # one row per class of an output layer
-        rows = c.hashes * c.buckets if cls.code_format == "sketch" else c.rows
-        assert module.weight.shape == (rows, c.width)
-    if cls.code_format == "bits":
-        assert sum(count for count, _ in cls.code_limits(c)) * 8 >= c.bits > 8
-        return
-    counts, ends = torch.tensor(cls.code_limits(c)).T
+        assert module.weight.shape == (c.rows if emb == "lookup" else c.hashes * c.buckets, c.width)
+    counts, ends = torch.tensor(module.code_limits).T
     codes = (ends - 1).repeat_interleave(counts)[None, None]  # (1, 1, C), the largest ones
     assert module(codes).isfinite().all()
-    codes[..., -1] += 1
-    with pytest.raises((IndexError, RuntimeError)):
-        module(codes)
+    first = F.one_hot(torch.tensor(0), codes.shape[-1])
+    for bad in (codes + first, codes - first * ends[0], codes.float(), codes[..., 1:], F.pad(codes, (0, 1))):
+        with pytest.raises(ValueError, match=f"codes: expected .*{counts[0]} below {ends[0]}.* got"):
+            module(bad)
 
 
 @pytest.mark.parametrize("emb", EMBEDDINGS)
@@ -226,5 +205,5 @@ def test_initial_std_agrees_with_measured_std(emb):
     large = dict(rows=900, bits=128, chunk=10, buckets=700, weights=800, width=96)
     c, cls = Config(emb=emb, **SIZES | large), EMBEDDINGS[emb]
     module = cls.from_config(c).requires_grad_(False)
-    measured = module(random_codes(cls, c, 1, 400)).std().item()
+    measured = module(random_codes(module, 1, 400)).std().item()
     assert abs(measured / float(module.initial_std(c)) / ratio - 1) < 0.06

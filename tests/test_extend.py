@@ -25,7 +25,7 @@ from tokenizer import HashTokenizer
 
 
 class ToyEmbedding(Embedding):
-    code_format, sizes = "bits", ("bits",)
+    code_format, sizes = "bits", ("bits", "width")
 
     def __init__(self, bits, width):
         super().__init__()
@@ -79,7 +79,7 @@ class ToyObjective(Objective):
     def metrics(self, counts):
         return dict(toy_accuracy=counts[0] / counts[1])
 
-    def expected_loss(self, word_counts):
+    def expected_loss(self, word_counts, counts):
         return 3, 0.5
 
 

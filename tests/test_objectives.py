@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import objectives
-from bloom import SketchMap, beam_search, exhaustive, hash_logp
+from bloom import BloomMap, SketchMap, beam_search, exhaustive, hash_logp
 from hashing import MD5
 from model import Config, Model
 from objectives import IGNORE_INDEX as IGNORE
@@ -27,18 +27,6 @@ def random_batch(rows=257, length=63, vocabulary=5_003):
     ids, random_words = torch.from_numpy(rng.integers(F0, vocabulary, (2, rows, length)))
     ids[:, 0], ids[:, 40] = CLS, SEP
     return ids, torch.from_numpy(rng.random((3, rows, length), np.float32)), random_words
-
-
-def test_shuffle_random_matches_hand_worked_example():
-    """The docstring's example, with a random word at the end: b d f are chosen, and take positions 5 1 3."""
-    ids = torch.tensor([[CLS, 10, 11, 12, 13, 14, 15, 16, SEP]])
-    noise = torch.ones(3, 1, 9) * 0.99
-    noise[0, 0, [2, 4, 6]] = 0.05  # shuffled: b (11), d (13), f (15)
-    noise[2, 0, [6, 2, 4]] = torch.tensor([0.1, 0.2, 0.3])  # positions 6, 2, 4 in random order
-    noise[1, 0, [0, 7, 8]] = 0.05  # random: only 16, as CLS and SEP are no words
-    inputs, labels = SR.corrupt(ids, noise, torch.full_like(ids, 77))
-    assert inputs.tolist() == [[CLS, 10, 15, 12, 11, 14, 13, 77, SEP]]
-    assert labels.tolist() == [[-100, 0, 1, 0, 1, 0, 1, 2, -100]]
 
 
 def test_shuffle_random_rates_and_rows():
@@ -146,8 +134,8 @@ def test_masked_hashes_loss_and_counts_by_hand():
     labels = torch.tensor([[IGNORE, 10, IGNORE], [13, IGNORE, IGNORE]])
     loss, counts = objective.evaluate(model, inputs, labels)
     logits = model(inputs, masked_positions=torch.tensor([1, 3]))
-    logp = logits.log_softmax(-1)
-    expected = -sum(logp[i, j, codes[label, j]] for i, label in enumerate((10, 13)) for j in range(2)) / 2
+    logp, R = logits.log_softmax(-1), model.config.buckets
+    expected = -sum(logp[i, j, j * R + codes[x, j]] for i, x in enumerate((10, 13)) for j in range(2)) / 2
     torch.testing.assert_close(torch.stack([loss, objective.loss(model, inputs, labels)]), expected.expand(2))
     exclude = torch.tensor([[1, -1, 3], [-1, 9, -1]])  # what the sets show
     certified = beam_search(hash_logp(logits, bloom_map), bloom_map, exclude=exclude)[2]
@@ -187,8 +175,7 @@ def test_rank_words_matches_scoring_by_hand(has_exclude):
 def sample(n, num_samples, scores):
     """Return the sampled softmax's loss of one position whose label is row 2 of n, and the sampled rows."""
     c, seen = Config(emb="lookup", head="mlm", rows=F0 + n), []
-    objective = SampledWords(c, None, MASK, F0)
-    objective.num_samples = num_samples
+    objective = SampledWords(c, None, MASK, F0, num_samples=num_samples)
 
     def model(inputs, masked_positions, rows):
         seen.extend((rows[1:] - F0).tolist())
@@ -214,14 +201,20 @@ def test_sampled_softmax_is_unbiased_against_the_full_softmax():
 
 
 def test_expected_loss_by_hand():
+    """Of S+R by the labels that came out, rows of confusion counts: here 8, 4 and 4; else by the words."""
     counts = np.array([4, 2, 1, 1])
-    assert SR.expected_loss(counts) == (3, pytest.approx(-sum(p * math.log(p) for p in (0.81, 0.1, 0.09))))
+    assert SR.expected_loss(None, [5, 2, 1, 0, 3, 1, 4, 0, 0]) == (3, pytest.approx(1.5 * math.log(2)))
     c = Config(emb="median", head="hash-mlm", rows=31, buckets=7)
-    assert MaskedWords(c).expected_loss(counts) == (31, pytest.approx(1.75 * math.log(2)))
+    assert MaskedWords(c).expected_loss(counts, None) == (31, pytest.approx(1.75 * math.log(2)))
     targets = F.pad(torch.tensor([[0, 3], [1, 3], [1, 3], [1, 3]]), (0, 0, F0, 0))
     objective = MaskedHashes(c, None, MASK, F0, targets)  # buckets: half and half, and all in one
-    assert objective.expected_loss(counts) == (7, pytest.approx(math.log(2) / 2))
-    assert objective.expected_loss(counts[:1]) == (7, 0)  # a shorter vocabulary
+    assert objective.expected_loss(counts, None) == (7, pytest.approx(math.log(2) / 2))
+    assert objective.expected_loss(counts[:1], None) == (7, 0)  # a shorter vocabulary
+    right, wrong = (Config(emb="bloom", head="hash-mlm", buckets=buckets) for buckets in (3 + 5, 7))
+    items = MaskedHashes(right, None, MASK, F0, targets, BloomMap(6, 2))
+    assert items.expected_loss(counts, None)[0] == 2 * 8  # an item's token is one of all rows
+    with pytest.raises(ValueError, match="bloom_map: expected 2 buckets, got 3"):
+        MaskedHashes(wrong, None, MASK, F0, targets, BloomMap(6, 2))
 
 
 def test_masked_hashes_training_scores_no_vocabulary():

@@ -1,9 +1,10 @@
 """pretrain.py: runs that train, resume and load again; ranks, signals and faults. Flags: test_settings.py."""
 
+import itertools
 import json
 import math
 import os
-import shutil
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,10 +21,10 @@ import pretrain
 from bloom import coherent_map
 from hashing import list_words
 from model import Model, load_config, load_model
-from runtime import load_checkpoint
+from runtime import load_checkpoint, lock_output
 from settings import parser
-from tests.support import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights, run_main, run_script
-from tests.support import torchrun
+from tests.support import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights, make_words, run_main
+from tests.support import run_script, torchrun
 from tokenizer import FIRST_WORD_ID, HashTokenizer
 
 LONG = "LONG" in os.environ  # end a run 100 times instead of 8
@@ -37,7 +38,6 @@ def small(text_path, cache_dir, tmp_path):
     def flags(*more, out="run"):
         files = "--data", text_path, "--cache", cache_dir, "--out", tmp_path / str(out)
         return list(map(str, [*files, *SMALL, *more]))
-
     return flags
 
 
@@ -45,11 +45,9 @@ def small(text_path, cache_dir, tmp_path):
 def sets(pages_path, cache_dir, tmp_path):
     """Return a function: flags of a run of a second over item sets; --alpha 5, unless they name an --emb."""
     def flags(*more, out="run"):
-        small, i = [*SMALL_SETS], SMALL_SETS.index("--alpha")
-        del small[i:i + 2 * ("--emb" in more)]
         files = "--data", pages_path, "--cache", cache_dir, "--out", tmp_path / out
+        small = " ".join(SMALL_SETS).replace("--alpha 5" if "--emb" in more else "nothing", "").split()
         return list(map(str, [*files, *small, *more]))
-
     return flags
 
 
@@ -64,19 +62,16 @@ def read_log(folder):
     return [{k: v for k, v in row.items() if k not in ("words_per_s", "ms_per_sample")} for row in rows]
 
 
+def at_step(number, act):
+    """Return a context in which the number-th step of an optimizer begins with act()."""
+    steps = itertools.count(1)
+    return register_optimizer_step_pre_hook(lambda *_: act() if next(steps) == number else None)
+
+
 def train_until_step_4(flags):
     """Train until the optimizer step after the checkpoint of step 3, and end there as a crash would."""
-    def crash(*_):
-        steps.append(1)
-        if len(steps) == 4:
-            raise KeyError("crash")
-
-    steps, hook = [], register_optimizer_step_pre_hook(crash)
-    try:
-        with pytest.raises(KeyError, match="crash"):
-            pretrain.main(flags)
-    finally:
-        hook.remove()
+    with at_step(4, lambda: {}["crash"]), pytest.raises(KeyError, match="crash"):
+        pretrain.main(flags)
 
 
 def assert_close_weights(*folders, atol=2e-5):
@@ -85,23 +80,21 @@ def assert_close_weights(*folders, atol=2e-5):
         torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Every embedding, hash, way to split and objective
-
+# == Every embedding, hash, way to split and objective
 TEXT_VARIANTS = [
     *(f"--emb {emb} --hash {hash}" for emb in ("emb", "pool", "add", "proj") for hash in ("md5", "lsh")),
     "--emb lookup --objective mlm", "--emb lookup --objective sr", "--emb median", "--emb proj --split bpe",
     "--emb linear --split space --hash md5 --key secret", "--emb lookup --split regex --objective sampled",
     "--emb mean --hash_seed 3", "--emb weighted --weights 13", "--emb weighted --objective hash-mlm",
-    "--emb proj --objective hash-mlm",
-    "--emb median --split bpe", "--emb median --objective sr", "--emb bloom --split phrases --alpha 3",
-    "--emb bloom --split phrases --alpha 3 --objective sr", "--attn lsh --lsh_bands 2 --lsh_redraw"]
+    "--emb proj --objective hash-mlm", "--emb median --split bpe", "--emb median --objective sr",
+    "--emb bloom --split phrases --alpha 3", "--emb bloom --split phrases --alpha 3 --objective sr",
+    "--attn lsh --lsh_bands 2 --lsh_redraw"]
 SET_VARIANTS = ["", "--emb lookup", "--emb lookup --objective sampled", "--emb median", "--coherent 1",
                 "--attn lsh", "--vocab 100"]
-VARIANTS = [("text", flags) for flags in TEXT_VARIANTS] + [("sets", flags) for flags in SET_VARIANTS]
 
 
-@pytest.mark.parametrize("kind, variant", VARIANTS)
+@pytest.mark.parametrize("kind, variant", [("text", flags) for flags in TEXT_VARIANTS]
+                         + [("sets", flags) for flags in SET_VARIANTS])
 def test_variant_trains_resumes_and_loads(small, sets, tmp_path, kind, variant):
     """A run that crashed and resumed equals one that did not, and its checkpoint alone gives its results."""
     make, sizes = (small, "--rows 97 --features 999 --vocab 400") if kind == "text" else (sets, "")
@@ -111,10 +104,8 @@ def test_variant_trains_resumes_and_loads(small, sets, tmp_path, kind, variant):
     train_until_step_4(make(*flags, out="resumed"))
     assert pretrain.main(make(*flags, out="resumed")) == result
     assert equal_weights(tmp_path / "whole", tmp_path / "resumed")
-    log = read_log(tmp_path / "whole")
-    assert log == read_log(tmp_path / "resumed")
+    assert (log := read_log(tmp_path / "whole")) == read_log(tmp_path / "resumed")
     assert [row["step"] for row in log if "eval_loss" in row] == [3, 6]
-
     run, checkpoint = build(make(*flags, out="whole")), load_checkpoint(str(tmp_path / "whole"))
     codes, run.model = run.model.codes, load_model(checkpoint)
     tokenizer = HashTokenizer.load(checkpoint["encoder"], run.model.config)
@@ -124,19 +115,11 @@ def test_variant_trains_resumes_and_loads(small, sets, tmp_path, kind, variant):
     assert pretrain.evaluate(run) == result
 
 
-def test_log_has_losses_rates_and_metrics(small, tmp_path):
-    result = pretrain.main(small("--steps", 10))
-    [row] = [row for row in map(json.loads, open(tmp_path / "run" / "log.jsonl")) if "loss" in row]
-    assert row["step"] == 10
-    assert set(row) == {"step", "loss", "lr", "grad_norm", "words_per_s", "ms_per_sample"}
-    assert {k: float(f"{v:.6g}") for k, v in result.items()} | dict(step=10) == read_log(tmp_path / "run")[-1]
-
-
 def test_first_loss_is_that_of_the_uniform_baseline(small, sets):
     for flags, classes in ((small(), 3), (small("--emb", "median", "--buckets", "31", out="b"), 31),
                            (small("--emb", "lookup", "--objective", "mlm", "--vocab", "300", out="c"), 305)):
         run = build(flags)
-        assert run.objective.expected_loss(run.corpus.counts[FIRST_WORD_ID:])[0] in (classes, run.config.rows)
+        assert run.objective.expected_loss(np.ones(9), [1] * 9)[0] in (classes, run.config.rows)
         assert abs(pretrain.evaluate(run)["eval_loss"] - math.log(classes)) < 0.15
 
 
@@ -148,7 +131,8 @@ def test_attention_learns_the_order_of_words(small):
     assert attending["f1_random"] > alone["f1_random"] + 0.1
     run = build(small(*flags, 2, out="bag"))
     run.model.positions.weight.requires_grad_(False).zero_()
-    assert attending["eval_loss"] < pretrain.fit(run, [])["eval_loss"] - 0.01
+    with lock_output(run.args.out):  # makes the folder
+        assert attending["eval_loss"] < pretrain.fit(run, [])["eval_loss"] - 0.01
 
 
 def test_superbloom_learns_which_names_go_together(sets):
@@ -158,10 +142,7 @@ def test_superbloom_learns_which_names_go_together(sets):
     assert result["rec@10"] > 0.6 and result["rec@1"] < 0.5  # of 120 names; 10 at random are 0.08
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Steps
-
-
+# == Steps
 def test_micro_batches_add_up_to_the_batch(small, tmp_path):
     """Three micro-batches of at most 3 rows are one of 8: the loss is a mean over scored positions."""
     pretrain.main(small(out="one"))
@@ -169,36 +150,37 @@ def test_micro_batches_add_up_to_the_batch(small, tmp_path):
     assert_close_weights(tmp_path / "one", tmp_path / "three")
 
 
-def test_schedule_rises_and_falls_linearly(small):
-    long = [1 / 4, 2 / 4, 3 / 4, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]
-    short = [1, 4 / 5, 3 / 5, 2 / 5, 1 / 5]
-    for flags, expected in (("--steps 10 --warmup 4", long), ("--steps 5 --warmup 0", short)):
-        rates, groups = [], []
+@pytest.mark.parametrize("flags, expected, decay", [
+    ("--steps 10 --warmup 4", [1 / 4, 2 / 4, 3 / 4, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6], 0.03),
+    ("--steps 5 --warmup 0", [1, 4 / 5, 3 / 5, 2 / 5, 1 / 5], 0.03),
+    ("--steps 5 --warmup 2 --schedule rsqrt --optimizer adam", [0.5, 1, *(2 / np.array([3, 4, 5]))**0.5], 0)])
+def test_schedule_and_weight_decay_follow_the_flags(small, flags, expected, decay):
+    rates, groups = [], []
 
-        def record(optimizer, *_):
-            rates.append(optimizer.param_groups[0]["lr"])
-            groups[:] = optimizer.param_groups
+    def record(optimizer, *_):
+        rates.append(optimizer.param_groups[0]["lr"])
+        groups[:] = optimizer.param_groups
 
-        hook = register_optimizer_step_pre_hook(record)
-        pretrain.main(small(*flags.split(), "--lr", "0.002", "--decay", "0.03", out=len(expected)))
-        hook.remove()
-        np.testing.assert_allclose(rates, 0.002 * np.array(expected), rtol=1e-12)
-        assert [group["weight_decay"] for group in groups] == [0.03, 0] and groups[0]["betas"] == (0.9, 0.999)
+    with register_optimizer_step_pre_hook(record):
+        pretrain.main(small(*flags.split(), "--lr", "0.002", *["--decay", "0.03"] * (decay > 0)))
+    np.testing.assert_allclose(rates, 0.002 * np.array(expected), rtol=1e-12)
+    assert [group["weight_decay"] for group in groups] == [decay, 0] and groups[0]["betas"] == (0.9, 0.999)
 
 
-def test_gradients_are_clipped(small, tmp_path):
+def test_gradients_are_clipped_and_the_log_has_losses_rates_and_metrics(small, tmp_path):
     norms = []
 
     def record(optimizer, *_):
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        norms.append(torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients])).item())
+        gradients = [p.grad.norm() for group in optimizer.param_groups for p in group["params"]]
+        norms.append(torch.linalg.vector_norm(torch.stack(gradients)).item())
 
-    hook = register_optimizer_step_pre_hook(record)
-    pretrain.main(small("--clip", "0.05"))
-    hook.remove()
-    assert len(norms) == 6 and all(0.045 < norm < 0.0501 for norm in norms)
-    [logged] = [row["grad_norm"] for row in read_log(tmp_path / "run") if "grad_norm" in row]
-    assert logged > 0.06  # before clipping
+    with register_optimizer_step_pre_hook(record):
+        result = pretrain.main(small("--clip", "0.05", "--steps", 10))
+    assert len(norms) == 10 and all(0.045 < norm < 0.0501 for norm in norms)
+    [row] = [row for row in map(json.loads, open(tmp_path / "run" / "log.jsonl")) if "loss" in row]
+    assert row["step"] == 10 and row["grad_norm"] > 0.06  # before clipping
+    assert set(row) == {"step", "loss", "lr", "grad_norm", "words_per_s", "ms_per_sample"}
+    assert {k: float(f"{v:.6g}") for k, v in result.items()} | dict(step=10) == read_log(tmp_path / "run")[-1]
 
 
 def test_dropout_depends_on_the_rank_and_weights_on_the_seed(small):
@@ -239,20 +221,15 @@ def test_coherent_maps_are_built_from_training_pages_only(sets):
 
 
 def test_hyperplanes_are_resampled_only_by_flag(small, tmp_path):
-    planes = {}
-    for name, flags in dict(fixed=(), resampled=("--lsh_redraw",)).items():
-        pretrain.main(small("--attn", "lsh", "--lsh_bands", "2", *flags, out=name))
-        checkpoint = load_checkpoint(str(tmp_path / name))
-        planes[name] = checkpoint["model"]["layers.0.planes"]
+    for name in ("fixed", "resampled"):
+        pretrain.main(small("--attn", "lsh", "--lsh_bands", "2", *["--lsh_redraw"] * (name != "fixed"), out=name))
+    fixed, resampled = (load_checkpoint(str(tmp_path / name)) for name in ("fixed", "resampled"))
     torch.manual_seed(0)
-    initial = Model(load_config(checkpoint)).layers[0].planes
-    assert torch.equal(planes["fixed"], initial) and not torch.equal(planes["resampled"], initial)
+    initial = Model(load_config(fixed)).layers[0].planes
+    assert [torch.equal(c["model"]["layers.0.planes"], initial) for c in (fixed, resampled)] == [True, False]
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Resuming
-
-
+# == Resuming
 def test_resume_trims_the_log_and_restores_the_optimizer(small, tmp_path):
     pretrain.main(small("--dropout", "0.1", out="whole"))
     train_until_step_4(small("--dropout", "0.1", out="resumed"))
@@ -266,14 +243,15 @@ def test_resume_trims_the_log_and_restores_the_optimizer(small, tmp_path):
 
 
 def test_resume_refuses_another_run(small, tmp_path, text_path):
-    """Everything that makes the run itself has to agree, the content of the corpus too."""
+    """Everything that makes the run itself has to agree, the content of the corpus too; errors name it."""
     pretrain.main(small())
     longer = tmp_path / "longer.txt"
     longer.write_text(text_path.read_text() + "\none more line\n")
-    changes = dict(seed=1, hash_seed=1, lr=0.5, decay=0.1, steps=7, warmup=1, width=64, batch=4, clip=2)
+    changes = dict(seed=1, hash_seed=1, lr=0.5, decay=0.1, steps=7, warmup=1, width=64, batch=4, clip=2, types=2)
     for flag, value in changes.items():
         assert_refused(pretrain.main, small(f"--{flag}", value), "ckpt.pt", f"{flag} was", f" is {value}")
-    assert_refused(pretrain.main, small("--data", longer), "ckpt.pt", "corpus was")
+    assert_refused(pretrain.main, small("--data", longer), "ckpt.pt", "got another: corpus was")
+    assert_refused(pretrain.main, small("--emb", "lookup"), "ckpt.pt", "split was regex and is bpe", "; ...")
     counts = Counter(list_words(text_path.read_text()))
     assert load_checkpoint(str(tmp_path / "run"))["words"][0] == counts.most_common(1)[0][0]
 
@@ -283,15 +261,29 @@ def test_resume_refuses_a_hostile_checkpoint(small, tmp_path):
     path = tmp_path / "run" / "ckpt.pt"
     good = path.read_bytes()
     for damage in (lambda c: c["model"].update({"norm.weight": torch.ones(3)}), lambda c: c.pop("step"),
-                   lambda c: c["model"].pop("norm.weight"), lambda c: c.pop("run"),
-                   lambda c: c["optimizer"].pop("state"), lambda c: c["optimizer"].pop("param_groups"),
-                   lambda c: c["config"].update(layers=2), lambda c: c.pop("optimizer")):
+                   lambda c: c["model"].pop("norm.weight"), lambda c: c.pop("run"), lambda c: c.pop("optimizer"),
+                   lambda c: c.update(step=10**9), lambda c: c.update(best="0"), lambda c: c.pop("log_size"),
+                   lambda c: c["optimizer"].pop("state"), lambda c: c["optimizer"]["state"].pop(0),
+                   lambda c: c["optimizer"]["state"][0].update(exp_avg=torch.zeros(3)),
+                   lambda c: c["config"].update(layers=2)):
         path.write_bytes(good)
         damage(checkpoint := load_checkpoint(str(path)))
         torch.save(checkpoint, path)
         assert_refused(pretrain.main, small("--steps", 3), "ckpt.pt")
     path.write_bytes(good[:len(good) // 2])
     assert_refused(pretrain.main, small("--steps", 3), "ckpt.pt", "not an intact checkpoint")
+
+
+def test_best_checkpoint_has_the_lowest_loss_and_survives_a_crash(small, tmp_path):
+    flags = "--lr 0.3 --warmup 0 --eval_every 1".split()  # too high: the loss rises again
+    pretrain.main(small(*flags, out="whole"))
+    train_until_step_4(small(*flags, out="resumed"))
+    pretrain.main(small(*flags, out="resumed"))
+    losses = {row["step"]: row["eval_loss"] for row in read_log(tmp_path / "whole") if "eval_loss" in row}
+    best, other = (load_checkpoint(str(tmp_path / name / "best.pt")) for name in ("whole", "resumed"))
+    assert best["step"] == other["step"] == min(losses, key=losses.get) < 6 and "optimizer" not in best
+    assert load_checkpoint(str(tmp_path / "whole"))["best"] == pytest.approx(min(losses.values()), 1e-5)
+    assert equal_weights(tmp_path / "whole" / "best.pt", tmp_path / "resumed" / "best.pt")
 
 
 def test_dtype_auto_keeps_that_of_the_checkpoint(small, tmp_path):
@@ -303,10 +295,35 @@ def test_dtype_auto_keeps_that_of_the_checkpoint(small, tmp_path):
         assert load_checkpoint(str(tmp_path / saved))["dtype"] == saved
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Ranks
+@pytest.mark.parametrize("flags", ["--hash md5 --bits 64 --dropout 0.1", "--emb median --attn lsh"])
+def test_init_from_starts_with_the_weights_on_other_data(small, tmp_path, flags):
+    """Words, sizes, hash and its seed come from the checkpoint."""
+    pretrain.main(small(*flags.split(), "--hash_seed", 3, out="start"))
+    start, other = load_checkpoint(str(tmp_path / "start")), tmp_path / "other.txt"
+    other.write_text(" ".join(make_words(60, 9) * 40))
+    begin = small("--data", other, "--init_from", tmp_path / "start", "--batch", 5, out="next")
+    run = build(begin)
+    assert run.step == 0 and not run.optimizer.state and run.config.attn == start["config"]["attn"]
+    assert all(torch.equal(weight, start["model"][name]) for name, weight in run.model.state_dict().items())
+    codes = HashTokenizer.load(start["encoder"], run.config).hash_words(run.corpus.words)
+    assert (codes == run.model.codes[FIRST_WORD_ID:].numpy()).all()
+    train_until_step_4(begin)
+    assert math.isfinite(pretrain.main(begin)["eval_loss"]) and read_log(tmp_path / "next")[-1]["step"] == 6
+    assert_refused(pretrain.main, small("--data", other, "--batch", 5, *flags.split(), "--hash_seed", 3,
+                                        out="next"), "init_from was", "start at step 6 and is None")
 
 
+def test_init_from_takes_sizes_words_and_recipe_from_the_checkpoint(sets, tmp_path):
+    pretrain.main(sets("--width", 48, "--coherent", 1, out="start"))
+    flags = *sets(out="next")[:6], "--init_from", str(tmp_path / "start"), "--steps", "12", "--device", "cpu"
+    run, start = build(flags), load_checkpoint(str(tmp_path / "start"))
+    assert run.config == load_config(start) and run.config.width == 48
+    assert (run.args.preset, run.args.alpha, run.args.mask) == ("superbloom-small", 5, 0.40)
+    bloom_map = HashTokenizer.load(start["encoder"], run.config).bloom_map
+    assert (run.tokenizer.bloom_map.digest == bloom_map.digest).all()
+
+
+# == Ranks
 @pytest.mark.parametrize("ranks, flags", [
     (2, "--micro 3"), (2, "--micro 3 --attn lsh --lsh_bands 2"),
     # two held-out windows for three ranks, and with few masked positions some rank has none
@@ -333,15 +350,13 @@ def test_lost_rank_is_replaced_and_changes_nothing(small, tmp_path):
 
 def run_two(*commands, **env):
     """Run two commands of python at the same time; return their exit codes and (out, err)."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     env = os.environ | RESTARTS | dict(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT), MASTER_PORT=port) | env
     options = dict(cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    commands = [[str(word).replace("PORT", port) for word in command] for command in commands]
+    commands = [[sys.executable, *(str(word).replace("PORT", port) for word in command)] for command in commands]
     ranks = [env | dict(RANK=str(rank)) if "WORLD_SIZE" in env else env for rank in range(2)]
-    runs = [subprocess.Popen([sys.executable, *command], env=env, **options)
-            for env, command in zip(ranks, commands)]
+    runs = [subprocess.Popen(command, env=env, **options) for env, command in zip(ranks, commands)]
     output = [run.communicate(timeout=200) for run in runs]
     return [run.returncode for run in runs], output
 
@@ -378,101 +393,98 @@ def test_signal_to_one_rank_stops_all_at_the_same_step(small, tmp_path):
     assert load_checkpoint(str(tmp_path / "run"))["step"] == 4
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Signals and faults
-
-
+# == Signals and faults
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_saves_and_the_same_command_resumes(small, tmp_path, number):
-    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    pretrain.main(small("--dropout", "0.1", out="whole"))
-    steps = []
-
-    def interrupt(*_):
-        steps.append(1)
-        if len(steps) == 5:
-            os.kill(os.getpid(), number)
-
-    hook = register_optimizer_step_pre_hook(interrupt)
-    done = run_main(pretrain.main, *small("--dropout", "0.1", out="resumed"))
-    hook.remove()
-    assert done.code == 128 + number and "Interrupted at step 5" in done.out and len(steps) == 5
+    flags = "--dropout", "0.1"
+    pretrain.main(small(*flags, out="whole"))
+    with at_step(5, lambda: signal.raise_signal(number)):
+        done = run_main(pretrain.main, *small(*flags, out="resumed"))
+    assert done.code == 128 + number and "Interrupted at step 5" in done.out
     assert load_checkpoint(str(tmp_path / "resumed"))["step"] == 5
-    pretrain.main(small("--dropout", "0.1", out="resumed"))
+    pretrain.main(small(*flags, out="resumed"))
     assert equal_weights(tmp_path / "whole", tmp_path / "resumed")
-    assert handlers == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
 
 
 def test_run_resumes_whatever_ended_it(small, tmp_path):
     """SIGKILL, SIGTERM, a full disk, a half-written file, a damaged checkpoint: the same final state."""
     sizes = "--dropout 0.1 --steps 40 --save_every 5 --eval_every 20".split()
+    about = "pretrain", 100 if LONG else 8, "ckpt.pt", tmp_path / "run", tmp_path / "cache"
     flags = small("--cache", tmp_path / "cache", *sizes)
-    done = run_script(SCRIPTS / "end_runs.py", "pretrain", 100 if LONG else 8, "ckpt.pt", tmp_path / "run",
-                      tmp_path / "cache", *flags, check=True)
-    result = json.loads(done.stdout)
+    result = json.loads(run_script(SCRIPTS / "end_runs.py", *about, *flags, check=True).stdout)
     assert result["is_same"] and result["runs"] and sum(result["ended"].values()) >= 8
 
 
 def test_loss_that_is_not_finite_ends_the_run(small, tmp_path):
     """The fifth training step gives NaN: it is not taken, and the checkpoint of step 3 stays."""
-    steps = []
+    steps = itertools.count(1)
 
     def poison(module, inputs, output):
         if isinstance(module, Model) and module.training:
-            steps.append(1)
-            return output * math.nan if len(steps) == 5 else output
+            return output * math.nan if next(steps) == 5 else output
 
-    hook = register_module_forward_hook(poison)
-    try:
+    with register_module_forward_hook(poison):
         assert_refused(pretrain.main, small(), "--lr", "step 5", "nan", tmp_path / "run")
-    finally:
-        hook.remove()
     checkpoint = load_checkpoint(str(tmp_path / "run"))
     assert checkpoint["step"] == 3 and all(weight.isfinite().all() for weight in checkpoint["model"].values())
 
 
-def test_compiler_that_fails_is_reported_and_not_fatal(small, monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(torch, "compile", lambda function: fail)
-    done = run_main(pretrain.main, *small("--compile"))
-    assert done.code == 0 and "--compile" in done.err and "no compiler" in done.err
-    assert math.isfinite(done.result["eval_loss"])
-
-
-def test_two_runs_prepare_one_corpus_together(small, tmp_path):
-    """Two runs of one corpus and two hashes start with an empty cache; each ends as it does alone."""
-    cache = "--cache", tmp_path / "new", "--hash"
-    codes, output = run_two(*(["pretrain.py", *small(*cache, name, out=name)] for name in ("lsh", "md5")))
-    assert codes == [0, 0], output
-    for name in "lsh", "md5":
-        pretrain.main(small("--hash", name, out=f"{name} alone"))
-        assert equal_weights(tmp_path / name, tmp_path / f"{name} alone")
-    names = [path.name for path in (tmp_path / "new").rglob("*")]
-    assert sum(name.startswith("codes-") and name.endswith(".npy") for name in names) == 2
-    assert sum(name.endswith(".bin") for name in names) == 1
-    assert not any(name.endswith(".tmp") for name in names)
+def test_output_cannot_end_a_run_which_saves_first(small, tmp_path, monkeypatch):
+    """A reader that leaves after a line; then a print that fails: what it would have said is saved."""
+    command = [sys.executable, "pretrain.py", *small("--steps", 40, out="piped")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        run.stdout.readline()
+        run.stdout.close()
+        assert b"Traceback" not in run.stderr.read()
+    assert run.returncode == 0 and load_checkpoint(str(tmp_path / "piped"))["step"] == 40
+    monkeypatch.setattr(pretrain, "print_line", lambda run, text, **values: {}[text])
+    with pytest.raises(KeyError, match="step 3:"):
+        pretrain.main(small())
+    assert load_checkpoint(str(tmp_path / "run"))["step"] == 3
 
 
-@pytest.mark.parametrize("split", ["regex", "bpe"])
-def test_damaged_cache_is_refused_and_named(small, tmp_path, split):
-    flags = small("--cache", tmp_path / "cache", "--split", split, "--steps", "1")
+def test_output_without_a_terminal_is_plain_lines_and_quiet_is_quiet(small, monkeypatch, tmp_path, capsys):
+    pretrain.main(small(out="prepared"))
+    monkeypatch.setattr(pretrain, "PROGRESS_SECONDS", 0)
+    done = run_main(pretrain.main, *small("--steps", 30))
+    lines = done.err.splitlines()
+    assert "\r" not in done.out + done.err and len(lines) == 3
+    assert lines[0].startswith("step 10 of 30: loss ") and "Saved" in done.out and "warning" not in done.out
+    run = build(small("--steps", 99_999, out="long"))
+    pretrain.evaluate(run)
+    pretrain.print_summary(run, 1.0)
+    assert "warning: more than 20 epochs" in capsys.readouterr().out
+    done = run_main(pretrain.main, *small("--quiet", out="quiet"))
+    assert done.out == done.err == "" and load_checkpoint(str(tmp_path / "quiet"))["step"] == 6
+    with lock_output(str(tmp_path / "quiet")):  # another run
+        assert_refused(pretrain.main, small(out="quiet"), "--out", "quiet", "in use")
+
+
+@pytest.mark.parametrize("kind, flags, num_words", [
+    ("text", "", 12), ("text", "--emb lookup --objective mlm --vocab 300", 12), ("text", "--emb median", 12),
+    ("text", "--emb bloom --split phrases --alpha 3 --vocab 300", 12), ("sets", "", 3)])
+def test_next_command_shows_held_out_words(small, sets, text_path, pages_path, kind, flags, num_words):
+    make, path = (small, text_path) if kind == "text" else (sets, pages_path)
+    done = run_main(pretrain.main, *make(*flags.split(), "--steps", 2, out="a 'b"))
+    *command, text = shlex.split(done.out.splitlines()[-1])
+    words = text.split()
+    assert command[1:4] == ["python", "infer.py", "--ckpt"] and command[4].endswith("a 'b")
+    has_mask = "objective sr" not in done.out
+    assert 3 <= len(words) <= num_words + 1 and words.count("[MASK]") == has_mask
+    assert all(word in path.read_text() for word in words if word != "[MASK]")
+
+
+def test_damaged_codes_or_hash_are_refused_and_named(small, tmp_path):
+    flags = small("--cache", tmp_path / "cache", out="a")
     pretrain.main(flags)
-    shutil.rmtree(tmp_path / "run")
+    flags += "--out", str(tmp_path / "b")
     [folder] = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    files = [path for path in folder.iterdir() if path.suffix != ".lock" and path.name != "offsets.npy"]
-    names = {path.name.split("-")[0] for path in files}
-    assert names >= {"codes", "hash", "ids.bin", "words.txt", "counts.npy", "meta.json"}
-    # the codes first, then what they are made of
-    for path in sorted(files, key=lambda path: not path.name.startswith("codes")):
+    for path in sorted([*folder.glob("codes*.npy"), *folder.glob("hash*.json")]):  # codes, then their hash
         good = path.read_bytes()
-        for codes in set(folder.glob("codes*.npy")) - {path}:
-            codes.unlink()
         for bad in (good[:len(good) // 2], b"", b"{", np.array([{}]).dumps()):
             path.write_bytes(bad)
             assert_refused(pretrain.main, flags, folder, "Remove")
-        path.write_bytes(good)
+        path.unlink()
     assert math.isfinite(pretrain.main(flags)["eval_loss"])
 
 
@@ -487,9 +499,11 @@ def test_caches_of_other_hashes_are_kept_apart(small):
 @pytest.mark.parametrize("flags, fragments", [
     ("--batch 9999", ("--batch", "9999")), ("--length 99999", ("--data", "99999")),
     ("--field a", ("--field",)), ("--device abacus", ("--device", "abacus")),
-    ("--data nowhere.txt", ("nowhere.txt",)), ("--out /proc/no", ("/proc/no",))])
-def test_text_that_does_not_fit_the_flags_is_refused(small, flags, fragments):
+    ("--data nowhere.txt", ("nowhere.txt",)), ("--out /proc/no", ("/proc/no",)),
+    ("--steps 1 --warmup 0 --lr 1e38", ("--lr", "at step 1", "nan"))])
+def test_run_that_is_impossible_is_refused_and_saves_nothing(small, tmp_path, flags, fragments):
     assert_refused(pretrain.main, small(*flags.split()), *fragments)
+    assert not list(tmp_path.rglob("*.pt"))
 
 
 def test_item_sets_that_do_not_fit_the_flags_are_refused(sets, tmp_path):

@@ -6,25 +6,33 @@ Run by torchrun as a script, it is a rank of test_ranks_gather_values_and_close_
 import argparse
 import contextlib
 import dataclasses
+import io
 import json
 import multiprocessing
 import os
 import random
+import re
 import resource
+import shutil
 import signal
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import finetune
+import infer
+import pretrain
 import runtime
-from model import load_model
-from runtime import InputError, build_once, load_checkpoint, save_checkpoint
-from tests.support import bloom_model, tiny_model, torchrun
+from model import load_model, parameter_groups
+from runtime import InputError, build_once, load_checkpoint, lock_output, save_checkpoint
+from tests.fixtures import HOSTILE, HOSTILE_TO_INFER, HOSTILE_TO_RESUME, SR_FLAGS, spoil_checkpoint
+from tests.support import bloom_model, run_main, run_script, tiny_model, torchrun
 
 FORK = multiprocessing.get_context("fork")  # a child without new imports: a tenth of a second
 
@@ -37,13 +45,45 @@ def run_in_children(function, count=1):
     return [child.join(60) or child.exitcode for child in children]
 
 
-def test_exit_on_bad_input_prints_one_line_and_exits_with_2(capsys):
-    for error in (InputError("--lr: expected 0 or more, got -1."), PermissionError(13, "not permitted", "x")):
-        with pytest.raises(SystemExit) as end, runtime.exit_on_bad_input("pretrain.py"):
-            raise error
-        assert end.value.code == 2 and capsys.readouterr().err == f"pretrain.py: {error}\n"
-    with pytest.raises(KeyError), runtime.exit_on_bad_input("pretrain.py"):
-        raise KeyError("a bug keeps its traceback")
+@pytest.mark.parametrize("error, code", [
+    (InputError("--lr: expected 0 or more, got -1."), 2), (PermissionError(13, "not permitted", "x"), 2),
+    (KeyboardInterrupt("Interrupted."), 130), (MemoryError("Unable to allocate 7 GiB"), 2),
+    *((RuntimeError(text), 2) for text in ("can't allocate memory", "CUDA out of memory.", "overflowed")),
+    (KeyError("a bug keeps its traceback"), None), (RuntimeError("so does this"), None)])
+def test_exit_on_bad_input_prints_one_line_and_exits(capsys, error, code):
+    with pytest.raises(SystemExit if code else type(error)) as end, runtime.exit_on_bad_input("pretrain.py"):
+        raise error
+    assert not code or end.value.code == code and capsys.readouterr().err == f"pretrain.py: {error}\n"
+
+
+@pytest.mark.parametrize("kind, reason", dict(pipe="Broken pipe", full="No space", ascii=0, closed=0).items())
+def test_output_that_fails_ends_only_a_script_that_needs_it(monkeypatch, kind, reason):
+    def main(argv):
+        sys.stdout = stream
+        with runtime.exit_on_bad_input("x.py", needs_output=bool(argv)):
+            print("4 × 2 \ud800", "a text" * 9_999)
+            print("an error", file=sys.stderr)
+            return sys.stdin.read()
+
+    for argv in ([], ["needed"]):
+        reader, writer = os.pipe()
+        os.close(reader)  # as head -1 does
+        stream = dict(pipe=open(writer, "w"), full=open("/dev/full", "w"),
+                      ascii=io.TextIOWrapper(io.BytesIO(), "ascii"), closed=None)[kind]
+        monkeypatch.setattr(sys, "stdin", None)
+        done = run_main(main, *argv)
+        if reason and argv:
+            assert done.code == 2 and done.err.startswith("x.py: ") and reason in done.err
+        else:
+            assert not done.code and done.result == "" and done.err == "an error\n"
+    assert kind != "ascii" or stream.buffer.getvalue().startswith(rb"4 \xd7 2 \ud800")
+
+
+def test_scripts_without_docstrings_print_their_help():
+    code = ("import contextlib, finetune, infer, pretrain\nfor script in (pretrain, finetune, infer):\n"
+            "    with contextlib.suppress(SystemExit):\n        script.main(['--help'])")
+    done = run_script("-OO", "-c", code, check=True)
+    assert done.stdout.count("--device NAME") >= 3 and not done.stderr
 
 
 def test_blame_input_names_the_source_once():
@@ -54,17 +94,27 @@ def test_blame_input_names_the_source_once():
         assert str(raised.value) == expected
 
 
-def test_at_least_refuses_smaller_numbers_and_nan():
+def test_at_least_refuses_other_numbers_with_the_range():
     assert runtime.at_least(1)("1") == 1 and runtime.at_least(0, float)("1e-3") == 1e-3
-    for minimum, kind, text in ((1, int, "0"), (1, int, "-3"), (0, float, "nan"), (0, float, "-1e-9")):
-        with pytest.raises(argparse.ArgumentTypeError, match=f"expected {minimum} or more, got {text}"):
-            runtime.at_least(minimum, kind)(text)
+    for args, text, span in (
+            ((1,), "0", "int from 1 to 2147483647"), ((1,), "-3", "1 to"), ((0,), "1.5", "int from 0"),
+            ((0,), str(2**31), "0 to"), ((0,), "9" * 20, "0 to"), ((0,), "x", "int"), ((0, float), "", ""),
+            ((0, float), "nan", "float from 0 to 1e.38"), ((0, float), "-1e-9", ""), ((0, float), "inf", ""),
+            ((1, int, 7), "8", "int from 1 to 7")):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"expected .*{span}.*, got {text}"):
+            runtime.at_least(*args)(text)
+
+
+def test_require_memory_names_what_does_not_fit():
+    runtime.require_memory(2**20, "--width")
+    with pytest.raises(InputError, match=r"--width: expected at most [\d,.]+ GB, got 1,000,000.0 GB"):
+        runtime.require_memory(10**15, "--width")
 
 
 def test_help_formatter_prints_defaults_that_are_values():
     parser = argparse.ArgumentParser(formatter_class=runtime.HelpFormatter, description="first\n    second")
-    for flag, default in (("--seed", 7), ("--out", None)):
-        parser.add_argument(flag, default=default, help="x")
+    parser.add_argument("--seed", default=7, help="x")
+    parser.add_argument("--out", help="x")
     text = parser.format_help()
     assert "first\n    second" in text and "x (default: 7)" in text and "None" not in text
 
@@ -73,19 +123,18 @@ def resolve(device="cpu", dtype="auto", compile=None):
     return runtime.resolve_device(SimpleNamespace(device=device, dtype=dtype, compile=compile))
 
 
-@pytest.mark.parametrize("device", ["meta", "cuda:99", "nowhere", ""])
-def test_resolve_device_absent_device_is_refused(device):
-    with pytest.raises(InputError, match=f"^--device: .*got {device}\\."):
-        resolve(device)
+def test_resolve_device_absent_device_is_refused():
+    for device in ("meta", "cuda:99", "nowhere", ""):
+        with pytest.raises(InputError, match=f"^--device: .*got {device}\\."):
+            resolve(device)
     assert resolve("auto")[0].type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize("features,expected", [(dict(avx2=True, amx_bf16=False), "float32"),
-                                               (dict(avx512_bf16=True), "bfloat16")])
-def test_resolve_device_on_cpu_follows_flags_and_processor(monkeypatch, features, expected):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
-    assert resolve() == (torch.device("cpu"), expected, False)
-    assert resolve(dtype="float32", compile=True)[1:] == ("float32", True)
+def test_resolve_device_on_cpu_follows_flags_and_processor(monkeypatch):
+    for dtype, features in (("float32", dict(amx_bf16=False)), ("bfloat16", dict(avx512_bf16=True))):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", features.copy)
+        assert resolve() == (torch.device("cpu"), dtype, False)
+        assert resolve(dtype="float32", compile=True)[1:] == ("float32", True)
 
 
 def test_autocast_computes_products_in_the_dtype_and_sums_in_float32():
@@ -105,22 +154,24 @@ def test_try_compile_failure_warns_and_restores_the_model(capsys):
     assert "RuntimeError: no C++ compiler" in capsys.readouterr().err
 
 
-def test_read_ranks_reads_torchrun_or_is_alone(monkeypatch):
-    assert runtime.read_ranks() == (0, 1, 0) and runtime.gather_from_ranks("x") == ["x"]
-    runtime.barrier_before_exit()  # nobody to wait for
-    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
+TORCHRUN = dict(RANK="5", WORLD_SIZE="8", LOCAL_RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+RESTARTS = dict(TORCHELASTIC_MAX_RESTARTS="3", TORCHELASTIC_USE_AGENT_STORE="True")  # would wait forever
+ENVIRONMENTS = [TORCHRUN | dict(RANK="8"), TORCHRUN | dict(LOCAL_RANK="x"), *(
+    {name: n} for name in ("WORLD_SIZE", "RANK") for n in ("2", "-1", "", "x")), dict(WORLD_SIZE="0")]
+
+
+@pytest.mark.parametrize("env, expected", [
+    ({}, (0, 1, 0)), (TORCHRUN, (5, 8, 1)), (RESTARTS, "requires TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
+    (RESTARTS | dict(TORCHELASTIC_USE_AGENT_STORE="False"), (0, 1, 0)),
+    *((env, "environment: expected RANK, WORLD_SIZE") for env in ENVIRONMENTS)])
+def test_read_ranks_reads_torchrun_or_is_alone(monkeypatch, env, expected):
+    for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert runtime.read_ranks() == (5, 8, 1)
-
-
-def test_read_ranks_refuses_restarts_that_would_wait_forever(monkeypatch):
-    """With its default store a torchrun that restarts hands new ranks the addresses of lost ones."""
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    with pytest.raises(InputError, match="requires TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
-        runtime.read_ranks()
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
-    assert len(runtime.read_ranks()) == 3
+    is_refused = isinstance(expected, str)
+    with pytest.raises(InputError, match=expected) if is_refused else contextlib.nullcontext():
+        assert runtime.read_ranks() == expected
+    assert runtime.gather_from_ranks("x") == ["x"]
+    runtime.barrier_before_exit()  # nobody to wait for
 
 
 def run_rank(folder):
@@ -129,10 +180,8 @@ def run_rank(folder):
     with runtime.exit_on_bad_input("test"):
         dist.init_process_group("gloo")
         values = runtime.gather_from_ranks({"rank": rank})
-
         runtime.barrier_before_exit()
-        with open(os.path.join(folder, f"{rank}.json"), "w") as file:
-            json.dump([world, [value["rank"] for value in values]], file)
+        Path(folder, f"{rank}.json").write_text(json.dumps([world, [value["rank"] for value in values]]))
         if rank == 0:
             raise InputError("the first rank fails")
 
@@ -144,17 +193,33 @@ def test_ranks_gather_values_and_close_the_group(tmp_path):
 
 
 def test_catch_signals_collects_them_and_restores_handlers():
-    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    signals = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+    before = [*map(signal.getsignal, signals)]
     with runtime.catch_signals() as caught:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        pass
+    assert not caught and before == [*map(signal.getsignal, signals)]
+    with runtime.catch_signals() as caught:
+        for number in signals:
             os.kill(os.getpid(), number)
-    assert caught == [signal.SIGTERM, signal.SIGINT]
-    assert before == [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    for number in signals * 5:
+        os.kill(os.getpid(), number)  # the process is about to end: it goes on to do so
+    assert caught == signals
+    with runtime.catch_signals() as caught:
+        os.kill(os.getpid(), signal.SIGHUP)  # ignored, as under nohup
+    assert not caught
 
 
 def test_catch_signals_works_outside_the_main_thread():
     with ThreadPoolExecutor() as pool:
         assert pool.submit(lambda: runtime.catch_signals().__enter__()).result() == []
+
+
+def test_lock_output_refuses_a_second_run(tmp_path):
+    out = str(tmp_path / "a" / "b")
+    for _ in range(2):  # released after the first
+        with lock_output(out), lock_output(out, rank=1), lock_output(str(tmp_path)):
+            with pytest.raises(InputError, match=f"^--out {out}: in use by another run"), lock_output(out):
+                pass
 
 
 def test_build_once_from_several_processes_builds_once(tmp_path):
@@ -163,13 +228,11 @@ def test_build_once_from_several_processes_builds_once(tmp_path):
     def build(path):
         with builds.get_lock():
             builds.value += 1
-        with open(path, "w") as file:
-            file.write("x" * 100_000)
+        Path(path).write_text("x" * 100_000)
 
     def child():
         start.wait(30)  # all ask at the same moment
-        with open(build_once(str(tmp_path / "folder" / "thing"), build)) as file:
-            assert len(file.read()) == 100_000
+        assert len(Path(build_once(str(tmp_path / "folder" / "thing"), build)).read_text()) == 100_000
 
     assert run_in_children(child, count=5) == [0] * 5 and builds.value == 1
 
@@ -213,37 +276,57 @@ def test_checkpoint_round_trip_is_exact(tmp_path):
     assert os.listdir(tmp_path) == ["ckpt.pt"]
 
 
-def test_load_checkpoint_missing_file_is_refused(tmp_path):
-    for name in (str(tmp_path), str(tmp_path / "nowhere"), ""):
-        with pytest.raises(InputError, match="no checkpoint found"):
-            load_checkpoint(name)
-
-
 def test_load_checkpoint_damaged_file_is_refused(path):
     intact = path.read_bytes()
     for content in (intact[:len(intact) // 2], intact[:-1], b"", b"hello"):
         path.write_bytes(content)
         with pytest.raises(InputError, match="ckpt.pt: not an intact checkpoint"):
             load_checkpoint(str(path))
+    for name in (str(path.parent.parent), str(path) + "x", ""):
+        with pytest.raises(InputError, match="no checkpoint found"):
+            load_checkpoint(name)
 
 
-@pytest.mark.parametrize("version", [0, runtime.FORMAT + 1, True, "1", None])
-def test_load_checkpoint_other_format_is_refused(path, version):
-    torch.save(torch.load(path) | {"format": version}, path)
-    with pytest.raises(InputError, match=f"expected checkpoint format {runtime.FORMAT}, got {version}"):
-        load_checkpoint(str(path))
+def test_load_checkpoint_wrong_part_is_refused(path):
+    content, formats = torch.load(path), [("format", x) for x in (0, runtime.FORMAT + 1, True, "1", None)]
+    for part, value in [*formats, *((name, 1.5) for name in runtime.PARTS), ("words", [1]), ("step", -1)]:
+        torch.save(content | {part: value}, path)
+        with pytest.raises(InputError, match=f"expected .*{part}.*{value if part == 'format' else ''}"):
+            load_checkpoint(str(path))
 
 
-WRONG_WEIGHTS = (1, torch.zeros(1).expand(2**40), torch.zeros(2, device="meta"), torch.eye(3).to_sparse())
+CASES = [(script, *damage) for script in (pretrain, finetune, infer) for damage in HOSTILE]
+CASES += [(infer, *damage) for damage in HOSTILE_TO_INFER]
+CASES += [(pretrain, *damage) for damage in HOSTILE_TO_RESUME]
 
 
-@pytest.mark.parametrize("part,value", [*((name, 1.5) for name in runtime.PARTS), ("words", [1]),
-                                        *(("model", {"a": weight}) for weight in WRONG_WEIGHTS)])
-def test_load_checkpoint_wrong_part_is_refused(path, part, value):
-    """Also weights of which not all numbers are stored: one that counts 2^40 times would fill the memory."""
-    torch.save(torch.load(path) | {part: value}, path)
-    with pytest.raises(InputError, match=f"expected (weight )?(a|{part})"):
-        load_checkpoint(str(path))
+@pytest.mark.parametrize("script, keys, kind, value", CASES, ids=lambda x: getattr(x, "__name__", str(x)[:9]))
+def test_hostile_checkpoint_is_refused(sr_run, text_path, cache_dir, tmp_path, script, keys, kind, value):
+    """By every script, in one line that names it, without a traceback; nothing is trained or written."""
+    shutil.copy(sr_run / "ckpt.pt", tmp_path)
+    spoil_checkpoint(tmp_path / "ckpt.pt", keys, value)
+    task = "--train a --dev b --text c --label d --out".split()
+    argv = {pretrain: ["--data", text_path, "--cache", cache_dir, "--out", tmp_path, *SR_FLAGS],
+            finetune: ["--ckpt", tmp_path, *task, tmp_path / "x"], infer: ["--ckpt", tmp_path, "one two"]}
+    done = run_main(script.main, *argv[script])
+    assert done.code == 2 and re.fullmatch(rf"{script.__name__}.py: .*{tmp_path}.*\n", done.err), done.err
+    assert {*os.listdir(tmp_path)} <= {"ckpt.pt", ".lock"}
+
+
+def test_load_optimizer_restores_the_state_and_keeps_the_settings(sr_run):
+    checkpoint = load_checkpoint(str(sr_run))
+    state, model = checkpoint["optimizer"]["state"], load_model(checkpoint)
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.5), lr=0.25, fused=True)
+    groups = [dict(params=group["params"], betas=None) for group in checkpoint["optimizer"]["param_groups"]]
+    saved = dict(state=state, param_groups=groups)  # what is not needed is not trusted
+    runtime.load_optimizer(optimizer, saved, "ckpt.pt", checkpoint["step"])
+    assert repr(optimizer.state_dict()["state"]) == repr(state) and len(state) == len([*model.parameters()])
+    assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.25, 0.5), (0.25, 0)]
+    optimizer.state.clear()
+    runtime.load_optimizer(optimizer, saved | dict(state={}), "ckpt.pt", 0)
+    for bad, step in (({}, 3), (state, 0), (state, 10**9)):
+        with pytest.raises(InputError, match="^ckpt.pt: expected the optimizer's state of this model"):
+            runtime.load_optimizer(optimizer, saved | dict(state=bad), "ckpt.pt", step)
 
 
 def test_load_checkpoint_flipped_bit_is_never_read(path):
@@ -264,29 +347,21 @@ def test_load_checkpoint_flipped_bit_is_never_read(path):
     assert num_refused > 40 and num_deceived > 20
 
 
-def test_load_checkpoint_compressed_entry_is_refused_without_inflating(tmp_path, monkeypatch):
+def test_load_checkpoint_that_claims_more_than_it_has_is_refused(tmp_path, monkeypatch):
+    """A compressed entry, or one that the directory lists 50 times, would fill the memory."""
     path, reads = tmp_path / "ckpt.pt", []
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("archive/data.pkl", bytes(50_000_000))
     monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda *args: reads.append(args))
-    with pytest.raises(InputError, match="not an intact checkpoint"):
-        load_checkpoint(str(path))
-    assert path.stat().st_size < 100_000 and not reads
-
-
-def test_load_checkpoint_entries_that_overlap_are_refused(tmp_path):
-    """One stored entry that the directory lists 50 times claims more bytes than the file has."""
-    path = tmp_path / "ckpt.pt"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("archive/data.pkl", bytes(10_000))
-        file.filelist.extend(file.filelist * 50)
-    with pytest.raises(InputError, match="not an intact checkpoint"):
-        load_checkpoint(str(path))
+    for kind, size, copies in (zipfile.ZIP_DEFLATED, 50_000_000, 0), (zipfile.ZIP_STORED, 10_000, 50):
+        with zipfile.ZipFile(path, "w", kind) as file:
+            file.writestr("archive/data.pkl", bytes(size))
+            file.filelist.extend(file.filelist * copies)
+        with pytest.raises(InputError, match="not an intact checkpoint"):
+            load_checkpoint(str(path))
+        assert path.stat().st_size < 100_000 and not reads
 
 
 class Evil:
     """Unpickled, it would run a command."""
-
     def __reduce__(self):
         return os.system, ("echo owned",)
 
@@ -310,6 +385,15 @@ def test_save_checkpoint_on_a_full_disk_keeps_the_old_one(path):
     before = path.read_bytes()
     assert len(before) > 2_000 and run_in_children(save) == [0]
     assert path.read_bytes() == before and os.listdir(path.parent) == ["ckpt.pt"]
+
+
+def test_save_checkpoint_of_weights_that_are_not_finite_keeps_the_old_one(path):
+    before, model = path.read_bytes(), tiny_model()
+    for value in (torch.nan, torch.inf, -torch.inf):
+        model.norm.weight.data[-1] = value
+        with pytest.raises(InputError, match="^--lr: weight norm.weight is not finite.* lower --lr"):
+            save_checkpoint(str(path), model, {}, step=2)
+        assert path.read_bytes() == before and os.listdir(path.parent) == ["ckpt.pt"]
 
 
 def test_save_checkpoint_killed_while_writing_keeps_the_old_one(path, monkeypatch):

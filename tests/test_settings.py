@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import settings
-from model import PRESETS
 from pretrain import main
 from runtime import InputError
-from tests.support import assert_refused, run_main
+from tests.recipes import RECIPES
+from tests.support import assert_refused, make_words, run_main
 
 
 def resolve(flags, world=1):
@@ -19,10 +19,7 @@ def resolve(flags, world=1):
     return args, settings.resolve(args, world)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# What flags resolve to
-
-
+# == What flags resolve to
 @pytest.mark.parametrize("flags, expected", [
     ("", "proj lsh regex sr python out/proj-lsh"), ("--hash md5", "proj md5 regex sr python out/proj-md5"),
     ("--emb pool --split bpe", "pool lsh bpe sr python out/pool-lsh-bpe"),
@@ -50,21 +47,26 @@ def test_flags_resolve_to(flags, expected):
     assert config.order == (args.split != "items") and config.attn == args.attn
 
 
-# The papers' sizes and hyper-parameters
+@pytest.mark.parametrize("row, command, paper, departures", RECIPES, ids=[row for row, *_ in RECIPES])
+def test_recipe_resolves_to_the_hyper_parameters_of_the_paper(row, command, paper, departures):
+    args, config = resolve(command)
+    values = vars(args) | vars(config)
+    assert {name: values[name] for name in paper} == paper | departures
+    assert not departures.keys() - paper.keys() and not departures.items() & paper.items()
+
+
 @pytest.mark.parametrize("flags, expected", [
-    ("", dict(layers=2, width=128, length=128, bits=128, batch=32, steps=10_000, lr=2e-3, warmup=300)),
-    ("--preset hashformer", dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2,
-                                 dropout=0.1, batch=128, steps=500_000, lr=5e-5, beta2=0.9999)),
-    ("--preset hashformer --emb lookup --objective mlm", dict(lr=1e-4, mask=0.15)),
-    ("--preset bert-lsh", dict(layers=2, width=128, heads=2, rows=32_000, vocab=31_995, lsh_bands=2)),
-    ("--preset median", dict(layers=4, width=512, heads=4, ffn=2048, hashes=5, buckets=500, batch=128)),
+    ("", dict(layers=2, width=128, length=128, bits=128, batch=32, steps=10_000, lr=2e-3, warmup=300,
+              decay=0.01, optimizer="adamw", schedule="linear", samples=None, alpha=None, mask=None)),
+    ("--preset bert-lsh-fast", dict(width=128, lsh_bands=2, batch=64, steps=20_000, lr=1e-3, warmup=1_000)),
+    ("--preset median", dict(ffn=2048, hashes=5, steps=100_000, lr=2e-4)),
     ("--preset median --emb lookup", dict(vocab=30_517, hashes=None, tied=True)),
-    ("--preset superbloom", dict(layers=12, width=768, alpha=50, hashes=2, mask=0.15, act="relu", length=32,
-                                 batch=1024, steps=1_000_000, lr=1e-4, vocab=None)),
+    ("--preset superbloom", dict(micro=64, decay=0.0, warmup=10_000)),
     ("--preset superbloom-small", dict(alpha=25, mask=0.40, width=256, length=32)),
     ("--split items --length 40", dict(length=40)), ("--split items --attn lsh", dict(lsh_pairs="all")),
-    ("", dict(vocab=50_000)), ("--split phrases", dict(vocab=1_000_000)),
-    ("--width 64 --heads 2", dict(ffn=256)),
+    ("--act relu --types 2", dict(act="relu", types=2)), ("--optimizer adam", dict(decay=0.0)),
+    ("--emb lookup --objective sampled", dict(samples=8_192)), ("--split phrases", dict(vocab=1_000_000)),
+    ("--width 64 --heads 2", dict(ffn=256, vocab=50_000)),
     ("--steps 50", dict(warmup=5)), ("--steps 50 --warmup 0", dict(warmup=0)),
     ("--bits 60000", dict(features=60_000)), ("--emb emb --rows 777 --features 9", dict(features=777))])
 def test_sizes_and_recipe_resolve_to(flags, expected):
@@ -74,16 +76,17 @@ def test_sizes_and_recipe_resolve_to(flags, expected):
 
 
 def test_every_preset_has_a_recipe_and_resolves():
-    assert settings.RECIPES.keys() | {"proformer"} == PRESETS.keys()
+    assert settings.RECIPES.keys() | {"proformer"} == settings.SIZES.keys()
     for preset in settings.RECIPES:
         args, config = resolve(f"--preset {preset}")
         assert None not in (args.batch, args.micro, args.steps, args.lr, args.warmup, args.out)
-        assert config.width == PRESETS[preset]["width"]
+        assert config.width == settings.SIZES[preset]["width"]
 
 
 def test_shape_flags_reach_the_config():
     """Each flag that has the name of a field of Config changes that field and no other."""
-    values = dict(emb="pool", bits=96, chunk=7, layers=3, length=65, dropout=0.25, ffn=99, heads=8, width=96)
+    values = dict(emb="pool", bits=96, chunk=7, layers=3, length=65, dropout=0.25, ffn=99, heads=8, width=96,
+                  types=2, act="relu")
     assert not {"order", "head"} & set(settings.SHAPE)
     before = asdict(resolve("")[1])
     for flag, value in values.items():
@@ -92,27 +95,26 @@ def test_shape_flags_reach_the_config():
         assert after[flag] == value and changes - ({"ffn"} if flag == "width" else set()) == {flag}
 
 
-# ---------------------------------------------------------------------------------------------------------
-# What is refused
-
-
+# == What is refused
 def example(flag):
     """Return a value that a flag accepts by itself, as words of the command line."""
     [action] = [action for action in settings.parser("")._actions if action.dest == flag]
-    value = action.choices[0] if action.choices else 0.5 if action.type is float else 1
+    value = action.choices[0] if action.choices else 0.5 if flag == "mask" else 1
     return [f"--{flag}"] if action.nargs == 0 else [f"--{flag}", str(value)]
 
 
 ACCEPTED = dict(alpha="--emb bloom", coherent="--split items", hashes="--emb median",
                 weights="--emb weighted", buckets="--objective hash-mlm",
-                mask="--emb lookup --objective mlm", tied="--emb median")
+                mask="--emb lookup --objective mlm", tied="--emb median", decay="--optimizer adamw",
+                samples="--emb lookup --objective sampled")
 
 
 @pytest.mark.parametrize("flag", settings.requirements())
 def test_flag_without_what_it_requires_is_refused(flag):
     flags, others = " ".join(example(flag)), settings.requirements()[flag]
+    refused = flags + " --optimizer adam" * (flag == "decay")
     with pytest.raises(InputError, match=f"--{flag} requires --{next(iter(others))}"):
-        resolve(flags)
+        resolve(refused)
     resolve(f"{flags} {ACCEPTED.get(flag, '--attn lsh')}")
 
 
@@ -122,6 +124,9 @@ def test_flag_without_what_it_requires_is_refused(flag):
     ("--lr -1", ("--lr", "-1")), ("--emb no", ("--emb", "no")),
     ("--preset proformer", ("--preset", "proformer")), ("--chunk 16 --emb pool", ("chunk", "16")),
     ("--length 1", ("--length", "1")), ("--seed -1", ("--seed", "-1")), ("--nonsense 1", ("--nonsense",)),
+    ("--seed 18446744073709551616", ("--seed", "18446744073709551616")), ("--width 9999999", ("--width",)),
+    ("--vocab 4294967296 --emb lookup", ("--vocab", "4294967296")), ("--hashes 2147483647", ("--hashes",)),
+    ("--warmup 11 --steps 10", ("--warmup", "11", "10")), ("--warmup 10001", ("--warmup", "10,000")),
     ("--emb emb --rows 70000", ("--features", "70,000")), ("--features 65536", ("--features", "65,536")),
     ("--emb proj --objective mlm", ("objective", "mlm", "proj")),
     ("--emb lookup --objective hash-mlm", ("objective", "hash-mlm")),
@@ -139,15 +144,32 @@ def test_flag_without_what_it_requires_is_refused(flag):
     ("--coherent 1 --split regex --emb bloom", ("--coherent", "--split items")),
     ("--attn lsh --lsh_buckets 0", ("--lsh_buckets", "0")),
     ("--split items --attn lsh --lsh_pairs upper", ("lsh_pairs", "upper")),
-    ("--attn lsh --lsh_bands 3000000000", ("lsh_bands", "3000000000"))])
+    ("--attn lsh --lsh_bands 3000000000", ("lsh_bands", "3000000000")), ("--layers 1000000", ("--layers", "GB")),
+    ("--width 1000000 --heads 1", ("--width", "GB")), ("--emb median --buckets 2147483647", ("GB",)),
+    ("--emb emb --hash md5 --rows 2000000000", ("GB",))])
 def test_flags_that_contradict_are_refused(flags, fragments, tmp_path):
-    """Exit code 2 and one line that names the flag and its value."""
+    """Exit code 2 and one line that names the flag and its value, before a corpus is prepared."""
     assert_refused(main, [*flags.split(), "--cache", tmp_path, "--out", tmp_path / "out"], *fragments)
     assert not list(tmp_path.iterdir())
 
 
+def test_init_from_refuses_what_its_weights_do_not_fit(sr_run, mlm_run, text_path, cache_dir, tmp_path):
+    begin = ["--data", text_path, "--cache", cache_dir, "--out", tmp_path / "out"]
+    other = tmp_path / "other.txt"
+    other.write_text(" ".join(make_words(60, 9) * 40))
+    for flags in ("--width 64", "--emb pool", "--hash md5", "--bits 64", "--objective hash-mlm",
+                  "--split bpe", "--types 2", "--hash_seed 1", "--features 99", "--attn lsh", "--length 17"):
+        assert_refused(main, [*begin, "--init_from", sr_run, *flags.split()],
+                       f"{flags.split()[0]}: expected", "--init_from", f"got {flags.split()[1]}")
+    assert_refused(main, [*begin, "--data", other, "--init_from", mlm_run], "--init_from", "--data",
+                   "words of its own corpus")
+    assert_refused(main, [*begin, "--init_from", tmp_path / "nowhere"], "nowhere", "no checkpoint")
+
+
 def test_ranks_that_cannot_share_a_batch_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setenv("WORLD_SIZE", "3")
+    ranks = dict(WORLD_SIZE="3", RANK="0", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
     assert_refused(main, ["--out", tmp_path / "out", "--batch", "8"], "--batch", "3 ranks", "8", "Use 6")
     assert resolve("--batch 9", world=3)[0].batch == 9
 

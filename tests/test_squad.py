@@ -43,12 +43,12 @@ def flat_rows(questions):
 
 def nested_file(questions):
     """The content of a file as published."""
-    def qa(q):
+    articles = []
+    for q in questions:
         answers = [dict(text=text, answer_start=start) for text, start in q["answers"]]
-        return dict(id=q["id"], question=q["question"], answers=answers)
-
-    return dict(version="x", data=[dict(title="t", paragraphs=[dict(context=q["context"], qas=[qa(q)])])
-                                   for q in questions])
+        qas = [dict(id=q["id"], question=q["question"], answers=answers)]
+        articles.append(dict(title="t", paragraphs=[dict(context=q["context"], qas=qas)]))
+    return dict(version="x", data=articles)
 
 
 def make_tokenizer(**options):
@@ -64,31 +64,33 @@ def test_read_squad_nested_and_flat_are_equal(tmp_path, monkeypatch):
     questions = make_questions(random.Random(0), 7)
     monkeypatch.setitem(SQUAD, "squad", ("v1.1", 7, 7))
     (tmp_path / "train-v1.1.json").write_text(json.dumps(nested_file(questions)))
-    with gzip.open(tmp_path / "dev-v1.1.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps(row) + "\n" for row in flat_rows(questions))
+    flat = "".join(json.dumps(row) + "\n" for row in flat_rows(questions))
+    (tmp_path / "dev-v1.1.jsonl.gz").write_bytes(gzip.compress(flat.encode()))
     args = SimpleNamespace(train=None, dev=None, data_dir=str(tmp_path))
-    train, dev = read_squad("squad", args)
-    assert train == dev == questions
+    assert read_squad("squad", args) == [questions, questions]
     monkeypatch.setitem(SQUAD, "squad", ("v1.1", 8, 7))
     with pytest.raises(InputError, match="expected 8 questions, got 7"):
         read_squad("squad", args)
     path = tmp_path / "own.json"
     args = SimpleNamespace(train=str(path), dev=str(path), data_dir=None)
-    path.write_text(json.dumps(nested_file(make_questions(random.Random(0), 7, no_answer=1))))
-    with pytest.raises(InputError, match="Use --task squad_v2"):
-        read_squad("squad", args)
+    for content, message in ((flat_rows(questions[:1] * 2), "own.json: expected a distinct id for each"),
+                             (nested_file(make_questions(random.Random(0), 7, 1)), "Use --task squad_v2")):
+        path.write_text(json.dumps(content))
+        with pytest.raises(InputError, match=message):
+            read_squad("squad", args)
     assert [q["answers"] for q in read_squad("squad_v2", args)[0]] == [[]] * 7
 
 
-@pytest.mark.parametrize("change", [dict(question=None), dict(context=5), dict(answers=None), dict(id=...),
-                                    dict(answers=dict(text=[None], answer_start=[0])),
-                                    dict(answers=dict(text=["a"], answer_start=["x"]))])
+@pytest.mark.parametrize("change", [
+    *({name: value} for name in ("question", "context", "answers", "id") for value in (None, 5, ["a"], ...)),
+    *(dict(answers=dict(text=texts, answer_start=starts)) for texts, starts in (
+        ([None], [0]), (["a"], ["x"]), (["a"], [1.5]), (["a"], [-1]), (["a", "b"], [0]), ("a", [0])))])
 def test_read_squad_refuses_other_rows(tmp_path, change):
     row = {key: value for key, value in (flat_rows(make_questions(random.Random(0), 1))[0] | change).items()
            if value is not ...}
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
     args = SimpleNamespace(train=str(tmp_path / "a.jsonl"), dev=str(tmp_path / "a.jsonl"), data_dir=None)
-    with pytest.raises(InputError, match="a.jsonl: expected id, question, context and answers"):
+    with pytest.raises(InputError, match="a.jsonl, question 1: expected id, question, context and answers"):
         read_squad("squad_v2", args)
 
 
@@ -106,10 +108,9 @@ def test_exact_and_f1_by_hand():
 
 
 def test_best_spans_match_all_pairs():
-    logits = torch.randn(5, 11, 2)
-    is_context = torch.zeros(5, 11, dtype=torch.bool)
-    for row, (a, b) in zip(is_context, [(3, 11), (1, 2), (4, 9), (5, 5), (2, 8)]):
-        row[a:b] = True
+    logits, position = torch.randn(5, 11, 2), torch.arange(11)
+    first, stop = torch.tensor([(3, 11), (1, 2), (4, 9), (5, 5), (2, 8)]).T.unsqueeze(-1)
+    is_context = (position >= first) & (position < stop)
     scores, starts, ends, null = best_spans(logits, is_context, 7, 3)
     assert torch.equal(null, logits[:, 0].sum(1))
     for row in range(5):
@@ -138,8 +139,8 @@ def gold_logits(data):
                 number, first, start, stop = data.places[i].tolist()
                 question = data.questions[number]
                 row[0] = -1 if question["answers"] else 2
-                if question["answers"]:
-                    a, b = find_answer_words(data.spans[number], *question["answers"][0])
+                for answer in question["answers"]:
+                    a, b = find_answer_words(data.spans[number], *answer)
                     if start <= a and b < stop:
                         row[first + a - start, 0] = row[first + b - start, 1] = 1
             yield order, logits
@@ -157,15 +158,14 @@ def test_gold_spans_score_100(split, no_answer, bpe):
     assert len(data.windows) > len(questions) == data.n and data.num_lost == 0
     scores, constant = data.evaluate(gold_logits(data))
     assert constant is None and all(scores[name] == 100 for name in scores if name != "threshold")
-    answers = {q["answers"][0][0].replace(" ", "") for q in questions if q["answers"]}
+    answers = {q["id"]: q["answers"][0][0] if q["answers"] else "" for q in questions}
+    words = {answer.replace(" ", "") for answer in answers.values() if answer}
     for ids, (start, end, _, _) in zip(data.examples, data.targets):  # training points to the same words
-        if start:
-            text = "".join(tokenizer.words[i - FIRST_WORD_ID] for i in ids[start:end + 1].tolist())
-            assert text.replace("Ġ", "") in answers
-    majority = pytest.approx(100 * sum(not q["answers"] for q in questions) / 40)
+        text = "".join(tokenizer.words[i - FIRST_WORD_ID] for i in ids[start:end + 1].tolist() if start)
+        assert not start or text.replace("Ġ", "") in words
+    majority = pytest.approx(100 * list(answers.values()).count("") / 40)
     assert data.baselines() == dict(majority=majority, bag_of_words=None)
-    submission = data.submission(gold_logits(data))
-    assert submission == {q["id"]: q["answers"][0][0] if q["answers"] else "" for q in questions}
+    assert data.submission(gold_logits(data)) == answers
 
 
 def test_answers_are_the_best_over_all_windows():
@@ -180,15 +180,13 @@ def test_answers_are_the_best_over_all_windows():
 
     texts, margins = data.answers(predict)
     for q, question in enumerate(questions):
-        pairs, null = {}, math.inf
-        for i, (number, first, start, stop) in enumerate(data.places.tolist()):
+        pairs, null = [], math.inf
+        for logits, (number, first, start, stop) in zip(scores, data.places.tolist()):
             if number == q:
-                null = min(null, scores[i][0].sum().item())
-                for a in range(start, stop):
-                    for b in range(a, min(a + 3, stop)):
-                        value = scores[i][first + a - start, 0] + scores[i][first + b - start, 1]
-                        pairs[a, b] = max(value.item(), pairs.get((a, b), -math.inf))
-        (a, b), best = max(pairs.items(), key=lambda pair: pair[1])
+                null = min(null, logits[0].sum().item())
+                pairs += [((logits[first + a - start, 0] + logits[first + b - start, 1]).item(), a, b)
+                          for a in range(start, stop) for b in range(a, min(a + 3, stop))]
+        best, a, b = max(pairs)
         spans = split_words(question["context"])[1]
         assert texts[q] == question["context"][spans[a][0]:spans[b][1]]
         assert margins[q] == pytest.approx(best - null, abs=1e-5)
@@ -209,6 +207,9 @@ def test_answer_longer_than_any_window_is_counted():
     assert data.num_lost == 1 and not data.targets[:, :2].any()
     assert find_answer_words([(0, 3), (4, 7), (8, 9)], "bc de", 1) == (0, 1)
     assert find_answer_words([(0, 3), (4, 7)], " ", 3) is None
+    for bad in (dict(stride=-1), dict(max_words=-2), dict(stride="x")):
+        with pytest.raises(InputError, match="stride, max_words: expected 1 or more"):
+            question_answering([question], make_tokenizer(), 20, **bad)
     assert data.description() == dict(head="span", labels=None, pair=True, stride=6, longest=30, null=False)
 
 

@@ -3,9 +3,11 @@
 import math
 import os
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -26,7 +28,7 @@ def make_tokenizer():
 
 
 def flags(**changes):
-    names = "train", "dev", "data_dir", "text", "label", "regression", "cache"
+    names = "train dev data_dir text label regression cache".split()
     return SimpleNamespace(**dict.fromkeys(names) | changes)
 
 
@@ -48,18 +50,14 @@ def test_accuracy_and_f1_by_hand():
     assert METRICS["macro_f1"](np.array([1, 1]), np.array([1, 1])) == 1.0  # class 0 is absent
 
 
-def test_matthews_by_hand():
-    """tp 2, tn 1, fp 1, fn 2 -> (2·1 - 1·2) / √(3·4·2·3) = 0; then one more true negative."""
-    matthews = METRICS["matthews"]
-    assert abs(matthews(np.array([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 1, 1, 0]))) < 1e-12
-    value = matthews(np.array([1, 1, 1, 0, 0, 0, 0]), np.array([1, 1, 0, 1, 1, 0, 0]))
-    assert value == pytest.approx((2 * 2 - 1 * 2) / math.sqrt(3 * 4 * 3 * 4))
-    assert matthews(np.ones(5, int), np.array([0, 1, 1, 1, 0])) == 0.0  # a constant
-
-
 def test_correlations_by_hand():
-    """1 2 3 4 against 1 3 2 4: ranks differ by 0 1 1 0, so 1 - 6·2 / (4·15) = 0.8. Ties share a rank."""
-    spearman, pearson = METRICS["spearman"], METRICS["pearson"]
+    """tp 2, tn 1, fp 1, fn 2 -> (2·1 - 1·2) / √(3·4·2·3) = 0; then one more true negative."""
+    matthews, spearman, pearson = (METRICS[name] for name in ("matthews", "spearman", "pearson"))
+    predicted, truth = np.array([1, 1, 1, 0, 0, 0, 0]), np.array([1, 1, 0, 1, 1, 0, 0])
+    assert abs(matthews(predicted[:-1], truth[:-1])) < 1e-12
+    assert matthews(predicted, truth) == pytest.approx((2 * 2 - 1 * 2) / math.sqrt(3 * 4 * 3 * 4))
+    assert matthews(np.ones(5, int), np.array([0, 1, 1, 1, 0])) == 0.0  # a constant
+    # 1 2 3 4 against 1 3 2 4: ranks differ by 0 1 1 0, so 1 - 6·2 / (4·15) = 0.8; ties share a rank
     a, b = np.array([1.0, 2, 3, 4]), np.array([10.0, 30, 20, 99])
     assert spearman(a, b) == pytest.approx(0.8)
     assert pearson(a, b) == pytest.approx(np.corrcoef(a, b)[0, 1])
@@ -78,7 +76,8 @@ def test_tasks_are_glue_and_average_eight():
 
 
 @pytest.mark.parametrize("label, message", [
-    ("-1", "not public"), ("sideways", "negative, positive"), ("2", "'2'"), (None, "''")])
+    ("-1", "not public"), ("sideways", "negative, positive"), ("2", "'2'"), (None, "None"),
+    ({"x": 1}, "{'x': 1}"), (b"0", "b'0'"), (float("nan"), "nan")])
 def test_parse_rows_refuses_label(label, message):
     rows = [dict(sentence="a", label="0"), dict(sentence="b", label=label)]
     with pytest.raises(InputError, match=f"here, row 2.*{message}"):
@@ -91,16 +90,22 @@ def test_parse_rows_reads_names_digits_and_numbers():
     assert split == dict(first=["a", ""], second=None, labels=["positive", "negative"])
     rows = [{"#1 String": "a", "#2 String": "b", "score": "2.5"}]
     assert parse_rows(rows, TASKS["stsb"], "here") == dict(first=["a"], second=["b"], labels=[2.5])
-    with pytest.raises(InputError, match="a number.*'nan'"):
-        parse_rows([{"sentence1": "a", "sentence2": "b", "label": "nan"}], TASKS["stsb"], "here")
-    with pytest.raises(InputError, match="column sentence1 or #1 String, got sentence, label"):
-        parse_rows(rows=[dict(sentence="a", label=0)], task=TASKS["rte"], source="here")
-    with pytest.raises(InputError, match="column label, got sentence. The labels of a test split"):
-        parse_rows([dict(sentence="a")], TASKS["sst2"], "here")
+    for bad in ("nan", "inf", 1e200, -1e200, True, [1]):
+        with pytest.raises(InputError, match="here, row 1: expected a label .a number below 1e38., got"):
+            parse_rows([{"sentence1": "a", "sentence2": "b", "label": bad}], TASKS["stsb"], "here")
+    for text in (5, ["a"], {"a": 1}, b"a"):
+        with pytest.raises(InputError, match="here, row 2: expected text, got"):
+            parse_rows([dict(label=0), dict(sentence=text, label=0)], TASKS["sst2"], "here")
+    for name, rows, message in (
+            ("sst2", [dict(sentence=" ", label=0), dict(label=0)], "here: expected text, got 2 rows with"),
+            ("rte", [dict(sentence="a", label=0)], "column sentence1 or #1 String, got sentence, label"),
+            ("sst2", [dict(sentence="a")], "column label, got sentence. The labels of a test split")):
+        with pytest.raises(InputError, match=message):
+            parse_rows(rows, TASKS[name], "here")
 
 
 @pytest.mark.parametrize("rows, message", [
-    ([("a", "x"), ("b", "x")], "two labels or more.*got 1"), ([], "expected rows"),
+    ([("a", "x"), ("b", "x")], "two labels or more.*got 1"), ([], "got no rows"),
     ([(f"a {i}", i / 7) for i in range(9)], "--regression")])
 def test_own_file_refuses_labels_without_use(tmp_path, rows, message):
     path = write_table(tmp_path / "a.tsv", [("text", "label"), *rows])
@@ -108,17 +113,21 @@ def test_own_file_refuses_labels_without_use(tmp_path, rows, message):
         read_task("own", flags(train=path, dev=path, text="text", label="label"))
 
 
-def test_own_file_sorts_labels_and_dev_must_share_them(tmp_path):
+def test_own_file_sorts_labels_and_dev_must_share_them(tmp_path, capsys):
     columns = "title", "body", "topic"
     train = write_table(tmp_path / "a.csv", [columns, ("a", "b", 2), ("c", "d", 1), ("e", "f", 2)])
     dev = write_table(tmp_path / "b.csv", [columns, ("a", "b", 3)])
-    args = flags(train=train, dev=train, text="title, body", label="topic")
-    task, split, devs = read_task("own", args)
+    args = dict(train=train, dev=train, text="title, body", label="topic")
+    task, split, devs = read_task("own", flags(**args))
     assert task.labels == ("1", "2") and task.metrics == ("accuracy", "macro_f1") and devs == {"dev": split}
     assert split == dict(first=["a", "c", "e"], second=["b", "d", "f"], labels=["2", "1", "2"])
     with pytest.raises(InputError, match="b.csv, row 1: expected a label .1, 2., got '3'"):
-        read_task("own", flags(**vars(args) | dict(dev=dev)))
-    task, split, _ = read_task("own", flags(**vars(args) | dict(regression=True)))
+        read_task("own", flags(**args | dict(dev=dev)))
+    assert "a.csv: 3 rows to score, of which 3 have a text of --train" in capsys.readouterr().err
+    case = write_table(tmp_path / "c.csv", [columns, *zip("abcd", "efgh", ("Up", "up", "up", "Up"))])
+    assert read_task("own", flags(**args | dict(train=case, dev=case)))[0].labels == ("Up", "up")
+    assert "c.csv: labels that differ by case only: Up, up" in capsys.readouterr().err
+    task, split, _ = read_task("own", flags(**args, regression=True))
     assert task.labels is None and split["labels"] == [2.0, 1.0, 2.0] and task.metrics[0] == "spearman"
 
 
@@ -130,16 +139,14 @@ def test_cola_reads_files_without_header(tmp_path, monkeypatch):
     assert train == dict(first=["A text.", "Text a."], second=None, labels=["acceptable", "unacceptable"])
     assert devs["dev"]["first"] == ["Another."]
     monkeypatch.setattr(TASKS["cola"], "rows", (3, 1))
-    with pytest.raises(InputError, match="expected 3 rows, got 2"):
-        read_task("cola", flags(data_dir=str(tmp_path)))
-    with pytest.raises(InputError, match="expected .*SST-2.*train.tsv"):
-        read_task("sst2", flags(data_dir=str(tmp_path)))
+    for name, message in dict(cola="3 rows, got 2", sst2="SST-2.*train.tsv: expected a file").items():
+        with pytest.raises(InputError, match=message):
+            read_task(name, flags(data_dir=str(tmp_path)))
 
 
 def test_test_split_has_index_and_needs_no_labels(tmp_path):
     write_table(tmp_path / "MNLI" / "test_matched.tsv", [("index", "sentence1", "sentence2"), (7, "a", "b")])
-    pairs = ("sentence1", "sentence2"), ("c", "d"), ("e", "f")
-    write_table(tmp_path / "MNLI" / "test_mismatched.tsv", pairs)
+    write_table(tmp_path / "MNLI" / "test_mismatched.tsv", [("sentence1", "sentence2"), "cd", "ef"])
     tests = read_tests("mnli", flags(data_dir=str(tmp_path)))
     assert tests["test_matched"] == (dict(first=["a"], second=["b"], labels=[]), ["7"])
     assert tests["test_mismatched"][1] == [0, 1]
@@ -148,12 +155,13 @@ def test_test_split_has_index_and_needs_no_labels(tmp_path):
 def test_hub_labels_travel_by_name(tmp_path, monkeypatch):
     """A hub that numbers the classes another way, a file of names, and one of digits: the same rows."""
     monkeypatch.setattr(TASKS["rte"], "rows", (9, 9))
-    rng, names = random.Random(2), TASKS["rte"].labels
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *args, **options: None)
+    rng, names, string = random.Random(2), TASKS["rte"].labels, datasets.Value("string")
     rows = [(rng.choice(WORDS), rng.choice(WORDS), rng.choice(names)) for _ in range(9)]
     columns, splits = ("sentence1", "sentence2", "label"), []
     for order in (names, names[::-1]):
-        features = datasets.Features({name: datasets.Value("string") for name in columns[:2]}
-                                     | dict(label=datasets.ClassLabel(names=list(order))))
+        label = datasets.ClassLabel(names=list(order))
+        features = datasets.Features(sentence1=string, sentence2=string, label=label)
         hub = datasets.Dataset.from_list([dict(zip(columns, row)) for row in rows], features=features)
         monkeypatch.setattr(datasets, "load_dataset", lambda *a, hub=hub, **k: hub)
         splits.append(read_task("rte", flags()))
@@ -167,15 +175,13 @@ def test_hub_labels_travel_by_name(tmp_path, monkeypatch):
 
 def test_pydoc_holds_out_whole_files(tmp_path, monkeypatch):
     """Modules "a" and "b" in many files each, "lone" in one, which cannot be both trained on and held out."""
-    files = {}
-    for i in range(60):
-        for name in ("a", "b"):
-            words = " ".join([*random.Random(i).sample(WORDS, 5), name * 4])
-            path = tmp_path / f"{name}{i}.py"
-            path.write_text(f'"""{words} of file {i} here."""\ndef f():\n    """{words} of file {i} too."""')
-            files[f"{name}{os.sep}{i}.py"] = str(path)
-    (tmp_path / "lone.py").write_text('"""One docstring of many words here."""\n')
+    files = {f"{name}{os.sep}{i}.py": str(tmp_path / f"{name}{i}.py") for i in range(60) for name in "ab"}
+    for file, path in files.items():
+        name, i = file.removesuffix(".py").split(os.sep)
+        words = " ".join([*random.Random(int(i)).sample(WORDS, 5), name * 4])
+        Path(path).write_text(f'"""{words} of file {i} a."""\ndef f():\n    """{words} of file {i} b."""')
     files["lone.py"] = str(tmp_path / "lone.py")
+    Path(files["lone.py"]).write_text('"""One docstring of many words here."""\n')
     monkeypatch.setattr(data.tasks, "python_files", lambda: files)
     task, train, devs = read_pydoc(str(tmp_path / "cache"))
     dev = devs["dev"]
@@ -190,14 +196,19 @@ def test_pydoc_holds_out_whole_files(tmp_path, monkeypatch):
 def test_examples_are_cut_limited_and_scaled():
     task = Task(("a", "b"), None, ("spearman",))
     train = dict(first=["x y", "z", "x"], second=["y", "y z", " ".join(WORDS)], labels=[1.0, 3.0, 8.0])
-    tokenizer = make_tokenizer()
-    sequences = SequenceClassification(task, train, {"dev": train}, tokenizer, 9)
+    about = {"dev": train}, make_tokenizer(), 9
+    sequences = SequenceClassification(task, train, *about)
     assert sequences.examples[0].tolist() == [CLS, 5, 6, SEP, SEP, 6, SEP]
     assert sequences.num_outputs == 1 and sequences.notes.startswith("2 texts")  # once in train, once in dev
     assert sequences.scale == (4.0, pytest.approx(np.std([1, 3, 8])))
     np.testing.assert_allclose(sequences.targets * sequences.scale[1] + 4, [1, 3, 8], rtol=1e-6)
-    one = [SequenceClassification(task, train, {"dev": train}, tokenizer, 9, limit=2) for _ in range(2)]
-    assert len(one[0].examples) == 2 and one[0].targets.tolist() == one[1].targets.tolist() and one[0].n == 3
+    named = Task(("a", "b"), ("up",), ("f1",))
+    for bad, change, scale in ((task, dict(second=["y"]), None), (task, dict(labels=[1.0]), None),
+                               (task, {}, (1.0, 0.0)), (task, {}, (1.0,)), (named, {}, None)):
+        with pytest.raises(InputError, match="expected (a mean|lists of one length, and labels of)"):
+            SequenceClassification(bad, train | change, *about, scale=scale)
+    one, two = (SequenceClassification(task, train, *about, limit=2) for _ in range(2))
+    assert len(one.examples) == 2 and one.targets.tolist() == two.targets.tolist() and one.n == 3
     assert sequences.description() == dict(head="classify", labels=None, scale=list(sequences.scale),
                                            texts=["a", "b"], label="label", pair=True)
 
@@ -207,7 +218,7 @@ def test_evaluate_restores_order_of_batches():
     labels = [random.Random(i).choice(["up", "down"]) for i in range(23)]
     split = dict(first=[f"{label} {WORDS[i]}" for i, label in enumerate(labels)], second=None, labels=labels)
     task = Task(("text",), ("down", "up"), ("accuracy", "f1"), dev=("dev_a", "dev_b"))
-    wrong = dict(split, labels=["up" if label == "down" else "down" for label in labels])
+    wrong = dict(split, labels=[dict(up="down", down="up")[label] for label in labels])
     tokenizer = make_tokenizer()
     sequences = SequenceClassification(task, split, {"dev_a": split, "dev_b": wrong}, tokenizer, 9)
 
@@ -235,13 +246,10 @@ def test_baselines_know_the_majority_and_the_words():
 
 
 def test_submission_has_names_digits_or_clipped_numbers():
-    def submission(name, predicted):
-        split = dict(first=["a", "b"], second=["c", "d"], labels=[])
+    for name, predicted, lines in (
+            ("rte", [0, 1], ["entailment", "not_entailment"]), ("qqp", [0, 1], ["0", "1"]),
+            ("stsb", [-9.0, 0.0, 0.5, 9.0], ["0.000", "2.000", "2.500", "5.000"])):
         labels = list(TASKS[name].labels or (1.0, 3.0))[:2]
-        devs = {TASKS[name].dev[0]: split}
-        sequences = SequenceClassification(TASKS[name], dict(split, labels=labels), devs, make_tokenizer(), 9)
-        return sequences.submission(np.array(predicted))
-
-    assert submission("rte", [0, 1]) == ["entailment", "not_entailment"]
-    assert submission("qqp", [0, 1]) == ["0", "1"]
-    assert submission("stsb", [-9.0, 0.0, 0.5, 9.0]) == ["0.000", "2.000", "2.500", "5.000"]
+        split = dict(first=["a", "b"], second=["c", "d"], labels=labels)
+        sequences = SequenceClassification(TASKS[name], split, {"dev": split}, make_tokenizer(), 9)
+        assert sequences.submission(np.array(predicted)) == lines

@@ -12,8 +12,8 @@ import pytest
 from bloom import BloomMap
 from hashing import HASHES, MD5, bits_to_chunks, md5_bits, md5_index, sketch_index
 from tests.support import make_words
-from tokenizer import (BPE, CLS, FIRST_WORD_ID, MASK, PAD, SEP, SPECIALS, SUBWORDS, UNK, HashTokenizer,
-                       Phrases, build_inputs, match_longest, sliding_windows, split_names)
+from tokenizer import BPE, CLS, FIRST_WORD_ID, MASK, PAD, SEP, SPECIALS, SUBWORDS, UNK, HashTokenizer, Phrases
+from tokenizer import build_inputs, match_longest, sliding_windows, split_names
 
 
 def make_config(code_format, **sizes):
@@ -22,70 +22,65 @@ def make_config(code_format, **sizes):
     return SimpleNamespace(code_format=code_format, **defaults | sizes)
 
 
+BITS, ROW, DIGEST, SKETCH = map(make_config, ("bits", "row", "digest", "sketch"))
+
+
 def reload(tokenizer):
     """Return a tokenizer's copy, through its state as JSON."""
     return HashTokenizer.load(json.loads(json.dumps(tokenizer.state())), tokenizer.config)
 
 
-def test_bpe_splits_all_text(bpe):
+def make_bloom_tokenizer():
+    """Return a tokenizer of 23 names with a Bloom map of 8 buckets, the map, and the names."""
+    names, bloom_map = make_words(23), BloomMap(23, 3)
+    return HashTokenizer(DIGEST, "items", vocabulary=names, bloom_map=bloom_map), bloom_map, names
+
+
+def test_bpe_splits_all_text_into_a_limited_number_of_pieces(bpe):
     pieces, spans = bpe.split("The caterpillar 日本")
     numbers = [bpe.tokenizer.token_to_id(piece) for piece in pieces]
     assert pieces[0] == "Ġthe" and bpe.tokenizer.decode(numbers).strip() == "the caterpillar 日本"
     assert spans[0] == (0, 3) and [bpe.units[i] for i in numbers] == pieces
     assert bpe.number_texts(["The caterpillar 日本", "\ud800"])[0] == numbers
-    again = BPE(bpe.json)
-    assert again.units == bpe.units and again.split("the mat") == bpe.split("the mat")
-
-
-def test_bpe_size_is_a_limit_and_rare_pairs_stay_apart():
+    pieces, spans = BPE(bpe.json).split("İ the")  # the lower case of İ has two characters
+    assert (pieces[-1], spans[-1]) == ("Ġthe", (1, 5)) and BPE(bpe.json).units == bpe.units
     assert len(BPE.train(["the cats sat there"] * 50, size=260).units) == 260
     assert len(BPE.train(["rare words only once"], size=999).units) == 256  # no pair is seen five times
+    # without the cut, one word of 9,000 letters would give pieces of 4,096
+    assert 500 < max(map(len, BPE.train(["ab" * 4_500], size=999).units)) <= 1_001
 
 
-def test_bpe_spans_are_those_of_the_text_after_a_letter_that_grows(bpe):
-    """The lower case of İ has two characters."""
-    text = "İ the"
-    pieces, spans = bpe.split(text)
-    assert text[slice(*spans[-1])].strip() == "the" and pieces[-1] == "Ġthe"
-
-
-def test_match_longest_by_hand():
-    """new york city hall: "new york" before "new", and "york city" comes too late."""
-    phrases = {"new york", "york city", "city hall", "a b c"}
-    assert match_longest("new york city hall".split(), phrases, 3) == [(0, 2), (2, 4)]
-    assert match_longest("a b c a b".split(), phrases, 3) == [(0, 3), (3, 4), (4, 5)]
-    assert match_longest("a b c".split(), phrases, 2) == [(0, 1), (1, 2), (2, 3)]
-    assert match_longest([], phrases, 3) == []
-
-
-def test_split_names_finds_several_words_and_tabs_keep_spaces():
+def test_longest_names_and_phrases_come_first():
+    """new york city hall: "new york" before "new", and "york city" comes too late. Tabs keep spaces."""
+    for words, longest, stops in (("new york city hall", 3, [2, 4]), ("a b c a b", 3, [3, 4, 5]),
+                                  ("a b c", 2, [1, 2, 3]), ("", 3, [])):
+        runs = match_longest(words.split(), {"new york", "york city", "city hall", "a b c"}, longest)
+        assert runs == [*zip([0, *stops], stops)]
     text = "Miles  Davis plays, Jazz"
     names, spans = split_names(text, {"Miles Davis"}, 2)
-    assert names == ["Miles Davis", "plays,", "Jazz"]
-    assert [text[a:b] for a, b in spans] == ["Miles  Davis", "plays,", "Jazz"]
-    names, spans = split_names("New  York\t \tJazz", {}, 1)
-    assert names == ["New York", "Jazz"] and spans == [(0, 9), (12, 16)]
+    assert names == [" ".join(text[a:b].split()) for a, b in spans] == ["Miles Davis", "plays,", "Jazz"]
+    tokenizer = HashTokenizer(SKETCH, "items")
+    assert tokenizer.split("New York Jazz")[0] == ["New", "York", "Jazz"]
+    tokenizer.ids(["New York"])
+    assert tokenizer.split("New York Jazz")[0] == ["New York", "Jazz"]
+    assert split_names("New  York\t \tJazz", {}, 1) == (["New York", "Jazz"], [(0, 9), (12, 16)])
 
 
-def test_phrases_are_frequent_words_pairs_and_pieces():
+def test_phrases_are_frequent_words_pairs_and_pieces(monkeypatch):
     phrases = Phrases.train(["New York is new", "the New York mayor", "in New York"] * 9, 300, 270)
     assert {"new york", "york", "new", "the"} <= phrases.phrases and "mayor is" not in phrases.phrases
     assert len(phrases.units) <= 300 and len(set(phrases.units)) == len(phrases.units)
     text = "NEW  York mayor qzj"
     units, spans = phrases.split(text)
     assert units[:2] == ["new york", "mayor"] and "".join(units[2:]) == "Ġqzj"
-    assert [text[a:b] for a, b in spans[:2]] == ["NEW  York", "mayor"]
-    assert [text[a:b] for a, b in spans[-2:]] == ["z", "j"]
+    assert [text[a:b] for a, b in spans[:2] + spans[-2:]] == ["NEW  York", "mayor", "z", "j"]
     again = Phrases(phrases.json)
     assert again.units == phrases.units
     assert again.number_texts([text, ""]) == [[phrases.units.index(unit) for unit in units], []]
-
-
-def test_phrases_drop_rare_pairs_where_memory_is_short(monkeypatch):
-    texts = [f"new york x{i % 20}" for i in range(40)]
-    whole = Phrases.train(texts, 300, 270).phrases
-    monkeypatch.setattr(Phrases, "MAX_COUNTED", 9)
-    assert Phrases.train(texts, 300, 270).phrases == {"new york", "new", "york"} < whole
+    texts, common = [f"new york x{i % 20}" for i in range(40)], {"new york", "new", "york"}
+    assert Phrases.train(texts, 300, 270).phrases > common
+    monkeypatch.setattr(Phrases, "MAX_COUNTED", 9)  # where memory is short, the rare ones are dropped
+    assert Phrases.train(texts, 300, 270).phrases == common
 
 
 @pytest.mark.parametrize("name", ["md5", "lsh"])
@@ -93,11 +88,10 @@ def test_phrases_drop_rare_pairs_where_memory_is_short(monkeypatch):
 def test_codes_are_the_hashes_of_the_words(code_format, name, lsh):
     hash = lsh if name == "lsh" else MD5()
     tokenizer = HashTokenizer(make_config(code_format), hash_name=name, hash=hash)
-    ids = tokenizer.ids(["play", "plays", "play"])
-    assert ids.tolist() == [FIRST_WORD_ID, FIRST_WORD_ID + 1, FIRST_WORD_ID] and ids.dtype == np.int32
-    assert tokenizer.ids(["new"]).tolist() == [FIRST_WORD_ID + 2]
-    bits = lsh.bits(["plays"], 29) if name == "lsh" else md5_bits(["plays"], 29)
-    index = lsh.index(["plays"], 499) if name == "lsh" else md5_index(["plays"], 499)
+    ids = tokenizer.ids(["play", "plays", "play", "new"])
+    assert (ids - FIRST_WORD_ID).tolist() == [0, 1, 0, 2] and ids.dtype == np.int32
+    to_bits, to_index = (lsh.bits, lsh.index) if name == "lsh" else (md5_bits, md5_index)
+    bits, index = to_bits(["plays"], 29), to_index(["plays"], 499)
     expected = dict(index=index[:, None], chunks=bits_to_chunks(bits, 7), bits=np.packbits(bits, axis=1))
     codes = tokenizer.codes()
     assert codes.shape == (FIRST_WORD_ID + 3, dict(index=1, chunks=5, bits=4)[code_format])
@@ -121,69 +115,52 @@ def test_state_has_every_setting(code_format):
     assert (make(None).hash_words(words) != again.hash_words(words)).any()
 
 
-@pytest.mark.parametrize("code_format", ["sketch", "weighted"])
-def test_sketch_codes_are_slices_of_their_own(code_format):
-    tokenizer, words = HashTokenizer(make_config(code_format), hash_seed=3), make_words(301)
-    tokenizer.ids(words)
-    specials, codes = np.split(tokenizer.codes(), [FIRST_WORD_ID])
+def test_sketch_codes_are_slices_of_their_own():
+    words = make_words(301)
+    sketch, weighted = (HashTokenizer(make_config(name), hash_seed=3) for name in ("sketch", "weighted"))
     targets = sketch_index(words, 3, 41, 3)
-    assert (targets == tokenizer.sketch_targets(words)).all() and not specials.any()
-    if code_format == "sketch":
-        assert (codes == targets).all()
-    else:
-        assert (codes[:, :3] == sketch_index(words, 3, 499, 3)).all()
-        assert (codes[:, 3] == sketch_index(words, 4, 97, 3)[:, 3]).all()
+    assert (targets == sketch.hash_words(words)).all() and (targets == weighted.sketch_targets(words)).all()
+    rows, weights = np.split(weighted.hash_words(words), [3], axis=1)
+    assert (rows == sketch_index(words, 3, 499, 3)).all()
+    assert (weights == sketch_index(words, 4, 97, 3)[:, 3:]).all()
+    assert not sketch.codes()[:FIRST_WORD_ID].any() and not weighted.codes()[:FIRST_WORD_ID].any()
 
 
-def test_codes_are_computed_once_per_word():
-    hashed = []
-
-    class CountingHash(MD5):
-        def bits(self, words, T):
-            hashed.extend(words)
-            return super().bits(words, T)
-
-    tokenizer = HashTokenizer(make_config("bits"), hash=CountingHash())
+def test_codes_are_computed_once_per_word(monkeypatch):
+    hashed, tokenizer = [], HashTokenizer(BITS, hash=MD5())
+    monkeypatch.setattr(MD5, "bits", lambda self, words, T: hashed.extend(words) or md5_bits(words, T))
     for text in ("a b a", "b c", "c"):
-        tokenizer.ids(tokenizer.split(text)[0])
+        tokenizer.ids_of_texts([text])
         tokenizer.codes()
     assert [word for word in hashed if word] == ["a", "b", "c"]
 
 
 def test_fixed_vocabulary_has_unknown_words_and_special_tokens_first():
     assert (PAD, CLS, SEP, UNK, MASK) == tuple(range(FIRST_WORD_ID)) and SPECIALS[MASK] == "[MASK]"
-    tokenizer = HashTokenizer(make_config("row"), vocabulary=["the", "cat"])
+    tokenizer = HashTokenizer(ROW, vocabulary=["the", "cat"])
     assert tokenizer.ids(["cat", "dog"]).tolist() == [FIRST_WORD_ID + 1, UNK]
     assert tokenizer.codes().ravel().tolist() == [PAD, CLS, SEP, UNK, MASK, 5, 6]
     assert tokenizer.hash_words(["the", "dog", "cat"]).tolist() == [[5], [UNK], [6]]
     assert tokenizer.words == ["the", "cat"] == reload(tokenizer).words
 
 
-def test_digest_codes_have_ranges_of_their_own():
-    """Map 0 has rows 0 .. R-1, map 1 rows R .. 2R-1, and each special token two rows more."""
-    words, bloom_map = make_words(23), BloomMap(23, 3)
-    tokenizer = HashTokenizer(make_config("digest"), "items", vocabulary=words, bloom_map=bloom_map)
+def test_digest_codes_count_in_the_block_of_their_map():
+    """Items have the buckets 0 .. R-1 of each map, and special token s row R + s of each block."""
+    tokenizer, bloom_map, words = make_bloom_tokenizer()
     codes = tokenizer.codes()
     assert bloom_map.buckets == 8 and codes.shape == (FIRST_WORD_ID + 23, 2) and codes.dtype == np.int32
-    assert codes[:FIRST_WORD_ID].flatten().tolist() == list(range(16, 26))
-    assert (codes[FIRST_WORD_ID:] == bloom_map.digest + [0, 8]).all()
+    assert codes[:FIRST_WORD_ID].tolist() == [[8 + s, 8 + s] for s in range(5)]
+    assert (codes[FIRST_WORD_ID:] == bloom_map.digest).all()
     assert tokenizer.ids([words[3], "?"]).tolist() == [FIRST_WORD_ID + 3, UNK]
     assert (tokenizer.hash_words(words[4:6]) == codes[FIRST_WORD_ID + 4:FIRST_WORD_ID + 6]).all()
     again = reload(tokenizer)
     assert (again.codes() == codes).all() and again.split("a [b]")[0] == ["a", "[b]"]
 
 
-def test_items_split_finds_longer_names_after_they_are_added():
-    tokenizer = HashTokenizer(make_config("sketch"), "items")
-    assert tokenizer.split("New York Jazz")[0] == ["New", "York", "Jazz"]
-    tokenizer.ids(["New York"])
-    assert tokenizer.split("New York Jazz")[0] == ["New York", "Jazz"]
-
-
 @pytest.mark.parametrize("split", ["regex", "space", *SUBWORDS])
 def test_ids_of_texts_matches_split_and_ids(split, bpe):
     subwords = dict(bpe=bpe, phrases=Phrases.train(["the cat sat"] * 7, 280, 270)).get(split)
-    a, b = (HashTokenizer(make_config("sketch"), split, subwords=subwords) for _ in range(2))
+    a, b = (HashTokenizer(SKETCH, split, subwords=subwords) for _ in range(2))
     texts = ["The cat, the mat!", "", "sat İ日"]
     assert [ids.tolist() for ids in a.ids_of_texts(texts)] == [b.ids(b.split(t)[0]).tolist() for t in texts]
     assert a.words == b.words
@@ -193,7 +170,7 @@ def test_ids_of_texts_matches_split_and_ids(split, bpe):
 @hypothesis.given(st.text(st.characters() | st.sampled_from("\ud800İß\x00'")))
 def test_any_text_has_words_spans_and_codes(text):
     for split in ("regex", "space", "items"):
-        tokenizer = HashTokenizer(make_config("bits"), split, hash=MD5())
+        tokenizer = HashTokenizer(BITS, split, hash=MD5())
         words, spans = tokenizer.split(text)
         assert len(words) == len(spans) and all(0 <= a < b <= len(text) for a, b in spans)
         tokenizer.ids(words)
@@ -203,19 +180,33 @@ def test_any_text_has_words_spans_and_codes(text):
 @pytest.mark.parametrize("change", [dict(split="bytes"), dict(vocabulary=None), dict(vocabulary=[7] * 23),
                                     dict(vocabulary=["a"]), dict(more=1), dict(bloom_map=dict(n_items=23))])
 def test_load_refuses_a_damaged_state(change):
-    bloom_map, words = BloomMap(23, 3), make_words(23)
-    tokenizer = HashTokenizer(make_config("digest"), "items", vocabulary=words, bloom_map=bloom_map)
+    tokenizer, _, _ = make_bloom_tokenizer()
     with pytest.raises(ValueError, match="not the state of a tokenizer"):
         HashTokenizer.load(tokenizer.state() | change, tokenizer.config)
 
 
-def test_bad_arguments_are_value_errors():
-    with pytest.raises(ValueError, match="split: expected one of regex"):
-        HashTokenizer(make_config("bits"), "words")
-    with pytest.raises(ValueError, match="length: expected 8"):
-        sliding_windows(np.arange(5), np.arange(9), 7, 1)
-    with pytest.raises(ValueError, match="code_format: expected"):
-        HashTokenizer(make_config("rows")).hash_words(["a"])
+@pytest.mark.parametrize("function, message, calls", [
+    (HashTokenizer, "config: expected a model.Config, got 'bits'", [("bits", "regex", "lsh", "lsh")]),
+    (HashTokenizer, "hash: expected a fitted one, such as NgramLSH.fit", [
+        (BITS, "regex", "lsh", "lsh"), (BITS, "regex", "md5", MD5), (BITS,)]),
+    (HashTokenizer, "split: expected one of regex, .* got 'words'", [(SKETCH, "words")]),
+    (HashTokenizer, "subwords: expected BPE for bpe, got None", [(SKETCH, "bpe")]),
+    (HashTokenizer, "vocabulary: expected a list of str", [(ROW,), (ROW, "regex", "md5", None, None, "cat")]),
+    (HashTokenizer, "bloom_map: expected that of the vocabulary", [
+        (DIGEST, "items", "md5", None, None, ["cat"], bloom_map) for bloom_map in (None, BloomMap(23, 3))]),
+    (HashTokenizer(SKETCH).ids, "words: expected a list of str, got 'play'", [("play",)]),
+    (HashTokenizer(SKETCH).split, "text: expected a str, got 5", [(5,)]),
+    (HashTokenizer(make_config("rows")).hash_words, "code_format: expected one that", [(["a"],)]),
+    (BPE.train, "size: expected 1 to 10,000,000, got", [(["a"], 2**32), (["a"], 0), (["a"], "9")]),
+    (BPE.train, "text: expected a str, got 5", [([5],)]),
+    (sliding_windows, "length: expected 8 to", [(np.arange(5), np.arange(9), 7, 1)]),
+    (sliding_windows, "stride: expected 1 to", [(np.arange(5), np.arange(9), 8, 0)]),
+    (build_inputs, "length: expected 5 to", [(np.arange(5), None, 4), (np.arange(5), None, 5.5)]),
+])
+def test_bad_arguments_are_value_errors(function, message, calls):
+    for args in calls:
+        with pytest.raises(ValueError, match=message):
+            function(*args)
 
 
 def test_build_inputs_matches_definition():
@@ -237,9 +228,8 @@ def test_build_inputs_matches_definition():
 def test_sliding_windows_hold_every_word_and_the_question(stride):
     rng = random.Random(stride)
     for _ in range(50):
-        question = np.arange(1000, 1000 + rng.randint(1, 12))
-        context, length = np.arange(rng.randint(1, 40)), rng.randint(8, 21)
-        windows = sliding_windows(question, context, length, stride)
+        question, context = np.arange(1000, 1000 + rng.randint(1, 12)), np.arange(rng.randint(1, 40))
+        windows = sliding_windows(question, context, length := rng.randint(8, 21), stride)
         cut = question[:(length - 4) // 2]
         for ids, first, start, stop in windows:
             assert len(ids) <= length and ids[1:1 + len(cut)].tolist() == cut.tolist()

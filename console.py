@@ -1,0 +1,103 @@
+"""What a script shows its user: bad input as one line, streams that outlast their reader, flags and help.
+
+Out of scope: what the flags mean (settings.py, finetune.py, infer.py).
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import sys
+
+import torch.distributed as dist
+
+
+class InputError(ValueError):
+    """A flag, a file or a checkpoint is at fault, not the program. Scripts print it and exit with code 2."""
+
+
+class Output:
+    """A text stream that outlasts its reader: what cannot be written is lost, or an OSError if is_needed."""
+    def __init__(self, stream, is_needed=False):
+        self.stream, self.is_needed = stream or open(os.devnull, "w"), is_needed  # None: the shell closed it
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, text):
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError:  # from here on all goes nowhere, what is still in the buffer too
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self.stream.fileno())
+            if self.is_needed:
+                raise
+
+
+@contextlib.contextmanager
+def exit_on_bad_input(script, needs_output=False):
+    """Print bad input as one line and exit with code 2, after Ctrl-C with 130. Wrap all of a main() in it.
+
+    Bad input is an InputError, an OSError or a size that exceeds the memory. In the block stdin takes any
+    bytes and stdout any text; a stdout that cannot be written ends only a script that needs_output.
+    """
+    sys.stdin, out = sys.stdin or open(os.devnull), Output(sys.stdout, needs_output)
+    with contextlib.suppress(AttributeError):  # a notebook's cannot
+        out.reconfigure(errors="backslashreplace")
+        sys.stdin.reconfigure(errors="replace")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(Output(sys.stderr)):
+        try:
+            yield
+        except (InputError, OSError, MemoryError, RuntimeError, KeyboardInterrupt) as error:
+            reason, code = " ".join(str(error).split()), 2
+            is_known = re.search("allocate|out of memory|overflowed|gloo", reason)  # gloo: another rank ended
+            if isinstance(error, RuntimeError) and not is_known:
+                raise
+            if isinstance(error, KeyboardInterrupt):
+                reason, code = reason or "Interrupted.", 130
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process is ending: once is enough
+            print(f"{script}: {reason}", file=sys.stderr)
+            raise SystemExit(code) from None
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def blame_input(source=""):
+    """Raise a plain ValueError of the block as InputError: the user's `source`, a flag or file, caused it."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{source}: {error}" if source else str(error)) from error
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keep the line breaks of descriptions, and print every default that is a value."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+
+def at_least(minimum, kind=int, maximum=None):
+    """Return an argparse type: a number of kind from minimum to maximum; default: 2^31 - 1, of float 1e38."""
+    def number(text):
+        last = maximum or (2**31 - 1 if kind is int else 1e38)
+        with contextlib.suppress(ValueError):
+            if minimum <= kind(text) <= last:  # NaN is not
+                return kind(text)
+        raise argparse.ArgumentTypeError(f"expected {kind.__name__} from {minimum} to {last}, got {text}")
+    return number
+
+
+def add_device_flags(group):
+    """Add --device, --dtype and --compile to an argparse group."""
+    group.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto: CUDA if present")
+    group.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
+                       help="dtype of matrix products; auto: bfloat16 where the device has it in hardware")
+    group.add_argument("--compile", action=argparse.BooleanOptionalAction,
+                       help="compile the encoder with torch.compile (default: on CUDA only)")
