@@ -59,6 +59,10 @@ RECIPES = [
           ("Emb (1K)", "emb", " --rows 1038", dict(rows=1_000), dict(rows=1_038)),
           ("Pool", "pool", "", dict(bits=128, chunk=10), {}), ("Add", "add", "", dict(bits=128), {}),
           ("Proj", "proj", "", dict(bits=128), {}))),
+    *((f"HashFormers Table 6, {name} {title} of pieces", f"{BASE} --split bpe --emb {emb} --hash {hash}",
+       HASHFORMERS | dict(emb=emb, hash=hash, split="bpe", vocab=50_000) | facts, departures)
+      for name, hash in (("MD", "md5"), ("LSH", "lsh")) for title, emb, facts, departures in (
+          ("Emb (50K)", "emb", dict(rows=50_000), dict(rows=50_260)), ("Proj", "proj", {}, {}))),
     ("Superbloom Tables 1, 2, baseline", f"{ITEMS} {flags(48, 4, 1024)}",
      SUPERBLOOM | sizes(48, 4, 1024, hashes=None, vocab=None, objective="mlm"), {}),
     ("Superbloom Tables 1, 2, sampled-softmax",
