@@ -123,7 +123,7 @@ def read_hub(name, config=None, split="train"):
                 row = row | dict(label=names[row["label"]] if row["label"] >= 0 else -1)
             yield row
     except Exception as error:  # datasets raises its own, the hub's and the network's
-        raise InputError(f"{name}: could not be loaded from the hub ({error!r:.190}). Fetch it.") from error
+        raise InputError(f"{name}: could not be loaded from the hub ({error!r:.99}). Download it.") from error
 
 
 def choose_column(source, rows, field=None, flag="--field"):

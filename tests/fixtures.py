@@ -111,7 +111,7 @@ mlm_run = trained_folder("mlm_run", "text_path", (  # long enough to know the or
 sets_run = trained_folder("sets_run", "pages_path", SMALL_SETS)
 median_run = trained_folder("median_run", "text_path", [*SMALL, "--emb", "median"])
 
-# Hostile checkpoints: where in that of sr_run, and what stands there instead. "" is the file itself
+# Hostile checkpoints: a place in the checkpoint of sr_run, and the value put there. "" is the file itself
 MISSING, NUMBERS = object(), torch.zeros(3)
 NOT_WHOLE = dict(another_shape=NUMBERS, missing=MISSING, number=1.0, meta=torch.zeros(32, device="meta"),
                  sparse=torch.eye(32).to_sparse(), nan=torch.full((32,), torch.nan),

@@ -333,7 +333,7 @@ def test_hub_rows_have_label_names_and_errors_name_the_set(monkeypatch):
     class Rows(list):
         features = dict(label=SimpleNamespace(names=["no", "yes"]))
 
-    with pytest.raises(InputError, match="owner/name: could not be loaded from the hub .* Fetch it"):
+    with pytest.raises(InputError, match="owner/name: could not be loaded from the hub .* Download it"):
         list(read_hub("owner/name"))  # no network here
     import datasets
     import huggingface_hub
