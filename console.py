@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 
 import torch.distributed as dist
 
@@ -92,6 +93,11 @@ def at_least(minimum, kind=int, maximum=None):
                 return kind(text)
         raise argparse.ArgumentTypeError(f"expected {kind.__name__} from {minimum} to {last}, got {text}")
     return number
+
+
+def wrap(text):
+    """Return text in lines of 80 columns, all but the first indented."""
+    return textwrap.fill(text, 80, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def add_device_flags(group):

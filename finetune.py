@@ -76,8 +76,10 @@ def check_flags(args):
     for flag, tasks in tasks_of_flags.items():
         if getattr(args, flag) and (args.task or OWN) not in tasks:
             raise InputError(f"--{flag} requires --task {' or '.join(tasks)}.")
-    if args.task is None and not (args.train and args.dev and args.text and args.label):
-        raise InputError("--task: expected a name, or for your own files --train --dev --text --label.")
+    own = [flag for flag in ("train", "dev", "text", "label") if not getattr(args, flag)]
+    if args.task is None and own:
+        raise InputError("--task: expected a name, or for your own files --train --dev --text --label, got "
+                         f"no --{own[0]}.")
     if bool(args.train) != bool(args.dev):
         raise InputError("--train requires --dev, and --dev requires --train.")
     if args.train and (args.data_dir or args.predict and args.task not in SQUAD):
@@ -145,8 +147,8 @@ def read_settings(folder):
 def claim_output(run):
     """Write settings.json, unless --out is of another run; keep the finished jobs' lines of log.jsonl."""
     out, saved = run.args.out, read_settings(run.args.out)
-    changes = [f"{name} was {saved.get(name)} and is {value}" for name, value in run.settings.items()
-               if saved.get(name) != value]
+    changes = ["other texts" if name == "texts" else f"{name} was {saved.get(name)} and is {value}"
+               for name, value in run.settings.items() if saved.get(name) != value]
     if changes and (any(Path(out).rglob("*.pt")) or Path(out, "results.json").exists()):
         raise InputError(f"--out {out}: belongs to another run ({'; '.join(changes)}). Use another.")
     if run.rank == 0:
@@ -370,7 +372,8 @@ def finish(run, done):
     *task, _, dev = run.texts[first]  # the first row that was scored, its first words
     row = dev[task[0].dev[0]] if task else {name: [dev[0][name]] for name in ("question", "context")}
     texts = [" ".join(row[part][0].split()[:30]) for part in row if part != "labels" and row[part]]
-    print("Next:", shlex.join(["python", "infer.py", "--ckpt", job_path(run, first, ""), *texts]))
+    folder = os.path.dirname(job_path(run, first, "ckpt.pt"))
+    print("Next:", shlex.join(["python", "infer.py", "--ckpt", folder, *texts]))
     return results
 
 
@@ -395,7 +398,9 @@ def parser():
     flag("--limit", **count, help="training rows, drawn at random, the same for all seeds (default: all)")
     flag("--stride", **count, help="words between windows of a text; requires SQuAD (default: length / 3)")
     flag("--max_answer", **count, help="longest answer, in words; requires SQuAD (default: 30)")
-    flag = p.add_argument_group("training", f"Recipes [HF Table 5]: {RECIPES}").add_argument
+    recipes = "; ".join(f"{name}: {', '.join(f'{flag} {value}' for flag, value in recipe.items())}"
+                        for name, recipe in RECIPES.items())
+    flag = p.add_argument_group("training", f"Recipes; paper is [HF Table 5]. {recipes}").add_argument
     flag("--recipe", choices=tuple(RECIPES), help="(default: small for a width below 512, else paper)")
     flag("--epochs", type=at_least(0, maximum=999), metavar="n", help="0 only scores (default: the recipe's)")
     flag("--batch", **count, help="examples per step (default: the recipe's)")
@@ -429,7 +434,7 @@ def main(argv=None):
                 barrier_before_exit()
                 return finish(run, done) if run.rank == 0 else None
         except KeyboardInterrupt as error:
-            raise KeyboardInterrupt("Interrupted. Rerun the same command to resume.") from error
+            raise KeyboardInterrupt("Interrupted. Rerun the command: it keeps finished seeds.") from error
 
 
 if __name__ == "__main__":

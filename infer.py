@@ -34,7 +34,8 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 for name in ("bloom", "data", "infer_io", "model", "runtime", "tokenizer"):
     found = getattr(importlib.util.find_spec(name), "origin", None) or "none"
     if not found.startswith(FOLDER + os.sep):  # another project's module comes first
-        raise ImportError(f"{name}: expected that of {FOLDER}, got {found}. Put {FOLDER} first in sys.path.")
+        raise ImportError(f"{name}: expected that of {FOLDER}, got {found}. Copy all that infer.py imports, "
+                          f"or put {FOLDER} first in sys.path.")
 
 from bloom import SketchMap, beam_search, exhaustive, hash_logp  # noqa: F401  exhaustive is for importers
 from data.batches import length_batches, pad_batch
@@ -159,6 +160,8 @@ class TextModel:
         A word has its own vector in the embedding (n, m·d), or with raw its hash bits (n, T).
         """
         inputs = []
+        if raw and not is_word:
+            raise InputError("raw: requires is_word, for only words have hash bits.")
         for number, row in enumerate([texts] if isinstance(texts, str) else texts, 1):
             try:
                 row = self.check_texts(row, is_word)
@@ -326,10 +329,16 @@ def run(args):
     options = dict(near=args.near, raw=args.raw, k=args.top_k, beam=args.beam)
     rows = read_texts(args.file, columns, args.columns, is_set) if args.file else iter([(1, args.texts)])
     if args.vectors:
-        with open(args.vectors, "ab") as file:  # shows at once whether it can be written
+        try:
+            file = open(args.vectors, "ab")  # shows at once whether it can be written
+        except OSError as error:
+            raise InputError(f"--vectors {args.vectors}: cannot be written, {error.strerror}.") from error
+        with file:
             vectors = p.embed([texts for _, texts in rows], args.near, args.raw)
             file.truncate(0)
             np.save(file, vectors)
+        n, d = vectors.shape
+        print(f"Saved {args.vectors}: {n:,} vectors of {d:,} numbers", file=sys.stderr)
     elif args.file:
         print_rows(rows, lambda texts: p.predict(texts, **options), args.file)
     elif args.texts:

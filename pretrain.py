@@ -41,7 +41,7 @@ from model import Model, count_parameters, load_model, parameter_groups
 from objectives import IGNORE_INDEX, OBJECTIVES
 from runtime import InputError, autocast, barrier_before_exit, blame_input, catch_signals, exit_on_bad_input
 from runtime import gather_from_ranks, load_checkpoint, load_optimizer, lock_output, read_ranks
-from runtime import resolve_device, save_checkpoint, try_compile
+from runtime import resolve_device, save_checkpoint, try_compile, wrap
 from settings import WORDS, parser, require_weights, resolve
 from tokenizer import CLS, FIRST_WORD_ID, MASK, UNK, HashTokenizer
 
@@ -126,11 +126,14 @@ def load_own_checkpoint(run):
     """Return the checkpoint of --out; InputError if it does not belong to this very run."""
     checkpoint, kinds = load_checkpoint(run.path), dict(step=int, best=float, log_size=int, dtype=str)
     now, old = run.identity | dataclasses.asdict(run.config), checkpoint.get("run", {}) | checkpoint["config"]
-    changes = [f"{name} was {old.get(name)} and is {now[name]}" for name in now if old.get(name) != now[name]]
+    changes = [f"{name} was {old.get(name)} and is {now[name]}" for name in now if old.get(name) != now[name]
+               and name != "corpus"]
+    changes += ["--data was another text"] * (old.get("corpus") != now["corpus"])
     changes += [f"{name} is damaged" for name, cls in kinds.items() if type(checkpoint.get(name)) is not cls]
     if changes:
-        raise InputError(f"{run.path}: expected a checkpoint of this run, got another: "
-                         f"{'; '.join(changes[:3])}{'; ...' * (len(changes) > 3)}. Use another --out.")
+        found = "; ".join(changes[:3]) + "; ..." * (len(changes) > 3)
+        raise InputError(f"{run.path}: expected a checkpoint of this run, got another: {found}. Use another "
+                         f"--out; there --init_from {run.args.out} starts from these weights.")
     return checkpoint
 
 
@@ -236,27 +239,30 @@ def print_line(run, text, **values):
     """Print a text and named values on rank 0, above a progress bar, unless --quiet."""
     if not run.args.quiet:
         values = ", ".join(f"{name} {value:.3f}" for name, value in values.items())
-        tqdm.write(f"{text} {values}".rstrip())
+        tqdm.write(wrap(f"{text} {values}".rstrip()) if values else text)
 
 
 def print_summary(run, loss):
     """Print what is about to run, and the loss that theory expects."""
+    def show(text):
+        print(wrap(text), flush=True)
+
     a, c, corpus, batches = run.args, run.config, run.corpus, run.batches
     size, meta, bloom_map = count_parameters(run.model), corpus.meta, run.tokenizer.bloom_map
     classes, unigram = run.objective.expected_loss(corpus.counts[FIRST_WORD_ID:run.num_ids], run.eval_counts)
-    print(f"model: emb {a.emb}, split {a.split}, objective {a.objective}, {c.layers} layers, width "
-          f"{c.width}, length {c.length}")
-    print(f"parameters: {size['total']:,}; embedding {size['embedding']:,} (PoEP {100 * size['poep']:.2f} %)")
-    print(f"corpus: {a.data}, {meta['words']:,} words, {meta['distinct']:,} distinct, {meta['documents']:,} "
-          f"documents, {meta['replaced']:,} characters not UTF-8")
+    show(f"model: emb {a.emb}, split {a.split}, objective {a.objective}, {c.layers} layers, width "
+         f"{c.width}, length {c.length}")
+    show(f"parameters: {size['total']:,}; embedding {size['embedding']:,} (PoEP {100 * size['poep']:.2f} %)")
+    show(f"corpus: {a.data}, {meta['words']:,} words, {meta['distinct']:,} distinct, {meta['documents']:,} "
+         f"documents, {meta['replaced']:,} characters not UTF-8")
     if bloom_map:
-        print(f"Bloom map: {bloom_map.n_items:,} items in {bloom_map.m} maps of {bloom_map.buckets:,} "
-              f"buckets of {bloom_map.alpha}; {batches.words_per_sequence:.1f} items per set")
-    print(f"batch: {a.batch} = {run.world} ranks × {len(run.slices)} micro-batches, {run.micro_size} each")
+        show(f"Bloom map: {bloom_map.n_items:,} items in {bloom_map.m} maps of {bloom_map.buckets:,} "
+             f"buckets of {bloom_map.alpha}; {batches.words_per_sequence:.1f} items per set")
+    show(f"batch: {a.batch} = {run.world} ranks × {len(run.slices)} micro-batches, {run.micro_size} each")
     epochs = a.steps / batches.steps_per_epoch
-    print(f"steps: {a.steps:,} = {epochs:.1f} epochs, lr {a.lr:g}, warm-up {a.warmup:,}")
+    show(f"steps: {a.steps:,} = {epochs:.1f} epochs, lr {a.lr:g}, warm-up {a.warmup:,}")
     if epochs > 20:
-        print("warning: more than 20 epochs. Use fewer --steps or more text; best.pt is the best so far.")
+        show("warning: more than 20 epochs. Use fewer --steps or more text; best.pt is the best so far.")
     if c.attn == "lsh" and c.layers:
         run.model.eval()
         rows = slice(run.micro_size) if c.order else slice(-run.micro_size, None)  # of sets, the largest
@@ -264,11 +270,11 @@ def print_summary(run, loss):
             layers = run.model.lsh_statistics(corrupt(run, batches.eval_batch(rows))[0])
         run.model.train()
         shares = ", ".join(f"{100 * share:.1f} % ({how})" for share, how in layers)
-        print(f"attention: lsh, pairs that collide in each layer {shares}")
-    print(f"device: {run.device}, {run.dtype}, {'not ' * (not run.is_compiled)}compiled, torch "
-          f"{torch.__version__}, seed {a.seed}")
-    print(f"eval_loss: {loss:.3f} at step {run.step:,}; uniform baseline {math.log(classes):.3f} = ln "
-          f"{classes:,}, frequencies alone {unigram:.3f}", flush=True)
+        show(f"attention: lsh, pairs that collide in each layer {shares}")
+    show(f"device: {run.device}, {run.dtype}, {'not ' * (not run.is_compiled)}compiled, torch "
+         f"{torch.__version__}, seed {a.seed}")
+    show(f"eval_loss: {loss:.3f} at step {run.step:,}; uniform baseline {math.log(classes):.3f} = ln "
+         f"{classes:,}, frequencies alone {unigram:.3f}")
 
 
 def learning_rate(a, step):
@@ -366,8 +372,7 @@ def train(args):
     try:
         with lock_output(args.out, run.rank), catch_signals() as caught:
             result = fit(run, caught)
-        print_line(run, f"Saved {run.path}:", **result)
-        print_line(run, f"Saved {os.path.join(args.out, 'best.pt')}:", eval_loss=run.best)
+        print_line(run, f"Saved {run.path}, and the lowest loss in best.pt:", eval_loss=run.best)
         print_line(run, f"Next: python infer.py --ckpt {shlex.join([args.out, example_text(run)])}")
         barrier_before_exit()
         return result

@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime import InputError
 
-COLUMNS = dict(mean=7, std=7, min=7, max=7, last=7, majority=8, bag_of_words=12)  # of the table: their widths
+COLUMNS = dict(mean=6, std=6, min=6, max=6, last=6, majority=8, bag_of_words=12)  # of the table: their widths
 
 
 def summarize(runs):
@@ -60,6 +60,8 @@ def read_results(folder):
         counts = {name: int(results["model"][name]) for name in ("parameters", "embedding")}
         tasks = {name: float(row["mean"]) for name, row in results["tasks"].items()}
         n = {name: int(row["n"]) for name, row in results["tasks"].items()}
+        if min(counts.values()) < 1:
+            raise ValueError(counts)
         return dict(folder=folder, tasks=tasks, n=n, **counts)
     except (OSError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"--baseline: expected an --out of finetune.py, got {folder} ({error}).") from error
@@ -98,14 +100,14 @@ def print_settings(args, config, model, device):
 
 def print_results(results):
     """Print the table of scores, and what to know about them."""
-    print(f"\n{'task':>9} {'metric':>9}", *(f"{c:>{width}}" for c, width in COLUMNS.items()), "      n")
+    print(f"\n{'task':>8} {'metric':>8}", *(f"{c:>{width}}" for c, width in COLUMNS.items()), "     n")
     for name, row in results["tasks"].items():
         cells = {column: "n/a" if row[column] is None else f"{row[column]:.2f}" for column in COLUMNS}
         line = " ".join(f"{cells[column]:>{width}}" for column, width in COLUMNS.items())
-        print(f"{name:>9} {row['metric']:>9} {line} {row['n']:7,}")
+        print(f"{name:>8} {row['metric']:>8} {line} {row['n']:6,}")
     if "average" in results:
         std = "n/a" if results["average_std"] is None else f"{results['average_std']:.2f}"
-        print(f"{'average':>9} {'':>9} {results['average']:7.2f} {std:>7}")
+        print(f"{'average':>8} {'':>8} {results['average']:6.2f} {std:>6}")
     for name, row in results["tasks"].items():
         print(f"{name}: {row['split']}; columns {', '.join(row['columns'])}; rows {row['rows']}")
         for seed, label in row["one_class"].items():

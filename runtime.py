@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from filelock import FileLock, Timeout
 
 from console import (HelpFormatter, InputError, add_device_flags, at_least, blame_input,  # noqa: F401
-                     exit_on_bad_input)  # scripts import all of these from here
+                     exit_on_bad_input, wrap)  # scripts import all of these from here
 
 FORMAT = 3  # of checkpoints; each has the first three of these parts
 PARTS = dict(config=dict, model=dict, encoder=dict, words=list, task=dict, run=dict, optimizer=dict, step=int)
@@ -96,6 +97,11 @@ def num_cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def start_workers():
+    """Return a multiprocessing.Pool on all cores that leaves Ctrl-C to this process."""
+    return multiprocessing.Pool(num_cores(), signal.signal, (signal.SIGINT, signal.SIG_IGN))
+
+
 def require_memory(num_bytes, what):
     """Raise InputError if this machine has less memory; what: the flags or the file that need num_bytes."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else num_bytes
@@ -118,14 +124,19 @@ def catch_signals():
             signal.signal(number, signal.SIG_IGN if caught else handler)  # it is ending: once is enough
 
 
+def make_folder(folder, flag):
+    """Make a folder unless it exists; the InputError names the flag that chose it."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{flag} {folder}: expected a folder to write to, got {error.strerror}.") from error
+
+
 @contextlib.contextmanager
 def lock_output(folder, rank=0):
     """Make folder, a run's --out, and let rank 0 hold it in the block; InputError if another run does."""
     # the file .lock stays: one that is removed could be held twice
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {folder}: expected a folder to write to, got {error.strerror}.") from error
+    make_folder(folder, "--out")
     try:
         with contextlib.nullcontext() if rank else FileLock(os.path.join(folder, ".lock"), timeout=0):
             yield
@@ -135,12 +146,15 @@ def lock_output(folder, rank=0):
 
 def build_once(path, build):
     """Return path after build(temporary path) made it, once: others wait, and a failure leaves nothing."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    make_folder(os.path.dirname(path), "--cache")
     with FileLock(path + ".lock"):  # the system releases it when the process dies
         if not os.path.exists(path):
-            shutil.rmtree(path + ".tmp", ignore_errors=True)
-            build(path + ".tmp")
-            os.replace(path + ".tmp", path)
+            shutil.rmtree(path + ".tmp", ignore_errors=True)  # of a process that was killed
+            try:
+                build(path + ".tmp")
+                os.replace(path + ".tmp", path)
+            finally:
+                shutil.rmtree(path + ".tmp", ignore_errors=True)
     return path
 
 
@@ -151,10 +165,10 @@ def fingerprint(value):
 
 def is_intact(tensor):
     """Return whether a value is a plain tensor as a model has them: its numbers finite and all stored."""
-    # a view that repeats few numbers can claim any size
     return (isinstance(tensor, torch.Tensor) and tensor.dtype in (torch.float32, torch.int64)
             and tensor.layout is torch.strided and not tensor.is_meta
-            and tensor.untyped_storage().nbytes() >= tensor.nbytes and bool(tensor.sum().isfinite()))
+            and tensor.untyped_storage().nbytes() >= tensor.nbytes  # else a view that repeats few numbers
+            and bool(tensor.sum().isfinite()))
 
 
 def save_checkpoint(path, model, encoder, **more):
@@ -214,8 +228,8 @@ def load_checkpoint(path):
 def load_optimizer(optimizer, state, path, step):
     """Load what Adam keeps of each parameter after step updates; its settings stay those of the flags.
 
-    Args: state dict, part "optimizer" of the checkpoint at path, or None; step int, its part "step", or None.
-    Raises: InputError, the state is not of this model and step; of a wrong shape it would end the process.
+    state, step: parts "optimizer" and "step" of the checkpoint at path, or None.
+    InputError: the state is not of this model and step; of a wrong shape it would end the process.
     """
     own = optimizer.state_dict()
     try:

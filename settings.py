@@ -85,12 +85,16 @@ def resolve(args, world, start=None):
     Args: args Namespace of parser(); world int, ranks; start dict, the checkpoint of --init_from, or None.
     Returns: Config, as far as it is known before the corpus is.
     """
+    of_hash = [f"--{flag}" for flag in ("hash", "bits", "features") if getattr(args, flag) is not None]
     shape = adopt(args, start) if start else dict(SIZES[args.preset or "tiny"])
     fill(args, preset="tiny")
     recipe = dict(alpha=25, mask=0.15, samples=8_192, decay=0.01) | RECIPES[args.preset]
     is_sets = (args.split or ("items" if args.emb == "bloom" or "order" in shape else "")) == "items"
     fill(args, emb=shape.get("emb", "bloom" if is_sets else "proj"), attn=shape.get("attn", "full"))
     kind = EMBEDDINGS[args.emb].code_format
+    if of_hash and kind not in HASHED:
+        hashed = ", ".join(names_with(EMBEDDINGS, "code_format", *HASHED))
+        raise InputError(f"{of_hash[0]} requires --emb {hashed}.")
     # the preset's objective, or where that does not fit the embedding, what does
     predicts_words = is_sets or shape.get("head", "sr") != "sr" or kind in ("digest", "sketch")
     masking, split = ("mlm", "bpe") if kind == "row" else ("hash-mlm", "regex")
@@ -179,7 +183,7 @@ def parser(description):
          "text with names between tabs or spaces, or page and item (default: python, of sets python-names)")
     flag("--split", choices=SPLITS, help="runs of letters or punctuation; white space; BPE pieces; frequent "
          "words and pairs, and pieces for the rest; item sets (default: regex, of lookup bpe, bloom items)")
-    flag("--field", metavar="NAME", help="column of text, of item lists, or PAGE,ITEM (default: text)")
+    flag("--field", metavar="NAME", help="column of text or lists; of sets also PAGE,ITEM (default: text)")
     flag("--vocab", type=at_least(1, maximum=10_000_000), metavar="V", help=(
         "BPE pieces, phrases, words of a lookup or items (default: 50,000, 1,000,000, the preset's, all)"))
     flag("--cache", default="cache", metavar="DIR", help="folder of prepared corpora, which fit every hash")
@@ -193,9 +197,12 @@ def parser(description):
     flag("--hash_seed", type=at_least(0), metavar="S", help="seed of LSH, Bloom maps, sketches (default: 0)")
 
     flag = group("model", "A post-LN transformer over the embedded words. [HF §4.2]")
-    ideas = {emb: (cls.__doc__ or "").partition(": ")[2].partition(".")[0] for emb, cls in EMBEDDINGS.items()}
-    methods = "; ".join(f"{emb}: {idea}" for emb, idea in ideas.items())
-    sizes = "; ".join("{} {layers} layers of {width}".format(name, **SIZES[name]) for name in RECIPES)
+    methods = {}  # the first sentence of each class's docstring, after its name
+    for emb, cls in EMBEDDINGS.items():
+        methods.setdefault((cls.__doc__ or "").partition(": ")[2].partition(".")[0], []).append(emb)
+    methods = "; ".join(f"{', '.join(names)}: {idea}" for idea, names in methods.items())
+    sizes = "; ".join("{} {layers} layers of {width}, {steps:,} steps of {batch}".format(
+        name, **SIZES[name] | RECIPES[name]) for name in RECIPES)
     flag("--emb", choices=tuple(EMBEDDINGS), help=f"{methods} (default: proj, or the preset's)")
     flag("--preset", choices=tuple(RECIPES), help=f"size and training settings: {sizes} (default: tiny)")
     for name, text in dict(layers="encoder layers; 0 sees one word at a time", width="hidden size d",
@@ -254,7 +261,8 @@ def parser(description):
     group = p.add_argument_group("device and files", "SIGTERM and Ctrl-C save; the same command resumes.")
     add_device_flags(group)
     flag = group.add_argument
-    flag("--out", metavar="DIR", help="folder of checkpoints and log (default: out/EMB-HASH)")
+    flag("--out", metavar="DIR", help="folder of checkpoints and log (default: out/ and a name from the "
+         "flags, such as out/proj-lsh)")
     flag("--eval_every", default=1_000, **count, help="steps between evaluations")
     flag("--save_every", default=1_000, **count, help="steps between checkpoints")
     flag("--quiet", action="store_true", help="print errors alone")

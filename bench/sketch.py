@@ -198,7 +198,7 @@ BENCHES = {
         "half:.1f:in most of its buckets | counted:,:pairs with all buckets equal | "
         "expected:,.1f:V (V - 1) / 2 R^k", dict(data="python", cache="cache")),
     "gaps": Bench(bench_gaps, "name:s:model | parameters:,:parameters | table:,:embedding | "
-        "first:±1:rec@1, % | ten:±1:rec@10, % | eval_loss:±:held-out loss | sst2:±1:SST-2 | cola:±1:CoLA | "
+        "first:±1:named first, % | ten:±1:in first ten, % | eval_loss:±:held-out loss | sst2:±1:SST-2 | cola:±1:CoLA | "
         "mrpc:±1:MRPC | stsb:±1:STS-B", common.COMPARE | dict(text=None, data_dir=None)),
     "robust": Bench(bench_robust, "name:s:run, table | moved:.1f:mean movement of a vector, % | "
         "loss:.3f:held-out loss | more:.3f:increase", dict(data="python", cache="cache", runs=REQUIRED))}

@@ -104,7 +104,8 @@ class ItemSetBatches:
         self.steps_per_epoch, self.num_eval = len(self.train) // batch_size, len(held_out[:MAX_EVAL_PAGES])
         if not self.steps_per_epoch or not self.num_eval:
             raise ValueError(f"--data: expected pages of two items or more, {batch_size} for training, got "
-                             f"{len(self.train):,} and {len(held_out):,} held out. Use tabs or --field.")
+                             f"{len(self.train):,} and {len(held_out):,} held out. Separate items by tabs, "
+                             "or choose a column with --field.")
         held_out = held_out[:self.num_eval]
         self.held_out = held_out[np.argsort(self.size[held_out], kind="stable")]  # equal sizes: less padding
         self.words_per_sequence = np.minimum(self.size[self.train], length).mean()

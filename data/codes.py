@@ -8,7 +8,6 @@ Notation:     V words   C code numbers per word   k hash functions of a sketch
 import contextlib
 import dataclasses
 import json
-import multiprocessing
 import os
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from bloom import BloomMap, coherent_map
-from runtime import InputError, blame_input, build_once, fingerprint, num_cores
+from runtime import InputError, blame_input, build_once, fingerprint, start_workers
 from tokenizer import FIRST_WORD_ID, HASHES, HashTokenizer
 
 
@@ -59,7 +58,7 @@ def build_bloom_map(args, config, corpus, num_items):
     """Return the Bloom map of the flags; --coherent learns from the training pages alone. [SB App. D]"""
     about = num_items, args.alpha, config.hashes, args.hash_seed
     if not args.coherent:
-        with blame_input("--alpha"):
+        with blame_input(f"--alpha of {num_items:,} items"):
             return BloomMap(*about)
 
     def build(path):
@@ -97,7 +96,7 @@ def _hash_corpus(hash_words, specials, corpus, about, is_slow, quiet):
     """Return the codes of special tokens and all words as a tensor, computed once for each `about`."""
     def build(path):
         parts = [corpus.words[i:i + 20_000] for i in range(0, len(corpus.words), 20_000)]
-        pool = multiprocessing.Pool(num_cores()) if is_slow and len(parts) > 1 else contextlib.nullcontext()
+        pool = start_workers() if is_slow and len(parts) > 1 else contextlib.nullcontext()
         with open(path, "wb") as file, pool:
             hashed = getattr(pool, "imap", map)(hash_words, parts)
             bar = tqdm(hashed, "hashing words", len(parts), disable=quiet or None)

@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
 import re
 import sys
@@ -23,7 +22,7 @@ from tqdm import tqdm
 from bloom import random_order
 from data.python_source import python_files, python_texts, walk_files
 from hashing import list_words
-from runtime import InputError, build_once, fingerprint, num_cores
+from runtime import InputError, build_once, fingerprint, num_cores, start_workers
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
 
 PYTHON = ("python", "python-names")  # docstrings of the installed Python; names that its functions use
@@ -135,8 +134,8 @@ def choose_column(source, rows, field=None, flag="--field"):
     strings = [name for name in columns if any(isinstance(row.get(name), str) for row in rows)]
     names = (["text"] * ("text" in columns) or strings) if field is None else [field]
     if len(names) != 1 or names[0] not in columns:
-        found = ", ".join(columns)
-        raise InputError(f"{source}: expected one column {field or 'of text'}, got {found}. Use {flag} NAME.")
+        found, expected = ", ".join(columns), f"a column {field}" if field else "one column of text"
+        raise InputError(f"{source}: expected {expected}, got {found}. Use {flag} NAME.")
     return names[0]
 
 
@@ -170,7 +169,8 @@ def _read_documents(part, is_sets, field, quiet):
     elif part in HUB or re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part) and get_ending(part) not in ENDINGS:
         sources = [(part, read_hub(*HUB.get(part, (part,))))]
     else:
-        raise InputError(f"--data {part}: expected a path, hub ID or {(*PYTHON, *HUB)}. Nothing found there.")
+        raise InputError(f"--data {part}: expected a path, a hub ID or one of {', '.join((*PYTHON, *HUB))}. "
+                         "Nothing was found there.")
     shown = None
     for source, rows in sources:
         head = list(itertools.islice(rows, 100))
@@ -263,7 +263,7 @@ def _run_workers(work, split, subwords):
     if subwords or len(first) < 2 or num_cores() == 1:  # the BPE library has threads of its own
         yield from (number_work(unit, split, subwords) for unit in work)
         return
-    with multiprocessing.Pool(num_cores()) as pool:
+    with start_workers() as pool:
         pending = []
         for unit in work:
             pending.append(pool.apply_async(number_work, (unit, split, subwords)))
@@ -291,6 +291,8 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None):
 def _prepare(folder, data, split, max_subwords, quiet, field):
     """Write a prepared corpus: number words as they come, then renumber them by frequency."""
     os.mkdir(folder)
+    if not quiet:
+        print(f"preparing {data}, once for all runs, in {os.path.dirname(folder)}", flush=True)
     subwords = None
     if split in SUBWORDS:
         texts = (text for work in read_work(data, field=field) for text in list_documents(work))

@@ -9,7 +9,6 @@ Notation:     B batch   n examples
 import contextlib
 import dataclasses
 import json
-import multiprocessing
 import os
 import sys
 
@@ -20,7 +19,7 @@ from tqdm import tqdm
 
 from data.batches import length_batches
 from data.corpus import ENDINGS, list_documents, python_files, read_hub, read_rows
-from runtime import InputError, build_once, fingerprint, num_cores
+from runtime import InputError, build_once, fingerprint, start_workers
 from tokenizer import build_inputs
 
 
@@ -166,9 +165,11 @@ def read_pydoc(cache, num_labels=20, max_texts=1_000):
 
     def build(path):
         rows, seen = {}, set()
-        with multiprocessing.Pool(num_cores()) as pool:
+        print("preparing pydoc, once for all runs", flush=True)
+        with start_workers() as pool:
             texts_of_files = pool.imap(list_documents, (("python", [path]) for path in files.values()), 64)
-            for name, texts in tqdm(zip(files, texts_of_files), "reading docstrings", len(files)):
+            bar = tqdm(zip(files, texts_of_files), "reading docstrings", len(files), disable=None)
+            for name, texts in bar:
                 module = rows.setdefault(name.split(os.sep)[0].removesuffix(".py"), ([], []))
                 part = module[int(fingerprint(name), 16) % 10 == 0]
                 part += [text for text in dict.fromkeys(texts) if len(text.split()) >= 5 and text not in seen]

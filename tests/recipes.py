@@ -87,8 +87,6 @@ RECIPES = [
      BERT_LSH | dict(attn="full"), {}),
     ("BERT-LSH Tables 2 to 4, BERT-LSH", "--preset bert-lsh --lsh_redraw --data bookcorpus",
      BERT_LSH | LSH, {}),
-    ("BERT-LSH Table 1, efficiency", "--preset bert-lsh --lsh_redraw --lsh_buckets 64 --data bookcorpus",
-     BERT_LSH | LSH | dict(lsh_buckets=64), {}),
     *((f"Median, {name}", f"--preset median --emb {emb} --data wikipedia+bookcorpus",
        MEDIAN | dict(emb=emb) | facts, {})
       for name, emb, facts in (("standard embeddings", "lookup", dict(objective="mlm")),

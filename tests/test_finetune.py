@@ -151,6 +151,12 @@ def test_bad_flags_are_refused(sr_run, sets_run, own, tmp_path, flags, fragment)
     assert not (tmp_path / "out").exists()
 
 
+def test_baseline_without_parameters_is_refused(sr_run, own, tmp_path):
+    counts = dict(parameters=0, embedding=0)
+    (tmp_path / "results.json").write_text(json.dumps(dict(model=counts, tasks=dict(own=dict(mean=1, n=2)))))
+    assert_refused(finetune.main, ["--ckpt", sr_run, *QUICK, *own, "--baseline", tmp_path], "--baseline: expected")
+
+
 def test_output_of_another_run_is_refused(sr_run, own, tune, tmp_path):
     """A folder of pre-training stays as it is; so does one of other flags, files, columns or checkpoints."""
     other, out, flags = tmp_path / "other", tmp_path / "a", [*own, *"--seeds 1 --epochs 1".split()]

@@ -337,6 +337,8 @@ def test_embed_is_the_mean_of_the_outputs_or_the_embedding(untrained, paths, tmp
     run_infer(paths["detect"], "--near", "cat", "--vectors", tmp_path / "word.npy")
     written, word = np.load(tmp_path / "out.npy"), np.load(tmp_path / "word.npy")
     assert written.dtype == np.float32 and (written == vectors).all() and (word == p.embed(["cat"], True)).all()
+    with pytest.raises(InputError, match="raw: requires is_word"):
+        p.embed(texts, raw=True)
 
 
 @pytest.mark.parametrize("module", ["model", "data"])
@@ -364,7 +366,8 @@ def test_files_and_flags_that_do_not_fit_are_refused(paths, tmp_path):
     for argv, says in ((["--file", tmp_path / "gone.txt"], "gone.txt"), (["--file", ""], "--file"),
                        (["--file", tmp_path / "all.txt"], "got none"),
                        (["--file", tmp_path / "bad.jsonl"], "bad.jsonl"), (["--raw", "a"], "--raw requires"),
-                       (["--vectors", "v.npy"], "--vectors requires"), (["a", "--vectors", "no/v"], "no/v"),
+                       (["--vectors", "v.npy"], "--vectors requires"),
+                       (["a", "--vectors", "no/v"], "--vectors no/v: cannot be"),
                        (["--text", "body", "a"], "--text requires"), (["--top_k", "0", "a"], "--top_k"),
                        (["--beam", "3", "a"], "--beam"), (["--device", "nowhere", "a"], "--device"),
                        (["a", "--file", tmp_path / "in.txt"], "--file"), (["--ckpt", tmp_path], tmp_path)):

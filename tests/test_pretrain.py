@@ -97,7 +97,8 @@ SET_VARIANTS = ["", "--emb lookup", "--emb lookup --objective sampled", "--emb m
                          + [("sets", flags) for flags in SET_VARIANTS])
 def test_variant_trains_resumes_and_loads(small, sets, tmp_path, kind, variant):
     """A run that crashed and resumed equals one that did not, and its checkpoint alone gives its results."""
-    make, sizes = (small, "--rows 97 --features 999 --vocab 400") if kind == "text" else (sets, "")
+    make, sizes = (small, "--rows 97 --vocab 400") if kind == "text" else (sets, "")
+    sizes += " --features 999" * ("--hash " in variant or "proj" in variant)
     flags = f"{sizes} --dropout 0.1 {variant}".split()
     result = pretrain.main(make(*flags, out="whole"))
     assert all(math.isfinite(value) for value in result.values())
@@ -250,7 +251,7 @@ def test_resume_refuses_another_run(small, tmp_path, text_path):
     changes = dict(seed=1, hash_seed=1, lr=0.5, decay=0.1, steps=7, warmup=1, width=64, batch=4, clip=2, types=2)
     for flag, value in changes.items():
         assert_refused(pretrain.main, small(f"--{flag}", value), "ckpt.pt", f"{flag} was", f" is {value}")
-    assert_refused(pretrain.main, small("--data", longer), "ckpt.pt", "got another: corpus was")
+    assert_refused(pretrain.main, small("--data", longer), "ckpt.pt", "got another: --data was another text")
     assert_refused(pretrain.main, small("--emb", "lookup"), "ckpt.pt", "split was regex and is bpe", "; ...")
     counts = Counter(list_words(text_path.read_text()))
     assert load_checkpoint(str(tmp_path / "run"))["words"][0] == counts.most_common(1)[0][0]
@@ -499,7 +500,8 @@ def test_caches_of_other_hashes_are_kept_apart(small):
 @pytest.mark.parametrize("flags, fragments", [
     ("--batch 9999", ("--batch", "9999")), ("--length 99999", ("--data", "99999")),
     ("--field a", ("--field",)), ("--device abacus", ("--device", "abacus")),
-    ("--data nowhere.txt", ("nowhere.txt",)), ("--out /proc/no", ("/proc/no",)),
+    ("--data nowhere.txt", ("nowhere.txt",)), ("--out /proc/no", ("--out /proc/no",)),
+    (f"--cache {__file__}", (f"--cache {__file__}: expected a folder",)),
     ("--steps 1 --warmup 0 --lr 1e38", ("--lr", "at step 1", "nan"))])
 def test_run_that_is_impossible_is_refused_and_saves_nothing(small, tmp_path, flags, fragments):
     assert_refused(pretrain.main, small(*flags.split()), *fragments)

@@ -142,6 +142,7 @@ def test_flag_without_what_it_requires_is_refused(flag):
     ("--mask 0 --objective hash-mlm", ("--mask", "0.0")), ("--coherent 3 --split items", ("--coherent", "3")),
     ("--coherent 1 --split items --emb lookup", ("--coherent", "--emb bloom")),
     ("--coherent 1 --split regex --emb bloom", ("--coherent", "--split items")),
+    ("--hash lsh --emb lookup", ("--hash requires --emb", "proj")), ("--bits 8 --emb median", ("--bits", "proj")),
     ("--attn lsh --lsh_buckets 0", ("--lsh_buckets", "0")),
     ("--split items --attn lsh --lsh_pairs upper", ("lsh_pairs", "upper")),
     ("--attn lsh --lsh_bands 3000000000", ("lsh_bands", "3000000000")), ("--layers 1000000", ("--layers", "GB")),
