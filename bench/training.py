@@ -7,6 +7,7 @@ Paper map:    [HF Table 3] bench_train
 """
 
 import functools, itertools, json, sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from bench import common
 from bench.common import REQUIRED, Bench, Stopwatch, build_model, made_up_words, training_step
 from model import PRESETS, Config
 from objectives import OBJECTIVES
+from runtime import resolve_device
 from tokenizer import FIRST_WORD_ID, MASK
 
 
@@ -45,8 +47,14 @@ def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20
     return rows
 
 
-def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_260, rounds=3):
-    """A step (forward, backward, AdamW) of S+R and of MLM on the same encoder, per sample: [HF Table 3]."""
+def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_260, rounds=3, dtypes=None):
+    """A step (forward, backward, AdamW) of S+R and of MLM on the same encoder, per sample: [HF Table 3].
+
+    In float32 and, where the processor has it in hardware, in bfloat16.
+    """
+    if dtypes is None:
+        _, best, _ = resolve_device(Namespace(device="cpu", dtype="auto", compile=False))
+        dtypes = dict.fromkeys(["float32", best])
     rows, words, num_rows = [], [str(i) for i in range(num_words)], FIRST_WORD_ID + num_words
     mlm, theirs = "MLM, lookup 50K", "MLM, Hugging Face Transformers"
     mlm_all = f"{mlm}, all positions"
@@ -57,7 +65,7 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
     except ImportError:
         transformers = None
         print("transformers: not installed, no rows of it. Run pip install transformers.", file=sys.stderr)
-    for (preset, batch), dtype in itertools.product(sizes, ("float32", "bfloat16")):
+    for (preset, batch), dtype in itertools.product(sizes, dtypes):
         shape, functions = PRESETS[preset], {}
         ids = torch.randint(FIRST_WORD_ID, num_words, (batch, shape["length"]))
         for name, (emb, objective) in nets.items():

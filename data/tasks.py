@@ -150,8 +150,8 @@ def read_task(name, args):
     if args.train:
         seen, dev = ([*zip(part["first"], part["second"] or part["first"])] for part in splits.values())
         num_seen, note = len(list(filter(set(seen).__contains__, dev))), " It is not the official dev set."
-        print(f"{args.dev}: {len(dev):,} rows to score, of which {num_seen:,} have a text of --train."
-              + note * bool(task.folder), file=sys.stderr)
+        print("warning: " * bool(num_seen) + f"{args.dev}: {len(dev):,} rows to score, of which {num_seen:,} "
+              "have a text of --train." + note * bool(task.folder), file=sys.stderr)
     return task, splits.pop("train"), splits
 
 

@@ -288,7 +288,7 @@ def test_command_line_writes_result_and_names_required_flags(tmp_path):
 
 def test_steps_by_transformers_have_the_dtype_of_ours(monkeypatch, capsys):
     """A stand-in for Hugging Face Transformers shows the dtype of its products."""
-    dtypes, sizes = [], dict(sizes=(("tiny", 1),), num_words=300, rounds=1)
+    dtypes, sizes = [], dict(sizes=(("tiny", 1),), num_words=300, rounds=1, dtypes=("float32", "bfloat16"))
 
     class Net(torch.nn.Linear):
         def forward(self, input_ids, labels):
