@@ -8,7 +8,9 @@ Deviations:
     1. Random orders come from integer arithmetic alone, so a map is the same on every machine.
     2. Items that random maps put together in all m buckets swap places in the last map until none is left.
     3. The beam width doubles; the paper's grows by B. Buckets that tie with the last of the B stay outside.
-Notation: N items   m hashes of an item   R buckets of a map   P positions   B beam width   C candidates
+Notation: N items   m hashes of an item   R buckets of a map   alpha items per bucket   P positions
+          B beam width   b buckets that are new in a round   C candidates   E excluded items
+          S rows of a map's block in a model: R, or more with special tokens
 Demo: python bloom.py
 """
 
@@ -20,13 +22,13 @@ import torch
 
 
 def random_order(n, *key):
-    """Return 0 .. n-1 in a random order, int64 (n,), that the ints of key fix on any machine (splitmix64)."""
+    """Return 0 .. n-1 in random order, int64 (n,), a function of n and the ints of key (splitmix64)."""
     def mix(x):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return x ^ (x >> np.uint64(31))
 
-    start = np.zeros(1, np.uint64)  # an array, whose arithmetic is modulo 2**64 without a warning
+    start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2**64
     for part in key:
         start = mix(start + np.uint64(part % 2**64) + np.uint64(0x9E3779B97F4A7C15))
     return np.argsort(mix(start + np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)))
@@ -57,27 +59,32 @@ class BloomMap:
             raise ValueError(f"orders: expected {m} permutations of 0 .. {n_items - 1:,}, got other numbers.")
         places = np.empty((m, n_items), np.int64)  # of each item in each order
         np.put_along_axis(places, np.stack(orders), np.arange(n_items)[None], 1)
-        # where at least a quarter of all digests is taken, swapping would go on for long: deal the maps out
-        dealt = range(1, m) if R ** (m - 1) < 4 * alpha and not self._has_orders else ()
+        # The items take a share alpha / R^(m-1) of all R^m digests. Above 1/4 swaps often meet a digest that
+        # is taken, so _deal builds maps 1, 2, ... anew. Otherwise _repair swaps the few items that need it.
+        maps_to_deal = range(1, m) if R ** (m - 1) < 4 * alpha and not self._has_orders else ()
         is_possible = R ** (m - 1) >= min(alpha, n_items)  # the items of a bucket differ in the other maps
-        if not (is_possible and all(self._deal(places, j) for j in dealt) and self._repair(places)):
+        if not (is_possible and all(self._deal(places, j) for j in maps_to_deal) and self._repair(places)):
             raise ValueError(f"alpha: expected about {int(n_items ** (1 - 1 / m)):,} at most, got {alpha}.")
         self.digest = (places // alpha).astype(np.int32).T  # (N, m), each map's column in one piece
         self.members = np.full((m, R, alpha), -1, np.int32)
         np.put_along_axis(self.members.reshape(m, -1), places, np.arange(n_items)[None], 1)
 
     def _cells(self, places):
-        """Return int64 (N,), equal for items that share their buckets in all maps of places (maps, N)."""
+        """Return int64 (N,), equal for items that share all their buckets in places int64 (maps, N)."""
         cell = np.zeros(self.n_items, np.int64)
         for place in places:
-            if cell.max() >= 2**62 // self.buckets:
+            if cell.max() >= 2**62 // self.buckets:  # renumber: the product below would overflow
                 cell = np.unique(cell, return_inverse=True)[1]
             cell = cell * self.buckets + place // self.alpha
         return cell
 
     def _repair(self, places):
-        """Swap items that share their digest with others in the last map; return whether none is left."""
-        # about (alpha - 1)² / 2 pairs; a new place is good with probability 3/4 or more: few rounds suffice
+        """Swap items that share their digest with others in the last map; return whether none is left.
+
+        Args: places int64 (m, N), the position of each item in each order; the last row changes in place.
+        """
+        # For m = 2, random maps leave about (alpha - 1)² / 2 such pairs. At most 1/4 of the digests are
+        # taken, so a random new place is free with probability 3/4 or more, and few rounds suffice.
         for turn in range(100):
             cell = self._cells(places)
             order = np.argsort(cell, kind="stable")
@@ -91,28 +98,30 @@ class BloomMap:
         return False
 
     def _deal(self, places, j):
-        """Rebuild map j: items alike so far go to different buckets, and every bucket fills up exactly.
+        """Rebuild map j: items that share their buckets in maps 0 .. j-1 go to different buckets.
 
-        The largest group of them goes first, one to each of the buckets with most room, ties at random. For
-        m = 2 this finds a map if there is one: a 0/1 matrix of these row and column sums (Gale and Ryser).
-        Returns: bool, False if the last map cannot be dealt so.
+        The largest group of such items goes first, one to each of the buckets with most room, ties at random.
+        All buckets get their size. For m = 2 this finds a map if there is one: a 0/1 matrix of groups ×
+        buckets with these row and column sums (Gale and Ryser).
+        Args: places int64 (m, N), the position of each item in each order; row j changes in place.
+        Returns: bool, False if j is the last map and a group finds too few buckets with room.
         """
         cell, order = self._cells(places[:j]), random_order(self.n_items, self.seed, self.m, j)
         order = order[np.argsort(cell[order], kind="stable")]
         groups = np.split(order, np.flatnonzero(np.diff(cell[order])) + 1)
-        token = np.arange(self.n_items) // self.alpha  # of any order, for the size of each bucket
-        room = np.bincount(token)
+        room = np.bincount(np.arange(self.n_items) // self.alpha)  # (R,), the free places of each bucket
+        bucket = np.empty(self.n_items, np.int64)  # of each item
         for number, group in enumerate(sorted(groups, key=len, reverse=True)):
             shuffled = random_order(self.buckets, self.seed, self.m, j, number)
             while len(group):
                 best = shuffled[np.argsort(-room[shuffled], kind="stable")[:len(group)]]
                 best = best[room[best] > 0]
                 room[best] -= 1
-                token[group[:len(best)]] = best
+                bucket[group[:len(best)]] = best
                 group = group[len(best):]
                 if len(group) and j == self.m - 1:
                     return False
-        places[j, np.argsort(token, kind="stable")] = np.arange(self.n_items)
+        places[j, np.argsort(bucket, kind="stable")] = np.arange(self.n_items)
         return True
 
     def check(self):
@@ -136,7 +145,10 @@ class BloomMap:
 
 
 class SketchMap:
-    """Words by their sketch, with the attributes of a BloomMap; some words may share all k buckets. [CM]"""
+    """Words by their sketch, with what the searches read of a BloomMap; words may share all k buckets. [CM]
+
+    Attributes: as of a BloomMap, without the seed; m is the sketch's k, alpha the size of the largest bucket.
+    """
 
     def __init__(self, digest, rows):
         """Take digest int (V, k), as hashing.sketch_index gives it, and the R rows of each hash function."""
@@ -146,9 +158,9 @@ class SketchMap:
         (self.n_items, self.m), self.buckets = digest.shape, rows
         self.digest = digest.astype(np.int32)
         sizes = np.stack([np.bincount(column, minlength=rows) for column in digest.T])  # (k, R)
-        self.alpha, items = int(sizes.max()), np.argsort(digest, axis=0, kind="stable")  # bucket by bucket
+        self.alpha, items = int(sizes.max()), np.argsort(digest, axis=0, kind="stable")  # (V, k), by bucket
         self.members = np.full((self.m, rows, self.alpha), -1, np.int32)
-        self.members[np.arange(self.alpha) < sizes[..., None]] = items.T.ravel()
+        self.members[np.arange(self.alpha) < sizes[..., None]] = items.T.ravel()  # the first places of each
 
 
 def item_vectors(items, sizes, n_items, width=64, seed=0):
@@ -157,19 +169,21 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     Args: items int (links,), set after set; sizes int (sets,), of the sets; n_items N; width, seed int.
     Returns: float32 (N, width) of length 1, or 0 for an item of no set.
     """
-    # leading singular vectors of the matrix sets × items, whose co-occurrence matrix is never built
+    # The rows of V Σ, scaled to length 1, with A = U Σ Vᵀ the sparse matrix sets × items of
+    #     A[set, item] = 1 / √(number of sets of the item · number of items of the set).
+    # Power iteration V <- qr(Aᵀ A V) finds the leading singular vectors without the N × N matrix Aᵀ A.
     sets = np.repeat(np.arange(len(sizes)), sizes)  # (links,), the set of each
     weight = 1 / np.sqrt(np.bincount(items, minlength=n_items)[items] * np.asarray(sizes)[sets])
 
-    def multiply(vectors, rows, columns, size):  # by the matrix, or by its transpose
+    def multiply(vectors, rows, columns, size):  # by A (rows are sets), or by Aᵀ (rows are items)
         return np.stack([np.bincount(rows, weight * v[columns], size) for v in vectors.T], 1)  # (size, width)
 
     vectors = np.random.default_rng(seed).standard_normal((n_items, min(width, n_items)))
     for _ in range(8):
         vectors = np.linalg.qr(multiply(multiply(vectors, sets, items, len(sizes)), items, sets, n_items))[0]
-    projected = multiply(vectors, sets, items, len(sizes))
-    values, rotation = np.linalg.eigh(projected.T @ projected)
-    vectors = (vectors @ rotation) * np.sqrt(np.maximum(values, 0))
+    projected = multiply(vectors, sets, items, len(sizes))  # A V, (sets, width)
+    values, rotation = np.linalg.eigh(projected.T @ projected)  # of Vᵀ Aᵀ A V: the squares of Σ
+    vectors = (vectors @ rotation) * np.sqrt(np.maximum(values, 0))  # V Σ
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     return (vectors / np.maximum(length, 1e-12) * (length > 1e-9)).astype(np.float32)
 
@@ -187,15 +201,17 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=None, width=64, see
     by_frequency = np.argsort(-np.bincount(items, minlength=n_items), kind="stable")
     orders, coherent = np.empty((0, n_items), np.int64), m if coherent is None else coherent
     for _ in range(coherent):
-        left, order, tokens = by_frequency, [], np.argsort(orders, axis=1) // alpha  # (maps so far, N)
+        # argsort inverts an order, so this is the bucket of each item in the maps so far, (maps, N)
+        left, order, buckets = by_frequency, [], np.argsort(orders, axis=1) // alpha
         while len(left):
             near = left[np.argsort(-(vectors[left] @ vectors[left[0]]), kind="stable")]
-            near = np.append(left[0], near[near != left[0]])
-            rank, token = np.zeros(len(near), np.int8), tokens[:, near]
+            near = np.append(left[0], near[near != left[0]])  # itself, then by similarity
+            # rank 2: in the new bucket; 1: shares a bucket of an earlier map with an item of it; 0: neither
+            rank, shared = np.zeros(len(near), np.int8), buckets[:, near]
             for _ in range(min(alpha, len(near))):
-                best = rank.argmin()
-                np.maximum(rank, (token == token[:, best:best + 1]).any(0), out=rank)
-                rank[best] = 2  # in this bucket; 1: has shared one with an item of it; 0: free
+                best = rank.argmin()  # the nearest item of the lowest rank
+                np.maximum(rank, (shared == shared[:, best:best + 1]).any(0), out=rank)
+                rank[best] = 2
                 order.append(near[best])
             left = left[~np.isin(left, order[-alpha:])]
         orders = np.append(orders, [order], 0)
@@ -203,40 +219,47 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=None, width=64, see
     return BloomMap(n_items, alpha, m, seed, orders)
 
 
-# from the m log-probabilities of an item to its score: any function that is increasing in each [SB App. C]
+# gamma, from the m log-probabilities of an item to its score: any function increasing in each [SB App. C]
 SCORES = {"sum": sum, "min": partial(reduce, torch.minimum), "max": partial(reduce, torch.maximum)}
 
 
 def hash_logp(logits, bloom_map):
     """Return the log-probabilities of each map's buckets, float (P, m, R).
 
-    Args: logits float (P, m, R) of a softmax per hash function [CM], or (P, m, m·S) of one over the blocks of
-        all maps, where S is R and the special tokens' rows after them; bloom_map, the model's own.
+    Args: logits float (P, m, R) of a softmax per hash function [CM], or (P, m, m·S) of one softmax over the
+        blocks of all maps, S rows each, R buckets and then special tokens; bloom_map, the model's own.
     """
-    # Of one over all maps a map's numbers lack one factor: it changes no order by sums of logarithms, but may
-    # change one by min or max.
+    # After one softmax over all blocks, the probabilities of a map add up to less than 1. To scale them to 1
+    # would add a constant to the map's logarithms. Orders by sum stay, those by min or max may change.
     m, R, rows = bloom_map.m, bloom_map.buckets, logits.shape[-1]
     if logits.ndim != 3 or logits.shape[1] != m or rows != R and (rows % m or rows < m * R):
         raise ValueError(f"logits: expected (P, {m}, {R}) or {m} such blocks or more, got {[*logits.shape]}.")
     logp = logits.log_softmax(-1)
+    # of (P, m, m, S) block j at the item's j-th position
     return logp if rows == R else logp.unflatten(-1, (m, -1))[:, range(m), range(m), :R]
 
 
 def _best(x, k):
-    """Return x.topk(k) of x (..., R), fast on long rows: the k largest lie in the k blocks of top maxima."""
+    """Return x.topk(k), values and indices (..., k) of x (..., R), fast on long rows.
+
+    The k largest numbers lie in the k blocks with the largest maxima, so topk reads these blocks alone.
+    """
     R, block = x.shape[-1], 64
-    if R < 4 * block * k:
+    if R < 4 * block * k:  # they would be more than a quarter of the row
         return x.topk(k)
     whole = R // block * block
-    first = x[..., :whole].unflatten(-1, (-1, block)).amax(-1).topk(k).indices.sort().values  # (..., k)
-    inside = (first.unsqueeze(-1) * block + torch.arange(block, device=x.device)).flatten(-2)
+    top = x[..., :whole].unflatten(-1, (-1, block)).amax(-1).topk(k).indices.sort().values  # (..., k), blocks
+    inside = (top.unsqueeze(-1) * block + torch.arange(block, device=x.device)).flatten(-2)  # (..., k·64)
     inside = torch.cat([inside, torch.arange(whole, R, device=x.device).expand(*x.shape[:-1], -1)], -1)
     values, places = x.gather(-1, inside).topk(k)
     return values, inside.gather(-1, places)
 
 
 def _check_search(score, logp, bloom_map, exclude, *counts):
-    """Return the function of a score, and exclude with -1 in it; ValueError where arguments do not fit."""
+    """Return gamma and exclude int64 (P, E+1), with a column of -1; ValueError where arguments do not fit.
+
+    That column excludes the -1 that stand for no item in the members of a short bucket.
+    """
     m, R, N, x = bloom_map.m, bloom_map.buckets, bloom_map.n_items, exclude
     if logp.shape[1:] != (m, R) or not logp.is_floating_point():
         raise ValueError(f"logp: expected float (P, {m}, {R}), got {logp.dtype} {tuple(logp.shape)}.")
@@ -246,24 +269,30 @@ def _check_search(score, logp, bloom_map, exclude, *counts):
         raise ValueError(f"k, beam, rounds: expected 1 or more, got {', '.join(map(str, counts))}.")
     if not callable(SCORES.get(score, score)):
         raise ValueError(f"score: expected {', '.join(SCORES)} or a function, got {score!r}.")
-    none = logp.new_full((len(logp), 1), -1, dtype=torch.int64)
-    return SCORES.get(score, score), none if x is None else torch.cat([x, none], 1)
+    padding = logp.new_full((len(logp), 1), -1, dtype=torch.int64)
+    return SCORES.get(score, score), padding if x is None else torch.cat([x, padding], 1)
 
 
 def _score_candidates(x, digest, members, fresh, before, gamma, exclude):
-    """Score the items of fresh buckets (P, m, b), each once: lists of items, scores (P, C); counts (P,)."""
-    # the buckets whose items are scored, by an earlier round or map: an item of one of them is not new
+    """Score the items of this round's buckets, each item once.
+
+    Args: x float (P, m, R), log-probabilities; digest (N, m) and members (m, R, alpha) of the map; fresh and
+        before int64 (P, m, b), buckets of this round and of all earlier ones; exclude int64 (P, E).
+    Returns: for each map, items int64 and scores (P, C), C = b · alpha, -inf for an item that is not new;
+        and the number of new items, int64 (P,).
+    """
+    # the buckets whose items have scores, from earlier rounds or maps: an item of one of them is not new
     seen = torch.zeros_like(x, dtype=torch.bool).scatter_(2, before, True)  # (P, m, R)
     all_items, all_scores, count = [], [], 0
     for j in range(x.shape[1]):
         items = members[j].index_select(0, fresh[:, j].flatten()).view(len(x), -1)  # (P, C)
-        new, parts = (items.unsqueeze(2) != exclude.unsqueeze(1)).all(2), []
+        new, parts = (items.unsqueeze(2) != exclude.unsqueeze(1)).all(2), []  # parts: m of (P, C)
         items = items.clamp(min=0).long()
         for i in [*range(j), *range(j + 1, x.shape[1])]:
-            token = digest[:, i].index_select(0, items.flatten()).view_as(items).long()
-            parts.append(x[:, i].gather(1, token))
-            new &= ~seen[:, i].gather(1, token)
-        # all items of a bucket have its probability
+            bucket = digest[:, i].index_select(0, items.flatten()).view_as(items).long()
+            parts.append(x[:, i].gather(1, bucket))
+            new &= ~seen[:, i].gather(1, bucket)
+        # in map j itself, the alpha items of a bucket have its log-probability: no need to look them up
         parts.insert(j, x[:, j].gather(1, fresh[:, j]).repeat_interleave(members.shape[2], 1))
         seen[:, j].scatter_(1, fresh[:, j], True)
         all_items.append(items)
@@ -276,15 +305,16 @@ def _score_candidates(x, digest, members, fresh, before, gamma, exclude):
 def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None):
     """Return the k items with the best score among the items of likely buckets. [SB §2.5 Alg.1]
 
-    In each map an item outside the beam has at most the B-th largest probability, so it scores at most what
-    these m thresholds do. That certifies k items that reach it. A beam as wide as N items scores all.
+    An item outside the beam has at most the B-th largest probability of each map, so the score of these m
+    numbers is a bound. Where the k-th best item reaches the bound, the k items are certified as the best of
+    all. From the second round on, a beam that may hold all items, m·B·alpha >= N, scores all N instead.
 
     Args:
         logp: float (P, m, R), log-probabilities of the buckets of each map.
-        bloom_map: BloomMap or SketchMap that the probabilities are of: one of another seed is not detected.
+        bloom_map: the model's own BloomMap or SketchMap. A map of another seed is not detected.
         k, beam: int, items to return, N at most, and B, the buckets of each map to look into.
         rounds: int, tries with B, 2B, 4B, ... buckets; None: until the certificate holds.
-        score: a name of SCORES, or a function of a list of m tensors that is increasing in each. [SB App. C]
+        score: a key of SCORES, or a function like its values. [SB App. C]
         exclude: int64 (P, E), items that may not be returned, -1 for none; or None.
     Returns: ids int64 (P, k), scores (P, k), best first, -1 and -inf where fewer are reached; certified bool
         (P,), no other item scores more than the last of these; scored int64 (P,), number of items scored.
@@ -295,22 +325,23 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     N, k, width, turn = bloom_map.n_items, min(k, bloom_map.n_items), min(beam, R), 0
     ids, scores = logp.new_full((P, k), -1, dtype=torch.int64), logp.new_full((P, k), -torch.inf)
     certified, scored = logp.new_zeros(P, dtype=torch.bool), logp.new_zeros(P, dtype=torch.int64)
-    todo = torch.arange(P, device=logp.device)  # the positions without a certificate
-    before = ids.new_empty(P, m, 0)  # their buckets of earlier rounds
+    todo = torch.arange(P, device=logp.device)  # the positions without a certificate; x and before are theirs
+    before = ids.new_empty(P, m, 0)  # the buckets of earlier rounds
     while len(todo) and (rounds is None or turn < rounds):
         x, left_out = logp if not turn else logp[todo], exclude[todo]
-        if turn and m * width * bloom_map.alpha >= N:
+        if turn and m * width * bloom_map.alpha >= N:  # scoring all costs no more than this beam
             ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score, left_out)
             certified[todo], scored[todo] = True, N
             break
-        # subtle: a bucket of probability 0 must not tie with those that are through
+        # subtle: a bucket of probability 0 is clamped, to come before those of earlier rounds at -inf
         rest = x if not turn else x.clamp(min=torch.finfo(x.dtype).min).scatter(2, before, -torch.inf)
         fresh = _best(rest, width - before.shape[2])[1]  # (P, m, b), line 4: the buckets of this round
         items, each, count = _score_candidates(x, digest, members, fresh, before, gamma, left_out)
         best, place = torch.cat([scores[todo], *each], 1).topk(k)  # lines 5 and 6, with the best so far
         ids[todo] = torch.cat([ids[todo], *items], 1).gather(1, place).masked_fill(best == -torch.inf, -1)
         scores[todo], scored[todo] = best, scored[todo] + count
-        # line 7; fewer than k answers score -inf and are never sure, unless all buckets have been looked into
+        # line 7: the last fresh bucket of a map is its B-th best. With fewer than k answers the k-th score is
+        # -inf, below every finite threshold; they are certified when the beam has all buckets.
         threshold = gamma(x.gather(2, fresh[:, :, -1:])[..., 0].unbind(1))  # (P,)
         certified[todo] = sure = (best[:, -1] >= threshold) | (width == R)
         before = torch.cat([before, fresh], 2)[~sure]
@@ -330,7 +361,7 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
     ranked = [sorted(range(R), key=lambda bucket: -row[bucket]) for row in logp]
     while not certified and (rounds is None or turn < rounds):  # line 3: B, 2B, 4B, ... buckets
         if turn and bloom_map.m * width * bloom_map.alpha >= bloom_map.n_items:
-            width = R  # a beam as wide as N items scores all
+            width = R  # a beam that may hold all items scores all
         # line 4: the threshold of a map is the probability of its last bucket in the beam
         beams = [order[:width] for order in ranked]
         threshold = gamma([row[buckets[-1]] for row, buckets in zip(logp, beams)])
@@ -360,18 +391,21 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
 
 
 def main():
-    """Show a small Bloom map, digests, and beam search beside exhaustive search."""
-    bloom_map = BloomMap(12, 3, seed=1)
-    logp = torch.randn(1, 2, 4, generator=torch.Generator().manual_seed(2)).mul(2).log_softmax(-1)
-    print("A map of 12 items in buckets of 3, and random probabilities of the buckets:")
+    """Show two small Bloom maps, the score of an item, and beam search beside exhaustive search."""
+    bloom_map = BloomMap(12, alpha=3, m=2, seed=1)
+    logp = torch.tensor([[[0.64, 0.19, 0.15, 0.03], [0.56, 0.02, 0.22, 0.20]]]).log()  # (P 1, m 2, R 4)
+    print("Two maps of 12 items in buckets of 3, and the probability that a model gives to each bucket:\n")
     for j, table in enumerate(bloom_map.members.tolist()):
         print(f"  map {j}:  ", "  ".join(f"{p:.2f} {items}" for p, items in zip(logp[0, j].exp(), table)))
-    for beam in (1, 2, 4):
+    print(f"\nItem 9 has the digest {bloom_map.digest[9].tolist()}: its bucket in each map. Its score is log "
+          f"0.64 + log 0.22 =\n{logp[0, [0, 1], [0, 2]].sum():.2f}. A beam of B scores the items of the B "
+          "best buckets of each map. Others score\nat most the bound. If the last answer reaches the bound, "
+          "the answers are certified:\nprovably the best of all items.\n")
+    for beam, bound in zip((1, 2), logp.sort(descending=True).values.sum(1)[0]):
         ids, scores, certified, scored = beam_search(logp, bloom_map, 2, beam)
-        print(f"Beam of {beam}: best items {ids[0].tolist()}, log-probabilities {scores[0].numpy().round(3)}",
-              f"{scored.item()} items scored", "certified" if certified else "not certified", sep=", ")
-    ids, scores = exhaustive(logp, bloom_map, 2)
-    print(f"Exhaustive: best items {ids[0].tolist()}, log-probabilities {scores[0].numpy().round(3)}")
+        print(f"Beam of {beam}: best items {ids[0].tolist()}, scores {scores[0].numpy().round(2)}, bound "
+              f"{bound:.2f}, {scored[0]} items scored, {'certified' if certified else 'not certified'}")
+    print(f"Exhaustive: best items {exhaustive(logp, bloom_map, 2)[0][0].tolist()}")
 
 
 if __name__ == "__main__":

@@ -9,20 +9,21 @@ Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of s
 Deviations:   1. Fast forms: a matrix product, a gather, comparisons of rows. Tests hold the literal ones.
               2. No dropout inside. The authors' code has some in Pool, the paper has none.
               3. Importance weights start as normal(0, 1), as 0.0005 gives words no effect; none are appended.
-Notation:     B batch   L positions   M words   C code numbers per word   d width   T bits   J chunks of k
-              N rows   m hashes per item   k hash functions of a sketch, R rows each   K importance rows
+Notation:     B batch   L positions   M words   C code numbers per word   d width   T bits   J chunks   N rows
+              m hashes per item, R rows each   k bits of a chunk (Pool), hash functions   K importance rows
 Demo:         python embeddings.py
 
-Modules map codes (..., C), tensor or array, to vectors (..., d), BloomEmbedding to (..., m, d); tables start
-as normal(0, 0.02). Each class states what others have to know about it, c being a model.Config:
+Modules map codes (..., C), tensor or array, to vectors (..., d), BloomEmbedding to (..., m, d). Tables start
+as normal(0, 0.02), truncated at ±2 std. Each class states these facts, where c is a model.Config:
     code_format        how a word's codes are laid out; tokenizer.HashTokenizer lists the formats
     sizes              the fields of c that are the constructor's arguments
     code_limits        of a module: pairs (how many code numbers, exclusive limit), which forward checks
     needs_specials     whether special tokens need vectors outside of it, or its own table has them
     has_word_row       whether one learned vector is added to every ordinary word, where words have no rows
     can_tie, is_tied   whether its rows can be the output layer, and whether they are by default
-    is_stacked         whether an item stays c.hashes vectors; is_costly: whether to embed once a batch
-    initial_std(c)     spread of its vectors before training, up to truncation and a shared mean
+    is_stacked         whether a word becomes m vectors side by side, which stay apart in the sequence
+    is_costly          whether embed is slow, so that the model embeds each distinct word of a batch once
+    initial_std(c)     std of its vectors before training, but for truncation and a mean that words share
 """
 
 import math
@@ -58,7 +59,7 @@ def check_codes(codes, limits, name="codes"):
 
 
 class Embedding(nn.Module):
-    """Base class: the facts that most methods share, and the way from codes (..., C) to embed, of (M, C)."""
+    """Base class: default facts, and forward, which checks codes (..., C) and calls embed with (M, C)."""
     code_format, sizes, needs_specials, has_word_row = "bits", ("bits", "width"), True, True
     can_tie = is_tied = is_stacked = is_costly = False
 
@@ -107,7 +108,8 @@ class PoolEmbedding(Embedding):
         e = Σ_j softmax_j(W)_j ⊙ B[c_j]        W (J, d): a softmax over the chunks, for each dimension apart
 
     Fast form: weights folded into the codebook, a table per chunk. The last may be short (128 = 12·10 + 8).
-    Args: bits int T, chunk int k up to 15, width int d.  Shape: codes integer (..., J) < 2^k to (..., d).
+    Args: bits int T, chunk int k up to 15 (codes are int16), width int d.
+    Shape: codes integer (..., J), each below 2^k, to (..., d).
     """
     code_format, sizes = "chunks", ("bits", "chunk", "width")
 
@@ -120,7 +122,7 @@ class PoolEmbedding(Embedding):
         # subtle: not zeros. Equal weights would give the same vector for every order of the chunks.
         self.weight = nn.Parameter(init_normal(torch.empty(num_chunks, width)))  # (J, d)
 
-    def initial_std(self, c):
+    def initial_std(self, c):  # mean of about T/k rows
         return 0.02 * (c.chunk / c.bits) ** 0.5
 
     def embed(self, codes):
@@ -155,7 +157,7 @@ class ProjEmbedding(Embedding):
         super().__init__((bits, 2))
         self.weight = nn.Parameter(init_normal(torch.empty(width, bits)))  # (d, T): w^j has one entry per bit
 
-    def initial_std(self, c):
+    def initial_std(self, c):  # the variance of a correlation of T random pairs is 1 / (T - 1)
         return max(c.bits - 1, 1) ** -0.5
 
     def embed(self, codes):
@@ -173,7 +175,7 @@ class LinearEmbedding(Embedding):
         super().__init__((bits, 2))
         self.weight = nn.Parameter(init_normal(torch.empty(bits, width)))  # (T, d)
 
-    def initial_std(self, c):
+    def initial_std(self, c):  # bits are 1/2 ± 1/2: T rows times ±1/2; times 1/2 they are a shared mean
         return 0.01 * c.bits**0.5
 
     def embed(self, codes):
@@ -219,7 +221,7 @@ class SketchEmbedding(BloomEmbedding):
             raise ValueError(f"aggregate: expected median or mean, got {aggregate!r}.")
         self.aggregate = aggregate
 
-    def initial_std(self, c):  # measured: of five rows the median varies more than the mean
+    def initial_std(self, c):  # measured on words that take row i of every block: the blocks are independent
         return self(torch.arange(min(c.buckets, 4_096)).unsqueeze(1).expand(-1, c.hashes)).std()
 
     def embed(self, codes):
@@ -245,8 +247,8 @@ class RowMedian(torch.autograd.Function):
         for part, result, which in zip(*(t.split(ctx.step) for t in (rows, out, chosen))):
             *x, last = table.index_select(0, part.T.flatten()).unflatten(0, (k, -1)).unbind()  # (words, d)
             result[:] = middle = median([*x, last])
-            # of equal rows the first counts as the median's: the number of rows before it is
-            # r_0 (1 + r_1 (1 + r_2 ...)), where r_j = 1 says that row j differs
+            # the first row that equals the median is r_0 (1 + r_1 (1 + r_2 ...)), r_j = 1 if row j differs:
+            #     of 3 rows, row 0: 0 · (1 + r_1) = 0    row 1: 1 · (1 + 0) = 1    row 2: 1 · (1 + 1) = 2
             count = table.new_zeros(())
             for row in reversed(x):
                 row.ne_(middle)  # in place 0.0 or 1.0: four times as fast as to bool
@@ -295,7 +297,8 @@ class WeightedEmbedding(Embedding):
 
         e = Σ_j p_j · row_j        p: a row of the importance table, which words share by another hash
 
-    Args: hashes int k, rows int N, importance_rows int K, width int d.  Shape: codes (..., k+1) to (..., d).
+    Args: hashes int k, rows int N, importance_rows int K, width int d.
+    Shape: codes integer (..., k+1), k rows below N and last the row of p, below K, to (..., d).
     """
     code_format, sizes = "weighted", ("hashes", "rows", "weights", "width")
 
@@ -318,12 +321,13 @@ EMBEDDINGS = {"lookup": LookupEmbedding, "emb": HashEmbedding, "pool": PoolEmbed
 
 
 def main(argv=None):
-    """Embed 100 random words with every method; print shapes, parameters and the spread of the vectors."""
+    """Embed 100 random words with every method; print shapes, parameters and the std of the vectors."""
     torch.manual_seed(0)
     c = SimpleNamespace(rows=50_260, bits=128, chunk=10, hashes=5, buckets=500, weights=50_000, width=768)
-    print("100 words with random codes: the std of their vectors before training, expected and measured\n\n"
+    print("100 random words. Measured std: tables are truncated to 0.88; linear adds a shared mean.\n\n"
           f"{'method':>8}  {'codes':>9}  {'vectors':>9}  {'parameters':>10}  expected  measured")
     for c.emb, cls in EMBEDDINGS.items():
+        c.hashes = 2 if cls.is_stacked else 5  # as in model.Config
         module = cls.from_config(c).requires_grad_(False)
         codes = torch.cat([torch.randint(0, end, (1, 100, count)) for count, end in module.code_limits], -1)
         vectors, size = module(codes), sum(p.numel() for p in module.parameters())

@@ -8,10 +8,11 @@ Sources:      [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019  
               [V] Vaswani et al. 2017   [BL] Li & Yip, BERT-LSH   [SB] Superbloom   [CM] the median proposal
 Out of scope: text and hashing (tokenizer.py), losses (objectives.py), files (runtime.py).
 Deviations:   1. One combined projection for queries, keys and values: the same function in one product.
-              2. Positions start as sinusoids, layers with std 0.02 · √(768/d), BERT-LSH's and Superbloom's
-                 too: small models learn sooner.   3. In text an item's m vectors share its position.
+              2. Positions start as sinusoids, layers with std 0.02 · √(768/d), in all presets: small models
+                 learn sooner.   3. In text an item's m vectors share its position.
 Notation:     B batch   L positions   C code numbers per word   d width   H heads   e d/H   V token IDs
-              N rows   M masked positions   m hashes per item   k hash functions of R buckets
+              N rows   S scored rows   M masked positions   m vectors per item (Bloom; else 1)
+              k hash functions of R buckets   n hash functions of r hyperplanes (LSH attention)
 Demo:         python model.py
 """
 
@@ -37,7 +38,7 @@ class Config:
     rows: int = 50_260  # N: rows of lookup (those of special tokens included), emb and weighted
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # k: bits of a chunk (pool)
-    hashes: int | None = None  # m, vectors of an item (bloom; default 2); k of a sketch (default 5)
+    hashes: int | None = None  # m, vectors of an item (bloom; default 2); k, hash functions (else; default 5)
     buckets: int = 500  # R: rows of a block (mean, median; bloom with special tokens); classes of a hash
     weights: int = 50_000  # K: rows of the importance table (weighted)
     layers: int = 12
@@ -48,13 +49,13 @@ class Config:
     order: bool = True  # False: a sequence is a set, without positions, padded with 0
     length: int = 512  # positions, [CLS] included; of a set, the most items
     spare_positions: int = 0  # unused rows of the position table: RoBERTa and the paper have 2
-    types: int = 1  # rows of the token type table; with 2 the second text of a pair has row 1
+    types: int = 1  # rows of the token type table; 2: the second text of a pair has row 1
     special_tokens: int = 5  # token IDs below it are special tokens, and ID 0 is padding
-    sep_id: int = 2  # token ID of [SEP]; of a pair, two in a row begin the second text
+    sep_id: int = 2  # token ID of [SEP]; the second text of a pair begins after [SEP] [SEP]
     dropout: float = 0.1
     head: str = "sr"
     tied: bool | None = None  # mlm, hash-mlm: output layer = the embedding's rows (default: lookup and bloom)
-    labels: int = 2  # of classify
+    labels: int = 2  # classes of classify; 1: a regression
     pool: str = "cls"  # what classify sees: cls, the first position, or mean, of all positions
     attn: str = "full"  # full, or lsh: only pairs that collide
     lsh_bands: int = 8  # r: hyperplanes of a hash function
@@ -65,7 +66,7 @@ class Config:
     lsh_redraw: bool = False  # new hyperplanes in every training step
 
     def __post_init__(self):
-        for name, value in vars(self).items():
+        for name, value in vars(self).items():  # the type, the choices and the range of each field
             kind, minimum = Config.__annotations__[name], int(name not in ("layers", "spare_positions"))
             if not isinstance(value, (int, float) if kind is float else kind):
                 raise ValueError(f"{name}: expected {kind}, got {value!r}.")
@@ -81,6 +82,7 @@ class Config:
             raise ValueError("lsh_pairs: expected all for sets, got upper, which needs an order.")
         embedding, self.predicts_rows = EMBEDDINGS[self.emb], self.head in ("mlm", "hash-mlm")
         self.code_format = embedding.code_format  # how a word's codes are laid out: tokenizer.HashTokenizer
+        # sr needs an order to shuffle, mlm a row per word, hash-mlm hashes to predict
         possible = ["sr"] * self.order + ["mlm" if self.code_format == "row" else "hash-mlm"]
         if self.head not in (*possible, "classify", "span"):
             raise ValueError(f"objective: expected {' or '.join(possible)} for {self.emb}, got {self.head}.")
@@ -107,7 +109,7 @@ PRESETS = {  # the sizes of the papers [HF §4.1]; tiny is ours and trains in mi
 
 
 def sinusoids(length, width):
-    """Return sinusoids (L, d): "one further" is one rotation everywhere, easy for attention. [V §3.5]"""
+    """Return sinusoids (L, d): a shift by n positions is the same rotation at every position. [V §3.5]"""
     angles = torch.arange(length)[:, None] * 10_000 ** (-torch.arange(0, width, 2) / width)  # (L, d/2)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]
 
@@ -135,6 +137,7 @@ class TransformerLayer(nn.Module):
 
     def project(self, x):
         """Return queries, keys and values, each (B, H, L, e), of x (B, L, d)."""
+        # (B, L, 3·d) -> (B, L, 3, H, e) -> (3, B, H, L, e)
         return self.qkv(x).unflatten(-1, (3, self.config.heads, -1)).permute(2, 0, 3, 1, 4)
 
     def buckets(self, q, k):
@@ -154,7 +157,7 @@ class TransformerLayer(nn.Module):
 
 
 class MaskedLMHead(nn.Module):
-    """Transform, then a table as the output layer, the embedding's or its own, and a bias. [BERT §3.1]"""
+    """Dense layer, GELU, norm; then a product with the embedding's or its own table, and bias. [BERT §3.1]"""
     def __init__(self, c, rows):
         super().__init__()
         self.transform, self.norm = nn.Linear(c.width, c.width), nn.LayerNorm(c.width)
@@ -162,12 +165,12 @@ class MaskedLMHead(nn.Module):
         self.table = None if c.tied else nn.Parameter(init_normal(torch.empty(rows, c.width)))  # (N, d)
 
     def forward(self, x, table, rows=None):
-        """Return logits of x (..., d) for rows int64 (S,), or all, of table (N, d), or of the head's own."""
+        """Return logits (..., S) of x (..., d); table (N, d) or None: its own; rows int64 (S,) or None: N."""
         table, bias = self.table if table is None else table, self.bias
         if rows is not None:
             table, bias = table[rows], bias[rows]
         x = self.norm(F.gelu(self.transform(x)))
-        # subtle: in bfloat16 many items tie, and recall would depend on the order of equals
+        # subtle: evaluate in float32. In bfloat16 many logits tie, and recall would depend on how ties break.
         with torch.autocast(kind := x.device.type, enabled=self.training and torch.is_autocast_enabled(kind)):
             return F.linear(x if self.training else x.float(), table, bias)
 
@@ -183,12 +186,12 @@ def build_head(c):
 
 
 class Model(nn.Module):
-    """Token IDs to codes to vectors, encoder, head. Args: config Config. The codes follow by set_codes."""
+    """Token IDs to codes to vectors, encoder, head. Args: config Config. Call set_codes before the model."""
     def __init__(self, config):
         super().__init__()
         c = self.config = config
         e = self.embedding = EMBEDDINGS[c.emb].from_config(c)
-        self.vectors_per_item = c.hashes if e.is_stacked else 1
+        self.vectors_per_item = c.hashes if e.is_stacked else 1  # m
         self.specials = nn.Embedding(c.special_tokens + e.has_word_row, c.width) if e.needs_specials else None
         self.positions = nn.Embedding(c.length + c.spare_positions, c.width) if c.order else None
         self.types = nn.Embedding(c.types, c.width)
@@ -209,7 +212,7 @@ class Model(nn.Module):
         return self.types.weight.device
 
     def set_codes(self, codes):
-        """Set the codes, integer (V, C) by token ID, bits packed in bytes; ValueError if they do not fit."""
+        """Set codes by token ID, integer (V, C), C = ceil(T/8) for bits; ValueError if they do not fit."""
         c, codes = self.config, torch.as_tensor(codes, device="cpu")
         if codes.ndim != 2:
             raise ValueError(f"codes: expected (V, C), got shape {tuple(codes.shape)}.")
@@ -217,9 +220,9 @@ class Model(nn.Module):
         self.codes = check_codes(codes, limits).to(self.device)
 
     def embed(self, ids):
-        """Return the word vectors alone, (B, L·m, d) of ids (B, L): no positions, no norm. [HF §3.1]"""
+        """Return the word vectors alone, (..., L·m, d) of ids (..., L): no positions, no norm. [HF §3.1]"""
         if self.embedding.is_costly and ids.ndim == 2 and ids.is_cpu and not torch.compiler.is_compiling():
-            distinct, places = ids.unique(return_inverse=True)  # each word of a batch occurs about twice
+            distinct, places = ids.unique(return_inverse=True)  # (words,), (B, L); a word occurs about twice
             return F.embedding(places, self.embed(distinct))
         if self.codes is None:
             raise ValueError("codes: expected set_codes(codes) before the model is used, got none.")
@@ -229,23 +232,23 @@ class Model(nn.Module):
         if self.specials is None:
             return x.flatten(-3, -2) if self.embedding.is_stacked else x
         is_word = (ids >= c.special_tokens).unsqueeze(-1)
-        # of a word the last row, which is added to it where the embedding has_word_row
+        # special tokens have a row each; all words have the last, which is added where has_word_row
         special = self.specials(ids.clamp(max=len(self.specials.weight) - 1))
         return torch.where(is_word, x + special if self.embedding.has_word_row else x, special)
 
     def embed_inputs(self, ids):
-        """Return what the first layer sees, (B, L·m, d) of ids (B, L): words, positions, type, normalized."""
+        """Return what the first layer sees, (B, L·m, d) of ids (B, L): word + type + position, normalized."""
         if ids.ndim != 2:
             raise ValueError(f"ids: expected (B, L), got shape {tuple(ids.shape)}.")
         c, m, L = self.config, self.vectors_per_item, ids.shape[1]
         if L > c.length:
             raise ValueError(f"text: expected at most {c.length} positions (--length), got {L}. Shorten it.")
         types = self.types.weight[0]
-        if c.order and c.types > 1:  # a pair has two [SEP] in a row; documents in a window end with one
+        if c.order and c.types > 1:  # two [SEP] in a row divide a pair; one [SEP] ends a document in a window
             is_pair = (ids[:, 1:] == c.sep_id) & (ids[:, :-1] == c.sep_id)  # (B, L - 1)
             types = self.types(F.pad(is_pair.cumsum(1).clamp(max=1), (1, 0))).repeat_interleave(m, 1)
         x = self.embed(ids) + types
-        if c.order:  # an item's m vectors share one; without any, [MASK_1] have equal outputs [SB §3.2]
+        if c.order:  # an item's m vectors share one; in a set all [MASK_1] have equal outputs [SB §3.2]
             x = x + self.positions.weight[c.spare_positions:][:L].repeat_interleave(m, 0)
         return self.dropout(self.norm(x))
 
@@ -285,10 +288,11 @@ class Model(nn.Module):
 
     def forward(self, ids, key_mask=None, masked_positions=None, rows=None):
         """Encode and apply the head.
-        Args: ids int64 (B, L); key_mask bool (B, L), True = attend, or None; of heads mlm and hash-mlm
+        Args: ids int64 (B, L); key_mask bool (B, L), True = attend, or None; for heads mlm and hash-mlm
             masked_positions int64 (M,) in the flattened batch, and rows int64 (S,) to score, or None: all.
-        Returns: sr (B, L, 3); span (B, L, 2); classify (B, labels); mlm (M, N) or (M, S); hash-mlm (M, k, R),
-            each hash among the rows of its block [CM], but of bloom (M, m, m·R), among all rows [SB §2.3].
+        Returns: sr (B, L, 3); span (B, L, 2); classify (B, labels); mlm (M, N) or (M, S); hash-mlm of bloom
+            (M, m, m·R) or (M, m, S), each hash among the rows of all blocks [SB §2.3]; other hash-mlm
+            (M, k, R), each hash among the rows of its block [CM], without the choice of rows.
         """
         c, is_stacked = self.config, self.embedding.is_stacked
         if c.predicts_rows != (masked_positions is not None):
@@ -341,12 +345,12 @@ def load_model(checkpoint):
 
 
 def main(argv=None):
-    """Print how many parameters each embedding method takes in the model of the HashFormers paper."""
-    print("The model of the HashFormers paper: parameters of each embedding, in all, and their share\n")
+    """Print how many parameters the model of the HashFormers paper has with each embedding method."""
+    print(f"{'method':>8}  {'embedding':>10}  {'whole model':>11}  share of parameters; 12 layers, width 768")
     for name in EMBEDDINGS:
         with torch.device("meta"):  # counted, not allocated
             counts = count_parameters(Model(Config(**PRESETS["hashformer"] | dict(emb=name))))
-        print(f"{name:>8}  {counts['embedding']:10,} of {counts['total']:11,}  {counts['poep']:6.1%}")
+        print(f"{name:>8}  {counts['embedding']:10,}  {counts['total']:11,}  {counts['poep']:5.1%}")
 
 
 if __name__ == "__main__":

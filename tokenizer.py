@@ -2,10 +2,10 @@
 
 Paper map:    [HF §3.1] HashTokenizer   [SB §4] Phrases   [BERT §4.2] sliding_windows   [CM] sketch_targets
 Out of scope: the hash functions (hashing.py), corpora on disk (data/corpus.py).
-Deviations:   1. [HF] The BPE of the baselines lower-cases its text, as hashed words are: the rest is equal.
+Deviations:   1. [HF] The BPE of the baselines lower-cases, as hashing does, so only the units of text differ.
               2. [SB §4] Phrases falls back on pieces of byte-level BPE; the paper uses WordPiece.
-Notation:     V words   C code numbers per word   T bits   k bits of a chunk, or hash functions of a sketch
-              m hashes per item   R buckets   N rows   L positions
+Notation:     V words   C code numbers per word   T bits   k bits of a chunk, or hash functions   L positions
+              m hashes per item   R buckets of a hash function or map   N rows of a table that all words share
 """
 
 import json
@@ -53,7 +53,7 @@ class BPE:
     def train(cls, texts, size=50_000, min_frequency=5):
         """Learn up to `size` pieces from an iterator of texts; pairs rarer than min_frequency stay apart.
 
-        Words are cut every 1,000 letters, for the time grows with the square of the length.
+        Words are cut every 1,000 letters, as the time for a word grows with the square of its length.
         """
         check_int("size", size, 1, 10_000_000)  # the library reserves memory for all pieces at its start
         texts = (re.sub(r"\S{1000}", r"\g<0> ", _make_encodable(text)) for text in texts)
@@ -74,7 +74,7 @@ class BPE:
 def match_longest(words, phrases, max_words):
     """Segment words into known phrases by greedy longest match. A single word is always allowed.
 
-    Args: words list[str]; phrases, a container of words joined by one space; max_words int, of a phrase.
+    Args: words list[str]; phrases, set or dict of str, words joined by one space; max_words int, of a phrase.
     Returns: list of (start, stop).  new york city hall -> (0, 2) (2, 4) with "new york" and "city hall"
     """
     runs, start = [], 0
@@ -89,8 +89,10 @@ def match_longest(words, phrases, max_words):
 def split_names(text, names, max_words):
     """Split text into item names as they are written: case and punctuation stay.
 
-    Args: text str, names between tabs, or else between spaces, where match_longest finds the longer `names`.
-    Returns: names list[str], and spans list[(start, end)] in characters.
+    Args: text str, names between tabs, or else between spaces, where match_longest finds the longer `names`;
+        names, a set or dict of str; max_words int, of the longest name.
+    Returns: names list[str], inner spaces single, and spans list[(start, end)] in characters of text; between
+        tabs a span includes the spaces around the name.
     """
     if "\t" in text:
         parts = [match for match in re.finditer("[^\t]+", text) if match.group().strip()]
@@ -116,21 +118,20 @@ class Phrases:
 
     @classmethod
     def train(cls, texts, size=1_000_000, max_pieces=30_000):
-        """Learn phrases and pieces from an iterator of texts: `size` in all, at most `max_pieces` pieces."""
+        """Learn phrases and pieces from an iterator of texts: `size` at most, `max_pieces` of them pieces."""
         counts = Counter()
 
-        def count(texts):
-            nonlocal counts
+        def count_and_pass_on(texts):  # to BPE.train: an iterator of texts can be read only once
             for text in texts:
                 words = list_words(text)
-                counts.update(words)
-                counts.update(map(" ".join, zip(words, words[1:])))
+                counts.update([*words, *map(" ".join, zip(words, words[1:]))])
                 if len(counts) > cls.MAX_COUNTED:
                     median = sorted(counts.values())[len(counts) // 2]
-                    counts = Counter({phrase: n for phrase, n in counts.items() if n > median})
+                    for phrase in [phrase for phrase, n in counts.items() if n <= median]:
+                        del counts[phrase]
                 yield text
 
-        bpe = BPE.train(count(texts), min(max_pieces, size))
+        bpe = BPE.train(count_and_pass_on(texts), min(max_pieces, size))
         best = sorted(counts, key=lambda phrase: (-counts[phrase], phrase))[:max(size - len(bpe.units), 0)]
         return cls(json.dumps(dict(phrases=[phrase for phrase in best if counts[phrase] > 1], bpe=bpe.json)))
 
@@ -141,7 +142,7 @@ class Phrases:
         for start, stop in match_longest(words, self.phrases, 2):
             a, b = spans[start][0], spans[stop - 1][1]
             found, inside = [" ".join(words[start:stop])], [(0, b - a)]
-            if found[0] not in self.phrases:  # one word; not lower-cased, for the lower case of İ is longer
+            if found[0] not in self.phrases:  # one word, in pieces. BPE lower-cases, and keeps offsets at İ
                 found, inside = self.bpe.split(text[a:b])
             units += found
             places += [(a + first, a + last) for first, last in inside]
@@ -166,17 +167,18 @@ class HashTokenizer:
     The word list grows with the text and has no parameters: a new word gets the next free ID and is hashed on
     the fly. Code formats "row" and "digest" have a fixed vocabulary, with [UNK] for all other words.
 
-        code_format   code numbers per word
-        row           one: the word's row in a vocabulary (lookup)
-        index         one: a hash bucket of N (emb)
-        chunks        ceil(T/k) of k bits each (pool)
-        bits          T bits, packed into ceil(T/8) bytes, most significant bit first (add, proj, linear)
-        digest        m: a row in the block of each map (bloom)
-        sketch        k: a row in the block of each hash function (mean, median)
-        weighted      k + 1: k rows of N, and a row of the importance table (weighted)
+        code_format   dtype   C          code numbers of a word
+        row           int32   1          its row in a vocabulary, the token ID (lookup)
+        index         int32   1          its hash bucket, 0 .. N-1 (emb)
+        chunks        int16   ceil(T/k)  chunks of k bits (pool)
+        bits          uint8   ceil(T/8)  T bits in bytes, most significant bit first (add, proj, linear)
+        digest        int32   m          its bucket in each map, 0 .. R-1, not yet offset by block (bloom)
+        sketch        int32   k          its bucket by each hash function, 0 .. R-1, likewise (mean, median)
+        weighted      int32   k + 1      k rows 0 .. N-1, and a row of the importance table (weighted)
 
     Args:
-        config: model.Config, or anything with its code_format, bits, chunk, rows, hashes, buckets, weights.
+        config: model.Config, or anything with its code_format (str) and the ints bits, chunk, rows, hashes,
+            buckets, weights that the format needs.
         split: one of SPLITS. subwords: BPE or Phrases, for the splits of the same name.
         hash_name, hash: a key of HASHES and its fitted instance, for index, chunks and bits.
         vocabulary: list[str], the words of row and digest by ID. bloom_map: BloomMap of it, for digest.
@@ -188,13 +190,14 @@ class HashTokenizer:
         check("config", hasattr(config, "code_format"), "a model.Config", config)
         self.is_fixed, self.bloom_map = config.code_format in ("row", "digest"), bloom_map
         check("split", split in SPLITS, f"one of {', '.join(SPLITS)}", split)
-        kind = SUBWORDS.get(split, type(None))
+        kind = SUBWORDS.get(split, type(None))  # the class of subwords, or of None
         check("subwords", isinstance(subwords, kind), f"{kind.__name__} for {split}", subwords)
+        # formats with a hash function refuse its name or class, and None
         unfitted = (str, type, type(None)) if config.code_format in ("index", "chunks", "bits") else ()
         check("hash", not isinstance(hash, unfitted), "a fitted one, such as NgramLSH.fit(counts)", hash)
         check_int("hash_seed", hash_seed, 0, 1 << 64)
         check_words(vocabulary if self.is_fixed else [], "vocabulary")
-        size = len(vocabulary) if config.code_format == "digest" else None
+        size = len(vocabulary) if config.code_format == "digest" else None  # None: expects no map
         check("bloom_map", getattr(bloom_map, "n_items", None) == size, "that of the vocabulary", bloom_map)
         self.config, self.split_name, self.subwords = config, split, subwords
         self.hash_name, self.hash, self.hash_seed, self.key = hash_name, hash, hash_seed, key
@@ -227,11 +230,11 @@ class HashTokenizer:
         return [self.ids([units[i] for i in numbers]) for numbers in self.subwords.number_texts(texts)]
 
     def hash_words(self, words):
-        """Return the codes (len(words), C) of words: uint8 for bits, int16 for chunks, else int32."""
+        """Return the codes (len(words), C) of words, with the dtype and C of their format."""
         c, kind = self.config, self.config.code_format
         if kind == "row":
             return self.ids(words)[:, None]
-        if kind == "digest":
+        if kind == "digest":  # the map's: codes() calls this method for other formats only
             return self.codes()[self.ids(words)]
         if kind == "index":
             return self.hash.index(words, c.rows).astype(np.int32)[:, None]
@@ -241,9 +244,9 @@ class HashTokenizer:
         if kind == "sketch":
             return self.sketch_targets(words)
         if kind == "weighted":
-            # the last of k + 1 independent hashes, which no row uses, chooses the row of importance weights
-            sizes = c.rows, c.weights
-            rows, weights = (sketch_index(words, c.hashes + 1, n, self.hash_seed, self.key) for n in sizes)
+            # of k + 1 independent hashes, k choose rows, and the last the row of importance weights
+            rows, weights = (sketch_index(words, c.hashes + 1, n, self.hash_seed, self.key)
+                             for n in (c.rows, c.weights))
             return np.concatenate([rows[:, :-1], weights[:, -1:]], 1).astype(np.int32)
         raise ValueError(f"code_format: expected one that HashTokenizer lists, got {kind!r}.")
 
@@ -259,7 +262,7 @@ class HashTokenizer:
             return np.tile(rows[:, None], self.bloom_map.m)
         if self.config.code_format == "row":
             return np.arange(FIRST_WORD_ID, dtype=np.int32)[:, None]
-        return np.zeros_like(self.hash_words([""] * FIRST_WORD_ID))
+        return np.zeros_like(self.hash_words([""] * FIRST_WORD_ID))  # of the same shape and dtype
 
     def codes(self):
         """Return the code table of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
@@ -287,7 +290,7 @@ class HashTokenizer:
             if bloom_map := state["bloom_map"]:  # its number of items asks for memory, and is not trusted
                 state["bloom_map"] = BloomMap.load(bloom_map | dict(n_items=len(state["vocabulary"])))
             tokenizer = cls(config, **state)
-            tokenizer.split("a"), tokenizer.hash_words(["a"])  # shows now what is wrong with its parts
+            tokenizer.hash_words(["a", *tokenizer.split("a")[0]])  # raises now if a part is wrong
             return tokenizer
         except Exception as error:  # numpy and the BPE library raise many types
             raise ValueError(f"not the state of a tokenizer for this model: {error!r}") from error
@@ -302,11 +305,12 @@ def build_inputs(first, second, length):
 
     Args: first int32 (n,) and second int32 (m,) or None, token IDs; length int L, at least 5.
     Returns: ids int32, L at most, and num_cut int, how many words did not fit.
-        n 10, m 3, room 8 -> 5 and 3;   n 10, m 10, room 7 -> 4 and 3
+        n 10, m 3, room 8 -> 5 and 3;   n 10, m 10, room 7 -> 4 and 3;   n 2, m 10, room 8 -> 2 and 6
     """
     check_int("length", length, 5, 1 << 31)
     between, second = ([], []) if second is None else ([SEP, SEP], second)
     room = length - 2 - len(between)
+    # the first gets what the second leaves, or half of the room if that is more; the second gets the rest
     n = min(len(first), max(room - len(second), (room + 1) // 2))
     m = min(len(second), room - n)
     parts = [[CLS], first[:n], between, second[:m], [SEP]]
@@ -323,6 +327,7 @@ def sliding_windows(question, context, length, stride):
     """
     check_int("length", length, 8, 1 << 31)
     check_int("stride", stride, 1, 1 << 31)
+    # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three of them before the context
     question = question[:(length - 4) // 2]
     room = length - 4 - len(question)
     step = min(stride, room)

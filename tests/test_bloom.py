@@ -293,4 +293,4 @@ def test_script_runs_alone_in_an_empty_folder(tmp_path):
     lines = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=300, env=env).splitlines()
     certified, best = [x for x in lines if x.endswith(", certified")], lines[-1].split(": ")[1]
     assert lines[-1].startswith("Exhaustive") and certified and all(best in line for line in certified)
-    assert len(lines) < 25
+    assert len(lines) < 25 and max(map(len, lines)) <= 100 and "scores [-1.96 -2.06]" in certified[0]

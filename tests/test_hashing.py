@@ -280,11 +280,12 @@ def test_bad_arguments_raise_value_error(lsh, name, args, message):
 
 
 def test_script_runs_alone_in_an_empty_folder_and_always_says_the_same(tmp_path):
-    """play and plays differ in 74 bits of MD5 and in 22 bits of the LSH; play is bucket 15,933."""
+    """play and plays differ in 74 bits of MD5 and in 24 of the LSH, by the law in 23; play is bucket 15,933."""
     shutil.copy(hashing.__file__, tmp_path)
     command = [sys.executable, "hashing.py", "play plays played"]
     outputs = {subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True,
                               env=os.environ | dict(PYTHONHASHSEED=seed)).stdout for seed in ("0", "1", "77")}
     [lines] = [output.splitlines() for output in outputs]
     assert len(lines) < 25 and "'play': 15933" in lines[-1]
-    assert [line.split()[-1] for line in lines if line.split()[0] == "plays"] == ["74", "22"]
+    rows = [line.split()[-2:] for line in lines if line.strip().startswith("plays")]
+    assert rows == [["74", "23"], ["24", "23"]] and max(map(len, lines)) <= 100

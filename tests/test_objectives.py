@@ -256,4 +256,5 @@ def test_overfitted_batch_is_decoded_to_its_words(emb):
 def test_demo_prints_labeled_examples():
     lines = run_main(objectives.main).out.splitlines()
     assert 0 < len(lines) <= 25 and max(map(len, lines)) <= 100
-    assert "shuffled" in lines[2] and "[MASK]" in lines[3]
+    assert "shuffled" in lines[2] and "[MASK]" in lines[3] and "[0, 2]" in lines[5]
+    assert [len(line.split()[-9:]) for line in lines[:3]] == [9] * 3  # bench/figures.py draws these three
