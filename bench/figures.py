@@ -181,15 +181,16 @@ def draw_pipeline(folder):
 
 
 def draw_collisions(folder, run):
-    """Draw which positions share a bucket in a trained run, of every layer and head."""
-    maps = [(f"layer {number}, head {head}", is_collision)
-            for number, layer, q, k, _ in attention.trained_layers(run, 1)
-            for head, is_collision in enumerate(collisions(*layer.buckets(q, k))[0], 1)]
-    size = 2.6 * len(maps), 2.9
-    with new_figure(folder, "collisions", size, 1, len(maps), ylabel="query position") as axes:
-        for axis, (title, is_collision) in zip(axes, maps):
-            draw_matrix(axis, is_collision.numpy(), f"{title}: {100 * is_collision.float().mean():.0f} %")
-            axis.set(xlabel="key position")
+    """Draw which positions share a bucket in a trained run: a row of maps per layer, a column per head."""
+    layers = [(number, collisions(*layer.buckets(q, k))[0])
+              for number, layer, q, k, _ in attention.trained_layers(run, 1)]
+    shape = len(layers), len(layers[0][1])
+    with new_figure(folder, "collisions", (2.2 * shape[1], 2.3 * shape[0]), *shape) as axes:
+        maps = [(number, head, x) for number, heads in layers for head, x in enumerate(heads, 1)]
+        for axis, (number, head, is_collision) in zip(axes, maps):
+            share = 100 * is_collision.float().mean()
+            draw_matrix(axis, is_collision.numpy(), f"layer {number}, head {head}: {share:.0f} %")
+            axis.set(xlabel="key position" * (number == shape[0]), ylabel="query position" * (head == 1))
 
 
 def draw_losses(folder, name, runs, unit):
