@@ -215,7 +215,8 @@ class Predictor(TextModel):
         is_ready = self.ready.keys() >= {*map(tuple, inputs)}
         logits = [self.ready[tuple(ids)] for ids in inputs] if is_ready else self.compute(inputs)
         if self.config.predicts_rows and not len(logits[0]):
-            raise InputError('text: expected [MASK], as in "the [MASK] statement", got none.')
+            example = "the [MASK] statement" if self.config.order else "bread butter [MASK]"
+            raise InputError(f'text: expected [MASK], as in "{example}", got none.')
         return logits
 
     def detect(self, text):

@@ -313,6 +313,8 @@ def fit(run, caught):
             file.truncate(min(run.log_size, file.tell()))
     if not a.quiet:
         print_summary(run, result["eval_loss"])
+    if run.step:
+        print_line(run, f"Resuming {a.out} at step {run.step:,}")
     micro_batches = get_micro_batches(run, run.step)
     clock = shown = time.perf_counter()
     since = run.step
@@ -324,8 +326,9 @@ def fit(run, caught):
             if must_stop:
                 bar.close()
                 save(run)
-                print_line(run, f"Interrupted at step {run.step:,}; saved {run.path}. Rerun the same command "
-                                "to resume, bit for bit on the same device, ranks, threads and --micro.")
+                print_line(run, f"Interrupted at step {run.step:,}; saved {run.path}.")
+                print_line(run, "Rerun the same command to resume, bit for bit on the same device,\n"
+                                "ranks, threads and --micro.")
                 barrier_before_exit()
                 raise SystemExit(128 + (caught or [signal.SIGTERM])[0])
             row, micro_batches = take_step(run, micro_batches, num_scored.clamp(min=1))

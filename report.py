@@ -100,16 +100,17 @@ def print_settings(args, config, model, device):
 
 def print_results(results):
     """Print the table of scores, and what to know about them."""
-    print(f"\n{'task':>8} {'metric':>8}", *(f"{c:>{width}}" for c, width in COLUMNS.items()), "     n")
+    print(f"\n{'task':>8} {'metric':>8}", *(f"{c:>{width}}" for c, width in COLUMNS.items()), "    n")
     for name, row in results["tasks"].items():
         cells = {column: "n/a" if row[column] is None else f"{row[column]:.2f}" for column in COLUMNS}
         line = " ".join(f"{cells[column]:>{width}}" for column, width in COLUMNS.items())
-        print(f"{name:>8} {row['metric']:>8} {line} {row['n']:6,}")
+        print(f"{name:>8} {row['metric']:>8} {line} {row['n']:5,}")
     if "average" in results:
         std = "n/a" if results["average_std"] is None else f"{results['average_std']:.2f}"
         print(f"{'average':>8} {'':>8} {results['average']:6.2f} {std:>6}")
     for name, row in results["tasks"].items():
-        print(f"{name}: {row['split']}; columns {', '.join(row['columns'])}; rows {row['rows']}")
+        rows = ", ".join(f"{n:,} {split}" for split, n in row["rows"].items())
+        print(f"{name}: {row['split']}; columns {', '.join(row['columns'])}; rows {rows}")
         for seed, label in row["one_class"].items():
             print(f"{name}: the run with seed {seed} always predicts {label!r}, which counts in the mean")
         if row["bag_of_words"] is not None and row["mean"] <= row["bag_of_words"]:

@@ -61,7 +61,8 @@ class TextBatches:
         self.starts = np.concatenate([np.arange(a, b - 2 * (length - 1) + 1, length - 1) for a, b in train])
         self.num_eval, self.steps_per_epoch = len(self.eval_starts), len(self.starts) // batch_size
         if not self.steps_per_epoch:
-            raise ValueError(f"--batch: expected at most {len(self.starts):,} windows, got {batch_size}.")
+            raise ValueError(f"--batch: expected at most {len(self.starts):,} windows of this text, got "
+                             f"{batch_size}. Use a smaller --batch or more text.")
 
     def get_batch(self, step, rows):
         """Return ids int64 (rows, L), noise and random words of the rows of a step's global batch."""
@@ -103,9 +104,9 @@ class ItemSetBatches:
         self.train, held_out = (pages[self.size[pages] > 1] for pages in (train_pages, eval_pages))
         self.steps_per_epoch, self.num_eval = len(self.train) // batch_size, len(held_out[:MAX_EVAL_PAGES])
         if not self.steps_per_epoch or not self.num_eval:
-            raise ValueError(f"--data: expected pages of two items or more, {batch_size} for training, got "
-                             f"{len(self.train):,} and {len(held_out):,} held out. Separate items by tabs, "
-                             "or choose a column with --field.")
+            raise ValueError(f"--data: expected {batch_size * 10 // 9 + 1:,} sets of two items or more, of "
+                             f"which one in ten is held out, got {len(self.train) + len(held_out):,}. Use a "
+                             "smaller --batch, more sets, or tabs between items.")
         held_out = held_out[:self.num_eval]
         self.held_out = held_out[np.argsort(self.size[held_out], kind="stable")]  # equal sizes: less padding
         self.words_per_sequence = np.minimum(self.size[self.train], length).mean()

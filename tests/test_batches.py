@@ -117,7 +117,7 @@ def test_smaller_vocabulary_leaves_out_the_other_items(pages):
     for step in range(batches.steps_per_epoch):
         ids, *_ = batches.get_batch(step, slice(0, 3))
         assert ((ids == 0) | (ids >= FIRST) & (ids < FIRST + 60)).all() and ((ids > 0).sum(1) >= 2).all()
-    with pytest.raises(ValueError, match="--data: expected pages of two items or more, 101"):
+    with pytest.raises(ValueError, match="--data: expected 113 sets of two items or more"):
         item_batches(pages, batch_size=101)
 
 
