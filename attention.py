@@ -189,10 +189,10 @@ MAX_SAVED = 8  # save weights for the backward pass up to 8 times the size of q;
 MAX_DENSE_LENGTH = 1024  # above this length no (L, L) matrix is allocated
 
 
-# Seconds on a machine (measure_costs): of blocks for each pair of a tile, slot, size of tiles and layout, of
+# Seconds on a machine (measure_costs): of blocks for each pair of a tile, row, size of tiles and layout, of
 # the dense formula for each pair and row; 1 if products in bfloat16 are faster than in float32, else 0
-Costs = namedtuple("Costs", "pair slot size layout dense_pair dense_row has_fast_bfloat16",
-                   defaults=(1.5e-8, 8e-7, 1.2e-3, 2.5e-3, 8e-9, 8e-7, 0.0))
+Costs = namedtuple("Costs", "pair row size layout dense_pair dense_row has_fast_bfloat16",
+                   defaults=(1.5e-8, 1.6e-6, 8e-4, 2.5e-3, 1.2e-8, 1.2e-6, 0.0))
 
 
 class BucketLayout:
@@ -234,7 +234,7 @@ class BucketLayout:
             for step in SIZE_STEPS:
                 x, y = size = np.where(packed[-1].max(0) > T, padded_sizes(packed[-1], step), T)
                 num_pairs, num_sizes = int(x @ y), len(np.unique(x * 2**32 + y))
-                cost = costs.layout + float(np.dot(costs[:3], [num_pairs, x.sum(), num_sizes]))
+                cost = costs.layout + float(np.dot(costs[:3], [num_pairs, self.N, num_sizes]))
                 if cost < self.cost:
                     self.cost, self.num_pairs, self.tile = cost, num_pairs, T
                     self.packed = shared[larger_last], sequence[larger_last], *packed[:-1], size
@@ -518,7 +518,7 @@ def dense_lsh_attention(q, k, v, hq, hk, product_dtype, *, fill, pairs, key_mask
 
 @functools.cache
 def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=True):
-    """Return the Costs of this machine, from a few small passes of some 0.1 s in all, once per process.
+    """Return the Costs of this machine, from a few small passes of some 0.2 s in all, once per process.
 
     Args:
         device_type, dtype, width: str, torch.dtype and int, of the vectors.
@@ -532,9 +532,9 @@ def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=
         return torch.randn(shape, generator=generator).to(device_type, dtype)
 
     def time_pass(function, *args):
-        """Return the least seconds of three rounds after a first one."""
+        """Return the least seconds of two rounds after a first one."""
         times = []
-        for _ in range(4):
+        for _ in range(3):
             start = clock()
             function(*args)
             if is_cuda:
@@ -542,9 +542,9 @@ def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=
             times.append(clock() - start)
         return min(times[1:])
 
-    def attend(h, impl, *qkv):
+    def attend(hq, hk, impl, *qkv):
         with torch.set_grad_enabled(use_grad):
-            out = lsh_attention(*qkv, h, h, fill=fill, pairs=pairs, impl=impl, costs=trial)
+            out = lsh_attention(*qkv, hq, hk, fill=fill, pairs=pairs, impl=impl, costs=trial)
         if use_grad:
             torch.autograd.grad(out, qkv, qkv[-1])
 
@@ -552,17 +552,16 @@ def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=
     is_fast = dtype.itemsize == 2 and time_pass(torch.bmm, a, a) < time_pass(torch.bmm, a.float(), a.float())
     trial = Costs(1, 0, 0, 0, has_fast_bfloat16=float(is_fast))  # the fewest pairs
     with torch.inference_mode(False):
-        for B, L, sizes in ((8, 256, [16] * 16), (4, 256, [128] * 2), (1, 256, [16] * 16),
-                            (1, 256, [16, 16, 32, 64, 128]), (16, 64, [64]), (4, 256, [256])):
-            h = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(device_type)  # (L,)
-            h, impl = h.expand(B, 1, 1, L), "blocks" if len(sizes) > 1 else "dense"
+        for B, L, m, impl in ((16, 256, 64, "blocks"), (4, 256, 2, "blocks"), (1, 256, 64, "blocks"),
+                              (1, 256, 8, "blocks"), (16, 64, 64, "dense"), (4, 256, 64, "dense")):
+            hq, hk = torch.randint(m, (2, B, 1, 1, L), generator=generator).to(device_type)
             qkv = [draw(B, 1, L, width).requires_grad_(use_grad) for _ in range(3)]
-            seconds = time_pass(attend, h, impl, *qkv)
+            seconds = time_pass(attend, hq, hk, impl, *qkv)
             if impl == "dense":
                 dense.append((B * L * L, B * L, seconds))
             else:
-                layouts = [x.fill() for x in make_layouts(h, h, fill, pairs, costs=trial)]
-                numbers = np.sum([(x.num_pairs, len(x.to_q), len(x.shapes), 1) for x in layouts], 0)
+                layouts = [x.fill() for x in make_layouts(hq, hk, fill, pairs, costs=trial)]
+                numbers = np.sum([(x.num_pairs, x.N, len(x.shapes), 1) for x in layouts], 0)
                 blocks.append((*numbers, seconds))
     return Costs(*fit_costs(blocks, Costs()[:4]), *fit_costs(dense, Costs()[4:6]), trial.has_fast_bfloat16)
 
@@ -598,7 +597,7 @@ def select_implementation(hq, hk, *, fill, pairs, key_mask=None, impl="auto", dt
     dense = N * (costs.dense_row + L * costs.dense_pair)
     if impl == "blocks" or impl == "auto" and L > MAX_DENSE_LENGTH:
         dense = math.inf
-    least = num_layouts * (costs.layout + costs.size + 0.5 * N * costs.slot)  # before buckets are counted
+    least = num_layouts * (costs.layout + costs.size + N * costs.row)  # before buckets are counted
     if impl != "dense" and least < dense:
         layouts = make_layouts(hq, hk, fill, pairs, key_mask, costs)
         if sum(layout.cost for layout in layouts) < dense:

@@ -265,8 +265,8 @@ def test_make_layouts_hold_each_colliding_pair_once(pairs):
     assert torch.equal(count, (collide & mask.unsqueeze(1)).long())
 
 
-FAST_DENSE = attention.Costs(pair=1, slot=1, size=1, layout=1, dense_pair=1e-3, dense_row=1e-3)
-FAST_BLOCKS = attention.Costs(pair=1e-3, slot=1e-3, size=1e-3, layout=1e-3, dense_pair=1, dense_row=1)
+FAST_DENSE = attention.Costs(pair=1, row=1, size=1, layout=1, dense_pair=1e-3, dense_row=1e-3)
+FAST_BLOCKS = attention.Costs(pair=1e-3, row=1e-3, size=1e-3, layout=1e-3, dense_pair=1, dense_row=1)
 
 
 def test_select_implementation_takes_the_cheaper():
