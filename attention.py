@@ -231,13 +231,16 @@ class BucketLayout:
         for T in TILES:
             larger_last = np.lexsort((sizes[:, shared].max(0) > T, sequence))
             packed = pack_tiles(sizes[:, shared[larger_last]], sequence[larger_last], T)
-            for step in SIZE_STEPS:
+            has_larger = bool((packed[-1] > T).any())
+            for step in SIZE_STEPS if has_larger else SIZE_STEPS[:1]:
                 x, y = size = np.where(packed[-1].max(0) > T, padded_sizes(packed[-1], step), T)
                 num_pairs, num_sizes = int(x @ y), len(np.unique(x * 2**32 + y))
                 cost = costs.layout + float(np.dot(costs[:3], [num_pairs, self.N, num_sizes]))
                 if cost < self.cost:
                     self.cost, self.num_pairs, self.tile = cost, num_pairs, T
                     self.packed = shared[larger_last], sequence[larger_last], *packed[:-1], size
+            if not has_larger:
+                break
 
     def fill(self):
         """Assign a slot to each row; return the layout."""

@@ -141,6 +141,7 @@ def bench_attention(args, *, positions=16_384, rounds=None,
 
 def bench_auto(args, *, positions=8_192, heads=4, rounds=7, lengths=(64, 128, 256, 512, 1024, 2048, 4096, 16384)):
     """Forward and backward with hashing, e 64, r 8, m 256, n 1, all pairs: auto against the better of its two ways."""
+    torch.empty(30 * 2**20, dtype=torch.uint8)  # freed: glibc then keeps what is freed later, as in a training process
     rows, draw = [], attention.draw_hyperplanes(heads, 1, 8, 64, 256, torch.Generator().manual_seed(0))
     draw = [x.to(args.device) for x in draw]
     for dtype, L in itertools.product((torch.float32, torch.bfloat16), lengths):
