@@ -189,8 +189,9 @@ MAX_SAVED = 8  # save weights for the backward pass up to 8 times the size of q;
 MAX_DENSE_LENGTH = 1024  # above this length no (L, L) matrix is allocated
 
 
-# Seconds on a machine (measure_costs): of blocks for each pair of a tile, row, size of tiles and layout, of
-# the dense formula for each pair and row; 1 if products in bfloat16 are faster than in float32, else 0
+# Seconds on a machine (measure_costs): of blocks for each pair of a tile, row (half of it for its slot), size
+# of tiles and layout; of the dense formula for each pair and row. Then 1 if products in bfloat16 are faster
+# than in float32, else 0. The defaults give the proportions
 Costs = namedtuple("Costs", "pair row size layout dense_pair dense_row has_fast_bfloat16",
                    defaults=(1.5e-8, 1.6e-6, 8e-4, 2.5e-3, 1.2e-8, 1.2e-6, 0.0))
 
@@ -235,7 +236,7 @@ class BucketLayout:
             for step in SIZE_STEPS if has_larger else SIZE_STEPS[:1]:
                 x, y = size = np.where(packed[-1].max(0) > T, padded_sizes(packed[-1], step), T)
                 num_pairs, num_sizes = int(x @ y), len(np.unique(x * 2**32 + y))
-                cost = costs.layout + float(np.dot(costs[:3], [num_pairs, self.N, num_sizes]))
+                cost = costs.layout + float(np.dot(costs[:3], [num_pairs, (self.N + x.sum()) / 2, num_sizes]))
                 if cost < self.cost:
                     self.cost, self.num_pairs, self.tile = cost, num_pairs, T
                     self.packed = shared[larger_last], sequence[larger_last], *packed[:-1], size
@@ -556,7 +557,7 @@ def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=
     trial = Costs(1, 0, 0, 0, has_fast_bfloat16=float(is_fast))  # the fewest pairs
     with torch.inference_mode(False):
         for B, L, m, impl in ((16, 256, 64, "blocks"), (4, 256, 2, "blocks"), (1, 256, 64, "blocks"),
-                              (1, 256, 8, "blocks"), (16, 64, 64, "dense"), (4, 256, 64, "dense")):
+                              (1, 256, 8, "blocks"), (64, 64, 64, "dense"), (4, 256, 64, "dense")):
             hq, hk = torch.randint(m, (2, B, 1, 1, L), generator=generator).to(device_type)
             qkv = [draw(B, 1, L, width).requires_grad_(use_grad) for _ in range(3)]
             seconds = time_pass(attend, hq, hk, impl, *qkv)
@@ -564,8 +565,8 @@ def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=
                 dense.append((B * L * L, B * L, seconds))
             else:
                 layouts = [x.fill() for x in make_layouts(hq, hk, fill, pairs, costs=trial)]
-                numbers = np.sum([(x.num_pairs, x.N, len(x.shapes), 1) for x in layouts], 0)
-                blocks.append((*numbers, seconds))
+                parts = [(x.num_pairs, (x.N + len(x.to_q)) / 2, len(x.shapes), 1) for x in layouts]
+                blocks.append((*np.sum(parts, 0), seconds))
     return Costs(*fit_costs(blocks, Costs()[:4]), *fit_costs(dense, Costs()[4:6]), trial.has_fast_bfloat16)
 
 
@@ -600,7 +601,7 @@ def select_implementation(hq, hk, *, fill, pairs, key_mask=None, impl="auto", dt
     dense = N * (costs.dense_row + L * costs.dense_pair)
     if impl == "blocks" or impl == "auto" and L > MAX_DENSE_LENGTH:
         dense = math.inf
-    least = num_layouts * (costs.layout + costs.size + N * costs.row)  # before buckets are counted
+    least = num_layouts * (costs.layout + costs.size + N / 2 * costs.row)  # before buckets are counted
     if impl != "dense" and least < dense:
         layouts = make_layouts(hq, hk, fill, pairs, key_mask, costs)
         if sum(layout.cost for layout in layouts) < dense:
