@@ -4,28 +4,33 @@ Paper map:
     [V] Vaswani et al. 2017, Attention Is All You Need: [V §3.2.1] full_attention
     [BL] Li & Yip, BERT-LSH: [BL §2.1] simhash   [BL §2.1 law] collision_probability
         [BL §2.2.2] lsh_attention_reference   [BL Alg. 1] lsh_attention
-Out of scope: causal masks; cross-attention (q, k, v have one length); projections to q, k, v (model.py).
+Out of scope: causal masks; cross-attention (q, k, v have one length); projections to q, k, v (model.py); the
+    sums over colliding pairs alone (blocks.py, to be copied with this file).
 Deviations:
     1. Dense attention calls torch's scaled_dot_product_attention, except where that is slow (full_attention).
-    2. The paper fills a dense matrix. SparseLSHAttention computes its exact result from the colliding pairs.
+    2. The paper fills a dense matrix. blocks.py computes its exact result from the colliding pairs alone,
+       where measure_costs predicts that this is faster. The two ways round differently.
     3. The hyperplanes are drawn once, or once per step, not in every forward pass as in the authors' code.
     4. LSH attention has no dropout on weights: a pair that does not collide has no weight of its own.
     5. The default is pairs="all". The released code, and the 28.5 dot products printed, are of a triangle,
        "upper". Algorithm 1 as printed runs over all of C, and the last writer of A[i, j] = A[j, i] wins.
 Notation:
     B batch   H heads   L positions   e head size   n hash functions   r hyperplanes per function ("bands")
-    m hash buckets   BH = B·H sequences   N = BH·L rows   P slots: rows in bucket order, with padding
-    G buckets of one padded size   x, y query slots and key slots of such a bucket   i query   j key
-    s score   w weight   M largest score of a row   z sum of exp(s - M) over a row   u width of the values
+    m hash buckets   u width of the values   BH = B·H sequences   N = BH·L rows   i query   j key   s score
 Demo: python attention.py
 """
 
 import functools
 import math
+import time
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from blocks import MASKED, MAX_CHUNK, Costs, SparseLSHAttention, compare, make_layouts
+
+MAX_DENSE_LENGTH = 1024  # above this length no (L, L) matrix is allocated
 # dtype and dimensions of arguments, and choices. In a call a letter is one size, and "float" is one dtype.
 TENSORS = dict(q="float BHLe", k="float BHLe", v="float BHLu", key_mask="bool BL", hq="int64 BHnL",
                hk="int64 BHnL", x="float BHLe", planes="floating Hnre", coef="int64 Hnr")
@@ -117,8 +122,9 @@ def simhash(x, planes, coef, buckets):
     check_arguments(x=x, planes=planes, coef=coef)
     with torch.autocast(x.device.type, enabled=False):
         is_above = x.float() @ planes.float().flatten(1, 2).transpose(1, 2) > 0  # (B, H, L, n·r)
-    h = (is_above.unflatten(-1, coef.shape[1:]) * coef.unsqueeze(1)).sum(-1) % buckets  # (B, H, L, n)
-    return h.transpose(2, 3).contiguous()
+    is_above = is_above.unflatten(-1, coef.shape[1:]).transpose(2, 3)  # (B, H, n, L, r)
+    # a product in float64 is exact below 2^53, and much faster than integers
+    return (is_above.double() @ coef.double().unsqueeze(-1)).squeeze(-1).long() % buckets
 
 
 def collision_probability(angle, bands, buckets, functions=1):
@@ -177,279 +183,132 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
     return masked_softmax(scores, key_mask) @ v
 
 
-MIN_SCORE = -1e30  # below every score, yet finite: the difference of two of them is 0, not NaN
-SIZE_STEPS = (1.1, 1.25, 1.5, 2.0, 4.0)  # ratios between neighboring padded sizes that padded_sizes tries
-MAX_CHUNK = 2**20  # scores computed at once: 4 MiB in float32, near the cache of a core and far from L²
-MAX_SAVED = 8  # save weights for the backward pass up to 8 times the size of q; recompute larger ones
-# Overhead of a layout, in pairs: the kernel calls for a padded size; moving a row to its bucket and back.
-# Cost of one pair of the dense formula in bfloat16. Measured on two CPU cores.
-COST_PER_SIZE, COST_PER_ROW, COST_BFLOAT16 = 2**14, 56, 0.35
-MAX_DENSE_LENGTH = 1024  # above this length no (L, L) matrix is allocated
-
-
-class BucketLayout:
-    """The colliding pairs of one hash function: rows in bucket order, padded to few sizes.
-
-    triangle        "upper" (i <= j), "lower" (i > j) or None
-    earlier         hq, hk (N + 1,) of each earlier function: a pair belongs to the first in which it collides
-    to_q, to_k      int64 (P,), row of each slot for results; N in a padding slot
-    from_q, from_k  int64 (P,), row of each slot for inputs; the last row of the bucket in a padding slot
-    shapes          list of (G, x, y): G buckets of x query slots and y key slots, in slot order
-    num_pairs, cost int, pairs computed, with padding; the same plus overhead
-
-        hq  5 7 5 5    bucket 5: queries 0 2 3, key 1    to_q    0 2 3 4  to_k    1   (4 = N: padding)
-        hk  2 5 2 3    bucket 7: query 1, no key         from_q  0 2 3 3  from_k  1   shapes [(1, 4, 1)]
-    """
-
-    def __init__(self, hq, hk, key_mask=None, triangle=None, earlier=()):
-        """Sort hq, hk (BH, L) into buckets, without the keys that key_mask (BH, L) excludes."""
-        (BH, L), self.N, self.triangle, self.earlier = hq.shape, hq.numel(), triangle, earlier
-        unused = int(torch.maximum(hq.max(), hk.max())) + 1
-        if key_mask is not None:
-            hk = hk.masked_fill(~key_mask, unused)  # a bucket without queries
-        offset = torch.arange(BH, device=hq.device).unsqueeze(1) * (unused + 1)  # buckets per sequence
-        bucket_q, order_q, first_q, count_q = group_equal((hq + offset).flatten())
-        bucket_k, order_k, first_k, count_k = group_equal((hk + offset).flatten())
-        match = torch.searchsorted(bucket_k, bucket_q).clamp(max=len(bucket_k) - 1)
-        shared = (bucket_k[match] == bucket_q).nonzero().squeeze(1)
-        first_q, count_q, match = first_q[shared], count_q[shared], match[shared]
-        first_k, count_k = first_k[match], count_k[match]
-        x, y, self.num_pairs, num_sizes = padded_sizes(count_q, count_k)
-        self.cost = self.num_pairs + COST_PER_SIZE * num_sizes + COST_PER_ROW * self.N
-        shape, order, _, G = group_equal(x * (8 * L) + y)  # every padded size is below 8 L
-        self.shapes = [(g, s // (8 * L), s % (8 * L)) for g, s in zip(G.tolist(), shape.tolist())]
-        self.to_q, self.from_q = fill_slots(first_q[order], count_q[order], x[order], order_q)
-        self.to_k, self.from_k = fill_slots(first_k[order], count_k[order], y[order], order_k)
-
-    def chunks(self):
-        """Yield (s, t, G, allowed): slices of query slots (G·x) and key slots (G·y), and which pairs count.
-
-        allowed is bool (G, x, y), or (G, 1, y) if the queries of a bucket agree. No query is in two chunks.
-        """
-        q = k = 0
-        for num_buckets, x, y in self.shapes:
-            max_buckets, max_queries = max(MAX_CHUNK // (x * y), 1), min(x, max(MAX_CHUNK // y, 1))
-            for g in range(0, num_buckets, max_buckets):
-                G = min(max_buckets, num_buckets - g)
-                t = slice(k, k + G * y)
-                for start in range(0, x, max_queries):  # splits a bucket only if G = 1
-                    s = slice(q, q + G * min(max_queries, x - start))
-                    q, i, j = s.stop, self.to_q[s].view(G, -1, 1), self.to_k[t].view(G, 1, y)
-                    allowed = j < self.N
-                    if self.triangle:
-                        allowed = allowed & (i <= j if self.triangle == "upper" else i > j)
-                    for hq, hk in self.earlier:
-                        allowed = allowed & (hq[i] != hk[j])
-                    yield s, t, G, allowed
-                k = t.stop
-
-    def orient(self, q, k):
-        """Return (q, k), or (k, q) in the lower triangle, where queries and keys change places."""
-        return (k, q) if self.triangle == "lower" else (q, k)
-
-    def gather(self, q, k, s, t, G):
-        """Return (G, x, e) and (G, y, e), the rows of q in query slots s and of k in key slots t."""
-        return gather_rows(q, self.from_q[s], G), gather_rows(k, self.from_k[t], G)
-
-
-def group_equal(keys):
-    """Return the distinct keys of int64 (N,), the sorting order, each key's first index there and count."""
-    keys, order = keys.sort(stable=True)
-    keys, count = keys.unique_consecutive(return_counts=True)
-    return keys, order, count.cumsum(0) - count, count
-
-
-def padded_sizes(count_q, count_k):
-    """Return the cheapest padded sizes x, y of the buckets, the number of pairs and of distinct (x, y)."""
-    longest = max(count_q.max().item(), count_k.max().item()) if len(count_q) else 1
-    candidates = []
-    for step in SIZE_STEPS:  # many sizes cost kernel calls, few sizes cost padding: the data decides
-        sizes = [1, 2, 4]
-        while sizes[-1] < longest:
-            sizes.append(max(math.ceil(sizes[-1] * step / 4) * 4, sizes[-1] + 4))
-        sizes = torch.tensor(sizes, device=count_q.device)
-        x, y = torch.searchsorted(sizes, count_q), torch.searchsorted(sizes, count_k)
-        G = torch.bincount(x * len(sizes) + y, minlength=len(sizes) ** 2).view(len(sizes), -1)
-        num_pairs, num_sizes = int((G * torch.outer(sizes, sizes)).sum()), int((G > 0).sum())
-        candidates.append((sizes[x], sizes[y], num_pairs, num_sizes))
-    return min(candidates, key=lambda c: c[2] + COST_PER_SIZE * c[3])
-
-
-def fill_slots(first, count, size, rows):
-    """Return the row of each slot (P,) for results and for inputs, from rows (N,) in bucket order."""
-    bucket = torch.arange(len(size), device=size.device).repeat_interleave(size)  # (P,)
-    offset = torch.arange(len(bucket), device=size.device) - (size.cumsum(0) - size)[bucket]  # (P,)
-    row = rows[first[bucket] + torch.minimum(offset, count[bucket] - 1)]  # (P,)
-    return torch.where(offset < count[bucket], row, len(rows)), row
-
-
-def make_layouts(hq, hk, fill, pairs, key_mask=None):
-    """Return the BucketLayouts of hq, hk (B, H, n, L) that together hold each colliding pair once."""
-    mask = None if key_mask is None else key_mask.repeat_interleave(hq.shape[1], 0)  # (BH, L)
-    hq, hk = (h.permute(2, 0, 1, 3).flatten(1, 2) for h in (hq, hk))  # (n, BH, L)
-    layouts, flat = [], [(F.pad(a.flatten(), (0, 1)), F.pad(b.flatten(), (0, 1))) for a, b in zip(hq, hk)]
-    for f in range(len(hq)):
-        layouts.append(BucketLayout(hq[f], hk[f], mask, "upper" if pairs == "upper" else None, flat[:f]))
-        if pairs == "upper":  # below the diagonal the score is that of the mirrored pair
-            layouts.append(BucketLayout(hk[f], hq[f], mask, "lower", [(b, a) for a, b in flat[:f]]))
-    if fill == "mask":  # one more function with one bucket per position, for positions that miss themselves
-        position = torch.arange(hq.shape[2], device=hq.device).expand(hq.shape[1:])  # (BH, L)
-        layouts.append(BucketLayout(position.masked_fill((hq == hk).any(0), hq.shape[2]), position, mask))
-    return layouts
-
-
-def gather_rows(rows, i, G):
-    """Return (G, x, e): the rows (N, e) at i (G·x,)."""
-    return rows.index_select(0, i).view(G, -1, rows.shape[1])
-
-
-def chunk_scores(Q, K, allowed):
-    """Return the scores (G, x, y) of Q (G, x, e) and K (G, y, e), -inf for pairs that are not allowed."""
-    bias = Q.new_zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
-    return torch.baddbmm(bias, Q, K.transpose(1, 2), alpha=Q.shape[-1] ** -0.5)
-
-
-def merge_stats(stats, more):
-    """Merge two (..., 3) of M, z and the number of pairs of a row: the online softmax, at the larger M."""
-    (M, z, count), (M2, z2, count2) = stats.unbind(-1), more.unbind(-1)
-    top = torch.maximum(M, M2)
-    return torch.stack([top, z * (M - top).exp() + z2 * (M2 - top).exp(), count + count2], -1)
-
-
-def softmax_terms(stats, num_keys):
-    """Return (N + 1, 3) of top, inverse and b: w = exp(s - top) · inverse, and b is w without a collision."""
-    M, z, count = stats.unbind(-1)
-    # subtle: count the other keys; Σ (e^s - 1) + L cancels if all keys collide with low scores. Keep top and
-    # log z apart: at scores of 1,000 their sum in float32 loses four digits.
-    rest = num_keys - count  # num_keys is 0 for "mask", where no other key has a weight
-    top = torch.where(rest > 0, M.clamp(min=0), M)
-    b = torch.where(rest > 0, (-top).clamp(max=0).exp(), 0)
-    z = z * (M - top).exp() + rest * b
-    inverse = torch.where(z > 0, 1 / z, 0)  # 0 for a row without keys
-    terms = torch.stack([top, inverse, b * inverse], -1)  # (N + 1, 3)
-    terms[-1] = terms.new_tensor([torch.finfo(terms.dtype).max, 0, 0])  # weights of 0 for row N, padding
-    return terms
-
-
-class SparseLSHAttention(torch.autograd.Function):
-    """LSH attention from the colliding pairs, forward and backward.
-
-    Pairs that do not collide share the score 0: the dense softmax needs no dense matrix. rest_i counts them
-    in row i (0 for fill="mask"). M_i is the largest score of row i, their 0 included.
-
-      z_i   = Σ_{j collides} exp(s_ij - M_i) + rest_i exp(-M_i)    w_ij = exp(s_ij - M_i) / z_i
-      out_i = Σ_{j collides} (w_ij - b_i) v_j + b_i Σ_j v_j        b_i  = exp(-M_i) / z_i, 0 if rest_i = 0
-      ds_ij = w_ij (dout_i · v_j - D_i)   D_i = dout_i · out_i     dq_i = Σ_j ds_ij k_j / √e, dk_j likewise
-      dv_j  = Σ_{i collides} (w_ij - b_i) dout_i + Σ_i b_i dout_i
-
-    On CUDA the sums are atomic: the last bits can differ between runs.
-    """
-
-    @staticmethod
-    def forward(ctx, q, k, v, layouts, key_mask, use_zero_fill):
-        """Return the output (B, H, L, u); key_mask bool (B, L) or None."""
-        shape, (B, H, L), ctx.dtype, ctx.layouts = v.shape, q.shape[:3], q.dtype, layouts
-        N, dtype = B * H * L, torch.promote_types(q.dtype, torch.float32)
-        q, k, v = (x.flatten(0, 2).to(dtype) for x in (q, k, v))  # (N, e), v (N, u)
-        mask = q.new_ones(B, L) if key_mask is None else key_mask.to(dtype)  # 1 = attend
-        mask = mask.repeat_interleave(H, 0)  # (BH, L)
-        num_keys = F.pad(mask.sum(1).repeat_interleave(L) * use_zero_fill, (0, 1))  # (N + 1,)
-        stats, saved = mask.new_tensor([MIN_SCORE, 0, 0]).repeat(N + 1, 1), []
-        is_saved = sum(layout.num_pairs for layout in layouts) <= MAX_SAVED * q.numel()
-        for layout in layouts:  # a query may have keys in several layouts: weights need the sums over all
-            for s, t, G, allowed in layout.chunks():
-                S = chunk_scores(*layout.gather(*layout.orient(q, k), s, t, G), allowed)  # (G, x, y)
-                M = S.amax(-1, keepdim=True).clamp_(min=MIN_SCORE)  # (G, x, 1)
-                z = S.sub_(M).exp_().sum(-1, keepdim=True)  # (G, x, 1)
-                more = torch.cat([M, z, allowed.sum(-1, keepdim=True, dtype=dtype).expand_as(z)], -1)
-                # no query is twice in a layout
-                stats[layout.to_q[s]] = merge_stats(gather_rows(stats, layout.to_q[s], G), more).flatten(0, 1)
-                if is_saved:
-                    saved.append((S, M))
-        terms, next_saved = softmax_terms(stats, num_keys), iter(saved)
-        out = mask.new_zeros(N + 1, shape[-1])
-        for layout in layouts:
-            for s, t, G, allowed in layout.chunks():
-                top, inverse, base = gather_rows(terms, layout.to_q[s], G).split(1, -1)  # (G, x, 1) each
-                W, M = next(next_saved, (None, top))
-                if W is None:
-                    W = chunk_scores(*layout.gather(*layout.orient(q, k), s, t, G), allowed).sub_(top).exp_()
-                W.mul_((M - top).exp_().mul_(inverse))
-                W = torch.addcmul(W, base, allowed.to(dtype), value=-1)  # (G, x, y)
-                out.index_add_(0, layout.to_q[s], (W @ gather_rows(v, layout.from_k[t], G)).flatten(0, 1))
-        v_sum = torch.bmm(mask.unsqueeze(1), v.view(B * H, L, -1))  # (BH, 1, u)
-        out[:N].view(B * H, L, -1).addcmul_(terms[:N, 2].view(B * H, L, 1), v_sum)
-        ctx.save_for_backward(q, k, v, out, terms, mask, *(W for W, _ in saved))
-        return out[:N].view(shape).to(ctx.dtype)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dout):
-        """Return the gradients of q, k, v for dout (B, H, L, u)."""
-        q, k, v, out, terms, mask, *saved = ctx.saved_tensors
-        shape, (BH, L), N, scale = dout.shape[:3], mask.shape, len(q), q.shape[1] ** -0.5
-        dout = dout.flatten(0, 2).to(out.dtype)  # (N, u)
-        grads = dq, dk, dv = [x.new_zeros(N + 1, x.shape[1]) for x in (q, k, v)]
-        with torch.autocast(dout.device.type, enabled=False):  # the caller may run backward() under autocast
-            D = torch.bmm(dout.unsqueeze(1), out[:N].unsqueeze(2)).view(N, 1)
-            terms, weights = torch.cat([terms, F.pad(-D, (0, 0, 0, 1))], 1), iter(saved)  # (N + 1, 4), W
-            for layout in ctx.layouts:
-                (a, b), (da, db) = layout.orient(q, k), layout.orient(dq, dk)
-                for s, t, G, allowed in layout.chunks():
-                    (Q, K), (dO, V) = layout.gather(a, b, s, t, G), layout.gather(dout, v, s, t, G)
-                    top, inverse, base, minus_D = gather_rows(terms, layout.to_q[s], G).split(1, -1)
-                    W = next(weights, None)
-                    if W is None:
-                        W = chunk_scores(Q, K, allowed).sub_(top).exp_().mul_(inverse)
-                    dS = torch.baddbmm(minus_D, dO, V.transpose(1, 2), beta=scale, alpha=scale).mul_(W)
-                    W = torch.addcmul(W, base, allowed.to(W.dtype), value=-1)  # (G, x, y)
-                    da.index_add_(0, layout.to_q[s], torch.bmm(dS, K).flatten(0, 1))
-                    db.index_add_(0, layout.to_k[t], torch.bmm(dS.transpose(1, 2), Q).flatten(0, 1))
-                    dv.index_add_(0, layout.to_k[t], torch.bmm(W.transpose(1, 2), dO).flatten(0, 1))
-            b_dout = torch.bmm(terms[:N, 2].view(BH, 1, L), dout.view(BH, L, -1))  # (BH, 1, u)
-        dv[:N].view(BH, L, -1).addcmul_(mask.unsqueeze(-1), b_dout)
-        return *(d[:N].view(*shape, -1).to(ctx.dtype) for d in grads), None, None, None
-
-
-def dense_lsh_attention(q, k, v, hq, hk, *, fill, pairs, key_mask=None):
+def dense_lsh_attention(q, k, v, hq, hk, product_dtype, *, fill, pairs, key_mask=None):
     """Return lsh_attention_reference in fewer passes over (L, L), the implementation for short sequences."""
-    L, is_collision = q.shape[2], collisions(hq, hk)
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)  # (B, H, L, L)
-    if pairs == "upper":  # the upper triangle with half of the diagonal, plus its mirror image
-        half = torch.ones_like(scores[0, 0]).triu() - 0.5 * torch.eye(L, device=q.device, dtype=scores.dtype)
-        scores = scores * half
-        scores = scores + scores.transpose(-2, -1)
-        is_collision = is_collision.triu() | is_collision.triu().transpose(-2, -1)
-    if fill == "mask":
-        is_collision = is_collision | torch.eye(L, dtype=torch.bool, device=q.device)
-    scores = scores.masked_fill(~is_collision, 0.0 if fill == "zero" else -torch.inf)
-    return masked_softmax(scores, key_mask) @ v
+    (B, H, L, e), input_dtype, use_upper = q.shape, q.dtype, pairs == "upper"
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    if fill == "mask" and not use_upper:
+        mask = collisions(hq, hk) | torch.eye(L, dtype=torch.bool, device=q.device)
+        mask = mask if key_mask is None else mask & key_mask[:, None, None, :]
+        return F.scaled_dot_product_attention(*(x.to(product_dtype) for x in (q, k, v)), mask).to(q.dtype)
+    keys = q.new_ones(B, L) if key_mask is None else key_mask
+    keys = keys.to(dtype).repeat_interleave(H, 0).unsqueeze(1)  # (BH, 1, L), 1 = attend
+    hq, hk = (h.flatten(0, 1).to(torch.float32 if h.max() < 2**24 else torch.float64) for h in (hq, hk))
+    half = torch.ones_like(keys[0].expand(L, L)).triu() - 0.5 * torch.eye(L, device=q.device)
+    tensors, out = [*(x.flatten(0, 1).to(product_dtype) for x in (q * e**-0.5, k, v)), hq, hk, keys], []
+    # a few sequences at a time: their matrices stay near the processor
+    for q, k, v, hq, hk, keys in zip(*(x.split(max(MAX_CHUNK // 4 // L**2, 1)) for x in tensors)):
+        equal = zip(hq.unsqueeze(-1).unbind(1), hk.unsqueeze(-2).unbind(1))
+        A = functools.reduce(torch.maximum, (compare(torch.eq, a, b, dtype) for a, b in equal))  # (G, L, L)
+        S = (q @ k.transpose(1, 2)).to(dtype)
+        if use_upper:  # the upper triangle with half of the diagonal, plus its mirror image
+            A *= half
+            if fill == "mask":
+                A.diagonal(dim1=1, dim2=2).fill_(0.5)
+                keys = (A + A.transpose(1, 2)) * keys
+            S = S * A
+            S = S + S.transpose(1, 2)
+        else:
+            S = S * A
+        if fill == "mask" or key_mask is not None:
+            W = torch.add(S, 1 - keys, alpha=MASKED).softmax(-1) * keys  # 0 in a row without keys
+        else:
+            W = S.softmax(-1)
+        out.append(W.to(product_dtype) @ v)
+    return torch.cat(out).unflatten(0, (B, H)).to(input_dtype)
 
 
-def select_implementation(hq, hk, *, fill, pairs, key_mask=None, impl="auto", dtype=torch.float32):
+@functools.cache
+def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=True):
+    """Return the Costs of this machine, from a few small passes of some 0.2 s in all, once per process.
+
+    Args:
+        device_type, dtype, width: str, torch.dtype and int, of the vectors.
+        fill, pairs: as for lsh_attention.
+        use_grad: whether passes include backward.
+    """
+    generator, is_cuda, blocks, dense = torch.Generator().manual_seed(0), device_type == "cuda", [], []
+    clock = time.perf_counter if is_cuda else time.thread_time  # whatever else this processor does
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator).to(device_type, dtype)
+
+    def time_pass(function, *args):
+        """Return the least seconds of two rounds after a first one."""
+        times = []
+        for _ in range(3):
+            start = clock()
+            function(*args)
+            if is_cuda:
+                torch.cuda.synchronize()
+            times.append(clock() - start)
+        return min(times[1:])
+
+    def attend(hq, hk, impl, *qkv):
+        with torch.set_grad_enabled(use_grad):
+            out = lsh_attention(*qkv, hq, hk, fill=fill, pairs=pairs, impl=impl, costs=trial)
+        if use_grad:
+            torch.autograd.grad(out, qkv, qkv[-1])
+
+    a = draw(16, 64, 64)
+    is_fast = dtype.itemsize == 2 and time_pass(torch.bmm, a, a) < time_pass(torch.bmm, a.float(), a.float())
+    trial = Costs(1, 0, 0, 0, has_fast_bfloat16=float(is_fast))  # the fewest pairs
+    with torch.inference_mode(False):
+        for B, L, m, impl in ((16, 256, 64, "blocks"), (4, 256, 2, "blocks"), (1, 256, 64, "blocks"),
+                              (1, 256, 8, "blocks"), (64, 64, 64, "dense"), (4, 256, 64, "dense")):
+            hq, hk = torch.randint(m, (2, B, 1, 1, L), generator=generator).to(device_type)
+            qkv = [draw(B, 1, L, width).requires_grad_(use_grad) for _ in range(3)]
+            seconds = time_pass(attend, hq, hk, impl, *qkv)
+            if impl == "dense":
+                dense.append((B * L * L, B * L, seconds))
+            else:
+                layouts = [x.fill() for x in make_layouts(hq, hk, fill, pairs, costs=trial)]
+                parts = [(x.num_pairs, (x.N + len(x.to_q)) / 2, len(x.shapes), 1) for x in layouts]
+                blocks.append((*np.sum(parts, 0), seconds))
+    return Costs(*fit_costs(blocks, Costs()[:4]), *fit_costs(dense, Costs()[4:6]), trial.has_fast_bfloat16)
+
+
+def fit_costs(cases, defaults):
+    """Return costs (n,) of which each case, (numbers (n,), seconds), is the sum of the products with numbers.
+
+    Least squares of relative errors. Where the few cases do not tell costs apart, they keep the defaults'
+    proportions.
+    """
+    *numbers, seconds = np.array(cases, float).T
+    share = np.array(numbers).T * defaults / seconds[:, None]  # of the time measured, by the defaults
+    prior = np.full(len(defaults), 0.3 / share.sum(1).mean())
+    system = np.vstack([share, 0.3 * np.eye(len(defaults))]), np.append(np.ones(len(cases)), prior)
+    return (np.maximum(np.linalg.lstsq(*system)[0], 0.1 * prior) * defaults).tolist()
+
+
+def select_implementation(hq, hk, *, fill, pairs, key_mask=None, impl="auto", dtype=torch.float32,
+                          costs=None):
     """Return the cheaper implementation of lsh_attention for these buckets, and its layouts.
 
     Args:
         hq, hk, fill, pairs, key_mask, impl: as for lsh_attention.
         dtype: torch.dtype of the vectors.
+        costs: Costs, or None: those of this machine.
 
     Returns:
         "dense" and None, or "blocks" and a list of BucketLayout.
     """
-    (n, L), N = hq.shape[2:], hq[:, :, 0].numel()  # the sparse sums are in float32 in any case
-    dense_cost = N * L * (1 + 0.5 * (pairs == "upper")) * (COST_BFLOAT16 if dtype.itemsize == 2 else 1)
+    (n, L), N = hq.shape[2:], hq[:, :, 0].numel()
+    costs = costs or measure_costs(hq.device.type, dtype, 64, fill, pairs)
+    num_layouts = n * (1 + (pairs == "upper")) + (fill == "mask")
+    dense = N * (costs.dense_row + L * costs.dense_pair)
     if impl == "blocks" or impl == "auto" and L > MAX_DENSE_LENGTH:
-        dense_cost = math.inf
-    num_layouts = n * (1 + (pairs == "upper")) + (fill == "mask")  # each has more than 16 sizes
-    if impl != "dense" and (COST_PER_ROW * N + 16 * COST_PER_SIZE) * num_layouts < dense_cost:
-        layouts = make_layouts(hq, hk, fill, pairs, key_mask)
-        if sum(layout.cost for layout in layouts) < dense_cost:
-            return "blocks", layouts
+        dense = math.inf
+    least = num_layouts * (costs.layout + costs.size + N / 2 * costs.row)  # before buckets are counted
+    if impl != "dense" and least < dense:
+        layouts = make_layouts(hq, hk, fill, pairs, key_mask, costs)
+        if sum(layout.cost for layout in layouts) < dense:
+            return "blocks", [layout.fill() for layout in layouts]
     return "dense", None
 
 
 @torch.compiler.disable  # the shapes depend on the data, so there is nothing to compile once
-def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, impl="auto"):
+def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, impl="auto", costs=None):
     """Return attention over the pairs whose hash buckets collide, exact in every mode. [BL Alg. 1]
 
     pairs="upper", not the default, is the triangle of the authors' released code. Algorithm 1 as printed runs
@@ -457,8 +316,10 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
 
     Args:
         q, k, v, hq, hk, fill, pairs, key_mask: as for lsh_attention_reference.
-        impl: "blocks": from the colliding pairs, summed in float32 or float64. "dense": the formula in the
-            dtype of q. "auto": the cheaper one (select_implementation).
+        impl: "blocks": from the colliding pairs. "dense": the formula. "auto": the one predicted
+            to be faster. Both sum in float32 or float64.
+        costs: Costs, or None: those of this machine, measured at first use. Keep them where equal inputs must
+            give equal bits in another process.
 
     Returns:
         float (B, H, L, u), differentiable once.
@@ -473,11 +334,14 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
     """
     mode = dict(fill=fill, pairs=pairs, key_mask=key_mask)
     check_arguments(q=q, k=k, v=v, hq=hq, hk=hk, impl=impl, **mode)
-    implementation, layouts = select_implementation(hq, hk, impl=impl, dtype=q.dtype, **mode)
-    if implementation == "dense":
-        return dense_lsh_attention(q, k, v, hq, hk, **mode)
+    use_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    costs = costs or measure_costs(q.device.type, q.dtype, q.shape[-1], fill, pairs, use_grad)
+    implementation, layouts = select_implementation(hq, hk, impl=impl, costs=costs, **mode)
+    dtype = torch.float32 if q.dtype.itemsize == 2 and not costs.has_fast_bfloat16 else q.dtype
     with torch.autocast(q.device.type, enabled=False):
-        return SparseLSHAttention.apply(q, k, v, layouts, key_mask, fill == "zero")
+        if implementation == "blocks":
+            return SparseLSHAttention.apply(q, k, v, layouts, key_mask, fill == "zero", dtype)
+        return dense_lsh_attention(q, k, v, hq, hk, dtype, **mode)
 
 
 def main(argv=None):

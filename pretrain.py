@@ -24,6 +24,7 @@ import math
 import os
 import shlex
 import signal
+import statistics
 import sys
 import time
 import warnings
@@ -34,6 +35,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from attention import full_attention
 from data.batches import ItemSetBatches, TextBatches
 from data.codes import build_codes, build_tokenizer
 from data.corpus import Corpus, prepare
@@ -105,6 +107,10 @@ def build_run(args):
         run.step, run.best, run.log_size = (saved[name] for name in ("step", "best", "log_size"))
         load_optimizer(run.optimizer, saved.get("optimizer"), run.path, run.step)
         run.dtype = saved["dtype"] if a.dtype == "auto" else run.dtype
+    if config.attn == "lsh":  # implementations round differently: a resumed run must choose as before
+        kept = None if saved is start else saved.get("lsh_costs")
+        dtype = getattr(torch, run.dtype)
+        run.model.set_lsh_costs(kept or run.model.measure_lsh_costs(dtype))
     run.is_compiled = use_compile and try_compile(run.model, lambda: dry_run(run))
     if run.world > 1:
         connect_ranks(run)
@@ -143,6 +149,7 @@ def connect_ranks(run):
     dist.init_process_group("nccl" if is_cuda else "gloo", device_id=run.device if is_cuda else None)
     if len(set(steps := gather_from_ranks(run.step))) > 1:
         raise InputError(f"--out: expected a folder that all nodes see, got steps {steps} on the ranks.")
+    run.model.set_lsh_costs(gather_from_ranks(run.model.lsh_costs)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch 2.11 does not have the newer name
         # codes and hyperplanes, the buffers, are large, and equal on all ranks
@@ -267,14 +274,36 @@ def print_summary(run, loss):
         run.model.eval()
         rows = slice(run.micro_size) if c.order else slice(-run.micro_size, None)  # of sets, the largest
         with autocast(run.device, run.dtype):
-            layers = run.model.lsh_statistics(corrupt(run, batches.eval_batch(rows))[0])
+            ids = corrupt(run, batches.eval_batch(rows))[0]
+            layers, speed = run.model.lsh_statistics(ids), measure_speed(run.model, ids)
         run.model.train()
         shares = ", ".join(f"{100 * share:.1f} % ({how})" for share, how in layers)
         show(f"attention: lsh, pairs that collide in each layer {shares}")
+        gain = f"{speed:.1f}x the speed" if speed >= 1 else f"{1 / speed:.1f}x the time"
+        show(f"attention: lsh, about {gain} of dense attention at length {c.length}")
+        if speed < 0.95:
+            show("warning: --attn lsh costs time at this length. --attn full is faster.")
     show(f"device: {run.device}, {run.dtype}, {'not ' * (not run.is_compiled)}compiled, torch "
          f"{torch.__version__}, seed {a.seed}")
     show(f"eval_loss: {loss:.3f} at step {run.step:,}; uniform baseline {math.log(classes):.3f} = ln "
          f"{classes:,}, frequencies alone {unigram:.3f}")
+
+
+def measure_speed(model, ids, rounds=3):
+    """Return the speed of LSH attention in the first layer, forward and backward, dense attention being 1."""
+    layer, key_mask, times = model.layers[0], model.padding_mask(ids), []
+    q, k, v = (x.detach().requires_grad_() for x in layer.project(model.embed_inputs(ids)))
+    for _ in range(rounds + 1):  # the first is not counted
+        for use_lsh in (True, False):
+            start = time.perf_counter()
+            if use_lsh:
+                out = layer.lsh_attend(q, k, v, key_mask)
+            else:
+                out = full_attention(q, k, v, key_mask=key_mask)
+            torch.autograd.grad(out.sum(), (q, k, v))
+            out.sum().item()  # waits for a GPU
+            times.append(time.perf_counter() - start)
+    return statistics.median(dense / lsh for lsh, dense in zip(times[2::2], times[3::2]))
 
 
 def learning_rate(a, step):

@@ -22,7 +22,8 @@ from console import (HelpFormatter, InputError, add_device_flags, at_least, blam
                      exit_on_bad_input, wrap)  # scripts import all of these from here
 
 FORMAT = 3  # of checkpoints; each has the first three of these parts
-PARTS = dict(config=dict, model=dict, encoder=dict, words=list, task=dict, run=dict, optimizer=dict, step=int)
+PARTS = dict(config=dict, model=dict, encoder=dict, words=list, task=dict, run=dict, optimizer=dict, step=int,
+             lsh_costs=dict)
 
 
 def resolve_device(args, local_rank=0):
@@ -181,6 +182,8 @@ def save_checkpoint(path, model, encoder, **more):
     if wrong := [name for name, weight in weights.items() if not is_intact(weight)]:
         raise InputError(f"--lr: weight {wrong[0]} is not finite; {path} was not written. Try a lower --lr.")
     content = dict(format=FORMAT, config=dataclasses.asdict(model.config), model=weights, encoder=encoder)
+    if getattr(model, "lsh_costs", None):
+        more["lsh_costs"] = model.lsh_costs
     try:
         with open(temporary, "wb") as file:
             torch.save(content | more, file)

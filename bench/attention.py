@@ -1,6 +1,7 @@
 """BERT-LSH: LSH attention beside dense attention in time, work and memory, and in what it learns.
 
     python -m bench.attention kernel (attention, flops)
+    python -m bench.attention auto --device cuda
     python -m bench.attention twins --data_dir glue/      an hour
     python -m bench.attention trained --runs out/lookup-bpe-mlm*
 
@@ -138,6 +139,37 @@ def bench_attention(args, *, positions=16_384, rounds=None,
     return rows
 
 
+def bench_auto(args, *, positions=8_192, heads=4, rounds=7, lengths=(64, 128, 256, 512, 1024, 2048, 4096, 16384)):
+    """Forward and backward with hashing, e 64, r 8, m 256, n 1, all pairs: auto against the better of its two ways."""
+    torch.empty(30 * 2**20, dtype=torch.uint8)  # freed: glibc then keeps what is freed later, as in a training process
+    rows, draw = [], attention.draw_hyperplanes(heads, 1, 8, 64, 256, torch.Generator().manual_seed(0))
+    draw = [x.to(args.device) for x in draw]
+    for dtype, L in itertools.product((torch.float32, torch.bfloat16), lengths):
+        B = max(positions // (heads * L), 1)
+        q, k, v = (torch.randn(B, heads, L, 64, device=args.device, dtype=dtype, requires_grad=True) for _ in range(3))
+        cotangent = torch.randn_like(q)
+        def run(impl):
+            if impl == "attention":
+                out = attention.full_attention(q, k, v)
+            else:
+                out = attention.lsh_attention(q, k, v, *hash_both(q, k, draw), impl=impl)
+            torch.autograd.grad(out, (q, k, v), cotangent)
+            if q.is_cuda:
+                torch.cuda.synchronize()
+        names = ["blocks", "auto"] + ["dense", "attention"] * (L <= attention.MAX_DENSE_LENGTH)
+        watch = Stopwatch({name: functools.partial(run, name) for name in names}, rounds)
+        times = watch.times
+        better = list(map(min, times["blocks"], times["dense"])) if "dense" in times else times["blocks"]
+        costs = attention.measure_costs(q.device.type, dtype, 64)
+        how, _ = attention.select_implementation(*hash_both(q, k, draw), fill="zero", pairs="all", costs=costs)
+        row = dict(L=L, dtype=str(dtype)[6:], batch=B, heads=heads, impl=how, **watch.ms(),
+                   regret=statistics.median(a / b for a, b in zip(times["auto"], better)))
+        if "dense" in times:
+            row |= dict(formula=watch.ratio("dense", "attention"), gain=watch.ratio("attention", "auto"))
+        rows.append(row)
+    return rows
+
+
 def trained_layers(folder, sequences):
     """Yield number, layer, q, k, v (B, H, L, e) of a trained model's layers on docstrings of this Python."""
     net, tokenizer, _ = load_run(folder)
@@ -210,6 +242,9 @@ BENCHES = {
         "ratio_forward:.1f:all, forward alone, × dense | random:,.0f:random buckets, ms | "
         "dense_gflop:,.1f:dense, GFLOP | gflop:,.1f:all, GFLOP | dense_memory:,.0f:dense, MiB | "
         "memory:,.0f:all, MiB | impl:s:all by | impl_upper:s:upper by"),
+    "auto": Bench(bench_auto, "dtype:s:dtype | L:,:L | batch:,:batch | heads:,:heads | attention:,.1f:dense, ms | "
+        "dense:,.1f:dense LSH formula, ms | blocks:,.1f:blocks, ms | auto:,.1f:auto, ms | impl:s:auto takes | "
+        "regret:.2f:auto / better of two | formula:.2f:formula / dense | gain:.1f:dense / auto", dict(device="cpu")),
     "flops": Bench(bench_flops, "name:s: | full:,.2f:dense | paper_full:s:paper | lsh:,.2f:BERT-LSH | "
         "paper:s:paper"),
     "trained": Bench(bench_trained, "name:s:model | L:,:L | share:.1f:pairs that collide % | "

@@ -248,6 +248,7 @@ HELP = dict(data="corpus or item sets, as --data of pretrain.py", cache="folder 
             alpha="items that share a hash token", count="number of distinct words",
             only="run the variants whose names match this regular expression",
             data_dir="folder with the files of GLUE", text="file with texts to hide words of, one a line",
+            device="cpu, or cuda for a GPU",
             out="folder for the figures of --runs alone (default: all figures, to assets/)")
 # a subcommand: function(args) -> rows, columns as for markdown, dict, flag -> default or REQUIRED
 Bench = collections.namedtuple("Bench", "function columns flags", defaults=("", {}))

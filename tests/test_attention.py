@@ -1,12 +1,14 @@
-"""Tests of attention.py: dense attention, simhash, and LSH attention against its literal formula."""
+"""Tests of attention.py and blocks.py: dense attention, simhash, and LSH attention against its literal formula."""
 
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
 import attention
+import blocks
 
 
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
@@ -55,7 +57,7 @@ def assert_matches_reference(inputs, args, impl="blocks", **mode):
     out, actual = run_with_gradients(attention.lsh_attention, inputs, *args, **mode, impl=impl)
     assert out.shape == expected.shape and (out - expected).abs().max() <= 1e-5
     for name, a, b in zip("qkv", actual, gradients):
-        assert (a - b).norm() <= 1e-4 * b.norm() + 1e-12, name
+        assert (a - b).norm() <= 1e-4 * b.norm() + 1e-5, name  # of a row with one key it is 0
 
 
 MODES = [dict(fill=fill, pairs=pairs) for fill in ("zero", "mask") for pairs in ("upper", "all")]
@@ -121,10 +123,10 @@ def test_attention_at_any_length_and_width_of_values_matches_reference(mode, L, 
 @pytest.mark.parametrize("max_chunk,max_saved", [(1, 0), (5, 100), (40, 0)])
 def test_lsh_attention_in_small_chunks_matches_reference(monkeypatch, mode, max_chunk, max_saved):
     """Buckets are split between queries, and weights are saved or computed again in the backward pass."""
-    monkeypatch.setattr(attention, "MAX_CHUNK", max_chunk)
-    monkeypatch.setattr(attention, "MAX_SAVED", max_saved)
+    monkeypatch.setattr(blocks, "MAX_CHUNK", max_chunk)
+    monkeypatch.setattr(blocks, "MAX_SAVED", max_saved)
     inputs, codes = random_inputs(buckets=3)
-    layouts = attention.make_layouts(*codes, **mode, key_mask=KEY_MASK)
+    layouts = [layout.fill() for layout in attention.make_layouts(*codes, **mode, key_mask=KEY_MASK)]
     num_chunks = sum(len(list(layout.chunks())) for layout in layouts)
     assert num_chunks > sum(len(layout.shapes) for layout in layouts)  # the limit is in force
     out = attention.lsh_attention(*inputs, *codes, **mode, key_mask=KEY_MASK, impl="blocks")
@@ -216,13 +218,34 @@ def test_lsh_attention_in_bfloat16_is_as_accurate_as_dense(mode):
         assert torch.equal(attention.lsh_attention(*inputs, *buckets, **mode, impl="blocks"), single)
 
 
-def test_bucket_layout_matches_docstring_example():
+def test_bucket_layout_matches_docstring_example(monkeypatch):
     """One bucket has three queries and one key; the bucket without keys is dropped."""
-    layout = attention.BucketLayout(torch.tensor([[5, 7, 5, 5]]), torch.tensor([[2, 5, 2, 3]]))
-    assert (layout.shapes, layout.to_q.tolist(), layout.to_k.tolist()) == ([(1, 4, 1)], [0, 2, 3, 4], [1])
-    assert layout.from_q.tolist() == [0, 2, 3, 3] and layout.from_k.tolist() == [1] and layout.num_pairs == 4
+    monkeypatch.setattr(blocks, "TILES", (4,))
+    layout = blocks.BucketLayout(torch.tensor([[5, 7, 5, 5]]), torch.tensor([[2, 5, 2, 3]])).fill()
+    assert layout.shapes == [(1, 4, 4)] and layout.num_pairs == 16
+    assert layout.to_q.tolist() == [0, 2, 3, 4] and layout.to_k.tolist() == [1, 4, 4, 4]
+    assert layout.from_q.tolist() == [0, 2, 3, 0] and layout.from_k.tolist() == [1, 0, 0, 0]
+    assert layout.in_q.tolist() == [0, 0, 0, -1] and layout.in_k.tolist() == [0, -2, -2, -2]
     [(s, t, G, allowed)] = layout.chunks()
-    assert (s, t, G) == (slice(0, 4), slice(0, 1), 1) and allowed.tolist() == [[[True]]]
+    assert (s, t, G) == (slice(0, 4), slice(0, 4), 1)
+    assert allowed.tolist() == [[[1, 0, 0, 0]] * 3 + [[0] * 4]]
+
+
+@pytest.mark.parametrize("tile", [16, 64])
+def test_pack_tiles_fills_tiles_in_order(tile):
+    """Whole buckets of one sequence up to the size of a tile; larger ones are alone."""
+    rng = np.random.default_rng(tile)
+    sizes, sequence = rng.integers(1, 40, (2, 200)), np.sort(rng.integers(0, 7, 200))
+    start, opening, number, total = blocks.pack_tiles(sizes, sequence, tile)
+    for i, first in enumerate(opening):
+        members = np.arange(200)[number == i]
+        assert members[0] == first and (np.diff(members) == 1).all() and len({*sequence[members]}) == 1
+        assert (total[:, i] == sizes[:, members].sum(1)).all()
+        assert len(members) == 1 or total[:, i].max() <= tile
+        assert (start[:, members] == sizes[:, members].cumsum(1) - sizes[:, members]).all()
+        after = members[-1] + 1
+        if after < 200 and sequence[after] == sequence[first]:  # the next one did not fit
+            assert (total[:, i] + sizes[:, after]).max() > tile
 
 
 @pytest.mark.parametrize("pairs", ["upper", "all"])
@@ -235,26 +258,62 @@ def test_make_layouts_hold_each_colliding_pair_once(pairs):
         collide = collide.triu() | collide.triu(1).transpose(1, 2)
     count = torch.zeros(6, 37, 37, dtype=torch.long)
     for layout in attention.make_layouts(hq, hk, "zero", pairs, KEY_MASK):
-        for s, t, G, allowed in layout.chunks():
+        for s, t, G, allowed in layout.fill().chunks():
             i, j = layout.to_q[s].view(G, -1, 1), layout.to_k[t].view(G, 1, -1)
-            is_real = (allowed & (i < layout.N)).expand(G, i.shape[1], j.shape[2])
+            is_real = ((allowed == 1) & (i < layout.N)).expand(G, i.shape[1], j.shape[2])
             i, j = i.expand_as(is_real)[is_real], j.expand_as(is_real)[is_real]
             count.view(-1).index_add_(0, i * 37 + j % 37, torch.ones_like(i))
     assert torch.equal(count, (collide & mask.unsqueeze(1)).long())
+
+
+FAST_DENSE = attention.Costs(pair=1, row=1, size=1, layout=1, dense_pair=1e-3, dense_row=1e-3)
+FAST_BLOCKS = attention.Costs(pair=1e-3, row=1e-3, size=1e-3, layout=1e-3, dense_pair=1, dense_row=1)
 
 
 def test_select_implementation_takes_the_cheaper():
     """Short sequences and full buckets are dense, long sequences in many buckets are not."""
     def select(L, buckets, **mode):
         codes = torch.randint(buckets, (2, 1, 2, 1, L))
+        mode = dict(costs=attention.Costs()) | mode
         return attention.select_implementation(*codes, fill="zero", pairs="upper", **mode)[0]
 
     assert select(64, 1000) == select(2048, 200, impl="dense") == "dense" and select(2048, 200) == "blocks"
     assert select(256, 1) == "dense" and select(attention.MAX_DENSE_LENGTH + 1, 1) == "blocks"
-    assert select(64, 10, impl="blocks") == "blocks"
+    assert select(64, 10, impl="blocks") == select(64, 1000, costs=FAST_BLOCKS) == "blocks"
+    assert select(1024, 1000, costs=FAST_DENSE) == "dense"
     inputs, codes = random_inputs(L=1024, n=1, buckets=200)
-    assert torch.equal(attention.lsh_attention(*inputs, *codes, pairs="all"),
-                       attention.lsh_attention(*inputs, *codes, pairs="all", impl="blocks"))
+    for impl, costs in (("blocks", FAST_BLOCKS), ("dense", FAST_DENSE)):
+        auto, forced = (attention.lsh_attention(*inputs, *codes, costs=costs, impl=x) for x in ("auto", impl))
+        assert torch.equal(auto, forced)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("use_grad", [False, True])
+def test_measure_costs_is_cached_and_draws_no_random_numbers(dtype, use_grad):
+    attention.measure_costs.cache_clear()
+    state = torch.get_rng_state()
+    costs = attention.measure_costs("cpu", dtype, 8, use_grad=use_grad)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(0 < x < 1 for x in costs[:6]) and costs.has_fast_bfloat16 in (0, dtype == torch.bfloat16)
+    assert attention.measure_costs("cpu", dtype, 8, use_grad=use_grad) is costs
+
+
+@MODE
+@pytest.mark.parametrize("impl", ["blocks", "dense"])
+@pytest.mark.parametrize("is_fast", [0.0, 1.0])
+def test_lsh_attention_with_products_in_either_dtype_is_accurate(mode, impl, is_fast):
+    """In bfloat16 at most twice the error of plain dense attention, against float64, forward and back."""
+    inputs, codes = random_inputs(L=64, e=16, buckets=9)
+    low = [x.detach().bfloat16().requires_grad_() for x in inputs]
+    high = [x.detach().double().requires_grad_() for x in low]
+    exact, gradients = run_with_gradients(attention.lsh_attention_reference, high, *codes, **mode)
+    plain = [run_with_gradients(attention.full_attention_reference, x) for x in (low, high)]
+    out, actual = run_with_gradients(attention.lsh_attention, low, *codes, **mode, impl=impl,
+                                     costs=attention.Costs(has_fast_bfloat16=is_fast))
+    errors = [(a - b).norm() / b.norm() for a, b in zip((out, *actual), (exact, *gradients))]
+    limits = [(a - b).norm() / b.norm() for (a, b) in zip(*((x, *y) for x, y in plain))]
+    assert out.dtype == torch.bfloat16
+    assert all(error <= 2 * limit for error, limit in zip(errors, limits)), (errors, limits)
 
 
 GOOD = dict(zip("qkv", torch.ones(3, 2, 3, 37, 5)), x=torch.ones(2, 3, 37, 5), planes=torch.ones(3, 2, 4, 5),

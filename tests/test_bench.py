@@ -61,6 +61,12 @@ def test_bench_of_sets_fills_all_columns(name, only, args, pages_path):
     run_bench(superbloom, name, args(data=str(pages_path), alpha=5, only=only))
 
 
+def test_bench_of_auto_fills_all_columns(args):
+    rows = run_bench(attention, "auto", args(device="cpu"), positions=256, lengths=(16, 64), rounds=1)
+    assert [row["dtype"] for row in rows] == ["float32"] * 2 + ["bfloat16"] * 2
+    assert all(row["impl"] in ("dense", "blocks") and row["regret"] > 0 for row in rows)
+
+
 def test_bench_of_corpus_fills_all_columns(args, text_path, monkeypatch, one_process):
     assert run_bench(sketch, "collisions", args())[0]["words"] == 35 / 500  # of the 40, and the full stop
     run_bench(hashformers, "words", args(count=3_000), flags=["--layers", 1, "--length", 17, "--batch", 2])

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import numpy as np
@@ -17,7 +18,10 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+import attention
+import model
 import pretrain
+from attention import Costs
 from bloom import coherent_map
 from hashing import list_words
 from model import Model, load_config, load_model
@@ -241,6 +245,46 @@ def test_resume_trims_the_log_and_restores_the_optimizer(small, tmp_path):
         a, b = (load_checkpoint(str(tmp_path / name))["optimizer"]["state"] for name in ("whole", "resumed"))
         assert a and all(torch.equal(a[i][name], b[i][name]) for i in a for name in a[i])
         assert read_log(tmp_path / "whole") == read_log(tmp_path / "resumed")
+
+
+DENSE, BLOCKS = Costs(1, 1, 1, 1, 1e-6, 1e-6), Costs(1e-6, 1e-6, 1e-6, 1e-6, 1, 1)  # which each makes cheaper
+
+
+@pytest.mark.parametrize("costs, impl", [(DENSE, "dense"), (BLOCKS, "blocks")])
+def test_resumed_run_computes_attention_by_the_costs_of_its_checkpoint(small, tmp_path, monkeypatch, costs, impl):
+    """What is measured on resuming, here the opposite, does not count; a new run from its weights measures."""
+    flags, used = ("--attn", "lsh", "--lsh_bands", "2"), []
+    real = attention.select_implementation
+    def spy(*args, **options):
+        used.append(real(*args, **options)[0])
+        return real(*args, **options)
+
+    monkeypatch.setattr(attention, "select_implementation", spy)
+    monkeypatch.setattr(model, "measure_costs", lambda *about: costs)
+    pretrain.main(small(*flags, out="whole"))
+    train_until_step_4(small(*flags, out="resumed"))
+    monkeypatch.setattr(model, "measure_costs", lambda *about: {DENSE: BLOCKS, BLOCKS: DENSE}[costs])
+    pretrain.main(small(*flags, out="resumed"))
+    assert {*used} == {impl} and equal_weights(tmp_path / "whole", tmp_path / "resumed")
+    saved = load_checkpoint(str(tmp_path / "resumed"))
+    assert saved["lsh_costs"] == {False: costs, True: costs} == load_model(saved).lsh_costs
+    run = build(small(*flags, "--init_from", tmp_path / "resumed", out="next"))
+    assert run.model.lsh_costs[True] != costs
+
+
+@pytest.mark.parametrize("dense_seconds, expected", [(0.02, "x the speed of dense"), (0.0, "x the time of dense")])
+def test_summary_compares_lsh_attention_with_dense(small, monkeypatch, capsys, dense_seconds, expected):
+    """With a warning where LSH attention takes longer; no line exceeds a terminal's 80 columns."""
+    real, slow = pretrain.full_attention, []
+    def slow_attention(*args, **options):
+        slow.append(time.sleep(dense_seconds))
+        return real(*args, **options)
+
+    monkeypatch.setattr(pretrain, "full_attention", slow_attention)
+    pretrain.main(small("--attn", "lsh", "--layers", 7))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("attention:", "warning:"))]
+    assert slow and max(map(len, lines)) <= 80 and expected in lines[1] and "length 17" in lines[1]
+    assert any("--attn full is faster" in line for line in lines) == (dense_seconds == 0)
 
 
 def test_resume_refuses_another_run(small, tmp_path, text_path):

@@ -12,15 +12,15 @@ import pytest
 
 from tests.support import ROOT
 
-LEAVES = ("hashing", "bloom", "embeddings", "attention")  # each can be copied alone
+LEAVES = ("hashing", "bloom", "embeddings", "attention")  # each can be copied alone, attention with blocks
 SCRIPTS = ("pretrain", "finetune", "infer")
 CEILINGS = {  # lines of any kind
-    "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 500, "model": 360, "objectives": 260,
+    "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 400, "blocks": 340, "model": 380, "objectives": 260,
     "tokenizer": 340,
-    "runtime": 245, "console": 110, "infer_io": 150, "settings": 270, "pretrain": 480, "finetune": 460, "infer": 400,
+    "runtime": 248, "console": 110, "infer_io": 150, "settings": 270, "pretrain": 480, "finetune": 460, "infer": 400,
     "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
     "data.codes": 130, "data.tasks": 340, "data.squad": 240}
-CORE_CODE, DEFAULT_CODE = 3_865, 2_690  # code lines of all files above, and of those that pretrain.py imports
+CORE_CODE, DEFAULT_CODE = 4_030, 2_860  # code lines of all files above, and of those that pretrain.py imports
 PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in CEILINGS}
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
@@ -74,7 +74,7 @@ def test_tests_and_benches_within_ceiling():
         paths = (ROOT / folder).rglob("*.py")
         return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
-    assert total("bench") <= 1_527 and total("tests") <= 6_482
+    assert total("bench") <= 1_565 and total("tests") <= 6_640
     assert len((ROOT / "test_all.py").read_text(encoding="utf-8").splitlines()) <= 400
 
 
@@ -94,7 +94,8 @@ def test_imports_run_one_way_on_few_floors():
         return floors[name]
 
     assert max(map(floor, CEILINGS)) <= 6
-    assert all(not own_imports(name) for name in (*LEAVES, "data.batches", "console"))
+    assert own_imports("attention") == {"blocks"}
+    assert not any(own_imports(name) for name in (*LEAVES[:3], "blocks", "data.batches", "console"))
     assert not any(own_imports(name) & set(SCRIPTS) for name in CEILINGS)
     assert "torch" not in TEXTS["hashing"].replace("torch.", "")
 
@@ -106,7 +107,8 @@ def run_python(*arguments, cwd=ROOT):
 
 @pytest.mark.parametrize("name", LEAVES)
 def test_leaf_runs_alone(name, tmp_path):
-    shutil.copy(PATHS[name], tmp_path)
+    for part in (name, *own_imports(name)):
+        shutil.copy(PATHS[part], tmp_path)
     done = run_python(f"{name}.py", cwd=tmp_path)
     assert done.returncode == 0 and 3 < done.stdout.count("\n") <= 25, done.stderr
 
