@@ -98,9 +98,15 @@ def memory_of_passes(attend, length):
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
 
 
+def keep_freed_memory():
+    """Make glibc keep what is freed from now on, as it does in a training process: it has freed as much."""
+    torch.empty(30 * 2**20, dtype=torch.uint8)
+
+
 def bench_attention(args, *, positions=16_384, rounds=None,
                     lengths=(64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)):
     """Forward and back, float32, two heads of 64, 16,384 positions a batch; r 8, m 256, n 1, with hashing."""
+    keep_freed_memory()
     rows, generator = [], torch.Generator().manual_seed(0)
     # new hyperplanes for every run: how evenly one draw fills the buckets is luck
     draws = [attention.draw_hyperplanes(2, 1, 8, 64, 256, generator) for _ in range(16)]
@@ -141,7 +147,7 @@ def bench_attention(args, *, positions=16_384, rounds=None,
 
 def bench_auto(args, *, positions=8_192, heads=4, rounds=7, lengths=(64, 128, 256, 512, 1024, 2048, 4096, 16384)):
     """Forward and backward with hashing, e 64, r 8, m 256, n 1, all pairs: auto against the better of its two ways."""
-    torch.empty(30 * 2**20, dtype=torch.uint8)  # freed: glibc then keeps what is freed later, as in a training process
+    keep_freed_memory()
     rows, draw = [], attention.draw_hyperplanes(heads, 1, 8, 64, 256, torch.Generator().manual_seed(0))
     draw = [x.to(args.device) for x in draw]
     for dtype, L in itertools.product((torch.float32, torch.bfloat16), lengths):
