@@ -10,6 +10,7 @@ Notation:     B batch   H heads   L positions   e head size   n hash functions  
 """
 
 import contextlib, functools, itertools, math, resource, statistics
+from argparse import Namespace
 from pathlib import Path
 from unittest import mock
 
@@ -21,6 +22,7 @@ import model
 from bench import common
 from bench.common import REQUIRED, Bench, Stopwatch, compare, load_run
 from data.corpus import python_files, python_texts
+from runtime import resolve_device
 
 DENSE = F.scaled_dot_product_attention
 
@@ -147,6 +149,7 @@ def bench_attention(args, *, positions=16_384, rounds=None,
 
 def bench_auto(args, *, positions=8_192, heads=4, rounds=7, lengths=(64, 128, 256, 512, 1024, 2048, 4096, 16384)):
     """Forward and backward with hashing, e 64, r 8, m 256, n 1, all pairs: auto against the better of its two ways."""
+    resolve_device(Namespace(device=args.device, dtype="float32", compile=False))  # is it here?
     keep_freed_memory()
     rows, draw = [], attention.draw_hyperplanes(heads, 1, 8, 64, 256, torch.Generator().manual_seed(0))
     draw = [x.to(args.device) for x in draw]

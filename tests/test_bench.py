@@ -282,7 +282,7 @@ def test_command_line_writes_result_and_names_required_flags(tmp_path):
     variants = ["variants", "--steps", "1", "--seeds", "1", "--only"]
     for file, argv, *fragments in (
             (attention, ["twins"], "--data_dir"), (figures, ["figures", "--out", "x"], "--runs"),
-            (sketch, ["gaps"], "--text"),
+            (sketch, ["gaps"], "--text"), (attention, ["auto", "--device", "tpu"], "--device: expected", "tpu"),
             (superbloom, ["sizes", "--json", "/dev/full"], "No space left"),
             (superbloom, ["sizes", "--json", "/"], "directory: '/'"),
             (superbloom, ["sizes", "--json", "/no/x.json"], "No such file", "/no/x.json"),

@@ -41,9 +41,9 @@ SCRIPTS = dict(  # main, parser, and how the command lines begin
 for file in (attention, figures, hashformers, sketch, superbloom, training):
     commands = common.parser("", file.BENCHES)._actions[-1].choices
     start = dict(data="{pages}" if file is superbloom else "{text}", cache="{cache}", text="{text}", count=3)
-    for name, bench in file.BENCHES.items():  # those without flags take minutes
+    for name, bench in file.BENCHES.items():  # those without flags, and auto, take minutes
         words = [name, *(f"--{flag}={start[flag]}" for flag in bench.flags if flag in start)]
-        SCRIPTS["bench"] += [(file.main, commands[name], [" ".join(words)])] * bool(bench.flags)
+        SCRIPTS["bench"] += [(file.main, commands[name], [" ".join(words)])] * (bool(bench.flags) and name != "auto")
 
 
 @pytest.fixture(scope="module")
