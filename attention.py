@@ -228,7 +228,7 @@ def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=
         use_grad: whether passes include backward.
     """
     generator, is_cuda, blocks, dense = torch.Generator().manual_seed(0), device_type == "cuda", [], []
-    clock = time.perf_counter if is_cuda else time.thread_time  # whatever else this processor does
+    clock = time.perf_counter if is_cuda else time.thread_time  # of this thread: other processes do not count
 
     def draw(*shape):
         return torch.randn(shape, generator=generator).to(device_type, dtype)
@@ -281,20 +281,17 @@ def fit_costs(cases, defaults):
     return (np.maximum(np.linalg.lstsq(*system)[0], 0.1 * prior) * defaults).tolist()
 
 
-def select_implementation(hq, hk, *, fill, pairs, key_mask=None, impl="auto", dtype=torch.float32,
-                          costs=None):
+def select_implementation(hq, hk, costs, *, fill, pairs, key_mask=None, impl="auto"):
     """Return the cheaper implementation of lsh_attention for these buckets, and its layouts.
 
     Args:
         hq, hk, fill, pairs, key_mask, impl: as for lsh_attention.
-        dtype: torch.dtype of the vectors.
-        costs: Costs, or None: those of this machine.
+        costs: Costs of this machine, from measure_costs.
 
     Returns:
         "dense" and None, or "blocks" and a list of BucketLayout.
     """
     (n, L), N = hq.shape[2:], hq[:, :, 0].numel()
-    costs = costs or measure_costs(hq.device.type, dtype, 64, fill, pairs)
     num_layouts = n * (1 + (pairs == "upper")) + (fill == "mask")
     dense = N * (costs.dense_row + L * costs.dense_pair)
     if impl == "blocks" or impl == "auto" and L > MAX_DENSE_LENGTH:
@@ -336,7 +333,7 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
     check_arguments(q=q, k=k, v=v, hq=hq, hk=hk, impl=impl, **mode)
     use_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     costs = costs or measure_costs(q.device.type, q.dtype, q.shape[-1], fill, pairs, use_grad)
-    implementation, layouts = select_implementation(hq, hk, impl=impl, costs=costs, **mode)
+    implementation, layouts = select_implementation(hq, hk, costs, impl=impl, **mode)
     dtype = torch.float32 if q.dtype.itemsize == 2 and not costs.has_fast_bfloat16 else q.dtype
     with torch.autocast(q.device.type, enabled=False):
         if implementation == "blocks":
@@ -352,12 +349,14 @@ def main(argv=None):
     planes, coef = draw_hyperplanes(1, 1, 4, 64, 64, generator)
     hq, hk = simhash(q, planes, coef, 64), simhash(k, planes, coef, 64)
     print("12 positions in 3 groups of 4 similar vectors. Rows are queries, columns are keys.\n"
-          "Vectors on the same side of r = 4 random hyperplanes share one of m = 64 buckets.\n"
+          "Vectors on the same side of r = 4 random hyperplanes share one of m = 64 buckets;\n"
+          "similar vectors usually do, unless a hyperplane passes between them.\n"
           "#  query and key share a bucket: LSH attention computes their score   .  it does not\n")
-    for row, bucket in zip(collisions(hq, hk)[0, 0], hq.flatten()):
-        print("  " + " ".join(".#"[is_collision] for is_collision in row), f"  query bucket {bucket:2}")
+    for row, *pair in zip(collisions(hq, hk)[0, 0], hq.flatten(), hk.flatten()):
+        print("  " + " ".join(".#"[is_collision] for is_collision in row),
+              "  query bucket {:2}, key bucket {:2}".format(*pair))
     gap = lsh_attention(q, k, v, hq, hk, impl="blocks") - lsh_attention_reference(q, k, v, hq, hk)
-    print(f"\nLargest difference between the sparse result and the dense formula: {gap.abs().max():.1e}")
+    print(f"\nLargest difference from the literal formula of LSH attention: {gap.abs().max():.1e}")
 
 
 if __name__ == "__main__":

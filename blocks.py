@@ -69,7 +69,8 @@ class BucketLayout:
             for step in SIZE_STEPS if has_larger else SIZE_STEPS[:1]:
                 x, y = size = np.where(packed[-1].max(0) > T, padded_sizes(packed[-1], step), T)
                 num_pairs, num_sizes = int(x @ y), len(np.unique(x * 2**32 + y))
-                cost = costs.layout + float(np.dot(costs[:3], [num_pairs, (self.N + x.sum()) / 2, num_sizes]))
+                num_rows = (self.N + int(x.sum())) / 2
+                cost = (costs.layout + costs.pair * num_pairs + costs.row * num_rows + costs.size * num_sizes)
                 if cost < self.cost:
                     self.cost, self.num_pairs, self.tile = cost, num_pairs, T
                     self.packed = shared[larger_last], sequence[larger_last], *packed[:-1], size

@@ -212,7 +212,6 @@ def build_model(run, name):
                    if not key.startswith("head.") or get_description(run, name)}
         model.load_state_dict(weights, strict=False)  # all but a new head
     model.to(run.device).set_codes(torch.from_numpy(tokenizer.codes()))
-    model.set_lsh_costs(run.checkpoint.get("lsh_costs"))  # the same in every job, resumed or not
     return model
 
 

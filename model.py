@@ -22,8 +22,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from attention import Costs, collision_share, draw_hyperplanes, full_attention, lsh_attention, measure_costs
-from attention import select_implementation, simhash
+from attention import draw_hyperplanes, full_attention, lsh_attention, simhash
 from embeddings import EMBEDDINGS, check_codes, init_normal, unpack_bits
 
 CHOICES = dict(emb=EMBEDDINGS, head=("sr", "mlm", "hash-mlm", "classify", "span"), act=("gelu", "relu"),
@@ -118,7 +117,8 @@ class TransformerLayer(nn.Module):
     """Self-attention and feed-forward layer, each followed by residual sum and norm (post-LN). [BERT §3]"""
     def __init__(self, c, number):
         super().__init__()
-        self.config, self.number, self.dropout, self.costs = c, number, nn.Dropout(c.dropout), None
+        self.config, self.number, self.dropout = c, number, nn.Dropout(c.dropout)
+        self.lsh_costs = {}  # whether with gradients -> Costs of LSH attention; {}: measured at first use
         self.qkv, self.out = nn.Linear(c.width, 3 * c.width), nn.Linear(c.width, c.width)
         self.up, self.down = nn.Linear(c.width, c.ffn), nn.Linear(c.ffn, c.width)
         self.norm1, self.norm2 = nn.LayerNorm(c.width), nn.LayerNorm(c.width)
@@ -146,9 +146,9 @@ class TransformerLayer(nn.Module):
 
     def lsh_attend(self, q, k, v, key_mask=None):
         """Return LSH attention, hashing included, (B, H, L, e)."""
-        c, costs = self.config, self.costs and self.costs[torch.is_grad_enabled()]
-        more = dict(fill=c.lsh_fill, pairs=c.lsh_pairs, key_mask=key_mask, costs=costs)
-        return lsh_attention(q, k, v, *self.buckets(q, k), **more)
+        c, costs = self.config, self.lsh_costs.get(torch.is_grad_enabled())
+        return lsh_attention(q, k, v, *self.buckets(q, k), fill=c.lsh_fill, pairs=c.lsh_pairs,
+                             key_mask=key_mask, costs=costs)
 
     def forward(self, x, key_mask=None):
         """Map x (B, L, d) to (B, L, d); key_mask bool (B, L), True = attend, or None."""
@@ -211,7 +211,6 @@ class Model(nn.Module):
         if c.order and not self.types.weight.is_meta:  # positions start with a larger scale than words
             self.positions.weight.data[:] = 2.25 * e.initial_std(c) * sinusoids(*self.positions.weight.shape)
         self.register_buffer("codes", None, persistent=False)
-        self.lsh_costs = None  # set_lsh_costs
 
     @property
     def device(self):  # of the weights
@@ -275,32 +274,6 @@ class Model(nn.Module):
         for layer in self.layers:
             layer.draw(seed)
 
-    def measure_lsh_costs(self, dtype):
-        """Return measure_costs of LSH attention without and with gradients, {False: tuple, True: tuple}."""
-        c = self.config
-        about = self.device.type, dtype, c.width // c.heads, c.lsh_fill, c.lsh_pairs
-        return {use_grad: tuple(measure_costs(*about, use_grad)) for use_grad in (False, True)}
-
-    def set_lsh_costs(self, costs):
-        """Set measure_lsh_costs, by which LSH attention is computed, or None: measured at first use."""
-        self.lsh_costs = costs
-        for layer in self.layers:
-            layer.costs = costs and {use_grad: Costs(*costs[use_grad]) for use_grad in (False, True)}
-
-    @torch.no_grad()
-    def lsh_statistics(self, ids):
-        """Return for each layer the share of pairs that collide, and how it attends: "dense" or "blocks"."""
-        x, key_mask, c, statistics = self.embed_inputs(ids), self.padding_mask(ids), self.config, []
-        for layer in self.layers:
-            q, k, _ = layer.project(x)
-            hq, hk = layer.buckets(q, k)
-            costs = layer.costs and layer.costs[True]
-            modes = dict(fill=c.lsh_fill, pairs=c.lsh_pairs, dtype=q.dtype, costs=costs)
-            how, *_ = select_implementation(hq, hk, **modes)
-            statistics.append((collision_share(hq, hk), how))
-            x = layer(x, key_mask)
-        return statistics
-
     def pool(self, x, key_mask):
         """Return one vector per text, (B, d), of x (B, L, d)."""
         weight = torch.ones_like(x[..., :1]) if key_mask is None else key_mask.unsqueeze(-1).to(x.dtype)
@@ -359,7 +332,6 @@ def load_model(checkpoint):
         if wrong := [name for name, w in model.state_dict().items() if weights[name].dtype != w.dtype]:
             raise ValueError(f"weights: expected another dtype of {', '.join(wrong[:3])}.")
         model.load_state_dict(weights, assign=True)
-        model.set_lsh_costs(checkpoint.get("lsh_costs"))
     except (RuntimeError, AttributeError, TypeError, KeyError) as error:
         raise ValueError(f"weights: they do not fit: {' '.join(str(error).split())[:300]}") from error
     return model.eval()

@@ -35,7 +35,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from attention import full_attention
+from attention import Costs, collision_share, full_attention, measure_costs, select_implementation
 from data.batches import ItemSetBatches, TextBatches
 from data.codes import build_codes, build_tokenizer
 from data.corpus import Corpus, prepare
@@ -58,7 +58,7 @@ class Run:
     args, config, rank, world, device, dtype: settings. corpus, tokenizer, num_ids, batches, micro_size,
     slices: data. model, ddp_model (wrapped for ranks), objective, optimizer, is_compiled: what trains.
     step, best (lowest eval_loss), log_size, eval_counts, path, log_path: where it stands. identity: what a
-    checkpoint must agree with.
+    checkpoint must agree with. lsh_costs: float64 (2, 7), Costs without and with gradients, or None.
     """
 
 
@@ -102,15 +102,13 @@ def build_run(args):
     run.objective = OBJECTIVES[a.objective](config, a.mask, MASK, FIRST_WORD_ID, targets.to(run.device),
                                             bloom_map, a.samples)
     run.optimizer = torch.optim.AdamW(parameter_groups(run.model, a.decay), betas=(0.9, a.beta2), fused=True)
-    run.step, run.best, run.log_size = 0, math.inf, 0
+    run.step, run.best, run.log_size, run.lsh_costs = 0, math.inf, 0, None
     if saved is not start:
         run.step, run.best, run.log_size = (saved[name] for name in ("step", "best", "log_size"))
         load_optimizer(run.optimizer, saved.get("optimizer"), run.path, run.step)
         run.dtype = saved["dtype"] if a.dtype == "auto" else run.dtype
-    if config.attn == "lsh":  # implementations round differently: a resumed run must choose as before
-        kept = None if saved is start else saved.get("lsh_costs")
-        dtype = getattr(torch, run.dtype)
-        run.model.set_lsh_costs(kept or run.model.measure_lsh_costs(dtype))
+    if config.attn == "lsh":
+        set_lsh_costs(run, measure_lsh_costs(run) if saved is start else saved["lsh_costs"])
     run.is_compiled = use_compile and try_compile(run.model, lambda: dry_run(run))
     if run.world > 1:
         connect_ranks(run)
@@ -136,11 +134,30 @@ def load_own_checkpoint(run):
                and name != "corpus"]
     changes += ["--data was another text"] * (old.get("corpus") != now["corpus"])
     changes += [f"{name} is damaged" for name, cls in kinds.items() if type(checkpoint.get(name)) is not cls]
+    costs = checkpoint.get("lsh_costs")
+    if run.config.attn == "lsh" and not (torch.is_tensor(costs) and costs.shape == (2, len(Costs._fields))
+                                         and costs.dtype == torch.float64 and costs.isfinite().all()):
+        changes.append("lsh_costs is damaged")
     if changes:
         found = "; ".join(changes[:3]) + "; ..." * (len(changes) > 3)
         raise InputError(f"{run.path}: expected a checkpoint of this run, got another: {found}. Use another "
                          f"--out; there --init_from {run.args.out} starts from these weights.")
     return checkpoint
+
+
+def measure_lsh_costs(run):
+    """Return the costs of LSH attention on this machine, float64 (2, 7), for set_lsh_costs."""
+    c = run.config
+    about = run.device.type, getattr(torch, run.dtype), c.width // c.heads, c.lsh_fill, c.lsh_pairs
+    return torch.tensor([measure_costs(*about, use_grad) for use_grad in (False, True)], dtype=torch.float64)
+
+
+def set_lsh_costs(run, costs):
+    """Let all layers choose their implementation by costs, float64 (2, 7), without and with gradients."""
+    # subtle: the implementations round differently, so ranks must choose alike, and a resumed run as before
+    run.lsh_costs = costs
+    for layer in run.model.layers:
+        layer.lsh_costs = {bool(i): Costs(*row) for i, row in enumerate(costs.tolist())}
 
 
 def connect_ranks(run):
@@ -149,7 +166,8 @@ def connect_ranks(run):
     dist.init_process_group("nccl" if is_cuda else "gloo", device_id=run.device if is_cuda else None)
     if len(set(steps := gather_from_ranks(run.step))) > 1:
         raise InputError(f"--out: expected a folder that all nodes see, got steps {steps} on the ranks.")
-    run.model.set_lsh_costs(gather_from_ranks(run.model.lsh_costs)[0])
+    if run.lsh_costs is not None:
+        set_lsh_costs(run, gather_from_ranks(run.lsh_costs)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch 2.11 does not have the newer name
         # codes and hyperplanes, the buffers, are large, and equal on all ranks
@@ -229,6 +247,7 @@ def save(run, name="ckpt.pt"):
     """Write ckpt.pt, from which a run resumes, or best.pt, the same without the optimizer; on rank 0."""
     if run.rank == 0:
         more = dict(optimizer=run.optimizer.state_dict()) if name == "ckpt.pt" else {}
+        more |= {} if run.lsh_costs is None else dict(lsh_costs=run.lsh_costs)
         save_checkpoint(os.path.join(run.args.out, name), run.model, run.tokenizer.state(), step=run.step,
                         best=run.best, log_size=os.path.getsize(run.log_path), dtype=run.dtype,
                         run=run.identity, words=run.corpus.frequent(50_000), **more)
@@ -275,7 +294,7 @@ def print_summary(run, loss):
         rows = slice(run.micro_size) if c.order else slice(-run.micro_size, None)  # of sets, the largest
         with autocast(run.device, run.dtype):
             ids = corrupt(run, batches.eval_batch(rows))[0]
-            layers, speed = run.model.lsh_statistics(ids), measure_speed(run.model, ids)
+            layers, speed = measure_collisions(run.model, ids), measure_speed(run.model, ids)
         run.model.train()
         shares = ", ".join(f"{100 * share:.1f} % ({how})" for share, how in layers)
         show(f"attention: lsh, pairs that collide in each layer {shares}")
@@ -287,6 +306,19 @@ def print_summary(run, loss):
          f"{torch.__version__}, seed {a.seed}")
     show(f"eval_loss: {loss:.3f} at step {run.step:,}; uniform baseline {math.log(classes):.3f} = ln "
          f"{classes:,}, frequencies alone {unigram:.3f}")
+
+
+@torch.no_grad()
+def measure_collisions(model, ids):
+    """Return for each layer the share of pairs that collide, and how it attends: "dense" or "blocks"."""
+    x, key_mask, c, statistics = model.embed_inputs(ids), model.padding_mask(ids), model.config, []
+    for layer in model.layers:
+        q, k, _ = layer.project(x)
+        hq, hk = layer.buckets(q, k)
+        how, _ = select_implementation(hq, hk, layer.lsh_costs[True], fill=c.lsh_fill, pairs=c.lsh_pairs)
+        statistics.append((collision_share(hq, hk), how))
+        x = layer(x, key_mask)
+    return statistics
 
 
 def measure_speed(model, ids, rounds=3):

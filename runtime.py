@@ -22,8 +22,7 @@ from console import (HelpFormatter, InputError, add_device_flags, at_least, blam
                      exit_on_bad_input, wrap)  # scripts import all of these from here
 
 FORMAT = 3  # of checkpoints; each has the first three of these parts
-PARTS = dict(config=dict, model=dict, encoder=dict, words=list, task=dict, run=dict, optimizer=dict, step=int,
-             lsh_costs=dict)
+PARTS = dict(config=dict, model=dict, encoder=dict, words=list, task=dict, run=dict, optimizer=dict, step=int)
 
 
 def resolve_device(args, local_rank=0):
@@ -103,13 +102,6 @@ def start_workers():
     return multiprocessing.Pool(num_cores(), signal.signal, (signal.SIGINT, signal.SIG_IGN))
 
 
-def require_memory(num_bytes, what):
-    """Raise InputError if this machine has less memory; what: the flags or the file that need num_bytes."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else num_bytes
-    if num_bytes > memory:
-        raise InputError(f"{what}: expected at most {memory / 1e9:,.1f} GB, got {num_bytes / 1e9:,.1f} GB.")
-
-
 @contextlib.contextmanager
 def catch_signals():
     """Collect SIGTERM, SIGHUP and Ctrl-C in the list that the block receives, instead of ending at once."""
@@ -182,8 +174,6 @@ def save_checkpoint(path, model, encoder, **more):
     if wrong := [name for name, weight in weights.items() if not is_intact(weight)]:
         raise InputError(f"--lr: weight {wrong[0]} is not finite; {path} was not written. Try a lower --lr.")
     content = dict(format=FORMAT, config=dataclasses.asdict(model.config), model=weights, encoder=encoder)
-    if getattr(model, "lsh_costs", None):
-        more["lsh_costs"] = model.lsh_costs
     try:
         with open(temporary, "wb") as file:
             torch.save(content | more, file)

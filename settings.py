@@ -16,7 +16,7 @@ import torch
 from embeddings import EMBEDDINGS
 from model import CHOICES, PRESETS, Config, Model, load_config
 from objectives import OBJECTIVES, SampledWords
-from runtime import HelpFormatter, InputError, add_device_flags, at_least, blame_input, require_memory
+from runtime import HelpFormatter, InputError, add_device_flags, at_least, blame_input
 from tokenizer import FIRST_WORD_ID, HASHES, SPLITS
 
 SIZES = PRESETS | {"bert-lsh-fast": PRESETS["bert-lsh"]}
@@ -136,7 +136,11 @@ def require_weights(config):
     with torch.device("meta"):
         models = [Model(dataclasses.replace(config, layers=n)) for n in (0, 1)]
     rest, more = (sum(tensor.numel() for tensor in model.state_dict().values()) for model in models)
-    require_memory(16 * (rest + config.layers * (more - rest)), "--width, --layers, --vocab and other sizes")
+    needed = 16 * (rest + config.layers * (more - rest))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise InputError("--width, --layers, --vocab and other sizes: expected at most "
+                         f"{memory / 1e9:,.1f} GB, got {needed / 1e9:,.1f} GB.")
 
 
 def check_flags(args, world):

@@ -132,7 +132,8 @@ def bench_attention(args, *, positions=16_384, rounds=None,
             cases |= dict(dense=(True, DENSE, q, k, v), dense_forward=(False, DENSE, q, k, v))
         num_pairs = sum(int(a.bincount(minlength=256) @ b.bincount(minlength=256)) for hq, hk in hashed
                         for a, b in zip(hq.flatten(0, 2), hk.flatten(0, 2))) / len(draws)
-        how = functools.partial(attention.select_implementation, *hashed[0], fill="zero")
+        costs = attention.measure_costs(q.device.type, q.dtype, 64)
+        how = functools.partial(attention.select_implementation, *hashed[0], costs, fill="zero")
         watch = Stopwatch({name: functools.partial(run, *case) for name, case in cases.items()},
                           rounds or (9 if L <= 2048 else 3 if L > 16_384 else 5))
         row = dict(L=L, share=100 * num_pairs / (2 * B * L * L), dense_gflop=14 * 64 * 2 * B * L * L / 1e9,
@@ -170,7 +171,7 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7, lengths=(64, 128, 25
         times = watch.times
         better = list(map(min, times["blocks"], times["dense"])) if "dense" in times else times["blocks"]
         costs = attention.measure_costs(q.device.type, dtype, 64)
-        how, _ = attention.select_implementation(*hash_both(q, k, draw), fill="zero", pairs="all", costs=costs)
+        how, _ = attention.select_implementation(*hash_both(q, k, draw), costs, fill="zero", pairs="all")
         row = dict(L=L, dtype=str(dtype)[6:], batch=B, heads=heads, impl=how, **watch.ms(),
                    regret=statistics.median(a / b for a, b in zip(times["auto"], better)))
         if "dense" in times:
@@ -209,11 +210,12 @@ def bench_trained(args, *, rounds=5, sequences=8):
                 row |= {f"share{suffix}": 100 * is_collision.float().mean().item(),
                         f"mass{suffix}": 100 * (weights * is_collision).sum(-1).mean().item(),
                         f"recall{suffix}": 100 * is_collision.gather(-1, best).float().mean().item()}
+        costs = attention.measure_costs(q.device.type, q.dtype, e)
         watch = Stopwatch({"ours": lambda: attention.lsh_attention(q, k, v, hq, hk).sum().backward(),
                            "dense": lambda: DENSE(q, k, v).sum().backward()}, rounds)
         rows.append(row | watch.ms() | dict(
             ratio=watch.ratio("dense", "ours"), largest=100 * hk[0, 0, 0].bincount().max().item() / L,
-            impl=attention.select_implementation(hq, hk, fill="zero", pairs="all")[0]))
+            impl=attention.select_implementation(hq, hk, costs, fill="zero", pairs="all")[0]))
     return rows
 
 

@@ -1,8 +1,8 @@
 """What is made of results/ and of trained runs: figures of assets/, tables of README.md and docs/.
 
     python -m bench.figures figures                            draw assets/ from results/ and from examples
-    python -m bench.figures figures --runs out/*               those of trained runs too: losses, collisions
-    python -m bench.figures figures --runs RUN --out FOLDER    draw what RUN learned, without touching assets/
+    python -m bench.figures figures --runs RUN                 those of a trained run too: colliding pairs
+    python -m bench.figures figures --runs out/* --out FOLDER  draw losses and colliding pairs of runs alone
     python -m bench.figures readme                             write the tables between the markers anew
 """
 
@@ -155,8 +155,10 @@ def draw_results(folder):
     tenths = [100 * row["rec@1"] for row in rows if "by frequency" in row["name"]]
     with new_figure(folder, "recall", (6.4, 3), xlabel="tenths of the links, from frequent to rare items",
                     ylabel="rec@1, %", title="about 200 links per bar, one seed; 95 % interval") as [axis]:
-        p = np.array(tenths) / 100
-        axis.bar(range(10), tenths, width=0.8, color="0.6", yerr=196 * np.sqrt(p * (1 - p) / 200), capsize=3)
+        p, z = np.array(tenths) / 100, 1.96**2 / 200
+        middle, half = (p + z / 2) / (1 + z), np.sqrt(z * p * (1 - p) + z**2 / 4) / (1 + z)  # Wilson's interval
+        error = 100 * np.maximum([p - middle + half, middle + half - p], 0)
+        axis.bar(range(10), tenths, width=0.8, color="0.6", yerr=error, capsize=3)
         axis.set_xticks(range(10), [f"{10 * i}–{10 * i + 10} %" for i in range(10)], fontsize=7)
 
 
@@ -218,21 +220,20 @@ def draw_losses(folder, name, runs, unit):
 
 def draw_figures(args):
     """Draw all figures of assets/, or, with --out, those of the runs alone: losses, colliding pairs."""
-    folder, names = args.out or ASSETS, {head: f"loss-{head}" for head in UNITS}
+    folder = args.out or ASSETS
     runs = [run for run in args.runs if os.path.exists(os.path.join(run, "log.jsonl"))]
     if not runs and (args.runs or args.out):
         raise InputError(f"--runs: expected folders with ckpt.pt and log.jsonl, got {', '.join(args.runs)}.")
     configs = {run: load_run(run)[0].config for run in runs}
     os.makedirs(folder, exist_ok=True)
     if not args.out:
-        names = {}
         for draw in (draw_results, draw_pipeline, draw_corruption, draw_maps, draw_law, draw_comparisons):
             draw(folder)
     for run in [run for run, c in configs.items() if c.attn == "lsh" and c.order][:1]:
         draw_collisions(folder, run)
-    for head, name in names.items():
+    for head in UNITS if args.out else ():
         if runs := [run for run, c in configs.items() if c.head == head]:
-            draw_losses(folder, name, runs, UNITS[head])
+            draw_losses(folder, f"loss-{head}", runs, UNITS[head])
 
 
 def readme_tables():

@@ -319,12 +319,6 @@ def test_hyperplanes_come_from_seed_and_state_dict():
         assert all(torch.equal(x.planes, b.planes) and torch.equal(x.coef, b.coef) for x in (a, c))
 
 
-def test_lsh_statistics_of_one_bucket_are_all_pairs():
-    ids = random_ids(2, 9)
-    assert tiny_model(**LSH | dict(lsh_buckets=1)).lsh_statistics(ids) == [(1.0, "dense")] * 2
-    assert all(0.1 < share < 1 for share, _ in tiny_model(**LSH).lsh_statistics(ids))
-
-
 @pytest.mark.parametrize("order,attn", [(False, "full"), (False, "lsh"), (True, "full")])
 def test_set_has_no_order(order, attn):
     """Permuting items permutes the outputs, and two masks have equal outputs; with positions not."""

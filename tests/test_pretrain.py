@@ -260,31 +260,53 @@ def test_resumed_run_computes_attention_by_the_costs_of_its_checkpoint(small, tm
         return real(*args, **options)
 
     monkeypatch.setattr(attention, "select_implementation", spy)
-    monkeypatch.setattr(model, "measure_costs", lambda *about: costs)
+    monkeypatch.setattr(pretrain, "measure_costs", lambda *about: costs)
     pretrain.main(small(*flags, out="whole"))
     train_until_step_4(small(*flags, out="resumed"))
-    monkeypatch.setattr(model, "measure_costs", lambda *about: {DENSE: BLOCKS, BLOCKS: DENSE}[costs])
+    monkeypatch.setattr(pretrain, "measure_costs", lambda *about: {DENSE: BLOCKS, BLOCKS: DENSE}[costs])
     pretrain.main(small(*flags, out="resumed"))
     assert {*used} == {impl} and equal_weights(tmp_path / "whole", tmp_path / "resumed")
     saved = load_checkpoint(str(tmp_path / "resumed"))
-    assert saved["lsh_costs"] == {False: costs, True: costs} == load_model(saved).lsh_costs
+    assert saved["lsh_costs"].tolist() == [[*costs]] * 2
     run = build(small(*flags, "--init_from", tmp_path / "resumed", out="next"))
-    assert run.model.lsh_costs[True] != costs
+    assert run.model.layers[0].lsh_costs[True] != costs
+    for damage in (None, "7", torch.ones(2, 6).double(), torch.ones(2, 7), torch.full((2, 7), math.nan).double()):
+        torch.save(saved | dict(lsh_costs=damage), tmp_path / "resumed" / "ckpt.pt")
+        assert_refused(pretrain.main, small(*flags, out="resumed"), "ckpt.pt", "lsh_costs is damaged")
 
 
-@pytest.mark.parametrize("dense_seconds, expected", [(0.02, "x the speed of dense"), (0.0, "x the time of dense")])
-def test_summary_compares_lsh_attention_with_dense(small, monkeypatch, capsys, dense_seconds, expected):
+def test_all_ranks_compute_attention_by_the_costs_of_rank_0(small, monkeypatch):
+    run, first = build(small("--attn", "lsh")), torch.arange(14.0).double().view(2, 7)
+    monkeypatch.setattr(pretrain, "gather_from_ranks", lambda x: [first if torch.is_tensor(x) else x, x])
+    monkeypatch.setattr(pretrain.dist, "init_process_group", lambda *args, **options: None)
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda model, **options: model)
+    pretrain.connect_ranks(run)
+    assert torch.equal(run.lsh_costs, first)
+    assert [layer.lsh_costs for layer in run.model.layers] == [
+        {False: tuple(range(7)), True: tuple(range(7, 14))}] * run.config.layers
+
+
+def test_measure_collisions_of_one_bucket_are_all_pairs(small):
+    for buckets, is_expected in ((1, lambda share: share == 1), (256, lambda share: 0.001 < share < 0.9)):
+        run = build(small("--attn", "lsh", "--lsh_buckets", buckets))
+        for share, how in pretrain.measure_collisions(run.model, run.batches.get_batch(0, slice(4))[0]):
+            assert is_expected(share) and how in ("dense", "blocks")
+
+
+@pytest.mark.parametrize("speed, expected", [(2.04, "2.0x the speed of dense"), (0.4, "2.5x the time of dense")])
+def test_summary_compares_lsh_attention_with_dense(small, monkeypatch, capsys, speed, expected):
     """With a warning where LSH attention takes longer; no line exceeds a terminal's 80 columns."""
-    real, slow = pretrain.full_attention, []
-    def slow_attention(*args, **options):
-        slow.append(time.sleep(dense_seconds))
-        return real(*args, **options)
+    real, speeds = pretrain.measure_speed, []
+    def measure_speed(*args):
+        speeds.append(real(*args))
+        return speed
 
-    monkeypatch.setattr(pretrain, "full_attention", slow_attention)
+    monkeypatch.setattr(pretrain, "measure_speed", measure_speed)
     pretrain.main(small("--attn", "lsh", "--layers", 7))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("attention:", "warning:"))]
-    assert slow and max(map(len, lines)) <= 80 and expected in lines[1] and "length 17" in lines[1]
-    assert any("--attn full is faster" in line for line in lines) == (dense_seconds == 0)
+    assert max(map(len, lines)) <= 80 and expected in lines[1] and "length 17" in lines[1]
+    assert any("--attn full is faster" in line for line in lines) == (speed < 1)
+    assert 0 < speeds[0] < math.inf
 
 
 def test_resume_refuses_another_run(small, tmp_path, text_path):

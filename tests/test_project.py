@@ -15,12 +15,12 @@ from tests.support import ROOT
 LEAVES = ("hashing", "bloom", "embeddings", "attention")  # each can be copied alone, attention with blocks
 SCRIPTS = ("pretrain", "finetune", "infer")
 CEILINGS = {  # lines of any kind
-    "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 400, "blocks": 340, "model": 380, "objectives": 260,
+    "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 370, "blocks": 320, "model": 360, "objectives": 260,
     "tokenizer": 340,
-    "runtime": 248, "console": 110, "infer_io": 150, "settings": 270, "pretrain": 480, "finetune": 460, "infer": 400,
+    "runtime": 240, "console": 110, "infer_io": 150, "settings": 275, "pretrain": 480, "finetune": 460, "infer": 400,
     "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
     "data.codes": 130, "data.tasks": 340, "data.squad": 240}
-CORE_CODE, DEFAULT_CODE = 4_030, 2_860  # code lines of all files above, and of those that pretrain.py imports
+CORE_CODE, DEFAULT_CODE = 4_026, 2_860  # code lines of all files above, and of those that pretrain.py imports
 PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in CEILINGS}
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
@@ -74,7 +74,7 @@ def test_tests_and_benches_within_ceiling():
         paths = (ROOT / folder).rglob("*.py")
         return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
-    assert total("bench") <= 1_571 and total("tests") <= 6_640
+    assert total("bench") <= 1_574 and total("tests") <= 6_600
     assert len((ROOT / "test_all.py").read_text(encoding="utf-8").splitlines()) <= 400
 
 
@@ -150,8 +150,9 @@ def test_paper_map_matches_tags_in_code(name):
 
 
 BANNED_CALLS = ("exec", "eval", "globals", "hash")
-BANNED_WORDS = re.compile(r"stranger|told to stop|usual library|commonest|words of the trade|is of --|"
-                          r"wanted .{0,40}, got|goes on, bit|who meets whom", re.I)
+# in a form that does not match itself
+BANNED_WORDS = re.compile(r"strange[r]|told to sto[p]|usual librar[y]|commones[t]|words of the trad[e]|is of -[-]|"
+                          r"wanted .{0,40}, go[t]|goes on, bi[t]|who meets who[m]", re.I)
 SOURCES = [path for pattern in ("*.py", "data/*.py", "bench/*.py", "tests/**/*.py")
            for path in ROOT.glob(pattern)]
 
@@ -161,8 +162,7 @@ def test_source_follows_house_rules(path):
     text = path.read_text(encoding="utf-8")
     width = 120 if path.parts[-2] in ("bench", "tests") else 110
     assert max(map(len, text.splitlines() or [""])) <= width
-    if path.name != "test_project.py":
-        assert not BANNED_WORDS.findall(text)
+    assert not BANNED_WORDS.findall(text)
     for node in ast.walk(ast.parse(text)):
         assert not (isinstance(node, ast.ExceptHandler) and node.type is None)
         if isinstance(node, ast.Call):

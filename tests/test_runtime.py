@@ -105,12 +105,6 @@ def test_at_least_refuses_other_numbers_with_the_range():
             runtime.at_least(*args)(text)
 
 
-def test_require_memory_names_what_does_not_fit():
-    runtime.require_memory(2**20, "--width")
-    with pytest.raises(InputError, match=r"--width: expected at most [\d,.]+ GB, got 1,000,000.0 GB"):
-        runtime.require_memory(10**15, "--width")
-
-
 def test_help_formatter_prints_defaults_that_are_values():
     parser = argparse.ArgumentParser(formatter_class=runtime.HelpFormatter, description="first\n    second")
     parser.add_argument("--seed", default=7, help="x")
