@@ -8,8 +8,8 @@ Sources:      [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019  
               [V] Vaswani et al. 2017   [BL] Li & Yip, BERT-LSH   [SB] Superbloom   [CM] the median proposal
 Out of scope: text and hashing (tokenizer.py), losses (objectives.py), files (runtime.py).
 Deviations:   1. One combined projection for queries, keys and values: the same function in one product.
-              2. Positions start as sinusoids, layers with std 0.02 · √(768/d), in all presets: small models
-                 learn sooner.   3. In text an item's m vectors share its position.
+              2. Positions start as sinusoids, layers and heads of texts with std 0.02 · √(768/d), in all
+                 presets: small models learn sooner.   3. In text an item's m vectors share its position.
 Notation:     B batch   L positions   C code numbers per word   d width   H heads   e d/H   V token IDs
               N rows   S scored rows   M masked positions   m vectors per item (Bloom; else 1)
               k hash functions of R buckets   n hash functions of r hyperplanes (LSH attention)
@@ -23,6 +23,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import draw_hyperplanes, full_attention, lsh_attention, simhash
+from bag import HashedBag
 from embeddings import EMBEDDINGS, check_codes, init_normal, unpack_bits
 
 CHOICES = dict(emb=EMBEDDINGS, head=("sr", "mlm", "hash-mlm", "classify", "span"), act=("gelu", "relu"),
@@ -55,6 +56,7 @@ class Config:
     head: str = "sr"
     tied: bool | None = None  # mlm, hash-mlm: output layer = the embedding's rows (default: lookup and bloom)
     labels: int = 2  # classes of classify; 1: a regression
+    bag: int = 0  # rows of the hashed bag of words beside head classify; 0: none
     pool: str = "cls"  # what classify sees: cls, the first position, or mean, of all positions
     attn: str = "full"  # full, or lsh: only pairs that collide
     lsh_bands: int = 8  # r: hyperplanes of a hash function
@@ -66,7 +68,7 @@ class Config:
 
     def __post_init__(self):
         for name, value in vars(self).items():  # the type, the choices and the range of each field
-            kind, minimum = Config.__annotations__[name], int(name not in ("layers", "spare_positions"))
+            kind, minimum = Config.__annotations__[name], int(name not in ("layers", "spare_positions", "bag"))
             if not isinstance(value, (int, float) if kind is float else kind):
                 raise ValueError(f"{name}: expected {kind}, got {value!r}.")
             if value not in CHOICES.get(name, [value]):
@@ -203,14 +205,17 @@ class Model(nn.Module):
         self.norm, self.dropout = nn.LayerNorm(c.width), nn.Dropout(c.dropout)
         self.layers = nn.ModuleList(TransformerLayer(c, i) for i in range(c.layers))
         self.head = build_head(c)
+        self.bag = HashedBag(c.bag, c.labels) if c.bag and c.head == "classify" else None
+        scaled = ("layers", "head") if c.head in ("classify", "span") else "layers"
         for name, module in self.named_modules():
-            if isinstance(module, (nn.Embedding, nn.Linear)):  # BERT's 0.02; in the encoder by its width
-                init_normal(module.weight, 0.02 * (768 / c.width) ** 0.5 if "layers" in name else 0.02)
+            if isinstance(module, (nn.Embedding, nn.Linear)):  # BERT's 0.02, or scaled by the width
+                init_normal(module.weight, 0.02 * (768 / c.width) ** 0.5 if name.startswith(scaled) else 0.02)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
         if c.order and not self.types.weight.is_meta:  # positions start with a larger scale than words
             self.positions.weight.data[:] = 2.25 * e.initial_std(c) * sinusoids(*self.positions.weight.shape)
-        self.register_buffer("codes", None, persistent=False)
+        for name in ("codes", "bag_rows"):
+            self.register_buffer(name, None, persistent=False)
 
     @property
     def device(self):  # of the weights
@@ -223,6 +228,7 @@ class Model(nn.Module):
             raise ValueError(f"codes: expected (V, C), got shape {tuple(codes.shape)}.")
         limits = [(-(-c.bits // 8), 256)] if c.code_format == "bits" else self.embedding.code_limits
         self.codes = check_codes(codes, limits).to(self.device)
+        self.bag_rows = self.bag and self.bag.hash_codes(codes).to(self.device)
 
     def embed(self, ids):
         """Return the word vectors alone, (..., L·m, d) of ids (..., L): no positions, no norm. [HF §3.1]"""
@@ -297,7 +303,10 @@ class Model(nn.Module):
             logits = self.head(x.flatten(0, 1)[masked_positions], table, rows)
             return logits if c.head == "mlm" or is_stacked else logits.unflatten(-1, (c.hashes, c.buckets))
         x = x.mean(2) if is_stacked else x
-        return self.head(self.pool(x, key_mask) if c.head == "classify" else self.dropout(x))
+        if c.head != "classify":
+            return self.head(self.dropout(x))
+        logits = self.head(self.pool(x, key_mask))
+        return self.bag(self.bag_rows[ids], key_mask, logits) if self.bag else logits
 
 
 def parameter_groups(model, decay):
@@ -309,7 +318,7 @@ def parameter_groups(model, decay):
 def count_parameters(model):
     """Return parameters of each part and in all; poep, the embedding's share. [HF App. B] [HF §4.4 eq.7]"""
     parts = dict(embedding=[model.embedding], specials=[model.specials], encoder=[model.layers],
-                 positions=[model.positions, model.types, model.norm], head=[model.head], total=[model])
+                 positions=[model.positions, model.types, model.norm], head=[model.head, model.bag], total=[model])
     counts = {part: sum(p.numel() for m in some if m for p in m.parameters()) for part, some in parts.items()}
     return counts | dict(poep=counts["embedding"] / counts["total"])
 

@@ -141,7 +141,7 @@ class QuestionAnswering:
     Argument predict of methods: function(examples) -> (indices, logits (B, L, 2)) of batches.
     """
 
-    head, num_outputs, metric, loss = "span", 2, "f1", staticmethod(span_loss)
+    head, num_outputs, has_one_text, metric, loss = "span", 2, False, "f1", staticmethod(span_loss)
 
     def __init__(self, train, dev, tokenizer, length, stride, max_words, limit=None, allow_no_answer=False):
         self.tokenizer, self.length, self.questions, self.n = tokenizer, length, dev, len(dev)

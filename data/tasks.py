@@ -238,7 +238,7 @@ class SequenceClassification:
 
     def __init__(self, task, train, devs, tokenizer, length, limit=None, scale=None):
         self.task, self.labels, self.metric, self.length = task, task.labels, task.metrics[0], length
-        self.num_cut, self.num_outputs = 0, len(task.labels or [0])
+        self.num_cut, self.num_outputs, self.has_one_text = 0, len(task.labels or [0]), len(task.texts) == 1
         if limit and limit < len(train["labels"]):
             chosen = np.sort(np.random.default_rng(0).permutation(len(train["labels"]))[:limit]).tolist()
             train = {name: column and [column[i] for i in chosen] for name, column in train.items()}

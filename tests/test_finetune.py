@@ -201,9 +201,22 @@ def test_regression_of_pairs_is_learned(sr_run, tune, tmp_path):
 def test_pre_training_is_used_unless_from_scratch(sr_run, own):
     before = load_checkpoint(str(sr_run))["model"]
     tuned, fresh = (build_model("--ckpt", sr_run, *own, *more) for more in ([], ["--from_scratch"]))
-    assert all(torch.equal(v, before[k]) for k, v in tuned.state_dict().items() if not k.startswith("head."))
+    assert all(torch.equal(v, before[k]) for k, v in tuned.state_dict().items() if not k.startswith(("head.", "bag.")))
     assert tuned.config == fresh.config and tuned.config.pool == "mean" and tuned.config.labels == 2
     assert not torch.equal(fresh.state_dict()["layers.0.up.weight"], before["layers.0.up.weight"])
+
+
+def test_bag_of_words_is_for_single_texts_and_learned(sr_run, tune, own, tmp_path):
+    """Rows of --bag; 0 and tasks of two texts have none. A tuned checkpoint keeps its own."""
+    assert build_model("--ckpt", sr_run, *own).config.bag == finetune.RECIPES["small"]["bag"]
+    assert build_model("--ckpt", sr_run, *own, "--bag", 0).bag is None
+    assert build_model("--ckpt", sr_run, *own, "--text", "text,text").bag is None
+    tune(tmp_path / "out", *own, "--bag", 99, "--epochs", 1)
+    weight = load_checkpoint(str(tmp_path / "out"))["model"]["bag.weight"]
+    assert weight.shape == (99, 2) and (weight != 0).any(1).sum() > 5
+    assert torch.equal(build_model("--ckpt", tmp_path / "out", *own).bag.weight, weight)
+    flags = "--ckpt", tmp_path / "out", *own, "--bag", 98
+    assert_refused(finetune.main, flags, "--bag: expected 99, as in --ckpt", "got 98. Remove it.")
 
 
 def test_constant_prediction_is_named(tune, own, tmp_path, capsys):

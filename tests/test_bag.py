@@ -1,0 +1,49 @@
+"""bag.py: by hand, the drawn encoder, hashes of codes, and the bag within a model and a fine-tuning."""
+
+import math
+
+import pytest
+import torch
+
+from bag import HashedBag
+from tests.support import tiny_model
+
+
+def test_hashed_bag_matches_hand_example():
+    """Two words of rows 1 and 2, one of padding: (1 + 3, 2 - 1) · 30 / √2 are added to the encoder's logits."""
+    bag = HashedBag(4, 2).eval()
+    bag.weight.data = torch.tensor([[9.0, 9], [1, 2], [3, -1], [9, 9]])
+    logits, mask = torch.tensor([[0.5, -0.5]]), torch.tensor([[True, True, False]])
+    expected = logits + torch.tensor([[4.0, 1]]) * 30 / math.sqrt(2)
+    torch.testing.assert_close(bag(torch.tensor([[1, 2, 0]]), mask, logits), expected)
+    torch.testing.assert_close(bag(torch.tensor([[1, 2]]), None, logits), expected)
+
+
+def test_hashed_bag_in_training_drops_the_encoder_of_half_the_texts():
+    torch.manual_seed(0)
+    bag, n = HashedBag(4, 3), 10_000
+    out = bag(torch.zeros(n, 2, dtype=torch.int64), None, torch.ones(n, 3))
+    assert {*out.unique().tolist()} == {0, 1} and torch.equal(out[:, 0], out[:, 2])
+    assert abs(out[:, 0].mean() - 0.5) < 6 * 0.5 / math.sqrt(n)
+
+
+def test_hash_codes_are_uniform_and_the_same_on_every_machine():
+    """100,000 codes in 1,000 rows: the variance of the counts is the mean, 100, within six sigma."""
+    codes = torch.randint(256, (100_000, 16), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    rows = HashedBag(1_000, 2).hash_codes(codes)
+    assert torch.equal(rows, HashedBag(1_000, 5).hash_codes(codes.clone()))
+    assert 0 <= rows.min() and rows.max() < 1_000
+    assert abs(rows.bincount(minlength=1_000).double().var() / 100 - 1) < 6 * math.sqrt(2 / 1_000)
+    assert HashedBag(2**16, 2).hash_codes(torch.arange(12).view(3, 4)).tolist() == [60143, 2108, 9609]
+
+
+@pytest.mark.parametrize("emb", ["proj", "emb", "median", "lookup"])
+def test_model_with_bag_starts_as_one_without_and_ignores_padding(emb):
+    plain, model = (tiny_model(emb=emb, head="classify", labels=3, bag=bag).eval() for bag in (0, 64))
+    model.load_state_dict(plain.state_dict(), strict=False)
+    ids = torch.randint(5, 9, (2, 7))
+    torch.testing.assert_close(model(ids), plain(ids))
+    model.bag.weight.data.normal_()
+    assert not torch.allclose(model(ids), plain(ids))
+    mask = torch.arange(7) < 5
+    torch.testing.assert_close(model(ids, mask.expand(2, 7)), model(ids[:, :5]))
