@@ -1,4 +1,4 @@
-"""Hashed bag of words beside an encoder: label scores in a row per hash bucket of words, without a vocabulary.
+"""Hashed bag of words beside an encoder: label scores per hash bucket of words, without a vocabulary.
 
 Paper map:    [FH] HashedBag
 Sources:      [FH] Weinberger et al. 2009, Feature Hashing for Large Scale Multitask Learning. The sum of a
@@ -47,7 +47,7 @@ class HashedBag(nn.Module):
 
 def main(argv=None):
     """Learn which of two labels six texts have, without an encoder, and print the score of each word."""
-    texts = ["a fine and moving film", "fine acting", "a fine cast"], ["a dull film", "dull cast", "dull plot"]
+    texts = ["a fine and moving film", "fine acting", "fine cast"], ["a dull film", "dull cast", "dull plot"]
     words = sorted({word for label in texts for text in label for word in text.split()})
     bag = HashedBag(1_024, 2)
     codes = torch.tensor([list(md5(word.encode(), usedforsecurity=False).digest()) for word in words])

@@ -18,8 +18,8 @@ Deviations:   1. The score is the best evaluation's on the scored rows; the last
               3. Gradients are clipped at norm 1, which the paper does not name.
               4. The cosine restarts after each fifth of the steps: the paper does not say how often.
               5. Models of less than 512 dimensions get a learning rate of 1e-3, the mean of all positions in
-                 place of [CLS], which Shuffle+Random never trains, and, where a text is alone, a hashed bag of
-                 words beside the encoder (--bag), without which they lose to one: recipe "small".
+                 place of [CLS], which Shuffle+Random never trains, and for single texts a hashed bag of words
+                 beside the encoder (--bag), without which they lose to one: recipe "small".
               6. Batch 32 for every model; the median proposal fine-tunes with 64 (--batch 64).
 """
 
@@ -105,7 +105,7 @@ def load_start(args):
     defaults = recipe | dict(dropout=config.dropout) | own
     vars(args).update({flag: value for flag, value in defaults.items() if getattr(args, flag) is None})
     if own and args.bag != config.bag:
-        raise InputError(f"--bag: expected {config.bag}, as in --ckpt {args.ckpt}, got {args.bag}. Remove it.")
+        raise InputError(f"--bag: expected {config.bag}, as in --ckpt {args.ckpt}, got {args.bag}.")
     with blame_input("--dropout"):
         return checkpoint, dataclasses.replace(config, pool=args.pool, bag=args.bag, dropout=args.dropout)
 

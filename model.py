@@ -68,7 +68,7 @@ class Config:
 
     def __post_init__(self):
         for name, value in vars(self).items():  # the type, the choices and the range of each field
-            kind, minimum = Config.__annotations__[name], int(name not in ("layers", "spare_positions", "bag"))
+            kind, minimum = Config.__annotations__[name], int(name not in "layers spare_positions bag".split())
             if not isinstance(value, (int, float) if kind is float else kind):
                 raise ValueError(f"{name}: expected {kind}, got {value!r}.")
             if value not in CHOICES.get(name, [value]):
@@ -318,7 +318,8 @@ def parameter_groups(model, decay):
 def count_parameters(model):
     """Return parameters of each part and in all; poep, the embedding's share. [HF App. B] [HF §4.4 eq.7]"""
     parts = dict(embedding=[model.embedding], specials=[model.specials], encoder=[model.layers],
-                 positions=[model.positions, model.types, model.norm], head=[model.head, model.bag], total=[model])
+                 positions=[model.positions, model.types, model.norm], head=[model.head, model.bag],
+                 total=[model])
     counts = {part: sum(p.numel() for m in some if m for p in m.parameters()) for part, some in parts.items()}
     return counts | dict(poep=counts["embedding"] / counts["total"])
 

@@ -1,7 +1,7 @@
 """Training: what a step costs, also by Hugging Face Transformers; scores of many fine-tunings.
 
     python -m bench.training steps (train)
-    python -m bench.training tasks --runs out/*
+    python -m bench.training tasks (files) --runs out/*
 
 Paper map:    [HF Table 3] bench_train
 """
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from bench import common
-from bench.common import REQUIRED, Bench, Stopwatch, build_model, made_up_words, training_step
+from bench.common import REQUIRED, Bench, Stopwatch, build_model, made_up_words, read_json, training_step
 from model import PRESETS, Config
 from objectives import OBJECTIVES
 from runtime import resolve_device
@@ -97,6 +97,7 @@ def bench_tasks(args):
         run = json.loads(path.read_text())
         flags = run["settings"]
         name = (flags["preset"] or Path(flags["ckpt"]).name) + ", from scratch" * flags["from_scratch"]
+        name += ", --bag 0" * (flags.get("bag") == 0)
         for task, result in run["tasks"].items():
             row = rows.setdefault(name, dict(name=name))
             row |= {task: result["mean"], f"{task}_std": result["std"]}
@@ -104,6 +105,16 @@ def bench_tasks(args):
             if result["bag_of_words"] is not None and "bpe" not in name:  # of words, not of pieces
                 bag_of_words[task] = result["bag_of_words"]
     return [rows[name] for name in sorted(rows)] + [majority, bag_of_words]
+
+
+def bench_files(args):
+    """Scores of fine-tunings on files of one's own: a row a training file, mean ± std over the seeds."""
+    rows = []
+    for run in (read_json(folder, "results.json") for folder in args.runs):
+        [row], path = run["tasks"].values(), Path(run["settings"]["train"])
+        rows.append(dict(name=f"{path.parent.name}, {row['n_train']:,} rows", score=row["mean"], score_std=row["std"],
+                         last=row["last"], bag_of_words=row["bag_of_words"], majority=row["majority"], n=row["n"]))
+    return rows
 
 
 BENCHES = {
@@ -114,7 +125,9 @@ BENCHES = {
         "against_transformers:.2f:× Transformers, same dtype"),
     "tasks": Bench(bench_tasks, "name:s:model | sst2:±1:SST-2 | cola:±1:CoLA | mrpc:±1:MRPC | rte:±1:RTE | "
         "stsb:±1:STS-B | qqp:±1:QQP | qnli:±1:QNLI | mnli:±1:MNLI | squad:±1:SQuAD F1 | pydoc:±1:pydoc",
-        dict(runs=REQUIRED))}
+        dict(runs=REQUIRED)),
+    "files": Bench(bench_files, "name:s:task | score:±1:best evaluation | last:.1f:last evaluation | "
+        "bag_of_words:.1f:bag of words | majority:.1f:majority class | n:,:n", dict(runs=REQUIRED))}
 main = functools.partial(common.run_command, "training", __doc__, BENCHES)
 
 if __name__ == "__main__":

@@ -257,10 +257,18 @@ def test_bench_robust_as_trained_does_not_move(median_run, args):
 def test_bench_tasks_reads_results(tmp_path):
     tasks = dict.fromkeys("sst2 cola mrpc rte stsb qqp qnli mnli squad pydoc".split(),
                           dict(mean=70.0, std=1.0, majority=50.0, bag_of_words=60.0))
-    settings = dict(preset=None, ckpt="out/proj-lsh/", from_scratch=True)
+    settings = dict(preset=None, ckpt="out/proj-lsh/", from_scratch=True, bag=0)
     (tmp_path / "results.json").write_text(json.dumps(dict(settings=settings, tasks=tasks)))
     rows = run_bench(training, "tasks", Namespace(runs=[str(tmp_path), str(tmp_path / "none")]))
-    assert [row["cola"] for row in rows] == [70, 50, 60] and rows[0]["name"] == "proj-lsh, from scratch"
+    assert [row["cola"] for row in rows] == [70, 50, 60] and rows[0]["name"] == "proj-lsh, from scratch, --bag 0"
+
+
+def test_bench_files_reads_results(tmp_path):
+    row = dict(mean=70.0, std=1.0, last=69.0, majority=50.0, bag_of_words=60.0, n=7, n_train=5_000)
+    content = dict(settings=dict(train="a/news/train.jsonl"), tasks=dict(own=row))
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    [found] = run_bench(training, "files", Namespace(runs=[str(tmp_path)]))
+    assert found["name"] == "news, 5,000 rows" and (found["score"], found["bag_of_words"]) == (70, 60)
 
 
 def test_stopwatch_skips_first_round_and_pairs_rounds():
