@@ -8,6 +8,7 @@ Out of scope: causal masks; cross-attention (q, k, v have one length); projectio
     sums over colliding pairs alone (blocks.py, to be copied with this file).
 Deviations:
     1. Dense attention calls torch's scaled_dot_product_attention, except where that is slow (full_attention).
+       Dropout on a CPU draws 16 bits per number (apply_dropout): a probability is rounded to 1/65,536.
     2. The paper fills a dense matrix. blocks.py computes its exact result from the colliding pairs alone,
        where measure_costs predicts that this is faster. The two ways round differently.
     3. The hyperplanes are drawn once, or once per step, not in every forward pass as in the authors' code.
@@ -26,6 +27,7 @@ import time
 
 import numpy as np
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 
 from blocks import MASKED, MAX_CHUNK, Costs, SparseLSHAttention, compare, make_layouts
@@ -68,11 +70,32 @@ def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
         float (B, H, L, u). A row whose every key is padding is 0.
     """
     check_arguments(q=q, k=k, v=v, key_mask=key_mask)
-    if q.device.type != "cpu" or q.dtype != torch.bfloat16 or q.shape[-2] > 1024:
+    # subtle: on a CPU the kernel has no dropout, and in bfloat16 half the speed of the formula on short rows
+    if not q.is_cpu or not dropout and (q.dtype != torch.bfloat16 or q.shape[-2] > 1024):
         mask = None if key_mask is None else key_mask[:, None, None, :]  # (B, 1, 1, L)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-    scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)  # (B, H, L, L), up to 2x the kernel's speed
-    return F.dropout(masked_softmax(scores, key_mask), dropout, training=dropout > 0) @ v
+    scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)  # (B, H, L, L)
+    weights = masked_softmax(scores, key_mask)
+    return (apply_dropout(weights, dropout) if dropout else weights) @ v
+
+
+def apply_dropout(x, p):
+    """Return x with a share p of its numbers, drawn at random, 0, and the others divided by 1 - p.
+
+    F.dropout draws 53 bits for each number, which takes a CPU longer than a softmax. 16 bits are enough.
+    """
+    if not x.is_cpu or torch.compiler.is_compiling():
+        return F.dropout(x, p)
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-2**63, None)  # 64 bits each
+    bits = bits.view(torch.int16)[:x.numel()].view(x.shape)  # uniform from -2^15
+    keep = torch.ge(bits, min(round(p * 2**16), 2**16 - 1) - 2**15, out=torch.empty_like(bits))  # 1 or 0
+    return x * keep.to(x.dtype).mul_(1 / (1 - p))
+
+
+class Dropout(nn.Dropout):
+    """nn.Dropout by apply_dropout."""
+    def forward(self, x):
+        return apply_dropout(x, self.p) if self.training and self.p else x
 
 
 def full_attention_reference(q, k, v, *, key_mask=None):

@@ -22,7 +22,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from attention import draw_hyperplanes, full_attention, lsh_attention, simhash
+from attention import Dropout, draw_hyperplanes, full_attention, lsh_attention, simhash
 from bag import HashedBag
 from embeddings import EMBEDDINGS, check_codes, init_normal, unpack_bits
 
@@ -119,7 +119,7 @@ class TransformerLayer(nn.Module):
     """Self-attention and feed-forward layer, each followed by residual sum and norm (post-LN). [BERT §3]"""
     def __init__(self, c, number):
         super().__init__()
-        self.config, self.number, self.dropout = c, number, nn.Dropout(c.dropout)
+        self.config, self.number, self.dropout = c, number, Dropout(c.dropout)
         self.lsh_costs = {}  # whether with gradients -> Costs of LSH attention; {}: measured at first use
         self.qkv, self.out = nn.Linear(c.width, 3 * c.width), nn.Linear(c.width, c.width)
         self.up, self.down = nn.Linear(c.width, c.ffn), nn.Linear(c.ffn, c.width)
@@ -188,7 +188,7 @@ def build_head(c):
         return nn.Linear(c.width, 3 if c.head == "sr" else 2)
     if c.head == "classify":
         dense, out = nn.Linear(c.width, c.width), nn.Linear(c.width, c.labels)
-        return nn.Sequential(nn.Dropout(c.dropout), dense, nn.Tanh(), nn.Dropout(c.dropout), out)
+        return nn.Sequential(Dropout(c.dropout), dense, nn.Tanh(), Dropout(c.dropout), out)
     return MaskedLMHead(c, c.rows if c.head == "mlm" else c.hashes * c.buckets)
 
 
@@ -202,7 +202,7 @@ class Model(nn.Module):
         self.specials = nn.Embedding(c.special_tokens + e.has_word_row, c.width) if e.needs_specials else None
         self.positions = nn.Embedding(c.length + c.spare_positions, c.width) if c.order else None
         self.types = nn.Embedding(c.types, c.width)
-        self.norm, self.dropout = nn.LayerNorm(c.width), nn.Dropout(c.dropout)
+        self.norm, self.dropout = nn.LayerNorm(c.width), Dropout(c.dropout)
         self.layers = nn.ModuleList(TransformerLayer(c, i) for i in range(c.layers))
         self.head = build_head(c)
         self.bag = HashedBag(c.bag, c.labels) if c.bag and c.head == "classify" else None

@@ -112,7 +112,8 @@ def bench_files(args):
     rows = []
     for run in (read_json(folder, "results.json") for folder in args.runs):
         [row], path = run["tasks"].values(), Path(run["settings"]["train"])
-        rows.append(dict(name=f"{path.parent.name}, {row['n_train']:,} rows", score=row["mean"], score_std=row["std"],
+        name = f"{path.parent.name}, {row['n_train']:,} rows" + ", --bag 0" * (run["settings"]["bag"] == 0)
+        rows.append(dict(name=name, score=row["mean"], score_std=row["std"],
                          last=row["last"], bag_of_words=row["bag_of_words"], majority=row["majority"], n=row["n"]))
     return rows
 

@@ -29,6 +29,21 @@ def test_full_attention_matches_reference(dtype, tolerance, padded):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.999999])
+def test_apply_dropout_zeroes_a_share_and_scales_the_rest(dtype, p):
+    """Within six sigma, also of pairs of neighbors: numbers of one draw are independent. A seed repeats it."""
+    x = torch.ones(997, 1_001, dtype=dtype, requires_grad=True)  # no multiple of 4 numbers
+    first, again = (torch.manual_seed(3) and attention.apply_dropout(x, p) for _ in range(2))
+    assert torch.equal(first, again) and first.dtype == dtype
+    zero, scale = first.flatten() == 0, torch.tensor(1 / (1 - p)).to(dtype)
+    assert ((first.flatten() == scale) | zero).all()
+    for count, q in ((zero, p), (zero[1:] & zero[:-1], p * p)):
+        assert abs(count.double().mean() - q) <= 6 * math.sqrt(3 * q * (1 - q) / len(count)) + 1e-5
+    first.sum().backward()
+    assert torch.equal(x.grad == 0, first == 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_full_attention_dropout_keeps_mean_and_spread(dtype):
     torch.manual_seed(0)
     q, k, v = torch.zeros(1, 1, 500, 8), torch.zeros(1, 1, 500, 8), torch.ones(1, 1, 500, 8)
