@@ -6,6 +6,7 @@
     python finetune.py --ckpt out/proj-lsh --task squad                     the words that answer a question
     python finetune.py --ckpt out/proj-lsh --train a.csv --dev b.csv --text title,body --label topic
     python finetune.py --preset proformer --task sst2                       without pre-training
+    python finetune.py --preset canine --weights canine-c/ --task sst2      the released CANINE-C, a rival
     torchrun --nproc_per_node=8 finetune.py --ckpt out/proj-lsh --task glue     one job per task and seed
 
 Paper map:    [HF Table 5] RECIPES   [HF Table 5] learning_rate   [HF Table 5] parser   [HF §4.1] load_start
@@ -39,6 +40,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+import canine
 from data.batches import length_batches, pad_batch
 from data.squad import SQUAD, QuestionAnswering, read_squad
 from data.tasks import TASKS, SequenceClassification, read_task, read_tests
@@ -73,7 +75,9 @@ def check_flags(args):
     tasks_of_flags = dict(text=(OWN,), label=(OWN,), regression=(OWN,), train=files, dev=files,
                           data_dir=benchmarks, predict=benchmarks, stride=(*SQUAD,), max_answer=(*SQUAD,))
     if (args.ckpt is None) == (args.preset is None):
-        raise InputError("--ckpt: expected a folder of pretrain.py, or else --preset proformer.")
+        raise InputError("--ckpt: expected a folder of pretrain.py, or else --preset proformer or canine.")
+    if args.weights and (args.preset != "canine" or args.from_scratch):
+        raise InputError("--weights requires --preset canine, without --from_scratch.")
     for flag, tasks in tasks_of_flags.items():
         if getattr(args, flag) and (args.task or OWN) not in tasks:
             raise InputError(f"--{flag} requires --task {' or '.join(tasks)}.")
@@ -89,24 +93,38 @@ def check_flags(args):
         raise InputError(f"--text: expected one column, or two with a comma between, got {args.text}.")
 
 
+def select_classes(emb):
+    """Return the classes of config, model and tokenizer for an emb."""
+    return canine.KINDS if emb == "canine" else (Config, Model, HashTokenizer)
+
+
 def load_start(args):
-    """Return the checkpoint, {} for a preset, and its Config; fill in what the flags leave open. [HF §4.1]"""
-    checkpoint, config = {}, Config(**PRESETS[args.preset or "proformer"])
+    """Return the checkpoint, or what a preset has of one, and its config; fill in open flags. [HF §4.1]"""
+    checkpoint, config = {}, Config(**PRESETS["proformer"])
+    if args.preset == "canine":
+        config = canine.CanineConfig(**canine.PRESET)
+        checkpoint["encoder"] = canine.CharacterTokenizer().state()
+    if args.weights:
+        with blame_input(f"--weights {args.weights}"):
+            config, checkpoint["model"] = canine.load_released(args.weights)
     if args.ckpt:
         with blame_input(f"--ckpt {args.ckpt}"):
             checkpoint = load_checkpoint(args.ckpt)
-            config = load_model(checkpoint).config  # raises where weights do not fit; jobs draw a new head
+            # raises where weights do not fit; jobs draw a new head
+            config = load_model(checkpoint, select_classes(checkpoint["config"].get("emb"))).config
     if not config.order:
         raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
+    if (is_canine := config.emb == "canine") and args.task in SQUAD:
+        raise InputError(f"--task: expected a task with labels for canine, got {args.task}.")
     if args.from_scratch:
         checkpoint = {name: part for name, part in checkpoint.items() if name not in ("model", "task")}
     recipe = RECIPES[args.recipe or ("paper" if config.width >= 512 else "small")]
-    own = dict(pool=config.pool, bag=config.bag) if checkpoint.get("task") else {}  # if fine-tuned before
+    own = dict(pool=config.pool, bag=config.bag) if is_canine or checkpoint.get("task") else {}
     defaults = recipe | dict(dropout=config.dropout) | own
     vars(args).update({flag: value for flag, value in defaults.items() if getattr(args, flag) is None})
-    if own and args.bag != config.bag:
+    if own and not is_canine and args.bag != config.bag:
         raise InputError(f"--bag: expected {config.bag}, as in --ckpt {args.ckpt}, got {args.bag}.")
-    with blame_input("--dropout"):
+    with blame_input("--dropout" if not is_canine else "--pool, --bag, --dropout"):
         return checkpoint, dataclasses.replace(config, pool=args.pool, bag=args.bag, dropout=args.dropout)
 
 
@@ -192,7 +210,7 @@ def prepare_task(run, name):
     a, length = run.args, run.config.length
     with blame_input(f"--ckpt {a.ckpt}" if a.ckpt else "--preset"):
         if run.checkpoint:
-            tokenizer = HashTokenizer.load(run.checkpoint["encoder"], run.config)
+            tokenizer = select_classes(run.config.emb)[2].load(run.checkpoint["encoder"], run.config)
         else:  # without pre-training the n-grams are those of the training texts
             texts = (train["first"] + (train["second"] or []) if task else
                      [question[part] for question in train for part in ("context", "question")])
@@ -206,16 +224,17 @@ def prepare_task(run, name):
     return data, tokenizer
 
 
-def task_config(run, data):
-    """Return the Config of a task's model: the bag of words is for single texts, as it cannot compare two."""
+def new_model(run, data):
+    """Return the fresh model of a task: the bag of words is for single texts, as it cannot compare two."""
     bag = run.args.bag if data.has_one_text else 0
-    return dataclasses.replace(run.config, head=data.head, labels=data.num_outputs, bag=bag)
+    config = dataclasses.replace(run.config, head=data.head, labels=data.num_outputs, bag=bag)
+    return select_classes(config.emb)[1](config)
 
 
 def build_model(run, name):
     """Return the model, with a new head unless the checkpoint was fine-tuned for this very task."""
     data, tokenizer = prepare_task(run, name)
-    model = Model(task_config(run, data))
+    model = new_model(run, data)
     if weights := run.checkpoint.get("model"):
         weights = {key: value for key, value in weights.items()
                    if not key.startswith(("head.", "bag.")) or get_description(run, name)}
@@ -318,14 +337,16 @@ def run_jobs(run):
             data, _ = prepare_task(run, name)
             if path == jobs[0][2]:
                 with torch.device("meta"):  # counted, not allocated
-                    n = count_parameters(Model(task_config(run, data)))
+                    n = count_parameters(new_model(run, data))
                 run.about = dict(parameters=n["total"], embedding=n["embedding"], poep=100 * n["poep"],
                                  emb=run.config.emb, pretrained="model" in run.checkpoint)
                 print_settings(run.args, run.config, run.about, run.device)
             print(f"{name}: {describe_texts(run, name)['split']}; {data.notes}", flush=True)
         result = load_checkpoint(path)["run"] if os.path.exists(path) else fit(run, name, seed, path)
         print(f"{name}, seed {seed}: {result['metric']} {result['best'][result['metric']]:.2f}", flush=True)
-        results[name, seed] = result | dict(baselines=data.baselines() if is_first else {})
+        unfit = ["bag_of_words"] * (run.config.emb == "canine")  # it would count characters
+        baselines = data.baselines() | dict.fromkeys(unfit) if is_first else {}
+        results[name, seed] = result | dict(baselines=baselines)
     return results
 
 
@@ -389,12 +410,14 @@ def parser():
     """Return the parser of all flags, grouped by idea."""
     p = argparse.ArgumentParser(
         formatter_class=HelpFormatter, description=(__doc__ or "").split("\nPaper map")[0],
-        usage="python finetune.py (--ckpt DIR | --preset proformer) --task NAME [flags]  (see --help)")
+        usage="python finetune.py (--ckpt DIR | --preset NAME) --task NAME [flags]  (see --help)")
     count = dict(type=at_least(1), metavar="n")
     flag = p.add_argument_group("start", "The checkpoint holds shape, hash and weights.").add_argument
     flag("--ckpt", metavar="DIR", help="folder of a run of pretrain.py, or its ckpt.pt")
     flag("--from_scratch", action="store_true", help="use the checkpoint's shape and hash, not its weights")
-    flag("--preset", choices=("proformer",), help="instead of --ckpt: ProFormer, not pre-trained [HF §4.1]")
+    flag("--preset", choices=("proformer", "canine"), help="instead of --ckpt: ProFormer or CANINE-C, not "
+         "pre-trained [HF §4.1]")
+    flag("--weights", metavar="DIR", help="folder of the released CANINE-C; requires --preset canine")
     flag = p.add_argument_group("task", "glue: the paper's eight; pydoc: a docstring's module.").add_argument
     flag("--task", choices=(*TASKS, "glue", *SQUAD, "pydoc"), help="(default: your own files)")
     flag("--data_dir", metavar="DIR", help="original files, as SST-2/train.tsv (default: the hub)")

@@ -31,18 +31,19 @@ import torch
 import torch.nn.functional as F
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-for name in ("bloom", "data", "infer_io", "model", "runtime", "tokenizer"):
+for name in ("bloom", "canine", "data", "infer_io", "model", "runtime", "tokenizer"):
     found = getattr(importlib.util.find_spec(name), "origin", None) or "none"
     if not found.startswith(FOLDER + os.sep):  # another project's module comes first
         raise ImportError(f"{name}: expected that of {FOLDER}, got {found}. Copy all that infer.py imports, "
                           f"or put {FOLDER} first in sys.path.")
 
 from bloom import SketchMap, beam_search, exhaustive, hash_logp  # noqa: F401  exhaustive is for importers
+from canine import KINDS as CANINE_KINDS
 from data.batches import length_batches, pad_batch
 from data.squad import best_spans
 from infer_io import HEADS, NEAR, check_flags, print_prediction, print_rows, read_texts, split_masked
 from infer_io import validate_checkpoint
-from model import load_model
+from model import Config, Model, load_model
 from runtime import HelpFormatter, InputError, at_least, blame_input, exit_on_bad_input, load_checkpoint
 from runtime import resolve_device
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, SPECIALS, HashTokenizer, build_inputs, sliding_windows
@@ -56,10 +57,12 @@ class TextModel:
 
     def __init__(self, path, device="cpu"):
         checkpoint = load_checkpoint(path)
+        is_canine = checkpoint["config"].get("emb") == "canine"
+        *kinds, tokenizer = CANINE_KINDS if is_canine else (Config, Model, HashTokenizer)
         with blame_input(path):
-            self.model, self.ready = load_model(checkpoint).to(device), {}
+            self.model, self.ready = load_model(checkpoint, kinds).to(device), {}
             self.config = self.model.config
-            self.tokenizer = HashTokenizer.load(checkpoint["encoder"], self.config)
+            self.tokenizer = tokenizer.load(checkpoint["encoder"], self.config)
             self.model.set_codes(torch.from_numpy(self.tokenizer.codes()))
             self.task = validate_checkpoint(checkpoint.get("task", {}), self.config, self.tokenizer)
             self.columns = self.task.get("texts") or HEADS[self.config.head].columns
@@ -99,7 +102,8 @@ class TextModel:
         if c.head == "span":
             return [ids for ids, *_ in sliding_windows(ids, second, c.length, self.task["stride"])]
         if c.order:  # classify: cut to the length, as in fine-tuning
-            ids = build_inputs(ids, second, c.length)[0] if c.head == "classify" else [CLS, *ids, SEP]
+            ids = [CLS, *ids, SEP] if c.head != "classify" else build_inputs(
+                ids, second, c.length, self.tokenizer.separator)[0]
         if len(ids) > c.length:
             raise InputError(f"text: expected at most {c.length} positions (--length), got {len(ids)}.")
         return [ids]

@@ -324,21 +324,21 @@ def count_parameters(model):
     return counts | dict(poep=counts["embedding"] / counts["total"])
 
 
-def load_config(checkpoint):
-    """Return the Config of a checkpoint. ValueError where it has an unknown field, or two contradict."""
-    if unknown := set(checkpoint["config"]) - {field.name for field in fields(Config)}:
+def load_config(checkpoint, kind=Config):
+    """Return the config of a checkpoint. ValueError where it has an unknown field, or two contradict."""
+    if unknown := set(checkpoint["config"]) - {field.name for field in fields(kind)}:
         raise ValueError(f"config: expected the fields of Config, got {', '.join(map(str, unknown))} too.")
-    return Config(**checkpoint["config"])
+    return kind(**checkpoint["config"])
 
 
-def load_model(checkpoint):
-    """Return the Model of runtime.load_checkpoint's dict, in evaluation mode; ValueError if they differ."""
-    config, weights = load_config(checkpoint), checkpoint["model"]
+def load_model(checkpoint, kinds=(Config, Model)):
+    """Return the model of runtime.load_checkpoint's dict, in evaluation mode; ValueError if they differ."""
+    config, weights = load_config(checkpoint, kinds[0]), checkpoint["model"]
     if config.layers > len(weights):  # each has several; a size that is wrong must not take memory
         raise ValueError(f"layers: expected at most one per weight, got {config.layers:,}.")
     try:
         with torch.device("meta"):
-            model = Model(config)
+            model = kinds[1](config)
         if wrong := [name for name, w in model.state_dict().items() if weights[name].dtype != w.dtype]:
             raise ValueError(f"weights: expected another dtype of {', '.join(wrong[:3])}.")
         model.load_state_dict(weights, assign=True)

@@ -89,7 +89,7 @@ def compare(results, baseline):
 
 def print_settings(args, config, model, device):
     """Print what is about to run: the flags, a Config, model as in results.json, and a torch.device."""
-    origin = f"pre-trained, {args.ckpt}" if model["pretrained"] else "not pre-trained"
+    origin = f"pre-trained, {args.ckpt or args.weights}" if model["pretrained"] else "not pre-trained"
     print(f"model: {origin}, emb {config.emb}, {config.layers} layers, width {config.width}, length "
           f"{config.length}")
     print("parameters: {parameters:,}, of which embedding {embedding:,} (PoEP {poep:.2f} %)".format(**model))

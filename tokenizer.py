@@ -184,6 +184,7 @@ class HashTokenizer:
         vocabulary: list[str], the words of row and digest by ID. bloom_map: BloomMap of it, for digest.
         hash_seed, key: int and str or None, of the sketch hashes.
     """
+    separator = SEP, SEP  # of build_inputs
 
     def __init__(self, config, split="regex", hash_name="md5", hash=None, subwords=None, vocabulary=None,
                  bloom_map=None, hash_seed=0, key=None):
@@ -300,15 +301,15 @@ class HashTokenizer:
 # IDs to the input of a model
 
 
-def build_inputs(first, second, length):
+def build_inputs(first, second, length, separator=(SEP, SEP)):
     """Build [CLS] A [SEP], or [CLS] A [SEP] [SEP] B [SEP]; cut the longer side first if both are too long.
 
-    Args: first int32 (n,) and second int32 (m,) or None, token IDs; length int L, at least 5.
+    Args: first int32 (n,) and second int32 (m,) or None, token IDs; length int L, at least 5; separator, IDs.
     Returns: ids int32, L at most, and num_cut int, how many words did not fit.
         n 10, m 3, room 8 -> 5 and 3;   n 10, m 10, room 7 -> 4 and 3;   n 2, m 10, room 8 -> 2 and 6
     """
     check_int("length", length, 5, 1 << 31)
-    between, second = ([], []) if second is None else ([SEP, SEP], second)
+    between, second = ([], []) if second is None else (separator, second)
     room = length - 2 - len(between)
     # the first gets what the second leaves, or half of the room if that is more; the second gets the rest
     n = min(len(first), max(room - len(second), (room + 1) // 2))

@@ -258,7 +258,7 @@ class SequenceClassification:
         is_known = self.labels is None or set(split["labels"]) <= set(self.labels)
         if not is_known or len({len(first), len(second), len(split["labels"]) or len(first)}) > 1:
             raise InputError(f"texts and labels: expected lists of one length, and labels of {self.labels}.")
-        inputs = [build_inputs(a, b, self.length) for a, b in zip(first, second)]
+        inputs = [build_inputs(a, b, self.length, tokenizer.separator) for a, b in zip(first, second)]
         self.num_cut += sum(num_cut > 0 for _, num_cut in inputs)
         if self.labels:
             number = {name: i for i, name in enumerate(self.labels)}

@@ -15,12 +15,12 @@ from tests.support import ROOT
 LEAVES = ("hashing", "bloom", "embeddings", "attention", "bag")  # each can be copied alone, attention with blocks
 SCRIPTS = ("pretrain", "finetune", "infer")
 CEILINGS = {  # lines of any kind
-    "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 370, "blocks": 320, "bag": 80, "model": 360,
-    "objectives": 260, "tokenizer": 340,
-    "runtime": 240, "console": 110, "infer_io": 150, "settings": 275, "pretrain": 480, "finetune": 460, "infer": 400,
+    "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 390, "blocks": 320, "bag": 80, "canine": 260,
+    "model": 360, "objectives": 260, "tokenizer": 340,
+    "runtime": 240, "console": 110, "infer_io": 150, "settings": 275, "pretrain": 480, "finetune": 475, "infer": 400,
     "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
     "data.codes": 130, "data.tasks": 340, "data.squad": 240}
-CORE_CODE, DEFAULT_CODE = 4_082, 2_900  # code lines of all files above, and of those that pretrain.py imports
+CORE_CODE, DEFAULT_CODE = 4_117, 2_912  # code lines of all files above but canine, and of those pretrain.py imports
 PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in CEILINGS}
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
@@ -61,7 +61,7 @@ def test_file_size_within_ceiling(name):
 
 def test_code_lines_within_ceiling():
     counts = {name: count_code(text) for name, text in TEXTS.items()}
-    assert sum(counts.values()) <= CORE_CODE
+    assert sum(counts.values()) - counts["canine"] <= CORE_CODE
     default, todo = set(), ["pretrain"]
     for name in todo:
         default.add(name)
@@ -74,7 +74,7 @@ def test_tests_and_benches_within_ceiling():
         paths = (ROOT / folder).rglob("*.py")
         return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
-    assert total("bench") <= 1_587 and total("tests") <= 6_680
+    assert total("bench") <= 1_587 and total("tests") <= 6_850
     assert len((ROOT / "test_all.py").read_text(encoding="utf-8").splitlines()) <= 400
 
 
@@ -113,7 +113,7 @@ def test_leaf_runs_alone(name, tmp_path):
     assert done.returncode == 0 and 3 < done.stdout.count("\n") <= 25, done.stderr
 
 
-@pytest.mark.parametrize("name", ["model", "objectives"])
+@pytest.mark.parametrize("name", ["model", "objectives", "canine"])
 def test_demo_fits_a_screen(name):
     done = run_python(f"{name}.py")
     assert done.returncode == 0 and 3 < done.stdout.count("\n") <= 25, done.stderr
@@ -130,7 +130,7 @@ def test_public_names_have_docstrings(name):
 def test_paper_map_matches_tags_in_code(name):
     """A header's `Paper map` names tags and where they are; each is there, and no other tag anywhere."""
     header, body = ast.get_docstring(TREES[name]), TEXTS[name].split('"""', 2)[2]
-    tags = set(re.findall(r"\[(?:HF|SR|FH|BERT|V|GLUE|SQ|BL|SB|CM|SV)\b[^\]]*\]", body))
+    tags = set(re.findall(r"\[(?:HF|SR|FH|CA|BERT|V|GLUE|SQ|BL|SB|CM|SV)\b[^\]]*\]", body))
     section = re.search(r"Paper map:(.*?)\n(?=\w[\w ]*:)", header + "\nEnd:", re.S)
     def find(tree, place):
         """Return the function, class or assignment of a dotted name, or None."""
