@@ -68,13 +68,13 @@ class Config:
 
     def __post_init__(self):
         for name, value in vars(self).items():  # the type, the choices and the range of each field
-            kind, minimum = Config.__annotations__[name], int(name not in "layers spare_positions bag".split())
+            kind, minimum = Config.__annotations__[name], name not in ("layers", "spare_positions", "bag")
             if not isinstance(value, (int, float) if kind is float else kind):
                 raise ValueError(f"{name}: expected {kind}, got {value!r}.")
             if value not in CHOICES.get(name, [value]):
                 raise ValueError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {value!r}.")
             if kind in (int, int | None) and value is not None and not minimum <= value <= 2**31:
-                raise ValueError(f"{name}: expected {minimum} to 2^31, got {value}.")
+                raise ValueError(f"{name}: expected {minimum:d} to 2^31, got {value}.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: expected at least 0 and less than 1, got {self.dropout}.")
         if self.width % self.heads:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import canine
 import data.corpus
 import data.squad
 import data.tasks
@@ -123,7 +124,9 @@ def test_commands_run(cache_dir, text_path, tmp_path, monkeypatch):
     shutil.copytree(text_path.parent, tmp_path / "my_texts")
     write_files(tmp_path, monkeypatch)
     glue, cache = write_glue(tmp_path / "glue", monkeypatch), ["--cache", str(cache_dir)]
-    monkeypatch.setitem(model.PRESETS, "proformer", model.PRESETS["proformer"] | dict(width=32, heads=4, ffn=64))
+    small = dict(width=32, heads=4, ffn=64)
+    monkeypatch.setitem(model.PRESETS, "proformer", model.PRESETS["proformer"] | small)
+    monkeypatch.setattr(canine, "PRESET", small | dict(layers=1, rows=99))
     for name, flags in TRAINED.items():
         pretrain.main(["--data", str(text_path), *cache, "--out", f"out/{name}", *SMALL, "--length", "33", *flags])
     lines = {line.split("#")[0].split("&&")[-1].strip() for text in PAGES.values() for line in shell_commands(text)}
