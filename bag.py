@@ -3,6 +3,7 @@
 Paper map:    [FH] HashedBag
 Sources:      [FH] Weinberger et al. 2009, Feature Hashing for Large Scale Multitask Learning. The sum of a
               linear and a deep model is that of Cheng et al. 2016, Wide & Deep Learning.
+Deviations:   [FH] also hashes each word to a sign, so that collisions cancel on average.
 Out of scope: codes of words (tokenizer.py), which tasks have a bag (finetune.py).
 Notation:     B batch   L positions   C code numbers per word   V words   N rows
 Demo:         python bag.py
@@ -16,17 +17,16 @@ import torch.nn.functional as F
 
 
 class HashedBag(nn.Module):
-    """Sum of a text's rows, a score per label and row, by √L, and added to the logits of an encoder. [FH]
+    """Add GAIN / √L times the sum of the rows of a text's words to an encoder's logits. [FH]
 
-    The bag learns in few epochs which words decide; the encoder learns what a bag does not see. In training
-    the encoder counts in half of the texts, drawn anew in every step, and the bag learns the others alone:
-    else an encoder that knows the texts by heart leaves the bag nothing to learn.
+    In training each text's encoder logits are 0 with probability 0.5; in evaluation both parts count. For
+    those texts the bag predicts alone. Otherwise the encoder memorizes the texts, and the bag learns nothing.
 
     Args: rows int N; labels int.
     Shape: rows int64 (B, L) of words, key_mask bool (B, L), True = a word, or None, and logits (B, labels) of
         the encoder, to (B, labels).
     """
-    GAIN = 30  # Adam moves a weight by about the learning rate per step, and a bag is linear: it needs more
+    GAIN = 30  # the bag learns as fast as the encoder at one learning rate: Adam's step is that rate
 
     def __init__(self, rows, labels):
         super().__init__()
@@ -35,14 +35,15 @@ class HashedBag(nn.Module):
     def hash_codes(self, codes):
         """Return a row int64 (V,) for the codes of each word, integer (V, C): equal codes share a row."""
         factors = torch.randint(2**31, codes.shape[1:], generator=torch.Generator().manual_seed(0))
-        return (codes.long() * factors).sum(1) % (2**31 - 1) % len(self.weight)
+        return (codes.long() * factors.to(codes.device)).sum(1) % (2**31 - 1) % len(self.weight)
 
     def forward(self, rows, key_mask, logits):
         scores = F.embedding(rows, self.weight)  # (B, L, labels)
-        is_word = torch.ones_like(scores[..., :1]) if key_mask is None else key_mask.unsqueeze(-1)
+        is_word = torch.ones_like(rows) if key_mask is None else key_mask.long()  # (B, L)
         if self.training:
             logits = logits * (torch.rand_like(logits[:, :1]) < 0.5)
-        return logits + self.GAIN * (scores * is_word).sum(1) * is_word.sum(1).rsqrt()
+        scale = self.GAIN * is_word.sum(1, keepdim=True).clamp(min=1).rsqrt()  # (B, 1)
+        return logits + scale * (scores * is_word.unsqueeze(-1)).sum(1)
 
 
 def main(argv=None):

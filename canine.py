@@ -4,11 +4,10 @@ Paper map:    [CA §3.1] Canine.embed   [CA §3.1] Canine.attend_locally   [CA �
               [CA §3.1] Canine.upsample   [HF §4.1] CanineConfig
 Sources:      [CA] Clark et al. 2021, CANINE   [HF] Xue & Aletras 2022, HashFormers: it is their baseline
 Out of scope: pre-training, CANINE-S, n-grams of characters, questions and answers (--task squad).
-Deviations:   1. A fresh model starts as model.py's do: layers and convolutions with std 0.02 · √(768/d).
+Deviations:   1. Matrices start as model.py's do, with std 0.02 · √(768/d); positions with 0.02, no sinusoids.
               2. A block of padding attends to nothing, in transformers to the padding: that shows in the last
                  two characters' vectors of a text of 128·n or 128·n - 1 characters, and nowhere else.
-              3. encode pads to full windows and two more: its outputs do not depend on the batch. As in
-                 transformers, no other position attends to a text's last window in the deep layers.
+              3. encode pads to full windows and two more: its outputs do not depend on the batch.
 Notation:     B batch   L characters   d width   k hash functions   N rows of a hash table
 Demo:         python canine.py
 """
@@ -62,7 +61,8 @@ class CanineConfig:
             fits = isinstance(value, (int, float) if kind is float else kind)
             if not fits or value != only.get(name, value):
                 raise ValueError(f"{name}: expected {only.get(name, kind)} of canine, got {value!r}.")
-            minima = dict(layers=0, bag=0, dropout=0, length=5, types=2, positions=self.length + 3 * RATE - 1)
+            room = 3 * RATE - 1 + (self.length if type(self.length) is int else 0)
+            minima = dict(layers=0, bag=0, dropout=0, length=5, types=2, positions=room)
             low, end = minima.get(name, 1), 1 if kind is float else 2**31
             if kind is not str and not low <= value < end:
                 raise ValueError(f"{name}: expected at least {low} and less than {end}, got {value}.")
@@ -126,7 +126,7 @@ class Canine(nn.Module):
 
     def upsample(self, x, short, key_mask):
         """Return (B, L, d) of characters x (B, L, d) and the deep layers' outputs (B, L/4, d). [CA §3.1]"""
-        # a window's place is one after its number; the last window, which has none, reads the one before
+        # window i is at place i + 1; the last one was dropped, so that its characters read the one before
         place = (torch.arange(x.shape[1], device=x.device) // RATE + 1).clamp(max=short.shape[1] - 1)  # (L,)
         x = torch.cat([x, short[:, place]], -1).transpose(1, 2)  # (B, 2·d, L)
         x = F.gelu(self.up(F.pad(x, (1, 2)))).transpose(1, 2)  # (B, L, d)
@@ -140,7 +140,7 @@ class Canine(nn.Module):
         x = self.embed(ids) + self.types(types) + self.positions.weight[:ids.shape[1]]
         x = self.attend_locally(self.dropout(self.norm(x)), key_mask)  # (B, L, d)
         short = self.downsample(x)
-        # subtle: [CLS] moves the windows by one place but not their mask, so a text's last window is no key
+        # subtle: windows move one place right, their mask does not: none attends to a text's last window
         short_mask = key_mask[:, :RATE * short.shape[1]].unflatten(1, (-1, RATE)).any(-1)  # (B, L/4)
         for layer in self.layers:
             short = layer(short, short_mask)

@@ -20,7 +20,7 @@ Deviations:   1. The score is the best evaluation's on the scored rows; the last
               4. The cosine restarts after each fifth of the steps: the paper does not say how often.
               5. Models of less than 512 dimensions get a learning rate of 1e-3, the mean of all positions in
                  place of [CLS], which Shuffle+Random never trains, and for single texts a hashed bag of words
-                 beside the encoder (--bag), without which they lose to one: recipe "small".
+                 beside the encoder (--bag); without it they score below one: recipe "small".
               6. Batch 32 for every model; the median proposal fine-tunes with 64 (--batch 64).
 """
 
@@ -119,11 +119,10 @@ def load_start(args):
     if args.from_scratch:
         checkpoint = {name: part for name, part in checkpoint.items() if name not in ("model", "task")}
     recipe = RECIPES[args.recipe or ("paper" if config.width >= 512 else "small")]
-    own = dict(pool=config.pool, bag=config.bag) if is_canine or checkpoint.get("task") else {}
+    own = dict(pool=config.pool) if is_canine or checkpoint.get("task") else {}  # if fine-tuned before
+    own |= dict(bag=config.bag) if is_canine or config.bag else {}
     defaults = recipe | dict(dropout=config.dropout) | own
     vars(args).update({flag: value for flag, value in defaults.items() if getattr(args, flag) is None})
-    if own and not is_canine and args.bag != config.bag:
-        raise InputError(f"--bag: expected {config.bag}, as in --ckpt {args.ckpt}, got {args.bag}.")
     with blame_input("--dropout" if not is_canine else "--pool, --bag, --dropout"):
         return checkpoint, dataclasses.replace(config, pool=args.pool, bag=args.bag, dropout=args.dropout)
 
@@ -238,6 +237,8 @@ def build_model(run, name):
     if weights := run.checkpoint.get("model"):
         weights = {key: value for key, value in weights.items()
                    if not key.startswith(("head.", "bag.")) or get_description(run, name)}
+        if model.bag and len(weights.get("bag.weight", ())) != len(model.bag.weight):
+            weights.pop("bag.weight", None)  # another --bag is a new one
         model.load_state_dict(weights, strict=False)  # all but a new head
     model.to(run.device).set_codes(torch.from_numpy(tokenizer.codes()))
     return model

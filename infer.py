@@ -164,6 +164,8 @@ class TextModel:
         A word has its own vector in the embedding (n, m·d), or with raw its hash bits (n, T).
         """
         inputs = []
+        if self.config.emb == "canine":
+            raise InputError("--vectors: expected a model of words, got canine, whose outputs are not trained.")
         if raw and not is_word:
             raise InputError("raw: requires is_word, for only words have hash bits.")
         for number, row in enumerate([texts] if isinstance(texts, str) else texts, 1):

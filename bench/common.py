@@ -133,7 +133,7 @@ def finetune_run(folder, seed, tasks, flags):
     scores = {}
     for task, epochs in tasks.items():
         out = f"{folder}-{task}"
-        run_quietly(finetune.main, ["--ckpt", folder, "--task", task, "--epochs", epochs, "--seeds", 1,
+        run_quietly(finetune.main, ["--ckpt", folder, "--task", task, "--epochs", epochs, "--seeds", 1, "--bag", 0,
                                     "--seed", seed, "--out", out, *flags])
         scores[task] = read_json(out, "results.json")["tasks"][task]["mean"]
     return scores

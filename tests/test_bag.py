@@ -17,6 +17,7 @@ def test_hashed_bag_matches_hand_example():
     expected = logits + torch.tensor([[4.0, 1]]) * 30 / math.sqrt(2)
     torch.testing.assert_close(bag(torch.tensor([[1, 2, 0]]), mask, logits), expected)
     torch.testing.assert_close(bag(torch.tensor([[1, 2]]), None, logits), expected)
+    assert torch.equal(bag(torch.tensor([[1, 2]]), torch.zeros(1, 2, dtype=torch.bool), logits), logits)  # no word
 
 
 def test_hashed_bag_in_training_drops_the_encoder_of_half_the_texts():

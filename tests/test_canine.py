@@ -11,6 +11,7 @@ import finetune
 from canine import Canine, CanineConfig, CharacterTokenizer, hash_rows, load_released, released_names
 from data.corpus import read_rows
 from infer import Predictor
+from runtime import InputError
 from tests.support import assert_refused, run_main
 from tests.test_finetune import QUICK, own  # noqa: F401  a fixture
 from tokenizer import build_inputs
@@ -82,6 +83,8 @@ def test_parameter_counts_match_formulas():
 
 def test_pairs_have_code_points_and_types_of_canine_and_do_not_depend_on_the_batch():
     tokenizer, model = CharacterTokenizer(), make_canine()
+    with pytest.raises(ValueError, match="length: expected"):
+        CanineConfig(length="5")
     assert tokenizer.ids("a\ud800𝄞").tolist() == [102, 0xD805, 0x1D123]  # lone surrogates and all planes
     ids, _ = build_inputs(*tokenizer.ids_of_texts(["No", "go!"]), 300, tokenizer.separator)
     points, types = [0xE000, *b"No", 0xE001, *b"go!", 0xE001, *[0] * 8], torch.tensor([[0] * 4 + [1] * 4 + [0] * 8])
@@ -112,6 +115,8 @@ def test_fine_tuning_learns_a_word_and_is_read_back(own, tmp_path, monkeypatch):
     predictor, rows = Predictor(str(tmp_path / "out")), list(read_rows(own[own.index("--dev") + 1]))
     right = sum(predictor.classify(row["text"])[0][0] == row["label"] for row in rows)
     assert 100 * right / len(rows) == pytest.approx(score["max"])
+    with pytest.raises(InputError, match="--vectors: expected a model of words"):
+        predictor.embed(["one text"])
     flags += ["--weights", write_release(tmp_path, model)]
     start = finetune.build_model(finetune.build_run(finetune.parser().parse_args(flags)), "own").state_dict()
     assert all(torch.equal(start[name], w) for name, w in model.state_dict().items() if name[:5] != "head.")

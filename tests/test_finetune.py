@@ -215,8 +215,9 @@ def test_bag_of_words_is_for_single_texts_and_learned(sr_run, tune, own, tmp_pat
     weight = load_checkpoint(str(tmp_path / "out"))["model"]["bag.weight"]
     assert weight.shape == (99, 2) and (weight != 0).any(1).sum() > 5
     assert torch.equal(build_model("--ckpt", tmp_path / "out", *own).bag.weight, weight)
-    flags = "--ckpt", tmp_path / "out", *own, "--bag", 98
-    assert_refused(finetune.main, flags, "--bag: expected 99, as in --ckpt", "got 98.")
+    other = build_model("--ckpt", tmp_path / "out", *own, "--bag", 98)
+    assert other.bag.weight.shape == (98, 2) and not other.bag.weight.any() and other.head[1].weight.any()
+    assert build_model("--ckpt", tmp_path / "out", *own, "--bag", 0).bag is None
 
 
 def test_constant_prediction_is_named(tune, own, tmp_path, capsys):
