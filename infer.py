@@ -165,7 +165,7 @@ class TextModel:
         """
         inputs = []
         if self.config.emb == "canine":
-            raise InputError("--vectors: expected a model of words, got canine, whose outputs are not trained.")
+            raise InputError("--vectors: expected a model of words, got canine, which trains labels alone.")
         if raw and not is_word:
             raise InputError("raw: requires is_word, for only words have hash bits.")
         for number, row in enumerate([texts] if isinstance(texts, str) else texts, 1):
