@@ -265,10 +265,12 @@ def test_bench_tasks_reads_results(tmp_path):
 
 def test_bench_files_reads_results(tmp_path):
     row = dict(mean=70.0, std=1.0, last=69.0, majority=50.0, bag_of_words=60.0, n=7, n_train=5_000)
-    content = dict(settings=dict(train="a/news/train.jsonl", bag=9), tasks=dict(own=row))
-    (tmp_path / "results.json").write_text(json.dumps(content))
-    [found] = run_bench(training, "files", Namespace(runs=[str(tmp_path)]))
-    assert found["name"] == "news, 5,000 rows" and (found["score"], found["bag_of_words"]) == (70, 60)
+    for bag, more in ((9, ""), (0, ", --bag 0")):
+        content = dict(settings=dict(train="a/news/train.jsonl", bag=bag), tasks=dict(own=row))
+        (tmp_path / "results.json").write_text(json.dumps(content))
+        [found] = run_bench(training, "files", Namespace(runs=[str(tmp_path)]))
+        assert found["name"] == "news, 5,000 rows" + more
+    assert (found["score"], found["bag_of_words"]) == (70, 60)
 
 
 def test_stopwatch_skips_first_round_and_pairs_rounds():
