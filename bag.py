@@ -19,8 +19,8 @@ import torch.nn.functional as F
 class HashedBag(nn.Module):
     """Add GAIN / √L times the sum of the rows of a text's words to an encoder's logits. [FH]
 
-    In training each text's encoder logits are 0 with probability 0.5; in evaluation both parts count. For
-    those texts the bag predicts alone. Otherwise the encoder memorizes the texts, and the bag learns nothing.
+    In training each text's encoder logits are 0 with probability 0.5, and the bag then predicts alone.
+    Otherwise the encoder memorizes the texts, and the bag learns nothing. In evaluation both parts count.
 
     Args: rows int N; labels int.
     Shape: rows int64 (B, L) of words, key_mask bool (B, L), True = a word, or None, and logits (B, labels) of

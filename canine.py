@@ -21,6 +21,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from attention import Dropout
 from model import TransformerLayer
 
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # of the k hash functions
@@ -82,14 +83,14 @@ class Canine(nn.Module):
 
     def __init__(self, c):
         super().__init__()
-        self.config, self.dropout, d = c, nn.Dropout(c.dropout), c.width
+        self.config, self.dropout, d = c, Dropout(c.dropout), c.width
         self.embedding = nn.Embedding(len(PRIMES) * c.rows, d // len(PRIMES))  # table after table
         self.positions, self.types = nn.Embedding(c.positions, d), nn.Embedding(c.types, d)
         self.norm, self.down_norm, self.up_norm = (nn.LayerNorm(d) for _ in range(3))
         self.down, self.up = nn.Conv1d(d, d, RATE, RATE), nn.Conv1d(2 * d, d, RATE)
         self.local, self.final = TransformerLayer(c, 0), TransformerLayer(c, 1 + c.layers)
         self.layers = nn.ModuleList(TransformerLayer(c, 1 + i) for i in range(c.layers))
-        self.pooler, self.head = nn.Linear(d, d), nn.Sequential(nn.Dropout(c.dropout), nn.Linear(d, c.labels))
+        self.pooler, self.head = nn.Linear(d, d), nn.Sequential(Dropout(c.dropout), nn.Linear(d, c.labels))
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
                 module.eps = FIXED["layer_norm_eps"]
@@ -110,10 +111,9 @@ class Canine(nn.Module):
         return self.embedding(hash_rows(points, self.config.rows) + starts).flatten(-2)  # (..., k, d/k)
 
     def attend_locally(self, x, key_mask):
-        """Return (B, L, d) of x (B, L, d): a layer whose blocks do not see each other. [CA §3.1]"""
+        """Return (B, L, d) of x (B, L, d): blocks are rows of a batch, apart from each other. [CA §3.1]"""
         (B, L, d), size = x.shape, min(x.shape[1], BLOCK)
         x, key_mask = F.pad(x, (0, 0, 0, -L % size)), F.pad(key_mask, (0, -L % size))
-        # a block is a row of the batch
         return self.local(x.reshape(-1, size, d), key_mask.reshape(-1, size)).reshape(B, -1, d)[:, :L]
 
     def downsample(self, x):

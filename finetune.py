@@ -63,9 +63,10 @@ FREE = ("recipe", "seed", "seeds", "baseline", "predict", "device", "compile", "
 class Run:
     """State of a fine-tuning on one rank: build_run sets it, and the functions below read it.
 
-    args, rank, world, device, settings (of settings.json): how it runs. checkpoint, {} with --preset, without
-    model and task with --from_scratch; config, of the encoder, the head follows from the task; texts and
-    tests, task -> what read_task or read_squad and read_tests return. about: the model, for results.json.
+    args, rank, world, device, settings (of settings.json): how it runs. checkpoint, without model and task
+    with --from_scratch, and {} with --preset proformer; config, of the encoder, the head follows from the
+    task; texts and tests, task -> what read_task or read_squad and read_tests return. about: the model, for
+    results.json.
     """
 
 

@@ -94,7 +94,7 @@ def print_settings(args, config, model, device):
           f"{config.length}")
     print("parameters: {parameters:,}, of which embedding {embedding:,} (PoEP {poep:.2f} %)".format(**model))
     print(f"training: {args.epochs} epochs, batch {args.batch}, lr {args.lr:g}, dropout {args.dropout}, "
-          f"pool {args.pool}, bag {args.bag}, {args.seeds} seeds from {args.seed}")
+          f"pool {args.pool}, bag {args.bag} (single texts), {args.seeds} seeds from {args.seed}")
     print(f"device: {device}, {args.dtype}, {'compile' if args.compile else 'no compile'}")
 
 

@@ -137,7 +137,7 @@ def require_weights(config):
         models = [Model(dataclasses.replace(config, layers=n)) for n in (0, 1)]
     rest, more = (sum(tensor.numel() for tensor in model.state_dict().values()) for model in models)
     needed = 16 * (rest + config.layers * (more - rest))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
     if needed > memory:
         raise InputError("--width, --layers, --vocab and other sizes: expected at most "
                          f"{memory / 1e9:,.1f} GB, got {needed / 1e9:,.1f} GB.")

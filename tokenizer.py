@@ -301,7 +301,7 @@ class HashTokenizer:
 # IDs to the input of a model
 
 
-def build_inputs(first, second, length, separator=(SEP, SEP)):
+def build_inputs(first, second, length, separator=HashTokenizer.separator):
     """Build [CLS] A [SEP], or [CLS] A [SEP] [SEP] B [SEP]; cut the longer side first if both are too long.
 
     Args: first int32 (n,) and second int32 (m,) or None, token IDs; length int L, at least 5; separator, IDs.

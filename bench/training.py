@@ -100,7 +100,7 @@ def bench_tasks(args):
         name += ", --bag 0" * (flags.get("bag") == 0)
         for task, result in run["tasks"].items():
             row = rows.setdefault(name, dict(name=name))
-            row |= {task: result["mean"], f"{task}_std": result["std"]}
+            row |= {task: result["mean"], f"{task}_std": result["std"], f"{task}_last": result.get("last")}
             majority[task] = result["majority"]
             if result["bag_of_words"] is not None and "bpe" not in name:  # of words, not of pieces
                 bag_of_words[task] = result["bag_of_words"]
