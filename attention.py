@@ -22,6 +22,7 @@ Demo: python attention.py
 """
 
 import functools
+import itertools
 import math
 import time
 
@@ -245,29 +246,29 @@ def dense_lsh_attention(q, k, v, hq, hk, product_dtype, *, fill, pairs, key_mask
 
 @functools.cache
 def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=True):
-    """Return the Costs of this machine, from a few small passes of some 0.2 s in all, once per process.
+    """Return the Costs of this machine, from a few small passes of some 0.3 s in all, once per process.
 
     Args:
         device_type, dtype, width: str, torch.dtype and int, of the vectors.
         fill, pairs: as for lsh_attention.
         use_grad: whether passes include backward.
     """
-    generator, is_cuda, blocks, dense = torch.Generator().manual_seed(0), device_type == "cuda", [], []
+    generator, is_cuda = torch.Generator().manual_seed(0), device_type == "cuda"
     clock = time.perf_counter if is_cuda else time.thread_time  # of this thread: other processes do not count
 
     def draw(*shape):
         return torch.randn(shape, generator=generator).to(device_type, dtype)
 
-    def time_pass(function, *args):
-        """Return the least seconds of two rounds after a first one."""
-        times = []
-        for _ in range(3):
+    def time_passes(functions):
+        """Return the least seconds of each function in three rounds of all, after one that warms up."""
+        times = np.zeros((4, len(functions)))
+        for row, (i, function) in itertools.product(times, enumerate(functions)):
             start = clock()
-            function(*args)
+            function()
             if is_cuda:
                 torch.cuda.synchronize()
-            times.append(clock() - start)
-        return min(times[1:])
+            row[i] = clock() - start
+        return times[1:].min(0)
 
     def attend(hq, hk, impl, *qkv):
         with torch.set_grad_enabled(use_grad):
@@ -276,20 +277,20 @@ def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=
             torch.autograd.grad(out, qkv, qkv[-1])
 
     a = draw(16, 64, 64)
-    is_fast = dtype.itemsize == 2 and time_pass(torch.bmm, a, a) < time_pass(torch.bmm, a.float(), a.float())
-    trial = Costs(1, 0, 0, 0, has_fast_bfloat16=float(is_fast))  # the fewest pairs
+    b, cases, numbers = a.float(), [], []
+    in_dtype, in_float32 = time_passes([lambda: torch.bmm(a, a), lambda: torch.bmm(b, b)])
+    trial = Costs(1, 0, 0, 0, has_fast_bfloat16=float(dtype.itemsize == 2 and in_dtype < in_float32))
     with torch.inference_mode(False):
         for B, L, m, impl in ((16, 256, 64, "blocks"), (4, 256, 2, "blocks"), (1, 256, 64, "blocks"),
                               (1, 256, 8, "blocks"), (64, 64, 64, "dense"), (4, 256, 64, "dense")):
             hq, hk = torch.randint(m, (2, B, 1, 1, L), generator=generator).to(device_type)
             qkv = [draw(B, 1, L, width).requires_grad_(use_grad) for _ in range(3)]
-            seconds = time_pass(attend, hq, hk, impl, *qkv)
-            if impl == "dense":
-                dense.append((B * L * L, B * L, seconds))
-            else:
-                layouts = [x.fill() for x in make_layouts(hq, hk, fill, pairs, costs=trial)]
-                parts = [(x.num_pairs, (x.N + len(x.to_q)) / 2, len(x.shapes), 1) for x in layouts]
-                blocks.append((*np.sum(parts, 0), seconds))
+            cases.append(functools.partial(attend, hq, hk, impl, *qkv))
+            layouts = [x.fill() for x in make_layouts(hq, hk, fill, pairs, costs=trial)]  # the fewest pairs
+            parts = [(x.num_pairs, (x.N + len(x.to_q)) / 2, len(x.shapes), 1) for x in layouts]
+            numbers.append(np.sum(parts, 0) if impl == "blocks" else (B * L * L, B * L))
+        timed = [(*n, seconds) for n, seconds in zip(numbers, time_passes(cases))]
+    blocks, dense = timed[:4], timed[4:]
     return Costs(*fit_costs(blocks, Costs()[:4]), *fit_costs(dense, Costs()[4:6]), trial.has_fast_bfloat16)
 
 
@@ -322,6 +323,11 @@ def select_implementation(hq, hk, costs, *, fill, pairs, key_mask=None, impl="au
     if impl == "blocks" or impl == "auto" and L > MAX_DENSE_LENGTH:
         dense = math.inf
     least = num_layouts * (costs.layout + costs.size + N / 2 * costs.row)  # before buckets are counted
+    if dense < 2 * least:  # a close case: layouts of every 8th sequence of the batch predict the cost of all
+        r = len(hq) / len(hq[::8])
+        part = None if key_mask is None else key_mask[::8]
+        costs_of_all = costs._replace(pair=r * costs.pair, row=r * costs.row)
+        least = sum(layout.cost for layout in make_layouts(hq[::8], hk[::8], fill, pairs, part, costs_of_all))
     if impl != "dense" and least < dense:
         layouts = make_layouts(hq, hk, fill, pairs, key_mask, costs)
         if sum(layout.cost for layout in layouts) < dense:

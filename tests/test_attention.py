@@ -302,6 +302,29 @@ def test_select_implementation_takes_the_cheaper():
         assert torch.equal(auto, forced)
 
 
+def test_select_implementation_predicts_close_cases_from_every_8th_sequence(monkeypatch):
+    """The buckets of 2 of 16 sequences of the batch tell what the layouts of all will cost."""
+    generator, made, real = torch.Generator().manual_seed(0), [], attention.make_layouts
+    hq, hk = torch.randint(100, (2, 16, 3, 1, 64), generator=generator)
+    mask = torch.rand(16, 64, generator=generator) < 0.3
+
+    def spy(*args):
+        made.append(real(*args))
+        return made[-1]
+
+    monkeypatch.setattr(attention, "make_layouts", spy)
+    for dense, chosen in ((0.95, "dense"), (1.05, "blocks")):  # of what the blocks cost
+        costs = attention.Costs()
+        cost = sum(layout.cost for layout in real(hq, hk, "mask", "upper", mask, costs))
+        costs = costs._replace(dense_row=0, dense_pair=dense * cost / (hq.numel() * 64))
+        made.clear()
+        about = dict(fill="mask", pairs="upper", key_mask=mask)
+        assert attention.select_implementation(hq, hk, costs, **about)[0] == chosen
+        assert [layouts[0].N for layouts in made] == [2 * 3 * 64, hq.numel()][:1 + (chosen == "blocks")]
+        predicted, *_ = (sum(layout.cost for layout in layouts) for layouts in made)
+        assert abs(predicted / cost - 1) < 0.04
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("use_grad", [False, True])
 def test_measure_costs_is_cached_and_draws_no_random_numbers(dtype, use_grad):
