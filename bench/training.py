@@ -30,11 +30,17 @@ def objective_step(net, name, ids, dtype="bfloat16", clip=None, compute_loss=Non
     return training_step(net, lambda: compute_loss(*objective.corrupt(ids, noise, ids.flip(0))), dtype, clip)
 
 
-def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20_000, rounds=5):
+def list_dtypes():
+    """Return the dtypes in which this processor trains: float32, and bfloat16 where hardware has it."""
+    _, best, _ = resolve_device(Namespace(device="cpu", dtype="auto", compile=False))
+    return list(dict.fromkeys(["float32", best]))
+
+
+def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20_000, rounds=5, dtypes=None):
     """A training step (forward, backward, AdamW) of the BERT-LSH model with full and with LSH attention."""
     rows, words = [], made_up_words(num_words)
     for (objective, emb), L, dtype in itertools.product(
-            (("mlm", "lookup"), ("sr", "proj")), lengths, ("float32", "bfloat16")):
+            (("mlm", "lookup"), ("sr", "proj")), lengths, dtypes or list_dtypes()):
         functions, ids = {}, torch.randint(FIRST_WORD_ID, num_words, (positions // L, L))
         for name, changes in dict(full=dict(attn="full"), upper={}, all=dict(lsh_pairs="all")).items():
             net = build_model(words, "bert-lsh", length=L, dropout=0.0, lsh_bands=8, emb=emb, head=objective,
@@ -48,13 +54,7 @@ def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20
 
 
 def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_260, rounds=3, dtypes=None):
-    """A step (forward, backward, AdamW) of S+R and of MLM on the same encoder, per sample: [HF Table 3].
-
-    In float32 and, where the processor has it in hardware, in bfloat16.
-    """
-    if dtypes is None:
-        _, best, _ = resolve_device(Namespace(device="cpu", dtype="auto", compile=False))
-        dtypes = dict.fromkeys(["float32", best])
+    """A step (forward, backward, AdamW) of S+R and of MLM on the same encoder, per sample: [HF Table 3]."""
     rows, words, num_rows = [], [str(i) for i in range(num_words)], FIRST_WORD_ID + num_words
     mlm, theirs = "MLM, lookup 50K", "MLM, Hugging Face Transformers"
     mlm_all = f"{mlm}, all positions"
@@ -65,7 +65,7 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
     except ImportError:
         transformers = None
         print("transformers: not installed, no rows of it. Run pip install transformers.", file=sys.stderr)
-    for (preset, batch), dtype in itertools.product(sizes, dtypes):
+    for (preset, batch), dtype in itertools.product(sizes, dtypes or list_dtypes()):
         shape, functions = PRESETS[preset], {}
         ids = torch.randint(FIRST_WORD_ID, num_words, (batch, shape["length"]))
         for name, (emb, objective) in nets.items():
