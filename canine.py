@@ -22,7 +22,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import Dropout
-from model import TransformerLayer
+from model import Config, Model, TransformerLayer
+from tokenizer import HashTokenizer
 
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # of the k hash functions
 RATE, BLOCK = 4, 128  # characters of a window of the convolutions, and of a block of local attention
@@ -191,7 +192,11 @@ class CharacterTokenizer:
         return cls()
 
 
-PRESET, KINDS = {}, (CanineConfig, Canine, CharacterTokenizer)  # as Config, Model and HashTokenizer elsewhere
+def select_classes(emb):
+    """Return the classes of config, model and tokenizer for an emb: these, or those of hashed words."""
+    if emb == "canine":
+        return CanineConfig, Canine, CharacterTokenizer
+    return Config, Model, HashTokenizer
 
 
 def released_names(config):
@@ -213,10 +218,7 @@ def released_names(config):
 
 
 def load_released(folder):
-    """Return CanineConfig and weights, without a head, of a folder with config.json and pytorch_model.bin.
-
-    Or model.safetensors, if safetensors is installed. Raises: ValueError, they are not those of a CANINE.
-    """
+    """Return CanineConfig and weights, without a head, of a released folder; ValueError if they do not fit."""
     try:
         settings = FIXED | json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
         if wrong := {name: settings[name] for name, value in FIXED.items() if settings[name] != value}:
@@ -232,11 +234,9 @@ def load_released(folder):
         names, known = released_names(config), {name for name in theirs if not name.endswith("position_ids")}
         if wrong := sorted(known ^ {*sum(names.values(), [])}):
             raise ValueError(f"expected the weights of a CANINE, got others or none of {wrong[:3]}.")
-        with torch.device("meta"):
-            shapes = {name: weight.shape for name, weight in Canine(config).state_dict().items()}
         weights = {ours: torch.cat([theirs[name] for name in some]) for ours, some in names.items()}
-        if wrong := [name for name, weight in weights.items() if weight.shape != shapes[name]]:
-            raise ValueError(f"expected the shapes of {config}, got others of {wrong[:3]}.")
+        with torch.device("meta"):
+            Canine(config).load_state_dict(weights, strict=False, assign=True)  # raises where shapes differ
         return config, weights
     except Exception as error:  # whatever a damaged file makes the readers and torch.cat raise
         raise ValueError(f"{folder}: expected config.json and weights of a CANINE, got {error!r}.") from error

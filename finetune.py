@@ -14,13 +14,10 @@ Paper map:    [HF Table 5] RECIPES   [HF Table 5] learning_rate   [HF Table 5] p
 Sources:      [HF] Xue & Aletras 2022, HashFormers
 Out of scope: tasks and metrics (data/), tables of results (report.py), the labels of a text (infer.py).
 Deviations:   1. The score is the best evaluation's on the scored rows; the last one's is reported too.
-              2. Two evaluations an epoch (--eval_every). [HF Table 5] has five an epoch of MNLI, QNLI, QQP,
-                 SST and five in three epochs of the others: more chances for a best one.
+              2. Two evaluations per epoch (--eval_every); [HF Table 5]: five, of small tasks five in three.
               3. Gradients are clipped at norm 1, which the paper does not name.
               4. The cosine restarts after each fifth of the steps: the paper does not say how often.
-              5. Models of less than 512 dimensions get a learning rate of 1e-3, the mean of all positions in
-                 place of [CLS], which Shuffle+Random never trains, and for single texts a hashed bag of words
-                 beside the encoder (--bag); without it they score below one: recipe "small".
+              5. Models of width below 512 have a recipe of their own, "small" (docs/finetuning.md).
               6. Batch 32 for every model; the median proposal fine-tunes with 64 (--batch 64).
 """
 
@@ -40,12 +37,12 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-import canine
+from canine import CanineConfig, CharacterTokenizer, load_released, select_classes
 from data.batches import length_batches, pad_batch
 from data.squad import SQUAD, QuestionAnswering, read_squad
 from data.tasks import TASKS, SequenceClassification, read_task, read_tests
 from hashing import NgramLSH, list_words
-from model import PRESETS, Config, Model, count_parameters, load_model
+from model import PRESETS, Config, count_parameters, load_model
 from report import build_results, print_results, print_settings, read_results, write_json
 from runtime import HelpFormatter, InputError, add_device_flags, at_least, autocast, barrier_before_exit
 from runtime import blame_input, exit_on_bad_input, fingerprint, gather_from_ranks, load_checkpoint
@@ -94,20 +91,14 @@ def check_flags(args):
         raise InputError(f"--text: expected one column, or two with a comma between, got {args.text}.")
 
 
-def select_classes(emb):
-    """Return the classes of config, model and tokenizer for an emb."""
-    return canine.KINDS if emb == "canine" else (Config, Model, HashTokenizer)
-
-
 def load_start(args):
     """Return the checkpoint, or what a preset has of one, and its config; fill in open flags. [HF §4.1]"""
     checkpoint, config = {}, Config(**PRESETS["proformer"])
     if args.preset == "canine":
-        config = canine.CanineConfig(**canine.PRESET)
-        checkpoint["encoder"] = canine.CharacterTokenizer().state()
+        config, checkpoint["encoder"] = CanineConfig(), CharacterTokenizer().state()
     if args.weights:
         with blame_input(f"--weights {args.weights}"):
-            config, checkpoint["model"] = canine.load_released(args.weights)
+            config, checkpoint["model"] = load_released(args.weights)
     if args.ckpt:
         with blame_input(f"--ckpt {args.ckpt}"):
             checkpoint = load_checkpoint(args.ckpt)
@@ -236,11 +227,9 @@ def build_model(run, name):
     data, tokenizer = prepare_task(run, name)
     model = new_model(run, data)
     if weights := run.checkpoint.get("model"):
-        weights = {key: value for key, value in weights.items()
-                   if not key.startswith(("head.", "bag.")) or get_description(run, name)}
-        if model.bag and len(weights.get("bag.weight", ())) != len(model.bag.weight):
-            weights.pop("bag.weight", None)  # another --bag is a new one
-        model.load_state_dict(weights, strict=False)  # all but a new head
+        new = () if get_description(run, name) else ("head.", "bag.")
+        new += ("bag.",) * (len(weights.get("bag.weight", ())) != model.config.bag)  # another --bag
+        model.load_state_dict({key: w for key, w in weights.items() if not key.startswith(new)}, strict=False)
     model.to(run.device).set_codes(torch.from_numpy(tokenizer.codes()))
     return model
 
@@ -417,8 +406,7 @@ def parser():
     flag = p.add_argument_group("start", "The checkpoint holds shape, hash and weights.").add_argument
     flag("--ckpt", metavar="DIR", help="folder of a run of pretrain.py, or its ckpt.pt")
     flag("--from_scratch", action="store_true", help="use the checkpoint's shape and hash, not its weights")
-    flag("--preset", choices=("proformer", "canine"), help="instead of --ckpt: ProFormer or CANINE-C, not "
-         "pre-trained [HF §4.1]")
+    flag("--preset", choices=("proformer", "canine"), help="instead of --ckpt, not pre-trained [HF §4.1]")
     flag("--weights", metavar="DIR", help="folder of the released CANINE-C; requires --preset canine")
     flag = p.add_argument_group("task", "glue: the paper's eight; pydoc: a docstring's module.").add_argument
     flag("--task", choices=(*TASKS, "glue", *SQUAD, "pydoc"), help="(default: your own files)")

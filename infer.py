@@ -38,15 +38,15 @@ for name in ("bloom", "canine", "data", "infer_io", "model", "runtime", "tokeniz
                           f"or put {FOLDER} first in sys.path.")
 
 from bloom import SketchMap, beam_search, exhaustive, hash_logp  # noqa: F401  exhaustive is for importers
-from canine import KINDS as CANINE_KINDS
+from canine import select_classes
 from data.batches import length_batches, pad_batch
 from data.squad import best_spans
 from infer_io import HEADS, NEAR, check_flags, print_prediction, print_rows, read_texts, split_masked
 from infer_io import validate_checkpoint
-from model import Config, Model, load_model
+from model import load_model
 from runtime import HelpFormatter, InputError, at_least, blame_input, exit_on_bad_input, load_checkpoint
 from runtime import resolve_device
-from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, SPECIALS, HashTokenizer, build_inputs, sliding_windows
+from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, SPECIALS, build_inputs, sliding_windows
 
 BATCH = 32  # inputs that the model reads at once
 CLASSES = ("intact", "shuffled", "random")
@@ -57,8 +57,7 @@ class TextModel:
 
     def __init__(self, path, device="cpu"):
         checkpoint = load_checkpoint(path)
-        is_canine = checkpoint["config"].get("emb") == "canine"
-        *kinds, tokenizer = CANINE_KINDS if is_canine else (Config, Model, HashTokenizer)
+        *kinds, tokenizer = select_classes(checkpoint["config"].get("emb"))
         with blame_input(path):
             self.model, self.ready = load_model(checkpoint, kinds).to(device), {}
             self.config = self.model.config

@@ -17,10 +17,16 @@ from console import HelpFormatter, InputError, at_least, exit_on_bad_input
 from data.corpus import Corpus, prepare
 from hashing import MD5
 from model import PRESETS, Config, Model, count_parameters, load_model, parameter_groups
-from runtime import autocast, load_checkpoint, num_cores
+from runtime import autocast, load_checkpoint, num_cores, resolve_device
 from tokenizer import HashTokenizer
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def list_dtypes():
+    """Return the dtypes in which this processor trains: float32, and bfloat16 where hardware has it."""
+    _, best, _ = resolve_device(argparse.Namespace(device="cpu", dtype="auto", compile=False))
+    return list(dict.fromkeys(["float32", best]))
 
 
 class Stopwatch:
@@ -80,8 +86,9 @@ def build_model(words, preset, **changes):
     return net
 
 
-def training_step(net, compute_loss, dtype="bfloat16", clip=None):
-    """Return a function that takes a training step with AdamW; clip: largest norm of the gradient."""
+def training_step(net, compute_loss, dtype=None, clip=None):
+    """Return a step with AdamW; dtype: the fastest that this processor has; clip: largest norm of gradients."""
+    dtype = dtype or list_dtypes()[-1]
     optimizer = torch.optim.AdamW(parameter_groups(net, 0.01), fused=True)
 
     def step():

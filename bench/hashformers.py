@@ -62,7 +62,7 @@ def bench_hashing(args, *, num_words=100_000, repeats=20_000, rounds=5):
 
 def bench_embeddings(args, *, batch=4, length=512, rows=50_260, rounds=5):
     """Forward and backward of each embedding at width 768 beside the twelve layers it feeds; target 10 %."""
-    shape, d = (batch, length), 768
+    shape, d, dtype = (batch, length), 768, common.list_dtypes()[-1]
     layers = Model(Config(**PRESETS["hashformer"] | dict(layers=2, dropout=0.0))).layers
     x, cotangent = torch.randn(2, *shape, d)
     bits = torch.randint(0, 2, (*shape, 128), dtype=torch.uint8)
@@ -70,7 +70,7 @@ def bench_embeddings(args, *, batch=4, length=512, rows=50_260, rounds=5):
     def both_passes(inputs, *modules):
         net = torch.nn.Sequential(*modules)
         def run():
-            with autocast(x.device, "bfloat16"):
+            with autocast(x.device, dtype):
                 out = net(inputs)
             out.backward(cotangent.to(out.dtype))
             net.zero_grad(set_to_none=True)
@@ -83,7 +83,7 @@ def bench_embeddings(args, *, batch=4, length=512, rows=50_260, rounds=5):
         "proj": both_passes(bits, embeddings.ProjEmbedding(128, d))}, rounds)
     times = watch.ms()
     encoder = 6 * times.pop("encoder")  # two layers were timed, there are twelve
-    return [dict(name=name, ms=ms, encoder=encoder, share=100 / 6 * watch.ratio(name, "encoder"))
+    return [dict(name=name, dtype=dtype, ms=ms, encoder=encoder, share=100 / 6 * watch.ratio(name, "encoder"))
             for name, ms in times.items()]
 
 
@@ -126,7 +126,7 @@ BENCHES = {
         "printed_total:s:paper prints | authors:,:in the authors' code | pcr_all:.1f:PCR all % | "
         "pcr_emb:.1f:PCR emb % | poep:.1f:PoEP % | note:s:"),
     "hashing": Bench(bench_hashing, "name:s:one core | rate:,.0f:per second"),
-    "embeddings": Bench(bench_embeddings, "name:s:embedding, 4 × 512 words | ms:,.1f:ms | "
+    "embeddings": Bench(bench_embeddings, "name:s:embedding, 4 × 512 words | dtype:s:dtype | ms:,.1f:ms | "
         "encoder:,.0f:12 layers, ms | share:.1f:share %"),
     "words": Bench(bench_words, "name:s:step | words:,:distinct words | seconds:,.0f:seconds | "
         "gigabytes:.2f:peak memory, GiB", dict(count=12_000_000)),

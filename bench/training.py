@@ -7,7 +7,6 @@ Paper map:    [HF Table 3] bench_train
 """
 
 import functools, itertools, json, sys
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -15,25 +14,19 @@ import torch
 import torch.nn.functional as F
 
 from bench import common
-from bench.common import REQUIRED, Bench, Stopwatch, build_model, made_up_words, read_json, training_step
+from bench.common import REQUIRED, Bench, Stopwatch, build_model, list_dtypes, made_up_words, read_json
+from bench.common import training_step
 from model import PRESETS, Config
 from objectives import OBJECTIVES
-from runtime import resolve_device
 from tokenizer import FIRST_WORD_ID, MASK
 
 
-def objective_step(net, name, ids, dtype="bfloat16", clip=None, compute_loss=None):
+def objective_step(net, name, ids, dtype=None, clip=None, compute_loss=None):
     """Return a training step of an objective on IDs (B, L); compute_loss(inputs, labels): another loss."""
     objective = OBJECTIVES[name](Config(), 0.15, MASK, FIRST_WORD_ID)
     noise = torch.from_numpy(np.random.default_rng(0).random((3, *ids.shape), np.float32))
     compute_loss = compute_loss or (lambda x, labels: objective.loss(net, x, labels) / labels.numel())
     return training_step(net, lambda: compute_loss(*objective.corrupt(ids, noise, ids.flip(0))), dtype, clip)
-
-
-def list_dtypes():
-    """Return the dtypes in which this processor trains: float32, and bfloat16 where hardware has it."""
-    _, best, _ = resolve_device(Namespace(device="cpu", dtype="auto", compile=False))
-    return list(dict.fromkeys(["float32", best]))
 
 
 def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20_000, rounds=5, dtypes=None):

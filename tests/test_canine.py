@@ -1,14 +1,14 @@
 """canine.py: equal to transformers, numbers by hand, names of the release, and a fine-tuning that is read back."""
 
+import functools
 import json
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-import canine
 import finetune
-from canine import Canine, CanineConfig, CharacterTokenizer, hash_rows, load_released, released_names
+from canine import PRIMES, Canine, CanineConfig, CharacterTokenizer, hash_rows, load_released, released_names
 from data.corpus import read_rows
 from infer import Predictor
 from runtime import InputError
@@ -68,7 +68,7 @@ def test_hash_rows_match_hand_example():
     """"a" is 97: 98 · 31 = 3,038 and 98 · 113 = 11,074; "中" is 20,013: 20,014 · 31 - 37 · 16,384 = 14,226."""
     (a, character), model = hash_rows(torch.tensor([ord("a"), ord("中")]), 16_384), make_canine()
     assert a.tolist() == [3038, 4214, 5782, 5978, 7154, 9506, 10094, 11074] and character[0] == 14_226
-    expected = [model.embedding.weight[320 * i + 98 * prime % 320] for i, prime in enumerate(canine.PRIMES)]
+    expected = [model.embedding.weight[320 * i + 98 * prime % 320] for i, prime in enumerate(PRIMES)]
     assert torch.equal(model.embed(torch.tensor([97 + 5]))[0], torch.cat(expected))
 
 
@@ -108,7 +108,7 @@ def test_released_names_round_trip_and_others_are_refused(tmp_path):
 
 def test_fine_tuning_learns_a_word_and_is_read_back(own, tmp_path, monkeypatch):  # noqa: F811
     """From scratch it is above chance; infer.py gives the same score. --weights starts from the release's."""
-    monkeypatch.setattr(canine, "PRESET", SIZES | dict(layers=1))
+    monkeypatch.setattr(finetune, "CanineConfig", functools.partial(CanineConfig, **SIZES | dict(layers=1)))
     flags, model = ["--preset", "canine", *QUICK, *own, "--seeds", "1", "--out", str(tmp_path / "out")], make_canine()
     score = run_main(finetune.main, *flags).result["tasks"]["own"]
     assert score["max"] > 90 > 60 > score["majority"] and score["bag_of_words"] is None

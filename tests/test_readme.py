@@ -1,6 +1,7 @@
 """README.md and docs/: commands run with tiny settings, Python blocks run, tables and numbers follow results/."""
 
 import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -16,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import canine
 import data.corpus
 import data.squad
 import data.tasks
@@ -26,6 +26,7 @@ import model
 import pretrain
 import settings
 from bench import common, figures
+from canine import CanineConfig
 from tests.support import ROOT, SMALL, make_words
 from tests.test_finetune import QUICK, sentence
 from tests.test_squad import make_questions, nested_file
@@ -126,7 +127,7 @@ def test_commands_run(cache_dir, text_path, tmp_path, monkeypatch):
     glue, cache = write_glue(tmp_path / "glue", monkeypatch), ["--cache", str(cache_dir)]
     small = dict(width=32, heads=4, ffn=64)
     monkeypatch.setitem(model.PRESETS, "proformer", model.PRESETS["proformer"] | small)
-    monkeypatch.setattr(canine, "PRESET", small | dict(layers=1, rows=99))
+    monkeypatch.setattr(finetune, "CanineConfig", functools.partial(CanineConfig, **small, layers=1, rows=99))
     for name, flags in TRAINED.items():
         pretrain.main(["--data", str(text_path), *cache, "--out", f"out/{name}", *SMALL, "--length", "33", *flags])
     lines = {line.split("#")[0].split("&&")[-1].strip() for text in PAGES.values() for line in shell_commands(text)}
