@@ -33,7 +33,7 @@ import torch.nn.functional as F
 
 from blocks import MASKED, MAX_CHUNK, Costs, SparseLSHAttention, compare, make_layouts
 
-MAX_DENSE_LENGTH = 1024  # above this length no (L, L) matrix is allocated
+MAX_DENSE_LENGTH = 1024  # above this length impl="auto" allocates no (L, L) matrix
 # dtype and dimensions of arguments, and choices. In a call a letter is one size, and "float" is one dtype.
 TENSORS = dict(q="float BHLe", k="float BHLe", v="float BHLu", key_mask="bool BL", hq="int64 BHnL",
                hk="int64 BHnL", x="float BHLe", planes="floating Hnre", coef="int64 Hnr")
@@ -71,7 +71,7 @@ def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
         float (B, H, L, u). A row whose every key is padding is 0.
     """
     check_arguments(q=q, k=k, v=v, key_mask=key_mask)
-    # subtle: on a CPU the kernel has no dropout, and in bfloat16 half the speed of the formula on short rows
+    # subtle: on a CPU the kernel has no dropout, and in bfloat16 it is slower on short rows (docs/operations.md)
     if not q.is_cpu or not dropout and (q.dtype != torch.bfloat16 or q.shape[-2] > 1024):
         mask = None if key_mask is None else key_mask[:, None, None, :]  # (B, 1, 1, L)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
@@ -81,7 +81,7 @@ def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
 
 
 def apply_dropout(x, p):
-    """Return x with a share p of its numbers, drawn at random, 0, and the others divided by 1 - p.
+    """Return x with a share p < 1 of its numbers, drawn at random, 0, and the others divided by 1 - p.
 
     F.dropout draws 53 bits for each number, which takes a CPU longer than a softmax. 16 bits are enough.
     Compiled, and on a GPU, it is F.dropout, which draws other numbers.
@@ -91,8 +91,8 @@ def apply_dropout(x, p):
     threshold = min(round(p * 2**16), 2**16 - 1)  # at most the largest number of 16 bits
     drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-2**63, None)  # four numbers each
     drawn = drawn.view(torch.int16)[:x.numel()].view(x.shape)  # uniform from -2^15 to 2^15 - 1
-    keep = torch.ge(drawn, threshold - 2**15, out=torch.empty_like(drawn))  # 1 or 0
-    return x * keep.to(x.dtype).mul_(2**16 / (2**16 - threshold))
+    keep = torch.ge(drawn, threshold - 2**15, out=torch.empty_like(x))  # 1 or 0
+    return x * keep.mul_(2**16 / (2**16 - threshold))
 
 
 class Dropout(nn.Dropout):
@@ -174,7 +174,7 @@ def collisions(hq, hk):
 
 
 def collision_share(hq, hk):
-    """Return the share of colliding pairs, in [0, 1], in the first sequence of hq, hk int64 (B, H, n, L)."""
+    """Return the share of colliding pairs, in [0, 1], in the batch's first row, hq, hk int64 (B, H, n, L)."""
     chunks, num_pairs = hq[:1].split(128, dim=-1), hq[0, :, 0].numel() * hq.shape[-1]  # no (L, L) matrix
     return sum(collisions(chunk, hk[:1]).sum().item() for chunk in chunks) / num_pairs
 
@@ -219,11 +219,12 @@ def dense_lsh_attention(q, k, v, hq, hk, product_dtype, *, fill, pairs, key_mask
         return F.scaled_dot_product_attention(*(x.to(product_dtype) for x in (q, k, v)), mask).to(q.dtype)
     keys = q.new_ones(B, L) if key_mask is None else key_mask
     keys = keys.to(dtype).repeat_interleave(H, 0).unsqueeze(1)  # (BH, 1, L), 1 = attend
+    # floats, which compare faster: exact below 2^24 and 2^53
     hq, hk = (h.flatten(0, 1).to(torch.float32 if h.max() < 2**24 else torch.float64) for h in (hq, hk))
-    half = torch.ones_like(keys[0].expand(L, L)).triu() - 0.5 * torch.eye(L, device=q.device)
+    half = q.new_ones(L, L, dtype=dtype).triu().fill_diagonal_(0.5)
     tensors, out = [*(x.flatten(0, 1).to(product_dtype) for x in (q * e**-0.5, k, v)), hq, hk, keys], []
     # a few sequences at a time: their matrices stay near the processor
-    for q, k, v, hq, hk, keys in zip(*(x.split(max(MAX_CHUNK // 4 // L**2, 1)) for x in tensors)):
+    for q, k, v, hq, hk, keys in zip(*(x.split(max(MAX_CHUNK // 2 // L**2, 1)) for x in tensors)):
         equal = zip(hq.unsqueeze(-1).unbind(1), hk.unsqueeze(-2).unbind(1))
         A = functools.reduce(torch.maximum, (compare(torch.eq, a, b, dtype) for a, b in equal))  # (G, L, L)
         S = (q @ k.transpose(1, 2)).to(dtype)
@@ -232,10 +233,9 @@ def dense_lsh_attention(q, k, v, hq, hk, product_dtype, *, fill, pairs, key_mask
             if fill == "mask":
                 A.diagonal(dim1=1, dim2=2).fill_(0.5)
                 keys = (A + A.transpose(1, 2)) * keys
-            S = S * A
+        S = S * A
+        if use_upper:
             S = S + S.transpose(1, 2)
-        else:
-            S = S * A
         if fill == "mask" or key_mask is not None:
             W = torch.add(S, 1 - keys, alpha=MASKED).softmax(-1) * keys  # 0 in a row without keys
         else:
@@ -246,7 +246,7 @@ def dense_lsh_attention(q, k, v, hq, hk, product_dtype, *, fill, pairs, key_mask
 
 @functools.cache
 def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=True):
-    """Return the Costs of this machine, from a few small passes of some 0.3 s in all, once per process.
+    """Return the Costs of this machine, from a few small passes of some 0.3 s in all, kept for the process.
 
     Args:
         device_type, dtype, width: str, torch.dtype and int, of the vectors.
@@ -276,11 +276,10 @@ def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=
         if use_grad:
             torch.autograd.grad(out, qkv, qkv[-1])
 
-    a = draw(16, 64, 64)
-    b, cases, numbers = a.float(), [], []
-    in_dtype, in_float32 = time_passes([lambda: torch.bmm(a, a), lambda: torch.bmm(b, b)])
-    trial = Costs(1, 0, 0, 0, has_fast_bfloat16=float(dtype.itemsize == 2 and in_dtype < in_float32))
-    with torch.inference_mode(False):
+    a, b, cases, numbers = draw(16, 64, 64), draw(16, 64, 64).float(), [], []
+    with torch.inference_mode(False), torch.autocast(device_type, enabled=False):
+        in_dtype, in_float32 = time_passes([lambda: torch.bmm(a, a), lambda: torch.bmm(b, b)])
+        trial = Costs(1, 0, 0, 0, has_fast_bfloat16=float(dtype.itemsize == 2 and in_dtype < in_float32))
         for B, L, m, impl in ((16, 256, 64, "blocks"), (4, 256, 2, "blocks"), (1, 256, 64, "blocks"),
                               (1, 256, 8, "blocks"), (64, 64, 64, "dense"), (4, 256, 64, "dense")):
             hq, hk = torch.randint(m, (2, B, 1, 1, L), generator=generator).to(device_type)
@@ -302,9 +301,9 @@ def fit_costs(cases, defaults):
     """
     *numbers, seconds = np.array(cases, float).T
     share = np.array(numbers).T * defaults / seconds[:, None]  # of the time measured, by the defaults
-    prior = np.full(len(defaults), 0.3 / share.sum(1).mean())
-    system = np.vstack([share, 0.3 * np.eye(len(defaults))]), np.append(np.ones(len(cases)), prior)
-    return (np.maximum(np.linalg.lstsq(*system)[0], 0.1 * prior) * defaults).tolist()
+    prior = np.full(len(defaults), 1 / share.sum(1).mean())  # all costs by the same factor, with weight 0.3
+    system = np.vstack([share, 0.3 * np.eye(len(defaults))]), np.append(np.ones(len(cases)), 0.3 * prior)
+    return (np.maximum(np.linalg.lstsq(*system)[0], 0.03 * prior) * defaults).tolist()
 
 
 def select_implementation(hq, hk, costs, *, fill, pairs, key_mask=None, impl="auto"):
@@ -317,18 +316,20 @@ def select_implementation(hq, hk, costs, *, fill, pairs, key_mask=None, impl="au
     Returns:
         "dense" and None, or "blocks" and a list of BucketLayout.
     """
+    if impl == "dense":
+        return "dense", None
     (n, L), N = hq.shape[2:], hq[:, :, 0].numel()
     num_layouts = n * (1 + (pairs == "upper")) + (fill == "mask")
     dense = N * (costs.dense_row + L * costs.dense_pair)
-    if impl == "blocks" or impl == "auto" and L > MAX_DENSE_LENGTH:
+    if impl == "blocks" or L > MAX_DENSE_LENGTH:
         dense = math.inf
     least = num_layouts * (costs.layout + costs.size + N / 2 * costs.row)  # before buckets are counted
-    if dense < 2 * least:  # a close case: layouts of every 8th sequence of the batch predict the cost of all
-        r = len(hq) / len(hq[::8])
+    if len(hq) > 1 and least < dense < 2 * least:  # a close case: every 8th row of the batch predicts all
+        times = len(hq) / len(hq[::8])
         part = None if key_mask is None else key_mask[::8]
-        costs_of_all = costs._replace(pair=r * costs.pair, row=r * costs.row)
+        costs_of_all = costs._replace(pair=times * costs.pair, row=times * costs.row)
         least = sum(layout.cost for layout in make_layouts(hq[::8], hk[::8], fill, pairs, part, costs_of_all))
-    if impl != "dense" and least < dense:
+    if least < dense:
         layouts = make_layouts(hq, hk, fill, pairs, key_mask, costs)
         if sum(layout.cost for layout in layouts) < dense:
             return "blocks", [layout.fill() for layout in layouts]
@@ -337,17 +338,17 @@ def select_implementation(hq, hk, costs, *, fill, pairs, key_mask=None, impl="au
 
 @torch.compiler.disable  # the shapes depend on the data, so there is nothing to compile once
 def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, impl="auto", costs=None):
-    """Return attention over the pairs whose hash buckets collide, exact in every mode. [BL Alg. 1]
+    """Return attention with scores for colliding pairs; the others have score 0 or no weight. [BL Alg. 1]
 
     pairs="upper", not the default, is the triangle of the authors' released code. Algorithm 1 as printed runs
     over all of C and lets the last writer win.
 
     Args:
         q, k, v, hq, hk, fill, pairs, key_mask: as for lsh_attention_reference.
-        impl: "blocks": from the colliding pairs. "dense": the formula. "auto": the one predicted
-            to be faster. Both sum in float32 or float64.
-        costs: Costs, or None: those of this machine, measured at first use. Keep them where equal inputs must
-            give equal bits in another process.
+        impl: "blocks": from the colliding pairs. "dense": the formula. "auto": up to L = 1,024 the one
+            predicted to be faster, then blocks. Softmax and its sums are in float32 or float64.
+        costs: Costs, or None: those of this machine, measured at first use. Save and pass them where another
+            process must choose alike, and so give equal bits.
 
     Returns:
         float (B, H, L, u), differentiable once.

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 MASKED, MIN_SCORE = -2e30, -1e30  # score of a pair that does not count; least maximum of a row. Both finite
 TILES, SIZE_STEPS = (16, 32, 64, 128), (1.1, 1.25, 1.5, 2.0)  # tile sizes, and ratios of larger sizes, to try
-MAX_CHUNK = 2**20  # scores computed at once: 4 MiB in float32, far from L²
+MAX_CHUNK = 2**20  # scores computed at once: 4 MiB in float32
 MAX_SAVED = 8  # save weights for the backward pass up to 8 times the size of q; recompute larger ones
 
 
@@ -36,14 +36,14 @@ class BucketLayout:
 
     triangle        "upper" (i <= j), "lower" (i > j) or None
     earlier         hq, hk (N,) of each earlier function: a pair belongs to the first in which it collides
-    to_q, to_k      int64 (P,), row of each slot for results; N in a padding slot
-    from_q, from_k  int64 (P,), row of each slot for inputs; a row of the same sequence in a padding slot
-    in_q, in_k      float (P,), number of a slot's bucket within its tile; -1 and -2 in a padding slot
+    to_q, to_k      int64, row of each query slot and of each key slot for results; N in a padding slot
+    from_q, from_k  int64, the same for inputs; a row of the same sequence in a padding slot
+    in_q, in_k      float, number of a slot's bucket within its tile; -1 and -2 in a padding slot
     shapes          list of (G, x, y): G tiles of x query slots and y key slots, in slot order
-    num_pairs, cost pairs of all tiles, and seconds, as predicted from Costs
+    num_pairs, cost pairs of all tiles, padding included, and seconds, as predicted from Costs
 
         hq  5 7 5 5    bucket 5: queries 0 2 3, key 1    to_q  0 2 3 4   from_q  0 2 3 0   in_q  0 0 0 -1
-        hk  2 5 2 3    bucket 7: query 1, no key         4 = N: padding  tile of 4         shapes [(1, 4, 4)]
+        hk  2 5 2 3    bucket 7: query 1, no key         4 = N: padding  were T 4:         shapes [(1, 4, 4)]
     """
 
     def __init__(self, hq, hk, costs=Costs(), key_mask=None, triangle=None, earlier=()):
@@ -156,7 +156,7 @@ def pack_tiles(sizes, sequence, T):
         bucket = stop[bucket]
     opening, tile = np.array(opening, int), np.searchsorted(opening, index, "right") - 1
     total = np.add.reduceat(sizes, opening, 1) if num_buckets else sizes
-    return start - start[:, opening][:, tile], opening, tile, total
+    return start - start[:, opening[tile]], opening, tile, total
 
 
 def padded_sizes(sizes, step):
@@ -228,8 +228,8 @@ def softmax_terms(stats, num_keys):
     # log z apart: at scores of 1,000 their sum in float32 loses four digits.
     rest = num_keys - count  # num_keys is 0 for "mask", where no other key has a weight
     top = torch.where(rest > 0, M.clamp(min=0), M)
-    b = torch.where(rest > 0, exp((-top).clamp(max=0)), 0)
-    z = z * exp(M - top) + rest.clamp(min=0) * b
+    b = torch.where(rest > 0, exp(-top), 0)
+    z = z * exp(M - top) + rest * b
     inverse = torch.where(count + num_keys > 0, 1 / z, 0)  # 0 for a row without keys
     terms = torch.stack([top, inverse, b * inverse], -1)  # (N + 1, 3)
     terms[-1] = terms.new_tensor([torch.finfo(terms.dtype).max, 0, 0])  # weights of 0 for row N, padding

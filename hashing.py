@@ -108,8 +108,9 @@ def md5_index(words, n, key=None):
     Returns: int64 (V,) in 0 .. n-1: play -> 15933 of 50,000.
     """
     check_int("n", n, 1, 1 << 32)
-    digests, n = md5_digests(words, 1, key).view("V16").ravel().tolist(), int(n)  # bytes of 16, one per word
-    return np.array([int.from_bytes(digest, "big") % n for digest in digests], np.int64)
+    n, (high, low) = int(n), md5_digests(words, 1, key).view(">u8").astype(np.uint64).T  # each (V,)
+    # (2^64 · high + low) mod n; with n up to 2^32 nothing exceeds 64 bits
+    return ((high % n * (2**64 % n) + low % n) % n).astype(np.int64)
 
 
 def sketch_index(words, k, rows, seed=0, key=None):

@@ -5,7 +5,7 @@
     python -m bench.attention twins --data_dir glue/      an hour
     python -m bench.attention trained --runs out/lookup-bpe-mlm*
 
-Paper map:    [BL Table 1] attention_flops   [BL Figure 1] bench_flops
+Paper map:    [BL Table 1] attention_flops   [BL Table 1] bench_flops
 Notation:     B batch   H heads   L positions   e head size   n hash functions   r hyperplanes   m buckets
 """
 
@@ -63,7 +63,7 @@ def attention_flops(length, heads, width, bands, buckets, functions=1):
 
 
 def bench_flops(args, *, rounds=301):
-    """[BL Table 1 and Figure 1]: ten positions, two heads of 64; of dense attention q kᵀ alone is counted."""
+    """[BL Table 1]: ten positions, two heads of 64; of dense attention q kᵀ alone is counted."""
     draw = attention.draw_hyperplanes(2, 1, 2, 64, 64, torch.Generator().manual_seed(0))
     q, k, v = torch.randn(3, 1, 2, 10, 64)
     cost, pairs = attention_flops(10, 2, 64, 2, 64), torch.randn(100, 2, 1, 2, 10, 64)
@@ -79,9 +79,6 @@ def bench_flops(args, *, rounds=301):
             ("dot products of Algorithm 1 as printed, by law", 200, None, cost["all"], None),
             ("microseconds, the whole attention", 1000 * times["full"], "12.2 (q kᵀ)", 1000 * times["lsh"],
              "337 (scores)")]
-    rows += [(f"Figure 1: KFLOPs of hashing, n {n}, r {r}", full, None,
-              attention_flops(10, 2, 64, r, 64, n)["hashing"] / 1e3)
-             for n in (1, 2, 4) for r in (1, 2, 4, 8)]
     return [dict(zip(("name", "full", "paper_full", "lsh", "paper"), row)) for row in rows]
 
 

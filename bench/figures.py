@@ -243,7 +243,7 @@ def readme_tables():
     tables = recipe_tables() | {"counts": markdown(hashformers.count_paper_models(), columns["counts"])}
     for path in Path(ROOT, "results").glob("*.json"):
         result = read_json(path)  # what a figure or a sentence says in full is left out
-        rows = [row for row in result["rows"] if not re.search("by frequency$|^Figure 1", row.get("name", ""))]
+        rows = [row for row in result["rows"] if not re.search("by frequency$", row.get("name", ""))]
         tables[path.stem] = f"{markdown(rows, columns[result['bench']])}\n{caption(result)}"
     return tables
 

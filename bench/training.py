@@ -1,9 +1,10 @@
 """Training: what a step costs, also by Hugging Face Transformers; scores of many fine-tunings.
 
     python -m bench.training steps (train)
-    python -m bench.training tasks (files) --runs out/*
+    python -m bench.training inference --data text/ --data_dir glue/
+    python -m bench.training tasks (files, public) --runs out/*
 
-Paper map:    [HF Table 3] bench_train
+Paper map:    [HF Table 3] bench_train   [HF Table 3] bench_inference
 """
 
 import functools, itertools, json, sys
@@ -13,12 +14,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import finetune
 from bench import common
 from bench.common import REQUIRED, Bench, Stopwatch, build_model, list_dtypes, made_up_words, read_json
 from bench.common import training_step
-from model import PRESETS, Config
+from canine import Canine, CanineConfig, CharacterTokenizer
+from data.batches import pad_batch
+from data.tasks import SequenceClassification, read_task
+from hashing import MD5
+from model import PRESETS, Config, Model
 from objectives import OBJECTIVES
-from tokenizer import FIRST_WORD_ID, MASK
+from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
 
 def objective_step(net, name, ids, dtype=None, clip=None, compute_loss=None):
@@ -83,6 +89,35 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
     return rows
 
 
+def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), samples=64, batch=16, rounds=3, **sizes):
+    """A forward pass of the paper's size over dev texts of GLUE, each batch as long as its longest: [HF Table 3]."""
+    corpus, shape = common.load_corpus(args, "bpe"), PRESETS["hashformer"] | dict(head="classify") | sizes
+    lookup = Config(**shape | dict(emb="lookup", rows=FIRST_WORD_ID + len(corpus.words)))
+    hashed, characters = Config(**shape), CanineConfig(**sizes)
+    pieces = HashTokenizer(lookup, "bpe", subwords=corpus.subwords, vocabulary=corpus.words)
+    readers = dict(pieces=(Model(lookup), pieces), words=(Model(hashed), HashTokenizer(hashed, hash=MD5())),
+                   characters=(Canine(characters), CharacterTokenizer()))
+    rows = []
+    for name in names:
+        flags = ["--preset", "proformer", "--task", name, "--data_dir", args.data_dir]
+        task, train, devs = read_task(name, finetune.parser().parse_args(flags))
+        row, functions = dict(name=name), {}
+        for unit, (net, tokenizer) in readers.items():
+            data = SequenceClassification(task, train, devs, tokenizer, net.config.length, limit=1)
+            net.eval().set_codes(torch.from_numpy(tokenizer.codes()))
+            examples = data.devs[task.dev[0]][0]
+            row[unit] = np.mean([len(ids) for ids in examples])
+            order = np.random.default_rng(0).permutation(len(examples))[:samples]
+            batches = [pad_batch([examples[i] for i in order[k:k + batch]]) for k in range(0, len(order), batch)]
+            functions[unit] = lambda net=net, batches=batches: [net(*inputs) for inputs in batches]
+        with torch.no_grad():
+            watch = Stopwatch(functions, rounds)
+        rows.append(row | {f"{unit}_ms": ms / len(order) for unit, ms in watch.ms().items()}
+                    | {f"{unit}_speed": watch.ratio("pieces", unit) for unit in ("words", "characters")})
+        print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
 def bench_tasks(args):
     """Scores of several fine-tunings: a row a model, a column a task, mean ± std over the seeds."""
     rows, majority, bag_of_words = {}, dict(name="majority class"), dict(name="bag of words")
@@ -92,12 +127,23 @@ def bench_tasks(args):
         name = (flags["preset"] or Path(flags["ckpt"]).name) + ", from scratch" * flags["from_scratch"]
         name += ", --bag 0" * (flags.get("bag") == 0)
         for task, result in run["tasks"].items():
-            row = rows.setdefault(name, dict(name=name))
+            row = rows.setdefault(name, dict(name=name, parameters=0))
+            row["parameters"] = max(row["parameters"], run["model"]["parameters"])
             row |= {task: result["mean"], f"{task}_std": result["std"], f"{task}_last": result.get("last")}
             majority[task] = result["majority"]
             if result["bag_of_words"] is not None and "bpe" not in name:  # of words, not of pieces
                 bag_of_words[task] = result["bag_of_words"]
     return [rows[name] for name in sorted(rows)] + [majority, bag_of_words]
+
+
+PUBLIC = (("bert-hash-femto", 243_000, 78.2, 68.4), ("bert-hash-pico", 448_000, 78.8, 70.8),
+          ("bert-hash-nano", 969_000, 81.3, 70.8), ("bert-tiny", 4_400_000, 82.2, 73.5))
+
+
+def bench_public(args):
+    """Scores of several fine-tunings, and of public models of their size as their model cards print them."""
+    names = "name", "parameters", "sst2", "mrpc"
+    return bench_tasks(args) + [dict(zip(names, row)) for row in PUBLIC]
 
 
 def bench_files(args):
@@ -117,9 +163,15 @@ BENCHES = {
     "train": Bench(bench_train, "name:s:step | dtype:s:dtype | batch:,:batch | ms:.2f:ms per sample | "
         "speed:.2f:× our MLM | against_all:.2f:× MLM, all positions | "
         "against_transformers:.2f:× Transformers, same dtype"),
+    "inference": Bench(bench_inference, "name:s:task | pieces:.1f:pieces per sample | words:.1f:words | "
+        "characters:.1f:characters | pieces_ms:.1f:BERT, ms | words_ms:.1f:Proj, ms | words_speed:.2f:× BERT | "
+        "characters_ms:.1f:CANINE-C, ms | characters_speed:.2f:× BERT",
+        dict(data="python", data_dir=REQUIRED, cache="cache")),
     "tasks": Bench(bench_tasks, "name:s:model | sst2:±1:SST-2 | cola:±1:CoLA | mrpc:±1:MRPC | rte:±1:RTE | "
         "stsb:±1:STS-B | qqp:±1:QQP | qnli:±1:QNLI | mnli:±1:MNLI | squad:±1:SQuAD F1 | pydoc:±1:pydoc",
         dict(runs=REQUIRED)),
+    "public": Bench(bench_public, "name:s:model | parameters:,:parameters | sst2:±1:SST-2 | sst2_last:.1f:last | "
+        "mrpc:±1:MRPC | mrpc_last:.1f:last", dict(runs=REQUIRED)),
     "files": Bench(bench_files, "name:s:task | score:±1:best evaluation | last:.1f:last evaluation | "
         "bag_of_words:.1f:bag of words | majority:.1f:majority class | n:,:n", dict(runs=REQUIRED))}
 main = functools.partial(common.run_command, "training", __doc__, BENCHES)

@@ -336,6 +336,20 @@ def test_measure_costs_is_cached_and_draws_no_random_numbers(dtype, use_grad):
     assert attention.measure_costs("cpu", dtype, 8, use_grad=use_grad) is costs
 
 
+def test_measure_costs_times_each_dtype_as_it_is_under_autocast(monkeypatch):
+    real, seen = torch.bmm, set()
+
+    def spy(a, b):
+        seen.add((a.dtype, (out := real(a, b)).dtype))
+        return out
+
+    monkeypatch.setattr(torch, "bmm", spy)
+    attention.measure_costs.cache_clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        attention.measure_costs("cpu", torch.bfloat16, 8)
+    assert seen == {(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)}
+
+
 @MODE
 @pytest.mark.parametrize("impl", ["blocks", "dense"])
 @pytest.mark.parametrize("is_fast", [0.0, 1.0])

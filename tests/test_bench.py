@@ -12,10 +12,12 @@ import attention as lsh_attention
 import model
 import pretrain
 from bench import attention, common, figures, hashformers, sketch, superbloom, training
+from data.tasks import TASKS
 from hashing import md5_bits, sketch_index
 from model import PRESETS
 from runtime import InputError
 from tests.support import ROOT, SMALL, assert_refused
+from tests.test_tasks import write_table
 from tokenizer import BPE, CLS, MASK, PAD, SEP, HashTokenizer
 
 
@@ -254,13 +256,26 @@ def test_bench_robust_as_trained_does_not_move(median_run, args):
     assert rows[0]["moved"] == rows[0]["more"] == 0 and all(row["moved"] > 0 for row in rows[1:])
 
 
+def test_bench_inference_reads_units_of_the_dev_texts(args, tmp_path, monkeypatch):
+    """[CLS] The model [SEP] are 4 words and 11 characters."""
+    monkeypatch.setattr(TASKS["cola"], "rows", (1, 2))
+    for split, n in (("train", 1), ("dev", 2)):
+        write_table(tmp_path / "CoLA" / f"{split}.tsv", [("gj04", 1, "", "The model")] * n)
+    sizes = dict(layers=1, width=24, heads=3, ffn=40, length=64, rows=300)
+    [row] = run_bench(training, "inference", args(data_dir=str(tmp_path)), names=["cola"], rounds=1, **sizes)
+    assert (row["words"], row["characters"]) == (4, 11) and row["pieces"] > 2
+
+
 def test_bench_tasks_reads_results(tmp_path):
     tasks = dict.fromkeys("sst2 cola mrpc rte stsb qqp qnli mnli squad pydoc".split(),
                           dict(mean=70.0, std=1.0, majority=50.0, bag_of_words=60.0))
     settings = dict(preset=None, ckpt="out/proj-lsh/", from_scratch=True, bag=0)
-    (tmp_path / "results.json").write_text(json.dumps(dict(settings=settings, tasks=tasks)))
-    rows = run_bench(training, "tasks", Namespace(runs=[str(tmp_path), str(tmp_path / "none")]))
+    content = dict(settings=settings, tasks=tasks, model=dict(parameters=9))
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    args = Namespace(runs=[str(tmp_path), str(tmp_path / "none")])
+    rows = run_bench(training, "tasks", args)
     assert [row["cola"] for row in rows] == [70, 50, 60] and rows[0]["name"] == "proj-lsh, from scratch, --bag 0"
+    assert rows[0]["parameters"] == 9 and run_bench(training, "public", args) == rows + training.bench_public(args)[3:]
 
 
 def test_bench_files_reads_results(tmp_path):
