@@ -71,7 +71,7 @@ def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
         float (B, H, L, u). A row whose every key is padding is 0.
     """
     check_arguments(q=q, k=k, v=v, key_mask=key_mask)
-    # subtle: on a CPU the kernel has no dropout, and in bfloat16 it is slower on short rows (docs/operations.md)
+    # subtle: on a CPU the kernel has no dropout, and is slower on short rows of bfloat16 (docs/operations.md)
     if not q.is_cpu or not dropout and (q.dtype != torch.bfloat16 or q.shape[-2] > 1024):
         mask = None if key_mask is None else key_mask[:, None, None, :]  # (B, 1, 1, L)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
