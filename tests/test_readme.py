@@ -230,6 +230,11 @@ def test_prose_numbers_follow_results():
     def recall(row):
         return f"{100 * row['rec@10']:.1f} ± {100 * row['rec@10_std']:.1f}"
 
+    of_sets = [(rows(name)[one]["rec@10"], rows(name)[walks]["rec@10"]) for name, one in (
+        ("beams", "bloom-items, until certified"), ("books", one_map), ("beauty", one_map), ("simplewiki", one_map))]
+    names, book, beauty, pages = (tuple(f"{100 * x:.1f}" for x in pair) for pair in of_sets)
+    claims += [f"Python names {names[1]} against {names[0]} %, Amazon-Book {book[1]} against {book[0]}, Amazon Beauty "
+               f"{beauty[1]} against {beauty[0]}; on Simple Wikipedia {pages[1]} against {pages[0]} ("]
     hashing = {name: row["rate"] / 1e6 for name, row in rows("hashing").items()}
     claims += [  # the results table of the README
         f"| {spread(tuned, 'sst2')}; {default['bag of words']['sst2']:.1f} % |",
