@@ -14,7 +14,7 @@ Paper map:    [HF Table 5] RECIPES   [HF Table 5] learning_rate   [HF Table 5] p
 Sources:      [HF] Xue & Aletras 2022, HashFormers
 Out of scope: tasks and metrics (data/), tables of results (report.py), the labels of a text (infer.py).
 Deviations:   1. The score is the best evaluation's on the scored rows; the last one's is reported too.
-              2. Two evaluations per epoch (--eval_every); [HF Table 5]: five, of small tasks five in three.
+              2. Two evaluations per epoch (--eval_every); [HF Table 5] has five, for small tasks in 3 epochs.
               3. Gradients are clipped at norm 1, which the paper does not name.
               4. The cosine restarts after each fifth of the steps: the paper does not say how often.
               5. Models of width below 512 have a recipe of their own, "small" (docs/finetuning.md).
@@ -52,7 +52,7 @@ from tokenizer import HashTokenizer
 # The paper's settings [HF Table 5], and those of models of less than 512 dimensions
 RECIPES = {"paper": dict(epochs=5, batch=32, lr=3e-5, pool="cls", bag=0),
            "small": dict(epochs=5, batch=32, lr=1e-3, pool="mean", bag=65_536)}
-OWN = "none (files of your own)"
+OWN = "left out (your own files)"
 # An --out holds the results of one choice of all flags but these
 FREE = ("recipe", "seed", "seeds", "baseline", "predict", "device", "compile", "cache", "out")
 
@@ -60,10 +60,10 @@ FREE = ("recipe", "seed", "seeds", "baseline", "predict", "device", "compile", "
 class Run:
     """State of a fine-tuning on one rank: build_run sets it, and the functions below read it.
 
-    args, rank, world, device, settings (of settings.json): how it runs. checkpoint, without model and task
-    with --from_scratch, and {} with --preset proformer; config, of the encoder, the head follows from the
-    task; texts and tests, task -> what read_task or read_squad and read_tests return. about: the model, for
-    results.json.
+    args, rank, world, device, settings: how it runs; the last is the content of settings.json.
+    checkpoint: what it starts from; without model and task with --from_scratch, {} with --preset proformer.
+    config: of the encoder; the head follows from the task. about: the model, for results.json.
+    texts: name -> Task (of SQuAD None), training rows, rows to score. tests: name -> as of read_tests.
     """
 
 
@@ -79,10 +79,10 @@ def check_flags(args):
     for flag, tasks in tasks_of_flags.items():
         if getattr(args, flag) and (args.task or OWN) not in tasks:
             raise InputError(f"--{flag} requires --task {' or '.join(tasks)}.")
-    own = [flag for flag in ("train", "dev", "text", "label") if not getattr(args, flag)]
-    if args.task is None and own:
+    missing = [flag for flag in ("train", "dev", "text", "label") if not getattr(args, flag)]
+    if args.task is None and missing:
         raise InputError("--task: expected a name, or for your own files --train --dev --text --label, got "
-                         f"no --{own[0]}.")
+                         f"no --{missing[0]}.")
     if bool(args.train) != bool(args.dev):
         raise InputError("--train requires --dev, and --dev requires --train.")
     if args.train and (args.data_dir or args.predict and args.task not in SQUAD):
@@ -106,14 +106,15 @@ def load_start(args):
             config = load_model(checkpoint, select_classes(checkpoint["config"].get("emb"))).config
     if not config.order:
         raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
-    if (is_canine := config.emb == "canine") and args.task in SQUAD:
+    is_canine = config.emb == "canine"
+    if is_canine and args.task in SQUAD:
         raise InputError(f"--task: expected a task with labels for canine, got {args.task}.")
     if args.from_scratch:
         checkpoint = {name: part for name, part in checkpoint.items() if name not in ("model", "task")}
     recipe = RECIPES[args.recipe or ("paper" if config.width >= 512 else "small")]
-    own = dict(pool=config.pool) if is_canine or checkpoint.get("task") else {}  # if fine-tuned before
-    own |= dict(bag=config.bag) if is_canine or config.bag else {}
-    defaults = recipe | dict(dropout=config.dropout) | own
+    kept = dict(pool=config.pool) if is_canine or checkpoint.get("task") else {}  # if fine-tuned before
+    kept |= dict(bag=config.bag) if is_canine or config.bag else {}
+    defaults = recipe | dict(dropout=config.dropout) | kept
     vars(args).update({flag: value for flag, value in defaults.items() if getattr(args, flag) is None})
     with blame_input("--dropout" if not is_canine else "--pool, --bag, --dropout"):
         return checkpoint, dataclasses.replace(config, pool=args.pool, bag=args.bag, dropout=args.dropout)
@@ -133,9 +134,9 @@ def build_run(args):
     args.out = args.out or os.path.join("out", f"{start}-{args.task or 'own'}")
     args.baseline = args.baseline and read_results(args.baseline)
     names = [n for n, t in TASKS.items() if t.in_average] if args.task == "glue" else [args.task or "own"]
-    run.texts = {name: (read_squad if name in SQUAD else read_task)(name, args) for name in names}
+    run.texts = {n: (None, *read_squad(n, args)) if n in SQUAD else read_task(n, args) for n in names}
     run.tests = {name: read_tests(name, args) for name in names if args.predict and name in TASKS}
-    # a choice of dtype is kept
+    # --dtype auto: the dtype in which this --out was begun
     args.dtype = read_settings(args.out).get("dtype", "auto") if args.dtype == "auto" else args.dtype
     run.device, args.dtype, args.compile = resolve_device(args, local_rank)
     args.dtype = gather_from_ranks(args.dtype)[0]
@@ -144,7 +145,8 @@ def build_run(args):
     if args.ckpt:
         run.settings["checkpoint"] = [os.stat(path).st_size, os.stat(path).st_mtime_ns]
     if not args.epochs and not all(get_description(run, name) for name in names):
-        raise InputError(f"--epochs 0 requires --ckpt of a model fine-tuned for this very task, {args.task}.")
+        raise InputError("--epochs 0 requires --ckpt of a model fine-tuned for this very task, "
+                         f"{args.task or 'its columns and labels'}.")
     return run
 
 
@@ -188,16 +190,17 @@ def list_jobs(run):
 
 def get_description(run, name):
     """Return the checkpoint's description of its task if it was fine-tuned for this very task, else {}."""
-    description, expected, (*task, _, _) = run.checkpoint.get("task", {}), dict(name=name), run.texts[name]
-    for t in task:
-        expected |= dict(labels=list(t.labels) if t.labels else None, texts=list(t.texts), label=t.label)
-    return description if description == description | expected else {}
+    description, expected, (task, *_) = run.checkpoint.get("task", {}), dict(name=name), run.texts[name]
+    if task:
+        labels = list(task.labels) if task.labels else None
+        expected |= dict(labels=labels, texts=list(task.texts), label=task.label)
+    return description if expected.items() <= description.items() else {}
 
 
 @functools.lru_cache(maxsize=1)
 def prepare_task(run, name):
     """Return the data of a task and the tokenizer that knows its words; the latest task's are kept."""
-    (*task, train, dev), before = run.texts[name], get_description(run, name)
+    (task, train, dev), before = run.texts[name], get_description(run, name)
     a, length = run.args, run.config.length
     with blame_input(f"--ckpt {a.ckpt}" if a.ckpt else "--preset"):
         if run.checkpoint:
@@ -208,7 +211,7 @@ def prepare_task(run, name):
             counts = collections.Counter(word for text in texts for word in list_words(text))
             tokenizer = HashTokenizer(run.config, hash_name="lsh", hash=NgramLSH.fit(counts))
         if task:
-            data = SequenceClassification(*task, train, dev, tokenizer, length, a.limit, before.get("scale"))
+            data = SequenceClassification(task, train, dev, tokenizer, length, a.limit, before.get("scale"))
         else:
             data = QuestionAnswering(train, dev, tokenizer, length, a.stride or before.get("stride"),
                                      a.max_answer or before.get("longest"), a.limit, name == "squad_v2")
@@ -228,7 +231,8 @@ def build_model(run, name):
     model = new_model(run, data)
     if weights := run.checkpoint.get("model"):
         new = () if get_description(run, name) else ("head.", "bag.")
-        new += ("bag.",) * (len(weights.get("bag.weight", ())) != model.config.bag)  # another --bag
+        if len(weights.get("bag.weight", ())) != model.config.bag:  # another --bag
+            new += ("bag.",)
         model.load_state_dict({key: w for key, w in weights.items() if not key.startswith(new)}, strict=False)
     model.to(run.device).set_codes(torch.from_numpy(tokenizer.codes()))
     return model
@@ -238,7 +242,7 @@ def compute_logits(run, model, examples):
     """Return the logits of examples, list of int32, as float32."""
     ids, key_mask = pad_batch(examples, run.config.length if run.args.compile else None)
     with autocast(run.device, run.args.dtype):
-        logits = model(ids.to(run.device), key_mask if key_mask is None else key_mask.to(run.device))
+        logits = model(*(x if x is None else x.to(run.device) for x in (ids, key_mask)))
     return logits.float()
 
 
@@ -326,7 +330,7 @@ def run_jobs(run):
     for name, seed, path in jobs[run.rank::run.world]:
         if is_first := seed == run.args.seed:
             data, _ = prepare_task(run, name)
-            if path == jobs[0][2]:
+            if (name, seed, path) == jobs[0]:
                 with torch.device("meta"):  # counted, not allocated
                     n = count_parameters(new_model(run, data))
                 run.about = dict(parameters=n["total"], embedding=n["embedding"], poep=100 * n["poep"],
@@ -335,9 +339,7 @@ def run_jobs(run):
             print(f"{name}: {describe_texts(run, name)['split']}; {data.notes}", flush=True)
         result = load_checkpoint(path)["run"] if os.path.exists(path) else fit(run, name, seed, path)
         print(f"{name}, seed {seed}: {result['metric']} {result['best'][result['metric']]:.2f}", flush=True)
-        unfit = ["bag_of_words"] * (run.config.emb == "canine")  # it would count characters
-        baselines = data.baselines() | dict.fromkeys(unfit) if is_first else {}
-        results[name, seed] = result | dict(baselines=baselines)
+        results[name, seed] = result | dict(baselines=data.baselines() if is_first else {})
     return results
 
 
@@ -353,7 +355,7 @@ def write_submission(run, name):
         suffix = dict(test_matched="-m", test_mismatched="-mm").get(split, "")
         lines = [f"{i}\t{label}\n" for i, label in zip(index, labels)]
         path = job_path(run, name, f"{TASKS[name].folder}{suffix}.tsv")
-        contents[path] = "".join(["index\tprediction\n", *lines])
+        contents[path] = "index\tprediction\n" + "".join(lines)
     if not tests:
         contents[job_path(run, name, "predictions.json")] = json.dumps(data.submission(read))
     for path, content in contents.items():
@@ -363,13 +365,13 @@ def write_submission(run, name):
 
 def describe_texts(run, name):
     """Return the split that is scored, in words, its columns, and the rows of each split."""
-    a, (*task, train, dev) = run.args, run.texts[name]
-    split = f"rows of {a.dev}" if a.dev else f"dev set, {a.data_dir or 'hub'}"  # whose rows were counted
+    a, (task, train, dev) = run.args, run.texts[name]
+    split = f"rows of {a.dev}" if a.dev else f"dev set, {a.data_dir or 'hub'}"
     if name == "pydoc":
         split = "held-out files of the installed Python"
-    columns = [*task[0].texts, task[0].label] if task else ["question", "context", "answers"]
+    columns = [*task.texts, task.label] if task else ["question", "context", "answers"]
     rows = dict(train=train) | (dev if task else dict(dev=dev))
-    rows = {name: len(texts["labels"] if task else texts) for name, texts in rows.items()}
+    rows = {part: len(texts["labels"] if task else texts) for part, texts in rows.items()}
     return dict(split=split, columns=columns, rows=rows | dict(train=min(rows["train"], a.limit or math.inf)))
 
 
@@ -389,8 +391,8 @@ def finish(run, done):
         paths += write_submission(run, name) if a.predict else []
     print_results(results)
     print("\n".join(f"Saved {path}" for path in paths))
-    *task, _, dev = run.texts[first]  # the first row that was scored, its first words
-    row = dev[task[0].dev[0]] if task else {name: [dev[0][name]] for name in ("question", "context")}
+    task, _, dev = run.texts[first]  # the first row that was scored, its first words
+    row = dev[task.dev[0]] if task else {name: [dev[0][name]] for name in ("question", "context")}
     texts = [" ".join(row[part][0].split()[:30]) for part in row if part != "labels" and row[part]]
     folder = os.path.dirname(job_path(run, first, "ckpt.pt"))
     print("Next:", shlex.join(["python", "infer.py", "--ckpt", folder, *texts]))

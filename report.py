@@ -113,7 +113,8 @@ def print_results(results):
         print(f"{name}: {row['split']}; columns {', '.join(row['columns'])}; rows {rows}")
         for seed, label in row["one_class"].items():
             print(f"{name}: the run with seed {seed} always predicts {label!r}, which counts in the mean")
-        if row["bag_of_words"] is not None and row["mean"] <= row["bag_of_words"]:
-            print(f"{name}: no better than a bag of words")
+        bag = row["bag_of_words"]
+        if bag is not None and row["last"] <= bag:  # the best score is no lower
+            print(f"{name}: no better than a bag of words" + " at the last evaluation" * (row["mean"] > bag))
     for key, value in results.get("compared", {}).items():
         print(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")

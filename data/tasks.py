@@ -248,6 +248,7 @@ class SequenceClassification:
             raise InputError(f"scale: expected a mean and a deviation above 0, got {scale}.")
         self.examples, self.targets = self.encode(train, tokenizer)
         self.devs = {name: self.encode(dev, tokenizer) for name, dev in devs.items()}
+        self.has_words = bool(tokenizer.words)  # CANINE has none
         self.n = len(self.devs[task.dev[0]][0])
         self.notes = f"{self.num_cut:,} texts or pairs are longer than {length} positions and were cut"
 
@@ -294,9 +295,11 @@ class SequenceClassification:
             return dict(majority=None, bag_of_words=None)
         examples, truth = self.devs[self.task.dev[0]]
         majority = np.full_like(truth, np.bincount(self.targets).argmax())
-        predicted = bag_of_words(self.examples, self.targets, examples, self.num_outputs)
-        metric = METRICS[self.metric]
-        return dict(majority=100 * metric(majority, truth), bag_of_words=100 * metric(predicted, truth))
+        scores = dict(majority=100 * METRICS[self.metric](majority, truth), bag_of_words=None)
+        if self.has_words:
+            predicted = bag_of_words(self.examples, self.targets, examples, self.num_outputs)
+            scores["bag_of_words"] = 100 * METRICS[self.metric](predicted, truth)
+        return scores
 
     def description(self):
         """Return what infer.py has to know, as plain types."""

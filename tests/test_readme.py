@@ -95,7 +95,7 @@ def write_glue(folder, monkeypatch):
 
 def write_files(folder, monkeypatch):
     """Write all files that the README's commands name, in small, and make a few files the installed Python."""
-    for name in ("a.csv", "b.csv"):
+    for name in ("a.csv", "b.csv", "test.csv"):
         (folder / name).write_text("title,body,topic\n" + "one two,three and four,five\na,b,six\n" * 90)
     (folder / "reviews.txt").write_text("a charming journey\n")
     (folder / "baskets.txt").write_text("socket bind [MASK]\n")
@@ -154,7 +154,8 @@ def test_commands_run(cache_dir, text_path, tmp_path, monkeypatch):
         flags += ["--data_dir", "." if task == "squad" else glue] * (task not in ("own", "pydoc"))
         flags += ["--baseline", "out/proj-lsh-sst2"] * ("--baseline" in flags)
         out = f"f{i}" if os.path.exists(f"out/proj-lsh-{task}") or "--preset" in flags else f"out/proj-lsh-{task}"
-        finetune.main([*flags, *QUICK, "--epochs", "1", "--seeds", "1", *cache, "--out", out])
+        short = ["--epochs", "0" if "0" in flags else "1", "--seeds", "1"]
+        finetune.main([*flags, *QUICK, *short, *cache, "--out", out])
     for flags in commands["infer.py"]:
         infer.main(flags)
     assert all(len(commands[name]) >= 5 for name in ("pretrain.py", "finetune.py", "infer.py"))
