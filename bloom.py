@@ -63,7 +63,8 @@ class BloomMap:
         # is taken, so _deal builds maps 1, 2, ... anew. Otherwise _repair swaps the few items that need it.
         maps_to_deal = range(1, m) if R ** (m - 1) < 4 * alpha and not self._has_orders else ()
         is_possible = R ** (m - 1) >= min(alpha, n_items)  # the items of a bucket differ in the other maps
-        if not (is_possible and all(self._deal(places, j) for j in maps_to_deal) and self._repair(places)):
+        if not (is_possible and all(self._deal(places, j) for j in maps_to_deal) and (
+                self._repair(places) or self._has_orders and self._deal(places, m - 1))):
             raise ValueError(f"alpha: expected about {int(n_items ** (1 - 1 / m)):,} at most, got {alpha}.")
         self.digest = (places // alpha).astype(np.int32).T  # (N, m), each map's column in one piece
         self.members = np.full((m, R, alpha), -1, np.int32)
@@ -84,7 +85,8 @@ class BloomMap:
         Args: places int64 (m, N), the position of each item in each order; the last row changes in place.
         """
         # For m = 2, random maps leave about (alpha - 1)² / 2 such pairs. At most 1/4 of the digests are
-        # taken, so a random new place is free with probability 3/4 or more, and few rounds suffice.
+        # taken, so a random new place is free with probability 3/4 or more, and few rounds suffice; of maps
+        # from orders more may be taken, and where swaps fail, the last map is dealt anew.
         for turn in range(100):
             cell = self._cells(places)
             order = np.argsort(cell, kind="stable")
@@ -184,8 +186,8 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     projected = multiply(vectors, sets, items, len(sizes))  # A V, (sets, width)
     values, rotation = np.linalg.eigh(projected.T @ projected)  # of Vᵀ Aᵀ A V: the squares of Σ
     vectors = (vectors @ rotation) * np.sqrt(np.maximum(values, 0))  # V Σ
-    length = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return (vectors / np.maximum(length, 1e-12) * (length > 1e-9)).astype(np.float32)
+    length, has_set = np.linalg.norm(vectors, axis=1), np.bincount(items, minlength=n_items) > 0
+    return (vectors * (has_set / np.maximum(length, 1e-12))[:, None]).astype(np.float32)
 
 
 def coherent_map(items, sizes, n_items, alpha, m=2, coherent=None, width=64, seed=0):
@@ -219,7 +221,7 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=None, width=64, see
     return BloomMap(n_items, alpha, m, seed, orders)
 
 
-# gamma, from the m log-probabilities of an item to its score: any function increasing in each [SB App. C]
+# gamma, from the m log-probabilities of an item to its score: any function that decreases in none [SB App. C]
 SCORES = {"sum": sum, "min": partial(reduce, torch.minimum), "max": partial(reduce, torch.maximum)}
 
 
@@ -341,7 +343,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         ids[todo] = torch.cat([ids[todo], *items], 1).gather(1, place).masked_fill(best == -torch.inf, -1)
         scores[todo], scored[todo] = best, scored[todo] + count
         # line 7: the last fresh bucket of a map is its B-th best. With fewer than k answers the k-th score is
-        # -inf, below every finite threshold; they are certified when the beam has all buckets.
+        # -inf, below every finite threshold; they are certified when the beam has all buckets, or it is -inf.
         threshold = gamma(x.gather(2, fresh[:, :, -1:])[..., 0].unbind(1))  # (P,)
         certified[todo] = sure = (best[:, -1] >= threshold) | (width == R)
         before = torch.cat([before, fresh], 2)[~sure]
@@ -378,7 +380,7 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
 
 @torch.no_grad()
 def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
-    """Return ids int64 (P, k) and scores (P, k) of the k best of all N items; Args as in beam_search."""
+    """Return ids int64 (P, k) and scores (P, k) of the k best of all items, as beam_search; P at least 1."""
     gamma, exclude = _check_search(score, logp, bloom_map, exclude, k)
     digest = torch.from_numpy(bloom_map.digest).to(logp.device).T  # (m, N)
     results = []

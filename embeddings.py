@@ -8,7 +8,7 @@ Sources:      [HF] Xue & Aletras 2022, HashFormers   [SB] Superbloom, ICLR 2020 
 Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of special tokens (model.py).
 Deviations:   1. Fast forms: a matrix product, a gather, comparisons of rows. Tests hold the literal ones.
               2. No dropout inside. The authors' code has some in Pool, the paper has none.
-              3. Importance weights start as normal(0, 1), as 0.0005 gives words no effect; none are appended.
+              3. Importance weights start as normal(0, 1), as 0.0005 gives words no effect; not appended.
 Notation:     B batch   L positions   M words   C code numbers per word   d width   T bits   J chunks   N rows
               m hashes per item, R rows each   k bits of a chunk (Pool), hash functions   K importance rows
 Demo:         python embeddings.py
@@ -19,11 +19,11 @@ as normal(0, 0.02), truncated at ±2 std. Each class states these facts, where c
     sizes              the fields of c that are the constructor's arguments
     code_limits        of a module: pairs (how many code numbers, exclusive limit), which forward checks
     needs_specials     whether special tokens need vectors outside of it, or its own table has them
-    has_word_row       whether one learned vector is added to every ordinary word, where words have no rows
+    has_word_row       whether one learned vector is added to every ordinary word
     can_tie, is_tied   whether its rows can be the output layer, and whether they are by default
     is_stacked         whether a word becomes m vectors side by side, which stay apart in the sequence
     is_costly          whether embed is slow, so that the model embeds each distinct word of a batch once
-    initial_std(c)     std of its vectors before training, but for truncation and a mean that words share
+    initial_std(c)     std of its vectors before training, about, without a mean that words share
 """
 
 import math

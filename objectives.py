@@ -52,8 +52,8 @@ class Objective:
 
     def corrupt(self, ids, noise, random_words):
         """Return inputs, labels int64 (B, L). Args: as mask_words: ids, noise, random_words."""
-        about = self.mask_rate, self.mask_id, self.first_word_id, not self.config.order
-        return mask_words(ids, noise, random_words, *about)
+        return mask_words(ids, noise, random_words, self.mask_rate, self.mask_id, self.first_word_id,
+                          is_set=not self.config.order)
 
     def loss(self, model, inputs, labels):
         """Return the loss summed over scored positions, a 0-dim tensor with gradient."""
@@ -165,8 +165,8 @@ class SampledWords(MaskedWords):
     """Masked words against a few thousand sampled rows instead of all: sampled softmax. [SB §3.3]
 
     Rank r of n words is drawn with q = log((r + 2) / (r + 1)) / log(n + 1), about proportional to 1 / r. With
-    log(S q) subtracted from the logits, the sum of exp is an unbiased estimate of that over all rows but the
-    correct one, which is always included, and only once.
+    log(S q) subtracted from the logits, the sum of exp is an unbiased estimate of that over all words but the
+    correct one, which is always included, and only once; special tokens are left out.
     """
     def loss(self, model, inputs, labels):
         rows, n = labels[labels != IGNORE_INDEX], self.config.rows - self.first_word_id  # (M,)
@@ -186,7 +186,7 @@ class MaskedHashes(Objective):
     head, num_counts = "hash-mlm", 6
 
     def hash_loss(self, words, logits):
-        """Return the summed loss of words (M,) and their targets (M, k). Args: logits of Model.forward."""
+        """Return the summed loss of words (M,), and what to predict, classes (M, k) of the logits."""
         targets = self.targets[words].long()
         if self.bloom_map:  # logits (M, m, m·R) are over the blocks of all maps, not (M, k, R)
             targets += self.config.buckets * torch.arange(targets.shape[1], device=words.device)
@@ -226,13 +226,14 @@ def rank_words(logp, digests, words, exclude=None):
         int64 (M,), the correct ones; exclude int64 (M, E), words that do not count, -1 for none; or None.
     """
     M, k, R = logp.shape
+    if exclude is not None:  # but never the correct word
+        exclude = exclude.masked_fill(exclude == words.unsqueeze(1), -1)
     rows, ranks = digests.int() + R * torch.arange(k, dtype=torch.int32, device=digests.device), []
     for part in (slice(i, i + 128) for i in range(0, M, 128)):  # bounds the memory of scores
         scores = F.embedding_bag(rows, logp[part].flatten(1).T.contiguous(), mode="sum")  # (V, 128)
         threshold = scores.gather(0, words[part].unsqueeze(0))
         if exclude is not None:
             scores = F.pad(scores, (0, 0, 1, 0)).scatter(0, exclude[part].T + 1, -torch.inf)[1:]
-            scores.scatter_(0, words[part].unsqueeze(0), threshold)  # also where it is excluded
         ranks.append((scores >= threshold).sum(0) - 1)
     return torch.cat(ranks) if ranks else words
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bloom
-from bloom import BloomMap, SketchMap, beam_search, beam_search_reference, exhaustive
+from bloom import BloomMap, SketchMap, beam_search, beam_search_reference, coherent_map, exhaustive, item_vectors
 
 # Bloom maps
 
@@ -138,6 +138,21 @@ def test_item_vectors_are_singular_vectors(width):
 def count_pure(table):
     """Return how many buckets have items of one topic only."""
     return sum(len(set((row % 2).tolist())) == 1 for row in table)
+
+
+def test_coherent_map_deals_the_last_map_where_swaps_fail():
+    """20 buckets of 20 of 400 items, of at most 20: nearly every digest is taken."""
+    items, sizes = np.random.default_rng(0).integers(0, 400, 900), np.full(300, 3)
+    bloom_map = coherent_map(items, sizes, 400, 19, coherent=2)
+    assert len(np.unique(bloom_map.digest, axis=0)) == 400
+    assert np.array_equal(BloomMap.load(bloom_map.state()).digest, bloom_map.digest)
+
+
+def test_item_vectors_are_0_for_items_of_no_set():
+    """Of 200 items in 20 sets some occur nowhere; those of sets have length 1."""
+    items = np.random.default_rng(1).integers(0, 200, 60)
+    length = np.linalg.norm(item_vectors(items, np.full(20, 3), 200), axis=1)
+    assert np.allclose(length[np.unique(items)], 1, atol=1e-5) and length.sum() == pytest.approx(len(set(items)), abs=1e-3)
 
 
 def test_coherent_map_keeps_similar_items_together_once():

@@ -16,7 +16,7 @@ LEAVES = ("hashing", "bloom", "embeddings", "attention", "bag")  # each can be c
 SCRIPTS = ("pretrain", "finetune", "infer")
 CEILINGS = {  # lines of any kind
     "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 396, "blocks": 320, "bag": 80, "canine": 260,
-    "model": 360, "objectives": 260, "tokenizer": 340,
+    "model": 360, "objectives": 262, "tokenizer": 340,
     "runtime": 240, "console": 110, "infer_io": 150, "settings": 275, "pretrain": 480, "finetune": 466, "infer": 400,
     "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
     "data.codes": 130, "data.tasks": 340, "data.squad": 240}
@@ -74,7 +74,7 @@ def test_tests_and_benches_within_ceiling():
         paths = (ROOT / folder).rglob("*.py")
         return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
-    assert total("bench") <= 1_640 and total("tests") <= 6_895
+    assert total("bench") <= 1_640 and total("tests") <= 6_915
     assert len((ROOT / "test_all.py").read_text(encoding="utf-8").splitlines()) <= 400
 
 
