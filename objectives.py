@@ -231,10 +231,9 @@ def rank_words(logp, digests, words, exclude=None):
     rows, ranks = digests.int() + R * torch.arange(k, dtype=torch.int32, device=digests.device), []
     for part in (slice(i, i + 128) for i in range(0, M, 128)):  # bounds the memory of scores
         scores = F.embedding_bag(rows, logp[part].flatten(1).T.contiguous(), mode="sum")  # (V, 128)
-        threshold = scores.gather(0, words[part].unsqueeze(0))
         if exclude is not None:
             scores = F.pad(scores, (0, 0, 1, 0)).scatter(0, exclude[part].T + 1, -torch.inf)[1:]
-        ranks.append((scores >= threshold).sum(0) - 1)
+        ranks.append((scores >= scores.gather(0, words[part].unsqueeze(0))).sum(0) - 1)
     return torch.cat(ranks) if ranks else words
 
 

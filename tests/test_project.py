@@ -16,11 +16,11 @@ LEAVES = ("hashing", "bloom", "embeddings", "attention", "bag")  # each can be c
 SCRIPTS = ("pretrain", "finetune", "infer")
 CEILINGS = {  # lines of any kind
     "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 396, "blocks": 320, "bag": 80, "canine": 260,
-    "model": 360, "objectives": 262, "tokenizer": 340,
+    "model": 360, "objectives": 260, "tokenizer": 340,
     "runtime": 240, "console": 110, "infer_io": 150, "settings": 275, "pretrain": 480, "finetune": 466, "infer": 400,
     "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
     "data.codes": 130, "data.tasks": 340, "data.squad": 240}
-CORE_CODE, DEFAULT_CODE = 4_127, 2_922  # code lines of all files above but canine, and of those pretrain.py imports
+CORE_CODE, DEFAULT_CODE = 4_129, 2_925  # code lines of all files above but canine, and of those pretrain.py imports
 PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in CEILINGS}
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
