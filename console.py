@@ -52,12 +52,12 @@ def exit_on_bad_input(script, needs_output=False):
         try:
             yield
         except (InputError, OSError, MemoryError, RuntimeError, KeyboardInterrupt) as error:
-            reason, code = " ".join(str(error).split()), 2
+            reason, code = " ".join((str(error) or type(error).__name__).split()), 2
             is_known = re.search("allocate|out of memory|overflowed|gloo", reason)  # gloo: another rank ended
             if isinstance(error, RuntimeError) and not is_known:
                 raise
             if isinstance(error, KeyboardInterrupt):
-                reason, code = reason or "Interrupted.", 130
+                reason, code = str(error) or "Interrupted.", 130
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process is ending: once is enough
             print(f"{script}: {reason}", file=sys.stderr)
             raise SystemExit(code) from None

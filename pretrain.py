@@ -32,7 +32,6 @@ import warnings
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from tqdm import tqdm
 
 from attention import Costs, collision_share, full_attention, measure_costs, select_implementation
@@ -118,9 +117,8 @@ def build_run(args):
 def load_tokenizer(args, config, corpus, state):
     """Return the tokenizer of --init_from; InputError unless its token IDs are those of the corpus."""
     tokenizer = HashTokenizer.load(state, config)
-    words = corpus.words if corpus.subwords else corpus.words[:len(tokenizer.words)]
     pieces, own = (subwords and subwords.json for subwords in (corpus.subwords, tokenizer.subwords))
-    if pieces != own or tokenizer.is_fixed and words != tokenizer.words:
+    if pieces != own or corpus.words[:len(tokenizer.words)] != tokenizer.words:
         raise InputError(f"--init_from {args.init_from}: requires the words of its own corpus, which have "
                          f"rows, got those of --data {args.data}. Use the same --data, or hashed words.")
     return tokenizer
@@ -169,7 +167,8 @@ def connect_ranks(run):
     if run.lsh_costs is not None:
         set_lsh_costs(run, gather_from_ranks(run.lsh_costs)[0])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch 2.11 does not have the newer name
+        # deprecated, but the newer flag would still broadcast buffers at the start
+        warnings.simplefilter("ignore", FutureWarning)
         # codes and hyperplanes, the buffers, are large, and equal on all ranks
         run.ddp_model = torch.nn.parallel.DistributedDataParallel(run.model, broadcast_buffers=False)
     # subtle: after its first pass DDP packs gradients anew, and more than two ranks sum in another order.
@@ -247,10 +246,10 @@ def save(run, name="ckpt.pt"):
     """Write ckpt.pt, from which a run resumes, or best.pt, the same without the optimizer; on rank 0."""
     if run.rank == 0:
         more = dict(optimizer=run.optimizer.state_dict()) if name == "ckpt.pt" else {}
-        more |= {} if run.lsh_costs is None else dict(lsh_costs=run.lsh_costs)
         save_checkpoint(os.path.join(run.args.out, name), run.model, run.tokenizer.state(), step=run.step,
                         best=run.best, log_size=os.path.getsize(run.log_path), dtype=run.dtype,
-                        run=run.identity, words=run.corpus.frequent(50_000), **more)
+                        run=run.identity, words=run.corpus.frequent(50_000), lsh_costs=run.lsh_costs,
+                        **more)
 
 
 def write_log(run, **row):
@@ -265,7 +264,7 @@ def print_line(run, text, **values):
     """Print a text and named values on rank 0, above a progress bar, unless --quiet."""
     if not run.args.quiet:
         values = ", ".join(f"{name} {value:.3f}" for name, value in values.items())
-        tqdm.write(wrap(f"{text} {values}".rstrip()) if values else text)
+        tqdm.write(wrap(f"{text} {values}") if values else text)
 
 
 def print_summary(run, loss):
@@ -315,23 +314,21 @@ def measure_collisions(model, ids):
     for layer in model.layers:
         q, k, _ = layer.project(x)
         hq, hk = layer.buckets(q, k)
-        how, _ = select_implementation(hq, hk, layer.lsh_costs[True], fill=c.lsh_fill, pairs=c.lsh_pairs)
+        about = dict(fill=c.lsh_fill, pairs=c.lsh_pairs, key_mask=key_mask)
+        how, _ = select_implementation(hq, hk, layer.lsh_costs[True], **about)
         statistics.append((collision_share(hq, hk), how))
         x = layer(x, key_mask)
     return statistics
 
 
-def measure_speed(model, ids, rounds=3):
+def measure_speed(model, ids):
     """Return the speed of LSH attention in the first layer, forward and backward, dense attention being 1."""
     layer, key_mask, times = model.layers[0], model.padding_mask(ids), []
     q, k, v = (x.detach().requires_grad_() for x in layer.project(model.embed_inputs(ids)))
-    for _ in range(rounds + 1):  # the first is not counted
-        for use_lsh in (True, False):
+    for _ in range(4):  # three rounds after one that is not counted
+        for attend in (layer.lsh_attend, full_attention):
             start = time.perf_counter()
-            if use_lsh:
-                out = layer.lsh_attend(q, k, v, key_mask)
-            else:
-                out = full_attention(q, k, v, key_mask=key_mask)
+            out = attend(q, k, v, key_mask=key_mask)
             torch.autograd.grad(out.sum(), (q, k, v))
             out.sum().item()  # waits for a GPU
             times.append(time.perf_counter() - start)
@@ -348,7 +345,7 @@ def learning_rate(a, step):
 def take_step(run, micro_batches, num_scored):
     """Take one optimizer step; return what to log, and the next step's micro-batches."""
     a = run.args
-    # dropout depends on the step alone, so that a resumed run draws what the uninterrupted one drew
+    # dropout depends on seed, step and rank alone: a resumed run draws what the uninterrupted one drew
     torch.manual_seed(((a.seed * 1_000_003 + run.step) * 4_099 + run.rank) % 2**63)
     if run.config.lsh_redraw:
         run.model.resample_hyperplanes(a.seed * 1_000_003 + run.step)
@@ -382,8 +379,8 @@ def fit(run, caught):
     with tqdm(total=a.steps, initial=run.step, unit="step", disable=a.quiet or None) as bar:
         while run.step < a.steps:
             # one sum over the ranks carries how many positions are scored, and whether any rank has to stop
-            num_scored = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches).float().view(1)
-            num_scored, must_stop = sum_over_ranks(F.pad(num_scored, (0, 1), value=float(len(caught))))
+            counts = [sum((labels != IGNORE_INDEX).sum().item() for _, labels in micro_batches), len(caught)]
+            num_scored, must_stop = sum_over_ranks(torch.tensor(counts, device=run.device).float())
             if must_stop:
                 bar.close()
                 save(run)

@@ -37,8 +37,9 @@ def resolve_device(args, local_rank=0):
         raise InputError(f"--device: expected cpu or a device that is here, got {name}.") from error
     dtype, is_cuda = args.dtype, device.type == "cuda"
     if dtype == "auto":
-        features = dict(bf16=torch.cuda.is_bf16_supported()) if is_cuda else torch.cpu.get_capabilities()
-        dtype = "bfloat16" if any(map(features.get, ("amx_bf16", "avx512_bf16", "bf16"))) else "float32"
+        is_native = torch.cuda.is_bf16_supported(including_emulation=False) if is_cuda else any(
+            map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16", "bf16")))
+        dtype = "bfloat16" if is_native else "float32"
     return device, dtype, is_cuda if args.compile is None else args.compile
 
 
@@ -71,8 +72,7 @@ def read_ranks():
     rank, world, local_rank = (int(text) if text.isdecimal() else -1 for text in texts)
     is_whole = world == 1 or {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= {*env}
     if not 0 <= rank < world or local_rank < 0 or not is_whole:
-        raise InputError(f"environment: expected RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* of torchrun, got "
-                         f"the first three as {texts}.")
+        raise InputError(f"environment: expected RANK, WORLD_SIZE, LOCAL_RANK and MASTER_*, got {texts}.")
     return rank, world, local_rank
 
 
@@ -148,6 +148,8 @@ def build_once(path, build):
                 os.replace(path + ".tmp", path)
             finally:
                 shutil.rmtree(path + ".tmp", ignore_errors=True)
+                with contextlib.suppress(OSError):  # a file
+                    os.remove(path + ".tmp")
     return path
 
 

@@ -68,9 +68,10 @@ def adopt(args, start):
     with blame_input(f"--init_from {args.init_from}"):
         shape = dataclasses.asdict(load_config(start))
     saved = start.get("run", {}) | shape
-    if "preset" not in saved:
+    choices = dict(preset=RECIPES, hash=HASHES, split=SPLITS, objective=OBJECTIVES)
+    if not {*WORDS} <= saved.keys() or any(saved.get(key) not in [*known] for key, known in choices.items()):
         raise InputError(f"--init_from {args.init_from}: expected a checkpoint of pretrain.py, got another.")
-    for name in {*SHAPE, *WORDS} - {"dropout"}:  # which has no weights
+    for name in sorted({*SHAPE, *WORDS} - {"dropout"}):  # which has no weights
         if getattr(args, name) not in (None, saved[name]):
             raise InputError(f"--{name}: expected {saved[name]}, as in --init_from {args.init_from}, got "
                              f"{getattr(args, name)}. Remove one of the two flags.")
@@ -111,6 +112,7 @@ def resolve(args, world, start=None):
             raise InputError(f"--{flag} requires {required}.")
     check_flags(args, world)
     lr = recipe["lr"] if OBJECTIVES[args.objective].head == "sr" else recipe.get("lr_mlm", recipe["lr"])
+    # a preset with an embedding of its own gives its words and special tokens as rows
     size = shape["rows"] - FIRST_WORD_ID if {"emb", "rows"} <= shape.keys() else 50_000
     fill(args, lr=lr, ffn=args.width and 4 * args.width, decay=0.0,
          vocab=dict(items=None, phrases=1_000_000).get(args.split, size))  # of sets all items

@@ -143,12 +143,9 @@ class ItemSetBatches:
 
     def read(self, pages, offsets):
         """Return int64 (B, longest): a segment of each page; offsets float (B,) in [0, 1) say where."""
-        ids = np.zeros((len(pages), min(self.size[pages].max(), self.length)), np.int64)
-        for row, page, offset in zip(ids, pages, offsets):
-            n = min(self.size[page], self.length)
-            start = self.first[page] + int(offset * (self.size[page] - n + 1))
-            row[:n] = self.ids[start:start + n]
-        return torch.from_numpy(ids)
+        sizes = np.minimum(self.size[pages], self.length)
+        starts = self.first[pages] + (offsets * (self.size[pages] - sizes + 1)).astype(np.int64)
+        return pad_batch([self.ids[start:stop] for start, stop in zip(starts, starts + sizes)])[0]
 
 
 def length_batches(lengths, batch_size, rng=None):

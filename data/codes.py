@@ -96,9 +96,9 @@ def _hash_corpus(hash_words, specials, corpus, about, is_slow, quiet):
     """Return the codes of special tokens and all words as a tensor, computed once for each `about`."""
     def build(path):
         parts = [corpus.words[i:i + 20_000] for i in range(0, len(corpus.words), 20_000)]
-        pool = start_workers() if is_slow and len(parts) > 1 else contextlib.nullcontext()
-        with open(path, "wb") as file, pool:
-            hashed = getattr(pool, "imap", map)(hash_words, parts)
+        workers = start_workers() if is_slow and len(parts) > 1 else contextlib.nullcontext()
+        with open(path, "wb") as file, workers as pool:
+            hashed = (pool.imap if pool else map)(hash_words, parts)
             bar = tqdm(hashed, "hashing words", len(parts), disable=quiet or None)
             np.save(file, np.concatenate([specials, *bar]))
 

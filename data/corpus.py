@@ -186,7 +186,7 @@ def _read_documents(part, is_sets, field, quiet):
             is_list = is_sets and isinstance(value, list)
             kinds = set(map(type, value if is_list else [value])) - {type(None)}
             is_orphan = len(columns) == 2 and value[0] in (None, "")
-            # a list is of one kind, for 1 and "1" would be one name
+            # a list, or a row of two columns, is of one kind, for 1 and "1" would be one name
             if is_orphan or len(kinds) > len(columns) or not kinds <= ({str, int} if is_list else {str}):
                 expected = ("names, or whole numbers, in " if is_sets else "text in ") + ", ".join(columns)
                 raise InputError(f"{source}, row {number:,}: expected {expected}, got {str(value)[:60]!r}.")
@@ -223,8 +223,10 @@ def read_work(data, is_sets=False, field=None, quiet=True):
 
 def list_documents(work):
     """Return the documents of a unit of work."""
-    (kind, payload), names = work, work[0] == "python-names"
-    return payload if kind == "texts" else [text for path in payload for text in python_texts(path, names)]
+    kind, payload = work
+    if kind == "texts":
+        return payload
+    return [text for path in payload for text in python_texts(path, names=kind == "python-names")]
 
 
 def item_names(document):
@@ -243,7 +245,7 @@ def number_work(work, split, subwords=None):
     """Split one unit of work and number its words; runs in a worker process.
 
     Returns: kind; words list[str], the distinct ones, [] where subwords number themselves; numbers int64, of
-        all words; lengths list[int], of documents; int, characters, and those that were not UTF-8.
+        all words; lengths list[int], of documents; int, characters (of lists names), and those not UTF-8.
     """
     texts, table = list_documents(work), {}
     if subwords:
@@ -299,7 +301,7 @@ def _prepare(folder, data, split, max_subwords, quiet, field):
         bar = tqdm(texts, f"training {split}", unit=" documents", disable=quiet or None)
         subwords = SUBWORDS[split].train(bar, max_subwords)
         Path(folder, "subwords.json").write_text(subwords.json, "utf-8")
-    table, seen, meta = {}, set(), dict(data=data, split=split, characters=0, replaced=0)
+    table, seen, meta = {}, set(), dict(data=data, split=split, replaced=0)
     with open(os.path.join(folder, "ids.tmp"), "wb") as out, \
             tqdm(desc=f"preparing {data}", unit="B", unit_scale=True, disable=quiet or None) as bar:
         work = read_work(data, split == "items", field, quiet)
@@ -315,7 +317,6 @@ def _prepare(folder, data, split, max_subwords, quiet, field):
                     seen.add(key)
                 documents += [document, [SEP]]
             np.concatenate(documents).astype(np.uint32).tofile(out)
-            meta["characters"] += size
             meta["replaced"] += bad
             bar.update(size)
         if not out.tell():
@@ -324,7 +325,7 @@ def _prepare(folder, data, split, max_subwords, quiet, field):
 
 
 def _write_corpus(folder, words, by_frequency, meta):
-    """Renumber the IDs of ids.tmp, unless they are a BPE's, and write all files of a prepared corpus."""
+    """Renumber the IDs of ids.tmp, unless subwords gave them, and write all files of a prepared corpus."""
     path, size, step = os.path.join(folder, "ids.tmp"), FIRST_WORD_ID + len(words), 1 << 24
     ids = np.memmap(path, np.uint32, "r")
     parts = [ids[start:start + step] for start in range(0, len(ids), step)]
@@ -335,9 +336,9 @@ def _write_corpus(folder, words, by_frequency, meta):
     dtype, whole = "uint16" if size <= 1 << 16 else "uint32", hashlib.md5(usedforsecurity=False)
     new_id = np.argsort(order).astype(dtype)
     with open(os.path.join(folder, "ids.bin"), "wb") as out:
-        for part in parts:
-            new_id[part].tofile(out)
-            whole.update(new_id[part].tobytes())
+        for new_ids in (new_id[part] for part in parts):
+            new_ids.tofile(out)
+            whole.update(new_ids)
     ends = [step * i + np.flatnonzero(part == SEP) + 1 for i, part in enumerate(parts)]
     np.save(os.path.join(folder, "offsets.npy"), np.concatenate([[0], *ends]))
     np.save(os.path.join(folder, "counts.npy"), counts[order])
@@ -355,8 +356,7 @@ class Corpus:
 
     Attributes: ids memmap (n,), documents, each closed by SEP; offsets int64 (documents + 1,), where each
         starts; words list[str], of IDs from FIRST_WORD_ID on; counts int64, by ID; subwords BPE, Phrases or
-        None; folder str; meta dict of data, split, documents, words, distinct, characters, replaced, dtype,
-        digest.
+        None; folder str; meta dict of data, split, documents, words, distinct, replaced, dtype, digest.
     """
 
     def __init__(self, folder):
@@ -374,7 +374,7 @@ class Corpus:
             raise InputError(f"{folder}: damaged corpus ({error}). Remove it: it is built again.") from error
 
     def frequent(self, n):
-        """Return the n most frequent words that occur: the first n, unless a BPE numbers them."""
+        """Return the n most frequent words that occur: the first n, unless subwords have numbers."""
         counts = self.counts[FIRST_WORD_ID:]
         return [self.words[i] for i in np.argsort(-counts, kind="stable")[:n] if counts[i]]
 

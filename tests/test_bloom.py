@@ -152,7 +152,8 @@ def test_item_vectors_are_0_for_items_of_no_set():
     """Of 200 items in 20 sets some occur nowhere; those of sets have length 1."""
     items = np.random.default_rng(1).integers(0, 200, 60)
     length = np.linalg.norm(item_vectors(items, np.full(20, 3), 200), axis=1)
-    assert np.allclose(length[np.unique(items)], 1, atol=1e-5) and length.sum() == pytest.approx(len(set(items)), abs=1e-3)
+    assert np.allclose(length[np.unique(items)], 1, atol=1e-5)
+    assert length.sum() == pytest.approx(len(set(items)), abs=1e-3)
 
 
 def test_coherent_map_keeps_similar_items_together_once():

@@ -62,7 +62,7 @@ def test_ids_are_given_by_frequency_and_ties_by_first_appearance(write, prepared
     assert corpus.counts.tolist() == [0, 0, 3, 0, 0, 3, 2, 2, 1, 1, 1]
     assert corpus.offsets.tolist() == [0, 4, 8, 13]
     assert corpus.meta.items() >= dict(data=path, split="regex", documents=3, words=10, distinct=6,
-                                       characters=23, replaced=0, dtype="uint16").items()
+                                       replaced=0, dtype="uint16").items()
     assert sorted(os.listdir(corpus.folder)) == "counts.npy ids.bin meta.json offsets.npy words.txt".split()
 
 

@@ -238,9 +238,14 @@ def test_build_once_failure_leaves_nothing_and_the_next_call_builds(tmp_path):
         os.mkdir(temporary)
         raise OSError("no space")
 
-    with pytest.raises(OSError, match="no space"):
-        build_once(path, fail)
-    assert not os.path.exists(path)
+    def fail_with_a_file(temporary):
+        Path(temporary).write_text("half")
+        raise OSError("no space")
+
+    for build in (fail_with_a_file, fail):
+        with pytest.raises(OSError, match="no space"):
+            build_once(path, build)
+        assert os.listdir(tmp_path) == ["thing.lock"]
     assert build_once(path, os.mkdir) == path and os.path.isdir(path)  # over the leftover of the failure
     build_once(path, fail)  # does not build again
 

@@ -165,6 +165,11 @@ def test_init_from_refuses_what_its_weights_do_not_fit(sr_run, mlm_run, text_pat
     assert_refused(main, [*begin, "--data", other, "--init_from", mlm_run], "--init_from", "--data",
                    "words of its own corpus")
     assert_refused(main, [*begin, "--init_from", tmp_path / "nowhere"], "nowhere", "no checkpoint")
+    checkpoint = torch.load(sr_run / "ckpt.pt")
+    for name, value in (("preset", "foo"), ("hash", 7), ("split", None), ("vocab", KeyError)):
+        run = {key: x for key, x in (checkpoint["run"] | {name: value}).items() if x is not KeyError}
+        torch.save(checkpoint | dict(run=run), tmp_path / "changed.pt")
+        assert_refused(main, [*begin, "--init_from", tmp_path / "changed.pt"], "expected a checkpoint of pretrain.py")
 
 
 def test_ranks_that_cannot_share_a_batch_are_refused(monkeypatch, tmp_path):
