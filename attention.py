@@ -288,8 +288,8 @@ def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=
             layouts = [x.fill() for x in make_layouts(hq, hk, fill, pairs, costs=trial)]  # the fewest pairs
             parts = [(x.num_pairs, (x.N + len(x.to_q)) / 2, len(x.shapes), 1) for x in layouts]
             numbers.append(np.sum(parts, 0) if impl == "blocks" else (B * L * L, B * L))
-        timed = [(*n, seconds) for n, seconds in zip(numbers, time_passes(cases))]
-    blocks, dense = timed[:4], timed[4:]
+        results = [(*n, seconds) for n, seconds in zip(numbers, time_passes(cases))]
+    blocks, dense = results[:4], results[4:]
     return Costs(*fit_costs(blocks, Costs()[:4]), *fit_costs(dense, Costs()[4:6]), trial.has_fast_bfloat16)
 
 
@@ -311,7 +311,8 @@ def select_implementation(hq, hk, costs, *, fill, pairs, key_mask=None, impl="au
 
     Args:
         hq, hk, fill, pairs, key_mask, impl: as for lsh_attention.
-        costs: Costs of this machine, from measure_costs.
+        costs: Costs of this machine, from measure_costs. In a close case the layouts of batch elements
+            0, 8, 16, ... predict the cost of all.
 
     Returns:
         "dense" and None, or "blocks" and a list of BucketLayout.
@@ -324,11 +325,11 @@ def select_implementation(hq, hk, costs, *, fill, pairs, key_mask=None, impl="au
     if impl == "blocks" or L > MAX_DENSE_LENGTH:
         dense = math.inf
     least = num_layouts * (costs.layout + costs.size + N / 2 * costs.row)  # before buckets are counted
-    if len(hq) > 1 and least < dense < 2 * least:  # a close case: every 8th row of the batch predicts all
-        times = len(hq) / len(hq[::8])
-        part = None if key_mask is None else key_mask[::8]
-        costs_of_all = costs._replace(pair=times * costs.pair, row=times * costs.row)
-        least = sum(layout.cost for layout in make_layouts(hq[::8], hk[::8], fill, pairs, part, costs_of_all))
+    if len(hq) > 1 and least < dense < 2 * least:  # a close case: a part predicts the whole
+        scale = len(hq) / len(hq[::8])
+        mask = None if key_mask is None else key_mask[::8]
+        scaled_costs = costs._replace(pair=scale * costs.pair, row=scale * costs.row)
+        least = sum(layout.cost for layout in make_layouts(hq[::8], hk[::8], fill, pairs, mask, scaled_costs))
     if least < dense:
         layouts = make_layouts(hq, hk, fill, pairs, key_mask, costs)
         if sum(layout.cost for layout in layouts) < dense:

@@ -85,8 +85,8 @@ class BloomMap:
         Args: places int64 (m, N), the position of each item in each order; the last row changes in place.
         """
         # For m = 2, random maps leave about (alpha - 1)² / 2 such pairs. At most 1/4 of the digests are
-        # taken, so a random new place is free with probability 3/4 or more, and few rounds suffice; of maps
-        # from orders more may be taken, and where swaps fail, the last map is dealt anew.
+        # taken, so a random new place is free with probability 3/4 or more, and few rounds suffice.
+        # Given orders may take more digests: where swaps fail, the last map is dealt anew.
         for turn in range(100):
             cell = self._cells(places)
             order = np.argsort(cell, kind="stable")
@@ -221,7 +221,7 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=None, width=64, see
     return BloomMap(n_items, alpha, m, seed, orders)
 
 
-# gamma, from the m log-probabilities of an item to its score: any function that decreases in none [SB App. C]
+# gamma, from the m log-probabilities of an item to its score: any that decreases in none of them [SB App. C]
 SCORES = {"sum": sum, "min": partial(reduce, torch.minimum), "max": partial(reduce, torch.maximum)}
 
 
@@ -343,7 +343,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         ids[todo] = torch.cat([ids[todo], *items], 1).gather(1, place).masked_fill(best == -torch.inf, -1)
         scores[todo], scored[todo] = best, scored[todo] + count
         # line 7: the last fresh bucket of a map is its B-th best. With fewer than k answers the k-th score is
-        # -inf, below every finite threshold; they are certified when the beam has all buckets, or it is -inf.
+        # -inf: they are certified when the beam has all buckets, or when the threshold is -inf too.
         threshold = gamma(x.gather(2, fresh[:, :, -1:])[..., 0].unbind(1))  # (P,)
         certified[todo] = sure = (best[:, -1] >= threshold) | (width == R)
         before = torch.cat([before, fresh], 2)[~sure]

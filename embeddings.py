@@ -8,7 +8,7 @@ Sources:      [HF] Xue & Aletras 2022, HashFormers   [SB] Superbloom, ICLR 2020 
 Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of special tokens (model.py).
 Deviations:   1. Fast forms: a matrix product, a gather, comparisons of rows. Tests hold the literal ones.
               2. No dropout inside. The authors' code has some in Pool, the paper has none.
-              3. Importance weights start as normal(0, 1), as 0.0005 gives words no effect; not appended.
+              3. Importance weights start as normal(0, 1), as 0.0005 gives words no effect.
 Notation:     B batch   L positions   M words   C code numbers per word   d width   T bits   J chunks   N rows
               m hashes per item, R rows each   k bits of a chunk (Pool), hash functions   K importance rows
 Demo:         python embeddings.py
@@ -23,7 +23,7 @@ as normal(0, 0.02), truncated at ±2 std. Each class states these facts, where c
     can_tie, is_tied   whether its rows can be the output layer, and whether they are by default
     is_stacked         whether a word becomes m vectors side by side, which stay apart in the sequence
     is_costly          whether embed is slow, so that the model embeds each distinct word of a batch once
-    initial_std(c)     std of its vectors before training, about, without a mean that words share
+    initial_std(c)     approximate std of its vectors before training, without the mean that words share
 """
 
 import math

@@ -79,10 +79,10 @@ def check_flags(args):
     for flag, tasks in tasks_of_flags.items():
         if getattr(args, flag) and (args.task or OWN) not in tasks:
             raise InputError(f"--{flag} requires --task {' or '.join(tasks)}.")
-    missing = [flag for flag in ("train", "dev", "text", "label") if not getattr(args, flag)]
-    if args.task is None and missing:
+    open_flags = [flag for flag in ("train", "dev", "text", "label") if not getattr(args, flag)]
+    if args.task is None and open_flags:
         raise InputError("--task: expected a name, or for your own files --train --dev --text --label, got "
-                         f"no --{missing[0]}.")
+                         f"no --{open_flags[0]}.")
     if bool(args.train) != bool(args.dev):
         raise InputError("--train requires --dev, and --dev requires --train.")
     if args.train and (args.data_dir or args.predict and args.task not in SQUAD):
@@ -112,9 +112,9 @@ def load_start(args):
     if args.from_scratch:
         checkpoint = {name: part for name, part in checkpoint.items() if name not in ("model", "task")}
     recipe = RECIPES[args.recipe or ("paper" if config.width >= 512 else "small")]
-    kept = dict(pool=config.pool) if is_canine or checkpoint.get("task") else {}  # if fine-tuned before
-    kept |= dict(bag=config.bag) if is_canine or config.bag else {}
-    defaults = recipe | dict(dropout=config.dropout) | kept
+    of_model = dict(pool=config.pool) if is_canine or checkpoint.get("task") else {}  # if fine-tuned before
+    of_model |= dict(bag=config.bag) if is_canine or config.bag else {}
+    defaults = recipe | dict(dropout=config.dropout) | of_model
     vars(args).update({flag: value for flag, value in defaults.items() if getattr(args, flag) is None})
     with blame_input("--dropout" if not is_canine else "--pool, --bag, --dropout"):
         return checkpoint, dataclasses.replace(config, pool=args.pool, bag=args.bag, dropout=args.dropout)
@@ -230,10 +230,10 @@ def build_model(run, name):
     data, tokenizer = prepare_task(run, name)
     model = new_model(run, data)
     if weights := run.checkpoint.get("model"):
-        new = () if get_description(run, name) else ("head.", "bag.")
-        if len(weights.get("bag.weight", ())) != model.config.bag:  # another --bag
-            new += ("bag.",)
-        model.load_state_dict({key: w for key, w in weights.items() if not key.startswith(new)}, strict=False)
+        heads = () if get_description(run, name) else ("head.", "bag.")
+        heads += ("bag.",) * (len(weights.get("bag.weight", ())) != model.config.bag)  # another --bag
+        weights = {key: weight for key, weight in weights.items() if not key.startswith(heads)}
+        model.load_state_dict(weights, strict=False)
     model.to(run.device).set_codes(torch.from_numpy(tokenizer.codes()))
     return model
 
@@ -408,7 +408,7 @@ def parser():
     flag = p.add_argument_group("start", "The checkpoint holds shape, hash and weights.").add_argument
     flag("--ckpt", metavar="DIR", help="folder of a run of pretrain.py, or its ckpt.pt")
     flag("--from_scratch", action="store_true", help="use the checkpoint's shape and hash, not its weights")
-    flag("--preset", choices=("proformer", "canine"), help="instead of --ckpt, not pre-trained [HF §4.1]")
+    flag("--preset", choices=("proformer", "canine"), help="instead of --ckpt: fresh weights [HF §4.1]")
     flag("--weights", metavar="DIR", help="folder of the released CANINE-C; requires --preset canine")
     flag = p.add_argument_group("task", "glue: the paper's eight; pydoc: a docstring's module.").add_argument
     flag("--task", choices=(*TASKS, "glue", *SQUAD, "pydoc"), help="(default: your own files)")

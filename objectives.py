@@ -186,7 +186,7 @@ class MaskedHashes(Objective):
     head, num_counts = "hash-mlm", 6
 
     def hash_loss(self, words, logits):
-        """Return the summed loss of words (M,), and what to predict, classes (M, k) of the logits."""
+        """Return the summed loss of words (M,), and the classes to predict, int64 (M, k)."""
         targets = self.targets[words].long()
         if self.bloom_map:  # logits (M, m, m·R) are over the blocks of all maps, not (M, k, R)
             targets += self.config.buckets * torch.arange(targets.shape[1], device=words.device)
@@ -226,7 +226,7 @@ def rank_words(logp, digests, words, exclude=None):
         int64 (M,), the correct ones; exclude int64 (M, E), words that do not count, -1 for none; or None.
     """
     M, k, R = logp.shape
-    if exclude is not None:  # but never the correct word
+    if exclude is not None:  # the correct word always counts
         exclude = exclude.masked_fill(exclude == words.unsqueeze(1), -1)
     rows, ranks = digests.int() + R * torch.arange(k, dtype=torch.int32, device=digests.device), []
     for part in (slice(i, i + 128) for i in range(0, M, 128)):  # bounds the memory of scores

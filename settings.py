@@ -134,7 +134,7 @@ def resolve(args, world, start=None):
 
 
 def require_weights(config):
-    """Raise InputError if weights, gradients and two moments of Adam exceed the memory. Allocate nothing."""
+    """Raise InputError if weights, gradients and Adam's moments exceed the memory, if it is known."""
     with torch.device("meta"):
         models = [Model(dataclasses.replace(config, layers=n)) for n in (0, 1)]
     rest, more = (sum(tensor.numel() for tensor in model.state_dict().values()) for model in models)

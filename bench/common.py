@@ -86,9 +86,8 @@ def build_model(words, preset, **changes):
     return net
 
 
-def training_step(net, compute_loss, dtype=None, clip=None):
-    """Return a step with AdamW; dtype: the fastest that this processor has; clip: largest norm of gradients."""
-    dtype = dtype or list_dtypes()[-1]
+def training_step(net, compute_loss, dtype, clip=None):
+    """Return a function that takes a training step with AdamW; clip: largest norm of the gradient."""
     optimizer = torch.optim.AdamW(parameter_groups(net, 0.01), fused=True)
 
     def step():

@@ -89,7 +89,7 @@ def bench_bloom(args, *, num_items=NUM_ITEMS, positions=64, rounds=5):
     return rows
 
 
-def time_step(preset, batch, num_items, alpha):
+def time_step(preset, batch, num_items, alpha, dtype):
     """Take three training steps over item sets of 32; return parameters, and the seconds of the last step."""
     bloom_map = BloomMap(num_items, alpha)
     rows = bloom_map.buckets + FIRST_WORD_ID
@@ -102,7 +102,7 @@ def time_step(preset, batch, num_items, alpha):
     def compute_loss():
         inputs, labels = objective.corrupt(ids, torch.rand(3, *ids.shape), ids.flip(0))
         return objective.loss(net, inputs, labels) / (labels >= 0).sum()
-    step = common.training_step(net, compute_loss)
+    step = common.training_step(net, compute_loss, dtype)
     for _ in range(3):
         start = time.perf_counter()
         step()
@@ -112,11 +112,11 @@ def time_step(preset, batch, num_items, alpha):
 
 def bench_million(args, *, num_items=NUM_ITEMS, sizes=(("superbloom-small", 64), ("superbloom", 16))):
     """A step over 5,281,889 items at alpha 50 on this machine, in a process of its own."""
-    rows = []
+    rows, dtype = [], common.list_dtypes()[-1]
     for preset, batch in sizes:
-        job = common.measure_memory, time_step, preset, batch, num_items, 50
+        job = common.measure_memory, time_step, preset, batch, num_items, 50, dtype
         (total, seconds), memory = common.run_in_new_process(*job)
-        rows.append(dict(name=preset, batch=batch, total=total, seconds=seconds, memory=memory))
+        rows.append(dict(name=preset, dtype=dtype, batch=batch, total=total, seconds=seconds, memory=memory))
     return rows
 
 
@@ -255,7 +255,7 @@ BENCHES = {
         "sure:.3f:until certified, ms | scored_sure:,.0f:items scored | best:.3f:k = 1, ms | "
         "plain:.1f:exhaustive, torch.topk, ms | ratio:.0f:× beam | ratio_sure:.0f:× until certified | "
         "all:.1f:exhaustive, our top k, ms | ratio_all:.0f:× beam | exact:s:equal to exhaustive"),
-    "million": Bench(bench_million, "name:s:preset, alpha 50 | total:,:parameters | "
+    "million": Bench(bench_million, "name:s:preset, alpha 50 | dtype:s:dtype | total:,:parameters | "
         "batch:,:sets of 32 per step | seconds:.2f:s per step | memory:.2f:peak memory of the process, GiB"),
     "entities": Bench(bench_entities, ENTITIES, PAGES),
     "depth": Bench(bench_depth, ENTITIES, PAGES),

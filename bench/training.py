@@ -27,7 +27,7 @@ from objectives import OBJECTIVES
 from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
 
-def objective_step(net, name, ids, dtype=None, clip=None, compute_loss=None):
+def objective_step(net, name, ids, dtype, clip=None, compute_loss=None):
     """Return a training step of an objective on IDs (B, L); compute_loss(inputs, labels): another loss."""
     objective = OBJECTIVES[name](Config(), 0.15, MASK, FIRST_WORD_ID)
     noise = torch.from_numpy(np.random.default_rng(0).random((3, *ids.shape), np.float32))
@@ -90,7 +90,7 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
 
 
 def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), samples=64, batch=16, rounds=3, **sizes):
-    """A forward pass of the paper's size over dev texts of GLUE, each batch as long as its longest: [HF Table 3]."""
+    """A forward pass of the paper's size over dev texts of GLUE, in float32: [HF Table 3]."""
     corpus, shape = common.load_corpus(args, "bpe"), PRESETS["hashformer"] | dict(head="classify") | sizes
     lookup = Config(**shape | dict(emb="lookup", rows=FIRST_WORD_ID + len(corpus.words)))
     hashed, characters = Config(**shape), CanineConfig(**sizes)
@@ -136,6 +136,7 @@ def bench_tasks(args):
     return [rows[name] for name in sorted(rows)] + [majority, bag_of_words]
 
 
+# Name, parameters, SST-2 and MRPC of public models, as their model cards print them
 PUBLIC = (("bert-hash-femto", 243_000, 78.2, 68.4), ("bert-hash-pico", 448_000, 78.8, 70.8),
           ("bert-hash-nano", 969_000, 81.3, 70.8), ("bert-tiny", 4_400_000, 82.2, 73.5))
 

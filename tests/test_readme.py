@@ -236,6 +236,23 @@ def test_prose_numbers_follow_results():
     names, book, beauty, pages = (tuple(f"{100 * x:.1f}" for x in pair) for pair in of_sets)
     claims += [f"Python names {names[1]} against {names[0]} %, Amazon-Book {book[1]} against {book[0]}, Amazon Beauty "
                f"{beauty[1]} against {beauty[0]}; on Simple Wikipedia {pages[1]} against {pages[0]} ("]
+    auto = figures.read_json(ROOT, "results", "auto.json")["rows"]
+    most = [max(row["regret"] for row in auto if row["dtype"] == dtype) for dtype in ("float32", "bfloat16")]
+    ways = "times the time of the better of its two ways"
+    claims.append(f"at most {most[0]:.2f} {ways} in float32, and {most[1]:.2f} in bfloat16")
+    inference, shuffled = rows("inference").values(), rows("shuffled")
+    words, characters = ([row[f"{unit}_speed"] for row in inference] for unit in ("words", "characters"))
+    found = [f"{row['f1_shuffled']:.3f}" for name, row in shuffled.items() if name.startswith("proj")]
+    fresh = shuffled["mean of five rows, fresh weights, 8,000 steps"]
+    claims += [f"{min(words):.2f} to {max(words):.2f} times BERT's",
+               f"has {min(characters):.2f} to {max(characters):.2f} (in the paper",
+               f"this code: F1 {fresh['f1_shuffled']:.3f}, of random words {fresh['f1_random']:.3f}",
+               "has F1 {}, {} and {} after".format(*found)]
+    default_run, masked = rows("public")["proj-lsh"], rows("public")["prose-mean"]
+    falls = [round(default_run[task] - default_run[f"{task}_last"]) for task in ("sst2", "mrpc")]
+    claims += [f"its last evaluations are {falls[0]} to {falls[1]} points lower",
+               f"MRPC is {default_run['mrpc'] - masked['mrpc']:.0f} points lower"]
+    assert masked["mrpc_last"] < rows("public")["majority class"]["mrpc"]
     hashing = {name: row["rate"] / 1e6 for name, row in rows("hashing").items()}
     claims += [  # the results table of the README
         f"| {spread(tuned, 'sst2')}; {default['bag of words']['sst2']:.1f} % |",
