@@ -37,6 +37,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from bag import HashedBag
 from canine import CanineConfig, CharacterTokenizer, load_released, select_classes
 from data.batches import length_batches, pad_batch
 from data.squad import SQUAD, QuestionAnswering, read_squad
@@ -228,13 +229,14 @@ def new_model(run, data):
 def build_model(run, name):
     """Return the model, with a new head unless the checkpoint was fine-tuned for this very task."""
     data, tokenizer = prepare_task(run, name)
-    model = new_model(run, data)
-    if weights := run.checkpoint.get("model"):
-        heads = () if get_description(run, name) else ("head.", "bag.")
-        heads += ("bag.",) * (len(weights.get("bag.weight", ())) != model.config.bag)  # another --bag
-        weights = {key: weight for key, weight in weights.items() if not key.startswith(heads)}
-        model.load_state_dict(weights, strict=False)
+    model, weights = new_model(run, data), run.checkpoint.get("model", {})
+    heads = () if get_description(run, name) else ("head.", "bag.")
+    heads += ("bag.",) * (len(weights.get("bag.weight", ())) != model.config.bag)  # another --bag
+    weights = {key: weight for key, weight in weights.items() if not key.startswith(heads)}
+    model.load_state_dict(weights, strict=False)
     model.to(run.device).set_codes(torch.from_numpy(tokenizer.codes()))
+    if model.bag and "bag.weight" not in weights:
+        model.bag.set_idf([model.bag_rows[ids] for ids in map(torch.from_numpy, data.examples)])
     return model
 
 
@@ -281,7 +283,9 @@ def fit(run, name, seed, path):
     a, (data, tokenizer) = run.args, prepare_task(run, name)
     torch.manual_seed(seed)
     model = build_model(run, name)
-    optimizer = torch.optim.Adam(model.parameters(), a.lr, eps=1e-6, fused=run.device.type in ("cuda", "cpu"))
+    groups = [dict(params=[p for name, p in model.named_parameters() if name.startswith("bag.") == is_bag],
+                   weight_decay=HashedBag.DECAY * is_bag) for is_bag in (False, True)]
+    optimizer = torch.optim.AdamW(groups, a.lr, eps=1e-6, fused=run.device.type in ("cuda", "cpu"))
     order = [chosen for epoch in range(a.epochs) for chosen in length_batches(
         list(map(len, data.examples)), a.batch, np.random.default_rng([seed, epoch]))]
     steps, eval_every = len(order), a.eval_every or max(1, len(order) // max(1, a.epochs) // 2)
@@ -298,7 +302,8 @@ def fit(run, name, seed, path):
     row = dict(task=name, seed=seed, step=0, loss=0.0)
     with tqdm(order, f"{name}, seed {seed}", steps, unit="step", disable=run.rank > 0 or None) as bar:
         for step, chosen in enumerate(bar):
-            optimizer.param_groups[0]["lr"] = a.lr * learning_rate(step, steps, math.ceil(0.06 * steps))
+            for group in optimizer.param_groups:
+                group["lr"] = a.lr * learning_rate(step, steps, math.ceil(0.06 * steps))
             model.train()
             if model.config.lsh_redraw:
                 model.resample_hyperplanes(seed * 1_000_003 + step)
@@ -319,8 +324,8 @@ def fit(run, name, seed, path):
     result = best | dict(seed=seed, last=last, metric=data.metric, n=data.n, n_train=len(data.examples))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     task = data.description() | dict(name=name, metric=data.metric, scores=best["best"])
-    words = run.checkpoint.get("words", [])
-    save_checkpoint(path, model, tokenizer.state(), words=words, task=task, run=result)
+    about = dict(words=run.checkpoint.get("words", []), task=task, run=result)
+    save_checkpoint(path, model, tokenizer.state(), **about)
     return result
 
 

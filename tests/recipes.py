@@ -19,8 +19,7 @@ LOOKUP = dict(emb="lookup", split="bpe", vocab=50_000)
 SUPERBLOOM = dict(hashes=2, mask=0.15, length=32, types=2, act="relu", order=False, steps=1_000_000,
                   schedule="rsqrt", optimizer="adam", batch=1024, lr=1e-4)
 TOP_500K = SUPERBLOOM | dict(vocab=500_000, batch=4096, lr=2e-4)
-TEXT = dict(mask=0.15, length=512, types=2, act="relu", order=True, optimizer="adam", schedule="rsqrt",
-            vocab=1_000_000)
+TEXT = dict(mask=0.15, length=512, types=2, act="relu", order=True, optimizer="adam", schedule="rsqrt", vocab=1_000_000)
 ITEMS = "--preset superbloom --data pages.jsonl"
 ITEMS_500K = ITEMS + " --vocab 500000 --batch 4096 --lr 2e-4"
 PHRASES = "--preset superbloom --data wikipedia --split phrases --length 512"
@@ -29,8 +28,7 @@ PHRASES = "--preset superbloom --data wikipedia --split phrases --length 512"
 BERT_LSH = dict(layers=2, width=128, heads=2, ffn=512, length=512, types=2, act="gelu", vocab=31_995,
                 rows=32_000, batch=8, steps=88_245, lr=5e-5, warmup=0, schedule="linear", optimizer="adamw",
                 mask=0.15, objective="mlm", emb="lookup", split="bpe", data="bookcorpus")
-LSH = dict(attn="lsh", lsh_bands=2, lsh_buckets=256, lsh_hashes=1, lsh_fill="zero", lsh_pairs="upper",
-           lsh_redraw=True)
+LSH = dict(attn="lsh", lsh_bands=2, lsh_buckets=256, lsh_hashes=1, lsh_fill="zero", lsh_pairs="upper", lsh_redraw=True)
 
 # Median is all you need, a proposal: common settings
 MEDIAN = dict(layers=4, width=512, heads=4, length=512, batch=128, data="wikipedia+bookcorpus")

@@ -10,14 +10,23 @@ from tests.support import tiny_model
 
 
 def test_hashed_bag_matches_hand_example():
-    """Two words of rows 1 and 2, one of padding: (1 + 3, 2 - 1) · 30 / √2 are added to the encoder's logits."""
+    """Words of rows 1 and 2 with idf 3 and 4: 30 · (3 · (1, 2) + 4 · (3, -1)) / 5 = (90, 12) are added."""
     bag = HashedBag(4, 2).eval()
     bag.weight.data = torch.tensor([[9.0, 9], [1, 2], [3, -1], [9, 9]])
+    bag.idf[:] = torch.tensor([9, 3, 4, 9])
     logits, mask = torch.tensor([[0.5, -0.5]]), torch.tensor([[True, True, False]])
-    expected = logits + torch.tensor([[4.0, 1]]) * 30 / math.sqrt(2)
+    expected = torch.tensor([[90.5, 11.5]])
     torch.testing.assert_close(bag(torch.tensor([[1, 2, 0]]), mask, logits), expected)
     torch.testing.assert_close(bag(torch.tensor([[1, 2]]), None, logits), expected)
     assert torch.equal(bag(torch.tensor([[1, 2]]), torch.zeros(1, 2, dtype=torch.bool), logits), logits)  # no word
+
+
+def test_idf_matches_hand_example_and_starts_as_1():
+    """Rows 0, 1, 2, 3 are in 3, 2, 1, 0 of three texts, however often in each: 1 + ln(4 / (1 + n))."""
+    bag = HashedBag(4, 2)
+    assert bag.idf.tolist() == [1] * 4 and "idf" in bag.state_dict()
+    bag.set_idf([torch.tensor(rows) for rows in ([0, 1, 1, 0, 1], [0, 1], [0, 2, 2])])
+    torch.testing.assert_close(bag.idf, 1 + torch.tensor([1, 4 / 3, 2, 4]).log())
 
 
 def test_hashed_bag_in_training_drops_the_encoder_of_half_the_texts():

@@ -207,16 +207,18 @@ def test_pre_training_is_used_unless_from_scratch(sr_run, own):
 
 
 def test_bag_of_words_is_for_single_texts_and_learned(sr_run, tune, own, tmp_path):
-    """Rows of --bag; 0 and tasks of two texts have none. A tuned checkpoint keeps its own."""
+    """Rows of --bag; 0 and tasks of two texts have none. A tuned checkpoint keeps its own weights and idf."""
     assert build_model("--ckpt", sr_run, *own).config.bag == finetune.RECIPES["small"]["bag"]
     assert build_model("--ckpt", sr_run, *own, "--bag", 0).bag is None
     assert build_model("--ckpt", sr_run, *own, "--text", "text,text").bag is None
     tune(tmp_path / "out", *own, "--bag", 99, "--epochs", 1)
-    weight = load_checkpoint(str(tmp_path / "out"))["model"]["bag.weight"]
-    assert weight.shape == (99, 2) and (weight != 0).any(1).sum() > 5
-    assert torch.equal(build_model("--ckpt", tmp_path / "out", *own).bag.weight, weight)
+    weight, idf = (load_checkpoint(str(tmp_path / "out"))["model"][f"bag.{name}"] for name in ("weight", "idf"))
+    assert weight.shape == (99, 2) and (weight != 0).any(1).sum() > 5 and 1 <= idf.min() < idf.max()
+    tuned = build_model("--ckpt", tmp_path / "out", *own, "--limit", 9)  # other counts, not counted again
+    assert torch.equal(tuned.bag.weight, weight) and torch.equal(tuned.bag.idf, idf)
     other = build_model("--ckpt", tmp_path / "out", *own, "--bag", 98)
     assert other.bag.weight.shape == (98, 2) and not other.bag.weight.any() and other.head[1].weight.any()
+    assert other.bag.idf.max() > 1
     assert build_model("--ckpt", tmp_path / "out", *own, "--bag", 0).bag is None
 
 
@@ -290,12 +292,18 @@ def test_two_ranks_give_the_results_of_one(sr_run, own, tmp_path):
 
 
 def test_recipe_reaches_the_optimizer(tune, own, tmp_path, steps):
-    """[HF Table 5] Adam, eps 1e-6, no decay; 6 % of 80 steps, 4.8, to warm up, then five cosines of 15."""
+    """[HF Table 5] Adam, eps 1e-6, no decay; 6 % of 80 steps, 4.8, to warm up, then five cosines of 15.
+
+    The rows of the bag alone have a decay of 2, and the same learning rate."""
+    groups = []
+    steps[1][80] = lambda optimizer: groups.extend(
+        (group["lr"], group["weight_decay"], sum(p.numel() for p in group["params"])) for group in optimizer.param_groups)
     tune(tmp_path, *own, "--batch", 25, "--epochs", 5, "--lr", 1, "--seeds", 1)  # 397 rows: 16 steps an epoch
     lrs = [lr for lr, *_ in steps[0]]
     assert lrs[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1]) and lrs[5::15] == [1] * 5 and len(lrs) == 80
     assert lrs[10::15] == pytest.approx([0.75] * 5) and lrs[15::15] == pytest.approx([0.25] * 5)
     assert all(rest == [1e-6, 0, (0.9, 0.999)] for _, *rest in steps[0])
+    assert groups[1] == (groups[0][0], 2, 2 * finetune.RECIPES["small"]["bag"]) and groups[0][2] > 10_000
 
 
 def test_best_weights_are_saved(tune, own, tmp_path, monkeypatch):

@@ -422,8 +422,7 @@ def test_hostile_checkpoint_works_or_is_refused(paths, tmp_path, name):
     ("span", 2, SPAN | dict(pair=False)), ("span", 2, SPAN | dict(stride=0)), ("span", 2, {}),
     ("classify", 2, dict(labels=None, pair=False, label="score", scale=[0.0, 1.0])),
     ("classify", 1, dict(labels=None, pair=False, label=None, scale=[0.0, 1.0])),
-    ("classify", 3, LABELS), ("classify", 2, LABELS | dict(texts=["a", "b"])),
-    ("classify", 2, LABELS | dict(pair=1))])
+    ("classify", 3, LABELS), ("classify", 2, LABELS | dict(texts=["a", "b"])), ("classify", 2, LABELS | dict(pair=1))])
 def test_task_that_does_not_fit_the_model_is_refused(tmp_path, head, labels, task):
     config = Config(emb="median", buckets=9, layers=0, width=8, heads=1, length=64, head=head, labels=labels)
     path = save(tmp_path / "ckpt.pt", HashTokenizer(config), task=task)

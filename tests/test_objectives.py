@@ -220,8 +220,7 @@ def test_expected_loss_by_hand():
 def test_masked_hashes_training_scores_no_vocabulary():
     """No tensor of floats that the backward pass needs has as many numbers as there are items."""
     model, tokenizer = bloom_model(n=40_009, alpha=97)
-    objective = MaskedHashes(model.config, None, MASK, F0, torch.from_numpy(tokenizer.codes()),
-                             tokenizer.bloom_map)
+    objective = MaskedHashes(model.config, None, MASK, F0, torch.from_numpy(tokenizer.codes()), tokenizer.bloom_map)
     inputs, labels, sizes = torch.tensor([[F0 + 1, MASK]]), torch.tensor([[IGNORE, F0 + 5]]), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
         objective.loss(model, inputs, labels).backward()

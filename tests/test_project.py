@@ -17,10 +17,10 @@ SCRIPTS = ("pretrain", "finetune", "infer")
 CEILINGS = {  # lines of any kind
     "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 396, "blocks": 320, "bag": 80, "canine": 260,
     "model": 360, "objectives": 260, "tokenizer": 340,
-    "runtime": 240, "console": 110, "infer_io": 150, "settings": 275, "pretrain": 480, "finetune": 466, "infer": 400,
+    "runtime": 240, "console": 110, "infer_io": 150, "settings": 275, "pretrain": 480, "finetune": 471, "infer": 400,
     "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
     "data.codes": 130, "data.tasks": 340, "data.squad": 240}
-CORE_CODE, DEFAULT_CODE = 4_127, 2_924  # code lines of all files above but canine, and of those pretrain.py imports
+CORE_CODE, DEFAULT_CODE = 4_133, 2_924  # code lines of all files above but canine, and of those pretrain.py imports
 PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in CEILINGS}
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
@@ -43,8 +43,7 @@ def count_code(text):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
             skipped |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
-             tokenize.ENDMARKER)
+    blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     spans = [(token.start[0], token.end[0] + 1) for token in tokens if token.type not in blank]
     return len({row for span in spans for row in range(*span)} - skipped)
@@ -74,7 +73,7 @@ def test_tests_and_benches_within_ceiling():
         paths = (ROOT / folder).rglob("*.py")
         return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
-    assert total("bench") <= 1_640 and total("tests") <= 6_935
+    assert total("bench") <= 1_640 and total("tests") <= 6_940
     assert len((ROOT / "test_all.py").read_text(encoding="utf-8").splitlines()) <= 400
 
 
