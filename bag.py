@@ -29,7 +29,7 @@ class HashedBag(nn.Module):
         the encoder, to (B, labels).
     """
     GAIN = 30  # the bag learns as fast as the encoder at one learning rate: Adam's step is that rate
-    DECAY = 2  # weight decay of the rows in AdamW, in long runs; a short one hardly notices it
+    DECAY = 2  # weight decay (AdamW): without a gradient a row halves within 800 steps at lr 1e-3
 
     def __init__(self, rows, labels):
         super().__init__()

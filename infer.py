@@ -1,6 +1,6 @@
 """Apply a trained model to text: misplaced words, masked words, item sets, labels, answers, similar words.
 
-    python infer.py --ckpt out/proj-lsh "the arrays have same the shape"        find misplaced words
+    python infer.py --ckpt out/proj-lsh "True if two kubernetes are equal"      find misplaced words
     python infer.py --ckpt out/lookup-bpe-mlm "Return the [MASK] of a list."    predict a masked word
     python infer.py --ckpt out/bloom-items "socket bind listen [MASK]"          complete an item set
     python infer.py --ckpt out/proj-lsh-sst2 "a charming journey"               classify a text
@@ -9,7 +9,7 @@
     python infer.py --ckpt out/proj-lsh-sst2 --file reviews.csv > labels.jsonl  one JSON object per row
     python infer.py --ckpt out/proj-lsh --file reviews.csv --vectors out.npy    one vector per row
 
-    from infer import Predictor; p = Predictor("out/proj-lsh"); p.detect("the arrays have same the shape")
+    from infer import Predictor; p = Predictor("out/proj-lsh"); p.detect("True if two kubernetes are equal")
 
 Paper map:    [HF §3.6] Predictor.detect   [HF §3.3] Predictor.neighbors   [BERT §3.1] Predictor.fill_mask
               [BERT §4.2] Predictor.answer   [SB §2.5] Predictor.predict_missing
@@ -173,6 +173,8 @@ class TextModel:
                 inputs.append(self.read_word(*row) if is_word else self.read(*row)[0])
             except InputError as error:
                 raise InputError(f"row {number:,}: {error}") from error
+        if not inputs:
+            raise InputError("texts: expected one or more, got none.")
         x = self.embed_words(inputs, raw) if is_word else torch.stack(self.compute(inputs, is_vector=True))
         return x.cpu().numpy()
 
@@ -259,7 +261,10 @@ class Predictor(TextModel):
                 for best, scores, certified, scored in zip(*(result.tolist() for result in results))]
 
     def neighbors(self, word, k=8, raw=False):
-        """Return the k pairs (word, cosine) most similar to word str; raw: share of equal bits. [HF §3.3]"""
+        """Return the k pairs (word, cosine) most similar to word str; raw: share of equal bits. [HF §3.3]
+
+        The mean vector of the word and its candidates is subtracted first: the cosine depends on them all.
+        """
         word, index = self.read_word(word), self.tokenizer.index
         among = [x for x in self.words if x != word and (not self.tokenizer.is_fixed or x in index)]
         if not among:

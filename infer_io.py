@@ -87,7 +87,8 @@ def read_texts(path, texts, chosen=None, is_set=False):
 def print_rows(rows, predict, source):
     """Print a JSON object for each of rows (number, texts): both, and what predict(list of texts) returns.
 
-    A bad row has an "error", and the rest goes on. Raises: InputError, no row could be predicted.
+    A bad row has an "error", and the rest goes on. Raises: InputError, no row could be predicted, or the file
+    is damaged; the rows before are printed first.
     """
     num_good, failure, chunk = 0, None, [()]
     # a bar only where it does not mix with the objects

@@ -7,9 +7,8 @@ Paper map:    [HF §3.1] Model.embed   [HF §4.1] PRESETS   [HF §4.2] PRESETS  
 Sources:      [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019   [SR] Yamaguchi et al. 2021
               [V] Vaswani et al. 2017   [BL] Li & Yip, BERT-LSH   [SB] Superbloom   [CM] the median proposal
 Out of scope: text and hashing (tokenizer.py), losses (objectives.py), files (runtime.py).
-Deviations:   1. One combined projection for queries, keys and values: the same function in one product.
-              2. Positions start as sinusoids, layers and heads of texts with std 0.02 · √(768/d), in all
-                 presets: small models learn sooner.   3. In text an item's m vectors share its position.
+Deviations:   1. One product for queries, keys and values.   2. Positions start as sinusoids, layers and heads
+              classify and span with std 0.02 · √(768/d).   3. In text an item's m vectors share its position.
 Notation:     B batch   L positions   C code numbers per word   d width   H heads   e d/H   V token IDs
               N rows   S scored rows   M masked positions   m vectors per item (Bloom; else 1)
               k hash functions of R buckets   n hash functions of r hyperplanes (LSH attention)
@@ -294,6 +293,7 @@ class Model(nn.Module):
             (M, k, R), each hash among the rows of its block [CM], without the choice of rows.
         """
         c, is_stacked = self.config, self.embedding.is_stacked
+        key_mask = ids != 0 if key_mask is None and not c.order else key_mask  # sets are padded with ID 0
         if c.predicts_rows != (masked_positions is not None):
             raise ValueError(f"masked_positions: expected with head mlm or hash-mlm alone, this is {c.head}.")
         x = self.encode(ids, key_mask)
@@ -348,11 +348,11 @@ def load_model(checkpoint, kinds=(Config, Model)):
 
 
 def main(argv=None):
-    """Print how many parameters the model of the HashFormers paper has with each embedding method."""
+    """Print the parameters of the HashFormers paper's model for two labels with each embedding method."""
     print(f"{'method':>8}  {'embedding':>10}  {'whole model':>11}  share of parameters; 12 layers, width 768")
     for name in EMBEDDINGS:
         with torch.device("meta"):  # counted, not allocated
-            counts = count_parameters(Model(Config(**PRESETS["hashformer"] | dict(emb=name))))
+            counts = count_parameters(Model(Config(**PRESETS["hashformer"], emb=name, head="classify")))
         print(f"{name:>8}  {counts['embedding']:10,}  {counts['total']:11,}  {counts['poep']:5.1%}")
 
 

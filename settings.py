@@ -39,7 +39,7 @@ SHAPE = (*"emb bits chunk layers width heads ffn act length types rows dropout t
          "weights", "attn", *LSH)
 # flags of what is read and predicted: with SHAPE what --init_from takes from its checkpoint
 WORDS = ("split", "vocab", "hash", "features", "key", "hash_seed", "alpha", "coherent", "objective")
-HASHED = ("index", "chunks", "bits")  # code formats that --hash, --bits and --features shape
+HASHED = ("index", "chunks", "bits")  # code formats that --hash shapes
 
 
 def names_with(table, attribute, *values):
@@ -49,11 +49,15 @@ def names_with(table, attribute, *values):
 
 def requirements():
     """Return flag -> what it requires: one of these values of one of these other flags."""
+    def reads(*formats):
+        return dict(emb=names_with(EMBEDDINGS, "code_format", *formats))
     masking = dict(objective=names_with(OBJECTIVES, "head", "mlm", "hash-mlm"))
-    bloom, weighted = (dict(emb=names_with(EMBEDDINGS, "code_format", x)) for x in ("digest", "weighted"))
-    sketch = dict(emb=names_with(EMBEDDINGS, "code_format", "digest", "sketch", "weighted"),
-                  objective=names_with(OBJECTIVES, "head", "hash-mlm"))
-    return dict(alpha=bloom, coherent=bloom, hashes=sketch, buckets=sketch, weights=weighted, tied=masking,
+    sketch = reads("digest", "sketch", "weighted")
+    sketch["objective"] = names_with(OBJECTIVES, "head", "hash-mlm")
+    seeded = dict(hash=[name for name, cls in HASHES.items() if "seed" in cls.options])
+    return dict(alpha=reads("digest"), coherent=reads("digest"), hashes=sketch, buckets=sketch, tied=masking,
+                weights=reads("weighted"), rows=reads("index", "weighted"), chunk=reads("chunks"),
+                bits=reads("bits", "chunks"), hash=reads(*HASHED), features=seeded, hash_seed=seeded | sketch,
                 mask=masking, decay=dict(optimizer=["adamw"]), **dict.fromkeys(LSH, dict(attn=["lsh"])),
                 samples=dict(objective=[x for x, cls in OBJECTIVES.items() if issubclass(cls, SampledWords)]))
 
@@ -86,35 +90,31 @@ def resolve(args, world, start=None):
     Args: args Namespace of parser(); world int, ranks; start dict, the checkpoint of --init_from, or None.
     Returns: Config, as far as it is known before the corpus is.
     """
-    of_hash = [f"--{flag}" for flag in ("hash", "bits", "features") if getattr(args, flag) is not None]
     shape = adopt(args, start) if start else dict(SIZES[args.preset or "tiny"])
     fill(args, preset="tiny")
-    recipe = dict(alpha=25, mask=0.15, samples=8_192, decay=0.01) | RECIPES[args.preset]
+    recipe = dict(alpha=25, mask=0.15, samples=8_192, decay=0.01, hash="lsh") | RECIPES[args.preset]
     is_sets = (args.split or ("items" if args.emb == "bloom" or "order" in shape else "")) == "items"
     fill(args, emb=shape.get("emb", "bloom" if is_sets else "proj"), attn=shape.get("attn", "full"))
     kind = EMBEDDINGS[args.emb].code_format
-    if of_hash and kind not in HASHED:
-        hashed = ", ".join(names_with(EMBEDDINGS, "code_format", *HASHED))
-        raise InputError(f"{of_hash[0]} requires --emb {hashed}.")
     # the preset's objective, or where that does not fit the embedding, what does
     predicts_words = is_sets or shape.get("head", "sr") != "sr" or kind in ("digest", "sketch")
     masking, split = ("mlm", "bpe") if kind == "row" else ("hash-mlm", "regex")
     fill(args, split="items" if is_sets else split, data="python-names" if is_sets else "python",
-         objective=masking if predicts_words else "sr", hash="lsh", hash_seed=0, features=50_000,
+         objective=masking if predicts_words else "sr",
          optimizer=recipe.get("optimizer", "adamw"), schedule=recipe.get("schedule", "linear"),
          **{name: recipe[name] for name in ("batch", "micro", "steps")})
     fill(args, warmup=min(recipe["warmup"], args.steps // 10))
     for flag, others in requirements().items():
         if any(getattr(args, other) in values for other, values in others.items()):
             fill(args, **{flag: recipe.get(flag)})
-        elif getattr(args, flag) is not None:
+        elif getattr(args, flag) is not None and not (start and flag in WORDS):
             required = " or ".join(f"--{other} {', '.join(values)}" for other, values in others.items())
             raise InputError(f"--{flag} requires {required}.")
     check_flags(args, world)
     lr = recipe["lr"] if OBJECTIVES[args.objective].head == "sr" else recipe.get("lr_mlm", recipe["lr"])
     # a preset with an embedding of its own gives its words and special tokens as rows
     size = shape["rows"] - FIRST_WORD_ID if {"emb", "rows"} <= shape.keys() else 50_000
-    fill(args, lr=lr, ffn=args.width and 4 * args.width, decay=0.0,
+    fill(args, lr=lr, ffn=args.width and 4 * args.width, decay=0.0, hash="lsh", hash_seed=0, features=50_000,
          vocab=dict(items=None, phrases=1_000_000).get(args.split, size))  # of sets all items
     args.beta2 = recipe.get("beta2", 0.999)
     if is_sets and not start:  # a set has no upper triangle
@@ -235,7 +235,7 @@ def parser(description):
     flag = group("attention (all but --attn require --attn lsh)",
                  "lsh: only pairs that collide under SimHash, computed exactly. [BL §2.1]")
     flag("--attn", choices=("full", "lsh"), help="(default: full, or the preset's)")
-    flag("--lsh_bands", **size, help="hyperplanes of a hash; more give fewer collisions (default: 8)")
+    flag("--lsh_bands", **size, help="hyperplanes of a hash; more: fewer collisions (default: 8, bert-lsh 2)")
     flag("--lsh_buckets", **size, help="buckets of a hash function (default: 256)")
     flag("--lsh_hashes", **size, help="hash functions; a pair collides if one agrees (default: 1)")
     flag("--lsh_fill", choices=("zero", "mask"), help="other pairs weigh exp(0), or nothing (default: zero)")

@@ -51,8 +51,9 @@ class BPE:
 
     @classmethod
     def train(cls, texts, size=50_000, min_frequency=5):
-        """Learn up to `size` pieces from an iterator of texts; pairs rarer than min_frequency stay apart.
+        """Learn up to `size` pieces, of at least the 256 bytes, from an iterator of texts.
 
+        Pairs rarer than min_frequency stay apart.
         Words are cut every 1,000 letters, as the time for a word grows with the square of its length.
         """
         check_int("size", size, 1, 10_000_000)  # the library reserves memory for all pieces at its start
@@ -62,7 +63,7 @@ class BPE:
         return cls(tokenizer.to_str())
 
     def split(self, text):
-        """Return pieces list[str] and their character spans, as hashing.split_words does."""
+        """Return pieces list[str] and spans list[(start, end)], the space before included."""
         encoding = self.tokenizer.encode(_make_encodable(text))
         return encoding.tokens, encoding.offsets
 
@@ -136,7 +137,7 @@ class Phrases:
         return cls(json.dumps(dict(phrases=[phrase for phrase in best if counts[phrase] > 1], bpe=bpe.json)))
 
     def split(self, text):
-        """Return phrases list[str] and their character spans, as hashing.split_words does."""
+        """Return phrases list[str] and spans list[(start, end)]; the bytes of a letter share its span."""
         words, spans = split_words(text)
         units, places = [], []
         for start, stop in match_longest(words, self.phrases, 2):
@@ -224,7 +225,7 @@ class HashTokenizer:
         return np.array([self.index.get(word, UNK) for word in words], np.int32)
 
     def ids_of_texts(self, texts):
-        """Return a list of int32 (words,), one for each text: faster than split and ids."""
+        """Return list of int32 (words,), one per text: faster than split and ids. ValueError for split items."""
         if not self.subwords:
             return [self.ids(list_words(text, self.split_name)) for text in texts]
         units = self.subwords.units

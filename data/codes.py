@@ -77,7 +77,7 @@ def build_bloom_map(args, config, corpus, num_items):
 
 
 def build_codes(args, tokenizer, corpus):
-    """Return the codes of all words, (5 + V, C), and what hash-mlm predicts, (5 + V, k). [HF §3.2]"""
+    """Return two tensors: codes (5 + V, C), and what hash-mlm predicts, (5 + V, k), else codes. [HF §3.2]"""
     c, hash = tokenizer.config, tokenizer.hash
     if tokenizer.is_fixed:
         codes = torch.from_numpy(tokenizer.codes())

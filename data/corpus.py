@@ -275,7 +275,9 @@ def _run_workers(work, split, subwords):
 
 
 def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None):
-    """Turn corpora into one array of token IDs on disk; only the distinct words must fit in memory. [HF §3.1]
+    """Turn corpora into one array of token IDs on disk. [HF §3.1]
+
+    In memory are the distinct words, a table of sets and items, a .json file, and of Python the word IDs.
 
     Args: data, field as in read_work; split, one of tokenizer.SPLITS; cache str, the folder of all corpora;
         max_subwords int, pieces of a BPE or phrases at most; quiet bool, no progress bar.
@@ -303,7 +305,7 @@ def _prepare(folder, data, split, max_subwords, quiet, field):
         Path(folder, "subwords.json").write_text(subwords.json, "utf-8")
     table, seen, meta = {}, set(), dict(data=data, split=split, replaced=0)
     with open(os.path.join(folder, "ids.tmp"), "wb") as out, \
-            tqdm(desc=f"preparing {data}", unit="B", unit_scale=True, disable=quiet or None) as bar:
+            tqdm(desc=f"preparing {data}", unit=" characters", unit_scale=True, disable=quiet or None) as bar:
         work = read_work(data, split == "items", field, quiet)
         for kind, words, ids, sizes, size, bad in _run_workers(work, split, subwords):
             if not subwords:  # a worker numbers words by its own list; here by that of the whole corpus

@@ -322,9 +322,8 @@ def bag_of_words(examples, targets, others, num_labels, epochs=5):
     optimizer = torch.optim.SparseAdam(bag.parameters())
 
     def compute_logits(some):
-        some = [torch.from_numpy(np.unique(ids)) for ids in some]
-        offsets = torch.tensor([0, *map(len, some[:-1])], dtype=some[0].dtype).cumsum(0, dtype=some[0].dtype)
-        return bag(torch.cat(some), offsets)
+        some = [torch.from_numpy(np.unique(ids)).long() for ids in some]
+        return bag(torch.cat(some), torch.tensor([0, *map(len, some[:-1])]).cumsum(0))
 
     for epoch in range(epochs):
         optimizer.param_groups[0]["lr"] = 0.1 * (1 - epoch / epochs)

@@ -297,7 +297,7 @@ def test_recipe_reaches_the_optimizer(tune, own, tmp_path, steps):
     The rows of the bag alone have a decay of 2, and the same learning rate."""
     groups = []
     steps[1][80] = lambda optimizer: groups.extend(
-        (group["lr"], group["weight_decay"], sum(p.numel() for p in group["params"])) for group in optimizer.param_groups)
+        (g["lr"], g["weight_decay"], sum(p.numel() for p in g["params"])) for g in optimizer.param_groups)
     tune(tmp_path, *own, "--batch", 25, "--epochs", 5, "--lr", 1, "--seeds", 1)  # 397 rows: 16 steps an epoch
     lrs = [lr for lr, *_ in steps[0]]
     assert lrs[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1]) and lrs[5::15] == [1] * 5 and len(lrs) == 80

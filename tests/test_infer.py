@@ -361,12 +361,13 @@ def test_file_goes_on_after_a_bad_row(paths, tmp_path):
 
 
 def test_files_and_flags_that_do_not_fit_are_refused(paths, tmp_path):
-    for name, content in (("in.txt", "a zebra\n"), ("all.txt", "a\tb\n" * 3), ("bad.jsonl", '{"text"\n')):
+    for name, content in (("in.txt", "a zebra\n"), ("all.txt", "a\tb\n" * 3), ("bad.jsonl", '{"'), ("0.txt", "")):
         (tmp_path / name).write_text(content)
     for argv, says in ((["--file", tmp_path / "gone.txt"], "gone.txt"), (["--file", ""], "--file"),
                        (["--file", tmp_path / "all.txt"], "got none"),
                        (["--file", tmp_path / "bad.jsonl"], "bad.jsonl"), (["--raw", "a"], "--raw requires"),
                        (["--vectors", "v.npy"], "--vectors requires"),
+                       (["--vectors", tmp_path / "v", "--file", tmp_path / "0.txt"], "expected one or more"),
                        (["a", "--vectors", "no/v"], "--vectors no/v: cannot be"),
                        (["--text", "body", "a"], "--text requires"), (["--top_k", "0", "a"], "--top_k"),
                        (["--beam", "3", "a"], "--beam"), (["--device", "nowhere", "a"], "--device"),

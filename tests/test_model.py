@@ -338,6 +338,8 @@ def test_padding_of_sets_changes_nothing():
     for padded in (F.pad(ids, (0, 4), value=PAD), two_rows):
         out, expected = (net(t, masked_positions=positions) for t in (padded, ids))
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    labels = tiny_model(order=False, head="classify", pool="mean", labels=2, bag=9).eval()
+    torch.testing.assert_close(labels(torch.tensor([[7, 8, 9, PAD]])), labels(torch.tensor([[7, 8, 9]])))
 
 
 def test_vectors_of_item_share_position():

@@ -85,12 +85,12 @@ def test_every_preset_has_a_recipe_and_resolves():
 
 def test_shape_flags_reach_the_config():
     """Each flag that has the name of a field of Config changes that field and no other."""
-    values = dict(emb="pool", bits=96, chunk=7, layers=3, length=65, dropout=0.25, ffn=99, heads=8, width=96,
+    values = dict(emb="add", bits=96, chunk=7, layers=3, length=65, dropout=0.25, ffn=99, heads=8, width=96,
                   types=2, act="relu")
     assert not {"order", "head"} & set(settings.SHAPE)
-    before = asdict(resolve("")[1])
+    before = asdict(resolve("--emb pool")[1])
     for flag, value in values.items():
-        after = asdict(resolve(f"--{flag} {value}")[1])
+        after = asdict(resolve(f"--emb pool --{flag} {value}")[1])
         changes = {name for name in after if after[name] != before[name]}
         assert after[flag] == value and changes - ({"ffn"} if flag == "width" else set()) == {flag}
 
@@ -99,22 +99,24 @@ def test_shape_flags_reach_the_config():
 def example(flag):
     """Return a value that a flag accepts by itself, as words of the command line."""
     [action] = [action for action in settings.parser("")._actions if action.dest == flag]
-    value = action.choices[0] if action.choices else 0.5 if flag == "mask" else 1
+    value = action.choices[0] if action.choices else dict(mask=0.5, bits=8).get(flag, 1)
     return [f"--{flag}"] if action.nargs == 0 else [f"--{flag}", str(value)]
 
 
 ACCEPTED = dict(alpha="--emb bloom", coherent="--split items", hashes="--emb median",
                 weights="--emb weighted", buckets="--objective hash-mlm",
                 mask="--emb lookup --objective mlm", tied="--emb median", decay="--optimizer adamw",
-                samples="--emb lookup --objective sampled")
+                samples="--emb lookup --objective sampled", rows="--emb weighted", chunk="--emb pool",
+                bits="--emb add", hash="--emb emb", features="--hash lsh", hash_seed="--emb median --objective sr")
+REFUSED = dict(decay="--optimizer adam", bits="--emb emb", hash="--emb lookup", features="--hash md5",
+               hash_seed="--emb pool --hash md5")
 
 
 @pytest.mark.parametrize("flag", settings.requirements())
 def test_flag_without_what_it_requires_is_refused(flag):
     flags, others = " ".join(example(flag)), settings.requirements()[flag]
-    refused = flags + " --optimizer adam" * (flag == "decay")
     with pytest.raises(InputError, match=f"--{flag} requires --{next(iter(others))}"):
-        resolve(refused)
+        resolve(f"{flags} {REFUSED.get(flag, '')}")
     resolve(f"{flags} {ACCEPTED.get(flag, '--attn lsh')}")
 
 
