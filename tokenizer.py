@@ -225,7 +225,7 @@ class HashTokenizer:
         return np.array([self.index.get(word, UNK) for word in words], np.int32)
 
     def ids_of_texts(self, texts):
-        """Return list of int32 (words,), one per text: faster than split and ids. ValueError for split items."""
+        """Return an int32 (words,) per text, faster than split and ids; ValueError for split items."""
         if not self.subwords:
             return [self.ids(list_words(text, self.split_name)) for text in texts]
         units = self.subwords.units
