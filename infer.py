@@ -192,8 +192,8 @@ class Predictor(TextModel):
     def predict(self, rows, near=False, **options):
         """Return a list of dict, what the model says about each text or pair of rows, as plain types.
 
-        Args: near bool, return neighbors of words; options k, beam and raw of the method that runs. A bad row
-        gives dict(error=message). The logits of all rows are in memory at once.
+        Args: near bool, return neighbors of words; options k, beam, raw, of which the method takes its own. A
+        bad row gives dict(error=message). The logits of all rows are in memory at once.
         """
         ability, inputs, results = NEAR if near else HEADS[self.config.head], [], []
         options = {name: options[name] for name in ability.options if name in options}

@@ -65,7 +65,10 @@ def split_masked(tokenizer, text):
 
 
 def read_texts(path, texts, chosen=None, is_set=False):
-    """Yield number and texts of a file's rows: columns --text, or called as in texts, or the only one."""
+    """Yield (number from 1, list[str]) of a file's rows; InputError, it is damaged or has no such columns.
+
+    A table's columns are `chosen`, "a,b", or those texts names, or the only one of texts (is_set: lists).
+    """
     rows, is_table, seq = read_rows(path), get_ending(path) != ".txt", list if is_set else ()
     if is_table and (head := list(itertools.islice(rows, 100))):
         rows, known = itertools.chain(head, rows), dict.fromkeys(name for row in head for name in row)

@@ -31,6 +31,7 @@ def text_windows(num_ids, length):
     The text is cut into up to 20 stretches and the last fiftieth of each is held out: every part of the text
     is represented, and held-out text is whole passages. No training window reaches into it.
     Returns: train list of (start, end), windows may lie anywhere inside; held_out int64 (W,), their starts.
+    Raises: ValueError, too few IDs for one window of each.
     """
     step = length - 1
     edges = np.linspace(0, num_ids, max(1, min(20, num_ids // (100 * step))) + 1).astype(np.int64)
@@ -51,7 +52,7 @@ class TextBatches:
 
     Args: ids integer (n,), the corpus; length int L; batch_size int, of the global batch; words int64 (V,),
         token IDs to draw random words from; seed int; first_id int, of [CLS], which every window begins with.
-    Attributes: num_eval, steps_per_epoch int; words_per_sequence float.
+    Attributes: num_eval, steps_per_epoch int; words_per_sequence float. ValueError: too few for one batch.
     """
     def __init__(self, ids, length, batch_size, words, seed, first_id):
         self.ids, self.length, self.batch_size, self.words = ids, length, batch_size, words
@@ -93,8 +94,9 @@ class TextBatches:
 class ItemSetBatches:
     """Segments of item sets: a run of at most L items of one page, wherever it begins; 0 pads. [SB §3.1]
 
-    Args: as TextBatches, and offsets int64 (P + 1,), where each page begins in ids; train_pages, eval_pages
-        int64, their numbers, of which pages of one item are skipped; limits (first, last), the IDs of items.
+    Args, attributes, errors: as TextBatches, and offsets int64 (P + 1,), where each page begins in ids;
+        train_pages, eval_pages int64, their numbers, of which pages of one item are skipped; limits (first,
+        last), the IDs of items.
     """
     def __init__(self, ids, offsets, train_pages, eval_pages, length, batch_size, words, seed, limits):
         self.length, self.batch_size, self.words, self.seed = length, batch_size, words, seed

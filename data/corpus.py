@@ -281,7 +281,7 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None):
 
     Args: data, field as in read_work; split, one of tokenizer.SPLITS; cache str, the folder of all corpora;
         max_subwords int, pieces of a BPE or phrases at most; quiet bool, no progress bar.
-    Returns: the folder that Corpus reads, one for every hash.
+    Returns: the folder that Corpus reads, one for every hash. Raises: InputError, data cannot be read.
     """
     identity = [FORMAT, data, split, max_subwords if split in SUBWORDS else None, field]
     for part in split_parts(data):

@@ -94,7 +94,10 @@ def parse_label(cell, task, source):
 
 
 def parse_rows(rows, task, source, has_labels=True):
-    """Return dict(first list[str], second list[str] or None, labels list[str] or list[float]) of rows."""
+    """Return dict(first list[str], second list[str] or None, labels list[str] or list[float]) of rows.
+
+    Args: rows list[dict]; task Task; source str, for messages; has_labels bool. InputError: they do not fit.
+    """
     known, columns = dict.fromkeys(name for row in rows[:100] for name in row), []
     for names in (*task.texts, *[task.label] * has_labels):
         name = next((name for name in names.split("|") if name in known), None)
@@ -127,7 +130,8 @@ def read_tests(name, args):
 def read_task(name, args):
     """Return Task, the training split, and dict name -> dev split, each as of parse_rows.
 
-    name is a key of TASKS, "pydoc", or "own": the files of --train and --dev; args has the flags.
+    name is a key of TASKS, "pydoc", or "own": the files of --train and --dev; args has the flags. Raises
+    InputError for a file that cannot be read or does not fit the task.
     """
     if name == "pydoc":
         return read_pydoc(args.cache)
