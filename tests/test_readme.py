@@ -268,7 +268,7 @@ def test_prose_numbers_follow_results():
         f"| {dense['sst2']:.1f} ± {dense['sst2_std']:.1f}; {lsh['sst2']:.1f} ± {lsh['sst2_std']:.1f} % |"]
     for claim in claims:
         assert claim in TEXT, claim
-    assert crowd["counted"] == 0 and rows("sketch")["median"]["ratio"] < 2.2  # "about twice the time of the mean"
+    assert crowd["counted"] == 0 and rows("sketch")["median"]["ratio"] < 2  # "about twice the time of the mean"
     assert len({round(row["first"], 1) for row in glue.values()}) == 1  # every model predicts "the"
     search = rows("bloom")
     assert search["alpha 50, peaked"]["ratio_sure"] > 30 and all(row["exact"] == "True" for row in search.values())
