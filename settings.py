@@ -52,12 +52,12 @@ def requirements():
     def reads(*formats):
         return dict(emb=names_with(EMBEDDINGS, "code_format", *formats))
     masking = dict(objective=names_with(OBJECTIVES, "head", "mlm", "hash-mlm"))
-    sketch = reads("digest", "sketch", "weighted")
-    sketch["objective"] = names_with(OBJECTIVES, "head", "hash-mlm")
-    seeded = dict(hash=[name for name, cls in HASHES.items() if "seed" in cls.options])
+    sketch = dict(reads("digest", "sketch", "weighted"), objective=names_with(OBJECTIVES, "head", "hash-mlm"))
+    fits, seeded = (dict(hash=[name for name, cls in HASHES.items() if flag in cls.options.values()])
+                    for flag in ("features", "hash_seed"))
     return dict(alpha=reads("digest"), coherent=reads("digest"), hashes=sketch, buckets=sketch, tied=masking,
                 weights=reads("weighted"), rows=reads("index", "weighted"), chunk=reads("chunks"),
-                bits=reads("bits", "chunks"), hash=reads(*HASHED), features=seeded, hash_seed=seeded | sketch,
+                bits=reads("bits", "chunks"), hash=reads(*HASHED), features=fits, hash_seed=seeded | sketch,
                 mask=masking, decay=dict(optimizer=["adamw"]), **dict.fromkeys(LSH, dict(attn=["lsh"])),
                 samples=dict(objective=[x for x, cls in OBJECTIVES.items() if issubclass(cls, SampledWords)]))
 
