@@ -1,6 +1,6 @@
 """Apply a trained model to text: misplaced words, masked words, item sets, labels, answers, similar words.
 
-    python infer.py --ckpt out/proj-lsh "True if two kubernetes are equal"      find misplaced words
+    python infer.py --ckpt out/proj-lsh "True if the two arrays have kubernetes same shape."  misplaced words
     python infer.py --ckpt out/lookup-bpe-mlm "Return the [MASK] of a list."    predict a masked word
     python infer.py --ckpt out/bloom-items "socket bind listen [MASK]"          complete an item set
     python infer.py --ckpt out/proj-lsh-sst2 "a charming journey"               classify a text
@@ -9,7 +9,7 @@
     python infer.py --ckpt out/proj-lsh-sst2 --file reviews.csv > labels.jsonl  one JSON object per row
     python infer.py --ckpt out/proj-lsh --file reviews.csv --vectors out.npy    one vector per row
 
-    from infer import Predictor; p = Predictor("out/proj-lsh"); p.detect("True if two kubernetes are equal")
+    from infer import Predictor; p = Predictor("out/proj-lsh"); p.detect("a text")
 
 Paper map:    [HF §3.6] Predictor.detect   [HF §3.3] Predictor.neighbors   [BERT §3.1] Predictor.fill_mask
               [BERT §4.2] Predictor.answer   [SB §2.5] Predictor.predict_missing
