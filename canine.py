@@ -218,7 +218,7 @@ def released_names(config):
 
 
 def load_released(folder):
-    """Return CanineConfig and weights, without a head, from config.json and the .bin or .safetensors here."""
+    """Return CanineConfig and weights, without a head, of a release's folder; ValueError: they do not fit."""
     try:
         settings = FIXED | json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
         if wrong := {name: settings[name] for name, value in FIXED.items() if settings[name] != value}:

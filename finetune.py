@@ -284,7 +284,7 @@ def fit(run, name, seed, path):
     torch.manual_seed(seed)
     model = build_model(run, name)
     groups = [dict(params=[p for name, p in model.named_parameters() if name.startswith("bag.") == is_bag],
-                   weight_decay=HashedBag.DECAY * is_bag) for is_bag in (False, True)]
+                   weight_decay=HashedBag.DECAY * is_bag) for is_bag in (False, True)]  # 0.0: Adam
     optimizer = torch.optim.AdamW(groups, a.lr, eps=1e-6, fused=run.device.type in ("cuda", "cpu"))
     order = [chosen for epoch in range(a.epochs) for chosen in length_batches(
         list(map(len, data.examples)), a.batch, np.random.default_rng([seed, epoch]))]

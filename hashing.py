@@ -9,9 +9,9 @@ Deviations:
     2. The vector of the hyperplanes is rounded to 1/4096: sums are exact integers, the same on every machine.
     3. The seed and the key are arguments, and state() returns them. The paper withholds the value of its key.
     4. The paper rotates one vector for the index (§3.3) and has T random hyperplanes for the bits (§3.5).
-       Here both rotate one vector, which correlates bits. fit numbers the n-grams at random, so a word's
-       128 bits are worth 127 independent ones: T² / Σ_ij c_ij², c_ij their correlation over random vectors.
-       Numbered by frequency, common n-grams would be neighbors with overlapping windows: 110 bits.
+       Here both rotate one vector, which correlates bits. fit numbers the n-grams at random: 128 bits of a
+       word are worth 127 independent ones, T² / Σ_ij c_ij² with c_ij their correlation over random vectors;
+       numbered by frequency 110, as the windows of common n-grams overlap.
     5. A byte order mark or a NUL separates words, as white space does.
 Notation: V words   T bits   N hash buckets   k bits of a chunk, or hash functions of a sketch of R rows each
 Demo: python hashing.py "play plays played"
@@ -117,7 +117,7 @@ def sketch_index(words, k, rows, seed=0, key=None):
     """Return k independent hash buckets per word, from disjoint slices of eight bytes of its digests. [CM]
 
     Args:
-        words: as in md5_digests; seed int, key str or None: HMAC key "{key} sketch {seed}", or plain MD5.
+        words: as in md5_digests; seed int; key str or None: HMAC-MD5 keyed with both, plain MD5 if neither.
         k, rows: int, number of hash functions, 1 .. 255, and R, the buckets of each, 1 .. 2**32.
     Returns: int64 (V, k), each in 0 .. R-1: play -> 409, 489, 306, 104, 165 of 500.
     """

@@ -63,7 +63,7 @@ class BPE:
         return cls(tokenizer.to_str())
 
     def split(self, text):
-        """Return pieces list[str] and spans list[(start, end)], the space before included."""
+        """Return pieces list[str] and spans list[(start, end)], each with the space before its piece."""
         encoding = self.tokenizer.encode(_make_encodable(text))
         return encoding.tokens, encoding.offsets
 

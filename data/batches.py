@@ -52,7 +52,8 @@ class TextBatches:
 
     Args: ids integer (n,), the corpus; length int L; batch_size int, of the global batch; words int64 (V,),
         token IDs to draw random words from; seed int; first_id int, of [CLS], which every window begins with.
-    Attributes: num_eval, steps_per_epoch int; words_per_sequence float. ValueError: too few for one batch.
+    Attributes: num_eval, steps_per_epoch int; words_per_sequence float.
+    Raises: ValueError, too few windows for one batch.
     """
     def __init__(self, ids, length, batch_size, words, seed, first_id):
         self.ids, self.length, self.batch_size, self.words = ids, length, batch_size, words

@@ -362,10 +362,11 @@ def test_dtype_auto_keeps_that_of_the_checkpoint(small, tmp_path):
         assert load_checkpoint(str(tmp_path / saved))["dtype"] == saved
 
 
-@pytest.mark.parametrize("flags", ["--hash lsh --bits 64 --dropout 0.1", "--emb median --attn lsh"])
+@pytest.mark.parametrize("flags", ["--hash md5 --bits 64 --dropout 0.1",
+                                   "--emb median --attn lsh --hash_seed 3"])
 def test_init_from_starts_with_the_weights_on_other_data(small, tmp_path, flags):
     """Words, sizes, hash and its seed come from the checkpoint."""
-    pretrain.main(small(*flags.split(), "--hash_seed", 3, out="start"))
+    pretrain.main(small(*flags.split(), out="start"))
     start, other = load_checkpoint(str(tmp_path / "start")), tmp_path / "other.txt"
     other.write_text(" ".join(make_words(60, 9) * 40))
     begin = small("--data", other, "--init_from", tmp_path / "start", "--batch", 5, out="next")
@@ -376,8 +377,8 @@ def test_init_from_starts_with_the_weights_on_other_data(small, tmp_path, flags)
     assert (codes == run.model.codes[FIRST_WORD_ID:].numpy()).all()
     train_until_step_4(begin)
     assert math.isfinite(pretrain.main(begin)["eval_loss"]) and read_log(tmp_path / "next")[-1]["step"] == 6
-    assert_refused(pretrain.main, small("--data", other, "--batch", 5, *flags.split(), "--hash_seed", 3,
-                                        out="next"), "init_from was", "start at step 6 and is None")
+    assert_refused(pretrain.main, small("--data", other, "--batch", 5, *flags.split(), out="next"),
+                   "init_from was", "start at step 6 and is None")
 
 
 def test_init_from_takes_sizes_words_and_recipe_from_the_checkpoint(sets, tmp_path):
