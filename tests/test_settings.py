@@ -107,7 +107,7 @@ ACCEPTED = dict(alpha="--emb bloom", coherent="--split items", hashes="--emb med
                 weights="--emb weighted", buckets="--objective hash-mlm",
                 mask="--emb lookup --objective mlm", tied="--emb median", decay="--optimizer adamw",
                 samples="--emb lookup --objective sampled", rows="--emb weighted", chunk="--emb pool",
-                bits="--emb add", hash="--emb emb", features="--hash lsh", hash_seed="--emb median --objective sr")
+                bits="--emb add", hash="--emb emb", features="--hash lsh", hash_seed="--hash lsh")
 REFUSED = dict(decay="--optimizer adam", bits="--emb emb", hash="--emb lookup", features="--hash md5",
                hash_seed="--emb pool --hash md5")
 
