@@ -31,7 +31,8 @@ import torch
 import torch.nn.functional as F
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-for name in ("bloom", "canine", "data", "infer_io", "model", "runtime", "tokenizer"):
+for name in ("attention bag blocks bloom canine console data embeddings hashing infer_io model runtime "
+             "tokenizer").split():
     found = getattr(importlib.util.find_spec(name), "origin", None) or "none"
     if not found.startswith(FOLDER + os.sep):  # another project's module comes first
         raise ImportError(f"{name}: expected that of {FOLDER}, got {found}. Copy all that infer.py imports, "
@@ -218,7 +219,7 @@ class Predictor(TextModel):
         """Return the logits of the inputs of texts, which predict() has computed or are computed now."""
         if self.config.head != head:
             raise InputError(f"--ckpt: expected head {head} ({HEADS[head].command}), got {self.config.head}.")
-        inputs = self.read(*texts)
+        inputs = self.read(*self.check_texts([text for text in texts if text is not None], False))
         is_ready = self.ready.keys() >= {*map(tuple, inputs)}
         logits = [self.ready[tuple(ids)] for ids in inputs] if is_ready else self.compute(inputs)
         if self.config.predicts_rows and not len(logits[0]):
@@ -333,10 +334,11 @@ def run(args):
     check_flags(args, p)
     is_set, columns = not p.config.order, NEAR.columns if args.near else p.columns
     if args.words:
-        rows = read_texts(args.words, ["text"], is_set=is_set)
+        rows = read_texts(args.words, ["text"], is_set=is_set, advice="Keep one column, or name it text.")
         texts = [text for _, texts in rows for text in texts if isinstance(text, str)]
-        words = texts if is_set else [word for text in texts for word in p.tokenizer.split(text)[0]]
-        p.set_candidates(list(dict.fromkeys(words)))
+        # of an item set a line is one name, as the tab says
+        texts = [text + "\t" for text in texts] if is_set else texts
+        p.set_candidates(list(dict.fromkeys(word for text in texts for word in p.tokenizer.split(text)[0])))
     options = dict(near=args.near, raw=args.raw, k=args.top_k, beam=args.beam)
     rows = read_texts(args.file, columns, args.columns, is_set) if args.file else iter([(1, args.texts)])
     if args.vectors:

@@ -64,10 +64,11 @@ def split_masked(tokenizer, text):
     return pairs[:-1]
 
 
-def read_texts(path, texts, chosen=None, is_set=False):
+def read_texts(path, texts, chosen=None, is_set=False, advice="Use --text NAME."):
     """Yield (number from 1, list[str]) of a file's rows. InputError: it is damaged or has no such columns.
 
-    Columns of a table: `chosen` ("a,b"), else those named in `texts`, else the only one of text or lists.
+    Columns of a table: `chosen` ("a,b"), else those named in `texts`, else the only one of text or lists;
+    advice: what to do if there are several.
     """
     rows, is_table, seq = read_rows(path), get_ending(path) != ".txt", list if is_set else ()
     if is_table and (head := list(itertools.islice(rows, 100))):
@@ -75,10 +76,10 @@ def read_texts(path, texts, chosen=None, is_set=False):
         lists = [name for name in known if any(isinstance(row.get(name), seq) for row in head)]
         names = [next((name for name in x.split("|") if name in known), None) for x in texts]
         names = lists if len(lists) == 1 else names
-        names = chosen.split(",") if chosen else names
+        names = [name.strip() for name in chosen.split(",")] if chosen else names
         if len(names) != len(texts) or len(names) > 1 and None in names:
             raise InputError(f"--text: expected {len(texts)} of {', '.join(known)}, got {chosen or 'none'}.")
-        names = [choose_column(path, head, name, "--text") for name in names]
+        names = [choose_column(path, head, name, advice) for name in names]
         print(f"columns: {', '.join(names)} of {path}", file=sys.stderr)
     for i, row in enumerate(rows, 1):
         if is_table:  # the last tab of a list says that no name ends at a space

@@ -17,7 +17,7 @@ from embeddings import EMBEDDINGS
 from model import CHOICES, PRESETS, Config, Model, load_config
 from objectives import OBJECTIVES, SampledWords
 from runtime import HelpFormatter, InputError, add_device_flags, at_least, blame_input
-from tokenizer import FIRST_WORD_ID, HASHES, SPLITS
+from tokenizer import FIRST_WORD_ID, HASHES, SPLITS, SUBWORDS
 
 SIZES = PRESETS | {"bert-lsh-fast": PRESETS["bert-lsh"]}
 # How each size is trained. micro: sequences a device holds at once; lr_mlm: lr of other objectives than sr
@@ -32,6 +32,7 @@ RECIPES = {
     "superbloom": dict(batch=1024, micro=64, steps=1_000_000, lr=1e-4, warmup=10_000, alpha=50,
                        optimizer="adam", schedule="rsqrt"),  # [SB §3.2]
 }
+COMMON = dict(alpha=25, mask=0.15, samples=8_192, decay=0.01, hash="lsh")  # of recipes that do not say
 
 LSH = ("lsh_bands", "lsh_buckets", "lsh_hashes", "lsh_fill", "lsh_pairs", "lsh_redraw")
 # flags with the names of Config's fields
@@ -55,11 +56,13 @@ def requirements():
     sketch = dict(reads("digest", "sketch", "weighted"), objective=names_with(OBJECTIVES, "head", "hash-mlm"))
     fits, seeded = (dict(hash=[name for name, cls in HASHES.items() if flag in cls.options.values()])
                     for flag in ("features", "hash_seed"))
-    return dict(alpha=reads("digest"), coherent=reads("digest"), hashes=sketch, buckets=sketch, tied=masking,
-                weights=reads("weighted"), rows=reads("index", "weighted"), chunk=reads("chunks"),
-                bits=reads("bits", "chunks"), hash=reads(*HASHED), features=fits, hash_seed=seeded | sketch,
-                mask=masking, decay=dict(optimizer=["adamw"]), **dict.fromkeys(LSH, dict(attn=["lsh"])),
-                samples=dict(objective=[x for x, cls in OBJECTIVES.items() if issubclass(cls, SampledWords)]))
+    return dict(
+        vocab=reads("row", "digest") | dict(split=[*SUBWORDS]), alpha=reads("digest"),
+        coherent=reads("digest"), hashes=sketch, buckets=sketch, tied=masking, weights=reads("weighted"),
+        rows=reads("index", "weighted"), chunk=reads("chunks"), bits=reads("bits", "chunks"),
+        hash=reads(*HASHED), features=fits, hash_seed=seeded | sketch, mask=masking,
+        samples=dict(objective=[x for x, cls in OBJECTIVES.items() if issubclass(cls, SampledWords)]),
+        decay=dict(optimizer=["adamw"]), **dict.fromkeys(LSH, dict(attn=["lsh"])))
 
 
 def fill(args, **defaults):
@@ -92,7 +95,7 @@ def resolve(args, world, start=None):
     """
     shape = adopt(args, start) if start else dict(SIZES[args.preset or "tiny"])
     fill(args, preset="tiny")
-    recipe = dict(alpha=25, mask=0.15, samples=8_192, decay=0.01, hash="lsh") | RECIPES[args.preset]
+    recipe = COMMON | RECIPES[args.preset]
     is_sets = (args.split or ("items" if args.emb == "bloom" or "order" in shape else "")) == "items"
     fill(args, emb=shape.get("emb", "bloom" if is_sets else "proj"), attn=shape.get("attn", "full"))
     kind = EMBEDDINGS[args.emb].code_format
@@ -195,10 +198,12 @@ def parser(description):
     flag("--cache", default="cache", metavar="DIR", help="folder of prepared corpora, which fit every hash")
 
     flag = group("hashes", "MD5 gives words random bits, LSH similar words similar bits. [HF §3.2] [HF §3.3]")
-    flag("--hash", choices=tuple(HASHES), help="hash of emb, pool, add, proj; lsh: of n-grams (default: lsh)")
+    flag("--hash", choices=tuple(HASHES), help=(
+        f"hash of {', '.join(names_with(EMBEDDINGS, 'code_format', *HASHED))}; lsh: of n-grams "
+        f"(default: {COMMON['hash']})"))
     flag("--bits", type=at_least(8, int, 1 << 16), metavar="T", help=f"of each hash (default: {Config.bits})")
     flag("--chunk", **count, help=f"bits of a chunk (pool), of 2^k rows (default: {Config.chunk})")
-    flag("--features", **count, help="n-grams that count, the most frequent ones (lsh; default: 50,000)")
+    flag("--features", **count, help="most frequent n-grams, at least --bits or --rows (default: 50,000)")
     flag("--key", help="secret key of MD5 (default: plain MD5)")
     flag("--hash_seed", type=at_least(0), metavar="S", help="seed of LSH, Bloom maps, sketches (default: 0)")
 
@@ -216,28 +221,32 @@ def parser(description):
                            length="positions, [CLS] included", types="token type embeddings").items():
         number = at_least(dict(layers=0, length=2).get(name, 1), maximum=1 << 20)
         flag(f"--{name}", type=number, metavar="n", help=f"{text} (default: the preset's)")
-    flag("--rows", **count, help="hash buckets of emb (default: the preset's)")
+    flag("--rows", **count, help="hash buckets of emb and weighted (default: the preset's)")
     flag("--act", choices=CHOICES["act"], help="feed-forward activation (default: the preset's)")
-    flag("--dropout", type=float, metavar="p", help="also of attention weights (default: 0.1, tiny 0)")
+    flag("--dropout", type=float, metavar="p", help=f"also of attention (default: {Config.dropout}, tiny 0)")
     flag("--tied", action=argparse.BooleanOptionalAction, help="predict masked words by the embedding's rows "
          "and not the head's, which learn sooner and take as many parameters again (default: lookup, bloom)")
 
     flag = group("Bloom digests (--emb bloom)", "An item is m hash tokens, alpha items share one. [SB §3.2]")
-    flag("--alpha", **count, help="items that share a token, at most about √N (default: 25, superbloom 50)")
+    flag("--alpha", **count, help=(
+        f"items that share a token, at most about √N (default: {COMMON['alpha']}, superbloom 50)"))
     flag("--hashes", type=at_least(1, maximum=99), metavar="m", help="of an item (default: 2), a sketch (5)")
     flag("--coherent", type=at_least(0), metavar="n", help="maps with items of a page together (default: 0)")
 
     flag = group("count-median sketch (--emb mean, median, weighted; --objective hash-mlm)",
                  "A word is the median or mean of one row of each of k blocks [CM], or a weighted sum. [SV]")
-    flag("--buckets", **count, help="rows, or classes, of a hash function (default: 500)")
-    flag("--weights", **count, help="rows of the importance table of weighted (default: 50,000)")
+    flag("--buckets", **count, help=f"rows, or classes, of a hash function (default: {Config.buckets})")
+    flag("--weights", **count, help=(
+        f"rows of the importance table of weighted (default: {Config.weights:,})"))
 
     flag = group("attention (all but --attn require --attn lsh)",
                  "lsh: only pairs that collide under SimHash, computed exactly. [BL §2.1]")
     flag("--attn", choices=("full", "lsh"), help="(default: full, or the preset's)")
-    flag("--lsh_bands", **size, help="hyperplanes of a hash; more: fewer collisions (default: 8, bert-lsh 2)")
-    flag("--lsh_buckets", **size, help="buckets of a hash function (default: 256)")
-    flag("--lsh_hashes", **size, help="hash functions; a pair collides if one agrees (default: 1)")
+    flag("--lsh_bands", **size, help=(
+        f"hyperplanes of a hash; more: fewer collisions (default: {Config.lsh_bands}, bert-lsh 2)"))
+    flag("--lsh_buckets", **size, help=f"buckets of a hash function (default: {Config.lsh_buckets})")
+    flag("--lsh_hashes", **size, help=(
+        f"hash functions; a pair collides if one agrees (default: {Config.lsh_hashes})"))
     flag("--lsh_fill", choices=("zero", "mask"), help="other pairs weigh exp(0), or nothing (default: zero)")
     flag("--lsh_pairs", choices=("upper", "all"), help=(
         "upper: (i, j) and (j, i) share a score, as in the released code (default: upper, of item sets all)"))
@@ -247,9 +256,10 @@ def parser(description):
                  "sampled: mlm over sampled rows. [SB §3.3] hash-mlm: hashes of masked words. [SB §2.4] [CM]")
     flag("--objective", choices=tuple(OBJECTIVES), help="mlm and sampled require --emb lookup, hash-mlm any "
          "other (default: sr; hash-mlm or mlm for mean, median, bloom, sets, presets that predict words)")
-    flag("--mask", type=float, metavar="p", help="share masked (default: 0.15, superbloom-small 0.40)")
+    flag("--mask", type=float, metavar="p", help=(
+        f"share masked (default: {COMMON['mask']}, superbloom-small 0.40)"))
     flag("--samples", metavar="n", type=at_least(1, maximum=2**20),
-         help="rows of the sampled softmax (default: 8,192)")
+         help=f"rows of the sampled softmax (default: {COMMON['samples']:,})")
 
     flag = group("training", "Warm-up, then decay: linear [HF Table 4] or inverse square root. [SB §3.2]")
     flag("--init_from", metavar="DIR", help="start from weights of another run, whose words and sizes stay")
@@ -260,7 +270,8 @@ def parser(description):
     flag("--warmup", type=at_least(0), metavar="n", help="steps to the peak (default: the preset's)")
     flag("--schedule", choices=("linear", "rsqrt"), help="decay (default: linear, superbloom rsqrt)")
     flag("--optimizer", choices=("adamw", "adam"), help="adam: no decay (default: adamw, superbloom adam)")
-    flag("--decay", type=at_least(0, float), metavar="w", help="weight decay of adamw (default: 0.01)")
+    flag("--decay", type=at_least(0, float), metavar="w", help=(
+        f"weight decay of adamw (default: {COMMON['decay']})"))
     flag("--clip", type=at_least(0, float), default=1.0, metavar="g", help="largest gradient norm")
     flag("--seed", type=at_least(0), default=0, metavar="S", help="seed of weights, batches, noise, dropout")
 

@@ -125,17 +125,17 @@ def read_hub(name, config=None, split="train"):
         raise InputError(f"{name}: could not be loaded from the hub ({error!r:.99}). Download it.") from error
 
 
-def choose_column(source, rows, field=None, flag="--field"):
+def choose_column(source, rows, field=None, advice="Use --field NAME."):
     """Choose the column of the text: `field`, else the one called text, else the only column of strings.
 
-    Args: source str and flag str (which sets field), named in errors; rows list of dict, the first ones.
+    Args: source and advice str, for errors; rows list of dict, the first ones.
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     strings = [name for name in columns if any(isinstance(row.get(name), str) for row in rows)]
     names = (["text"] * ("text" in columns) or strings) if field is None else [field]
     if len(names) != 1 or names[0] not in columns:
         found, expected = ", ".join(columns), f"a column {field}" if field else "one column of text"
-        raise InputError(f"{source}: expected {expected}, got {found}. Use {flag} NAME.")
+        raise InputError(f"{source}: expected {expected}, got {found}. {advice}")
     return names[0]
 
 
@@ -143,7 +143,7 @@ def choose_set_columns(source, rows, field=None):
     """Choose the column of item lists (one name), or of a page and an item per row (two names)."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lists = [name for name in columns if any(isinstance(row.get(name), list) for row in rows)]
-    names = field.split(",") if field else lists or columns
+    names = [name.strip() for name in field.split(",")] if field else lists or columns
     if len(names) > 2 or not field and len(lists) > 1 or not set(names) <= set(columns):
         expected = f"columns {field}" if field else "a list of items, or two columns, a page and an item"
         raise InputError(f"{source}: expected {expected}, got {', '.join(columns)}. Use --field NAME[,NAME].")

@@ -155,7 +155,7 @@ def test_choose_column(header, field, column, write):
     rows = list(read_rows(write("a.csv", header + "\n" + header.replace("n", "7") + "\n")))
     message = "a.csv: expected .* got n, body. Use --text NAME"
     with contextlib.nullcontext() if column else pytest.raises(InputError, match=message):
-        assert choose_column("a.csv", rows, field, "--text") == column
+        assert choose_column("a.csv", rows, field, "Use --text NAME.") == column
 
 
 def test_chosen_columns_are_printed_once(write, tmp_path, capsys):
@@ -231,7 +231,7 @@ def test_item_sets_of_every_kind(write, pages_path, prepared):
     assert pages("e.tsv", "page\titem\n1\t30\n2\t4\n1\t7\n") == [["30", "7"], ["4"]]
     gaps = [dict(a=["x", "y"], b="z"), dict(a=None, b="q"), dict(a=["w"], b=""), dict(b="v")]
     assert pages("f.jsonl", to_lines(gaps)) == [["x", "y"], ["w"]]  # never the row's other column
-    assert pages("j.csv", "o,date,sku\n1,x,30\n2,x,4\n1,y,7\n", field="o,sku") == [["30", "7"], ["4"]]
+    assert pages("j.csv", "o,date,sku\n1,x,30\n2,x,4\n1,y,7\n", field="o, sku") == [["30", "7"], ["4"]]
     assert item_names("New  York\tJazz\t") == ["New York", "Jazz"]
 
 

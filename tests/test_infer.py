@@ -205,6 +205,8 @@ def test_candidates_may_be_words_that_no_text_had_also_with_a_key(tmp_path, path
     words.write_text("Xylophone zebra\n\nzebra unheard-of\n")
     words.with_suffix(".csv").write_text("n,text\n1,Xylophone zebra\n2,zebra unheard-of\n")
     empty.touch()
+    columns = tmp_path / "columns.csv"
+    columns.write_text("a,b\nx,y\n")
     config = Config(**SHAPE, emb="weighted", head="hash-mlm", hashes=2, rows=41, weights=31)
     keyed = save(tmp_path / "keyed", HashTokenizer(config, key="s"), make_words(9))
     for file, path in ((words, keyed), (words.with_suffix(".csv"), paths["missing"])):
@@ -212,7 +214,8 @@ def test_candidates_may_be_words_that_no_text_had_also_with_a_key(tmp_path, path
         assert "of 5 scored" in out and {*out.split()} >= {"xylophone", "zebra", "unheard", "-", "of"}
     assert "xylophone" in run_infer(paths["detect"], "--near", "zebra", "--words", words)
     for name, file, says in (("missing", tmp_path / "gone.txt", "gone.txt"), ("missing", "", "--words"),
-                             ("missing", empty, "--words"), ("fill", words, "--words requires")):
+                             ("missing", empty, "--words"), ("fill", words, "--words requires"),
+                             ("missing", columns, "got a, b. Keep one column, or name it text.")):
         assert_refused(infer.main, ["--ckpt", paths[name], "--words", str(file), "a [MASK]"], says)
 
 
@@ -239,15 +242,20 @@ def test_hashed_sets_match_candidates_of_several_words(tmp_path):
     save(tmp_path / "ckpt.pt", HashTokenizer(config, split="items"), ["Miles Davis", "Bill Evans", "x"])
     [found] = Predictor(tmp_path).predict_missing("Miles Davis [MASK]", 9)
     assert dict(found["items"]).keys() == {"Bill Evans", "x"}
-    (tmp_path / "names.txt").write_text("Miles Davis\nGil Evans\n\n")
-    first, second = run_infer(tmp_path, "--words", tmp_path / "names.txt", "Miles Davis [MASK]").splitlines()
-    assert "of 2 scored" in first and second.endswith("Gil Evans")
+    (tmp_path / "names.txt").write_text("Miles  Davis\nGil Evans\n\n")
+    (tmp_path / "names.jsonl").write_text('{"items": ["Miles Davis", "Gil Evans"]}\n')
+    for file in ("names.txt", "names.jsonl"):
+        first, second = run_infer(tmp_path, "--words", tmp_path / file, "Miles Davis [MASK]").splitlines()
+        assert "of 2 scored" in first and second.endswith("Gil Evans")
 
 
 def test_classify_sorts_labels_cuts_long_texts_scales_numbers_and_equals_fine_tuning(untrained):
     labels = untrained["classify"].classify("the cat " * 100)
     assert {label for label, _ in labels} == {"up", "down"} and labels[0][1] >= labels[1][1]
     assert untrained["classify"].classify("the cat " * 100, k=1) == labels[:1]
+    for name, texts in (("classify", ("one", "two")), ("classify_pair", ("one",)), ("classify", (5,))):
+        with pytest.raises(InputError, match="text: expected"):
+            untrained[name].classify(*texts)
     [logit], numbers = untrained["score"].logits("classify", "the cat"), untrained["score"].classify("the cat")
     assert numbers == [("stars", pytest.approx(2 * logit.item() + 3))]
     p = untrained["classify_pair"]
@@ -299,7 +307,7 @@ def test_file_chooses_columns_and_says_which(paths, tmp_path):
     done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path, "--text", "body")
     first, second = map(json.loads, done.out.splitlines())
     assert first["texts"] == ["a zebra"] and "expected words" in second["error"] and "columns: body" in done.err
-    [row, _] = run_infer(paths["classify_pair"], "--file", path, "--text", "title,body")
+    [row, _] = run_infer(paths["classify_pair"], "--file", path, "--text", "title, body")
     assert row["texts"] == ["the cat", "a zebra"]
     for name, flags, says in (("classify", (), "id, title, body"), ("classify", ("--text", "gone"), "gone"),
                               ("classify_pair", (), "id, title, body"), ("classify_pair", ("--text", "body"), "body"),

@@ -103,7 +103,7 @@ def example(flag):
     return [f"--{flag}"] if action.nargs == 0 else [f"--{flag}", str(value)]
 
 
-ACCEPTED = dict(alpha="--emb bloom", coherent="--split items", hashes="--emb median",
+ACCEPTED = dict(vocab="--emb proj --split bpe", alpha="--emb bloom", coherent="--split items", hashes="--emb median",
                 weights="--emb weighted", buckets="--objective hash-mlm",
                 mask="--emb lookup --objective mlm", tied="--emb median", decay="--optimizer adamw",
                 samples="--emb lookup --objective sampled", rows="--emb weighted", chunk="--emb pool",
