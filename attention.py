@@ -13,8 +13,9 @@ Deviations:
        where measure_costs predicts that this is faster. The two ways round differently.
     3. The hyperplanes are drawn once, or once per step, not in every forward pass as in the authors' code.
     4. LSH attention has no dropout on weights: a pair that does not collide has no weight of its own.
-    5. The default is pairs="all". The released code, and the 28.5 dot products printed, are of a triangle,
-       "upper". Algorithm 1 as printed runs over all of C, and the last writer of A[i, j] = A[j, i] wins.
+    5. The default is pairs="all", of models pairs="upper" (--lsh_pairs): the released code and the 28.5 dot
+       products printed are of this triangle. Algorithm 1 as printed runs over all of C, and the last writer
+       of A[i, j] = A[j, i] wins.
 Notation:
     B batch   H heads   L positions   e head size   n hash functions   r hyperplanes per function ("bands")
     m hash buckets   u width of the values   BH = B·H sequences   N = BH·L rows   i query   j key   s score
@@ -378,7 +379,7 @@ def main(argv=None):
     """Demo: print which pairs collide and compare the sparse result with the reference."""
     generator = torch.Generator().manual_seed(0)
     centers = torch.randn(3, 64, generator=generator).repeat_interleave(4, 0)  # (12, e)
-    q, k, v = centers + 0.3 * torch.randn(3, 1, 1, 12, 64, generator=generator)
+    q, k, v = centers + 0.1 * torch.randn(3, 1, 1, 12, 64, generator=generator)
     planes, coef = draw_hyperplanes(1, 1, 4, 64, 64, generator)
     hq, hk = simhash(q, planes, coef, 64), simhash(k, planes, coef, 64)
     print("12 positions in 3 groups of 4 similar vectors. Rows are queries, columns are keys.\n"

@@ -188,7 +188,7 @@ def gather_rows(rows, i, G):
 
 
 def compare(operation, a, b, dtype):
-    """Return 1 where operation(a, b) holds, else 0. On a CPU bool and its conversion take 5 times as long."""
+    """Return 1 where operation(a, b) holds, else 0. A bool and its conversion would be two passes."""
     return operation(a, b, out=a.new_empty(torch.broadcast_shapes(a.shape, b.shape), dtype=dtype))
 
 

@@ -61,10 +61,12 @@ class BloomMap:
         np.put_along_axis(places, np.stack(orders), np.arange(n_items)[None], 1)
         # The items take a share alpha / R^(m-1) of all R^m digests. Above 1/4 swaps often meet a digest that
         # is taken, so _deal builds maps 1, 2, ... anew. Otherwise _repair swaps the few items that need it.
-        maps_to_deal = range(1, m) if R ** (m - 1) < 4 * alpha and not self._has_orders else ()
-        is_possible = R ** (m - 1) >= min(alpha, n_items)  # the items of a bucket differ in the other maps
-        if not (is_possible and all(self._deal(places, j) for j in maps_to_deal) and (
-                self._repair(places) or self._has_orders and self._deal(places, m - 1))):
+        is_built = R ** (m - 1) >= min(alpha, n_items)  # the items of a bucket differ in the other maps
+        if is_built and R ** (m - 1) < 4 * alpha and not self._has_orders:
+            is_built = all(self._deal(places, j) for j in range(1, m))
+        if is_built:
+            is_built = self._repair(places) or self._has_orders and self._deal(places, m - 1)
+        if not is_built:
             raise ValueError(f"alpha: expected about {int(n_items ** (1 - 1 / m)):,} at most, got {alpha}.")
         self.digest = (places // alpha).astype(np.int32).T  # (N, m), each map's column in one piece
         self.members = np.full((m, R, alpha), -1, np.int32)
@@ -330,15 +332,15 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     todo = torch.arange(P, device=logp.device)  # the positions without a certificate; x and before are theirs
     before = ids.new_empty(P, m, 0)  # the buckets of earlier rounds
     while len(todo) and (rounds is None or turn < rounds):
-        x, left_out = logp if not turn else logp[todo], exclude[todo]
+        x = logp if not turn else logp[todo]
         if turn and m * width * bloom_map.alpha >= N:  # scoring all costs no more than this beam
-            ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score, left_out)
+            ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score, exclude[todo])
             certified[todo], scored[todo] = True, N
             break
         # subtle: a bucket of probability 0 is clamped, to come before those of earlier rounds at -inf
         rest = x if not turn else x.clamp(min=torch.finfo(x.dtype).min).scatter(2, before, -torch.inf)
         fresh = _best(rest, width - before.shape[2])[1]  # (P, m, b), line 4: the buckets of this round
-        items, each, count = _score_candidates(x, digest, members, fresh, before, gamma, left_out)
+        items, each, count = _score_candidates(x, digest, members, fresh, before, gamma, exclude[todo])
         best, place = torch.cat([scores[todo], *each], 1).topk(k)  # lines 5 and 6, with the best so far
         ids[todo] = torch.cat([ids[todo], *items], 1).gather(1, place).masked_fill(best == -torch.inf, -1)
         scores[todo], scored[todo] = best, scored[todo] + count

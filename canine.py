@@ -23,12 +23,11 @@ import torch.nn.functional as F
 
 from attention import Dropout
 from model import Config, Model, TransformerLayer
-from tokenizer import HashTokenizer
+from tokenizer import FIRST_WORD_ID, SEP, HashTokenizer
 
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # of the k hash functions
 RATE, BLOCK = 4, 128  # characters of a window of the convolutions, and of a block of local attention
-# code points of token IDs 0 to 4, as in tokenizer.py [PAD] [CLS] [SEP] [UNK] [MASK]; others are ID - 5
-SPECIAL_POINTS, SEP, FIRST_ID = (0, 0xE000, 0xE001, 0xE004, 0xE003), 2, 5
+SPECIAL_POINTS = 0, 0xE000, 0xE001, 0xE004, 0xE003  # code points of [PAD] [CLS] [SEP] [UNK] [MASK]
 # config.json of the release: the names of sizes, and what is the same for all
 SIZES = dict(layers="num_hidden_layers", width="hidden_size", heads="num_attention_heads",
              ffn="intermediate_size", rows="num_hash_buckets", positions="num_hash_buckets",
@@ -106,8 +105,8 @@ class Canine(nn.Module):
 
     def embed(self, ids):
         """Return (..., d) of token IDs int64 (...): a row of d/k from each of the k tables. [CA §3.1]"""
-        special = torch.tensor(SPECIAL_POINTS, device=ids.device)[ids.clamp(max=FIRST_ID - 1)]
-        points = torch.where(ids < FIRST_ID, special, ids - FIRST_ID)
+        special = torch.tensor(SPECIAL_POINTS, device=ids.device)[ids.clamp(max=FIRST_WORD_ID - 1)]
+        points = torch.where(ids < FIRST_WORD_ID, special, ids - FIRST_WORD_ID)
         starts = torch.arange(len(PRIMES), device=ids.device) * self.config.rows  # (k,), of the tables
         return self.embedding(hash_rows(points, self.config.rows) + starts).flatten(-2)  # (..., k, d/k)
 
@@ -170,7 +169,7 @@ class CharacterTokenizer:
 
     def ids(self, words):
         """Return int32 (n,), code points + 5, of a text or list of characters; case and spaces are kept."""
-        return np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), "<i4") + np.int32(FIRST_ID)
+        return np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), "<i4") + FIRST_WORD_ID
 
     def ids_of_texts(self, texts):
         """Return a list of int32 (characters,), one for each text."""

@@ -3,8 +3,8 @@
     python -m pytest -q test_all.py        under a minute, no network
     python -m pytest -q -n 2               everything: the laws, edge cases and faults are in tests/
 
-Bands of statistical tests are six standard deviations wide: a correct program fails one run in ten million,
-while a wrong constant moves the mean by far more.
+Bands of statistical tests are six standard deviations to each side, and seeds are fixed: a failure is a
+fault, not chance. A wrong constant moves the mean by far more.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ def test_split_words_by_hand():
 
 
 def test_md5_golden_values():
-    """md5("play") = a34c..., cut by hand into 10-bit chunks: 1010 0011 10 = 654, 11 0100 1100 = 820, ..."""
+    """md5("play") = a3b34c..., cut by hand into 10-bit chunks: 1010 0011 10 = 654, 11 0011 0100 = 820, ..."""
     assert hashing.md5_digests(["play"]).tobytes().hex() == "a3b34c0871dc2fd51eec5559b68f709d"
     chunks = hashing.bits_to_chunks(hashing.md5_bits(["play"]), 10)
     assert chunks.tolist() == [[654, 820, 770, 113, 880, 765, 327, 748, 341, 411, 419, 880, 157]]
