@@ -38,8 +38,8 @@ class Output:
 
 
 @contextlib.contextmanager
-def exit_on_bad_input(script, needs_output=False):
-    """Print bad input as one line and exit with code 2, after Ctrl-C with 130. Wrap all of a main() in it.
+def exit_on_bad_input(script, needs_output=False, hint=""):
+    """Print bad input as one line and exit with code 2, after Ctrl-C a hint and 130. Wrap a main() in it.
 
     Bad input is an InputError, an OSError or a size that exceeds the memory. In the block stdin takes any
     bytes and stdout any text; a stdout that cannot be written ends only a script that needs_output.
@@ -57,7 +57,7 @@ def exit_on_bad_input(script, needs_output=False):
             if isinstance(error, RuntimeError) and not is_known:
                 raise
             if isinstance(error, KeyboardInterrupt):
-                reason, code = str(error) or "Interrupted.", 130
+                reason, code = f"Interrupted. {hint}".strip(), 130
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process is ending: once is enough
             print(f"{script}: {reason}", file=sys.stderr)
             raise SystemExit(code) from None

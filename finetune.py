@@ -455,16 +455,13 @@ def parser():
 def main(argv=None):
     """Fine-tune as the command line, or the list argv, says; return the content of results.json on rank 0."""
     args = parser().parse_args(argv)
-    with exit_on_bad_input("finetune.py"):
-        try:
-            run = build_run(args)
-            with lock_output(args.out, run.rank):
-                claim_output(run)
-                done = collections.ChainMap(*gather_from_ranks(run_jobs(run)))
-                barrier_before_exit()
-                return finish(run, done) if run.rank == 0 else None
-        except KeyboardInterrupt as error:
-            raise KeyboardInterrupt("Interrupted. Rerun the command: it keeps finished seeds.") from error
+    with exit_on_bad_input("finetune.py", hint="Rerun the command: it keeps finished seeds."):
+        run = build_run(args)
+        with lock_output(args.out, run.rank):
+            claim_output(run)
+            done = collections.ChainMap(*gather_from_ranks(run_jobs(run)))
+            barrier_before_exit()
+            return finish(run, done) if run.rank == 0 else None
 
 
 if __name__ == "__main__":
