@@ -200,7 +200,7 @@ def get_description(run, name):
 
 @functools.lru_cache(maxsize=1)
 def prepare_task(run, name):
-    """Return the data of a task and the tokenizer that knows its words; the latest task's are kept."""
+    """Return the data of a task, with the tokenizer that knows its words; the latest task's are kept."""
     (task, train, dev), before = run.texts[name], get_description(run, name)
     a, length = run.args, run.config.length
     with blame_input(f"--ckpt {a.ckpt}" if a.ckpt else "--preset"):
@@ -212,11 +212,9 @@ def prepare_task(run, name):
             counts = collections.Counter(word for text in texts for word in list_words(text))
             tokenizer = HashTokenizer(run.config, hash_name="lsh", hash=NgramLSH.fit(counts))
         if task:
-            data = SequenceClassification(task, train, dev, tokenizer, length, a.limit, before.get("scale"))
-        else:
-            data = QuestionAnswering(train, dev, tokenizer, length, a.stride or before.get("stride"),
-                                     a.max_answer or before.get("longest"), a.limit, name == "squad_v2")
-    return data, tokenizer
+            return SequenceClassification(task, train, dev, tokenizer, length, a.limit, before.get("scale"))
+        return QuestionAnswering(train, dev, tokenizer, length, a.stride or before.get("stride"),
+                                 a.max_answer or before.get("longest"), a.limit, name == "squad_v2")
 
 
 def new_model(run, data):
@@ -228,13 +226,13 @@ def new_model(run, data):
 
 def build_model(run, name):
     """Return the model, with a new head unless the checkpoint was fine-tuned for this very task."""
-    data, tokenizer = prepare_task(run, name)
-    model, weights = new_model(run, data), run.checkpoint.get("model", {})
+    data, weights = prepare_task(run, name), run.checkpoint.get("model", {})
+    model = new_model(run, data)
     heads = () if get_description(run, name) else ("head.", "bag.")
     heads += ("bag.",) * (len(weights.get("bag.weight", ())) != model.config.bag)  # another --bag
     weights = {key: weight for key, weight in weights.items() if not key.startswith(heads)}
     model.load_state_dict(weights, strict=False)
-    model.to(run.device).set_codes(torch.from_numpy(tokenizer.codes()))
+    model.to(run.device).set_codes(torch.from_numpy(data.tokenizer.codes()))
     if model.bag and "bag.weight" not in weights:
         model.bag.set_idf([model.bag_rows[ids] for ids in map(torch.from_numpy, data.examples)])
     return model
@@ -280,7 +278,7 @@ def evaluate(run, model, data, best, row):
 
 def fit(run, name, seed, path):
     """Train and evaluate; save the best weights with a description of the task; return the job's result."""
-    a, (data, tokenizer) = run.args, prepare_task(run, name)
+    a, data = run.args, prepare_task(run, name)
     torch.manual_seed(seed)
     model = build_model(run, name)
     groups = [dict(params=[p for name, p in model.named_parameters() if name.startswith("bag.") == is_bag],
@@ -325,7 +323,7 @@ def fit(run, name, seed, path):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     task = data.description() | dict(name=name, metric=data.metric, scores=best["best"])
     about = dict(words=run.checkpoint.get("words", []), task=task, run=result)
-    save_checkpoint(path, model, tokenizer.state(), **about)
+    save_checkpoint(path, model, data.tokenizer.state(), **about)
     return result
 
 
@@ -334,7 +332,7 @@ def run_jobs(run):
     jobs, results = list_jobs(run), {}
     for name, seed, path in jobs[run.rank::run.world]:
         if is_first := seed == run.args.seed:
-            data, _ = prepare_task(run, name)
+            data = prepare_task(run, name)
             if (name, seed, path) == jobs[0]:
                 with torch.device("meta"):  # counted, not allocated
                     n = count_parameters(new_model(run, data))
@@ -350,8 +348,8 @@ def run_jobs(run):
 
 def write_submission(run, name):
     """Write what GLUE's server expects of the test split, or SQuAD's answers to dev; return the paths."""
-    (data, tokenizer), tests, contents = prepare_task(run, name), run.tests.get(name, {}), {}
-    examples = {split: data.encode(texts, tokenizer)[0] for split, (texts, _) in tests.items()}
+    data, tests, contents = prepare_task(run, name), run.tests.get(name, {}), {}
+    examples = {split: data.encode(texts)[0] for split, (texts, _) in tests.items()}
     model = build_model(run, name)  # after all words have an ID
     model.load_state_dict(load_checkpoint(job_path(run, name, "ckpt.pt"))["model"])
     read = functools.partial(predict, run, model)

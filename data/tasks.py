@@ -243,6 +243,7 @@ class SequenceClassification:
     def __init__(self, task, train, devs, tokenizer, length, limit=None, scale=None):
         self.task, self.labels, self.metric, self.length = task, task.labels, task.metrics[0], length
         self.num_cut, self.num_outputs, self.has_one_text = 0, len(task.labels or [0]), len(task.texts) == 1
+        self.tokenizer = tokenizer
         if limit and limit < len(train["labels"]):
             chosen = np.sort(np.random.default_rng(0).permutation(len(train["labels"]))[:limit]).tolist()
             train = {name: column and [column[i] for i in chosen] for name, column in train.items()}
@@ -250,20 +251,19 @@ class SequenceClassification:
         self.scale = None if task.labels else scale or (float(np.mean(labels)), float(np.std(labels)) or 1.0)
         if self.scale and not (len(scale := self.scale) == 2 and np.isfinite(scale).all() and scale[1] > 0):
             raise InputError(f"scale: expected a mean and a deviation above 0, got {scale}.")
-        self.examples, self.targets = self.encode(train, tokenizer)
-        self.devs = {name: self.encode(dev, tokenizer) for name, dev in devs.items()}
-        self.has_words = bool(tokenizer.words)  # CANINE has none
+        self.examples, self.targets = self.encode(train)
+        self.devs = {name: self.encode(dev) for name, dev in devs.items()}
         self.n = len(self.devs[task.dev[0]][0])
         self.notes = f"{self.num_cut:,} texts or pairs are longer than {length} positions and were cut"
 
-    def encode(self, split, tokenizer):
+    def encode(self, split):
         """Return the examples and targets of a split as of parse_rows."""
-        first = tokenizer.ids_of_texts(split["first"])
-        second = tokenizer.ids_of_texts(split["second"]) if split["second"] else [None] * len(first)
+        first = self.tokenizer.ids_of_texts(split["first"])
+        second = self.tokenizer.ids_of_texts(split["second"]) if split["second"] else [None] * len(first)
         is_known = self.labels is None or set(split["labels"]) <= set(self.labels)
         if not is_known or len({len(first), len(second), len(split["labels"]) or len(first)}) > 1:
             raise InputError(f"texts and labels: expected lists of one length, and labels of {self.labels}.")
-        inputs = [build_inputs(a, b, self.length, tokenizer.separator) for a, b in zip(first, second)]
+        inputs = [build_inputs(a, b, self.length, self.tokenizer.separator) for a, b in zip(first, second)]
         self.num_cut += sum(num_cut > 0 for _, num_cut in inputs)
         if self.labels:
             number = {name: i for i, name in enumerate(self.labels)}
@@ -300,7 +300,7 @@ class SequenceClassification:
         examples, truth = self.devs[self.task.dev[0]]
         majority = np.full_like(truth, np.bincount(self.targets).argmax())
         scores = dict(majority=100 * METRICS[self.metric](majority, truth), bag_of_words=None)
-        if self.has_words:
+        if self.tokenizer.words:  # CANINE has none
             predicted = bag_of_words(self.examples, self.targets, examples, self.num_outputs)
             scores["bag_of_words"] = 100 * METRICS[self.metric](predicted, truth)
         return scores
