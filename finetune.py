@@ -295,7 +295,6 @@ def fit(run, name, seed, path):
     if a.compile and order:
         with torch.random.fork_rng():  # the trial must not change what the training draws
             a.compile = try_compile(model, lambda: compute_loss(order[0]).backward())
-        model.zero_grad(set_to_none=True)
     best, last, total = None, None, torch.zeros((), device=run.device)
     row = dict(task=name, seed=seed, step=0, loss=0.0)
     with tqdm(order, f"{name}, seed {seed}", steps, unit="step", disable=run.rank > 0 or None) as bar:
@@ -305,11 +304,11 @@ def fit(run, name, seed, path):
             model.train()
             if model.config.lsh_redraw:
                 model.resample_hyperplanes(seed * 1_000_003 + step)
+            optimizer.zero_grad()  # of the last step or the trial
             loss = compute_loss(chosen)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
             total += loss.detach()
             if (step + 1) % eval_every == 0 or step + 1 == steps:
                 row |= dict(step=step + 1, loss=total.item() / (step + 1 - row["step"]))
