@@ -193,8 +193,7 @@ def get_description(run, name):
     """Return the checkpoint's description of its task if it was fine-tuned for this very task, else {}."""
     description, expected, (task, *_) = run.checkpoint.get("task", {}), dict(name=name), run.texts[name]
     if task:
-        labels = list(task.labels) if task.labels else None
-        expected |= dict(labels=labels, texts=list(task.texts), label=task.label)
+        expected |= dict(labels=task.labels and list(task.labels), texts=list(task.texts), label=task.label)
     return description if expected.items() <= description.items() else {}
 
 
