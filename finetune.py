@@ -241,8 +241,7 @@ def compute_logits(run, model, examples):
     """Return the logits of examples, list of int32, as float32."""
     ids, key_mask = pad_batch(examples, run.config.length if run.args.compile else None)
     with autocast(run.device, run.args.dtype):
-        logits = model(*(x if x is None else x.to(run.device) for x in (ids, key_mask)))
-    return logits.float()
+        return model(*(x if x is None else x.to(run.device) for x in (ids, key_mask))).float()
 
 
 @torch.no_grad()
