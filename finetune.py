@@ -354,13 +354,12 @@ def write_submission(run, name):
         labels = data.submission(data.predict_labels(examples[split], read))
         suffix = dict(test_matched="-m", test_mismatched="-mm").get(split, "")
         lines = [f"{i}\t{label}\n" for i, label in zip(index, labels)]
-        path = job_path(run, name, f"{TASKS[name].folder}{suffix}.tsv")
-        contents[path] = "index\tprediction\n" + "".join(lines)
+        contents[f"{TASKS[name].folder}{suffix}.tsv"] = "index\tprediction\n" + "".join(lines)
     if not tests:
-        contents[job_path(run, name, "predictions.json")] = json.dumps(data.submission(read))
-    for path, content in contents.items():
-        Path(path).write_text(content, encoding="utf-8")
-    return list(contents)
+        contents["predictions.json"] = json.dumps(data.submission(read))
+    for file, content in contents.items():
+        Path(job_path(run, name, file)).write_text(content, encoding="utf-8")
+    return [job_path(run, name, file) for file in contents]
 
 
 def describe_texts(run, name):
