@@ -326,20 +326,24 @@ def fit(run, name, seed, path):
 
 def run_jobs(run):
     """Run this rank's jobs but for those done before an interruption; return dict (task, seed) -> result."""
-    jobs, results = list_jobs(run), {}
+    a, jobs, results = run.args, list_jobs(run), {}
     for name, seed, path in jobs[run.rank::run.world]:
-        if is_first := seed == run.args.seed:
+        if is_first := seed == a.seed:
             data = prepare_task(run, name)
             if (name, seed, path) == jobs[0]:
                 with torch.device("meta"):  # counted, not allocated
                     n = count_parameters(new_model(run, data))
                 run.about = dict(parameters=n["total"], embedding=n["embedding"], poep=100 * n["poep"],
                                  emb=run.config.emb, pretrained="model" in run.checkpoint)
-                print_settings(run.args, run.config, run.about, run.device)
-            print(f"{name}: {describe_texts(run, name)['split']}; {data.notes}", flush=True)
+                print_settings(a, run.config, run.about, run.device)
+            split = f"rows of {a.dev}" if a.dev else f"dev set, {a.data_dir or 'hub'}"
+            if name == "pydoc":
+                split = "held-out files of the installed Python"
+            texts = dict(split=split, columns=data.columns, rows=data.rows)
+            print(f"{name}: {split}; {data.notes}", flush=True)
         result = load_checkpoint(path)["run"] if os.path.exists(path) else fit(run, name, seed, path)
         print(f"{name}, seed {seed}: {result['metric']} {result['best'][result['metric']]:.2f}", flush=True)
-        results[name, seed] = result | dict(baselines=data.baselines() if is_first else {})
+        results[name, seed] = result | (dict(baselines=data.baselines(), texts=texts) if is_first else {})
     return results
 
 
@@ -362,24 +366,11 @@ def write_submission(run, name):
     return [job_path(run, name, file) for file in contents]
 
 
-def describe_texts(run, name):
-    """Return the split that is scored, in words, its columns, and the rows of each split."""
-    a, (task, train, dev) = run.args, run.texts[name]
-    split = f"rows of {a.dev}" if a.dev else f"dev set, {a.data_dir or 'hub'}"
-    if name == "pydoc":
-        split = "held-out files of the installed Python"
-    columns = [*task.texts, task.label] if task else ["question", "context", "answers"]
-    rows = dict(train=train) | (dev if task else dict(dev=dev))
-    rows = {part: len(texts["labels"] if task else texts) for part, texts in rows.items()}
-    return dict(split=split, columns=columns, rows=rows | dict(train=min(rows["train"], a.limit or math.inf)))
-
-
 def finish(run, done):
     """Write results.json, keep the best checkpoint of each task, and print the table; return the results."""
     a, (first, *_) = run.args, run.texts
     runs = {name: [done[name, a.seed + i] for i in range(a.seeds)] for name in run.texts}
-    texts = {name: describe_texts(run, name) for name in runs}
-    results = build_results(runs, texts, run.about, run.settings, a.baseline)
+    results = build_results(runs, run.about, run.settings, a.baseline)
     paths = [os.path.join(a.out, "results.json")]
     write_json(paths[0], results)
     for name, row in results["tasks"].items():

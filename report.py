@@ -28,20 +28,20 @@ def summarize(runs):
                 one_class={seed: label for seed, label in labels.items() if label is not None})
 
 
-def build_results(runs, texts, model, settings, baseline=None):
+def build_results(runs, model, settings, baseline):
     """Return the content of results.json.
 
     Args:
-        runs: dict task -> list of what finetune.fit returns, one for each seed, the first with `baselines`.
-        texts: dict task -> dict of split (which texts were scored), columns, and rows of each split.
+        runs: dict task -> list of what finetune.fit returns, one for each seed, the first with `baselines`,
+            and `texts`, a dict of split (which texts were scored), columns, and rows of each split.
         model: dict of facts, among them the counts parameters and embedding.
         settings: dict, the flags and files that the scores follow from.
         baseline: as of read_results, or None.
     """
-    results = dict(tasks={name: summarize(seeds) | texts[name] for name, seeds in runs.items()}, model=model,
-                   settings=settings)
+    tasks = {name: summarize(seeds) | seeds[0]["texts"] for name, seeds in runs.items()}
+    results = dict(tasks=tasks, model=model, settings=settings)
     if len(runs) > 1:
-        by_seed = np.mean([row["values"] for row in results["tasks"].values()], 0)
+        by_seed = np.mean([row["values"] for row in tasks.values()], 0)
         std = float(np.std(by_seed, ddof=1)) if len(by_seed) > 1 else None
         results |= dict(average=float(by_seed.mean()), average_std=std)
     return results | (dict(compared=compare(results, baseline)) if baseline else {})

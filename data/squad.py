@@ -142,6 +142,7 @@ class QuestionAnswering:
     """
 
     head, num_outputs, has_one_text, metric, loss = "span", 2, False, "f1", staticmethod(span_loss)
+    columns = ["question", "context", "answers"]
 
     def __init__(self, train, dev, tokenizer, length, stride, max_words, limit=None, allow_no_answer=False):
         self.tokenizer, self.length, self.questions, self.n = tokenizer, length, dev, len(dev)
@@ -149,6 +150,7 @@ class QuestionAnswering:
         if not all(type(value) is int and value > 0 for value in (self.stride, self.max_words)):
             raise InputError(f"stride, max_words: expected 1 or more, got {stride!r} and {max_words!r}.")
         train = [train[i] for i in np.sort(np.random.default_rng(0).permutation(len(train))[:limit or None])]
+        self.rows = dict(train=len(train), dev=self.n)
         self.examples, places, spans = self.split_questions(train)
         # the first and last word of each answer; no window reaches back to word -1
         answers = [question["answers"] and find_answer_words(words, *question["answers"][0]) or (-1, -1)

@@ -243,7 +243,7 @@ class SequenceClassification:
     def __init__(self, task, train, devs, tokenizer, length, limit=None, scale=None):
         self.task, self.labels, self.metric, self.length = task, task.labels, task.metrics[0], length
         self.num_cut, self.num_outputs, self.has_one_text = 0, len(task.labels or [0]), len(task.texts) == 1
-        self.tokenizer = tokenizer
+        self.tokenizer, self.columns = tokenizer, [*task.texts, task.label]
         if limit and limit < len(train["labels"]):
             chosen = np.sort(np.random.default_rng(0).permutation(len(train["labels"]))[:limit]).tolist()
             train = {name: column and [column[i] for i in chosen] for name, column in train.items()}
@@ -253,7 +253,8 @@ class SequenceClassification:
             raise InputError(f"scale: expected a mean and a deviation above 0, got {scale}.")
         self.examples, self.targets = self.encode(train)
         self.devs = {name: self.encode(dev) for name, dev in devs.items()}
-        self.n = len(self.devs[task.dev[0]][0])
+        self.rows = dict(train=len(self.examples)) | {name: len(ids) for name, (ids, _) in self.devs.items()}
+        self.n = self.rows[task.dev[0]]
         self.notes = f"{self.num_cut:,} texts or pairs are longer than {length} positions and were cut"
 
     def encode(self, split):
