@@ -258,8 +258,7 @@ def parser(description):
          "other (default: sr; hash-mlm or mlm for mean, median, bloom, sets, presets that predict words)")
     flag("--mask", type=float, metavar="p", help=(
         f"share masked (default: {COMMON['mask']}, superbloom-small 0.40)"))
-    flag("--samples", metavar="n", type=at_least(1, maximum=2**20),
-         help=f"rows of the sampled softmax (default: {COMMON['samples']:,})")
+    flag("--samples", **size, help=f"rows of the sampled softmax (default: {COMMON['samples']:,})")
 
     flag = group("training", "Warm-up, then decay: linear [HF Table 4] or inverse square root. [SB §3.2]")
     flag("--init_from", metavar="DIR", help="start from weights of another run, whose words and sizes stay")
