@@ -100,10 +100,10 @@ def wrap(text):
     return textwrap.fill(text, 80, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
-def add_device_flags(group):
-    """Add --device, --dtype and --compile to an argparse group."""
-    group.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto: CUDA if present")
-    group.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
-                       help="dtype of matrix products; auto: bfloat16 where the device has it in hardware")
-    group.add_argument("--compile", action=argparse.BooleanOptionalAction,
-                       help="compile the encoder with torch.compile (default: on CUDA only)")
+def add_device_flags(flag):
+    """Add --device, --dtype and --compile by flag, the add_argument of an argparse group."""
+    flag("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto: CUDA if present")
+    flag("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
+         help="dtype of matrix products; auto: bfloat16 where the device has it in hardware")
+    flag("--compile", action=argparse.BooleanOptionalAction,
+         help="compile the encoder with torch.compile (default: on CUDA only)")

@@ -431,7 +431,7 @@ def parser():
     flag("--predict", action="store_true", help="write predictions of the test split for GLUE's server "
          "(it wants WNLI and AX too), or of SQuAD's dev set; afterwards: --ckpt OUT --epochs 0 --predict")
     group = p.add_argument_group("device and files", "Under torchrun each rank takes its share of the jobs.")
-    add_device_flags(group)
+    add_device_flags(group.add_argument)
     group.add_argument("--cache", default="cache", metavar="DIR", help="folder of the docstrings of pydoc")
     group.add_argument("--out", metavar="DIR", help="folder of the results (default: out/CKPT-TASK)")
     return p

@@ -274,9 +274,8 @@ def parser(description):
     flag("--clip", type=at_least(0, float), default=1.0, metavar="g", help="largest gradient norm")
     flag("--seed", type=at_least(0), default=0, metavar="S", help="seed of weights, batches, noise, dropout")
 
-    group = p.add_argument_group("device and files", "SIGTERM and Ctrl-C save; the same command resumes.")
-    add_device_flags(group)
-    flag = group.add_argument
+    flag = group("device and files", "SIGTERM and Ctrl-C save; the same command resumes.")
+    add_device_flags(flag)
     flag("--out", metavar="DIR", help="folder of checkpoints and log (default: out/ and a name from the "
          "flags, such as out/proj-lsh)")
     flag("--eval_every", default=1_000, **count, help="steps between evaluations")
