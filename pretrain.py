@@ -247,9 +247,8 @@ def save(run, name="ckpt.pt"):
     if run.rank == 0:
         more = dict(optimizer=run.optimizer.state_dict()) if name == "ckpt.pt" else {}
         save_checkpoint(os.path.join(run.args.out, name), run.model, run.tokenizer.state(), step=run.step,
-                        best=run.best, log_size=os.path.getsize(run.log_path), dtype=run.dtype,
-                        run=run.identity, words=run.corpus.frequent(50_000), lsh_costs=run.lsh_costs,
-                        **more)
+                        best=run.best, dtype=run.dtype, run=run.identity, lsh_costs=run.lsh_costs,
+                        log_size=os.path.getsize(run.log_path), words=run.corpus.frequent(50_000), **more)
 
 
 def write_log(run, **row):
