@@ -296,15 +296,13 @@ class SequenceClassification:
 
     def baselines(self):
         """Return the task's metric in percent of majority and bag_of_words, which need no transformer."""
-        if not self.labels:
-            return dict(majority=None, bag_of_words=None)
-        examples, truth = self.devs[self.task.dev[0]]
-        majority = np.full_like(truth, np.bincount(self.targets).argmax())
-        scores = dict(majority=100 * METRICS[self.metric](majority, truth), bag_of_words=None)
-        if self.tokenizer.words:  # CANINE has none
-            predicted = bag_of_words(self.examples, self.targets, examples, self.num_outputs)
-            scores["bag_of_words"] = 100 * METRICS[self.metric](predicted, truth)
-        return scores
+        predicted, (examples, truth) = {}, self.devs[self.task.dev[0]]
+        if self.labels:
+            predicted["majority"] = np.full_like(truth, np.bincount(self.targets).argmax())
+        if self.labels and self.tokenizer.words:  # CANINE has none
+            predicted["bag_of_words"] = bag_of_words(self.examples, self.targets, examples, self.num_outputs)
+        scores = {name: 100 * METRICS[self.metric](classes, truth) for name, classes in predicted.items()}
+        return dict(majority=None, bag_of_words=None) | scores
 
     def description(self):
         """Return what infer.py has to know, as plain types."""
