@@ -55,7 +55,7 @@ RECIPES = {"paper": dict(epochs=5, batch=32, lr=3e-5, pool="cls", bag=0),
            "small": dict(epochs=5, batch=32, lr=1e-3, pool="mean", bag=65_536)}
 OWN = "left out (your own files)"
 # An --out holds the results of one choice of all flags but these
-FREE = ("recipe", "seed", "seeds", "baseline", "predict", "device", "compile", "cache", "out")
+FREE = ("recipe", "baseline", "predict", "device", "compile", "cache", "out")
 
 
 class Run:
@@ -114,7 +114,7 @@ def load_start(args):
         checkpoint = {name: part for name, part in checkpoint.items() if name not in ("model", "task")}
     recipe = RECIPES[args.recipe or ("paper" if config.width >= 512 else "small")]
     of_model = dict(pool=config.pool) if is_canine or checkpoint.get("task") else {}  # if fine-tuned before
-    of_model |= dict(bag=config.bag) if is_canine or config.bag else {}
+    of_model |= dict(bag=config.bag) if is_canine or config.bag or args.epochs == 0 else {}
     defaults = recipe | dict(dropout=config.dropout) | of_model
     vars(args).update({flag: value for flag, value in defaults.items() if getattr(args, flag) is None})
     with blame_input("--dropout" if not is_canine else "--pool, --bag, --dropout"):
@@ -316,7 +316,7 @@ def fit(run, name, seed, path):
     if not steps:  # the checkpoint's own score
         last, best = evaluate(run, model, data, best, row)
     model.load_state_dict(best.pop("weights"))
-    result = best | dict(seed=seed, last=last, metric=data.metric, n=data.n, n_train=len(data.examples))
+    result = best | dict(seed=seed, last=last, metric=data.metric, n=data.n, n_train=data.rows["train"])
     os.makedirs(os.path.dirname(path), exist_ok=True)
     task = data.description() | dict(name=name, metric=data.metric, scores=best["best"])
     about = dict(words=run.checkpoint.get("words", []), task=task, run=result)
@@ -330,20 +330,20 @@ def run_jobs(run):
     for name, seed, path in jobs[run.rank::run.world]:
         if is_first := seed == a.seed:
             data = prepare_task(run, name)
+            with torch.device("meta"):  # counted, not allocated
+                n = count_parameters(new_model(run, data))
             if (name, seed, path) == jobs[0]:
-                with torch.device("meta"):  # counted, not allocated
-                    n = count_parameters(new_model(run, data))
                 run.about = dict(parameters=n["total"], embedding=n["embedding"], poep=100 * n["poep"],
                                  emb=run.config.emb, pretrained="model" in run.checkpoint)
                 print_settings(a, run.config, run.about, run.device)
             split = f"rows of {a.dev}" if a.dev else f"dev set, {a.data_dir or 'hub'}"
             if name == "pydoc":
                 split = "held-out files of the installed Python"
-            texts = dict(split=split, columns=data.columns, rows=data.rows)
+            facts = dict(split=split, columns=data.columns, rows=data.rows, parameters=n["total"])
             print(f"{name}: {split}; {data.notes}", flush=True)
         result = load_checkpoint(path)["run"] if os.path.exists(path) else fit(run, name, seed, path)
         print(f"{name}, seed {seed}: {result['metric']} {result['best'][result['metric']]:.2f}", flush=True)
-        results[name, seed] = result | (dict(baselines=data.baselines(), texts=texts) if is_first else {})
+        results[name, seed] = result | (dict(baselines=data.baselines(), facts=facts) if is_first else {})
     return results
 
 

@@ -33,12 +33,12 @@ def build_results(runs, model, settings, baseline):
 
     Args:
         runs: dict task -> list of what finetune.fit returns, one for each seed, the first with `baselines`,
-            and `texts`, a dict of split (which texts were scored), columns, and rows of each split.
-        model: dict of facts, among them the counts parameters and embedding.
+            and `facts`, a dict of split (which texts were scored), columns, rows of each split, parameters.
+        model: dict of what is the same for all tasks; its parameters are those for the first one.
         settings: dict, the flags and files that the scores follow from.
         baseline: as of read_results, or None.
     """
-    tasks = {name: summarize(seeds) | seeds[0]["texts"] for name, seeds in runs.items()}
+    tasks = {name: summarize(seeds) | seeds[0]["facts"] for name, seeds in runs.items()}
     results = dict(tasks=tasks, model=model, settings=settings)
     if len(runs) > 1:
         by_seed = np.mean([row["values"] for row in tasks.values()], 0)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from data.batches import length_batches
 from data.corpus import ENDINGS, list_documents, python_files, read_hub, read_rows
-from runtime import InputError, build_once, fingerprint, start_workers
+from runtime import InputError, blame_input, build_once, fingerprint, start_workers
 from tokenizer import build_inputs
 
 
@@ -185,7 +185,8 @@ def read_pydoc(cache, num_labels=20, max_texts=1_000):
                 split += [(label, texts[i]) for i in rng.permutation(len(texts))[:most].tolist()]
         with open(path, "w") as file:
             json.dump([[*zip(*split)] for split in splits], file)
-    with open(build_once(os.path.join(cache, f"pydoc-{fingerprint(identity)}.json"), build)) as file:
+    path = build_once(os.path.join(cache, f"pydoc-{fingerprint(identity)}.json"), build)
+    with open(path) as file, blame_input(f"{path}: damaged file. Remove it, and it is built again"):
         train, dev = (dict(first=texts, second=None, labels=labels) for labels, texts in json.load(file))
     task = Task(("docstring",), tuple(sorted(set(train["labels"]))), ("accuracy", "macro_f1"))
     return task, train, {"dev": dev}

@@ -124,6 +124,8 @@ def test_glue_from_files_and_submissions(tune, tmp_path, monkeypatch):
     assert [results["average"], results["average_std"]] == pytest.approx([means.mean(), means.std(ddof=1)])
     scored = dict(split=f"dev set, {tmp_path / 'glue'}", rows=dict(train=n, dev_matched=n, dev_mismatched=n))
     assert scored.items() <= results["tasks"]["mnli"].items()
+    n_parameters = {name: row["parameters"] for name, row in results["tasks"].items()}
+    assert n_parameters["sst2"] == n_parameters["rte"] + 2 * 65_536  # a bag for single texts
     files = {path.name: path.read_text().splitlines() for path in out.rglob("*.tsv")}
     assert {*files} == {f"{name}.tsv" for name in "MNLI-m MNLI-mm QNLI QQP RTE SST-2 MRPC CoLA STS-B".split()}
     index = ["index", *map(str, range(n))]
@@ -159,21 +161,23 @@ def test_baseline_without_parameters_is_refused(sr_run, own, tmp_path):
 
 def test_output_of_another_run_is_refused(sr_run, own, tune, tmp_path):
     """A folder of pre-training stays as it is; so does one of other flags, files, columns or checkpoints."""
-    other, out, flags = tmp_path / "other", tmp_path / "a", [*own, *"--seeds 1 --epochs 1".split()]
+    other, out, flags = tmp_path / "other", tmp_path / "a", [*own, *"--seeds 1 --epochs 1 --bag 0".split()]
     shutil.copytree(sr_run, other)
-    tune(out, *flags)
+    trained = tune(out, *flags)["model"]
     before = (out / "results.json").read_bytes()
     (out / "ckpt.pt").unlink()  # results alone are worth keeping
     rows = [(row["text"], row["label"], "a") for row in read_rows(own[-1])]
     copy = write_table(tmp_path / "copy.tsv", [("text", "label", "title"), *rows])
-    for more, name in ((["--lr", "2e-2"], "lr was 0.01 and is 0.02"), (["--dev", copy], "dev was"),
-                       (["--ckpt", other], "ckpt was"), (["--out", other], f"--out {other}: belongs"),
+    for more, name in ((["--lr", "2e-2"], "lr was 0.01 and is 0.02"), (["--seed", 7], "seed was 0"),
+                       (["--dev", copy], "dev was"), (["--ckpt", other], "ckpt was"), (["--out", other], f"--out {other}: belongs"),
                        (["--train", copy, "--dev", copy, "--text", "title"], "text was text and is title")):
         assert_refused(finetune.main, ["--ckpt", sr_run, *QUICK, *flags, "--out", out, *more], name)
     with lock_output(str(out)):
         assert_refused(finetune.main, ["--ckpt", sr_run, *flags, "--out", out], f"--out {out}: in use")
     assert (out / "results.json").read_bytes() == before and equal_weights(sr_run, other)
     tune(out, *flags, "--dtype", "auto")  # the dtype there is kept
+    scored = tune(tmp_path / "b", *own, "--epochs", 0, "--ckpt", out)["model"]  # --bag of the model
+    assert scored["parameters"] == trained["parameters"]
 
 
 def test_regression_of_pairs_is_learned(sr_run, tune, tmp_path):
@@ -350,7 +354,7 @@ def test_squad_is_learned_and_read_back(tune, tmp_path):
         (tmp_path / f"{split}.json").write_text(json.dumps(nested_file(questions)))
         flags += [f"--{split}", tmp_path / f"{split}.json"]
     row = tune(tmp_path / "out", *flags)["tasks"]["squad_v2"]
-    assert row["metric"] == "f1" and row["mean"] > row["majority"] + 20
+    assert row["metric"] == "f1" and row["mean"] > row["majority"] + 20 and row["n_train"] == 500
     assert set(row["all_metrics"]) == {"f1", "em", "best_f1", "best_em", "threshold"}
     predictions = json.loads((tmp_path / "out" / "predictions.json").read_text())
     predictor = Predictor(str(tmp_path / "out"))
