@@ -177,10 +177,8 @@ def connect_ranks(run):
 
 
 def dry_run(run):
-    """Run forward and backward without a step; compute_gradients clears the gradients that it leaves."""
-    with autocast(run.device, run.dtype):
-        loss = run.objective.loss(run.ddp_model, *get_micro_batches(run, 0)[0])
-    loss.backward()
+    """Run forward and backward on one micro-batch without a step; the first step clears its gradients."""
+    compute_gradients(run, get_micro_batches(run, 0)[:1], num_scored=torch.ones((), device=run.device))
 
 
 def get_micro_batches(run, step):
