@@ -169,7 +169,8 @@ def test_output_of_another_run_is_refused(sr_run, own, tune, tmp_path):
     rows = [(row["text"], row["label"], "a") for row in read_rows(own[-1])]
     copy = write_table(tmp_path / "copy.tsv", [("text", "label", "title"), *rows])
     for more, name in ((["--lr", "2e-2"], "lr was 0.01 and is 0.02"), (["--seed", 7], "seed was 0"),
-                       (["--dev", copy], "dev was"), (["--ckpt", other], "ckpt was"), (["--out", other], f"--out {other}: belongs"),
+                       (["--dev", copy], "dev was"), (["--ckpt", other], "ckpt was"),
+                       (["--out", other], f"--out {other}: belongs"),
                        (["--train", copy, "--dev", copy, "--text", "title"], "text was text and is title")):
         assert_refused(finetune.main, ["--ckpt", sr_run, *QUICK, *flags, "--out", out, *more], name)
     with lock_output(str(out)):
