@@ -349,7 +349,7 @@ def test_embed_is_the_mean_of_the_outputs_or_the_embedding(untrained, paths, tmp
         p.embed(texts, raw=True)
 
 
-@pytest.mark.parametrize("module", ["model", "data"])
+@pytest.mark.parametrize("module", ["model", "data", "attention"])
 def test_module_of_another_project_is_named(tmp_path, module):
     (tmp_path / f"{module}.py").write_text("def load_model(checkpoint): pass")
     command, env = [sys.executable, "-c", "import infer"], os.environ | dict(PYTHONPATH=str(ROOT))
