@@ -24,7 +24,7 @@ from objectives import MaskedHashes, rank_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP
 
 
-def bench_sketch(args, *, num_words=30_000, shape=(8, 512), rounds=15):
+def bench_sketch(args, *, num_words=30_000, shape=(8, 512), rounds=60):
     """The embedding layer of [CM], forward and backward, 8 rows of 512 words as frequent as in text."""
     functions, rows, words, generator = {}, [], made_up_words(num_words), torch.Generator().manual_seed(0)
     rank = num_words ** torch.rand(shape, generator=generator)  # Zipf's law
