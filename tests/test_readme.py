@@ -226,6 +226,12 @@ def test_prose_numbers_follow_results():
     claims += [f"The bag adds {math.floor(min(gains))} points or more",
                f"has {tuned['cola_last']:.1f} on CoLA and is behind",
                f"on pydoc by only {tuned['pydoc_last'] - bag['pydoc']:.2f}"]
+    other = rows("pretrainings")
+    masked, fresh = [row["stsb"] for name, row in other.items() if "-hm" in name], other["proj128-sr, from scratch"]
+    pydoc, cola = ([row[task] for name, row in other.items() if "-" in name and row.get(task)]
+                   for task in ("pydoc", "cola"))
+    assert max(pydoc) - min(pydoc) < 0.5 and 2.5 < max(cola) - min(cola) < 3.5 and max(masked) - fresh["stsb"] < 6
+    assert all(other["proj1024-sr"][task] < other["proj128-sr"][task] for task in ("mrpc", "stsb"))
     one_map = "superbloom, 1 of 2 maps coherent"
     [same_size] = [row for name, row in wiki.items() if "equal size" in name]
 
@@ -269,7 +275,7 @@ def test_prose_numbers_follow_results():
         f"| {dense['sst2']:.1f} ± {dense['sst2_std']:.1f}; {lsh['sst2']:.1f} ± {lsh['sst2_std']:.1f} % |"]
     for claim in claims:
         assert claim in TEXT, claim
-    assert crowd["counted"] == 0 and rows("sketch")["median"]["ratio"] < 2  # "about twice the time of the mean"
+    assert crowd["counted"] == 0 and 1.8 < rows("sketch")["median"]["ratio"] < 2.2  # "about twice the time"
     assert len({round(row["first"], 1) for row in glue.values()}) == 1  # every model predicts "the"
     search = rows("bloom")
     assert search["alpha 50, peaked"]["ratio_sure"] > 30 and all(row["exact"] == "True" for row in search.values())
