@@ -27,7 +27,7 @@ from tokenizer import FIRST_WORD_ID, SEP, HashTokenizer
 
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # of the k hash functions
 RATE, BLOCK = 4, 128  # characters of a window of the convolutions, and of a block of local attention
-SPECIAL_POINTS = 0, 0xE000, 0xE001, 0xE004, 0xE003  # code points of [PAD] [CLS] [SEP] [UNK] [MASK]
+SPECIAL_POINTS = 0, 0xE000, 0xE001, 0xE004, 0xE003  # of [PAD] [CLS] [SEP] [UNK] [MASK], by token ID
 # config.json of the release: the names of sizes, and what is the same for all
 SIZES = dict(layers="num_hidden_layers", width="hidden_size", heads="num_attention_heads",
              ffn="intermediate_size", rows="num_hash_buckets", positions="num_hash_buckets",

@@ -336,8 +336,7 @@ def run(args):
     if args.words:
         rows = read_texts(args.words, ["text"], is_set=is_set, advice="Keep one column, or name it text.")
         texts = [text for _, texts in rows for text in texts if isinstance(text, str)]
-        # of an item set a line is one name, as the tab says
-        texts = [text + "\t" for text in texts] if is_set else texts
+        texts = [text + "\t" for text in texts] if is_set else texts  # a tab: a line is one name
         p.set_candidates(list(dict.fromkeys(word for text in texts for word in p.tokenizer.split(text)[0])))
     options = dict(near=args.near, raw=args.raw, k=args.top_k, beam=args.beam)
     rows = read_texts(args.file, columns, args.columns, is_set) if args.file else iter([(1, args.texts)])

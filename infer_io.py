@@ -65,9 +65,9 @@ def split_masked(tokenizer, text):
 
 
 def read_texts(path, texts, chosen=None, is_set=False, advice="Use --text NAME."):
-    """Yield (number from 1, list[str]) of a file's rows. InputError with advice: damaged, no such columns.
+    """Yield (number from 1, list[str]) of a file's rows. InputError: it is damaged or has no such columns.
 
-    Columns of a table: `chosen` ("a,b"), else those named in `texts`, else the only one of text or lists.
+    Columns of a table: `chosen` ("a,b"), else `texts`, else the only one; an error on several has `advice`.
     """
     rows, is_table, seq = read_rows(path), get_ending(path) != ".txt", list if is_set else ()
     if is_table and (head := list(itertools.islice(rows, 100))):

@@ -203,7 +203,7 @@ def parser(description):
         f"(default: {COMMON['hash']})"))
     flag("--bits", type=at_least(8, int, 1 << 16), metavar="T", help=f"of each hash (default: {Config.bits})")
     flag("--chunk", **count, help=f"bits of a chunk (pool), of 2^k rows (default: {Config.chunk})")
-    flag("--features", **count, help="most frequent n-grams, at least --bits or --rows (default: 50,000)")
+    flag("--features", **count, help="frequent n-grams (lsh), raised to --bits or --rows (default: 50,000)")
     flag("--key", help="secret key of MD5 (default: plain MD5)")
     flag("--hash_seed", type=at_least(0), metavar="S", help="seed of LSH, Bloom maps, sketches (default: 0)")
 

@@ -177,8 +177,7 @@ def test_output_of_another_run_is_refused(sr_run, own, tune, tmp_path):
         assert_refused(finetune.main, ["--ckpt", sr_run, *flags, "--out", out], f"--out {out}: in use")
     assert (out / "results.json").read_bytes() == before and equal_weights(sr_run, other)
     tune(out, *flags, "--dtype", "auto")  # the dtype there is kept
-    scored = tune(tmp_path / "b", *own, "--epochs", 0, "--ckpt", out)["model"]  # --bag of the model
-    assert scored["parameters"] == trained["parameters"]
+    assert tune(tmp_path / "b", *own, "--epochs", 0, "--ckpt", out)["model"]["parameters"] == trained["parameters"]
 
 
 def test_regression_of_pairs_is_learned(sr_run, tune, tmp_path):

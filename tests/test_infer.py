@@ -205,8 +205,7 @@ def test_candidates_may_be_words_that_no_text_had_also_with_a_key(tmp_path, path
     words.write_text("Xylophone zebra\n\nzebra unheard-of\n")
     words.with_suffix(".csv").write_text("n,text\n1,Xylophone zebra\n2,zebra unheard-of\n")
     empty.touch()
-    columns = tmp_path / "columns.csv"
-    columns.write_text("a,b\nx,y\n")
+    (columns := tmp_path / "columns.csv").write_text("a,b\nx,y\n")
     config = Config(**SHAPE, emb="weighted", head="hash-mlm", hashes=2, rows=41, weights=31)
     keyed = save(tmp_path / "keyed", HashTokenizer(config, key="s"), make_words(9))
     for file, path in ((words, keyed), (words.with_suffix(".csv"), paths["missing"])):

@@ -363,8 +363,7 @@ def test_dtype_auto_keeps_that_of_the_checkpoint(small, tmp_path):
         assert load_checkpoint(str(tmp_path / saved))["dtype"] == saved
 
 
-@pytest.mark.parametrize("flags", ["--hash md5 --bits 64 --dropout 0.1",
-                                   "--emb median --attn lsh --hash_seed 3"])
+@pytest.mark.parametrize("flags", ["--hash md5 --bits 64 --dropout 0.1", "--emb median --attn lsh --hash_seed 3"])
 def test_init_from_starts_with_the_weights_on_other_data(small, tmp_path, flags):
     """Words, sizes, hash and its seed come from the checkpoint."""
     pretrain.main(small(*flags.split(), out="start"))

@@ -140,7 +140,7 @@ def test_flag_without_what_it_requires_is_refused(flag):
     ("--objective hash-mlm --tied", ("tied", "proj")), ("--key secret", ("--key", "md5")),
     ("--emb weighted --objective hash-mlm --tied", ("tied", "weighted")),
     ("--emb lookup --key secret", ("--key",)), ("--emb bloom --key secret", ("--key",)),
-    ("--mask 1 --objective hash-mlm", ("--mask", "1.0")),
+    ("--mask 1 --objective hash-mlm", ("--mask", "1.0")), ("--vocab 9", ("--vocab requires", "lookup")),
     ("--mask 0 --objective hash-mlm", ("--mask", "0.0")), ("--coherent 3 --split items", ("--coherent", "3")),
     ("--coherent 1 --split items --emb lookup", ("--coherent", "--emb bloom")),
     ("--coherent 1 --split regex --emb bloom", ("--coherent", "--split items")),

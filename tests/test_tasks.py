@@ -191,8 +191,7 @@ def test_pydoc_holds_out_whole_files(tmp_path, monkeypatch):
                       for part in (train, dev))
     assert held_out and not seen & held_out  # by file: its number and its letter
     assert all(label * 4 in text for text, label in zip(train["first"], train["labels"]))
-    [cache] = (tmp_path / "cache").glob("pydoc-*.json")
-    cache.write_text(cache.read_text()[:-9])
+    next((tmp_path / "cache").glob("pydoc-*.json")).write_text("[[")
     with pytest.raises(InputError, match="damaged file. Remove it"):
         read_pydoc(str(tmp_path / "cache"))
 
