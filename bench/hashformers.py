@@ -3,8 +3,9 @@
     python -m bench.hashformers counts (hashing, embeddings)
     python -m bench.hashformers words          minutes
     python -m bench.hashformers variants       half an hour
+    python -m bench.hashformers variants --steps 800 --data_dir glue/    two hours
 
-Paper map:    [HF Table 2] count_paper_models   [HF §4.3] VARIANTS
+Paper map:    [HF Table 2] count_paper_models   [HF §4.3] VARIANTS   [HF Table 1] bench_variants
 """
 
 import functools, tempfile, time
@@ -116,8 +117,10 @@ VARIANTS = {  # name -> flags of pretrain.py
 
 
 def bench_variants(args):
-    """Every variant with the same budget and seeds on one corpus: mean and std of the last evaluation."""
-    return compare(args, VARIANTS)
+    """Every variant with the same budget and seeds on one corpus: the last evaluation; MRPC, STS-B. [HF Table 1]"""
+    glue = ["--data_dir", args.data_dir, "--cache", args.cache]
+    score = functools.partial(common.finetune_run, tasks=dict(mrpc=5, stsb=5), flags=glue)
+    return compare(args, VARIANTS, after=score if args.data_dir else None)
 
 
 BENCHES = {
@@ -131,8 +134,8 @@ BENCHES = {
     "words": Bench(bench_words, "name:s:step | words:,:distinct words | seconds:,.0f:seconds | "
         "gigabytes:.2f:peak memory, GiB", dict(count=12_000_000)),
     "variants": Bench(bench_variants, "name:s:embedding, hash | accuracy:±:accuracy | "
-        "f1_intact:±:F1 intact | f1_shuffled:±:F1 shuffled | f1_random:±:F1 random | eval_loss:±:loss",
-        common.COMPARE)}
+        "f1_intact:±:F1 intact | f1_shuffled:±:F1 shuffled | f1_random:±:F1 random | eval_loss:±:loss | "
+        "mrpc:±1:MRPC | stsb:±1:STS-B", common.COMPARE | dict(data_dir=None))}
 main = functools.partial(common.run_command, "hashformers", __doc__, BENCHES)
 
 if __name__ == "__main__":

@@ -79,11 +79,12 @@ def test_bench_of_corpus_fills_all_columns(args, text_path, monkeypatch, one_pro
     assert row["name"] == attention.CONTROL and row["sst2_all"] == [50]
 
 
-def test_compare_resumes_from_result_file(args, tmp_path):
-    path, only = tmp_path / "variants.json", "^proj, md5$"
-    [row] = run_bench(hashformers, "variants", args(only=only))
+def test_compare_resumes_from_result_file(args, tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "finetune_run", lambda folder, seed, tasks, flags: dict.fromkeys(tasks, 50.0))
+    path, flags = tmp_path / "variants.json", dict(only="^proj, md5$", data_dir="glue")
+    [row] = run_bench(hashformers, "variants", args(**flags))
     path.write_text(json.dumps(dict(rows=[row | dict(accuracy=7.0)])))
-    assert hashformers.bench_variants(args(only=only, json=str(path))) == [row | dict(accuracy=7.0)]
+    assert hashformers.bench_variants(args(**flags, json=str(path))) == [row | dict(accuracy=7.0)]
 
 
 def test_finetune_run_reads_results(tmp_path, monkeypatch):
