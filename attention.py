@@ -34,7 +34,8 @@ import torch.nn.functional as F
 from blocks import MASKED, MAX_CHUNK, Costs, SparseLSHAttention, compare, make_layouts
 
 MAX_DENSE_LENGTH = 1024  # above this length impl="auto" allocates no (L, L) matrix
-# dtype and dimensions of arguments, and choices. In a call a letter is one size, and "float" is one dtype.
+# dtype and dimensions of arguments, and choices. Within one call equal letters are equal sizes, and all
+# "float" are one dtype; "floating" is any.
 TENSORS = dict(q="float BHLe", k="float BHLe", v="float BHLu", key_mask="bool BL", hq="int64 BHnL",
                hk="int64 BHnL", x="float BHLe", planes="floating Hnre", coef="int64 Hnr")
 CHOICES = dict(fill=("zero", "mask"), pairs=("all", "upper"), impl=("auto", "blocks", "dense"))
@@ -175,15 +176,12 @@ def collisions(hq, hk):
 
 def collision_share(hq, hk):
     """Return the share of colliding pairs, in [0, 1], in the batch's first row, hq, hk int64 (B, H, n, L)."""
-    chunks, num_pairs = hq[:1].split(128, dim=-1), hq[0, :, 0].numel() * hq.shape[-1]  # no (L, L) matrix
-    return sum(collisions(chunk, hk[:1]).sum().item() for chunk in chunks) / num_pairs
+    (_, H, _, L), chunks = hq.shape, hq[:1].split(128, dim=-1)  # no (L, L) matrix
+    return sum(collisions(chunk, hk[:1]).sum().item() for chunk in chunks) / (H * L * L)
 
 
 def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None):
     """Return LSH attention by the literal formula: the oracle of the tests. [BL §2.2.2]
-
-    pairs="upper", not the default, is the triangle of the authors' released code. Algorithm 1 as printed runs
-    over all of C and lets the last writer win.
 
     Args:
         q, k, v: float (B, H, L, e), (B, H, L, e) and (B, H, L, u).
@@ -222,7 +220,8 @@ def dense_lsh_attention(q, k, v, hq, hk, product_dtype, *, fill, pairs, key_mask
     # floats, which compare faster: exact below 2^24 and 2^53
     hq, hk = (h.flatten(0, 1).to(torch.float32 if h.max() < 2**24 else torch.float64) for h in (hq, hk))
     half = q.new_ones(L, L, dtype=dtype).triu().fill_diagonal_(0.5)
-    tensors, out = [*(x.flatten(0, 1).to(product_dtype) for x in (q * e**-0.5, k, v)), hq, hk, keys], []
+    tensors, out = [*(x.flatten(0, 1).to(product_dtype) for x in (q, k, v)), hq, hk, keys], []
+    tensors[0] = tensors[0] * e**-0.5  # in the dtype of the products
     # a few sequences at a time: their matrices stay near the processor
     for q, k, v, hq, hk, keys in zip(*(x.split(max(MAX_CHUNK // 2 // L**2, 1)) for x in tensors)):
         equal = zip(hq.unsqueeze(-1).unbind(1), hk.unsqueeze(-2).unbind(1))
@@ -340,9 +339,6 @@ def select_implementation(hq, hk, costs, *, fill, pairs, key_mask=None, impl="au
 @torch.compiler.disable  # the shapes depend on the data, so there is nothing to compile once
 def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, impl="auto", costs=None):
     """Return attention with scores for colliding pairs; the others have score 0 or no weight. [BL Alg. 1]
-
-    pairs="upper", not the default, is the triangle of the authors' released code. Algorithm 1 as printed runs
-    over all of C and lets the last writer win.
 
     Args:
         q, k, v, hq, hk, fill, pairs, key_mask: as for lsh_attention_reference.

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 
 
 class HashedBag(nn.Module):
-    """Add GAIN · Σ idf · row / √Σ idf² over a text's words to an encoder's logits. [FH]
+    """Add GAIN · Σ x_r row_r / √Σ x_r² to an encoder's logits, with x_r = idf_r · ln(1 + n_r). [FH]
 
-    idf is 1 for all rows until `set_idf` has counted the texts that have them.
-    In training each text's encoder logits are 0 with probability 0.5, and the bag then predicts alone.
-    Otherwise the encoder memorizes the texts, and the bag learns nothing. In evaluation both parts count.
+    A text has row r n_r times; idf is 1 for all rows until `set_idf` has counted the texts that have them.
+    In training dropout takes the encoder away from half of the texts, and the bag predicts them alone.
+    Otherwise the encoder memorizes the texts, and the bag learns nothing.
 
     Args: rows int N; labels int.
     Shape: rows int64 (B, L) of words, key_mask bool (B, L), True = a word, or None, and logits (B, labels) of
@@ -47,11 +47,16 @@ class HashedBag(nn.Module):
         self.idf.copy_(1 + ((1 + len(texts)) / (1 + counts)).log())
 
     def forward(self, rows, key_mask, logits):
-        idf = self.idf[rows] if key_mask is None else self.idf[rows] * key_mask  # (B, L)
-        if self.training:
-            logits = logits * (torch.rand_like(logits[:, :1]) < 0.5)
-        scores = (F.embedding(rows, self.weight) * idf.unsqueeze(-1)).sum(1)  # (B, labels)
-        return logits + self.GAIN * scores * idf.square().sum(1, keepdim=True).clamp(min=1).rsqrt()
+        N, texts = len(self.weight), torch.arange(len(rows), device=rows.device)
+        keys = rows + N * texts.unsqueeze(1)  # (B, L): the row of another text has another number
+        keys, counts = keys[slice(None) if key_mask is None else key_mask].unique(return_counts=True)
+        text, row = keys // N, keys % N  # of each distinct row of each text, in order
+        x = self.idf[row] * counts.log1p()
+        x = x / x.new_zeros(len(texts)).index_add(0, text, x * x).sqrt()[text]  # a text's x have length 1
+        start = torch.searchsorted(text, texts)
+        scores = F.embedding_bag(row, self.weight, start, mode="sum", per_sample_weights=x)  # (B, labels)
+        keep = F.dropout(torch.ones_like(logits[:, :1]), 0.5, self.training)  # in training 0 or 2, else 1
+        return keep * logits + self.GAIN * scores
 
 
 def main(argv=None):

@@ -195,8 +195,8 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
 def coherent_map(items, sizes, n_items, alpha, m=2, coherent=None, width=64, seed=0):
     """Return a Bloom map whose buckets hold similar items. [SB App. D]
 
-    By frequency, each free item opens a bucket with its alpha - 1 nearest free items. Items that share one
-    bucket share no other, where possible. Ten thousand items take seconds, a million take hours.
+    In order of frequency, each free item opens a bucket with its alpha - 1 nearest free items. Items that
+    share one bucket share no other, where possible. Ten thousand items take seconds, a million take hours.
 
     Args: items, sizes, n_items, width as in item_vectors; alpha, m, seed as in BloomMap; coherent int, number
         of maps built so (default: all m), the others are random.
@@ -292,12 +292,13 @@ def _score_candidates(x, digest, members, fresh, before, gamma, exclude):
         items = members[j].index_select(0, fresh[:, j].flatten()).view(len(x), -1)  # (P, C)
         new, parts = (items.unsqueeze(2) != exclude.unsqueeze(1)).all(2), []  # parts: m of (P, C)
         items = items.clamp(min=0).long()
-        for i in [*range(j), *range(j + 1, x.shape[1])]:
+        for i in range(x.shape[1]):
+            if i == j:  # the alpha items of a bucket have its log-probability: no need to look them up
+                parts.append(x[:, j].gather(1, fresh[:, j]).repeat_interleave(members.shape[2], 1))
+                continue
             bucket = digest[:, i].index_select(0, items.flatten()).view_as(items).long()
             parts.append(x[:, i].gather(1, bucket))
             new &= ~seen[:, i].gather(1, bucket)
-        # in map j itself, the alpha items of a bucket have its log-probability: no need to look them up
-        parts.insert(j, x[:, j].gather(1, fresh[:, j]).repeat_interleave(members.shape[2], 1))
         seen[:, j].scatter_(1, fresh[:, j], True)
         all_items.append(items)
         all_scores.append(gamma(parts).masked_fill(~new, -torch.inf))
@@ -397,7 +398,7 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
 def main():
     """Show two small Bloom maps, the score of an item, and beam search beside exhaustive search."""
     bloom_map = BloomMap(12, alpha=3, m=2, seed=1)
-    logp = torch.tensor([[[0.64, 0.19, 0.15, 0.03], [0.56, 0.02, 0.22, 0.20]]]).log()  # (P 1, m 2, R 4)
+    logp = torch.tensor([[[0.64, 0.19, 0.14, 0.03], [0.56, 0.02, 0.22, 0.20]]]).log()  # (P 1, m 2, R 4)
     print("Two maps of 12 items in buckets of 3, and the probability that a model gives to each bucket:\n")
     for j, table in enumerate(bloom_map.members.tolist()):
         print(f"  map {j}:  ", "  ".join(f"{p:.2f} {items}" for p, items in zip(logp[0, j].exp(), table)))

@@ -98,7 +98,7 @@ class LookupEmbedding(Embedding):
 
 
 class HashEmbedding(LookupEmbedding):
-    """Emb: words that hash to the same of N rows share it. [HF §3.1] [SV §3] means WeightedEmbedding."""
+    """Emb: words that hash to the same of N rows share it. [HF §3.1] Not SV's: see WeightedEmbedding."""
     code_format, needs_specials, can_tie, is_tied = "index", True, False, False
 
 
@@ -326,13 +326,13 @@ def main(argv=None):
     c = SimpleNamespace(rows=50_260, bits=128, chunk=10, hashes=5, buckets=500, weights=50_000, width=768)
     print("100 random words. Measured std: tables are truncated to 0.88; linear adds a shared mean.\n\n"
           f"{'method':>8}  {'codes':>9}  {'vectors':>9}  {'parameters':>10}  expected  measured")
-    for c.emb, cls in EMBEDDINGS.items():
-        c.hashes = 2 if cls.is_stacked else 5  # as in model.Config
+    for name, cls in EMBEDDINGS.items():
+        c.emb, c.hashes = name, 2 if cls.is_stacked else 5  # as in model.Config
         module = cls.from_config(c).requires_grad_(False)
         codes = torch.cat([torch.randint(0, end, (1, 100, count)) for count, end in module.code_limits], -1)
         vectors, size = module(codes), sum(p.numel() for p in module.parameters())
         shapes = "  ".join(f"{'×'.join(map(str, tensor.shape[1:])):>9}" for tensor in (codes, vectors))
-        print(f"{c.emb:>8}  {shapes}  {size:>10,}  {module.initial_std(c):8.4f}  {vectors.std():8.4f}")
+        print(f"{name:>8}  {shapes}  {size:>10,}  {module.initial_std(c):8.4f}  {vectors.std():8.4f}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ Paper map:    [HF Table 5] RECIPES   [HF Table 5] learning_rate   [HF Table 5] p
 Sources:      [HF] Xue & Aletras 2022, HashFormers
 Out of scope: tasks and metrics (data/), tables of results (report.py), the labels of a text (infer.py).
 Deviations:   1. The score is the best evaluation's on the scored rows; the last one's is reported too.
-              2. Two evaluations per epoch (--eval_every); [HF Table 5] has five, for small tasks in 3 epochs.
+              2. Two evaluations per epoch (--eval_every); [HF Table 5]: five, of small tasks in 3 epochs.
               3. Gradients are clipped at norm 1, which the paper does not name.
               4. The cosine restarts after each fifth of the steps: the paper does not say how often.
               5. Models of width below 512 have a recipe of their own, "small" (docs/finetuning.md).
@@ -211,7 +211,8 @@ def prepare_task(run, name):
             counts = collections.Counter(word for text in texts for word in list_words(text))
             tokenizer = HashTokenizer(run.config, hash_name="lsh", hash=NgramLSH.fit(counts))
         if task:
-            return SequenceClassification(task, train, dev, tokenizer, length, a.limit, before.get("scale"))
+            return SequenceClassification(task, train, dev, tokenizer, length, a.limit, before.get("scale"),
+                                          bool(a.bag))
         return QuestionAnswering(train, dev, tokenizer, length, a.stride or before.get("stride"),
                                  a.max_answer or before.get("longest"), a.limit, name == "squad_v2")
 

@@ -10,7 +10,7 @@ Deviations:
     3. The seed and the key are arguments, and state() returns them. The paper withholds the value of its key.
     4. The paper rotates one vector for the index (§3.3) and has T random hyperplanes for the bits (§3.5).
        Here both rotate one vector, which correlates bits. fit numbers the n-grams at random: 128 bits of a
-       word are worth 127 independent ones, T² / Σ_ij c_ij² with c_ij their correlation over random vectors;
+       word are worth 127.7 independent ones, T² / Σ_ij c_ij² with c_ij their correlation over random vectors;
        numbered by frequency 110, as the windows of common n-grams overlap.
     5. A byte order mark or a NUL separates words, as white space does.
 Notation: V words   T bits   N hash buckets   k bits of a chunk, or hash functions of a sketch of R rows each
@@ -206,7 +206,7 @@ class NgramLSH(Hash):
         self.grams, self.features, self.seed = grams, features, seed
         eta = np.random.default_rng(seed).standard_normal(features)
         self.eta = np.rint(np.tile(eta, 2) * 4096).astype(np.int32)
-        self.feature = {gram: f for f, gram in enumerate(grams)}
+        self.feature_of_gram = {gram: f for f, gram in enumerate(grams)}
         self.alphabet = np.unique(_code_points(grams)[0])
         keys, owner = _gram_keys(grams, self.alphabet)
         # the longest n-gram of grams[f] is the whole of it, and has the largest key
@@ -250,17 +250,17 @@ class NgramLSH(Hash):
             keys, owner = _gram_keys(words[start:start + 4096], self.alphabet)  # (G,), (G,)
             place = np.searchsorted(self.keys, keys)  # of each key, or of the next larger one
             is_feature = np.append(self.keys, np.uint64(0))[place] == keys  # no key is 0
-            features = self.feature_of_key[place[is_feature]]  # of all words; a word's begin at its `first`
+            feature_ids = self.feature_of_key[place[is_feature]]  # of all words; a word's begin at `first`
             amounts = np.bincount(owner[is_feature], minlength=len(words[start:start + 4096]))  # per word
-            # Pass p adds the p-th feature of every word that has one. With the words sorted by amount, these
-            # are the first num_rows rows, so a pass is one gather and one addition:
+            # Pass p adds the p-th feature of each word that has one: of words sorted by amount the first.
             #     play (10), cat (6), at (3)    passes 0 .. 2: all rows;  3 .. 5: 2 rows;  6 .. 9: 1 row
             order = np.argsort(-amounts, kind="stable")
             first, amounts = (np.cumsum(amounts) - amounts)[order], amounts[order]
             # subtle: int32 is safe up to 40,000 n-grams, 40,000 * 4 sigma * 4096 < 2**31
             sums = np.zeros((len(order), T), np.int64 if amounts[0] > 40_000 else np.int32)
-            for p, num_rows in enumerate(np.searchsorted(-amounts, -np.arange(amounts[0]))):
-                sums[:num_rows] += windows[features[first[:num_rows] + p]]
+            for p in range(amounts[0]):
+                rows = first[amounts > p]
+                sums[:len(rows)] += windows[feature_ids[rows + p]]
             out[start + order] = sums > 0
         return out
 
@@ -279,14 +279,14 @@ class NgramLSH(Hash):
         check_words(words)
         check_int("N", N, 1, self.features, " Raise the features (65,535 at most).")
         out, before = np.zeros(len(words), np.int64), ""
-        stack, depth = [np.zeros(N, np.int32)], 24  # few words are longer: one last sum takes the rest
+        stack, depth = [np.zeros(N, np.int32)], 24  # later letters share stack[25]: bounds the memory
         for word, i in sorted(zip(words, range(len(words)))):
             del stack[min(len(os.path.commonprefix([before, word])), depth) + 1:]
             for end in range(len(stack), len(word) + 1):
-                if end <= depth + 1:  # that one may need 64 bits
+                if end <= depth + 1:  # stack[25] sums any number of n-grams: 64 bits
                     stack.append(stack[-1].copy() if end <= depth else stack[-1].astype(np.int64))
                 for size in range(1, min(end, 4) + 1):
-                    if (f := self.feature.get(word[end - size:end])) is not None:
+                    if (f := self.feature_of_gram.get(word[end - size:end])) is not None:
                         stack[-1] += self.eta[f:f + N]
             out[i], before = stack[-1].argmax(), word
         return out
@@ -333,7 +333,7 @@ def ngram_products_reference(lsh, words, T):
     x = np.zeros((len(words), lsh.features + 1), np.int64)  # the last column counts the unknown n-grams
     for row, word in zip(x, words):
         for gram in list_ngrams(word):
-            row[lsh.feature.get(gram, -1)] += 1
+            row[lsh.feature_of_gram.get(gram, -1)] += 1
     return x[:, :-1] @ np.stack([np.roll(lsh.eta[:lsh.features], -j) for j in range(T)], 1)
 
 

@@ -103,8 +103,8 @@ class TextModel:
             return [ids for ids, *_ in sliding_windows(ids, second, c.length, self.task["stride"])]
         if c.order:  # classify: cut to the length, as in fine-tuning
             ids = [CLS, *ids, SEP] if c.head != "classify" else build_inputs(
-                ids, second, c.length, self.tokenizer.separator)[0]
-        if len(ids) > c.length:
+                ids, second, c.length, self.tokenizer.separator, keep_rest=c.bag > 0)[0]
+        if len(ids) > c.length and not c.bag:
             raise InputError(f"text: expected at most {c.length} positions (--length), got {len(ids)}.")
         return [ids]
 
@@ -341,15 +341,9 @@ def run(args):
     options = dict(near=args.near, raw=args.raw, k=args.top_k, beam=args.beam)
     rows = read_texts(args.file, columns, args.columns, is_set) if args.file else iter([(1, args.texts)])
     if args.vectors:
-        try:
-            file = open(args.vectors, "ab")  # shows at once whether it can be written
-        except OSError as error:
-            raise InputError(f"--vectors {args.vectors}: cannot be written, {error.strerror}.") from error
-        with file:
-            vectors = p.embed([texts for _, texts in rows], args.near, args.raw)
-            file.truncate(0)
+        n, d = (vectors := p.embed([texts for _, texts in rows], args.near, args.raw)).shape
+        with open(args.vectors, "wb") as file:  # np.save would add .npy to a name
             np.save(file, vectors)
-        n, d = vectors.shape
         print(f"Saved {args.vectors}: {n:,} vectors of {d:,} numbers", file=sys.stderr)
     elif args.file:
         print_rows(rows, lambda texts: p.predict(texts, **options), args.file)

@@ -73,7 +73,7 @@ def read_texts(path, texts, chosen=None, is_set=False, advice="Use --text NAME."
     if is_table and (head := list(itertools.islice(rows, 100))):
         rows, known = itertools.chain(head, rows), dict.fromkeys(name for row in head for name in row)
         lists = [name for name in known if any(isinstance(row.get(name), seq) for row in head)]
-        names = [next((name for name in x.split("|") if name in known), None) for x in texts]
+        names = [next((name for name in (x, *x.split("|")) if name in known), None) for x in texts]
         names = lists if len(lists) == 1 else names
         names = [name.strip() for name in chosen.split(",")] if chosen else names
         if len(names) != len(texts) or len(names) > 1 and None in names:
@@ -82,7 +82,8 @@ def read_texts(path, texts, chosen=None, is_set=False, advice="Use --text NAME."
         print(f"columns: {', '.join(names)} of {path}", file=sys.stderr)
     for i, row in enumerate(rows, 1):
         if is_table:  # the last tab of a list says that no name ends at a space
-            yield i, ["\t".join(map(str, x)) + "\t" if isinstance(x, seq) else x for x in map(row.get, names)]
+            yield i, ["\t".join([*(str(n) for n in x if n is not None), ""]) if isinstance(x, seq) else x
+                      for x in map(row.get, names)]
         elif row["text"].strip():
             yield i, [row["text"]] if is_set else row["text"].split("\t")
 

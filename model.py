@@ -11,8 +11,7 @@ Deviations:   1. One product for queries, keys and values.   2. Positions start 
               classify and span with std 0.02 · √(768/d).   3. In text an item's m vectors share its position.
 Notation:     B batch   L positions   C code numbers per word   d width   H heads   e d/H   V token IDs
               N rows   S scored rows   M masked positions   m vectors per item (Bloom; else 1)
-              k hash functions of R buckets   n hash functions of r hyperplanes (LSH attention)
-Demo:         python model.py
+              k hash functions of R buckets   n hash functions of r hyperplanes      Demo: python model.py
 """
 
 from dataclasses import dataclass, fields
@@ -67,13 +66,13 @@ class Config:
 
     def __post_init__(self):
         for name, value in vars(self).items():  # the type, the choices and the range of each field
-            kind, minimum = Config.__annotations__[name], name not in ("layers", "spare_positions", "bag")
+            kind, least = Config.__annotations__[name], int(name not in ("layers", "spare_positions", "bag"))
             if not isinstance(value, (int, float) if kind is float else kind):
                 raise ValueError(f"{name}: expected {kind}, got {value!r}.")
             if value not in CHOICES.get(name, [value]):
                 raise ValueError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {value!r}.")
-            if kind in (int, int | None) and value is not None and not minimum <= value <= 2**31:
-                raise ValueError(f"{name}: expected {minimum:d} to 2^31, got {value}.")
+            if kind in (int, int | None) and value is not None and not least <= value <= 2**31:
+                raise ValueError(f"{name}: expected {least} to 2^31, got {value}.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: expected at least 0 and less than 1, got {self.dropout}.")
         if self.width % self.heads:
@@ -82,10 +81,11 @@ class Config:
             raise ValueError("lsh_pairs: expected all for sets, got upper, which needs an order.")
         embedding, self.predicts_rows = EMBEDDINGS[self.emb], self.head in ("mlm", "hash-mlm")
         self.code_format = embedding.code_format  # how a word's codes are laid out: tokenizer.HashTokenizer
-        # sr needs an order to shuffle, mlm a row per word, hash-mlm hashes to predict
-        possible = ["sr"] * self.order + ["mlm" if self.code_format == "row" else "hash-mlm"]
-        if self.head not in (*possible, "classify", "span"):
-            raise ValueError(f"objective: expected {' or '.join(possible)} for {self.emb}, got {self.head}.")
+        # mlm needs a row per word, hash-mlm hashes to predict; a set has no order to shuffle, and no texts
+        masked = "mlm" if self.code_format == "row" else "hash-mlm"
+        heads = ("sr", masked, "classify", "span") if self.order else (masked,)
+        if self.head not in heads:
+            raise ValueError(f"objective: expected {' or '.join(heads[:2])} for {self.emb}, got {self.head}.")
         if self.tied and self.predicts_rows and not embedding.can_tie:
             able = [name for name, cls in EMBEDDINGS.items() if cls.can_tie]
             raise ValueError(f"tied requires emb {', '.join(able)}, got {self.emb}.")
@@ -200,18 +200,17 @@ class Model(nn.Module):
         self.vectors_per_item = c.hashes if e.is_stacked else 1  # m
         self.specials = nn.Embedding(c.special_tokens + e.has_word_row, c.width) if e.needs_specials else None
         self.positions = nn.Embedding(c.length + c.spare_positions, c.width) if c.order else None
-        self.types = nn.Embedding(c.types, c.width)
-        self.norm, self.dropout = nn.LayerNorm(c.width), Dropout(c.dropout)
+        self.types, self.norm = nn.Embedding(c.types, c.width), nn.LayerNorm(c.width)
         self.layers = nn.ModuleList(TransformerLayer(c, i) for i in range(c.layers))
-        self.head = build_head(c)
+        self.dropout, self.head = Dropout(c.dropout), build_head(c)
         self.bag = HashedBag(c.bag, c.labels) if c.bag and c.head == "classify" else None
         scaled = ("layers", "head") if c.head in ("classify", "span") else "layers"
         for name, module in self.named_modules():
-            if isinstance(module, (nn.Embedding, nn.Linear)):  # BERT's 0.02, or scaled by the width
+            if isinstance(module, (nn.Embedding, nn.Linear)):  # scaled: sums over d inputs as in BERT
                 init_normal(module.weight, 0.02 * (768 / c.width) ** 0.5 if name.startswith(scaled) else 0.02)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-        if c.order and not self.types.weight.is_meta:  # positions start with a larger scale than words
+        if c.order and not self.types.weight.is_meta:  # small positions find no shuffled word
             self.positions.weight.data[:] = 2.25 * e.initial_std(c) * sinusoids(*self.positions.weight.shape)
         for name in ("codes", "bag_rows"):
             self.register_buffer(name, None, persistent=False)
@@ -250,8 +249,9 @@ class Model(nn.Module):
         """Return what the first layer sees, (B, L·m, d) of ids (B, L): word + type + position, normalized."""
         if ids.ndim != 2:
             raise ValueError(f"ids: expected (B, L), got shape {tuple(ids.shape)}.")
-        c, m, L = self.config, self.vectors_per_item, ids.shape[1]
-        if L > c.length:
+        c, m = self.config, self.vectors_per_item
+        ids = ids[:, :c.length] if self.bag else ids  # the bag alone reads the rest
+        if (L := ids.shape[1]) > c.length:
             raise ValueError(f"text: expected at most {c.length} positions (--length), got {L}. Shorten it.")
         types = self.types.weight[0]
         if c.order and c.types > 1:  # two [SEP] in a row divide a pair; one [SEP] ends a document in a window
@@ -264,8 +264,9 @@ class Model(nn.Module):
 
     def padding_mask(self, ids, key_mask=None):
         """Return the attention mask of the vectors, bool (B, L·m) or None; sets are padded with ID 0."""
-        key_mask = ids != 0 if key_mask is None and not self.config.order else key_mask
-        return None if key_mask is None else key_mask.repeat_interleave(self.vectors_per_item, 1)
+        c, m = self.config, self.vectors_per_item
+        key_mask = ids != 0 if key_mask is None and not c.order else key_mask
+        return None if key_mask is None else key_mask[:, :c.length].repeat_interleave(m, 1)
 
     def encode(self, ids, key_mask=None):
         """Return (B, L·m, d) of ids (B, L); key_mask bool (B, L), True = attend, or None without padding."""
@@ -281,7 +282,7 @@ class Model(nn.Module):
 
     def pool(self, x, key_mask):
         """Return one vector per text, (B, d), of x (B, L, d)."""
-        weight = torch.ones_like(x[..., :1]) if key_mask is None else key_mask.unsqueeze(-1).to(x.dtype)
+        weight = torch.ones_like(x[..., :1]) if key_mask is None else key_mask[:, :x.shape[1], None].to(x)
         return x[:, 0] if self.config.pool == "cls" else (x * weight).sum(1) / weight.sum(1)
 
     def forward(self, ids, key_mask=None, masked_positions=None, rows=None):
@@ -293,7 +294,6 @@ class Model(nn.Module):
             (M, k, R), each hash among the rows of its block [CM], without the choice of rows.
         """
         c, is_stacked = self.config, self.embedding.is_stacked
-        key_mask = ids != 0 if key_mask is None and not c.order else key_mask  # sets are padded with ID 0
         if c.predicts_rows != (masked_positions is not None):
             raise ValueError(f"masked_positions: expected with head mlm or hash-mlm alone, this is {c.head}.")
         x = self.encode(ids, key_mask)

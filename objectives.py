@@ -64,7 +64,7 @@ class Objective:
 
         certified: share of items that one beam of 20 certifies; hashes_right: share of hashes predicted.
         """
-        names = [*(f"rec@{k}" for k in RECALL), "certified", "hashes_right"]
+        names = [*(f"rec@{k}" for k in RECALL), "certified", "hashes_right"]  # of mlm the first three
         shares = {name: float(n) / max(float(counts[-1]), 1) for name, n in zip(names, counts[:-1])}
         return {name: share for name, share in shares.items() if name != "certified" or self.bloom_map}
 
@@ -166,7 +166,7 @@ class SampledWords(MaskedWords):
 
     Rank r of n words is drawn with q = log((r + 2) / (r + 1)) / log(n + 1), about proportional to 1 / r. With
     log(S q) subtracted from the logits, the sum of exp is an unbiased estimate of that over all words but the
-    correct one, which is always included, and only once; special tokens are left out.
+    correct one, which is included once; noisier for BPE pieces, as their IDs are no ranks by frequency.
     """
     def loss(self, model, inputs, labels):
         rows, n = labels[labels != IGNORE_INDEX], self.config.rows - self.first_word_id  # (M,)

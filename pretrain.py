@@ -61,12 +61,13 @@ class Run:
     """
 
 
-def build_run(args):
-    """Build tokenizer, codes, batches, model, objective and optimizer, and resume from a checkpoint."""
+def build_run(args, config, start=None):
+    """Build tokenizer, codes, batches, model, objective and optimizer, and resume from a checkpoint.
+
+    Args: args and config of resolve(); start dict, the checkpoint of --init_from, or None.
+    """
     run, a = Run(), args
     run.args, (run.rank, run.world, local_rank) = a, read_ranks()
-    start = load_checkpoint(a.init_from) if a.init_from else None
-    config = resolve(a, run.world, start)
     run.device, run.dtype, use_compile = resolve_device(a, local_rank)
     a.quiet = a.quiet or run.rank > 0
 
@@ -83,9 +84,10 @@ def build_run(args):
         about = config.length, a.batch, words, a.seed
         run.batches = TextBatches(corpus.ids, *about, CLS) if config.order else ItemSetBatches(
             corpus.ids, corpus.offsets, *corpus.split_pages(), *about, (FIRST_WORD_ID, run.num_ids))
-    share = a.batch // run.world  # of each step's sequences, this rank has those from share · rank on
-    run.micro_size, end = min(a.micro, share), share * (run.rank + 1)
-    run.slices = [slice(i, min(i + run.micro_size, end)) for i in range(end - share, end, run.micro_size)]
+    share = a.batch // run.world
+    first, end = share * run.rank, share * (run.rank + 1)  # of each step's sequences, those of this rank
+    run.micro_size = min(a.micro, share)
+    run.slices = [slice(i, min(i + run.micro_size, end)) for i in range(first, end, run.micro_size)]
 
     bloom_map = run.tokenizer.bloom_map
     run.identity = {name: getattr(a, name) for name in IDENTITY} | dict(
@@ -349,7 +351,7 @@ def take_step(run, micro_batches, num_scored):
     for group in run.optimizer.param_groups:
         group["lr"] = lr = learning_rate(a, run.step)
     loss = compute_gradients(run, micro_batches, num_scored)
-    norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), a.clip)
+    norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), a.clip or math.inf)
     next_batches = get_micro_batches(run, run.step + 1)  # while a GPU is still busy
     loss, norm = loss.item(), norm.item()
     if not math.isfinite(loss + norm):
@@ -409,7 +411,7 @@ def fit(run, caught):
                 save(run)
             if is_evaluated:  # once it is saved
                 print_line(run, f"step {run.step:,}:", **result)
-            clock += time.perf_counter() - now
+            clock += time.perf_counter() - now  # evaluation and saving do not count as speed
     return result
 
 
@@ -426,19 +428,23 @@ def example_text(run):
 
 def train(args):
     """Build a run, train it and say how to continue; return the last evaluation."""
-    run = build_run(args)
-    try:
-        with lock_output(args.out, run.rank), catch_signals() as caught:
-            result = fit(run, caught)
-        print_line(run, f"Saved {run.path}, and the lowest loss in best.pt:", eval_loss=run.best)
-        print_line(run, f"Next: python infer.py --ckpt {shlex.join([args.out, example_text(run)])}")
-        barrier_before_exit()
-        return result
-    finally:
-        # subtle: let go of DDP before the process group ends. As the group's last owner it would wait,
-        # holding Python's lock, for a thread that may be waiting for that lock
-        run.ddp_model = run.model
-        gc.collect()
+    rank, world, _ = read_ranks()
+    start = load_checkpoint(args.init_from) if args.init_from else None
+    config = resolve(args, world, start)
+    with lock_output(args.out, rank):  # before the checkpoint there is read: another run may be saving it
+        run = build_run(args, config, start)
+        try:
+            with catch_signals() as caught:
+                result = fit(run, caught)
+            print_line(run, f"Saved {run.path}, and the lowest loss in best.pt:", eval_loss=run.best)
+            print_line(run, f"Next: python infer.py --ckpt {shlex.join([args.out, example_text(run)])}")
+            barrier_before_exit()
+            return result
+        finally:
+            # subtle: let go of DDP before the process group ends. As the group's last owner it would wait,
+            # holding Python's lock, for a thread that may be waiting for that lock
+            run.ddp_model = run.model
+            gc.collect()
 
 
 def main(argv=None):

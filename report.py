@@ -58,11 +58,10 @@ def read_results(folder):
     try:
         results = json.loads(Path(folder, "results.json").read_text())
         counts = {name: int(results["model"][name]) for name in ("parameters", "embedding")}
-        tasks = {name: float(row["mean"]) for name, row in results["tasks"].items()}
-        n = {name: int(row["n"]) for name, row in results["tasks"].items()}
+        tasks = {name: (r["n"], r["metric"], float(r["mean"])) for name, r in results["tasks"].items()}
         if min(counts.values()) < 1:
             raise ValueError(counts)
-        return dict(folder=folder, tasks=tasks, n=n, **counts)
+        return dict(folder=folder, tasks=tasks, **counts)
     except (OSError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"--baseline: expected an --out of finetune.py, got {folder} ({error}).") from error
 
@@ -76,13 +75,14 @@ def compare(results, baseline):
 
     Returns:
         dict: prr by task, where the baseline scores above 0 [HF §4.4 eq.4]; prr_average, the ratio of the
-        averages over the tasks of both that have equally many rows; pcr_all and pcr_emb [HF §4.4 eq.6].
+        averages over the tasks of both with equal metric and number of rows; pcr_all, pcr_emb [HF eq. 5, 6].
     """
-    rows = {name: row for name, row in results["tasks"].items() if row["n"] == baseline["n"].get(name)}
-    theirs, total = baseline["tasks"], sum(baseline["tasks"][name] for name in rows)
+    theirs = {name: baseline["tasks"][name][2] for name, row in results["tasks"].items()
+              if (row["n"], row["metric"]) == baseline["tasks"].get(name, ())[:2]}
+    means, total = {name: results["tasks"][name]["mean"] for name in theirs}, sum(theirs.values())
     return dict(baseline=baseline["folder"],
-                prr={name: 100 * r["mean"] / theirs[name] for name, r in rows.items() if theirs[name] > 0},
-                prr_average=100 * sum(row["mean"] for row in rows.values()) / total if total > 0 else None,
+                prr={name: 100 * mean / theirs[name] for name, mean in means.items() if theirs[name] > 0},
+                prr_average=100 * sum(means.values()) / total if total > 0 else None,
                 pcr_all=100 * (1 - results["model"]["parameters"] / baseline["parameters"]),
                 pcr_emb=100 * (1 - results["model"]["embedding"] / baseline["embedding"]))
 

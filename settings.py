@@ -185,7 +185,7 @@ def parser(description):
         return p.add_argument_group(title, text).add_argument
 
     count, size = (dict(type=at_least(1, maximum=most), metavar="n") for most in (None, 1 << 20))
-    flag = group("words", "Words become token IDs as they are; there is no vocabulary. [HF §3.1]")
+    flag = group("words", "Every distinct word gets an ID, however many there are. [HF §3.1]")
     flag("--data", metavar="A+B", help="python: docstrings of the installed Python; python-names: names its "
          "functions use; wikipedia, bookcorpus or any hub ID; a file or folder of .txt .tsv .csv .jsonl "
          ".json .parquet, .gz too. A row is a document, of .txt a line; with --split items a set: a list, "
@@ -271,7 +271,7 @@ def parser(description):
     flag("--optimizer", choices=("adamw", "adam"), help="adam: no decay (default: adamw, superbloom adam)")
     flag("--decay", type=at_least(0, float), metavar="w", help=(
         f"weight decay of adamw (default: {COMMON['decay']})"))
-    flag("--clip", type=at_least(0, float), default=1.0, metavar="g", help="largest gradient norm")
+    flag("--clip", type=at_least(0, float), default=1.0, metavar="g", help="largest gradient norm; 0: any")
     flag("--seed", type=at_least(0), default=0, metavar="S", help="seed of weights, batches, noise, dropout")
 
     flag = group("device and files", "SIGTERM and Ctrl-C save; the same command resumes.")

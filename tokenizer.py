@@ -302,11 +302,12 @@ class HashTokenizer:
 # IDs to the input of a model
 
 
-def build_inputs(first, second, length, separator=HashTokenizer.separator):
+def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_rest=False):
     """Build [CLS] A [SEP], or [CLS] A [SEP] [SEP] B [SEP]; cut the longer side first if both are too long.
 
-    Args: first int32 (n,) and second int32 (m,) or None, token IDs; length int L, at least 5; separator, IDs.
-    Returns: ids int32, L at most, and num_cut int, how many words did not fit.
+    Args: first int32 (n,) and second int32 (m,) or None, token IDs; length int L, at least 5; separator, IDs;
+        keep_rest, whether what does not fit of the first follows, for a bag.
+    Returns: ids int32, L at most, or more with the rest, and num_cut int, how many words did not fit.
         n 10, m 3, room 8 -> 5 and 3;   n 10, m 10, room 7 -> 4 and 3;   n 2, m 10, room 8 -> 2 and 6
     """
     check_int("length", length, 5, 1 << 31)
@@ -315,7 +316,7 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator):
     # the first gets what the second leaves, or half of the room if that is more; the second gets the rest
     n = min(len(first), max(room - len(second), (room + 1) // 2))
     m = min(len(second), room - n)
-    parts = [[CLS], first[:n], between, second[:m], [SEP]]
+    parts = [[CLS], first[:n], between, second[:m], [SEP], first[n:] if keep_rest else []]
     return np.concatenate(parts).astype(np.int32), len(first) - n + len(second) - m
 
 

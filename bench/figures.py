@@ -81,7 +81,7 @@ def draw_corruption(folder):
 def draw_maps(folder):
     """Draw the two Bloom maps of python bloom.py; the width of a bucket is its probability."""
     bloom_map = BloomMap(12, alpha=3, m=2, seed=1)
-    p = [0.64, 0.19, 0.15, 0.03], [0.56, 0.02, 0.22, 0.20]
+    p = [0.64, 0.19, 0.14, 0.03], [0.56, 0.02, 0.22, 0.20]
     with new_figure(folder, "maps", (8, 2.4)) as [axis]:
         rows, gap = [], 0.05  # a bucket of probability 0.02 still shows its items
         for members, shares in zip(bloom_map.members, p):

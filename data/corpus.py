@@ -55,7 +55,7 @@ def read_rows(path, header=None):
     Args: path str, one of ENDINGS, .gz too; header list[str], the columns of a table that may have none.
     Yields: dict, column to value. A line of a .txt is a row with the column "text"; a .json is a list of
         objects, or an object with it as "data"; cells of .csv and .tsv stay str, and a .tsv has no quotes.
-    Raises: InputError: no such file, another kind, or a damaged one; row N is the Nth below a header.
+    Raises: InputError: no such file, another kind, or a damaged one; row N is the Nth that was read.
     """
     if find_files(path) != [path]:
         raise InputError(f"{path}: expected a file, got a folder or nothing.")
@@ -89,7 +89,7 @@ def read_rows(path, header=None):
 def _table_rows(path, file, is_csv, header):
     """Yield the rows of .csv and .tsv; up to 1 % with another number of cells are left out, and counted."""
     csv.field_size_limit(sys.maxsize)
-    tabbed = (line.rstrip("\r\n").split("\t") for line in file if line.strip())
+    tabbed = (line.rstrip("\r\n").split("\t") for line in file if line.strip("\r\n"))
     lines = filter(None, csv.reader(file) if is_csv else tabbed)
     first, total, wrong = next(lines, []), 0, []
     columns = header if header and len(first) == len(header) and header[-1] not in first else first
@@ -186,8 +186,7 @@ def _read_documents(part, is_sets, field, quiet):
             is_list = is_sets and isinstance(value, list)
             kinds = set(map(type, value if is_list else [value])) - {type(None)}
             is_orphan = len(columns) == 2 and value[0] in (None, "")
-            # a list, or a row of two columns, is of one kind, for 1 and "1" would be one name
-            if is_orphan or len(kinds) > len(columns) or not kinds <= ({str, int} if is_list else {str}):
+            if is_orphan or not kinds <= ({str, int} if is_list else {str}):
                 expected = ("names, or whole numbers, in " if is_sets else "text in ") + ", ".join(columns)
                 raise InputError(f"{source}, row {number:,}: expected {expected}, got {str(value)[:60]!r}.")
             if len(columns) == 2:

@@ -100,7 +100,7 @@ def parse_rows(rows, task, source, has_labels=True):
     """
     known, columns = dict.fromkeys(name for row in rows[:100] for name in row), []
     for names in (*task.texts, *[task.label] * has_labels):
-        name = next((name for name in names.split("|") if name in known), None)
+        name = next((name for name in (names, *names.split("|")) if name in known), None)
         if name is None:
             hint = f" {HIDDEN}" if task.folder and names == task.label else ""
             raise InputError(f"{source}: expected a column {names.replace('|', ' or ')}, got "
@@ -235,16 +235,16 @@ class SequenceClassification:
 
     Args: task, train, devs as read_task returns them; tokenizer HashTokenizer, which learns the words; length
         int, positions; limit int, training rows, drawn at random (default: all); scale (mean, standard
-        deviation) of the numbers to predict (default: of the training rows).
+        deviation) of the numbers to predict (default: of the training rows); has_bag, to keep long texts.
     Attributes: examples, list of int32 IDs; targets, int64 (n,) classes or float32 (n,) in units of `scale`.
     Argument predict of methods: function(examples) -> (indices, logits (B, num_outputs)) of batches.
     """
     head = "classify"
 
-    def __init__(self, task, train, devs, tokenizer, length, limit=None, scale=None):
+    def __init__(self, task, train, devs, tokenizer, length, limit=None, scale=None, has_bag=False):
         self.task, self.labels, self.metric, self.length = task, task.labels, task.metrics[0], length
         self.num_cut, self.num_outputs, self.has_one_text = 0, len(task.labels or [0]), len(task.texts) == 1
-        self.tokenizer, self.columns = tokenizer, [*task.texts, task.label]
+        self.tokenizer, self.columns, self.has_bag = tokenizer, [*task.texts, task.label], has_bag
         if limit and limit < len(train["labels"]):
             chosen = np.sort(np.random.default_rng(0).permutation(len(train["labels"]))[:limit]).tolist()
             train = {name: column and [column[i] for i in chosen] for name, column in train.items()}
@@ -256,7 +256,7 @@ class SequenceClassification:
         self.devs = {name: self.encode(dev) for name, dev in devs.items()}
         self.rows = dict(train=len(self.examples)) | {name: len(ids) for name, (ids, _) in self.devs.items()}
         self.n = self.rows[task.dev[0]]
-        self.notes = f"{self.num_cut:,} texts or pairs are longer than {length} positions and were cut"
+        self.notes = f"{self.num_cut:,} texts or pairs exceed the {length} positions that the encoder reads"
 
     def encode(self, split):
         """Return the examples and targets of a split as of parse_rows."""
@@ -265,7 +265,8 @@ class SequenceClassification:
         is_known = self.labels is None or set(split["labels"]) <= set(self.labels)
         if not is_known or len({len(first), len(second), len(split["labels"]) or len(first)}) > 1:
             raise InputError(f"texts and labels: expected lists of one length, and labels of {self.labels}.")
-        inputs = [build_inputs(a, b, self.length, self.tokenizer.separator) for a, b in zip(first, second)]
+        options = self.length, self.tokenizer.separator, self.has_bag and self.has_one_text
+        inputs = [build_inputs(a, b, *options) for a, b in zip(first, second)]
         self.num_cut += sum(num_cut > 0 for _, num_cut in inputs)
         if self.labels:
             number = {name: i for i, name in enumerate(self.labels)}

@@ -10,14 +10,15 @@ from tests.support import tiny_model
 
 
 def test_hashed_bag_matches_hand_example():
-    """Words of rows 1 and 2 with idf 3 and 4: 30 · (3 · (1, 2) + 4 · (3, -1)) / 5 = (90, 12) are added."""
+    """Rows 1, 2, 1 with idf 3 / ln 3 and 4 / ln 2: 30 · (3 · (1, 2) + 4 · (3, -1)) / 5 = (90, 12) are added."""
     bag = HashedBag(4, 2).eval()
     bag.weight.data = torch.tensor([[9.0, 9], [1, 2], [3, -1], [9, 9]])
-    bag.idf[:] = torch.tensor([9, 3, 4, 9])
-    logits, mask = torch.tensor([[0.5, -0.5]]), torch.tensor([[True, True, False]])
+    bag.idf[:] = torch.tensor([9, 3 / math.log(3), 4 / math.log(2), 9])
+    logits, mask = torch.tensor([[0.5, -0.5]]), torch.tensor([[True, True, True, False]])
     expected = torch.tensor([[90.5, 11.5]])
-    torch.testing.assert_close(bag(torch.tensor([[1, 2, 0]]), mask, logits), expected)
-    torch.testing.assert_close(bag(torch.tensor([[1, 2]]), None, logits), expected)
+    torch.testing.assert_close(bag(torch.tensor([[1, 2, 1, 0]]), mask, logits), expected)
+    two = bag(torch.tensor([[2, 1, 1], [3, 3, 3]]), None, logits.expand(2, 2))  # rows of another text do not count
+    torch.testing.assert_close(two, torch.cat([expected, logits + 270]))
     assert torch.equal(bag(torch.tensor([[1, 2]]), torch.zeros(1, 2, dtype=torch.bool), logits), logits)  # no word
 
 
@@ -33,8 +34,8 @@ def test_hashed_bag_in_training_drops_the_encoder_of_half_the_texts():
     torch.manual_seed(0)
     bag, n = HashedBag(4, 3), 10_000
     out = bag(torch.zeros(n, 2, dtype=torch.int64), None, torch.ones(n, 3))
-    assert {*out.unique().tolist()} == {0, 1} and torch.equal(out[:, 0], out[:, 2])
-    assert abs(out[:, 0].mean() - 0.5) < 6 * 0.5 / math.sqrt(n)
+    assert {*out.unique().tolist()} == {0, 2} and torch.equal(out[:, 0], out[:, 2])
+    assert abs(out[:, 0].mean() - 1) < 6 / math.sqrt(n)
 
 
 def test_hash_codes_are_uniform_and_the_same_on_every_machine():
@@ -57,3 +58,11 @@ def test_model_with_bag_starts_as_one_without_and_ignores_padding(emb):
     assert not torch.allclose(model(ids), plain(ids))
     mask = torch.arange(7) < 5
     torch.testing.assert_close(model(ids, mask.expand(2, 7)), model(ids[:, :5]))
+    # longer texts than config.length: the encoder reads the first positions, the bag all
+    long, short, plain.bag = torch.randint(5, 9, (2, 30)), model.config.length, None
+    plain.load_state_dict(model.state_dict(), strict=False)
+    mask = torch.arange(30) < torch.tensor([[30], [20]])
+    expected = model.bag(model.bag_rows[long], mask, plain(long[:, :short]))
+    torch.testing.assert_close(model(long, mask), expected)
+    with pytest.raises(ValueError, match="at most 9 positions"):
+        plain(long)

@@ -116,7 +116,8 @@ def test_toys_train_resume_and_load(toy_flags, tmp_path):
     assert pretrain.main(toy_flags) == result and set(result) == {"eval_loss", "toy_accuracy"}
     assert equal_weights(tmp_path / "toy", tmp_path / "whole")
 
-    run = pretrain.build_run(settings.parser("").parse_args(toy_flags))  # has the trained model
+    args = settings.parser("").parse_args(toy_flags)
+    run = pretrain.build_run(args, settings.resolve(args, 1))  # has the trained model
     checkpoint = load_checkpoint(str(tmp_path / "toy"))
     loaded = load_model(checkpoint)
     tokenizer, outputs = HashTokenizer.load(checkpoint["encoder"], loaded.config), []

@@ -169,7 +169,7 @@ def test_ngram_lsh_bits_are_nearly_independent():
     for lsh in (NgramLSH.fit(counts), NgramLSH(ranked, 50_000)):
         sums = []
         for word in words:
-            features = np.array([lsh.feature[gram] for gram in count_grams(word).elements()])
+            features = np.array([lsh.feature_of_gram[gram] for gram in count_grams(word).elements()])
             lag = np.subtract.outer(features, features)
             r = np.bincount(lag[(lag >= 0) & (lag < 128)], minlength=128)
             sums.append(128 + 2 * (128 - lags)[1:] @ (2 / np.pi * np.arcsin(r / r[0])[1:]) ** 2)
