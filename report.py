@@ -75,7 +75,7 @@ def compare(results, baseline):
 
     Returns:
         dict: prr by task, where the baseline scores above 0 [HF §4.4 eq.4]; prr_average, the ratio of the
-        averages over the tasks of both with equal metric and number of rows; pcr_all, pcr_emb [HF eq. 5, 6].
+        averages over the tasks of both with equal metric and rows; pcr_all and pcr_emb [HF §4.4 eq.6].
     """
     theirs = {name: baseline["tasks"][name][2] for name, row in results["tasks"].items()
               if (row["n"], row["metric"]) == baseline["tasks"].get(name, ())[:2]}
