@@ -222,15 +222,17 @@ def test_prose_numbers_follow_results():
     gains.append(tuned["cola"] - default["proj-lsh" + without]["cola"])
     ahead = {task for task in bag.keys() - {"name"} if tuned[f"{task}_last"] > bag[task]}
     assert ahead == {"sst2", "mrpc", "rte", "qqp", "pydoc"}  # at the last evaluation all but CoLA
-    assert all(0 < tuned[task] - bag[task] < 1 for task in ("sst2", "pydoc"))
+    assert 0 < tuned["sst2"] - bag["sst2"] < 1
     claims += [f"The bag adds {math.floor(min(gains))} points or more",
-               f"has {tuned['cola_last']:.1f} on CoLA and is behind",
-               f"on pydoc by only {tuned['pydoc_last'] - bag['pydoc']:.2f}"]
+               f"and on pydoc by {tuned['pydoc'] - bag['pydoc']:.1f}",
+               f"has {tuned['cola_last']:.1f} on CoLA and is behind", f"its {tuned['rte_last']:.1f} is 0.1 below",
+               f"on SST-2 by only {tuned['sst2_last'] - bag['sst2']:.2f} and on pydoc by "
+               f"{tuned['pydoc_last'] - bag['pydoc']:.2f}",
+               f"| {spread(tuned, 'pydoc')}; {bag['pydoc']:.1f} % |"]
     other = rows("pretrainings")
     masked, fresh = [row["stsb"] for name, row in other.items() if "-hm" in name], other["proj128-sr, from scratch"]
-    pydoc, cola = ([row[x] for name, row in other.items() if "-" in name and x in row] for x in ("pydoc", "cola"))
-    assert max(pydoc) - min(pydoc) < 0.5 and 2.5 < max(cola) - min(cola) < 3.5 and max(masked) - fresh["stsb"] < 6
-    assert all(abs(other["proj128-sr"][task] - tuned[task]) < 2 for task in ("cola", "mrpc", "stsb", "pydoc"))
+    assert max(masked) - fresh["stsb"] < 6 and other["proj1024-sr"]["stsb"] < other["proj128-sr"]["stsb"]
+    assert all(abs(other["proj128-sr"][task] - tuned[task]) < 2 for task in ("mrpc", "stsb"))
     leads = [max((row.get(task) or 0, name) for name, row in other.items())[1] for task in ("mrpc", "stsb")]
     prepare, hashing = (rows("words")[name] for name in ("prepare", "hash with LSH, train 2 steps"))
     claims += [f"{prepare['gigabytes']:.1f} GiB to prepare; {hashing['gigabytes']:.1f} GiB and four minutes to hash",
