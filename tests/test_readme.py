@@ -264,10 +264,10 @@ def test_prose_numbers_follow_results():
     default_run, masked = rows("public")["proj-lsh"], rows("public")["prose-mean"]
     theirs, prose = rows("public")["bert-tiny"], rows("public")["prose-continued"]
     claims += [f"its last evaluation of MRPC is {theirs['mrpc'] - default_run['mrpc_last']:.1f} points below bert-tiny",
-               f"last evaluation of MRPC by {prose['mrpc_last'] - default_run['mrpc_last']:.1f} points",
+               f"last evaluation of MRPC by {prose['mrpc_last'] - default_run['mrpc_last']:.1f} points and that of "
+               f"SST-2 by {prose['sst2_last'] - default_run['sst2_last']:.1f}.",
                f"MRPC is {default_run['mrpc'] - masked['mrpc']:.0f} points lower"]
     assert abs(default_run["sst2"] - theirs["sst2"]) < 0.5 and default_run["mrpc"] > theirs["mrpc"]
-    assert prose["sst2_last"] < default_run["sst2_last"]
     assert masked["mrpc_last"] < rows("public")["majority class"]["mrpc"]
     hashing = {name: row["rate"] / 1e6 for name, row in rows("hashing").items()}
     claims += [  # the results table of the README
