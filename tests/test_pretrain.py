@@ -57,7 +57,8 @@ def sets(pages_path, cache_dir, tmp_path):
 
 def build(flags):
     args = parser("").parse_args(flags)
-    return pretrain.build_run(args, resolve(args, 1))
+    start = load_checkpoint(args.init_from) if args.init_from else None
+    return pretrain.build_run(args, resolve(args, 1, start), start)
 
 
 def read_log(folder):
