@@ -6,12 +6,13 @@ import torch
 
 import pretrain
 from objectives import IGNORE_INDEX
-from runtime import barrier_before_exit
-from settings import parser
+from runtime import barrier_before_exit, read_ranks
+from settings import parser, resolve
 
 
 def main(path, *flags):
-    run = pretrain.build_run(parser("").parse_args(flags))
+    args = parser("").parse_args(flags)
+    run = pretrain.build_run(args, resolve(args, read_ranks()[1]))
     micro_batches = pretrain.get_micro_batches(run, 0)
     scored = torch.stack([(labels != IGNORE_INDEX).sum() for _, labels in micro_batches])
     num_idle = pretrain.sum_over_ranks((scored == 0).sum())
