@@ -81,8 +81,8 @@ def read_texts(path, texts, chosen=None, is_set=False, advice="Use --text NAME."
         names = [choose_column(path, head, name, advice) for name in names]
         print(f"columns: {', '.join(names)} of {path}", file=sys.stderr)
     for i, row in enumerate(rows, 1):
-        if is_table:  # the last tab of a list says that no name ends at a space
-            yield i, ["\t".join([*(str(n) for n in x if n is not None), ""]) if isinstance(x, seq) else x
+        if is_table:  # a tab after each name of a list says that none ends at a space; None is no name
+            yield i, ["".join(f"{n}\t" for n in x if n is not None) if isinstance(x, seq) else x
                       for x in map(row.get, names)]
         elif row["text"].strip():
             yield i, [row["text"]] if is_set else row["text"].split("\t")

@@ -206,11 +206,11 @@ class Model(nn.Module):
         self.bag = HashedBag(c.bag, c.labels) if c.bag and c.head == "classify" else None
         scaled = ("layers", "head") if c.head in ("classify", "span") else "layers"
         for name, module in self.named_modules():
-            if isinstance(module, (nn.Embedding, nn.Linear)):  # scaled: sums over d inputs as in BERT
+            if isinstance(module, (nn.Embedding, nn.Linear)):  # scaled: BERT's 0.02 is for width 768
                 init_normal(module.weight, 0.02 * (768 / c.width) ** 0.5 if name.startswith(scaled) else 0.02)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-        if c.order and not self.types.weight.is_meta:  # small positions find no shuffled word
+        if c.order and not self.types.weight.is_meta:  # with a small scale no shuffled word is found
             self.positions.weight.data[:] = 2.25 * e.initial_std(c) * sinusoids(*self.positions.weight.shape)
         for name in ("codes", "bag_rows"):
             self.register_buffer(name, None, persistent=False)

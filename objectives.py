@@ -166,7 +166,7 @@ class SampledWords(MaskedWords):
 
     Rank r of n words is drawn with q = log((r + 2) / (r + 1)) / log(n + 1), about proportional to 1 / r. With
     log(S q) subtracted from the logits, the sum of exp is an unbiased estimate of that over all words but the
-    correct one, which is included once; noisier for BPE pieces, as their IDs are no ranks by frequency.
+    correct one, which is included once. BPE pieces are not numbered by frequency, so it is noisier for them.
     """
     def loss(self, model, inputs, labels):
         rows, n = labels[labels != IGNORE_INDEX], self.config.rows - self.first_word_id  # (M,)

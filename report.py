@@ -58,7 +58,7 @@ def read_results(folder):
     try:
         results = json.loads(Path(folder, "results.json").read_text())
         counts = {name: int(results["model"][name]) for name in ("parameters", "embedding")}
-        tasks = {name: (r["n"], r["metric"], float(r["mean"])) for name, r in results["tasks"].items()}
+        tasks = {name: row | dict(mean=float(row["mean"])) for name, row in results["tasks"].items()}
         if min(counts.values()) < 1:
             raise ValueError(counts)
         return dict(folder=folder, tasks=tasks, **counts)
@@ -77,12 +77,12 @@ def compare(results, baseline):
         dict: prr by task, where the baseline scores above 0 [HF §4.4 eq.4]; prr_average, the ratio of the
         averages over the tasks of both with equal metric and rows; pcr_all and pcr_emb [HF §4.4 eq.6].
     """
-    theirs = {name: baseline["tasks"][name][2] for name, row in results["tasks"].items()
-              if (row["n"], row["metric"]) == baseline["tasks"].get(name, ())[:2]}
-    means, total = {name: results["tasks"][name]["mean"] for name in theirs}, sum(theirs.values())
+    ours = {name: row["mean"] for name, row in results["tasks"].items()
+            if all(row[key] == baseline["tasks"].get(name, {}).get(key) for key in ("n", "metric"))}
+    theirs = {name: baseline["tasks"][name]["mean"] for name in ours}
     return dict(baseline=baseline["folder"],
-                prr={name: 100 * mean / theirs[name] for name, mean in means.items() if theirs[name] > 0},
-                prr_average=100 * sum(means.values()) / total if total > 0 else None,
+                prr={name: 100 * mean / theirs[name] for name, mean in ours.items() if theirs[name] > 0},
+                prr_average=100 * sum(ours.values()) / total if (total := sum(theirs.values())) > 0 else None,
                 pcr_all=100 * (1 - results["model"]["parameters"] / baseline["parameters"]),
                 pcr_emb=100 * (1 - results["model"]["embedding"] / baseline["embedding"]))
 

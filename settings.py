@@ -271,7 +271,7 @@ def parser(description):
     flag("--optimizer", choices=("adamw", "adam"), help="adam: no decay (default: adamw, superbloom adam)")
     flag("--decay", type=at_least(0, float), metavar="w", help=(
         f"weight decay of adamw (default: {COMMON['decay']})"))
-    flag("--clip", type=at_least(0, float), default=1.0, metavar="g", help="largest gradient norm; 0: any")
+    flag("--clip", type=at_least(0, float), default=1.0, metavar="g", help="gradient clipping norm; 0: none")
     flag("--seed", type=at_least(0), default=0, metavar="S", help="seed of weights, batches, noise, dropout")
 
     flag = group("device and files", "SIGTERM and Ctrl-C save; the same command resumes.")

@@ -306,7 +306,7 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
     """Build [CLS] A [SEP], or [CLS] A [SEP] [SEP] B [SEP]; cut the longer side first if both are too long.
 
     Args: first int32 (n,) and second int32 (m,) or None, token IDs; length int L, at least 5; separator, IDs;
-        keep_rest, whether what does not fit of the first follows, for a bag.
+        keep_rest bool, append the words of the first that do not fit, for a bag of words.
     Returns: ids int32, L at most, or more with the rest, and num_cut int, how many words did not fit.
         n 10, m 3, room 8 -> 5 and 3;   n 10, m 10, room 7 -> 4 and 3;   n 2, m 10, room 8 -> 2 and 6
     """

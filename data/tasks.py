@@ -235,7 +235,7 @@ class SequenceClassification:
 
     Args: task, train, devs as read_task returns them; tokenizer HashTokenizer, which learns the words; length
         int, positions; limit int, training rows, drawn at random (default: all); scale (mean, standard
-        deviation) of the numbers to predict (default: of the training rows); has_bag, to keep long texts.
+        deviation) of the numbers to predict (default: of the training rows); has_bag, keep whole texts.
     Attributes: examples, list of int32 IDs; targets, int64 (n,) classes or float32 (n,) in units of `scale`.
     Argument predict of methods: function(examples) -> (indices, logits (B, num_outputs)) of batches.
     """

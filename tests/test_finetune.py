@@ -268,8 +268,9 @@ def test_retention_and_compression_reproduce_table_2():
     """[HF §4.4] eq. 4 and 6: averages within 0.1. Without a task of one model, z, another n, x, or metric, y."""
     scores, printed = zip(*(line.split(" | ") for line in TABLES.splitlines()))
     bert, *models = [dict(zip("abcdefgh", map(float, line.split()))) for line in scores]
-    baseline = dict(folder="x", parameters=40, embedding=20, tasks=dict(x=(8, "f1", 9.0), y=(7, "accuracy", 9.0)))
-    baseline["tasks"] |= {name: (7, "f1", score) for name, score in (bert | dict(z=9.0)).items()}
+    theirs = {name: dict(mean=score, n=7, metric="f1") for name, score in (bert | dict(x=9.0, y=9.0, z=9.0)).items()}
+    theirs["x"]["n"], theirs["y"]["metric"] = 8, "accuracy"
+    baseline = dict(folder="x", parameters=40, embedding=20, tasks=theirs)
     for scored, line in zip(models, printed[1:], strict=True):
         tasks = {name: dict(mean=score, n=7, metric="f1") for name, score in (scored | dict(x=5.0, y=5.0)).items()}
         compared = compare(dict(model=dict(parameters=30, embedding=10), tasks=tasks), baseline)
@@ -277,8 +278,8 @@ def test_retention_and_compression_reproduce_table_2():
         assert compared["prr_average"] == pytest.approx(average, abs=0.1)  # a mean of ratios is up to 3.4 off
         assert list(compared["prr"].values()) == pytest.approx(ratios, abs=0.15)  # Table 1 is rounded
     assert (compared["baseline"], compared["pcr_all"], compared["pcr_emb"]) == ("x", 25, 50)
-    # erratum [HF §5.2]: the retention of Emb (1K) does not drop "20%~26%"
     average = {model: float(last) for *_, last, model in (line.split(maxsplit=9) for line in printed[1:])}
+    # erratum [HF §5.2]: the retention of Emb (1K) does not drop "20%~26%"
     assert [round(average[f"{h} Emb 50K"] - average[f"{h} Emb 1K"], 1) for h in ("MD", "LSH")] == [16.5, 14.8]
     assert compare(dict(model=baseline, tasks=tasks), baseline | dict(tasks={}))["prr_average"] is None
 

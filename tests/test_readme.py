@@ -251,7 +251,10 @@ def test_prose_numbers_follow_results():
         ("beams", "bloom-items, until certified"), ("books", one_map), ("beauty", one_map), ("simplewiki", one_map))]
     names, book, beauty, pages = (tuple(f"{100 * x:.1f}" for x in pair) for pair in of_sets)
     claims += [f"Python names {names[1]} against {names[0]} %, Amazon-Book {book[1]} against {book[0]}, Amazon Beauty "
-               f"{beauty[1]} against {beauty[0]}; on Simple Wikipedia {pages[1]} against {pages[0]} with"]
+               f"{beauty[1]} against {beauty[0]}; on Simple Wikipedia {pages[1]} against {pages[0]} with one "
+               f"coherent map and {100 * wiki['superbloom']['rec@10']:.1f} with random maps ("]
+    for key, first in (("ratio", 256), ("ratio_upper", 512)):  # faster than dense from here on
+        assert all((row[key] > 1) == (length >= first) for length, row in speed.items() if row.get(key))
     auto = figures.read_json(ROOT, "results", "auto.json")["rows"]
     most = [max(row["regret"] for row in auto if row["dtype"] == dtype) for dtype in ("float32", "bfloat16")]
     ways = "times the time of the better of its two ways"

@@ -11,8 +11,7 @@ from settings import parser, resolve
 
 
 def main(path, *flags):
-    args = parser("").parse_args(flags)
-    run = pretrain.build_run(args, resolve(args, read_ranks()[1]))
+    run = pretrain.build_run(args := parser("").parse_args(flags), resolve(args, read_ranks()[1]))
     micro_batches = pretrain.get_micro_batches(run, 0)
     scored = torch.stack([(labels != IGNORE_INDEX).sum() for _, labels in micro_batches])
     num_idle = pretrain.sum_over_ranks((scored == 0).sum())
