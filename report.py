@@ -19,13 +19,13 @@ def summarize(runs):
     """Return the row of results.json of one task, from the results of its seeds."""
     first, metric = runs[0], runs[0]["metric"]
     values = [run["best"][metric] for run in runs]
-    labels = {str(run["seed"]): run["constant_prediction"] for run in runs}
     return dict(metric=metric, seeds=[run["seed"] for run in runs], values=values,
                 mean=float(np.mean(values)), std=float(np.std(values, ddof=1)) if len(values) > 1 else None,
                 min=min(values), max=max(values), last=float(np.mean([run["last"][metric] for run in runs])),
                 n=first["n"], n_train=first["n_train"], **first["baselines"],
                 all_metrics={m: float(np.mean([run["best"][m] for run in runs])) for m in first["best"]},
-                one_class={seed: label for seed, label in labels.items() if label is not None})
+                one_class={str(run["seed"]): run["constant_prediction"] for run in runs
+                           if run["constant_prediction"] is not None})
 
 
 def build_results(runs, model, settings, baseline):

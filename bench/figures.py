@@ -199,7 +199,6 @@ def draw_losses(folder, name, runs, unit):
     """Draw how runs learn: a curve of the training loss, dots on held-out text."""
     with new_figure(folder, name, (6.4, 4), xlabel="optimizer steps", ylabel=unit,
                     title="lines: loss in training; dots: on held-out text; one seed") as [axis]:
-        labels = []
         for run in runs:
             with blame_input(f"--runs {run}, log.jsonl"):
                 log = read_json(run, "log.jsonl")
@@ -207,15 +206,9 @@ def draw_losses(folder, name, runs, unit):
                             for key in ("loss", "eval_loss"))
             width = max(len(points) // 25, 1)  # a point is the mean of as many
             curve = [np.convolve(numbers, np.ones(width) / width, "valid") for numbers in zip(*points)]
-            [line] = axis.plot(*(curve or [[], []]))
+            [line] = axis.plot(*(curve or [[], []]), label=Path(run).name)
             axis.plot(*np.array(dots).reshape(-1, 2).T, "o", color=line.get_color(), markersize=4)
-            if dots:
-                labels.append([*dots[-1], Path(run).name, line.get_color()])
-        low, high = axis.get_ylim()
-        below = -np.inf
-        for x, y, text, color in sorted(labels, key=lambda label: label[1]):  # beside the lines, not overlapping
-            below = max(y, below + (high - low) / 22)
-            axis.annotate(f"  {text}", (x, below), color=color, fontsize=9, va="center", annotation_clip=False)
+        axis.legend()
 
 
 def draw_figures(args):

@@ -166,11 +166,12 @@ def length_batches(lengths, batch_size, rng=None):
 def pad_batch(examples, max_length=None):
     """Pad sequences with 0 to the longest, or to a power of two: a compiler then sees a handful of shapes.
 
-    Args: examples, list of int32 arrays; max_length int, the limit of that power, or None for the longest.
+    Args: examples, list of int32 arrays; max_length int, the limit of that power (longer examples keep their
+        length), or None for the longest.
     Returns: ids int64 (B, L), and mask bool (B, L), True = attend, or None where nothing is padded.
     """
     longest = max(map(len, examples))
-    longest = min(1 << (longest - 1).bit_length(), max_length) if max_length else longest
+    longest = min(1 << (longest - 1).bit_length(), max(longest, max_length)) if max_length else longest
     ids = np.zeros((len(examples), longest), np.int64)
     for row, example in zip(ids, examples):
         row[:len(example)] = example

@@ -89,8 +89,7 @@ def read_rows(path, header=None):
 def _table_rows(path, file, is_csv, header):
     """Yield the rows of .csv and .tsv; up to 1 % with another number of cells are left out, and counted."""
     csv.field_size_limit(sys.maxsize)
-    tabbed = (line.rstrip("\r\n").split("\t") for line in file if line.strip("\r\n"))
-    lines = filter(None, csv.reader(file) if is_csv else tabbed)
+    lines = filter(None, csv.reader(file, **({} if is_csv else dict(delimiter="\t", quoting=csv.QUOTE_NONE))))
     first, total, wrong = next(lines, []), 0, []
     columns = header if header and len(first) == len(header) and header[-1] not in first else first
     names, others = list(filter(None, columns)), ";|\t" if is_csv else ",;|"

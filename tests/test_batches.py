@@ -141,7 +141,7 @@ def test_length_batches_hold_all_examples_once_and_little_padding():
     assert (np.diff([lengths[batch].max() for batch in shuffled]) < 0).any()
 
 
-@pytest.mark.parametrize("max_length,width", [(None, 5), (7, 7), (6, 6), (64, 8)])
+@pytest.mark.parametrize("max_length,width", [(None, 5), (7, 7), (6, 6), (64, 8), (4, 5)])
 def test_pad_batch_width(max_length, width):
     ids, mask = pad_batch([np.arange(1, n + 1, dtype=np.int32) for n in (3, 5, 2)], max_length)
     assert ids.dtype == torch.int64 and ids[2].tolist() == [1, 2] + [0] * (width - 2)

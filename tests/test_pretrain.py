@@ -551,7 +551,7 @@ def test_damaged_codes_or_hash_are_refused_and_named(small, tmp_path):
     pretrain.main(flags)
     flags += "--out", str(tmp_path / "b")
     [folder] = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    for path in sorted([*folder.glob("codes*.npy"), *folder.glob("hash*.json")]):  # codes, then their hash
+    for path in sorted([*folder.glob("codes*.npy"), *folder.glob("fit*.json")]):  # codes, then their hash
         good = path.read_bytes()
         for bad in (good[:len(good) // 2], b"", b"{", np.array([{}]).dumps()):
             path.write_bytes(bad)
