@@ -1,6 +1,6 @@
 """BERT-LSH: LSH attention beside dense attention in time, work and memory, and in what it learns.
 
-    python -m bench.attention kernel (attention, flops)
+    python -m bench.attention attention (flops)
     python -m bench.attention auto --device cuda
     python -m bench.attention twins --data_dir glue/      an hour
     python -m bench.attention trained --runs out/lookup-bpe-mlm*
@@ -35,18 +35,6 @@ def hash_both(q, k, draw, buckets=256):
 def permute_buckets(h):
     """Return buckets (B, H, n, L) at random positions: as many pairs collide, none because of its vectors."""
     return h.gather(-1, torch.rand(h.shape, device=h.device).argsort(-1))
-
-
-def bench_kernel(args, *, shapes=((64, 2, 128), (16, 12, 512), (4, 12, 1024)), rounds=5):
-    """Forward and backward on the CPU in bfloat16: torch's kernel against full_attention's three lines."""
-    rows = []
-    for B, H, L in shapes:
-        q, k, v = (torch.randn(B, L, H, 64).bfloat16().transpose(1, 2).requires_grad_() for _ in range(3))
-        cotangent = torch.randn_like(q)
-        watch = Stopwatch({"ours": lambda: attention.full_attention(q, k, v).backward(cotangent),
-                           "kernel": lambda: DENSE(q, k, v).backward(cotangent)}, rounds)
-        rows.append(watch.ms() | dict(name=f"B {B}, H {H}, L {L}, e 64", ratio=watch.ratio("kernel", "ours")))
-    return rows
 
 
 def attention_flops(length, heads, width, bands, buckets, functions=1):
@@ -155,15 +143,15 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7, lengths=(64, 128, 25
         B = max(positions // (heads * L), 1)
         q, k, v = (torch.randn(B, heads, L, 64, device=args.device, dtype=dtype, requires_grad=True) for _ in range(3))
         cotangent = torch.randn_like(q)
-        def run(impl):
-            if impl == "attention":
-                out = attention.full_attention(q, k, v)
+        def run(name):
+            if dense := dict(kernel=DENSE, attention=attention.full_attention).get(name):
+                out = dense(q, k, v)
             else:
-                out = attention.lsh_attention(q, k, v, *hash_both(q, k, draw), impl=impl)
+                out = attention.lsh_attention(q, k, v, *hash_both(q, k, draw), impl=name)
             torch.autograd.grad(out, (q, k, v), cotangent)
             if q.is_cuda:
                 torch.cuda.synchronize()
-        names = ["blocks", "auto"] + ["dense", "attention"] * (L <= attention.MAX_DENSE_LENGTH)
+        names = ["blocks", "auto"] + ["dense", "attention", "kernel"] * (L <= attention.MAX_DENSE_LENGTH)
         watch = Stopwatch({name: functools.partial(run, name) for name in names}, rounds)
         times = watch.times
         better = list(map(min, times["blocks"], times["dense"])) if "dense" in times else times["blocks"]
@@ -243,16 +231,14 @@ def bench_twins(args, *flags):
 
 
 BENCHES = {
-    "kernel": Bench(bench_kernel, "name:s:bfloat16, CPU | kernel:.1f:kernel, ms | ours:.1f:ours, ms | "
-        "ratio:.1f:speed-up"),
     "attention": Bench(bench_attention, "L:,:L | share:.2f:pairs that collide % | dense:,.0f:dense, ms | "
         "ours:,.0f:all, ms | ratio:.1f:× dense | upper:,.0f:upper, ms | ratio_upper:.1f:× dense | "
         "ratio_forward:.1f:all, forward alone, × dense | random:,.0f:random buckets, ms | "
         "dense_gflop:,.1f:dense, GFLOP | gflop:,.1f:all, GFLOP | dense_memory:,.0f:dense, MiB | "
         "memory:,.0f:all, MiB | impl:s:all by | impl_upper:s:upper by"),
-    "auto": Bench(bench_auto, "dtype:s:dtype | L:,:L | batch:,:batch | heads:,:heads | attention:,.1f:dense, ms | "
-        "dense:,.1f:dense LSH formula, ms | blocks:,.1f:blocks, ms | auto:,.1f:auto, ms | impl:s:auto takes | "
-        "regret:.2f:auto / better of two | formula:.2f:formula / dense | gain:.1f:dense / auto", dict(device="cpu")),
+    "auto": Bench(bench_auto, "dtype:s:dtype | L:,:L | batch:,:batch | heads:,:heads | kernel:,.1f:torch's kernel, ms | "
+        "attention:,.1f:dense, ms | dense:,.1f:dense LSH formula, ms | blocks:,.1f:blocks, ms | "
+        "auto:,.1f:auto, ms | impl:s:auto takes | regret:.2f:auto / better of two | formula:.2f:formula / dense | gain:.1f:dense / auto", dict(device="cpu")),
     "flops": Bench(bench_flops, "name:s: | full:,.2f:dense | paper_full:s:paper | lsh:,.2f:BERT-LSH | "
         "paper:s:paper"),
     "trained": Bench(bench_trained, "name:s:model | L:,:L | share:.1f:pairs that collide % | "

@@ -47,8 +47,7 @@ def run_bench(file, name, settings=None, *flags, missing=(), **sizes):
 @pytest.mark.parametrize("file, name, sizes", [
     (hashformers, "counts", {}), (hashformers, "hashing", dict(num_words=300, repeats=3, rounds=1)),
     (hashformers, "embeddings", dict(batch=1, length=8, rows=300, rounds=1)), (attention, "flops", dict(rounds=1)),
-    (attention, "kernel", dict(shapes=((1, 2, 16),), rounds=1)), (superbloom, "sizes", {}),
-    (attention, "attention", dict(positions=128, lengths=(64,), rounds=1)),
+    (superbloom, "sizes", {}), (attention, "attention", dict(positions=128, lengths=(64,), rounds=1)),
     (superbloom, "bloom", dict(num_items=9_000, positions=8, rounds=1)),
     (superbloom, "million", dict(num_items=9_000, sizes=(("superbloom-small", 2),))),
     (sketch, "sketch", dict(num_words=300, shape=(2, 8), rounds=1)),
