@@ -193,9 +193,8 @@ class NgramLSH(Hash):
     The law is E[Hamming distance] / T = angle(x, y) / pi. play and plays differ in about 23 of 128 bits.
 
     Attributes: grams list[str], feature f is grams[f]; feature_of_gram, dict of gram -> f; features int F;
-        eta int32 (2F,), F numbers in units of 1/4096, twice, as a window may run over the end; alphabet int
-        (A,), code points of the grams; keys uint64, _gram_keys of the grams, sorted; feature_of_key int64, f
-        of each.
+        eta int32 (2F,), F numbers in 1/4096, twice, as a window may run over the end; alphabet int (A,),
+        code points of the grams; keys uint64, _gram_keys, sorted; feature_of_key int64, f of each.
     """
     options = {"features": "features", "seed": "hash_seed"}
     needs_counts, index_is_slow, learned = True, True, ("grams",)
