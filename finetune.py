@@ -247,7 +247,7 @@ def compute_logits(run, model, examples):
 
 @torch.no_grad()
 def predict(run, model, examples):
-    """Yield indices and logits of batches, 32,768 positions of the encoder at most; no dropout, no gradients."""
+    """Yield indices and logits of batches of 32,768 encoder positions at most, without dropout, gradients."""
     model.eval()
     for chosen in length_batches(list(map(len, examples)), max(1, 32_768 // run.config.length)):
         logits = compute_logits(run, model, [examples[i] for i in chosen])

@@ -236,9 +236,10 @@ BENCHES = {
         "ratio_forward:.1f:all, forward alone, × dense | random:,.0f:random buckets, ms | "
         "dense_gflop:,.1f:dense, GFLOP | gflop:,.1f:all, GFLOP | dense_memory:,.0f:dense, MiB | "
         "memory:,.0f:all, MiB | impl:s:all by | impl_upper:s:upper by"),
-    "auto": Bench(bench_auto, "dtype:s:dtype | L:,:L | batch:,:batch | heads:,:heads | kernel:,.1f:torch's kernel, ms | "
-        "attention:,.1f:dense, ms | dense:,.1f:dense LSH formula, ms | blocks:,.1f:blocks, ms | "
-        "auto:,.1f:auto, ms | impl:s:auto takes | regret:.2f:auto / better of two | formula:.2f:formula / dense | gain:.1f:dense / auto", dict(device="cpu")),
+    "auto": Bench(bench_auto, "dtype:s:dtype | L:,:L | batch:,:batch | heads:,:heads | "
+        "kernel:,.1f:torch's kernel, ms | attention:,.1f:dense, ms | dense:,.1f:dense LSH formula, ms | "
+        "blocks:,.1f:blocks, ms | auto:,.1f:auto, ms | impl:s:auto takes | regret:.2f:auto / better of two | "
+        "formula:.2f:formula / dense | gain:.1f:dense / auto", dict(device="cpu")),
     "flops": Bench(bench_flops, "name:s: | full:,.2f:dense | paper_full:s:paper | lsh:,.2f:BERT-LSH | "
         "paper:s:paper"),
     "trained": Bench(bench_trained, "name:s:model | L:,:L | share:.1f:pairs that collide % | "

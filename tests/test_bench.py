@@ -45,10 +45,10 @@ def run_bench(file, name, settings=None, *flags, missing=(), **sizes):
 
 
 @pytest.mark.parametrize("file, name, sizes", [
-    (hashformers, "counts", {}), (hashformers, "hashing", dict(num_words=300, repeats=3, rounds=1)),
+    (hashformers, "counts", {}), (superbloom, "bloom", dict(num_items=9_000, positions=8, rounds=1)),
+    (hashformers, "hashing", dict(num_words=300, repeats=3, rounds=1)), (superbloom, "sizes", {}),
     (hashformers, "embeddings", dict(batch=1, length=8, rows=300, rounds=1)), (attention, "flops", dict(rounds=1)),
-    (superbloom, "sizes", {}), (attention, "attention", dict(positions=128, lengths=(64,), rounds=1)),
-    (superbloom, "bloom", dict(num_items=9_000, positions=8, rounds=1)),
+    (attention, "attention", dict(positions=128, lengths=(64,), rounds=1)),
     (superbloom, "million", dict(num_items=9_000, sizes=(("superbloom-small", 2),))),
     (sketch, "sketch", dict(num_words=300, shape=(2, 8), rounds=1)),
     (training, "steps", dict(lengths=(16,), positions=32, num_words=50, rounds=1)),

@@ -257,10 +257,9 @@ def test_prose_numbers_follow_results():
         assert all((row[key] > 1) == (length >= first) for length, row in speed.items() if row.get(key))
     auto = figures.read_json(ROOT, "results", "auto.json")["rows"]
     most = [max(row["regret"] for row in auto if row["dtype"] == dtype) for dtype in ("float32", "bfloat16")]
-    gain = {(row["dtype"], row["L"]): row["gain"] for row in auto if "gain" in row}
-    assert gain["float32", 256] > 1 and gain["bfloat16", 1024] > 1 and 0.9 < gain["bfloat16", 512] < 1.1
-    ways = "times the time of the better of its two ways"
-    claims.append(f"at most {most[0]:.2f} {ways} in float32, and {most[1]:.2f} in bfloat16")
+    gain = {(row["dtype"], row["L"]): row.get("gain") for row in auto}
+    assert min(gain["float32", 256], gain["bfloat16", 1024]) > 1 and 0.9 < gain["bfloat16", 512] < 1.1
+    claims.append(f"at most {most[0]:.2f} times the time of the better of its two ways in float32, and {most[1]:.2f}")
     inference, shuffled = rows("inference").values(), rows("shuffled")
     words, characters = ([row[f"{unit}_speed"] for row in inference] for unit in ("words", "characters"))
     found = [f"{row['f1_shuffled']:.3f}" for name, row in shuffled.items() if name.startswith("proj")]
