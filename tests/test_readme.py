@@ -200,7 +200,7 @@ def test_prose_numbers_follow_results():
     tables = "20,000 words", "20,000 words, not tied"
     claims = [
         f"masked-word loss, by {paired(dense['loss_all'], lsh['loss_all'], 2)} (mean",
-        f"on SST-2, by {paired(dense['sst2_all'], lsh['sst2_all'], 1)} points",
+        f"on SST-2 by {paired(dense['sst2_all'], lsh['sst2_all'], 1)} points",
         f"loss is {paired(control['loss_all'], lsh['loss_all'], 2)} worse",
         "hold {:.0f} to {:.0f} % of the pairs and {:.0f} to {:.0f} % of the mass".format(
             *(limit(row[key] for row in two) for key in ("share", "mass") for limit in (min, max))),
