@@ -197,7 +197,9 @@ def test_prose_numbers_follow_results():
     crowd, million, year = rows("collisions")["k 5, R 500"], rows("million")["superbloom"], 365 * 24 * 3600
     formers = rows("train")["hashformer: S+R, proj"]["ms"] / 1000 * 500_000 * 128 / year
     blooms = million["seconds"] / million["batch"] * 1_024 * 1_000_000 / year
-    tables = "20,000 words", "20,000 words, not tied"
+    tied = [gaps[name] for name in ("20,000 words", "median, tied", "mean, tied")]
+    untied = [gaps[name] for name in ("20,000 words, not tied", "median", "mean")]
+    costs = [a["first"] - b["first"] for a, b in zip(untied, tied)]
     claims = [
         f"masked-word loss, by {paired(dense['loss_all'], lsh['loss_all'], 2)} (mean",
         f"on SST-2 by {paired(dense['sst2_all'], lsh['sst2_all'], 1)} points",
@@ -208,21 +210,20 @@ def test_prose_numbers_follow_results():
         f"{spread(glue['median'], 'sst2')} on SST-2 and the mean {spread(glue['mean'], 'sst2')}",
         f"median names {spread(gaps['median'], 'first')} %, the mean {spread(gaps['mean'], 'first')} %, weighted "
         f"{spread(gaps['weighted'], 'first')} %",
-        f"20,000 words {spread(gaps[tables[1]], 'first')} %", f"LSH bits {spread(gaps['proj, LSH'], 'first')} %",
-        f"tied, they have {spread(gaps[tables[0]], 'first')}, {spread(gaps['median, tied'], 'first')} and "
-        f"{spread(gaps['mean, tied'], 'first')} %",
+        f"20,000 words {spread(untied[0], 'first')} %", f"LSH bits {spread(gaps['proj, LSH'], 'first')} %",
+        "table {:.1f} points, the median {:.1f} and the mean {:.1f}: tied, they".format(*costs),
+        "they have {}, {} and {} %".format(*(spread(row, "first") for row in tied)),
         f"rises by {robust[f'median: {corrupted}']}, that of the mean by {robust[f'mean: {corrupted}']}",
         f"cost the median {robust[f'median: {coarse}']} and the mean {robust[f'mean: {coarse}']}",
         f"{crowd['one']:.0f} % of the running text", f"one, and {crowd['half']:.0f} % do so"]
     default, wiki, books, speed = (rows(name) for name in ("default", "simplewiki", "books", "attention"))
     beam, tuned, walks = rows("bloom")["alpha 50, peaked"], default["proj-lsh"], "neighbors: random walks"
-    own, alone = (rows("files")[f"articles, 5,000 rows{more}"] for more in ("", ", --bag 0"))
     files, bag, without = rows("files"), default["bag of words"], ", --bag 0"
+    own, alone = (files[f"articles, 5,000 rows{more}"] for more in ("", without))
     gains = [row["score"] - files[name + without]["score"] for name, row in files.items() if name + without in files]
     gains.append(tuned["cola"] - default["proj-lsh" + without]["cola"])
     ahead = {task for task in bag.keys() - {"name"} if tuned[f"{task}_last"] > bag[task]}
-    assert ahead == {"sst2", "mrpc", "rte", "qqp", "pydoc"}  # at the last evaluation all but CoLA
-    assert 0 < tuned["sst2"] - bag["sst2"] < 1
+    assert ahead == {"sst2", "mrpc", "rte", "qqp", "pydoc"} and 0 < tuned["sst2"] - bag["sst2"] < 1  # not CoLA
     claims += [f"The bag adds {math.floor(min(gains))} points or more",
                f"and on pydoc by {tuned['pydoc'] - bag['pydoc']:.1f}",
                f"has {tuned['cola_last']:.1f} on CoLA and is behind", f"its {tuned['rte_last']:.1f} is 0.1 below",
@@ -262,14 +263,14 @@ def test_prose_numbers_follow_results():
     claims.append(f"at most {most[0]:.2f} times the time of the better of its two ways in float32, and {most[1]:.2f}")
     inference, shuffled = rows("inference").values(), rows("shuffled")
     words, characters = ([row[f"{unit}_speed"] for row in inference] for unit in ("words", "characters"))
-    found = [f"{row['f1_shuffled']:.3f}" for name, row in shuffled.items() if name.startswith("proj")]
+    found = [f"{row['f1_shuffled']:.3f}" for name, row in shuffled.items() if name[:4] == "proj"]
     fresh = shuffled["mean of five rows, fresh weights, 8,000 steps"]
     claims += [f"{min(words):.2f} to {max(words):.2f} times BERT's",
                f"has {min(characters):.2f} to {max(characters):.2f} (in the paper",
                f"this code: F1 {fresh['f1_shuffled']:.3f}, of random words {fresh['f1_random']:.3f}",
                "has F1 {}, {} and {} after".format(*found)]
-    default_run, masked = rows("public")["proj-lsh"], rows("public")["prose-mean"]
-    theirs, prose = rows("public")["bert-tiny"], rows("public")["prose-continued"]
+    default_run, masked, theirs, prose = map(
+        rows("public").get, ("proj-lsh", "prose-mean", "bert-tiny", "prose-continued"))
     claims += [f"its last evaluation of MRPC is {theirs['mrpc'] - default_run['mrpc_last']:.1f} points below bert-tiny",
                f"last evaluation of MRPC by {prose['mrpc_last'] - default_run['mrpc_last']:.1f} points and that of "
                f"SST-2 by {prose['sst2_last'] - default_run['sst2_last']:.1f}.",
@@ -283,8 +284,7 @@ def test_prose_numbers_follow_results():
         f"| {spread(own, 'score')}; {spread(alone, 'score')}; {own['bag_of_words']:.1f} % |",
         f"| {hashing['MD5 index, N 50,260']:.1f} M; {hashing['LSH bits, T 128']:.2f} M |",
         f"{recall(wiki['superbloom'])}; {recall(wiki[one_map])}; {100 * wiki[walks]['rec@10']:.1f}; "
-        f"{recall(same_size)} % |",
-        f"| {recall(books[one_map])}; {100 * books[walks]['rec@10']:.1f} % |",
+        f"{recall(same_size)} % |", f"| {recall(books[one_map])}; {100 * books[walks]['rec@10']:.1f} % |",
         f"| {beam['sure']:.3f} ms; {beam['plain']:.1f} ms per position |",
         f"| {spread(gaps['median'], 'first')}; {spread(gaps['mean'], 'first')} % |",
         f"against the mean | {rows('sketch')['median']['ratio']:.2f} |",
