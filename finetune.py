@@ -292,7 +292,9 @@ def fit(run, name, seed, path):
         return data.loss(compute_logits(run, model, [data.examples[i] for i in chosen]), targets)
 
     if a.compile and order:
-        with torch.random.fork_rng():  # the trial must not change what the training draws
+        torch._dynamo.config.recompile_limit = 64  # graphs of encode: tasks differ in mask, bag, length
+        devices = [run.device] if run.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):  # the trial must not change what the training draws
             a.compile = try_compile(model, lambda: compute_loss(order[0]).backward())
     best, last, total = None, None, torch.zeros((), device=run.device)
     row = dict(task=name, seed=seed, step=0, loss=0.0)

@@ -22,21 +22,11 @@ Notation:     L positions   M masked positions   V candidate words   d width   m
 import argparse
 import contextlib
 import difflib
-import importlib.util
-import os
 import sys
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-
-FOLDER = os.path.dirname(os.path.abspath(__file__))
-for name in ("attention bag blocks bloom canine console data embeddings hashing infer_io model runtime "
-             "tokenizer").split():
-    found = getattr(importlib.util.find_spec(name), "origin", None) or "none"
-    if not found.startswith(FOLDER + os.sep):  # another project's module comes first
-        raise ImportError(f"{name}: expected that of {FOLDER}, got {found}. Copy all that infer.py imports, "
-                          f"or put {FOLDER} first in sys.path.")
 
 from bloom import SketchMap, beam_search, exhaustive, hash_logp  # noqa: F401  exhaustive is for importers
 from canine import select_classes
@@ -294,15 +284,16 @@ class Predictor(TextModel):
             *best, null = best_spans(logits[None, :len(window)], inside, k, self.task["longest"])
             for score, i, j in zip(*(part[0].tolist() for part in best)):
                 if score > -torch.inf:  # a window of few words has fewer than k spans
-                    span = spans[start + i - first][0], spans[start + j - first][1]
-                    scores[span] = max(score, scores.get(span, score))  # the same words in two windows
+                    a, b = spans[start + i - first][0], spans[start + j - first][1]
+                    # a subword piece may contain the space before it, or be one
+                    span = b - len(context[a:b].lstrip()), a + len(context[a:b].rstrip())
+                    if span[0] < span[1]:
+                        scores[span] = max(score, scores.get(span, score))  # the same words in two windows
             if self.task["null"]:
                 scores[0, 0] = min(null.item(), scores.get((0, 0), torch.inf))
         best, answers = sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[:k], []  # a tie: (0, 0)
         for ((a, b), _), share in zip(best, torch.tensor([score for _, score in best]).softmax(0).tolist()):
-            text = context[a:b].lstrip()  # a subword piece may contain the space before it, or be one
-            a, text = b - len(text), text.rstrip()
-            answers.append((text, (a, a + len(text)), share))
+            answers.append((context[a:b], (a, b), share))
         return answers
 
 

@@ -18,6 +18,7 @@ Deviations:   1. A batch, its noise and its dropout depend on (seed, step, rank)
 """
 
 import dataclasses
+import datetime
 import gc
 import json
 import math
@@ -121,23 +122,20 @@ def load_tokenizer(args, config, corpus, state):
     tokenizer = HashTokenizer.load(state, config)
     pieces, own = (subwords and subwords.json for subwords in (corpus.subwords, tokenizer.subwords))
     if pieces != own or corpus.words[:len(tokenizer.words)] != tokenizer.words:
-        raise InputError(f"--init_from {args.init_from}: requires the words of its own corpus, which have "
-                         f"rows, got those of --data {args.data}. Use the same --data, or hashed words.")
+        raise InputError(f"--init_from {args.init_from}: requires the pieces and words of its own corpus, "
+                         f"got those of --data {args.data}. Use the same --data, or hashed whole words.")
     return tokenizer
 
 
 def load_own_checkpoint(run):
     """Return the checkpoint of --out; InputError if it does not belong to this very run."""
     checkpoint, kinds = load_checkpoint(run.path), dict(step=int, best=float, log_size=int, dtype=str)
+    kinds |= dict(lsh_costs=torch.Tensor) if run.config.attn == "lsh" else {}
     now, old = run.identity | dataclasses.asdict(run.config), checkpoint.get("run", {}) | checkpoint["config"]
     changes = [f"{name} was {old.get(name)} and is {now[name]}" for name in now if old.get(name) != now[name]
                and name != "corpus"]
     changes += ["--data was another text"] * (old.get("corpus") != now["corpus"])
     changes += [f"{name} is damaged" for name, cls in kinds.items() if type(checkpoint.get(name)) is not cls]
-    costs = checkpoint.get("lsh_costs")
-    if run.config.attn == "lsh" and not (torch.is_tensor(costs) and costs.shape == (2, len(Costs._fields))
-                                         and costs.dtype == torch.float64 and costs.isfinite().all()):
-        changes.append("lsh_costs is damaged")
     if changes:
         found = "; ".join(changes[:3]) + "; ..." * (len(changes) > 3)
         raise InputError(f"{run.path}: expected a checkpoint of this run, got another: {found}. Use another "
@@ -163,9 +161,12 @@ def set_lsh_costs(run, costs):
 def connect_ranks(run):
     """Start the process group, and wrap the model so that ranks average their gradients."""
     is_cuda = run.device.type == "cuda"
-    dist.init_process_group("nccl" if is_cuda else "gloo", device_id=run.device if is_cuda else None)
-    if len(set(steps := gather_from_ranks(run.step))) > 1:
-        raise InputError(f"--out: expected a folder that all nodes see, got steps {steps} on the ranks.")
+    dist.init_process_group("nccl" if is_cuda else "gloo", device_id=run.device if is_cuda else None,
+                            timeout=datetime.timedelta(hours=12))  # one node may prepare the corpus for hours
+    states = gather_from_ranks((run.step, run.dtype, run.identity))
+    if any(state != states[0] for state in states):
+        raise InputError("--out, --cache: expected a folder that all nodes see, got ranks with other steps, "
+                         f"data, hashes or dtypes; steps {[step for step, *_ in states]}.")
     if run.lsh_costs is not None:
         set_lsh_costs(run, gather_from_ranks(run.lsh_costs)[0])
     with warnings.catch_warnings():
@@ -237,9 +238,11 @@ def evaluate(run):
         total += torch.cat([torch.stack([loss, (labels != IGNORE_INDEX).sum()]).double(), counts.double()])
     run.model.train()
     loss, num_scored, *run.eval_counts = sum_over_ranks(total).tolist()
+    if not num_scored:
+        raise InputError("--mask: expected a masked word in the held-out text, got none. Use a larger one.")
     if not math.isfinite(loss):
         raise InputError(f"--lr: expected a finite loss at step {run.step}, got {loss}. Try a lower --lr.")
-    return dict(eval_loss=loss / max(num_scored, 1), **run.objective.metrics(run.eval_counts))
+    return dict(eval_loss=loss / num_scored, **run.objective.metrics(run.eval_counts))
 
 
 def save(run, name="ckpt.pt"):

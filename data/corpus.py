@@ -37,7 +37,7 @@ FORMAT = 8  # of prepared corpora
 
 def get_ending(path):
     """Return the file ending, such as ".csv", of a path that may end in .gz too."""
-    return os.path.splitext(path.removesuffix(".gz"))[1]
+    return os.path.splitext(path.lower().removesuffix(".gz"))[1]
 
 
 def find_files(path):
@@ -59,7 +59,7 @@ def read_rows(path, header=None):
     """
     if find_files(path) != [path]:
         raise InputError(f"{path}: expected a file, got a folder or nothing.")
-    ending, number, opener = get_ending(path), 0, gzip.open if path.endswith(".gz") else open
+    ending, number, opener = get_ending(path), 0, gzip.open if path.lower().endswith(".gz") else open
     try:
         with opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
             if ending == ".parquet":

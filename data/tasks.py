@@ -292,7 +292,8 @@ class SequenceClassification:
             prefix = "" if split == self.task.dev[0] else split.removeprefix("dev_") + "_"
             scores |= {prefix + name: 100 * METRICS[name](predicted, truth) for name in self.task.metrics}
             if not prefix and np.ptp(predicted) < 1e-3:
-                constant_prediction = self.labels[predicted[0]] if self.labels else f"{predicted[0]:.3g}"
+                constant_prediction = (self.labels[predicted[0]] if self.labels else
+                                       f"{self.scale[0] + self.scale[1] * predicted[0]:.4g}")
         return scores, constant_prediction
 
     def baselines(self):

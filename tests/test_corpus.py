@@ -90,7 +90,7 @@ def test_prepare_reads_every_kind_of_file(write, prepared, tmp_path):
     import datasets
 
     rows = [dict(id="x", text=text) for text in TEXTS]
-    paths = [write("all/a.txt", "\n".join(TEXTS)), write("all/b.jsonl.gz", to_lines(rows)),
+    paths = [write("all/a.TXT", "\n".join(TEXTS)), write("all/b.jsonl.gz", to_lines(rows)),
              write("all/c.csv", "\ufeffn,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(TEXTS))),
              write("all/d.tsv.gz", "text\tn\n" + "".join(f"{text}\t{i}\n" for i, text in enumerate(TEXTS))),
              write("all/e.json", json.dumps(rows)), write("all/f.json.gz", json.dumps(dict(data=rows))),

@@ -135,7 +135,7 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     for name, (question, context) in itertools.product(("answer", "answer_pieces"), pairs):
         with contextlib.suppress(InputError):
             for answer, (a, b), p in untrained[name].answer(question, context, 3):
-                assert context[a:b] == answer and 0 <= p <= 1
+                assert context[a:b] == answer == answer.strip() and 0 <= p <= 1 and (answer or a == b == 0)
 
 
 def test_texts_that_do_not_fit_are_refused_with_the_reason(untrained):
@@ -346,14 +346,6 @@ def test_embed_is_the_mean_of_the_outputs_or_the_embedding(untrained, paths, tmp
     assert written.dtype == np.float32 and (written == vectors).all() and (word == p.embed(["cat"], True)).all()
     with pytest.raises(InputError, match="raw: requires is_word"):
         p.embed(texts, raw=True)
-
-
-@pytest.mark.parametrize("module", ["model", "data", "attention"])
-def test_module_of_another_project_is_named(tmp_path, module):
-    (tmp_path / f"{module}.py").write_text("def load_model(checkpoint): pass")
-    command, env = [sys.executable, "-c", "import infer"], os.environ | dict(PYTHONPATH=str(ROOT))
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
-    assert f"ImportError: {module}: expected" in done.stderr and str(tmp_path / module) in done.stderr
 
 
 def test_file_goes_on_after_a_bad_row(paths, tmp_path):

@@ -154,7 +154,7 @@ def test_commands_run(cache_dir, text_path, tmp_path, monkeypatch):
         flags += ["--data_dir", "." if task == "squad" else glue] * (task not in ("own", "pydoc"))
         flags += ["--baseline", "out/proj-lsh-sst2"] * ("--baseline" in flags)
         out = f"f{i}" if os.path.exists(f"out/proj-lsh-{task}") or "--preset" in flags else f"out/proj-lsh-{task}"
-        short = ["--epochs", "0" if "0" in flags else "1", "--seeds", "1"]
+        short = ["--epochs", "0" if "--epochs 0" in " ".join(flags) else "1", "--seeds", "1"]
         finetune.main([*flags, *QUICK, *short, *cache, "--out", out])
     for flags in commands["infer.py"]:
         infer.main(flags)

@@ -140,8 +140,8 @@ def test_flag_without_what_it_requires_is_refused(flag):
     ("--objective hash-mlm --tied", ("tied", "proj")), ("--key secret", ("--key", "md5")),
     ("--emb weighted --objective hash-mlm --tied", ("tied", "weighted")),
     ("--emb lookup --key secret", ("--key",)), ("--emb bloom --key secret", ("--key",)),
-    ("--mask 1 --objective hash-mlm", ("--mask", "1.0")), ("--vocab 9", ("--vocab requires", "lookup")),
-    ("--mask 0 --objective hash-mlm", ("--mask", "0.0")), ("--coherent 3 --split items", ("--coherent", "3")),
+    ("--mask 1 --objective hash-mlm", ("--mask", "0.999")), ("--vocab 9", ("--vocab requires", "lookup")),
+    ("--mask 0 --objective hash-mlm", ("--mask", "0.001")), ("--coherent 3 --split items", ("--coherent", "3")),
     ("--coherent 1 --split items --emb lookup", ("--coherent", "--emb bloom")),
     ("--coherent 1 --split regex --emb bloom", ("--coherent", "--split items")),
     ("--hash lsh --emb lookup", ("--hash requires --emb", "proj")), ("--bits 8 --emb median", ("--bits", "proj")),
@@ -165,7 +165,7 @@ def test_init_from_refuses_what_its_weights_do_not_fit(sr_run, mlm_run, text_pat
         assert_refused(main, [*begin, "--init_from", sr_run, *flags.split()],
                        f"{flags.split()[0]}: expected", "--init_from", f"got {flags.split()[1]}")
     assert_refused(main, [*begin, "--data", other, "--init_from", mlm_run], "--init_from", "--data",
-                   "words of its own corpus")
+                   "pieces and words of its own corpus")
     assert_refused(main, [*begin, "--init_from", tmp_path / "nowhere"], "nowhere", "no checkpoint")
     checkpoint = torch.load(sr_run / "ckpt.pt")
     for name, value in (("preset", "foo"), ("hash", 7), ("split", None), ("vocab", KeyError)):

@@ -210,6 +210,7 @@ def test_examples_are_cut_limited_and_scaled():
                                (task, {}, (1.0, 0.0)), (task, {}, (1.0,)), (named, {}, None)):
         with pytest.raises(InputError, match="expected (a mean|lists of one length, and labels of)"):
             SequenceClassification(bad, train | change, *about, scale=scale)
+    assert sequences.evaluate(lambda examples: [(np.arange(3), torch.full((3, 1), 0.5))])[1] == "5.472"  # unscaled
     one, two = (SequenceClassification(task, train, *about, limit=2) for _ in range(2))
     assert len(one.examples) == 2 and one.targets.tolist() == two.targets.tolist() and one.n == 3
     assert sequences.description() == dict(head="classify", labels=None, scale=list(sequences.scale),
