@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import math
-import os
 import random
 import re
 import subprocess
