@@ -130,12 +130,15 @@ def load_tokenizer(args, config, corpus, state):
 def load_own_checkpoint(run):
     """Return the checkpoint of --out; InputError if it does not belong to this very run."""
     checkpoint, kinds = load_checkpoint(run.path), dict(step=int, best=float, log_size=int, dtype=str)
-    kinds |= dict(lsh_costs=torch.Tensor) if run.config.attn == "lsh" else {}
     now, old = run.identity | dataclasses.asdict(run.config), checkpoint.get("run", {}) | checkpoint["config"]
     changes = [f"{name} was {old.get(name)} and is {now[name]}" for name in now if old.get(name) != now[name]
                and name != "corpus"]
     changes += ["--data was another text"] * (old.get("corpus") != now["corpus"])
     changes += [f"{name} is damaged" for name, cls in kinds.items() if type(checkpoint.get(name)) is not cls]
+    costs = checkpoint.get("lsh_costs")
+    if run.config.attn == "lsh" and not (torch.is_tensor(costs) and costs.shape == (2, len(Costs._fields))
+                                         and costs.dtype == torch.float64 and costs.isfinite().all()):
+        changes.append("lsh_costs is damaged")
     if changes:
         found = "; ".join(changes[:3]) + "; ..." * (len(changes) > 3)
         raise InputError(f"{run.path}: expected a checkpoint of this run, got another: {found}. Use another "
@@ -165,8 +168,8 @@ def connect_ranks(run):
                             timeout=datetime.timedelta(hours=12))  # one node may prepare the corpus for hours
     states = gather_from_ranks((run.step, run.dtype, run.identity))
     if any(state != states[0] for state in states):
-        raise InputError("--out, --cache: expected a folder that all nodes see, got ranks with other steps, "
-                         f"data, hashes or dtypes; steps {[step for step, *_ in states]}.")
+        raise InputError("--out, --cache: expected a folder that all nodes see, got ranks that differ in "
+                         f"steps, data, hashes or dtypes; their steps: {[step for step, *_ in states]}.")
     if run.lsh_costs is not None:
         set_lsh_costs(run, gather_from_ranks(run.lsh_costs)[0])
     with warnings.catch_warnings():

@@ -155,6 +155,8 @@ def check_flags(args, world):
         raise InputError(f"--buckets requires another --emb than {args.emb}.")
     if args.coherent and (args.split != "items" or args.coherent > (args.hashes or 2)):
         raise InputError(f"--coherent requires --split items and at most --hashes, got {args.coherent}.")
+    if args.mask is not None and not 0 < args.mask < 1:
+        raise InputError(f"--mask: expected more than 0 and less than 1, got {args.mask}.")
     if args.warmup > args.steps:
         raise InputError(f"--warmup: expected at most {args.steps:,} --steps, got {args.warmup:,}.")
     uses_sketch = kind in ("sketch", "weighted") or predicts_hashes and kind != "digest"
@@ -254,7 +256,7 @@ def parser(description):
                  "sampled: mlm over sampled rows. [SB §3.3] hash-mlm: hashes of masked words. [SB §2.4] [CM]")
     flag("--objective", choices=tuple(OBJECTIVES), help="mlm and sampled require --emb lookup, hash-mlm any "
          "other (default: sr; hash-mlm or mlm for mean, median, bloom, sets, presets that predict words)")
-    flag("--mask", type=at_least(0.001, float, 0.999), metavar="p", help=(
+    flag("--mask", type=float, metavar="p", help=(
         f"share masked (default: {COMMON['mask']}, superbloom-small 0.40)"))
     flag("--samples", **size, help=f"rows of the sampled softmax (default: {COMMON['samples']:,})")
 

@@ -89,7 +89,8 @@ def read_rows(path, header=None):
 def _table_rows(path, file, is_csv, header):
     """Yield the rows of .csv and .tsv; up to 1 % with another number of cells are left out, and counted."""
     csv.field_size_limit(sys.maxsize)
-    lines = filter(None, csv.reader(file, **({} if is_csv else dict(delimiter="\t", quoting=csv.QUOTE_NONE))))
+    reader = csv.reader(file) if is_csv else csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+    lines = filter(None, reader)
     first, total, wrong = next(lines, []), 0, []
     columns = header if header and len(first) == len(header) and header[-1] not in first else first
     names, others = list(filter(None, columns)), ";|\t" if is_csv else ",;|"

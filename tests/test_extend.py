@@ -99,8 +99,8 @@ def test_flags_of_toys_follow_from_their_attributes(toy_flags, monkeypatch):
     monkeypatch.setitem(OBJECTIVES, "toy-hashes", MaskedHashes)
     text = run_main(pretrain.main, "--help").out + run_main(finetune.main, "--help").out
     assert re.findall(r"--(\w+) {[^}]*\btoy\b", text) == ["hash", "emb", "objective", "task"]
-    for flags, other in {"alpha 1": "bloom", "buckets 1": "median", "mask 0.5": "mlm", "key 1": "--hash"}.items():
-        assert_refused(pretrain.main, f"--emb toy --objective toy --{flags}".split(), f"--{flags.split()[0]}", other)
+    for flags, other in dict(alpha="bloom", buckets="median", mask="mlm", key="--hash").items():
+        assert_refused(pretrain.main, f"--emb toy --objective toy --{flags} 1".split(), f"--{flags}", other)
     for flags, lr in (("toy --hash toy --key k", 5e-5), ("toy-hashes --buckets 7 --key k --mask 0.2", 1e-4)):
         args = settings.parser("").parse_args(f"--preset hashformer --emb toy --objective {flags}".split())
         settings.resolve(args, 1)

@@ -130,7 +130,7 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     for name in ("classify", "classify_phrases"):
         with contextlib.suppress(InputError):
             assert sum(p for _, p in untrained[name].classify(text)) == pytest.approx(1)
-    pairs = (text, "the cat sat"), ("who", text), (text, text)
+    pairs = (text, "the cat sat"), ("who", text), (text, text), ("who", "  a  cat")
     for name, (question, context) in itertools.product(("answer", "answer_pieces"), pairs):
         with contextlib.suppress(InputError):
             for answer, (a, b), p in untrained[name].answer(question, context, 3):

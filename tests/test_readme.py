@@ -223,7 +223,8 @@ def test_prose_numbers_follow_results():
     gains = [row["score"] - files[name + without]["score"] for name, row in files.items() if name + without in files]
     gains.append(tuned["cola"] - default["proj-lsh" + without]["cola"])
     ahead = {task for task in bag.keys() - {"name"} if tuned[f"{task}_last"] > bag[task]}
-    assert ahead == {"sst2", "mrpc", "rte", "qqp", "pydoc"} and 0 < tuned["sst2"] - bag["sst2"] < 1  # not CoLA
+    assert ahead == {"sst2", "mrpc", "rte", "qqp", "pydoc"}  # at the last evaluation all but CoLA
+    assert 0 < tuned["sst2"] - bag["sst2"] < 1
     claims += [f"The bag adds {math.floor(min(gains))} points or more",
                f"and on pydoc by {tuned['pydoc'] - bag['pydoc']:.1f}",
                f"has {tuned['cola_last']:.1f} on CoLA and is behind", f"its {tuned['rte_last']:.1f} is 0.1 below",
@@ -242,6 +243,10 @@ def test_prose_numbers_follow_results():
     claims += [f"{prepare['gigabytes']:.1f} GiB to prepare; {hashing['gigabytes']:.1f} GiB and four minutes to hash",
                f"about {round(rows('collisions')['k 1, R 500']['expected'], -4):,.0f} pairs at k = 1"]
     assert leads == ["proj128-sr"] * 2 and 3.5 < hashing["seconds"] / 60 < 4.5
+    for kind, of in ("superbloom", " points (rec@1, 10, 20) to the hashed model"), ("lookup", " to the table"):
+        one, six = (rows("depth")[f"{kind}, {layers}"] for layers in ("1 layer", "6 layers"))
+        gains = [100 * (six[key] - one[key]) for key in ("rec@1", "rec@10", "rec@20")]
+        claims.append("{:.1f}, {:.1f} and {:.1f}".format(*gains) + of)
     one_map = "superbloom, 1 of 2 maps coherent"
     [same_size] = [row for name, row in wiki.items() if "equal size" in name]
 
@@ -258,12 +263,13 @@ def test_prose_numbers_follow_results():
         assert all((row[key] > 1) == (length >= first) for length, row in speed.items() if row.get(key))
     auto = figures.read_json(ROOT, "results", "auto.json")["rows"]
     most = [max(row["regret"] for row in auto if row["dtype"] == dtype) for dtype in ("float32", "bfloat16")]
+    assert all(row["kernel"] > row["attention"] for row in auto if row["dtype"] == "bfloat16" and "kernel" in row)
     gain = {(row["dtype"], row["L"]): row.get("gain") for row in auto}
     assert min(gain["float32", 256], gain["bfloat16", 1024]) > 1 and 0.9 < gain["bfloat16", 512] < 1.1
     claims.append(f"at most {most[0]:.2f} times the time of the better of its two ways in float32, and {most[1]:.2f}")
     inference, shuffled = rows("inference").values(), rows("shuffled")
     words, characters = ([row[f"{unit}_speed"] for row in inference] for unit in ("words", "characters"))
-    found = [f"{row['f1_shuffled']:.3f}" for name, row in shuffled.items() if name[:4] == "proj"]
+    found = [f"{row['f1_shuffled']:.3f}" for name, row in shuffled.items() if name.startswith("proj")]
     fresh = shuffled["mean of five rows, fresh weights, 8,000 steps"]
     claims += [f"{min(words):.2f} to {max(words):.2f} times BERT's",
                f"has {min(characters):.2f} to {max(characters):.2f} (in the paper",
@@ -274,7 +280,7 @@ def test_prose_numbers_follow_results():
     claims += [f"its last evaluation of MRPC is {theirs['mrpc'] - default_run['mrpc_last']:.1f} points below bert-tiny",
                f"last evaluation of MRPC by {prose['mrpc_last'] - default_run['mrpc_last']:.1f} points and that of "
                f"SST-2 by {prose['sst2_last'] - default_run['sst2_last']:.1f}.",
-               f"MRPC is {default_run['mrpc'] - masked['mrpc']:.0f} points lower"]
+               f"is {default_run['mrpc'] - masked['mrpc']:.0f} points lower on MRPC"]
     assert abs(default_run["sst2"] - theirs["sst2"]) < 0.5 and default_run["mrpc"] > theirs["mrpc"]
     assert masked["mrpc_last"] < rows("public")["majority class"]["mrpc"]
     hashing = {name: row["rate"] / 1e6 for name, row in rows("hashing").items()}
