@@ -1,11 +1,11 @@
 """Superbloom: sizes of the paper's models, beam search beside exhaustive search, recall beside baselines.
 
     python -m bench.superbloom sizes (bloom, million)
-    python -m bench.superbloom entities --data pages.jsonl (depth, coherent)
+    python -m bench.superbloom entities --data pages.jsonl (depth)
     python -m bench.superbloom beams --runs out/bloom-items
 
-Paper map:    [SB Table 1] SIZES   [SB Table 3] SIZES   [SB Table 4] SIZES   [SB Table 2] bench_entities
-              [SB Table 7] bench_coherent   [SB Table 6] bench_beams   [SB Figure 3] recall_by_frequency
+Paper map:    [SB Table 1] SIZES   [SB Table 3] SIZES   [SB Table 4] SIZES   [SB Tables 2, 7] bench_entities
+              [SB Table 6] bench_beams   [SB Figure 3] recall_by_frequency
 Notation:     N items   m hashes of an item   d width   P held-out sets
 """
 
@@ -177,35 +177,25 @@ def same_size(num_items, alpha):
 
 
 def bench_entities(args):
-    """Superbloom, baselines of its size and of its width, neighbors: recall over all items. [SB Table 2]"""
+    """Superbloom, baselines of its size and of its width, neighbors: recall over all items. [SB Tables 2 and 7]"""
     num_items = load_corpus(args, "items").meta["distinct"]
     width = same_size(num_items, args.alpha)
     lookup, sampled = ["--emb", "lookup"], ["--objective", "sampled"]
     small = [*lookup, "--width", width, "--ffn", 2 * width]
-    variants = {"superbloom": ["--alpha", args.alpha],
-                "superbloom, 1 of 2 maps coherent": ["--alpha", args.alpha, "--coherent", 1],
-                f"lookup, as many parameters (d {width}), sampled": small + sampled}
+    variants = {f"superbloom, {n} of 2 maps coherent": ["--alpha", args.alpha, "--coherent", n] for n in range(3)}
+    variants[f"lookup, as many parameters (d {width}), sampled"] = small + sampled
     if num_items < 20_000:  # of more items a full softmax, or a table so wide, takes hours on two cores
         variants |= {f"lookup, as many parameters (d {width})": small,
                      "lookup, same width, sampled": lookup + sampled, "lookup, same width": lookup}
     return compare(args, variants, "--preset", "superbloom-small") + score_neighbors(args)
 
 
-# many runs: a smaller model, of the most frequent items alone, as [SB §3.4]
-NARROW = ("--preset", "superbloom-small", "--width", 128, "--ffn", 256, "--vocab", 2_000, "--lr", 1e-3)
-
-
 def bench_depth(args):
-    """One layer and six, hashed and not: what do layers add? [SB Table 3]"""
+    """One layer and six, hashed and not, of frequent items [SB §3.4]: what do layers add? [SB Table 3]"""
+    narrow = "--preset", "superbloom-small", "--width", 128, "--ffn", 256, "--vocab", 2_000, "--lr", 1e-3
     kinds = {"superbloom": ["--alpha", args.alpha], "lookup": ["--emb", "lookup"]}
     return compare(args, {f"{kind}, {layers} layer{'s' * (layers > 1)}": ["--layers", layers, *flags]
-                          for kind, flags in kinds.items() for layers in (1, 6)}, *NARROW)
-
-
-def bench_coherent(args):
-    """Maps that put alike items together, none, one and both of two. [SB Table 7]"""
-    variants = {f"{n} of 2 maps coherent": ["--coherent", n] for n in (0, 1, 2)}
-    return compare(args, variants, *NARROW, "--alpha", args.alpha)
+                          for kind, flags in kinds.items() for layers in (1, 6)}, *narrow)
 
 
 def bench_beams(args):
@@ -259,7 +249,6 @@ BENCHES = {
         "batch:,:sets of 32 per step | seconds:.2f:s per step | memory:.2f:peak memory of the process, GiB"),
     "entities": Bench(bench_entities, ENTITIES, PAGES),
     "depth": Bench(bench_depth, ENTITIES, PAGES),
-    "coherent": Bench(bench_coherent, ENTITIES, PAGES),
     "beams": Bench(bench_beams, "name:s:run, beam | rec@1:.3f:rec@1 | rec@10:.3f:rec@10 | "
         "rec@20:.3f:rec@20 | certified:.1f:certified % | scored:,.0f:items scored",
         dict(data="python-names", cache="cache", runs=REQUIRED))}
