@@ -6,7 +6,8 @@ Paper map: [SB] Superbloom: Bloom filter meets Transformer, ICLR 2020 submission
 Out of scope: hashing of strings (hashing.py), the model that gives the probabilities (model.py).
 Deviations:
     1. Random orders come from integer arithmetic alone, so a map is the same on every machine.
-    2. Items that random maps put together in all m buckets swap places in the last map until none is left.
+    2. Items that share all m buckets swap places in the last map. Crowded maps, R^(m-1) < 4 alpha, are dealt
+       anew instead. No two items are left with one digest.
     3. The beam width doubles; the paper's grows by B. Buckets that tie with the last of the B stay outside.
 Notation: N items   m hashes of an item   R buckets of a map   alpha items per bucket   P positions
           B beam width   b buckets that are new in a round   C candidates   E excluded items
@@ -30,7 +31,7 @@ def random_order(n, *key):
 
     start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2**64
     for part in key:
-        start = mix(start + np.uint64(part % 2**64) + np.uint64(0x9E3779B97F4A7C15))
+        start = mix(start + np.uint64(int(part) % 2**64) + np.uint64(0x9E3779B97F4A7C15))
     return np.argsort(mix(start + np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)))
 
 

@@ -50,7 +50,7 @@ class TextModel:
         checkpoint = load_checkpoint(path)
         *kinds, tokenizer = select_classes(checkpoint["config"].get("emb"))
         with blame_input(path):
-            self.model, self.ready = load_model(checkpoint, kinds).to(device), {}
+            self.model, self.cached_logits = load_model(checkpoint, kinds).to(device), {}
             self.config = self.model.config
             self.tokenizer = tokenizer.load(checkpoint["encoder"], self.config)
             self.model.set_codes(torch.from_numpy(self.tokenizer.codes()))
@@ -72,19 +72,22 @@ class TextModel:
 
         Raises: InputError, no words, or, with similar names, an item that a model of item sets does not know.
         """
-        pairs, known = split_masked(self.tokenizer, text), self.tokenizer.words
-        words = [word for word, _ in pairs if word != SPECIALS[MASK]]
-        unknown = [word for word in words if word not in self.tokenizer.index]
+        # finetune.py reads any text, also an empty one, and no [MASK] as such
+        is_any, known = self.config.head in ("classify", "span"), self.tokenizer.words
+        pairs = list(zip(*self.tokenizer.split(text))) if is_any else split_masked(self.tokenizer, text)
+        ordinary = [word for word, _ in pairs if word != SPECIALS[MASK]]
+        unknown = [word for word in ordinary if word not in self.tokenizer.index]
         if unknown and self.tokenizer.is_fixed and not self.config.order:
             name = unknown[0].lower()
             spelling = {word.lower(): word for word in ("[MASK]", *known) if word[:1].lower() == name[:1]}
             similar = ", ".join(map(spelling.get, difflib.get_close_matches(name, spelling, 3)))
             hint = f" Did you mean {similar}?" * bool(similar) + " Use spaces or tabs." * ("," in name)
             raise InputError(f"text: expected one of {len(known):,} items, got {unknown[0]!r}.{hint}")
-        if not pairs:
+        if not pairs and not is_any:
             raise InputError("text: expected words, got none.")
-        ids = iter(self.tokenizer.ids(words).tolist())
-        return *map(list, zip(*pairs)), [MASK if word == SPECIALS[MASK] else next(ids) for word, _ in pairs]
+        ids = iter(self.tokenizer.ids(ordinary).tolist())
+        words, spans = ([pair[i] for pair in pairs] for i in (0, 1))
+        return words, spans, [MASK if word == SPECIALS[MASK] else next(ids) for word in words]
 
     def read(self, first, second=None):
         """Return the inputs that the model reads of a text or pair, each (L,) int: a context's windows."""
@@ -188,11 +191,11 @@ class Predictor(TextModel):
         """
         ability, inputs, results = NEAR if near else HEADS[self.config.head], [], []
         options = {name: options[name] for name in ability.options if name in options}
-        rows = [rows] if isinstance(rows, str) else rows
-        for row in [] if near else rows:
+        rows = [rows] if isinstance(rows, str) else list(rows)
+        for row in rows:
             with contextlib.suppress(InputError):  # raised again below
-                inputs += self.read(*self.check_texts(row, near))
-        self.ready = dict(zip(map(tuple, inputs), self.compute(inputs)))
+                inputs += [] if near else self.read(*self.check_texts(row, near))
+        self.cached_logits = dict(zip(map(tuple, inputs), self.compute(inputs)))
         for row in rows:
             try:
                 result = {ability.key: getattr(self, ability.method)(*self.check_texts(row, near), **options)}
@@ -202,7 +205,7 @@ class Predictor(TextModel):
             except InputError as error:
                 result = dict(error=str(error))
             results.append(result)
-        self.ready = {}
+        self.cached_logits = {}
         return results
 
     def logits(self, head, *texts):
@@ -210,8 +213,8 @@ class Predictor(TextModel):
         if self.config.head != head:
             raise InputError(f"--ckpt: expected head {head} ({HEADS[head].command}), got {self.config.head}.")
         inputs = self.read(*self.check_texts([text for text in texts if text is not None], False))
-        is_ready = self.ready.keys() >= {*map(tuple, inputs)}
-        logits = [self.ready[tuple(ids)] for ids in inputs] if is_ready else self.compute(inputs)
+        is_ready = self.cached_logits.keys() >= {*map(tuple, inputs)}
+        logits = [self.cached_logits[tuple(ids)] for ids in inputs] if is_ready else self.compute(inputs)
         if self.config.predicts_rows and not len(logits[0]):
             example = "the [MASK] statement" if self.config.order else "bread butter [MASK]"
             raise InputError(f'text: expected [MASK], as in "{example}", got none.')
@@ -226,10 +229,13 @@ class Predictor(TextModel):
 
     def fill_mask(self, text, k=8):
         """Return a list, one per [MASK] of text str, of the k best pairs (word, probability). [BERT §3.1]"""
-        [logits], (_, _, ids), words = self.logits("mlm", text), self.split(text), self.tokenizer.words
-        logits[:, [] if self.config.order else ids] = -torch.inf  # a set has an item once
+        [logits] = self.logits("mlm", text)
+        words = self.tokenizer.words
+        if not self.config.order:  # a set has an item once
+            logits[:, self.split(text)[2]] = -torch.inf
         p, best = logits[:, FIRST_WORD_ID:].softmax(-1).topk(min(k, len(words)))  # (M, k): no special tokens
-        return [[(words[i], share) for i, share in zip(*row)] for row in zip(best.tolist(), p.tolist())]
+        return [[(words[i], share) for i, share in zip(*row) if share > 0]  # nan: the set has all items
+                for row in zip(best.tolist(), p.tolist())]
 
     def predict_missing(self, text, k=8, beam=None):
         """Predict each [MASK] of text str by its hashes among the candidates. [SB §2.5] [CM]
@@ -237,7 +243,8 @@ class Predictor(TextModel):
         Returns: list, one per mask, of dict: items, the k best pairs (name, sum of its hashes' logp), of
             a set new ones; certified bool, provably the best; scored, total int, of items. beam: as --beam.
         """
-        [logits], (words, _, ids), exclude = self.logits("hash-mlm", text), self.split(text), None
+        [logits] = self.logits("hash-mlm", text)
+        (words, _, ids), exclude = self.split(text), None
         if not self.items:
             raise InputError("--words: expected words to search among, got none.")
         if not self.config.order:
@@ -278,10 +285,11 @@ class Predictor(TextModel):
         """Return the k best (text, (start, end), probability) of a context; "" is no answer. [BERT §4.2]"""
         outputs, (_, spans, ids), scores = self.logits("span", question, context), self.split(context), {}
         windows = sliding_windows(self.split(question)[2], ids, self.config.length, self.task["stride"])
+        num_best = max(k, 20)  # spans that share the probability
         for (window, first, start, stop), logits in zip(windows, outputs):
             # (1, L): after the context is one [SEP]
             inside = F.pad(torch.ones(1, stop - start, dtype=torch.bool, device=logits.device), (first, 1))
-            *best, null = best_spans(logits[None, :len(window)], inside, k, self.task["longest"])
+            *best, null = best_spans(logits[None, :len(window)], inside, num_best, self.task["longest"])
             for score, i, j in zip(*(part[0].tolist() for part in best)):
                 if score > -torch.inf:  # a window of few words has fewer than k spans
                     a, b = spans[start + i - first][0], spans[start + j - first][1]
@@ -291,10 +299,11 @@ class Predictor(TextModel):
                         scores[span] = max(score, scores.get(span, score))  # the same words in two windows
             if self.task["null"]:
                 scores[0, 0] = min(null.item(), scores.get((0, 0), torch.inf))
-        best, answers = sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[:k], []  # a tie: (0, 0)
+        # a tie: (0, 0) first
+        best, answers = sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[:num_best], []
         for ((a, b), _), share in zip(best, torch.tensor([score for _, score in best]).softmax(0).tolist()):
             answers.append((context[a:b], (a, b), share))
-        return answers
+        return answers[:k]
 
 
 def parser():
@@ -332,6 +341,10 @@ def run(args):
     options = dict(near=args.near, raw=args.raw, k=args.top_k, beam=args.beam)
     rows = read_texts(args.file, columns, args.columns, is_set) if args.file else iter([(1, args.texts)])
     if args.vectors:
+        rows = list(rows)
+        if rows and rows[-1][0] > len(rows):
+            raise InputError(f"{args.file}: expected no empty line with --vectors, got "
+                             f"{rows[-1][0] - len(rows):,}. A row of the vectors is a line.")
         n, d = (vectors := p.embed([texts for _, texts in rows], args.near, args.raw)).shape
         with open(args.vectors, "wb") as file:  # np.save would add .npy to a name
             np.save(file, vectors)

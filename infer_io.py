@@ -69,7 +69,7 @@ def read_texts(path, texts, chosen=None, is_set=False, advice="Use --text NAME."
 
     Columns of a table: `chosen` ("a,b"), else `texts`, else the only one; an error on several has `advice`.
     """
-    rows, is_table, seq = read_rows(path), get_ending(path) != ".txt", list if is_set else ()
+    rows, is_table, seq = read_rows(path, keep_wrong=True), get_ending(path) != ".txt", list if is_set else ()
     if is_table and (head := list(itertools.islice(rows, 100))):
         rows, known = itertools.chain(head, rows), dict.fromkeys(name for row in head for name in row)
         lists = [name for name in known if any(isinstance(row.get(name), seq) for row in head)]
@@ -85,7 +85,7 @@ def read_texts(path, texts, chosen=None, is_set=False, advice="Use --text NAME."
             yield i, ["".join(f"{n}\t" for n in x if n is not None) if isinstance(x, seq) else x
                       for x in map(row.get, names)]
         elif row["text"].strip():
-            yield i, [row["text"]] if is_set else row["text"].split("\t")
+            yield i, [row["text"]] if len(texts) == 1 else row["text"].split("\t")
 
 
 def print_rows(rows, predict, source):

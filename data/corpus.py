@@ -49,10 +49,11 @@ def find_files(path):
     return list(known.values())
 
 
-def read_rows(path, header=None):
+def read_rows(path, header=None, keep_wrong=False):
     """Read a file row by row: the only reader of the project.
 
-    Args: path str, one of ENDINGS, .gz too; header list[str], the columns of a table that may have none.
+    Args: path str, one of ENDINGS, .gz too; header list[str], the columns of a table that may have none;
+            keep_wrong bool, rows of a table with another number of cells become {}.
     Yields: dict, column to value. A line of a .txt is a row with the column "text"; a .json is a list of
         objects, or an object with it as "data"; cells of .csv and .tsv stay str, and a .tsv has no quotes.
     Raises: InputError: no such file, another kind, or a damaged one; row N is the Nth that was read.
@@ -68,7 +69,7 @@ def read_rows(path, header=None):
             elif re.match(rb"\xff\xfe|\xfe\xff|.*\0", file.buffer.peek(4096), re.DOTALL):
                 raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. Use iconv -f UTF-16 -t UTF-8.")
             elif ending in (".csv", ".tsv"):
-                rows = _table_rows(path, file, ending == ".csv", header)
+                rows = _table_rows(path, file, ending == ".csv", header, keep_wrong)
             elif ending == ".json":
                 rows = json.load(file)
                 rows = rows.get("data", rows) if isinstance(rows, dict) else rows
@@ -86,11 +87,12 @@ def read_rows(path, header=None):
         raise InputError(f"{path}: could not be read as {ending} after row {number:,}: {error!r}") from error
 
 
-def _table_rows(path, file, is_csv, header):
+def _table_rows(path, file, is_csv, header, keep_wrong):
     """Yield the rows of .csv and .tsv; up to 1 % with another number of cells are left out, and counted."""
     csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(file) if is_csv else csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-    lines = filter(None, reader)
+    # strict: else a stray quote takes all rows up to the next one into its cell
+    options = dict(strict=True) if is_csv else dict(delimiter="\t", quoting=csv.QUOTE_NONE)
+    lines = filter(None, csv.reader(file, **options))
     first, total, wrong = next(lines, []), 0, []
     columns = header if header and len(first) == len(header) and header[-1] not in first else first
     names, others = list(filter(None, columns)), ";|\t" if is_csv else ",;|"
@@ -99,6 +101,8 @@ def _table_rows(path, file, is_csv, header):
     for total, cells in enumerate(itertools.chain([first] * (columns is header), lines), 1):
         if len(cells) == len(columns):
             yield dict(zip(columns, cells))
+        elif keep_wrong:
+            yield {}
         else:
             wrong.append(" | ".join(cells)[:60])
     if wrong:

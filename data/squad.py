@@ -152,8 +152,9 @@ class QuestionAnswering:
         train = [train[i] for i in np.sort(np.random.default_rng(0).permutation(len(train))[:limit or None])]
         self.rows = dict(train=len(train), dev=self.n)
         self.examples, places, spans = self.split_questions(train)
-        # the first and last word of each answer; no window reaches back to word -1
-        answers = [question["answers"] and find_answer_words(words, *question["answers"][0]) or (-1, -1)
+        # first and last word of each answer that is where it says; no window reaches back to word -1
+        answers = [question["answers"] and question["context"].startswith(*question["answers"][0])
+                   and find_answer_words(words, *question["answers"][0]) or (-1, -1)
                    for question, words in zip(train, spans)]
         number, first, start, stop = places.T  # (W,) each
         a, b = np.array(answers)[number].T
@@ -167,7 +168,7 @@ class QuestionAnswering:
         if allow_no_answer:  # as the official script: nothing but punctuation is no answer
             self.truths = [[truth for truth in truths if truth] or [[]] for truths in self.truths]
         self.notes = (f"{len(train):,} questions, {len(self.examples):,} windows, {self.num_lost:,} answers "
-                      f"in none; an evaluation reads {len(self.windows):,}")
+                      f"found in none; an evaluation reads {len(self.windows):,}")
 
     def split_questions(self, questions):
         """Cut the questions and their contexts into sliding windows.

@@ -106,6 +106,7 @@ def test_bloom_map_state_is_its_seed_which_means_the_same_on_every_machine():
     state = bloom_map.state()
     assert state["orders"] is None and len(json.dumps(state)) < 120
     assert (BloomMap.load(state).digest == bloom_map.digest).all()
+    assert (BloomMap(np.int64(1_009), np.int64(11), np.int64(3), np.int64(4)).digest == bloom_map.digest).all()
     with pytest.raises(ValueError, match="Bloom map: expected check"):
         BloomMap.load(state | dict(seed=5))
 

@@ -295,6 +295,8 @@ def test_copied_docstrings_and_functions_count_once(write, prepared, monkeypatch
     *((f"z{i}.jsonl", '{"text": "a"}\n{"text": %s}\n' % value, f"z{i}.jsonl, row 2: expected text in text")
       for i, value in enumerate(("7", "0", "false", "[]", '["a"]', "{}", "1.5"))),
     ("only.jsonl", '{"text": 5, "url": "u"}\n', "only.jsonl, row 1: expected text in text, got '5'"),
+    *((f"q{i}.csv", 'text,n\n"a,1\n' + end, f"q{i}.csv: could not be read as .csv after row 0")
+      for i, end in enumerate(("b,2\n" * 300, 'b" wide,2\n'))),
     ("twice.csv", "text,n,text\na,1,b\n", "twice.csv: expected columns of different names"),
     *((name, first + "\nb\n", f"{name}: expected columns .* by comma or tab, got .*{again}")
       for name, first, again in (("s.csv", "text;label", "text;label"), ("t.csv", "id\ttext", "id.*text"),

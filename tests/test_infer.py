@@ -240,6 +240,12 @@ def test_hashed_sets_match_candidates_of_several_words(tmp_path):
     save(tmp_path / "ckpt.pt", HashTokenizer(config, split="items"), ["Miles Davis", "Bill Evans", "x"])
     [found] = Predictor(tmp_path).predict_missing("Miles Davis [MASK]", 9)
     assert dict(found["items"]).keys() == {"Bill Evans", "x"}
+    names = ["Miles Davis", "Bill Evans", "x"]
+    config = Config(**SHAPE | dict(rows=FIRST_WORD_ID + 3), emb="lookup", head="mlm", order=False, lsh_pairs="all")
+    save(tmp_path / "lookup", HashTokenizer(config, split="items", vocabulary=names))
+    known = Predictor(tmp_path / "lookup")
+    assert [dict(row).keys() for row in known.fill_mask("Miles Davis\t[MASK]")] == [{"Bill Evans", "x"}]
+    assert known.fill_mask("\t".join([*names, "[MASK]"])) == [[]]
     (tmp_path / "names.txt").write_text("Miles  Davis\nGil Evans\n\n")
     (tmp_path / "names.jsonl").write_text('{"items": ["Miles Davis", "Gil Evans"]}\n')
     for file in ("names.txt", "names.jsonl"):
@@ -251,6 +257,7 @@ def test_classify_sorts_labels_cuts_long_texts_scales_numbers_and_equals_fine_tu
     labels = untrained["classify"].classify("the cat " * 100)
     assert {label for label, _ in labels} == {"up", "down"} and labels[0][1] >= labels[1][1]
     assert untrained["classify"].classify("the cat " * 100, k=1) == labels[:1]
+    assert untrained["classify"].split("good [MASK]")[0] == ["good", "[", "mask", "]"]  # as in fine-tuning
     for name, texts in (("classify", ("one", "two")), ("classify_pair", ("one",)), ("classify", (5,))):
         with pytest.raises(InputError, match="text: expected"):
             untrained[name].classify(*texts)
@@ -273,6 +280,7 @@ def test_answer_looks_into_every_window_of_a_long_context(untrained, monkeypatch
     monkeypatch.setattr(p.model, "forward", lambda ids, mask: 9.0 * torch.stack([ids == cat] * 2, -1))
     [(text, (a, b), first), *rest] = p.answer("who is the cat", context, 4)
     assert text == context[a:b] == "cat" and b == len(context) and first > 0.9 and len(rest) == 3
+    assert p.answer("who is the cat", context, 1) == [(text, (a, b), first)]
 
 
 def test_print_prediction_lists_the_most_suspicious_words_first(capsys):
@@ -304,7 +312,8 @@ def test_file_chooses_columns_and_says_which(paths, tmp_path):
     path.write_text("id,title,body\n1,the cat,a zebra\n2,,\n")
     done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path, "--text", "body")
     first, second = map(json.loads, done.out.splitlines())
-    assert first["texts"] == ["a zebra"] and "expected words" in second["error"] and "columns: body" in done.err
+    assert first["texts"] == ["a zebra"] and "columns: body" in done.err
+    assert second["labels"]  # an empty cell, as in fine-tuning
     [row, _] = run_infer(paths["classify_pair"], "--file", path, "--text", "title, body")
     assert row["texts"] == ["the cat", "a zebra"]
     for name, flags, says in (("classify", (), "id, title, body"), ("classify", ("--text", "gone"), "gone"),
@@ -325,8 +334,8 @@ def test_predict_of_a_list_equals_single_texts(untrained, name):
     """Rows of different lengths share batches; bad ones give an error, and the order is kept."""
     p, words, mask = untrained[name], make_words(50), "[MASK] " * (name in ("fill", "missing"))
     rows = [[mask + " ".join(words[i:i + 1 + i % 6])] * len(p.columns) for i in range(infer.BATCH + 9)]
-    rows[3] = [""] * len(p.columns)
-    results, numbers = p.predict(rows, k=3), lambda x: [float(n) for n in re.findall(r"\d\.[\de-]+", str(x))]
+    rows[3] = [None] * len(p.columns)
+    results, numbers = p.predict(iter(rows), k=3), lambda x: [float(n) for n in re.findall(r"\d\.[\de-]+", str(x))]
     assert "error" in results[3] and len(results) == len(rows)
     for row, result in zip(rows[:3] + rows[4:], results[:3] + results[4:]):
         assert numbers(result) == pytest.approx(numbers(predict(p, row, k=3)), abs=1e-5)
@@ -348,9 +357,14 @@ def test_embed_is_the_mean_of_the_outputs_or_the_embedding(untrained, paths, tmp
 
 
 def test_file_goes_on_after_a_bad_row(paths, tmp_path):
-    (tmp_path / "two.txt").write_text("a\tb\na zebra\n")
-    rows = run_infer(paths["classify"], "--file", tmp_path / "two.txt")
-    assert "expected 1" in rows[0]["error"] and rows[1]["labels"]
+    (tmp_path / "two.txt").write_text("a b\na zebra\tb\n")
+    rows = run_infer(paths["classify_pair"], "--file", tmp_path / "two.txt")
+    assert "expected 2" in rows[0]["error"] and rows[1]["labels"]
+    assert run_infer(paths["classify"], "--file", tmp_path / "two.txt")[1]["texts"] == ["a zebra\tb"]
+    (tmp_path / "cells.csv").write_text("n,text\n1,a\n2,b, c\n3,d\n")
+    rows = run_infer(paths["classify"], "--file", tmp_path / "cells.csv")
+    assert [(row["line"], row["texts"], "error" in row) for row in rows] == [
+        (1, ["a"], False), (2, [None], True), (3, ["d"], False)]
     (tmp_path / "bad.jsonl").write_text('{"text": 3}\n{"no": 1}\n{"text": ["a"]}\n{"text": "a zebra \\ud83d"}\n')
     done = run_script("infer.py", "--ckpt", paths["classify"], "--file", tmp_path / "bad.jsonl", check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -359,13 +373,15 @@ def test_file_goes_on_after_a_bad_row(paths, tmp_path):
 
 
 def test_files_and_flags_that_do_not_fit_are_refused(paths, tmp_path):
-    for name, content in (("in.txt", "a zebra\n"), ("all.txt", "a\tb\n" * 3), ("bad.jsonl", '{"'), ("0.txt", "")):
+    for name, content in (("in.txt", "a zebra\n"), ("all.jsonl", '{"text": 3}\n' * 3), ("gap.txt", "a\n\nb"),
+                          ("bad.jsonl", '{"'), ("0.txt", "")):
         (tmp_path / name).write_text(content)
     for argv, says in ((["--file", tmp_path / "gone.txt"], "gone.txt"), (["--file", ""], "--file"),
-                       (["--file", tmp_path / "all.txt"], "got none"),
+                       (["--file", tmp_path / "all.jsonl"], "got none"),
                        (["--file", tmp_path / "bad.jsonl"], "bad.jsonl"), (["--raw", "a"], "--raw requires"),
                        (["--vectors", "v.npy"], "--vectors requires"),
                        (["--vectors", tmp_path / "v", "--file", tmp_path / "0.txt"], "expected one or more"),
+                       (["--vectors", tmp_path / "v", "--file", tmp_path / "gap.txt"], "no empty line with --vectors"),
                        (["a", "--vectors", "no/v"], "No such file or directory: 'no/v'"),
                        (["--text", "body", "a"], "--text requires"), (["--top_k", "0", "a"], "--top_k"),
                        (["--beam", "3", "a"], "--beam"), (["--device", "nowhere", "a"], "--device"),

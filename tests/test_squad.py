@@ -205,6 +205,8 @@ def test_answer_longer_than_any_window_is_counted():
     question = dict(id="a", question="x", context=" ".join(WORDS), answers=[(" ".join(WORDS), 0)])
     data = question_answering([question], make_tokenizer(), 20)
     assert data.num_lost == 1 and not data.targets[:, :2].any()
+    misplaced = dict(question, context="a b c", answers=[("b c", 1)])  # starts in bytes, say
+    assert question_answering([misplaced], make_tokenizer(), 20).num_lost == 1
     assert find_answer_words([(0, 3), (4, 7), (8, 9)], "bc de", 1) == (0, 1)
     assert find_answer_words([(0, 3), (4, 7)], " ", 3) is None
     for bad in (dict(stride=-1), dict(max_words=-2), dict(stride="x")):
