@@ -13,8 +13,8 @@ Deviations:
        where measure_costs predicts that this is faster. The two ways round differently.
     3. The hyperplanes are drawn once, or once per step, not in every forward pass as in the authors' code.
     4. LSH attention has no dropout on weights: a pair that does not collide has no weight of its own.
-    5. The default is pairs="all"; of models "upper", the triangle of the released code and of the 28.5 dot
-       products printed. Algorithm 1 as printed runs over all of C: the last writer of A[i, j] = A[j, i] wins.
+    5. lsh_attention defaults to pairs="all"; Config.lsh_pairs to "upper", the triangle of the released code.
+       Algorithm 1 as printed visits all of C: the last writer of A[i, j] = A[j, i] wins.
 Notation:
     B batch   H heads   L positions   e head size   n hash functions   r hyperplanes per function ("bands")
     m hash buckets   u width of the values   BH = B·H sequences   N = BH·L rows   i query   j key   s score

@@ -6,9 +6,8 @@ Paper map:    [HF §3.1] HashEmbedding   [HF §3.4 eq.1] PoolEmbedding   [HF §3
 Sources:      [HF] Xue & Aletras 2022, HashFormers   [SB] Superbloom, ICLR 2020 submission
               [CM] Median is all you need, a proposal   [SV] Svenstrup et al. 2017, Hash Embeddings
 Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of special tokens (model.py).
-Deviations:   1. Fast forms: a matrix product, a gather, comparisons of rows. Tests hold the literal ones.
-              2. No dropout inside. The authors' code has some in Pool, the paper has none.
-              3. Importance weights start as normal(0, 1), as 0.0005 gives words no effect.
+Deviations:   1. No dropout inside. The authors' code has some in Pool, the paper has none.
+              2. Importance weights start as normal(0, 1), as 0.0005 gives words no effect.
 Notation:     B batch   L positions   M words   C code numbers per word   d width   T bits   J chunks   N rows
               m hashes per item, R rows each   k bits of a chunk (Pool), hash functions   K importance rows
 Demo:         python embeddings.py
@@ -98,7 +97,7 @@ class LookupEmbedding(Embedding):
 
 
 class HashEmbedding(LookupEmbedding):
-    """Emb: words that hash to the same of N rows share it. [HF §3.1] Not SV's: see WeightedEmbedding."""
+    """Emb: one row per hash bucket, shared by the words in it. [HF §3.1] Not SV's: see WeightedEmbedding."""
     code_format, needs_specials, can_tie, is_tied = "index", True, False, False
 
 
@@ -210,6 +209,7 @@ class SketchEmbedding(BloomEmbedding):
     Args: hashes int k, odd, as an even number of rows has no middle one; rows int R; width int d; aggregate
         "median" or "mean".  Shape: codes integer (..., k), each in 0 .. R-1, to (..., d).
     """
+    # "emb" is the aggregate: median or mean
     code_format, sizes, is_tied, is_stacked = "sketch", ("hashes", "buckets", "width", "emb"), False, False
     needs_specials = has_word_row = is_costly = True
 

@@ -130,7 +130,8 @@ def build_run(args):
         dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))  # each works for hours alone
     run.checkpoint, run.config = load_start(args)
     args.seeds = args.seeds if args.epochs else 1  # without training nothing is random
-    path = os.path.abspath(os.path.join(args.ckpt or "", "ckpt.pt" * os.path.isdir(args.ckpt or "")))
+    path = os.path.abspath(args.ckpt or "")
+    path = os.path.join(path, "ckpt.pt") if os.path.isdir(path) else path
     start = args.preset or os.path.basename(os.path.dirname(path)) + "-scratch" * args.from_scratch
     args.out = args.out or os.path.join("out", f"{start}-{args.task or 'own'}")
     args.baseline = args.baseline and read_results(args.baseline)
@@ -180,7 +181,7 @@ def claim_output(run):
 
 def job_path(run, name, file):
     """Return the path of a task's file: in --out, or of several tasks in a folder each."""
-    return os.path.join(run.args.out, *[name] * (len(run.texts) > 1), file)
+    return os.path.join(run.args.out, name if len(run.texts) > 1 else "", file)
 
 
 def list_jobs(run):
@@ -224,10 +225,9 @@ def new_model(run, data):
     return select_classes(config.emb)[1](config)
 
 
-def build_model(run, name):
-    """Return the model, with a new head unless the checkpoint was fine-tuned for this very task."""
-    data, weights = prepare_task(run, name), run.checkpoint.get("model", {})
-    model = new_model(run, data)
+def build_model(run, name, data):
+    """Return the model of a task's data, with a new head unless the checkpoint is of this very task."""
+    weights, model = run.checkpoint.get("model", {}), new_model(run, data)
     heads = () if get_description(run, name) else ("head.", "bag.")
     heads += ("bag.",) * (len(weights.get("bag.weight", ())) != model.config.bag)  # another --bag
     weights = {key: weight for key, weight in weights.items() if not key.startswith(heads)}
@@ -279,7 +279,7 @@ def fit(run, name, seed, path):
     """Train and evaluate; save the best weights with a description of the task; return the job's result."""
     a, data = run.args, prepare_task(run, name)
     torch.manual_seed(seed)
-    model = build_model(run, name)
+    model = build_model(run, name, data)
     groups = [dict(params=[p for name, p in model.named_parameters() if name.startswith("bag.") == is_bag],
                    weight_decay=HashedBag.DECAY * is_bag) for is_bag in (False, True)]  # 0.0: Adam
     optimizer = torch.optim.AdamW(groups, a.lr, eps=1e-6, fused=run.device.type in ("cuda", "cpu"))
@@ -354,7 +354,7 @@ def write_submission(run, name):
     """Write what GLUE's server expects of the test split, or SQuAD's answers to dev; return the paths."""
     data, tests, contents = prepare_task(run, name), run.tests.get(name, {}), {}
     examples = {split: data.encode(texts)[0] for split, (texts, _) in tests.items()}
-    model = build_model(run, name)  # after all words have an ID
+    model = build_model(run, name, data)  # subtle: after encode, which gives the test's words their IDs
     model.load_state_dict(load_checkpoint(job_path(run, name, "ckpt.pt"))["model"])
     read = functools.partial(predict, run, model)
     for split, (_, index) in tests.items():

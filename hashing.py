@@ -8,10 +8,8 @@ Deviations:
     1. A word is a run of letters or of symbols, in lower case ("regex"). "space" splits as the paper does.
     2. The vector of the hyperplanes is rounded to 1/4096: sums are exact integers, the same on every machine.
     3. The seed and the key are arguments, and state() returns them. The paper withholds the value of its key.
-    4. The paper rotates one vector for the index (§3.3) and has T random hyperplanes for the bits (§3.5).
-       Here both rotate one vector, which correlates bits. fit numbers the n-grams at random: 128 bits of a
-       word are worth 127.7 independent ones, T² / Σ_ij c_ij² with c_ij their correlation over random vectors;
-       numbered by frequency 110, as the windows of common n-grams overlap.
+    4. One rotated vector serves the bits (§3.5) too; the paper has T random hyperplanes. fit shuffles the
+       n-grams, which decorrelates the bits (measured in docs/hashformers.md, deviation 5).
     5. A byte order mark or a NUL separates words, as white space does.
 Notation: V words   T bits   N hash buckets   k bits of a chunk, or hash functions of a sketch of R rows each
 Demo: python hashing.py "play plays played"
@@ -198,7 +196,7 @@ class NgramLSH(Hash):
     """
     options = {"features": "features", "seed": "hash_seed"}
     needs_counts, index_is_slow, learned = True, True, ("grams",)
-    max_outputs = 65_535  # 16 bits for each character of an n-gram
+    max_outputs = 65_535  # features, and distinct characters, for which _gram_keys has 16 bits
 
     def __init__(self, grams, features, seed=0):
         """Take grams list[str], at most F; features int F, the length of one eta; and the seed of eta."""
@@ -252,11 +250,11 @@ class NgramLSH(Hash):
             is_feature = np.append(self.keys, np.uint64(0))[place] == keys  # no key is 0
             feature_ids = self.feature_of_key[place[is_feature]]  # of all words; a word's begin at `first`
             amounts = np.bincount(owner[is_feature], minlength=len(words[start:start + 4096]))  # per word
-            # Pass p adds the p-th feature of each word that has one: of words sorted by amount the first.
+            # Pass p adds feature p of each word that has one. Sorted by amount, these words come first:
             #     play (10), cat (6), at (3)    passes 0 .. 2: all rows;  3 .. 5: 2 rows;  6 .. 9: 1 row
             order = np.argsort(-amounts, kind="stable")
             first, amounts = (np.cumsum(amounts) - amounts)[order], amounts[order]
-            # subtle: int32 is safe up to 40,000 n-grams, 40,000 * 4 sigma * 4096 < 2**31
+            # subtle: int32 is safe up to 40,000 n-grams, as |eta| < 13 sigma = 2**31 / (40,000 * 4096)
             sums = np.zeros((len(order), T), np.int64 if amounts[0] > 40_000 else np.int32)
             for p in range(amounts[0]):
                 rows = first[amounts > p]

@@ -7,8 +7,8 @@ Paper map:    [HF §3.1] Model.embed   [HF §4.1] PRESETS   [HF §4.2] PRESETS  
 Sources:      [HF] Xue & Aletras 2022, HashFormers   [BERT] Devlin et al. 2019   [SR] Yamaguchi et al. 2021
               [V] Vaswani et al. 2017   [BL] Li & Yip, BERT-LSH   [SB] Superbloom   [CM] the median proposal
 Out of scope: text and hashing (tokenizer.py), losses (objectives.py), files (runtime.py).
-Deviations:   1. One product for queries, keys and values.   2. Positions start as sinusoids, layers and heads
-              classify and span with std 0.02 · √(768/d).   3. In text an item's m vectors share its position.
+Deviations:   1. Positions start as sinusoids. Matrices of the layers, and of the heads "classify" and "span",
+              start with std 0.02 · √(768/d).   2. In text an item's m vectors share its position.
 Notation:     B batch   L positions   C code numbers per word   d width   H heads   e d/H   V token IDs
               N rows   S scored rows   M masked positions   m vectors per item (Bloom; else 1)
               k hash functions of R buckets   n hash functions of r hyperplanes      Demo: python model.py
@@ -95,7 +95,7 @@ class Config:
 
 
 SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, length=32)
-PRESETS = {  # the sizes of the papers [HF §4.1]; tiny is ours and trains in minutes on two cores
+PRESETS = {  # the sizes of the papers [HF §4.1]; tiny and superbloom-small, for two cores, are ours
     "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0),
     "bert-lsh": dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, layers=2, width=128, heads=2, ffn=512,
                      length=512, rows=32_000, types=2),  # [BL §2.2]; its dense counterpart is --attn full
@@ -212,8 +212,8 @@ class Model(nn.Module):
                 nn.init.zeros_(module.bias)
         if c.order and not self.types.weight.is_meta:  # with a small scale no shuffled word is found
             self.positions.weight.data[:] = 2.25 * e.initial_std(c) * sinusoids(*self.positions.weight.shape)
-        for name in ("codes", "bag_rows"):
-            self.register_buffer(name, None, persistent=False)
+        self.register_buffer("codes", None, persistent=False)
+        self.register_buffer("bag_rows", None, persistent=False)
 
     @property
     def device(self):  # of the weights

@@ -38,17 +38,17 @@ class Objective:
         evaluate(model, inputs, labels) -> summed loss; counts (num_counts,), which add up over batches
         expected_loss(word_counts (V,), counts) -> number of classes; loss in nats by their frequencies alone
 
-    Args: config, model.Config; mask_rate, share of words to mask (default: 0.15); mask_id and first_word_id,
+    Args: config, model.Config; mask_rate, share of words to mask; mask_id and first_word_id,
         IDs of [MASK] and of the first word; targets integer (V, k) by token ID, the hashes to predict, each
         in 0 .. R-1 of its block; bloom_map, bloom.BloomMap of items, or None; num_samples int S.
     """
     def __init__(self, config, mask_rate=None, mask_id=None, first_word_id=None, targets=None,
-                 bloom_map=None, num_samples=8_192):
+                 bloom_map=None, num_samples=None):
         if bloom_map and bloom_map.buckets != (expected := config.buckets - config.special_tokens):
             raise ValueError(f"bloom_map: expected {expected:,} buckets, got {bloom_map.buckets:,}.")
-        self.config, self.mask_id, self.first_word_id = config, mask_id, first_word_id
-        self.mask_rate = 0.15 if mask_rate is None else mask_rate
-        self.targets, self.bloom_map, self.num_samples = targets, bloom_map, num_samples
+        self.config, self.bloom_map, self.targets = config, bloom_map, targets
+        self.mask_rate, self.mask_id, self.first_word_id = mask_rate, mask_id, first_word_id
+        self.num_samples = num_samples
 
     def corrupt(self, ids, noise, random_words):
         """Return inputs, labels int64 (B, L). Args: as mask_words: ids, noise, random_words."""

@@ -13,8 +13,6 @@
 Paper map:    [HF Table 4] learning_rate   [SB §3.2] learning_rate
 Out of scope: flags (settings.py), objectives (objectives.py), scores on tasks (finetune.py), texts of a user
               (infer.py).
-Deviations:   1. A batch, its noise and its dropout depend on (seed, step, rank) and nothing else: on the same
-                 device, ranks, threads, --dtype, --micro a resumed run ends with the bits of a whole one.
 """
 
 import dataclasses
@@ -48,7 +46,7 @@ from settings import WORDS, parser, require_weights, resolve
 from tokenizer import CLS, FIRST_WORD_ID, MASK, UNK, HashTokenizer
 
 PROGRESS_SECONDS = 30  # between two lines of progress, where stderr is no terminal
-# with the config and the corpus, what makes a run itself
+# flags that, with the config and the corpus, must be equal to resume a run
 IDENTITY = "preset", *WORDS, *"batch steps lr warmup schedule optimizer decay clip seed mask samples".split()
 
 
@@ -67,8 +65,9 @@ def build_run(args, config, start=None):
 
     Args: args and config of resolve(); start dict, the checkpoint of --init_from, or None.
     """
-    run, a = Run(), args
-    run.args, (run.rank, run.world, local_rank) = a, read_ranks()
+    run = Run()
+    run.args = a = args
+    run.rank, run.world, local_rank = read_ranks()
     run.device, run.dtype, use_compile = resolve_device(a, local_rank)
     a.quiet = a.quiet or run.rank > 0
 
@@ -82,9 +81,10 @@ def build_run(args, config, start=None):
         # of a fixed vocabulary, IDs from num_ids on are unknown words; a random word must occur in the corpus
         run.num_ids = FIRST_WORD_ID + len(run.tokenizer.words if run.tokenizer.is_fixed else corpus.words)
         words = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:run.num_ids])
-        about = config.length, a.batch, words, a.seed
-        run.batches = TextBatches(corpus.ids, *about, CLS) if config.order else ItemSetBatches(
-            corpus.ids, corpus.offsets, *corpus.split_pages(), *about, (FIRST_WORD_ID, run.num_ids))
+        sizes = dict(length=config.length, batch_size=a.batch, words=words, seed=a.seed)
+        run.batches = (TextBatches(corpus.ids, first_id=CLS, **sizes) if config.order else
+                       ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(),
+                                      limits=(FIRST_WORD_ID, run.num_ids), **sizes))
     share = a.batch // run.world
     first, end = share * run.rank, share * (run.rank + 1)  # of each step's sequences, those of this rank
     run.micro_size = min(a.micro, share)
@@ -101,8 +101,9 @@ def build_run(args, config, start=None):
         model = load_model(saved | dict(config=dataclasses.asdict(config))) if saved else Model(config)
     run.model = run.ddp_model = model.to(run.device).train()
     run.model.set_codes(codes)
-    run.objective = OBJECTIVES[a.objective](config, a.mask, MASK, FIRST_WORD_ID, targets.to(run.device),
-                                            bloom_map, a.samples)
+    run.objective = OBJECTIVES[a.objective](
+        config, mask_rate=a.mask, mask_id=MASK, first_word_id=FIRST_WORD_ID, targets=targets.to(run.device),
+        bloom_map=bloom_map, num_samples=a.samples)
     run.optimizer = torch.optim.AdamW(parameter_groups(run.model, a.decay), betas=(0.9, a.beta2), fused=True)
     run.step, run.best, run.log_size, run.lsh_costs = 0, math.inf, 0, None
     if saved is not start:
@@ -133,7 +134,8 @@ def load_own_checkpoint(run):
     now, old = run.identity | dataclasses.asdict(run.config), checkpoint.get("run", {}) | checkpoint["config"]
     changes = [f"{name} was {old.get(name)} and is {now[name]}" for name in now if old.get(name) != now[name]
                and name != "corpus"]
-    changes += ["--data was another text"] * (old.get("corpus") != now["corpus"])
+    if old.get("corpus") != now["corpus"]:
+        changes.append("--data was another text")
     changes += [f"{name} is damaged" for name, cls in kinds.items() if type(checkpoint.get(name)) is not cls]
     costs = checkpoint.get("lsh_costs")
     if run.config.attn == "lsh" and not (torch.is_tensor(costs) and costs.shape == (2, len(Costs._fields))
@@ -242,7 +244,8 @@ def evaluate(run):
     run.model.train()
     loss, num_scored, *run.eval_counts = sum_over_ranks(total).tolist()
     if not num_scored:
-        raise InputError("--mask: expected a masked word in the held-out text, got none. Use a larger one.")
+        raise InputError("--data: expected words to predict in the held-out text, got none. Use more text "
+                         "or a larger --mask.")
     if not math.isfinite(loss):
         raise InputError(f"--lr: expected a finite loss at step {run.step}, got {loss}. Try a lower --lr.")
     return dict(eval_loss=loss / num_scored, **run.objective.metrics(run.eval_counts))
@@ -315,15 +318,15 @@ def print_summary(run, loss):
 @torch.no_grad()
 def measure_collisions(model, ids):
     """Return for each layer the share of pairs that collide, and how it attends: "dense" or "blocks"."""
-    x, key_mask, c, statistics = model.embed_inputs(ids), model.padding_mask(ids), model.config, []
+    x, key_mask, c, layers = model.embed_inputs(ids), model.padding_mask(ids), model.config, []
     for layer in model.layers:
         q, k, _ = layer.project(x)
         hq, hk = layer.buckets(q, k)
-        about = dict(fill=c.lsh_fill, pairs=c.lsh_pairs, key_mask=key_mask)
-        how, _ = select_implementation(hq, hk, layer.lsh_costs[True], **about)
-        statistics.append((collision_share(hq, hk), how))
+        how, _ = select_implementation(hq, hk, layer.lsh_costs[True], fill=c.lsh_fill, pairs=c.lsh_pairs,
+                                       key_mask=key_mask)
+        layers.append((collision_share(hq, hk), how))
         x = layer(x, key_mask)
-    return statistics
+    return layers
 
 
 def measure_speed(model, ids):

@@ -38,7 +38,7 @@ LSH = ("lsh_bands", "lsh_buckets", "lsh_hashes", "lsh_fill", "lsh_pairs", "lsh_r
 # flags with the names of Config's fields
 SHAPE = (*"emb bits chunk layers width heads ffn act length types rows dropout tied hashes buckets".split(),
          "weights", "attn", *LSH)
-# flags of what is read and predicted: with SHAPE what --init_from takes from its checkpoint
+# flags of words and objective: --init_from takes these and SHAPE from its checkpoint
 WORDS = ("split", "vocab", "hash", "features", "key", "hash_seed", "alpha", "coherent", "objective")
 HASHED = ("index", "chunks", "bits")  # code formats that --hash shapes
 
@@ -117,8 +117,8 @@ def resolve(args, world, start=None):
     lr = recipe["lr"] if OBJECTIVES[args.objective].head == "sr" else recipe.get("lr_mlm", recipe["lr"])
     # a preset with an embedding of its own gives its words and special tokens as rows
     size = shape["rows"] - FIRST_WORD_ID if {"emb", "rows"} <= shape.keys() else 50_000
-    fill(args, lr=lr, ffn=args.width and 4 * args.width, decay=0.0, hash="lsh", hash_seed=0, features=50_000,
-         vocab=dict(items=None, phrases=1_000_000).get(args.split, size))  # of sets all items
+    fill(args, lr=lr, ffn=args.width and 4 * args.width, decay=0.0, hash=recipe["hash"], hash_seed=0,
+         features=50_000, vocab=dict(items=None, phrases=1_000_000).get(args.split, size))  # None: all items
     args.beta2 = recipe.get("beta2", 0.999)
     if is_sets and not start:  # a set has no upper triangle
         fill(args, length=min(shape["length"], 32), lsh_pairs="all" if args.attn == "lsh" else None)

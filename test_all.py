@@ -1,4 +1,4 @@
-"""Read this first: one hand-worked example and one oracle per concept, in the order in which data flows.
+"""Read this first: one hand-worked example and one oracle per concept.
 
     python -m pytest -q test_all.py        under a minute, no network
     python -m pytest -q -n 2               everything: the laws, edge cases and faults are in tests/

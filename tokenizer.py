@@ -26,7 +26,7 @@ FIRST_WORD_ID = len(SPECIALS)
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Text to words: `regex` and `space` are hashing.split_words; three more ways to split learn their units
+# Text to words: `regex` and `space` are hashing.split_words; BPE and Phrases learn their units
 
 
 def _make_encodable(text):

@@ -1,8 +1,9 @@
-"""Batches of token IDs: windows of text, segments of item sets, padding. Each is a function of (seed, step).
+"""Batches of token IDs: windows of text, segments of item sets, padding.
+
+A batch and its noise are a function of (seed, step) alone, so that a resumed run sees the same batches.
 
 Paper map:    [SB §3.1] ItemSetBatches
 Out of scope: files (data/corpus.py); what is done to a batch (objectives.py). Everything here takes arrays.
-Deviations:   1. A batch and its noise depend on (seed, step) alone: a resumed run sees the same batches.
 Notation:     B batch   L positions   W windows   P pages
 """
 

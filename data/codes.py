@@ -21,7 +21,7 @@ from tokenizer import FIRST_WORD_ID, HASHES, HashTokenizer
 
 
 def build_tokenizer(args, config, corpus):
-    """Build the way from text to codes that the flags ask for.
+    """Build the tokenizer that the flags ask for.
 
     Args: args, Namespace with the flags of pretrain.py; config, model.Config; corpus, data.corpus.Corpus.
     Returns: HashTokenizer, whose config is the final one: a fixed vocabulary decides its rows.
@@ -56,10 +56,10 @@ def fit_hash(args, corpus):
 
 def build_bloom_map(args, config, corpus, num_items):
     """Return the Bloom map of the flags; --coherent learns from the training pages alone. [SB App. D]"""
-    about = num_items, args.alpha, config.hashes, args.hash_seed
+    shape = dict(n_items=num_items, alpha=args.alpha, m=config.hashes, seed=args.hash_seed)
     if not args.coherent:
         with blame_input(f"--alpha of {num_items:,} items"):
-            return BloomMap(*about)
+            return BloomMap(**shape)
 
     def build(path):
         spans = (corpus.offsets[i:i + 2] for i in corpus.split_pages()[0])
@@ -67,13 +67,13 @@ def build_bloom_map(args, config, corpus, num_items):
         pages = [page[(page >= 0) & (page < num_items)] for page in pages]
         if not any(map(len, pages)):
             raise InputError("--coherent requires training pages, and all pages are held out.")
-        bloom_map = coherent_map(np.concatenate(pages), np.array([len(page) for page in pages]), *about[:3],
-                                 args.coherent, seed=args.hash_seed)
+        sizes = np.array([len(page) for page in pages])
+        bloom_map = coherent_map(np.concatenate(pages), sizes, coherent=args.coherent, **shape)
         with open(path, "wb") as file:
             np.save(file, bloom_map.members.reshape(config.hashes, -1)[:, :num_items])
 
-    path = os.path.join(corpus.folder, f"coherent-{fingerprint([*about, args.coherent])}.npy")
-    return _build_and_load(path, build, lambda path: BloomMap(*about, orders=np.load(path)))
+    path = os.path.join(corpus.folder, f"coherent-{fingerprint([*shape.values(), args.coherent])}.npy")
+    return _build_and_load(path, build, lambda path: BloomMap(**shape, orders=np.load(path)))
 
 
 def build_codes(args, tokenizer, corpus):

@@ -118,7 +118,8 @@ def test_fine_tuning_learns_a_word_and_is_read_back(own, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="--vectors: expected a model of words"):
         predictor.embed(["one text"])
     flags += ["--weights", write_release(tmp_path, model)]
-    start = finetune.build_model(finetune.build_run(finetune.parser().parse_args(flags)), "own").state_dict()
+    data = finetune.prepare_task(run := finetune.build_run(finetune.parser().parse_args(flags)), "own")
+    start = finetune.build_model(run, "own", data).state_dict()
     assert all(torch.equal(start[name], w) for name, w in model.state_dict().items() if name[:5] != "head.")
     for more in ("--pool mean", "--bag 9", "--weights .", "--preset proformer", "--from_scratch"):
         assert_refused(finetune.main, [*flags, *more.split()], "--", more.split()[0][2:5])

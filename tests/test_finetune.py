@@ -75,7 +75,7 @@ def steps():
 def build_model(*flags):
     """Return the model that finetune.py would train with these flags."""
     run = finetune.build_run(finetune.parser().parse_args(list(map(str, flags))))
-    return finetune.build_model(run, "own")
+    return finetune.build_model(run, "own", finetune.prepare_task(run, "own"))
 
 
 def test_own_file_learns_and_is_read_back(tune, own, tmp_path):

@@ -18,7 +18,7 @@ from tokenizer import CLS, MASK, PAD, SEP, HashTokenizer
 from tokenizer import FIRST_WORD_ID as F0
 
 SR = ShuffleRandom(None, first_word_id=F0)
-TEXT, SETS = (MaskedWords(Config(emb="lookup", head="mlm", order=o), None, MASK, F0) for o in (True, False))
+TEXT, SETS = (MaskedWords(Config(emb="lookup", head="mlm", order=o), 0.15, MASK, F0) for o in (True, False))
 
 
 def random_batch(rows=257, length=63, vocabulary=5_003):
@@ -150,7 +150,7 @@ def test_masked_hashes_loss_and_counts_by_hand():
 def test_batch_without_labels_has_no_loss(name):
     model = tiny_model(emb=dict(sr="proj", mlm="lookup", sampled="lookup").get(name, "median"),
                        head=OBJECTIVES[name].head)
-    objective = OBJECTIVES[name](model.config, None, MASK, F0, torch.zeros(30, 5, dtype=torch.int32))
+    objective = OBJECTIVES[name](model.config, None, MASK, F0, torch.zeros(30, 5, dtype=torch.int32), None, 7)
     batch = torch.arange(18).view(2, 9), torch.full((2, 9), IGNORE)
     loss, counts = objective.evaluate(model, *batch)
     assert loss == objective.loss(model, *batch) == 0 and counts.tolist() == [0] * objective.num_counts
