@@ -282,16 +282,19 @@ class Predictor(TextModel):
         return sorted(zip(self.task["labels"], logits.softmax(-1).tolist()), key=lambda pair: -pair[1])[:k]
 
     def answer(self, question, context, k=8):
-        """Return the k best (text, (start, end), probability) of a context; "" is no answer. [BERT §4.2]"""
+        """Return the k best (text, (start, end), p) of a context; "" is no answer. [BERT §4.2]
+
+        p is the probability among the 20 best spans, or k of them if k is larger.
+        """
         outputs, (_, spans, ids), scores = self.logits("span", question, context), self.split(context), {}
         windows = sliding_windows(self.split(question)[2], ids, self.config.length, self.task["stride"])
-        num_best = max(k, 20)  # spans that share the probability
+        num_best = max(k, 20)
         for (window, first, start, stop), logits in zip(windows, outputs):
             # (1, L): after the context is one [SEP]
             inside = F.pad(torch.ones(1, stop - start, dtype=torch.bool, device=logits.device), (first, 1))
             *best, null = best_spans(logits[None, :len(window)], inside, num_best, self.task["longest"])
             for score, i, j in zip(*(part[0].tolist() for part in best)):
-                if score > -torch.inf:  # a window of few words has fewer than k spans
+                if score > -torch.inf:  # a window of few words has fewer spans
                     a, b = spans[start + i - first][0], spans[start + j - first][1]
                     # a subword piece may contain the space before it, or be one
                     span = b - len(context[a:b].lstrip()), a + len(context[a:b].rstrip())
