@@ -131,6 +131,7 @@ HOSTILE_TO_RESUME = [*(("optimizer/state/4/exp_avg", kind, value) for kind, valu
                      ("optimizer/state/99", "extra", {"step": torch.tensor(6.0)}),
                      ("optimizer/state/4/step", "another", torch.tensor(-1.0)), ("run", "missing", MISSING),
                      ("optimizer/param_groups/1", "missing", MISSING), ("optimizer/param_groups", "text", ""),
+                     ("best", "text", "0"), ("log_size", "missing", MISSING), ("config/layers", "another", 2),
                      ("step", "missing", MISSING), ("step", "another", 5), ("step", "monstrous", 10**9)]
 
 

@@ -15,7 +15,6 @@ import blocks
 @pytest.mark.parametrize("padded", [False, True])
 def test_full_attention_matches_reference(dtype, tolerance, padded):
     """bfloat16 on a CPU takes its own path; the tolerance is its 8 bits of mantissa on weights up to 1."""
-    torch.manual_seed(0)
     q, k, v = torch.randn(3, 5, 3, 7, 11)  # B 5, H 3, L 7, e 11
     key_mask = torch.arange(7) < torch.tensor([7, 1, 3, 0, 6])[:, None] if padded else None
     expected = attention.full_attention_reference(q, k, v, key_mask=key_mask)
@@ -45,7 +44,6 @@ def test_apply_dropout_zeroes_a_share_and_scales_the_rest(dtype, p):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_full_attention_dropout_keeps_mean_and_spread(dtype):
-    torch.manual_seed(0)
     q, k, v = torch.zeros(1, 1, 500, 8), torch.zeros(1, 1, 500, 8), torch.ones(1, 1, 500, 8)
     out = attention.full_attention(*(t.to(dtype) for t in (q, k, v)), dropout=0.25).float()[..., 0]
     sigma = math.sqrt(0.25 / 0.75 / 500)  # of a row: 500 weights of 1/500, each 0 or 4/3
@@ -215,24 +213,6 @@ def test_lsh_attention_passes_gradcheck(mode):
     assert torch.autograd.gradcheck(lambda *t: attention.lsh_attention(*t, *buckets, **mode), inputs)
 
 
-@MODE
-def test_lsh_attention_in_bfloat16_is_as_accurate_as_dense(mode):
-    """At most twice the error of the plain formula in bfloat16, forward and back; also under autocast."""
-    inputs, buckets = random_inputs(L=64, e=16, buckets=9)
-    low = [t.detach().bfloat16().requires_grad_() for t in inputs]
-    reference, high = attention.lsh_attention_reference, [t.float() for t in low]
-    exact, gradients = run_with_gradients(reference, high, *buckets, **mode)
-    plain, plain_gradients = run_with_gradients(reference, low, *buckets, **mode)
-    with torch.autocast("cpu", torch.bfloat16):
-        out, actual = run_with_gradients(attention.lsh_attention, low, *buckets, **mode, impl="blocks")
-    assert out.dtype == torch.bfloat16
-    for a, b, c in zip((out, *actual), (exact, *gradients), (plain, *plain_gradients)):
-        assert a.dtype == torch.bfloat16 and (a - b).norm() <= 2 * (c - b).norm()
-    single = attention.lsh_attention(*inputs, *buckets, **mode, impl="blocks")
-    with torch.autocast("cpu", torch.bfloat16):  # float32 in, float32 sums
-        assert torch.equal(attention.lsh_attention(*inputs, *buckets, **mode, impl="blocks"), single)
-
-
 def test_bucket_layout_matches_docstring_example(monkeypatch):
     """One bucket has three queries and one key; the bucket without keys is dropped."""
     monkeypatch.setattr(blocks, "TILES", (4,))
@@ -261,24 +241,6 @@ def test_pack_tiles_fills_tiles_in_order(tile):
         after = members[-1] + 1
         if after < 200 and sequence[after] == sequence[first]:  # the next one did not fit
             assert (total[:, i] + sizes[:, after]).max() > tile
-
-
-@pytest.mark.parametrize("pairs", ["upper", "all"])
-def test_make_layouts_hold_each_colliding_pair_once(pairs):
-    """A pair that collides in several functions belongs to the first of them."""
-    _, (hq, hk) = random_inputs(n=3, buckets=4)
-    collide = (hq.unsqueeze(-1) == hk.unsqueeze(-2)).any(2).flatten(0, 1)  # (R, L, L)
-    mask = KEY_MASK.repeat_interleave(3, 0)
-    if pairs == "upper":
-        collide = collide.triu() | collide.triu(1).transpose(1, 2)
-    count = torch.zeros(6, 37, 37, dtype=torch.long)
-    for layout in attention.make_layouts(hq, hk, "zero", pairs, KEY_MASK):
-        for s, t, G, allowed in layout.fill().chunks():
-            i, j = layout.to_q[s].view(G, -1, 1), layout.to_k[t].view(G, 1, -1)
-            is_real = ((allowed == 1) & (i < layout.N)).expand(G, i.shape[1], j.shape[2])
-            i, j = i.expand_as(is_real)[is_real], j.expand_as(is_real)[is_real]
-            count.view(-1).index_add_(0, i * 37 + j % 37, torch.ones_like(i))
-    assert torch.equal(count, (collide & mask.unsqueeze(1)).long())
 
 
 FAST_DENSE = attention.Costs(pair=1, row=1, size=1, layout=1, dense_pair=1e-3, dense_row=1e-3)
@@ -353,18 +315,21 @@ def test_measure_costs_times_each_dtype_as_it_is_under_autocast(monkeypatch):
 @MODE
 @pytest.mark.parametrize("impl", ["blocks", "dense"])
 @pytest.mark.parametrize("is_fast", [0.0, 1.0])
-def test_lsh_attention_with_products_in_either_dtype_is_accurate(mode, impl, is_fast):
-    """In bfloat16 at most twice the error of plain dense attention, against float64, forward and back."""
+def test_lsh_attention_in_bfloat16_is_as_accurate_as_dense(mode, impl, is_fast):
+    """At most twice the error of plain dense attention, against float64, forward and back; also under autocast."""
     inputs, codes = random_inputs(L=64, e=16, buckets=9)
     low = [x.detach().bfloat16().requires_grad_() for x in inputs]
     high = [x.detach().double().requires_grad_() for x in low]
     exact, gradients = run_with_gradients(attention.lsh_attention_reference, high, *codes, **mode)
     plain = [run_with_gradients(attention.full_attention_reference, x) for x in (low, high)]
-    out, actual = run_with_gradients(attention.lsh_attention, low, *codes, **mode, impl=impl,
-                                     costs=attention.Costs(has_fast_bfloat16=is_fast))
+    options = mode | dict(impl=impl, costs=attention.Costs(has_fast_bfloat16=is_fast))
+    single = attention.lsh_attention(*inputs, *codes, **options)
+    with torch.autocast("cpu", torch.bfloat16, enabled=impl == "blocks"):
+        out, actual = run_with_gradients(attention.lsh_attention, low, *codes, **options)
+        assert torch.equal(attention.lsh_attention(*inputs, *codes, **options), single)  # float32 in, float32 sums
     errors = [(a - b).norm() / b.norm() for a, b in zip((out, *actual), (exact, *gradients))]
     limits = [(a - b).norm() / b.norm() for (a, b) in zip(*((x, *y) for x, y in plain))]
-    assert out.dtype == torch.bfloat16
+    assert all(x.dtype == torch.bfloat16 for x in (out, *actual))
     assert all(error <= 2 * limit for error, limit in zip(errors, limits)), (errors, limits)
 
 
@@ -384,16 +349,13 @@ NAMES |= dict(full_attention="qkv", simhash=("x", "planes", "coef", "buckets"))
     (ANY, "v", torch.ones(2, 3, 9, 4), "torch.float32 .*L=37, u=.*, got .*2, 3, 9, 4"),
     (ANY, "v", torch.ones(2, 3, 37, 5).double(), "torch.float32 .*, got torch.float64"),
     (ANY, "key_mask", torch.ones(2, 37), "bool .B=2, L=37., got torch.float32"),
-    (ANY, "key_mask", torch.ones(2, 1, 37) > 0, "bool .*, got torch.bool .2, 1, 37"),
     (ANY, "key_mask", torch.ones(2, 9) > 0, "torch.bool .*, got torch.bool .2, 9"),
     (LSH, "hq", GOOD["hq"][:, :1], "torch.int64 .B=2, H=3, n=.*, got torch.int64 .2, 1, 2, 37"),
     (LSH, "hk", GOOD["hq"][:, :, :1], "torch.int64 .*n=2.*, got .*2, 3, 1, 37"),
-    (LSH, "hq", GOOD["hq"].float(), "int64 .*, got torch.float32"),
     (LSH, "hk", GOOD["hk"] - 1, "0 to .*, got -1 to -1. Use simhash"),
     (LSH, "hq", GOOD["hq"] + 2**31, "0 to .*, got 2147483648"),
     (LSH, "fill", "none", "one of zero, mask, got 'none'"),
     (LSH, "pairs", None, "one of all, upper, got None"), (LSH[:1], "impl", "fast", "one of .*, got 'fast'"),
-    (SIMHASH, "x", torch.ones(2, 37, 5), "float .*, got torch.float32 .2, 37, 5"),
     (SIMHASH, "planes", torch.ones(3, 2, 4, 6), "torch.float32 .H=3, n=.*, e=5., got .*3, 2, 4, 6"),
     (SIMHASH, "coef", torch.zeros(3, 2, 5).long(), ".*r=4., got torch.int64 .3, 2, 5")])
 def test_bad_argument_is_named(functions, name, value, expected):
@@ -408,9 +370,3 @@ def test_collision_share_matches_expectation():
     # erratum [BL §1] "common buckets across all hash functions": its matrix M and Algorithm 1 need one
     hq, hk = torch.tensor([0, 1]).view(1, 1, 2, 1), torch.tensor([0, 2]).view(1, 1, 2, 1)
     assert attention.collision_share(hq, hk) == 1
-
-
-def test_demo_prints_at_most_24_lines(capsys):
-    attention.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) < 25 and sum("query bucket" in line for line in lines) == 12

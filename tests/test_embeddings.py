@@ -53,15 +53,9 @@ def test_add_and_linear_match_sums_of_rows():
 
 
 def test_proj_matches_correlation():
-    module = embeddings.ProjEmbedding(24, 7).double()
-    codes = torch.randint(0, 2, (5, 3, 24), dtype=torch.uint8)
-    rows = []
-    for tau in codes.flatten(0, 1).double():
-        a = tau - tau.mean()
-        for w in module.weight:
-            b = w - w.mean()
-            rows.append((a @ b) / (a.norm() * b.norm()))
-    assert_matches(module, codes, torch.stack(rows).view(5, 3, 7))
+    module, codes = embeddings.ProjEmbedding(24, 7).double(), torch.randint(0, 2, (5, 3, 24), dtype=torch.uint8)
+    a, b = (x - x.mean(-1, keepdim=True) for x in (codes.double(), module.weight))
+    assert_matches(module, codes, a @ b.T / (a.norm(dim=-1, keepdim=True) * b.norm(dim=-1)))
     by_numpy = np.corrcoef(codes[2, 1].numpy(), module.weight[4].detach().numpy())[0, 1]
     assert math.isclose(module(codes)[2, 1, 4].item(), by_numpy, rel_tol=1e-5)
 
@@ -96,14 +90,6 @@ def test_init_normal_is_truncated_at_two_sigma():
     assert abs(weight.std().item() - 0.02 * 0.8796) < 6 * 0.02 / math.sqrt(2 * len(weight))
 
 
-def test_proj_and_add_initial_spread():
-    """Proj: a correlation of T random numbers has std 1/√(T−1) = 0.0887. Add: one row's, of T rows / √T."""
-    bits = torch.randint(0, 2, (64, 128))
-    proj, add = (EMBEDDINGS[emb](128, 768)(bits).std().item() for emb in ("proj", "add"))
-    assert abs(proj - 1 / math.sqrt(127)) < 6 * proj / math.sqrt(2 * 768)  # 768 independent columns at least
-    assert abs(add - 0.02 * 0.8796) < 6 * add / math.sqrt(2 * 768)
-
-
 @pytest.mark.parametrize("aggregate,expected", [("median", [2.0, 7.0]), ("mean", [301.0, 2.0])])
 def test_sketch_worked_example(aggregate, expected):
     """The example of SketchEmbedding's docstring. [CM]"""
@@ -111,18 +97,6 @@ def test_sketch_worked_example(aggregate, expected):
     sketch.weight.data[:] = torch.tensor([[0, 0], [1, 7], [2, -9], [0, 0], [0, 0], [900, 8]])
     assert sketch(torch.tensor([[1, 0, 1]])).tolist() == [expected]
     assert sketch(torch.zeros(1, 0, 3, dtype=torch.int32)).shape == (1, 0, 2)
-
-
-def test_median_moves_at_most_to_its_neighbor():
-    """One row of five off by 1,000 moves the mean by 200, the median to the next number at most. [CM]"""
-    rows = torch.randn(5, 7)
-    before = rows.sort(0).values
-    for j in range(5):
-        moved = rows.clone()
-        moved[j] += 1000
-        after = embeddings.median(list(moved))
-        assert ((after == before[2]) | (after == before[3])).all()
-        torch.testing.assert_close(moved.mean(0) - rows.mean(0), torch.full((7,), 200.0), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("k", [1, 3, 5, 7, 9, 11])
@@ -143,8 +117,6 @@ def test_median_matches_sort_with_its_gradient(k, part, monkeypatch):
     assert (out == expected).all()
     [ours], [exact] = (torch.autograd.grad(y, sketch.weight, cotangent) for y in (out, expected))
     torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-12)
-    # one row per coordinate: what arrives in all rows is what was sent
-    torch.testing.assert_close(ours.sum(0), cotangent.flatten(0, 1).sum(0), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("k", [1, 3, 5, 255])

@@ -43,24 +43,6 @@ def test_shuffle_random_rates_and_rows():
         assert torch.equal(before[label != 2].sort().values, after[label != 2].sort().values)
 
 
-def test_shuffle_random_probe_of_one_position_is_at_chance():
-    """Without other positions a probe only has word frequencies, equal among shuffled words and all.
-
-    Words follow a steep law, so that rarity would show; chi-square over 30 words: mean 29, six sigma 6 √58.
-    """
-    rng, share = np.random.default_rng(0), 1 / np.arange(1, 31)
-    ids = torch.from_numpy(F0 + rng.choice(30, (2_003, 61), p=share / share.sum()))
-    noise = torch.from_numpy(rng.random((3, 2_003, 61), np.float32))
-    is_shuffled = noise[0] < 0.1
-    inputs, labels = SR.corrupt(ids, noise, torch.zeros_like(ids))
-    seen, expected, overall = (np.bincount(words, minlength=35)[F0:] for words in (
-        inputs[is_shuffled], ids[is_shuffled], ids.flatten()))
-    assert (seen == expected).all()  # the very same words: they only trade positions
-    overall = overall * (is_shuffled.sum().item() / ids.numel())
-    assert ((seen - overall) ** 2 / overall).sum() < 29 + 6 * math.sqrt(58)
-    assert (labels == 1).any() and ((labels == 1) <= is_shuffled).all()
-
-
 def test_mask_words_rates():
     """Of 15 %: 80 % [MASK], 10 % another word, 10 % unchanged."""
     ids, noise, random_words = random_batch()
@@ -117,6 +99,7 @@ def test_masked_words_loss_and_recall_by_hand():
     loss, counts = evaluate(labels, labels)
     assert math.isclose(loss, math.log(math.e + 39) - 1 + logits[1].logsumexp(0) - 5, rel_tol=1e-6)
     assert counts.tolist() == [1, 1, 1, 2]  # row 5 comes after 20 others
+    assert TEXT.loss(lambda inputs, masked_positions: logits, labels, labels) == loss
     logits[1, 5] = 26.5  # two rows have 27, none of them a special token's
     assert evaluate(labels, labels)[1].tolist() == [1, 2, 2, 2]
     # a set has an item once: of rows 7 .. 39, which score more than row 6, all but row 38 are visible

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import numpy as np
@@ -325,24 +324,6 @@ def test_resume_refuses_another_run(small, tmp_path, text_path):
     assert_refused(pretrain.main, small("--emb", "lookup"), "ckpt.pt", "split was regex and is bpe", "; ...")
     counts = Counter(list_words(text_path.read_text()))
     assert load_checkpoint(str(tmp_path / "run"))["words"][0] == counts.most_common(1)[0][0]
-
-
-def test_resume_refuses_a_hostile_checkpoint(small, tmp_path):
-    pretrain.main(small("--steps", 3))
-    path = tmp_path / "run" / "ckpt.pt"
-    good = path.read_bytes()
-    for damage in (lambda c: c["model"].update({"norm.weight": torch.ones(3)}), lambda c: c.pop("step"),
-                   lambda c: c["model"].pop("norm.weight"), lambda c: c.pop("run"), lambda c: c.pop("optimizer"),
-                   lambda c: c.update(step=10**9), lambda c: c.update(best="0"), lambda c: c.pop("log_size"),
-                   lambda c: c["optimizer"].pop("state"), lambda c: c["optimizer"]["state"].pop(0),
-                   lambda c: c["optimizer"]["state"][0].update(exp_avg=torch.zeros(3)),
-                   lambda c: c["config"].update(layers=2)):
-        path.write_bytes(good)
-        damage(checkpoint := load_checkpoint(str(path)))
-        torch.save(checkpoint, path)
-        assert_refused(pretrain.main, small("--steps", 3), "ckpt.pt")
-    path.write_bytes(good[:len(good) // 2])
-    assert_refused(pretrain.main, small("--steps", 3), "ckpt.pt", "not an intact checkpoint")
 
 
 def test_best_checkpoint_has_the_lowest_loss_and_survives_a_crash(small, tmp_path):
