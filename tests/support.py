@@ -56,10 +56,10 @@ def run_script(*command, check=False, **env):
     return done
 
 
-def torchrun(num_processes, *command, check=True, **env):
+def torchrun(num_processes, *command, **env):
     """Run a script under torchrun on this machine; flags of torchrun may come before its path."""
     command = "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}", *command
-    return run_script("-m", *command, check=check, **env)
+    return run_script("-m", *command, check=True, **env)
 
 
 def equal_weights(*folders):

@@ -79,12 +79,6 @@ def train_until_step_4(flags):
         pretrain.main(flags)
 
 
-def assert_close_weights(*folders, atol=2e-5):
-    """Compare weights; the first steps of Adam are signs, so that rounding shows."""
-    for a, b in zip(*(load_checkpoint(str(folder))["model"].values() for folder in folders), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=atol)
-
-
 # == Every embedding, hash, way to split and objective
 TEXT_VARIANTS = [
     *(f"--emb {emb} --hash {hash}" for emb in ("emb", "pool", "add", "proj") for hash in ("md5", "lsh")),
@@ -150,13 +144,6 @@ def test_superbloom_learns_which_names_go_together(sets):
 
 
 # == Steps
-def test_micro_batches_add_up_to_the_batch(small, tmp_path):
-    """Three micro-batches of at most 3 rows are one of 8: the loss is a mean over scored positions."""
-    pretrain.main(small(out="one"))
-    pretrain.main(small("--micro", "3", out="three"))
-    assert_close_weights(tmp_path / "one", tmp_path / "three")
-
-
 @pytest.mark.parametrize("flags, expected, decay", [
     ("--steps 10 --warmup 4", [1 / 4, 2 / 4, 3 / 4, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6], 0.03),
     ("--steps 5 --warmup 0", [1, 4 / 5, 3 / 5, 2 / 5, 1 / 5], 0.03),
@@ -426,7 +413,8 @@ def test_run_of_one_rank_resumes_on_two_nodes(small, tmp_path):
     codes, output = run_two(node, node)
     silent, talking = sorted((out for out, _ in output), key=len)
     assert codes == [0, 0] and "Saved" in talking and not silent, output
-    assert_close_weights(tmp_path / "whole", tmp_path / "resumed")
+    a, b = (load_checkpoint(str(tmp_path / name))["model"] for name in ("whole", "resumed"))
+    torch.testing.assert_close(b, a, rtol=0, atol=2e-5)  # the first steps of Adam are signs: rounding shows
     for a, b in zip(*(read_log(tmp_path / name) for name in ("whole", "resumed")), strict=True):
         assert a == pytest.approx(b, rel=1e-3)
 
@@ -461,9 +449,9 @@ def test_signal_saves_and_the_same_command_resumes(small, tmp_path, number):
 
 
 def test_run_resumes_whatever_ended_it(small, tmp_path):
-    """SIGKILL, SIGTERM, a full disk, a half-written file, a damaged checkpoint: the same final state."""
+    """SIGKILL, SIGTERM, a full disk, a half-written file: the same final state."""
     sizes = "--dropout 0.1 --steps 40 --save_every 5 --eval_every 20".split()
-    about = "pretrain", 100 if LONG else 8, "ckpt.pt", tmp_path / "run", tmp_path / "cache"
+    about = 100 if LONG else 8, tmp_path / "run", tmp_path / "cache"
     flags = small("--cache", tmp_path / "cache", *sizes)
     result = json.loads(run_script(SCRIPTS / "end_runs.py", *about, *flags, check=True).stdout)
     assert result["is_same"] and result["runs"] and sum(result["ended"].values()) >= 8
