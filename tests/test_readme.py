@@ -256,7 +256,7 @@ def test_prose_numbers_follow_results():
                "coherent map by {}, {} and {}.".format(*gains[1]),
                "rec@10 and rec@20 are {:.1f} and {:.1f} points higher".format(*map(float, gains[2][1:])),
                f"loss is {random_maps['eval_loss'] - coherent['eval_loss']:.2f} lower",
-               f"rec@1 is {paired(*([100 * x for x in row['rec@1_all']] for row in (random_maps, coherent)), 1)} points"]
+               f"rec@1 is {paired(*(100 * np.array(row['rec@1_all']) for row in (random_maps, coherent)), 1)} points"]
 
     def recall(row):
         return f"{100 * row['rec@10']:.1f} ± {100 * row['rec@10_std']:.1f}"
