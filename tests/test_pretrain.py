@@ -552,7 +552,7 @@ def test_run_that_is_impossible_is_refused_and_saves_nothing(small, tmp_path, fl
 
 def test_evaluation_of_no_masked_word_is_refused(small, tmp_path):
     (few := tmp_path / "few.txt").write_text("a b c d e f g h i j\n" * 60)
-    assert_refused(pretrain.main, small("--data", few, *"--emb median --length 9 --mask 0.001".split()), "masked word")
+    assert_refused(pretrain.main, small("--data", few, *"--emb median --length 9 --mask 0.001".split()), "to predict")
 
 
 def test_item_sets_that_do_not_fit_the_flags_are_refused(sets, tmp_path):
