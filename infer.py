@@ -267,6 +267,8 @@ class Predictor(TextModel):
         among = [x for x in self.words if x != word and (not self.tokenizer.is_fixed or x in index)]
         if not among:
             raise InputError("--words: expected words to search among, got none.")
+        if self.config.code_format in ("bits", "chunks") and not self.embed_words([word], raw=True).any():
+            raise InputError(f"--near: expected a word with an n-gram that the hash knows, got {word!r}.")
         x = self.embed_words([word] + among, raw)  # (1+V, m·d)
         x = x if raw else F.normalize(x - x.mean(0), dim=-1)
         similarity = (x[1:] == x[0]).float().mean(1) if raw else x[1:] @ x[0]

@@ -146,6 +146,7 @@ def test_texts_that_do_not_fit_are_refused_with_the_reason(untrained):
             ("fill", lambda p: p.neighbors("qqqq", 1), "one word"),  # several pieces
             ("fill", lambda p: p.fill_mask("a", 1), r"expected \[MASK\]"),
             ("detect", lambda p: p.neighbors("two words"), "one word .*'two words'"),
+            ("detect", lambda p: p.neighbors("日本"), "--near: expected a word with an n-gram .*, got '日本'"),
             ("detect", lambda p: predict(p, 3), "expected 1 .text., got .3"),
             ("detect", lambda p: p.embed(["a", ""]), "row 2: .*expected words"),
             ("missing", lambda p: p.embed(["a"], is_word=True, raw=True), "--raw requires"),

@@ -20,7 +20,7 @@ CEILINGS = {  # lines of any kind
     "runtime": 240, "console": 110, "infer_io": 151, "settings": 284, "pretrain": 480, "finetune": 460, "infer": 400,
     "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
     "data.codes": 130, "data.tasks": 340, "data.squad": 240}
-CORE_CODE, DEFAULT_CODE = 4_159, 2_955  # code lines of all files above but canine, and of those pretrain.py imports
+CORE_CODE, DEFAULT_CODE = 4_161, 2_955  # code lines of all files above but canine, and of those pretrain.py imports
 PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in CEILINGS}
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
@@ -73,7 +73,7 @@ def test_tests_and_benches_within_ceiling():
         paths = (ROOT / folder).rglob("*.py")
         return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
-    assert total("bench") <= 1_609 and total("tests") <= 6_723
+    assert total("bench") <= 1_609 and total("tests") <= 6_724
     assert len((ROOT / "test_all.py").read_text(encoding="utf-8").splitlines()) <= 400
 
 
