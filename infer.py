@@ -70,9 +70,9 @@ class TextModel:
     def split(self, text):
         """Return words list[str], spans list[(start, end)] in characters, IDs list[int], MASK of [MASK].
 
+        A model that was fine-tuned reads an empty text too, and [MASK] as ordinary words, as in training.
         Raises: InputError, no words, or, with similar names, an item that a model of item sets does not know.
         """
-        # finetune.py reads any text, also an empty one, and no [MASK] as such
         is_any, known = self.config.head in ("classify", "span"), self.tokenizer.words
         pairs = list(zip(*self.tokenizer.split(text))) if is_any else split_masked(self.tokenizer, text)
         ordinary = [word for word, _ in pairs if word != SPECIALS[MASK]]
@@ -339,7 +339,7 @@ def run(args):
     check_flags(args, p)
     is_set, columns = not p.config.order, NEAR.columns if args.near else p.columns
     if args.words:
-        rows = read_texts(args.words, ["text"], is_set=is_set, advice="Keep one column, or name it text.")
+        rows = read_texts(args.words, ["text"], None, is_set, "Keep one column, or name it text.", False)
         texts = [text for _, texts in rows for text in texts if isinstance(text, str)]
         texts = [text + "\t" for text in texts] if is_set else texts  # a tab: a line is one name
         p.set_candidates(list(dict.fromkeys(word for text in texts for word in p.tokenizer.split(text)[0])))

@@ -64,12 +64,12 @@ def split_masked(tokenizer, text):
     return pairs[:-1]
 
 
-def read_texts(path, texts, chosen=None, is_set=False, advice="Use --text NAME."):
+def read_texts(path, texts, chosen=None, is_set=False, advice="Use --text NAME.", keep_wrong=True):
     """Yield (number from 1, list[str]) of a file's rows. InputError: it is damaged or has no such columns.
 
-    Columns of a table: `chosen` ("a,b"), else `texts`, else the only one; an error on several has `advice`.
+    Columns: `chosen` ("a,b"), else `texts`, else the only one, else an error with advice.
     """
-    rows, is_table, seq = read_rows(path, keep_wrong=True), get_ending(path) != ".txt", list if is_set else ()
+    rows, is_table, seq = read_rows(path, (), keep_wrong), get_ending(path) != ".txt", list if is_set else ()
     if is_table and (head := list(itertools.islice(rows, 100))):
         rows, known = itertools.chain(head, rows), dict.fromkeys(name for row in head for name in row)
         lists = [name for name in known if any(isinstance(row.get(name), seq) for row in head)]
@@ -84,7 +84,7 @@ def read_texts(path, texts, chosen=None, is_set=False, advice="Use --text NAME."
         if is_table:  # a tab after each name of a list says that none ends at a space; None is no name
             yield i, ["".join(f"{n}\t" for n in x if n is not None) if isinstance(x, seq) else x
                       for x in map(row.get, names)]
-        elif row["text"].strip():
+        elif row["text"].strip():  # the number of an empty line is not given again
             yield i, [row["text"]] if len(texts) == 1 else row["text"].split("\t")
 
 

@@ -53,7 +53,7 @@ def read_rows(path, header=None, keep_wrong=False):
     """Read a file row by row: the only reader of the project.
 
     Args: path str, one of ENDINGS, .gz too; header list[str], the columns of a table that may have none;
-            keep_wrong bool, rows of a table with another number of cells become {}.
+            keep_wrong bool, a table's row with another number of cells becomes a row of None.
     Yields: dict, column to value. A line of a .txt is a row with the column "text"; a .json is a list of
         objects, or an object with it as "data"; cells of .csv and .tsv stay str, and a .tsv has no quotes.
     Raises: InputError: no such file, another kind, or a damaged one; row N is the Nth that was read.
@@ -88,7 +88,7 @@ def read_rows(path, header=None, keep_wrong=False):
 
 
 def _table_rows(path, file, is_csv, header, keep_wrong):
-    """Yield the rows of .csv and .tsv; up to 1 % with another number of cells are left out, and counted."""
+    """Yield rows of .csv and .tsv; of those with another number of cells up to 1 % may be left out."""
     csv.field_size_limit(sys.maxsize)
     # strict: else a stray quote takes all rows up to the next one into its cell
     options = dict(strict=True) if is_csv else dict(delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -102,7 +102,7 @@ def _table_rows(path, file, is_csv, header, keep_wrong):
         if len(cells) == len(columns):
             yield dict(zip(columns, cells))
         elif keep_wrong:
-            yield {}
+            yield dict.fromkeys(columns)
         else:
             wrong.append(" | ".join(cells)[:60])
     if wrong:

@@ -206,6 +206,7 @@ def test_candidates_may_be_words_that_no_text_had_also_with_a_key(tmp_path, path
     words.with_suffix(".csv").write_text("n,text\n1,Xylophone zebra\n2,zebra unheard-of\n")
     empty.touch()
     (columns := tmp_path / "columns.csv").write_text("a,b\nx,y\n")
+    (cells := tmp_path / "cells.csv").write_text("text\nx\ny,z\n")  # no word is left out in silence
     config = Config(**SHAPE, emb="weighted", head="hash-mlm", hashes=2, rows=41, weights=31)
     keyed = save(tmp_path / "keyed", HashTokenizer(config, key="s"), make_words(9))
     for file, path in ((words, keyed), (words.with_suffix(".csv"), paths["missing"])):
@@ -214,6 +215,7 @@ def test_candidates_may_be_words_that_no_text_had_also_with_a_key(tmp_path, path
     assert "xylophone" in run_infer(paths["detect"], "--near", "zebra", "--words", words)
     for name, file, says in (("missing", tmp_path / "gone.txt", "gone.txt"), ("missing", "", "--words"),
                              ("missing", empty, "--words"), ("fill", words, "--words requires"),
+                             ("missing", cells, "another number in 1 of 2 rows, the first 'y | z'"),
                              ("missing", columns, "got a, b. Keep one column, or name it text.")):
         assert_refused(infer.main, ["--ckpt", paths[name], "--words", str(file), "a [MASK]"], says)
 
@@ -241,12 +243,11 @@ def test_hashed_sets_match_candidates_of_several_words(tmp_path):
     save(tmp_path / "ckpt.pt", HashTokenizer(config, split="items"), ["Miles Davis", "Bill Evans", "x"])
     [found] = Predictor(tmp_path).predict_missing("Miles Davis [MASK]", 9)
     assert dict(found["items"]).keys() == {"Bill Evans", "x"}
-    names = ["Miles Davis", "Bill Evans", "x"]
     config = Config(**SHAPE | dict(rows=FIRST_WORD_ID + 3), emb="lookup", head="mlm", order=False, lsh_pairs="all")
-    save(tmp_path / "lookup", HashTokenizer(config, split="items", vocabulary=names))
+    save(tmp_path / "lookup", HashTokenizer(config, split="items", vocabulary=["Miles Davis", "Bill Evans", "x"]))
     known = Predictor(tmp_path / "lookup")
     assert [dict(row).keys() for row in known.fill_mask("Miles Davis\t[MASK]")] == [{"Bill Evans", "x"}]
-    assert known.fill_mask("\t".join([*names, "[MASK]"])) == [[]]
+    assert known.fill_mask("Miles Davis\tBill Evans\tx\t[MASK]") == [[]]
     (tmp_path / "names.txt").write_text("Miles  Davis\nGil Evans\n\n")
     (tmp_path / "names.jsonl").write_text('{"items": ["Miles Davis", "Gil Evans"]}\n')
     for file in ("names.txt", "names.jsonl"):
@@ -364,8 +365,7 @@ def test_file_goes_on_after_a_bad_row(paths, tmp_path):
     assert run_infer(paths["classify"], "--file", tmp_path / "two.txt")[1]["texts"] == ["a zebra\tb"]
     (tmp_path / "cells.csv").write_text("n,text\n1,a\n2,b, c\n3,d\n")
     rows = run_infer(paths["classify"], "--file", tmp_path / "cells.csv")
-    assert [(row["line"], row["texts"], "error" in row) for row in rows] == [
-        (1, ["a"], False), (2, [None], True), (3, ["d"], False)]
+    assert [(r["line"], *r["texts"], "error" in r) for r in rows] == [(1, "a", False), (2, None, True), (3, "d", False)]
     (tmp_path / "bad.jsonl").write_text('{"text": 3}\n{"no": 1}\n{"text": ["a"]}\n{"text": "a zebra \\ud83d"}\n')
     done = run_script("infer.py", "--ckpt", paths["classify"], "--file", tmp_path / "bad.jsonl", check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
