@@ -177,15 +177,20 @@ def rows(name):
     return {row.get("name", row.get("L")): row for row in figures.read_json(ROOT, "results", f"{name}.json")["rows"]}
 
 
-def spread(row, key):
+def spread(row, key, scale=1):
     """Return "mean ± standard deviation" of a row's number."""
-    return f"{row[key]:.1f} ± {row[f'{key}_std']:.1f}"
+    return f"{scale * row[key]:.1f} ± {scale * row[f'{key}_std']:.1f}"
 
 
 def paired(a, b, digits):
     """Return "mean ± standard error" of the paired differences over the seeds."""
     gaps = np.subtract(a, b)
     return f"{gaps.mean():.{digits}f} ± {gaps.std(ddof=1) / math.sqrt(len(gaps)):.{digits}f}"
+
+
+def points(a, b):
+    """Return by how many points row a is ahead of row b in recall at 1, 10 and 20, list[str]."""
+    return [f"{100 * (a[key] - b[key]):.1f}" for key in ("rec@1", "rec@10", "rec@20")]
 
 
 def test_prose_numbers_follow_results():
@@ -244,23 +249,18 @@ def test_prose_numbers_follow_results():
                f"about {round(rows('collisions')['k 1, R 500']['expected'], -4):,.0f} pairs at k = 1"]
     assert leads == ["proj128-sr"] * 2 and 3.5 < hashing["seconds"] / 60 < 4.5
     for kind, of in ("superbloom", " points (rec@1, 10, 20) to the hashed model"), ("lookup", " to the table"):
-        one, six = (rows("depth")[f"{kind}, {layers}"] for layers in ("1 layer", "6 layers"))
-        gains = [100 * (six[key] - one[key]) for key in ("rec@1", "rec@10", "rec@20")]
-        claims.append("{:.1f}, {:.1f} and {:.1f}".format(*gains) + of)
+        layers = (rows("depth")[f"{kind}, {number}"] for number in ("6 layers", "1 layer"))
+        claims.append("{}, {} and {}".format(*points(*layers)) + of)
     one_map = "superbloom, 1 of 2 maps coherent"
     [same_size] = [row for name, row in wiki.items() if "as many parameters" in name]
-    random_maps, coherent = (wiki[f"superbloom, {i} of 2 maps coherent"] for i in (0, 1))
-    gains = [[f"{100 * (a[key] - b[key]):+.1f}" for key in ("rec@1", "rec@10", "rec@20")]
-             for a, b in ((random_maps, same_size), (coherent, same_size), (coherent, random_maps))]
-    claims += ["differs by {}, {} and {} points (rec@1, 10, 20), with one".format(*gains[0]),
-               "coherent map by {}, {} and {}.".format(*gains[1]),
-               "rec@10 and rec@20 are {:.1f} and {:.1f} points higher".format(*map(float, gains[2][1:])),
-               f"loss is {random_maps['eval_loss'] - coherent['eval_loss']:.2f} lower",
+    random_maps, coherent, both = (wiki[f"superbloom, {i} of 2 maps coherent"] for i in range(3))
+    claims += ["differs by {}, {} and {} points (rec@1, 10, 20), with one".format(*points(random_maps, same_size)),
+               "coherent map by {}, {} and {}.".format(*points(coherent, same_size)),
+               "rec@10 and rec@20 are {1} and {2} points higher".format(*points(coherent, random_maps)),
+               *(f"loss is {random_maps['eval_loss'] - row['eval_loss']:.2f} lower" for row in (coherent, both)),
+               f"{100 * both['hashes_right']:.1f} against {100 * random_maps['hashes_right']:.1f} %, and the loss",
+               "rec@1, 10 and 20 are {}, {} and {} points lower".format(*points(random_maps, both)),
                f"rec@1 is {paired(*(100 * np.array(row['rec@1_all']) for row in (random_maps, coherent)), 1)} points"]
-
-    def recall(row):
-        return f"{100 * row['rec@10']:.1f} ± {100 * row['rec@10_std']:.1f}"
-
     of_sets = [(rows(name)[one]["rec@10"], rows(name)[walks]["rec@10"]) for name, one in (
         ("beams", "bloom-items, until certified"), ("books", one_map), ("beauty", one_map), ("simplewiki", one_map))]
     names, book, beauty, pages = (tuple(f"{100 * x:.1f}" for x in pair) for pair in of_sets)
@@ -297,8 +297,8 @@ def test_prose_numbers_follow_results():
         f"| {spread(tuned, 'mrpc')}; {spread(tuned, 'stsb')} |",
         f"| {spread(own, 'score')}; {spread(alone, 'score')}; {own['bag_of_words']:.1f} % |",
         f"| {hashing['MD5 index, N 50,260']:.1f} M; {hashing['LSH bits, T 128']:.2f} M |",
-        f"{recall(random_maps)}; {recall(coherent)}; {100 * wiki[walks]['rec@10']:.1f}; "
-        f"{recall(same_size)} % |", f"| {recall(books[one_map])}; {100 * books[walks]['rec@10']:.1f} % |",
+        f"{'; '.join(spread(row, 'rec@10', 100) for row in (random_maps, coherent))}; {pages[1]}; "
+        f"{spread(same_size, 'rec@10', 100)} % |", f"| {spread(books[one_map], 'rec@10', 100)}; {book[1]} % |",
         f"| {beam['sure']:.3f} ms; {beam['plain']:.1f} ms per position |",
         f"| {spread(gaps['median'], 'first')}; {spread(gaps['mean'], 'first')} % |",
         f"against the mean | {rows('sketch')['median']['ratio']:.2f} |",
