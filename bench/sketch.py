@@ -1,14 +1,14 @@
 """Count-median sketch: its embedding layer, collisions, hidden words that it names, damage that it survives.
 
     python -m bench.sketch sketch (collisions)
-    python -m bench.sketch gaps --text FILE               two hours
+    python -m bench.sketch gaps --text FILE               an hour
     python -m bench.sketch robust --runs out/median out/mean
 
 Paper map:    [CM] bench_sketch   [SV] bench_sketch
 Notation:     V words   k hash functions   R buckets of one   d width
 """
 
-import functools
+import collections, functools
 from pathlib import Path
 
 import numpy as np
@@ -104,21 +104,21 @@ def name_hidden(folder, words, texts):
     else:
         pieces = [tokenizer.split(word)[0] if tokenizer.subwords else [word] for word in words]
         digests = [[tokenizer.index.get(piece, -1) - FIRST_WORD_ID for piece in row] for row in pieces]
-    groups, place = {}, {}  # number of pieces -> digests of its words; word -> number of pieces, index there
+    # number of pieces -> digests of its words, and its hidden words; word -> number of pieces, index there
+    groups, found, place = collections.defaultdict(list), collections.defaultdict(list), {}
     for word, digest in zip(words, digests):
         if min(digest) >= 0:
-            group = groups.setdefault(len(digest), [])
-            place[word] = len(digest), len(group)
-            group.append(digest)
-    groups, ranks = {n: torch.tensor(group) for n, group in groups.items()}, []
+            place[word] = len(digest), len(groups[len(digest)])
+            groups[len(digest)].append(digest)
     for row, gaps in zip(ids, hidden):
         if gaps := [(at, *place[word]) for word, at in gaps if word in place]:
             logits = net(torch.tensor([row]), masked_positions=torch.tensor(sum((at for at, *_ in gaps), [])))
             logits = logits[:, None, FIRST_WORD_ID:] if net.config.head == "mlm" else logits
             parts = logits.log_softmax(-1).split([len(at) for at, *_ in gaps])
             for (_, n, number), logp in zip(gaps, parts):
-                ranks.append(rank_words(logp.flatten(0, 1)[None], groups[n], torch.tensor([number])))
-    ranks = torch.cat(ranks)
+                found[n].append((logp.flatten(0, 1), number))
+    ranks = torch.cat([rank_words(torch.stack([logp for logp, _ in rows]), torch.tensor(groups[n]),
+                                  torch.tensor([number for _, number in rows])) for n, rows in found.items()])
     asked = sum(word in candidates for gaps in hidden for word, _ in gaps)
     shares = [100 * (ranks < k).sum().item() / asked for k in (1, 10)]
     return dict(first=shares[0], ten=shares[1], asked=asked)
