@@ -3,12 +3,12 @@
     python -m bench.hashformers counts (hashing, embeddings)
     python -m bench.hashformers words          minutes
     python -m bench.hashformers variants       half an hour
-    python -m bench.hashformers variants --steps 800 --data_dir glue/    two hours
+    python -m bench.hashformers glue --steps 2000 --data_dir glue/    two hours
 
-Paper map:    [HF Table 2] count_paper_models   [HF §4.3] VARIANTS   [HF Table 1] bench_variants
+Paper map:    [HF Table 2] count_paper_models   [HF §4.3] VARIANTS   [HF Tables 1, 2, 6] bench_glue
 """
 
-import functools, tempfile, time
+import functools, statistics, tempfile, time
 
 import torch
 
@@ -109,6 +109,7 @@ def bench_words(args, *, flags=()):
 
 VARIANTS = {  # name -> flags of pretrain.py
     **{f"{e}, {h}": ["--emb", e, "--hash", h] for e in "emb pool add proj".split() for h in ("md5", "lsh")},
+    **{f"emb of 1,038 rows, {h}": ["--emb", "emb", "--rows", 1_038, "--hash", h] for h in ("md5", "lsh")},
     "lookup of BPE pieces": ["--emb", "lookup"],
     **{f"{e}, {h}, of BPE pieces": ["--emb", e, "--hash", h, "--split", "bpe"]
        for e in ("emb", "proj") for h in ("md5", "lsh")},
@@ -117,10 +118,26 @@ VARIANTS = {  # name -> flags of pretrain.py
 
 
 def bench_variants(args):
-    """Every variant with the same budget and seeds on one corpus: the last evaluation; MRPC, STS-B. [HF Table 1]"""
-    glue = ["--data_dir", args.data_dir, "--cache", args.cache]
-    score = functools.partial(common.finetune_run, tasks=dict(mrpc=5, stsb=5), flags=glue)
-    return compare(args, VARIANTS, after=score if args.data_dir else None)
+    """Every variant with the same budget and seeds on one corpus: the last evaluation."""
+    return compare(args, VARIANTS)
+
+
+def score_glue(folder, seed, flags):
+    """Fine-tune a run on five GLUE tasks; return dict: each task's score, their average, sizes of SST-2's model."""
+    scores = common.finetune_run(folder, seed, dict(sst2=1, cola=5, mrpc=5, rte=5, stsb=5), flags)
+    model = common.read_json(f"{folder}-sst2", "results.json")["model"]
+    return scores | dict(average=statistics.mean(scores.values()), parameters=model["parameters"], poep=model["poep"])
+
+
+def bench_glue(args):
+    """Every variant, pre-trained, then fine-tuned on five GLUE tasks. [HF Tables 1, 2, 6] [HF §4.4 eq.4, 5, 7]"""
+    flags = ["--data_dir", args.data_dir, "--cache", args.cache]
+    rows = compare(args, VARIANTS, after=functools.partial(score_glue, flags=flags))
+    for bert in (row for row in rows if row["name"] == "lookup of BPE pieces, MLM"):
+        for row in rows:
+            row |= dict(prr=100 * row["average"] / bert["average"],
+                        pcr=100 * (1 - row["parameters"] / bert["parameters"]))
+    return rows
 
 
 BENCHES = {
@@ -134,8 +151,11 @@ BENCHES = {
     "words": Bench(bench_words, "name:s:step | words:,:distinct words | seconds:,.0f:seconds | "
         "gigabytes:.2f:peak memory, GiB", dict(count=12_000_000)),
     "variants": Bench(bench_variants, "name:s:embedding, hash | accuracy:±:accuracy | "
-        "f1_intact:±:F1 intact | f1_shuffled:±:F1 shuffled | f1_random:±:F1 random | eval_loss:±:loss | "
-        "mrpc:±1:MRPC | stsb:±1:STS-B", common.COMPARE | dict(data_dir=None))}
+        "f1_intact:±:F1 intact | f1_shuffled:±:F1 shuffled | f1_random:±:F1 random | eval_loss:±:loss",
+        common.COMPARE),
+    "glue": Bench(bench_glue, "name:s:embedding, hash | sst2:±1:SST-2 | cola:±1:CoLA | mrpc:±1:MRPC | rte:±1:RTE | "
+        "stsb:±1:STS-B | average:±1:average | prr:.1f:PRR % | pcr:.1f:PCR all % | poep:.1f:PoEP %",
+        common.COMPARE | dict(data_dir=common.REQUIRED))}
 main = functools.partial(common.run_command, "hashformers", __doc__, BENCHES)
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json, math, random, sys
 from argparse import Namespace
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,12 +79,20 @@ def test_bench_of_corpus_fills_all_columns(args, text_path, monkeypatch, one_pro
     assert row["name"] == attention.CONTROL and row["sst2_all"] == [50]
 
 
-def test_compare_resumes_from_result_file(args, tmp_path, monkeypatch):
-    monkeypatch.setattr(common, "finetune_run", lambda folder, seed, tasks, flags: dict.fromkeys(tasks, 50.0))
-    path, flags = tmp_path / "variants.json", dict(only="^proj, md5$", data_dir="glue")
-    [row] = run_bench(hashformers, "variants", args(**flags))
-    path.write_text(json.dumps(dict(rows=[row | dict(accuracy=7.0)])))
-    assert hashformers.bench_variants(args(**flags, json=str(path))) == [row | dict(accuracy=7.0)]
+def test_glue_compares_with_bert_and_resumes_from_result_file(args, tmp_path, monkeypatch):
+    def finetune_run(folder, seed, tasks, flags):
+        Path(f"{folder}-sst2").mkdir()
+        Path(f"{folder}-sst2", "results.json").write_text('{"model": {"parameters": 2000, "poep": 50.0}}')
+        return dict.fromkeys(tasks, 60.0)
+
+    monkeypatch.setattr(common, "finetune_run", finetune_run)
+    monkeypatch.setattr(common, "run_jobs", map)  # in this process
+    path, flags = tmp_path / "glue.json", dict(only="^proj, md5$|MLM", data_dir="glue")
+    proj, bert = run_bench(hashformers, "glue", args(**flags))
+    assert bert["average"] == 60 and bert["poep"] == 50 and bert["prr"] == 100 and bert["pcr"] == 0
+    path.write_text(json.dumps(dict(rows=[proj | dict(average=30.0, parameters=500.0), bert])))
+    rows = hashformers.bench_glue(args(**flags, json=str(path)))
+    assert rows == [proj | dict(average=30.0, parameters=500.0, prr=50, pcr=75), bert]
 
 
 def test_finetune_run_reads_results(tmp_path, monkeypatch):
