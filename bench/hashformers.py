@@ -115,6 +115,11 @@ VARIANTS = {  # name -> flags of pretrain.py
        for e in ("emb", "proj") for h in ("md5", "lsh")},
     "lookup of BPE pieces, MLM": ["--emb", "lookup", "--objective", "mlm"],
     "proj, lsh, no layers": ["--layers", "0"]}
+PAPER = {  # name -> average of eight tasks [HF Table 1] [HF Table 6]; emb has 50,260 rows there
+    "emb, md5": 79.9, "emb, lsh": 76.0, "pool, md5": 75.3, "pool, lsh": 78.9, "add, md5": 75.7, "add, lsh": 78.9,
+    "proj, md5": 75.7, "proj, lsh": 79.1, "emb of 1,038 rows, md5": 66.8, "emb of 1,038 rows, lsh": 64.2,
+    "lookup of BPE pieces": 79.6, "emb, md5, of BPE pieces": 78.5, "emb, lsh, of BPE pieces": 66.0,
+    "proj, md5, of BPE pieces": 74.1, "proj, lsh, of BPE pieces": 78.3, "lookup of BPE pieces, MLM": 79.5}
 
 
 def bench_variants(args):
@@ -136,7 +141,7 @@ def bench_glue(args):
     for bert in (row for row in rows if row["name"] == "lookup of BPE pieces, MLM"):
         for row in rows:
             row |= dict(prr=100 * row["average"] / bert["average"],
-                        pcr=100 * (1 - row["parameters"] / bert["parameters"]))
+                        pcr=100 * (1 - row["parameters"] / bert["parameters"]), paper=PAPER.get(row["name"]))
     return rows
 
 
@@ -154,8 +159,8 @@ BENCHES = {
         "f1_intact:±:F1 intact | f1_shuffled:±:F1 shuffled | f1_random:±:F1 random | eval_loss:±:loss",
         common.COMPARE),
     "glue": Bench(bench_glue, "name:s:embedding, hash | sst2:±1:SST-2 | cola:±1:CoLA | mrpc:±1:MRPC | rte:±1:RTE | "
-        "stsb:±1:STS-B | average:±1:average | prr:.1f:PRR % | pcr:.1f:PCR all % | poep:.1f:PoEP %",
-        common.COMPARE | dict(data_dir=common.REQUIRED))}
+        "stsb:±1:STS-B | average:±1:average | paper:.1f:paper prints | prr:.1f:PRR % | pcr:.1f:PCR all % | "
+        "poep:.1f:PoEP %", common.COMPARE | dict(data_dir=common.REQUIRED))}
 main = functools.partial(common.run_command, "hashformers", __doc__, BENCHES)
 
 if __name__ == "__main__":
