@@ -80,22 +80,28 @@ class BucketLayout:
     def fill(self):
         """Assign a slot to each row; return the layout."""
         bucket, sequence, start, opening, tile, size = self.packed
+        # 1. Tiles of one size follow each other: the slots before each tile, of its queries and of its keys
         by_size = np.lexsort(size[::-1])
         shapes, counts = np.unique(size, axis=1, return_counts=True)
         self.shapes = [(G, *shape) for G, shape in zip(counts.tolist(), shapes.T.tolist())]
         Q, P = int(size[0].sum()), int(size.sum())  # Q query slots, then key slots
-        first = np.empty_like(size)
-        first[:, by_size] = size[:, by_size].cumsum(1) - size[:, by_size] + [[0], [Q]]
-        table, groups = np.full((2, len(self.group_size)), -1), 2 * bucket + [[0], [1]]
-        table[0, groups] = first[:, tile] + start  # first slot of a group
-        table[1, groups] = np.arange(len(tile)) - opening[tile]  # its bucket's number within the tile
+        before = np.empty_like(size)
+        before[:, by_size] = size[:, by_size].cumsum(1) - size[:, by_size] + [[0], [Q]]
+        # 2. A group is a bucket's queries, or its keys: its first slot, and the bucket's number in its tile
+        groups = 2 * bucket + [[0], [1]]
+        first_slot, number = (np.full(len(self.group_size), -1) for _ in range(2))  # -1: without a partner
+        first_slot[groups] = before[:, tile] + start
+        number[groups] = np.arange(len(tile)) - opening[tile]
         padding = np.concatenate([np.repeat(sequence[opening][by_size], s[by_size]) for s in size]) * self.L
-        table, padding = (torch.from_numpy(x).to(self.rows.device) for x in (table, padding))
-        slot = (table[0] - self.group_size.cumsum(0) + self.group_size)[self.groups]
-        slot = slot + torch.arange(2 * self.N, device=slot.device)
-        slot = torch.where(table[0][self.groups] < 0, P, slot)  # of a row without partner: behind the last
+        first_slot, number, padding = (torch.from_numpy(x).to(self.rows.device)
+                                       for x in (first_slot, number, padding))
+        # 3. A row's slot: the first one of its group, and as many further as rows of the group come before it
+        rows_before = self.group_size.cumsum(0) - self.group_size  # in the groups before
+        slot = (first_slot - rows_before)[self.groups] + torch.arange(2 * self.N, device=self.rows.device)
+        slot = torch.where(number[self.groups] < 0, P, slot)  # of a row without partner: behind the last
+        # 4. What is in each slot: a row and the number of its bucket, or padding
         to, inside = slot.new_full((P + 1,), self.N), slot.new_full((P + 1,), -1, dtype=torch.float32)
-        to[slot], inside[slot] = self.rows, table[1][self.groups].float()
+        to[slot], inside[slot] = self.rows, number[self.groups].float()
         (self.to_q, self.to_k, _), (self.in_q, in_k, _) = (x.split([Q, P - Q, 1]) for x in (to, inside))
         self.in_k = torch.where(in_k < 0, -2, in_k)
         self.from_q, self.from_k = torch.where(to[:P] < self.N, to[:P], padding).split([Q, P - Q])

@@ -143,19 +143,14 @@ def bits_to_chunks(bits, k):
 class Hash:
     """Base class of HASHES: an instance is saved as the keyword arguments of its constructor.
 
-    options: keyword of fit -> command-line flag. needs_counts: fit reads its counts. index_is_slow: callers
-    index many words in parallel. max_outputs: largest T and N, or None. learned: attributes that fit sets.
+    options: keyword of fit -> command-line flag. needs_counts: fit reads its counts. max_outputs: largest T
+    and N, or None. learned: attributes that fit sets.
     """
-    needs_counts, index_is_slow, max_outputs, learned = False, False, None, ()
+    needs_counts, max_outputs, learned = False, None, ()
 
     def state(self):
-        """Return a dict of plain types, for load: the attributes of `learned` and of `options`."""
+        """Return a dict of plain types, of `learned` and of `options`: cls(**state) is the same hash."""
         return {name: getattr(self, name) for name in (*self.learned, *self.options)}
-
-    @classmethod
-    def load(cls, state):
-        """Return the hash function that gave this state()."""
-        return cls(**state)
 
 
 class MD5(Hash):
@@ -195,7 +190,7 @@ class NgramLSH(Hash):
         code points of the grams; keys uint64, _gram_keys, sorted; feature_of_key int64, f of each.
     """
     options = {"features": "features", "seed": "hash_seed"}
-    needs_counts, index_is_slow, learned = True, True, ("grams",)
+    needs_counts, learned = True, ("grams",)
     max_outputs = 65_535  # features, and distinct characters, for which _gram_keys has 16 bits
 
     def __init__(self, grams, features, seed=0):

@@ -15,7 +15,6 @@ from runtime import InputError
 from tokenizer import MASK, SPECIALS
 
 CHUNK = 256  # rows of a file that are in memory at once
-COLORS = {"shuffled": "\033[33m", "random": "\033[31m"}  # yellow, red
 # what a model does by its head: method of Predictor, its options, key of the result, how to train such a
 # model, and what finetune.py writes about its task into the checkpoint
 Ability = namedtuple("Ability", "method options key command task columns", defaults=["", {}, ["text"]])
@@ -35,13 +34,17 @@ def validate_checkpoint(task, config, tokenizer):
     head, n, kinds = config.head, config.labels, HEADS[config.head].task
     task = {name: task.get(name) for name in kinds}
     fits = all(map(isinstance, task.values(), kinds.values()))
-    labels, scale, texts = (fits and task.get(name) or [] for name in ("labels", "scale", "texts"))
-    sizes = task.get("stride"), task.get("longest")
-    if (not fits or {*map(type, labels + texts)} - {str} or {*map(type, scale)} - {float}
-            or len(texts) not in (0, 1 + task.get("pair", 0))
-            or head == "classify" and len(labels) != n and (n > 1 or len(scale) != 2 or task["label"] is None)
-            or head == "span" and ({*map(type, sizes)} != {int} or min(sizes) < 1 or max(sizes) >= 1 << 31
-                                   or not task["pair"] or config.length < 8)):  # True is an int, too
+    if fits:
+        labels, scale, texts = (task.get(name) or [] for name in ("labels", "scale", "texts"))
+        fits = {*map(type, labels + texts)} <= {str} and {*map(type, scale)} <= {float}
+        fits = fits and len(texts) in (0, 1 + task.get("pair", 0))
+    if fits and head == "classify":  # one name for each class, or what a regression predicts
+        fits = len(labels) == n or n == 1 and len(scale) == 2 and task["label"] is not None
+    if fits and head == "span":
+        sizes = task["stride"], task["longest"]
+        fits = {*map(type, sizes)} == {int} and 1 <= min(sizes) and max(sizes) < 1 << 31  # no bool
+        fits = fits and task["pair"] and config.length >= 8
+    if not fits:
         raise ValueError(f"task: expected that of head {head} with {n} labels, got {task}.")
     expected = config.buckets if config.code_format == "digest" else config.rows  # of a block, of the table
     if tokenizer.is_fixed and (rows := tokenizer.codes().max() + 1) != expected:
@@ -69,45 +72,48 @@ def read_texts(path, texts, chosen=None, is_set=False, advice="Use --text NAME."
 
     Columns: `chosen` ("a,b"), else `texts`, else the only one, else an error with advice.
     """
-    rows, is_table, seq = read_rows(path, (), keep_wrong), get_ending(path) != ".txt", list if is_set else ()
-    if is_table and (head := list(itertools.islice(rows, 100))):
-        rows, known = itertools.chain(head, rows), dict.fromkeys(name for row in head for name in row)
-        lists = [name for name in known if any(isinstance(row.get(name), seq) for row in head)]
+    rows = read_rows(path, (), keep_wrong)
+    if get_ending(path) == ".txt":
+        for i, row in enumerate(rows, 1):
+            if row["text"].strip():  # the number of an empty line is not given again
+                yield i, row["text"].split("\t") if len(texts) > 1 else [row["text"]]
+        return
+    head = list(itertools.islice(rows, 100))
+    known = list(dict.fromkeys(name for row in head for name in row))
+    lists = [name for name in known if is_set and any(isinstance(row.get(name), list) for row in head)]
+    if chosen:
+        names = [name.strip() for name in chosen.split(",")]
+    else:  # a|b: either name; None: choose_column looks for the only column of text
         names = [next((name for name in (x, *x.split("|")) if name in known), None) for x in texts]
         names = lists if len(lists) == 1 else names
-        names = [name.strip() for name in chosen.split(",")] if chosen else names
-        if len(names) != len(texts) or len(names) > 1 and None in names:
-            raise InputError(f"--text: expected {len(texts)} of {', '.join(known)}, got {chosen or 'none'}.")
-        names = [choose_column(path, head, name, advice) for name in names]
-        print(f"columns: {', '.join(names)} of {path}", file=sys.stderr)
-    for i, row in enumerate(rows, 1):
-        if is_table:  # a tab after each name of a list says that none ends at a space; None is no name
-            yield i, ["".join(f"{n}\t" for n in x if n is not None) if isinstance(x, seq) else x
-                      for x in map(row.get, names)]
-        elif row["text"].strip():  # the number of an empty line is not given again
-            yield i, [row["text"]] if len(texts) == 1 else row["text"].split("\t")
+    if len(names) != len(texts) or len(names) > 1 and None in names:
+        raise InputError(f"--text: expected {len(texts)} of {', '.join(known)}, got {chosen or 'none'}.")
+    names = [choose_column(path, head, name, advice) for name in names]
+    print(f"columns: {', '.join(names)} of {path}", file=sys.stderr)
+    for i, row in enumerate(itertools.chain(head, rows), 1):
+        yield i, [join_names(row.get(name)) if is_set else row.get(name) for name in names]
+
+
+def join_names(value):
+    """Return a list of names as a text: a tab after each says that none ends at a space; None is no name."""
+    return "".join(f"{name}\t" for name in value if name is not None) if isinstance(value, list) else value
 
 
 def print_rows(rows, predict, source):
     """Print a JSON object for each of rows (number, texts): both, and what predict(list of texts) returns.
 
     A bad row has an "error", and the rest goes on. Raises: InputError, no row could be predicted, or the file
-    is damaged; the rows before are printed first.
+    is damaged; the chunks before are printed first.
     """
-    num_good, failure, chunk = 0, None, [()]
     # a bar only where it does not mix with the objects
     rows = iter(tqdm(rows, unit=" rows", disable=sys.stdout.isatty() or not sys.stderr.isatty()))
-    while chunk:
-        chunk = []
-        try:
-            chunk.extend(itertools.islice(rows, CHUNK))
-        except InputError as error:  # the rows before it are in the chunk; none follow
-            failure = error
+    num_good = 0
+    while chunk := list(itertools.islice(rows, CHUNK)):
         for (number, texts), result in zip(chunk, predict([texts for _, texts in chunk])):
             num_good += "error" not in result
             print(json.dumps(dict(line=number, texts=texts) | result, ensure_ascii=False, default=str))
-    if failure or not num_good:
-        raise failure or InputError(f"{source}: expected rows that this model can read, got none.")
+    if not num_good:
+        raise InputError(f"{source}: expected rows that this model can read, got none.")
 
 
 def print_prediction(result, text):
@@ -119,7 +125,7 @@ def print_prediction(result, text):
         for (start, end), row in zip(result["spans"], rows):
             word, guess = text[start:end], result["classes"][row.index(max(row))]
             if guess != "intact":
-                word = f"{COLORS[guess]}{word}\033[0m" if sys.stdout.isatty() else f"{{{word}:{guess}}}"
+                word = f"{{{word}:{guess}}}"
             line, last = line + text[last:start] + word, end
         print(line + text[last:])
         for word, row in sorted(zip(result["words"], rows), key=lambda pair: pair[1][0])[:8]:

@@ -14,7 +14,7 @@ Notation:     B batch   L positions   C code numbers per word   d width   H head
               k hash functions of R buckets   n hash functions of r hyperplanes      Demo: python model.py
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
@@ -145,17 +145,12 @@ class TransformerLayer(nn.Module):
         """Return the buckets int64 (B, H, n, L) of queries and of keys. [BL §2.1]"""
         return [simhash(x, self.planes, self.coef, self.config.lsh_buckets) for x in (q, k)]
 
-    def lsh_attend(self, q, k, v, key_mask=None):
-        """Return LSH attention, hashing included, (B, H, L, e)."""
-        c, costs = self.config, self.lsh_costs.get(torch.is_grad_enabled())
-        return lsh_attention(q, k, v, *self.buckets(q, k), fill=c.lsh_fill, pairs=c.lsh_pairs,
-                             key_mask=key_mask, costs=costs)
-
     def forward(self, x, key_mask=None):
         """Map x (B, L, d) to (B, L, d); key_mask bool (B, L), True = attend, or None."""
         c, (q, k, v) = self.config, self.project(x)
         if c.attn == "lsh":
-            a = self.lsh_attend(q, k, v, key_mask)
+            a = lsh_attention(q, k, v, *self.buckets(q, k), fill=c.lsh_fill, pairs=c.lsh_pairs,
+                              key_mask=key_mask, costs=self.lsh_costs.get(torch.is_grad_enabled()))
         else:
             a = full_attention(q, k, v, key_mask=key_mask, dropout=c.dropout if self.training else 0.0)
         x = self.norm1(x + self.dropout(self.out(a.transpose(1, 2).flatten(2))))
@@ -324,19 +319,13 @@ def count_parameters(model):
     return counts | dict(poep=counts["embedding"] / counts["total"])
 
 
-def load_config(checkpoint, kind=Config):
-    """Return the config of a checkpoint. ValueError where it has an unknown field, or two contradict."""
-    if unknown := set(checkpoint["config"]) - {field.name for field in fields(kind)}:
-        raise ValueError(f"config: expected the fields of Config, got {', '.join(map(str, unknown))} too.")
-    return kind(**checkpoint["config"])
-
-
 def load_model(checkpoint, kinds=(Config, Model)):
     """Return the model of runtime.load_checkpoint's dict, in evaluation mode; ValueError if they differ."""
-    config, weights = load_config(checkpoint, kinds[0]), checkpoint["model"]
-    if config.layers > len(weights):  # each has several; a size that is wrong must not take memory
-        raise ValueError(f"layers: expected at most one per weight, got {config.layers:,}.")
+    weights = checkpoint["model"]
     try:
+        config = kinds[0](**checkpoint["config"])
+        if config.layers > len(weights):  # each has several; a size that is wrong must not take memory
+            raise ValueError(f"layers: expected at most one per weight, got {config.layers:,}.")
         with torch.device("meta"):
             model = kinds[1](config)
         if wrong := [name for name, w in model.state_dict().items() if weights[name].dtype != w.dtype]:

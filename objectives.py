@@ -44,8 +44,6 @@ class Objective:
     """
     def __init__(self, config, mask_rate=None, mask_id=None, first_word_id=None, targets=None,
                  bloom_map=None, num_samples=None):
-        if bloom_map and bloom_map.buckets != (expected := config.buckets - config.special_tokens):
-            raise ValueError(f"bloom_map: expected {expected:,} buckets, got {bloom_map.buckets:,}.")
         self.config, self.bloom_map, self.targets = config, bloom_map, targets
         self.mask_rate, self.mask_id, self.first_word_id = mask_rate, mask_id, first_word_id
         self.num_samples = num_samples

@@ -23,7 +23,6 @@ import math
 import os
 import shlex
 import signal
-import statistics
 import sys
 import time
 import warnings
@@ -33,7 +32,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from attention import Costs, collision_share, full_attention, measure_costs, select_implementation
+from attention import Costs, collision_share, measure_costs, select_implementation
 from data.batches import ItemSetBatches, TextBatches
 from data.codes import build_codes, build_tokenizer
 from data.corpus import Corpus, prepare
@@ -301,14 +300,10 @@ def print_summary(run, loss):
         rows = slice(run.micro_size) if c.order else slice(-run.micro_size, None)  # of sets, the largest
         with autocast(run.device, run.dtype):
             ids = corrupt(run, batches.eval_batch(rows))[0]
-            layers, speed = measure_collisions(run.model, ids), measure_speed(run.model, ids)
+            layers = measure_collisions(run.model, ids)
         run.model.train()
         shares = ", ".join(f"{100 * share:.1f} % ({how})" for share, how in layers)
         show(f"attention: lsh, pairs that collide in each layer {shares}")
-        gain = f"{speed:.1f}x the speed" if speed >= 1 else f"{1 / speed:.1f}x the time"
-        show(f"attention: lsh, about {gain} of dense attention at length {c.length}")
-        if speed < 0.95:
-            show("warning: --attn lsh costs time at this length. --attn full is faster.")
     show(f"device: {run.device}, {run.dtype}, {'not ' * (not run.is_compiled)}compiled, torch "
          f"{torch.__version__}, seed {a.seed}")
     show(f"eval_loss: {loss:.3f} at step {run.step:,}; uniform baseline {math.log(classes):.3f} = ln "
@@ -327,20 +322,6 @@ def measure_collisions(model, ids):
         layers.append((collision_share(hq, hk), how))
         x = layer(x, key_mask)
     return layers
-
-
-def measure_speed(model, ids):
-    """Return the speed of LSH attention in the first layer, forward and backward, dense attention being 1."""
-    layer, key_mask, times = model.layers[0], model.padding_mask(ids), []
-    q, k, v = (x.detach().requires_grad_() for x in layer.project(model.embed_inputs(ids)))
-    for _ in range(4):  # three rounds after one that is not counted
-        for attend in (layer.lsh_attend, full_attention):
-            start = time.perf_counter()
-            out = attend(q, k, v, key_mask=key_mask)
-            torch.autograd.grad(out.sum(), (q, k, v))
-            out.sum().item()  # waits for a GPU
-            times.append(time.perf_counter() - start)
-    return statistics.median(dense / lsh for lsh, dense in zip(times[2::2], times[3::2]))
 
 
 def learning_rate(a, step):

@@ -200,9 +200,8 @@ def load_checkpoint(path):
         raise InputError(f"{path}: no checkpoint found. Train one with pretrain.py, or give its folder.")
     try:
         with zipfile.ZipFile(path) as file:  # the file must hold what it claims to, before memory is taken
-            is_compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
             is_short = sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path)
-            if is_compressed or is_short or file.testzip():  # subtle: torch.load skips checksums
+            if is_short or file.testzip():  # subtle: torch.load skips checksums
                 raise ValueError
         content = torch.load(path, map_location="cpu")
     except Exception as error:  # whatever a damaged file makes the unpickler raise

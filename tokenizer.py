@@ -225,11 +225,8 @@ class HashTokenizer:
         return np.array([self.index.get(word, UNK) for word in words], np.int32)
 
     def ids_of_texts(self, texts):
-        """Return an int32 (words,) per text, faster than split and ids; ValueError for split items."""
-        if not self.subwords:
-            return [self.ids(list_words(text, self.split_name)) for text in texts]
-        units = self.subwords.units
-        return [self.ids([units[i] for i in numbers]) for numbers in self.subwords.number_texts(texts)]
+        """Return the token IDs of each text, a list of int32 (words,)."""
+        return [self.ids(self.split(text)[0]) for text in texts]
 
     def hash_words(self, words):
         """Return the codes (len(words), C) of words, with the dtype and C of their format."""
@@ -287,7 +284,7 @@ class HashTokenizer:
         """Restore a tokenizer from state() and its model's config; ValueError where the two do not fit."""
         try:
             state = dict(state)
-            state["hash"] = state["hash"] and HASHES[state["hash_name"]].load(state["hash"])
+            state["hash"] = state["hash"] and HASHES[state["hash_name"]](**state["hash"])
             state["subwords"] = state["subwords"] and SUBWORDS[state["split"]](state["subwords"])
             if bloom_map := state["bloom_map"]:  # its number of items asks for memory, and is not trusted
                 state["bloom_map"] = BloomMap.load(bloom_map | dict(n_items=len(state["vocabulary"])))

@@ -160,10 +160,7 @@ def choose_set_columns(source, rows, field=None):
 
 def split_parts(data):
     """Return the parts of --data, which + joins; a path that exists is one part, whatever its name."""
-    parts = [data] if os.path.exists(data) else data.split("+")
-    if not all(map(str.strip, parts)):
-        raise InputError(f"--data {data}: expected names or paths joined by +, got an empty one.")
-    return parts
+    return [data] if os.path.exists(data) else data.split("+")
 
 
 def _read_documents(part, is_sets, field, quiet):

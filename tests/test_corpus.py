@@ -316,10 +316,9 @@ def test_damaged_files_are_named(name, content, message, prepared, tmp_path):
 
 
 def test_bad_names_are_refused(write, prepared, tmp_path):
-    path, empty, absent = write("a.txt", "one fish"), "got an empty one", "Nothing was found there"
-    for name, message in (("", empty), ("+", empty), (path + "+", empty), (path + "++x", empty),
-                          (path + "+absent.txt", absent), ("no such owner/no set", absent)):
-        with pytest.raises(InputError, match=f"--data.*{message}"):
+    path = write("a.txt", "one fish")
+    for name in ("", "+", path + "+", path + "++x", path + "+absent.txt", "no such owner/no set"):
+        with pytest.raises(InputError, match="--data.*Nothing was found there"):
             prepared(name)
     assert prepared(write("a.txt+b.txt", "two")).words == ["two"]  # a path that exists is one part
     with pytest.raises(InputError, match="--field requires a table, got --data python"):

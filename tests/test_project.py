@@ -15,12 +15,12 @@ from tests.support import ROOT
 LEAVES = ("hashing", "bloom", "embeddings", "attention", "bag")  # each can be copied alone, attention with blocks
 SCRIPTS = ("pretrain", "finetune", "infer")
 CEILINGS = {  # lines of any kind
-    "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 396, "blocks": 320, "bag": 85, "canine": 260,
-    "model": 360, "objectives": 260, "tokenizer": 340,
-    "runtime": 240, "console": 110, "infer_io": 151, "settings": 284, "pretrain": 480, "finetune": 460, "infer": 400,
+    "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 396, "blocks": 325, "bag": 85, "canine": 260,
+    "model": 350, "objectives": 260, "tokenizer": 340,
+    "runtime": 240, "console": 110, "infer_io": 157, "settings": 276, "pretrain": 447, "finetune": 460, "infer": 400,
     "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
     "data.codes": 130, "data.tasks": 340, "data.squad": 240}
-CORE_CODE, DEFAULT_CODE = 4_161, 2_955  # code lines of all files above but canine, and of those pretrain.py imports
+CORE_CODE, DEFAULT_CODE = 4_117, 2_914  # code lines of all files above but canine, and of those pretrain.py imports
 PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in CEILINGS}
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
@@ -73,7 +73,7 @@ def test_tests_and_benches_within_ceiling():
         paths = (ROOT / folder).rglob("*.py")
         return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
-    assert total("bench") <= 1_634 and total("tests") <= 6_737
+    assert total("bench") <= 1_633 and total("tests") <= 6_710
     assert len((ROOT / "test_all.py").read_text(encoding="utf-8").splitlines()) <= 400
 
 

@@ -113,9 +113,6 @@ def test_own_file_sorts_labels_and_dev_must_share_them(tmp_path, capsys):
     with pytest.raises(InputError, match="b.csv, row 1: expected a label .1, 2., got '3'"):
         read_task("own", flags(**args | dict(dev=dev)))
     assert "a.csv: 3 rows to score, of which 3 have a text of --train" in capsys.readouterr().err
-    case = write_table(tmp_path / "c.csv", [columns, *zip("abcd", "efgh", ("Up", "up", "up", "Up"))])
-    assert read_task("own", flags(**args | dict(train=case, dev=case)))[0].labels == ("Up", "up")
-    assert "c.csv: labels that differ by case only: Up, up" in capsys.readouterr().err
     task, split, _ = read_task("own", flags(**args, regression=True))
     assert task.labels is None and split["labels"] == [2.0, 1.0, 2.0] and task.metrics[0] == "spearman"
 
@@ -194,11 +191,9 @@ def test_examples_are_cut_limited_and_scaled():
     assert sequences.num_outputs == 1 and sequences.notes.startswith("2 texts")  # once in train, once in dev
     assert sequences.scale == (4.0, pytest.approx(np.std([1, 3, 8])))
     np.testing.assert_allclose(sequences.targets * sequences.scale[1] + 4, [1, 3, 8], rtol=1e-6)
-    named = Task(("a", "b"), ("up",), ("f1",))
-    for bad, change, scale in ((task, dict(second=["y"]), None), (task, dict(labels=[1.0]), None),
-                               (task, {}, (1.0, 0.0)), (task, {}, (1.0,)), (named, {}, None)):
-        with pytest.raises(InputError, match="expected (a mean|lists of one length, and labels of)"):
-            SequenceClassification(bad, train | change, *about, scale=scale)
+    for scale in ((1.0, 0.0), (1.0,)):
+        with pytest.raises(InputError, match="expected a mean"):
+            SequenceClassification(task, train, *about, scale=scale)
     assert sequences.evaluate(lambda examples: [(np.arange(3), torch.full((3, 1), 0.5))])[1] == "5.472"  # unscaled
     one, two = (SequenceClassification(task, train, *about, limit=2) for _ in range(2))
     assert len(one.examples) == 2 and one.targets.tolist() == two.targets.tolist() and one.n == 3
