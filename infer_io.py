@@ -78,7 +78,8 @@ def read_texts(path, texts, chosen=None, is_set=False, advice="Use --text NAME."
             if row["text"].strip():  # the number of an empty line is not given again
                 yield i, row["text"].split("\t") if len(texts) > 1 else [row["text"]]
         return
-    head = list(itertools.islice(rows, 100))
+    if not (head := list(itertools.islice(rows, 100))):
+        return  # the caller says that there are no rows
     known = list(dict.fromkeys(name for row in head for name in row))
     lists = [name for name in known if is_set and any(isinstance(row.get(name), list) for row in head)]
     if chosen:

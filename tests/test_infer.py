@@ -375,10 +375,10 @@ def test_file_goes_on_after_a_bad_row(paths, tmp_path):
 
 def test_files_and_flags_that_do_not_fit_are_refused(paths, tmp_path):
     for name, content in (("in.txt", "a zebra\n"), ("all.jsonl", '{"text": 3}\n' * 3), ("gap.txt", "a\n\nb"),
-                          ("bad.jsonl", '{"'), ("0.txt", "")):
+                          ("bad.jsonl", '{"'), ("0.txt", ""), ("0.csv", "text\n")):
         (tmp_path / name).write_text(content)
     for argv, says in ((["--file", tmp_path / "gone.txt"], "gone.txt"), (["--file", ""], "--file"),
-                       (["--file", tmp_path / "all.jsonl"], "got none"),
+                       (["--file", tmp_path / "all.jsonl"], "got none"), (["--file", tmp_path / "0.csv"], "got none"),
                        (["--file", tmp_path / "bad.jsonl"], "bad.jsonl"), (["--raw", "a"], "--raw requires"),
                        (["--vectors", "v.npy"], "--vectors requires"),
                        (["--vectors", tmp_path / "v", "--file", tmp_path / "0.txt"], "expected one or more"),

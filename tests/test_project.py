@@ -17,10 +17,10 @@ SCRIPTS = ("pretrain", "finetune", "infer")
 CEILINGS = {  # lines of any kind
     "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 396, "blocks": 325, "bag": 85, "canine": 260,
     "model": 350, "objectives": 260, "tokenizer": 340,
-    "runtime": 240, "console": 110, "infer_io": 157, "settings": 276, "pretrain": 447, "finetune": 460, "infer": 400,
+    "runtime": 240, "console": 110, "infer_io": 158, "settings": 276, "pretrain": 447, "finetune": 460, "infer": 400,
     "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
     "data.codes": 130, "data.tasks": 340, "data.squad": 240}
-CORE_CODE, DEFAULT_CODE = 4_117, 2_914  # code lines of all files above but canine, and of those pretrain.py imports
+CORE_CODE, DEFAULT_CODE = 4_118, 2_914  # code lines of all files above but canine, and of those pretrain.py imports
 PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in CEILINGS}
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 TREES = {name: ast.parse(text) for name, text in TEXTS.items()}

@@ -286,7 +286,10 @@ def test_prose_numbers_follow_results():
     fresh = shuffled["mean of five rows, fresh weights, 8,000 steps"]
     claims += [f"{min(words):.2f} to {max(words):.2f} times BERT's",
                f"has {min(characters):.2f} to {max(characters):.2f} (in the paper",
-               f"this code: F1 {fresh['f1_shuffled']:.3f}, of random words {fresh['f1_random']:.3f}",
+               f"fresh weights (F1 {fresh['f1_shuffled']:.3f}, of random words {fresh['f1_random']:.3f})",
+               "(F1 {}), nor with sinusoids of amplitude 0.1 (F1 {}). With ours F1 is {}.".format(*(
+                   f"{row['f1_shuffled']:.3f}, loss {row['eval_loss']:.3f}"
+                   for name, row in shuffled.items() if name.startswith("docstrings"))),
                "has F1 {}, {} and {} after".format(*found)]
     default_run, masked, theirs, prose = map(
         rows("public").get, ("proj-lsh", "prose-mean", "bert-tiny", "prose-continued"))
