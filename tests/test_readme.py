@@ -245,6 +245,19 @@ def test_prose_numbers_follow_results():
                f"on SST-2 by only {tuned['sst2_last'] - bag['sst2']:.2f} and on pydoc by "
                f"{tuned['pydoc_last'] - bag['pydoc']:.2f}",
                f"| {spread(tuned, 'pydoc')}; {bag['pydoc']:.1f} % |"]
+    ours, kinds = rows("glue"), ("emb", "pool", "add", "proj")
+    bert, four = ours["lookup of BPE pieces, MLM"], ("sst2", "cola", "mrpc", "rte")
+    kept = {name: sum(map(row.get, four)) / sum(map(bert.get, four)) for name, row in ours.items() if ", " in name}
+    del kept["lookup of BPE pieces, MLM"]
+    stsb, average = ([paired(ours[f"{kind}, lsh"][f"{key}_all"], ours[f"{kind}, md5"][f"{key}_all"], 1)
+                      for kind in kinds] for key in ("stsb", "average"))
+    claims += [f"average of BERT-MLM is {sum(map(bert.get, four)) / 4:.1f}, and the hashed models keep "
+               f"{100 * min(kept.values()):.0f} to {100 * max(kept.values()):.0f} % of it, Proj of LSH bits "
+               f"{100 * kept['proj, lsh']:.0f} %",
+               "change STS-B by {} (Emb), {} (Pool), {} (Add) and {} (Proj) points".format(*stsb),
+               f"| {spread(ours['proj, lsh'], 'average')}; {spread(bert, 'average')}; "
+               f"{sum(map(ours['proj, lsh'].get, four)) / 4:.1f}; {sum(map(bert.get, four)) / 4:.1f} % |",
+               "only Pool ({1}) and Proj ({3}) follow it".format(*average)]
     other = rows("pretrainings")
     masked, fresh = [row["stsb"] for name, row in other.items() if "-hm" in name], other["proj128-sr, from scratch"]
     assert max(masked) - fresh["stsb"] < 6 and other["proj1024-sr"]["stsb"] < other["proj128-sr"]["stsb"]
