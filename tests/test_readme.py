@@ -255,6 +255,9 @@ def test_prose_numbers_follow_results():
                f"{100 * min(kept.values()):.0f} to {100 * max(kept.values()):.0f} % of it, Proj of LSH bits "
                f"{100 * kept['proj, lsh']:.0f} %",
                "change STS-B by {} (Emb), {} (Pool), {} (Add) and {} (Proj) points".format(*stsb),
+               "averages change by {} (Emb, MD5) and {} points (Proj, LSH)".format(*(
+                   paired(ours[f"{name}, of BPE pieces"]["average_all"], ours[name]["average_all"], 1)
+                   for name in ("emb, md5", "proj, lsh"))),
                f"| {spread(ours['proj, lsh'], 'average')}; {spread(bert, 'average')}; "
                f"{sum(map(ours['proj, lsh'].get, four)) / 4:.1f}; {sum(map(bert.get, four)) / 4:.1f} % |",
                "only Pool ({1}) and Proj ({3}) follow it".format(*average)]
