@@ -143,10 +143,10 @@ def bits_to_chunks(bits, k):
 class Hash:
     """Base class of HASHES: an instance is saved as the keyword arguments of its constructor.
 
-    options: keyword of fit -> command-line flag. needs_counts: fit reads its counts. max_outputs: largest T
-    and N, or None. learned: attributes that fit sets.
+    options: keyword of fit -> command-line flag. needs_counts: fit reads its counts. index_is_slow: callers
+    index many words in parallel. max_outputs: largest T and N, or None. learned: attributes that fit sets.
     """
-    needs_counts, max_outputs, learned = False, None, ()
+    needs_counts, index_is_slow, max_outputs, learned = False, False, None, ()
 
     def state(self):
         """Return a dict of plain types, of `learned` and of `options`: cls(**state) is the same hash."""
@@ -190,7 +190,7 @@ class NgramLSH(Hash):
         code points of the grams; keys uint64, _gram_keys, sorted; feature_of_key int64, f of each.
     """
     options = {"features": "features", "seed": "hash_seed"}
-    needs_counts, learned = True, ("grams",)
+    needs_counts, index_is_slow, learned = True, True, ("grams",)
     max_outputs = 65_535  # features, and distinct characters, for which _gram_keys has 16 bits
 
     def __init__(self, grams, features, seed=0):

@@ -104,17 +104,22 @@ def print_rows(rows, predict, source):
     """Print a JSON object for each of rows (number, texts): both, and what predict(list of texts) returns.
 
     A bad row has an "error", and the rest goes on. Raises: InputError, no row could be predicted, or the file
-    is damaged; the chunks before are printed first.
+    is damaged; the rows before are printed first.
     """
+    num_good, failure, chunk = 0, None, [()]
     # a bar only where it does not mix with the objects
     rows = iter(tqdm(rows, unit=" rows", disable=sys.stdout.isatty() or not sys.stderr.isatty()))
-    num_good = 0
-    while chunk := list(itertools.islice(rows, CHUNK)):
+    while chunk:
+        chunk = []
+        try:
+            chunk.extend(itertools.islice(rows, CHUNK))
+        except InputError as error:  # the rows before it are in the chunk; none follow
+            failure = error
         for (number, texts), result in zip(chunk, predict([texts for _, texts in chunk])):
             num_good += "error" not in result
             print(json.dumps(dict(line=number, texts=texts) | result, ensure_ascii=False, default=str))
-    if not num_good:
-        raise InputError(f"{source}: expected rows that this model can read, got none.")
+    if failure or not num_good:
+        raise failure or InputError(f"{source}: expected rows that this model can read, got none.")
 
 
 def print_prediction(result, text):

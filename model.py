@@ -14,7 +14,7 @@ Notation:     B batch   L positions   C code numbers per word   d width   H head
               k hash functions of R buckets   n hash functions of r hyperplanes      Demo: python model.py
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn as nn
@@ -319,13 +319,19 @@ def count_parameters(model):
     return counts | dict(poep=counts["embedding"] / counts["total"])
 
 
+def load_config(checkpoint, kind=Config):
+    """Return the config of a checkpoint. ValueError where it has an unknown field, or two contradict."""
+    if unknown := set(checkpoint["config"]) - {field.name for field in fields(kind)}:
+        raise ValueError(f"config: expected the fields of Config, got {', '.join(map(str, unknown))} too.")
+    return kind(**checkpoint["config"])
+
+
 def load_model(checkpoint, kinds=(Config, Model)):
     """Return the model of runtime.load_checkpoint's dict, in evaluation mode; ValueError if they differ."""
-    weights = checkpoint["model"]
+    config, weights = load_config(checkpoint, kinds[0]), checkpoint["model"]
+    if config.layers > len(weights):  # each has several; a size that is wrong must not take memory
+        raise ValueError(f"layers: expected at most one per weight, got {config.layers:,}.")
     try:
-        config = kinds[0](**checkpoint["config"])
-        if config.layers > len(weights):  # each has several; a size that is wrong must not take memory
-            raise ValueError(f"layers: expected at most one per weight, got {config.layers:,}.")
         with torch.device("meta"):
             model = kinds[1](config)
         if wrong := [name for name, w in model.state_dict().items() if weights[name].dtype != w.dtype]:

@@ -14,7 +14,7 @@ import os
 import torch
 
 from embeddings import EMBEDDINGS
-from model import CHOICES, PRESETS, Config, Model, load_model
+from model import CHOICES, PRESETS, Config, Model, load_config
 from objectives import OBJECTIVES, SampledWords
 from runtime import HelpFormatter, InputError, add_device_flags, at_least, blame_input
 from tokenizer import FIRST_WORD_ID, HASHES, SPLITS, SUBWORDS
@@ -73,7 +73,7 @@ def fill(args, **defaults):
 def adopt(args, start):
     """Take words and sizes from the checkpoint of --init_from; return the fields of its Config."""
     with blame_input(f"--init_from {args.init_from}"):
-        shape = dataclasses.asdict(load_model(start).config)
+        shape = dataclasses.asdict(load_config(start))
     saved = start.get("run", {}) | shape
     choices = dict(preset=RECIPES, hash=HASHES, split=SPLITS, objective=OBJECTIVES)
     if not {*WORDS} <= saved.keys() or any(saved.get(key) not in [*known] for key, known in choices.items()):
@@ -155,6 +155,8 @@ def check_flags(args, world):
         raise InputError(f"--buckets requires another --emb than {args.emb}.")
     if args.coherent and (args.split != "items" or args.coherent > (args.hashes or 2)):
         raise InputError(f"--coherent requires --split items and at most --hashes, got {args.coherent}.")
+    if args.mask is not None and not 0 < args.mask < 1:
+        raise InputError(f"--mask: expected more than 0 and less than 1, got {args.mask}.")
     if args.warmup > args.steps:
         raise InputError(f"--warmup: expected at most {args.steps:,} --steps, got {args.warmup:,}.")
     uses_sketch = kind in ("sketch", "weighted") or predicts_hashes and kind != "digest"
@@ -196,8 +198,9 @@ def parser(description):
     flag("--cache", default="cache", metavar="DIR", help="folder of prepared corpora, which fit every hash")
 
     flag = group("hashes", "MD5 gives words random bits, LSH similar words similar bits. [HF §3.2] [HF §3.3]")
-    hashed = ", ".join(names_with(EMBEDDINGS, "code_format", *HASHED))
-    flag("--hash", choices=tuple(HASHES), help=f"of {hashed}; lsh: of n-grams (default: {COMMON['hash']})")
+    flag("--hash", choices=tuple(HASHES), help=(
+        f"hash of {', '.join(names_with(EMBEDDINGS, 'code_format', *HASHED))}; lsh: of n-grams "
+        f"(default: {COMMON['hash']})"))
     flag("--bits", type=at_least(8, int, 1 << 16), metavar="T", help=f"of each hash (default: {Config.bits})")
     flag("--chunk", **count, help=f"bits of a chunk (pool), of 2^k rows (default: {Config.chunk})")
     flag("--features", **count, help="frequent n-grams (lsh), raised to --bits or --rows (default: 50,000)")
@@ -225,21 +228,25 @@ def parser(description):
          "and not the head's, which learn sooner and take as many parameters again (default: lookup, bloom)")
 
     flag = group("Bloom digests (--emb bloom)", "An item is m hash tokens, alpha items share one. [SB §3.2]")
-    flag("--alpha", **count, help=f"items per token, √N at most (default: {COMMON['alpha']}; superbloom 50)")
+    flag("--alpha", **count, help=(
+        f"items that share a token, at most about √N (default: {COMMON['alpha']}, superbloom 50)"))
     flag("--hashes", type=at_least(1, maximum=99), metavar="m", help="of an item (default: 2), a sketch (5)")
     flag("--coherent", type=at_least(0), metavar="n", help="maps with items of a page together (default: 0)")
 
     flag = group("count-median sketch (--emb mean, median, weighted; --objective hash-mlm)",
                  "A word is the median or mean of one row of each of k blocks [CM], or a weighted sum. [SV]")
     flag("--buckets", **count, help=f"rows, or classes, of a hash function (default: {Config.buckets})")
-    flag("--weights", **count, help=f"rows of weighted's importance table (default: {Config.weights:,})")
+    flag("--weights", **count, help=(
+        f"rows of the importance table of weighted (default: {Config.weights:,})"))
 
     flag = group("attention (all but --attn require --attn lsh)",
                  "lsh: only pairs that collide under SimHash, computed exactly. [BL §2.1]")
     flag("--attn", choices=("full", "lsh"), help="(default: full, or the preset's)")
-    flag("--lsh_bands", **size, help=f"hyperplanes of a hash (default: {Config.lsh_bands}, bert-lsh 2)")
+    flag("--lsh_bands", **size, help=(
+        f"hyperplanes of a hash; more: fewer collisions (default: {Config.lsh_bands}, bert-lsh 2)"))
     flag("--lsh_buckets", **size, help=f"buckets of a hash function (default: {Config.lsh_buckets})")
-    flag("--lsh_hashes", **size, help=f"hashes; a pair collides if one agrees (default: {Config.lsh_hashes})")
+    flag("--lsh_hashes", **size, help=(
+        f"hash functions; a pair collides if one agrees (default: {Config.lsh_hashes})"))
     flag("--lsh_fill", choices=("zero", "mask"), help="other pairs weigh exp(0), or nothing (default: zero)")
     flag("--lsh_pairs", choices=("upper", "all"), help=(
         "upper: (i, j) and (j, i) share a score, as in the released code (default: upper, of item sets all)"))
@@ -249,8 +256,8 @@ def parser(description):
                  "sampled: mlm over sampled rows. [SB §3.3] hash-mlm: hashes of masked words. [SB §2.4] [CM]")
     flag("--objective", choices=tuple(OBJECTIVES), help="mlm and sampled require --emb lookup, hash-mlm any "
          "other (default: sr; hash-mlm or mlm for mean, median, bloom, sets, presets that predict words)")
-    share = dict(type=at_least(1e-6, float, 0.999), metavar="p")
-    flag("--mask", **share, help=f"share masked (default: {COMMON['mask']}, superbloom-small 0.40)")
+    flag("--mask", type=float, metavar="p", help=(
+        f"share masked (default: {COMMON['mask']}, superbloom-small 0.40)"))
     flag("--samples", **size, help=f"rows of the sampled softmax (default: {COMMON['samples']:,})")
 
     flag = group("training", "Warm-up, then decay: linear [HF Table 4] or inverse square root. [SB §3.2]")
@@ -262,7 +269,8 @@ def parser(description):
     flag("--warmup", type=at_least(0), metavar="n", help="steps to the peak (default: the preset's)")
     flag("--schedule", choices=("linear", "rsqrt"), help="decay (default: linear, superbloom rsqrt)")
     flag("--optimizer", choices=("adamw", "adam"), help="adam: no decay (default: adamw, superbloom adam)")
-    flag("--decay", type=at_least(0, float), metavar="w", help=f"of adamw (default: {COMMON['decay']})")
+    flag("--decay", type=at_least(0, float), metavar="w", help=(
+        f"weight decay of adamw (default: {COMMON['decay']})"))
     flag("--clip", type=at_least(0, float), default=1.0, metavar="g", help="gradient clipping norm; 0: none")
     flag("--seed", type=at_least(0), default=0, metavar="S", help="seed of weights, batches, noise, dropout")
 

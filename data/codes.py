@@ -84,18 +84,19 @@ def build_codes(args, tokenizer, corpus):
         return codes, codes
     about = [c.code_format, tokenizer.hash_name, hash and fingerprint(hash.state()), c.bits, c.chunk, c.rows,
              c.hashes, c.buckets, c.weights, args.hash_seed, args.key]
-    codes = _hash_corpus(tokenizer.hash_words, tokenizer.special_codes(), corpus, about, args.quiet)
+    is_slow = c.code_format == "index" and hash.index_is_slow
+    codes = _hash_corpus(tokenizer.hash_words, tokenizer.special_codes(), corpus, about, is_slow, args.quiet)
     if c.head != "hash-mlm" or c.code_format == "sketch":
         return codes, codes
     specials, about = np.zeros((FIRST_WORD_ID, c.hashes), np.int32), ["targets", *about]
-    return codes, _hash_corpus(tokenizer.sketch_targets, specials, corpus, about, args.quiet)
+    return codes, _hash_corpus(tokenizer.sketch_targets, specials, corpus, about, False, args.quiet)
 
 
-def _hash_corpus(hash_words, specials, corpus, about, quiet):
+def _hash_corpus(hash_words, specials, corpus, about, is_slow, quiet):
     """Return the codes of special tokens and all words as a tensor, computed once for each `about`."""
     def build(path):
         parts = [corpus.words[i:i + 20_000] for i in range(0, len(corpus.words), 20_000)]
-        workers = start_workers() if len(parts) > 1 else contextlib.nullcontext()
+        workers = start_workers() if is_slow and len(parts) > 1 else contextlib.nullcontext()
         with open(path, "wb") as file, workers as pool:
             hashed = (pool.imap if pool else map)(hash_words, parts)
             bar = tqdm(hashed, "hashing words", len(parts), disable=quiet or None)

@@ -39,7 +39,7 @@ class ToyHash:
     shift: int = 0
     salt: str | None = None
     options = {"shift": "hash_seed", "salt": "key"}  # keyword of fit -> flag
-    needs_counts, max_outputs = True, None
+    needs_counts, index_is_slow, max_outputs = True, False, None
 
     @classmethod
     def fit(cls, counts, **options):
@@ -94,8 +94,7 @@ def test_flags_of_toys_follow_from_their_attributes(toy_flags, monkeypatch):
     text = run_main(pretrain.main, "--help").out + run_main(finetune.main, "--help").out
     assert re.findall(r"--(\w+) {[^}]*\btoy\b", text) == ["hash", "emb", "objective", "task"]
     for flags, other in dict(alpha="bloom", buckets="median", mask="mlm", key="--hash").items():
-        number = 0.5 if flags == "mask" else 1
-        assert_refused(pretrain.main, f"--emb toy --objective toy --{flags} {number}".split(), f"--{flags}", other)
+        assert_refused(pretrain.main, f"--emb toy --objective toy --{flags} 1".split(), f"--{flags}", other)
     for flags, lr in (("toy --hash toy --key k", 5e-5), ("toy-hashes --buckets 7 --key k --mask 0.2", 1e-4)):
         args = settings.parser("").parse_args(f"--preset hashformer --emb toy --objective {flags}".split())
         settings.resolve(args, 1)

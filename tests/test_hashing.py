@@ -213,7 +213,7 @@ def test_hash_classes_share_one_interface(name):
     words, options = make_words(29), {"md5": dict(key="k"), "lsh": dict(features=499, seed=7)}[name]
     cls = HASHES[name]
     assert set(cls.options) == set(options) and isinstance(cls.needs_counts, bool)
-    assert cls.max_outputs is None or cls.max_outputs > 0
+    assert isinstance(cls.index_is_slow, bool) and (cls.max_outputs is None or cls.max_outputs > 0)
     hash_function = cls.fit(dict.fromkeys(words, 1), **options)
     bits, index = hash_function.bits(words, 130), hash_function.index(words, 101)
     assert bits.dtype == np.uint8 and bits.shape == (29, 130) and bits.max() == 1

@@ -23,7 +23,7 @@ import pretrain
 from attention import Costs
 from bloom import coherent_map
 from hashing import list_words
-from model import Config, Model, load_model
+from model import Model, load_config, load_model
 from runtime import load_checkpoint, lock_output
 from settings import parser, resolve
 from tests.support import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights, make_words, run_main
@@ -220,7 +220,7 @@ def test_hyperplanes_are_resampled_only_by_flag(small, tmp_path):
         pretrain.main(small("--attn", "lsh", "--lsh_bands", "2", *["--lsh_redraw"] * (name != "fixed"), out=name))
     fixed, resampled = (load_checkpoint(str(tmp_path / name)) for name in ("fixed", "resampled"))
     torch.manual_seed(0)
-    initial = Model(Config(**fixed["config"])).layers[0].planes
+    initial = Model(load_config(fixed)).layers[0].planes
     assert [torch.equal(c["model"]["layers.0.planes"], initial) for c in (fixed, resampled)] == [True, False]
 
 
@@ -283,6 +283,12 @@ def test_measure_collisions_of_one_bucket_are_all_pairs(small):
             assert is_expected(share) and how in ("dense", "blocks")
 
 
+def test_summary_of_lsh_attention_fits_a_terminal(small, capsys):
+    pretrain.main(small("--attn", "lsh", "--layers", 7))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("attention: lsh")]
+    assert lines and max(map(len, lines)) <= 80
+
+
 def test_resume_refuses_another_run(small, tmp_path, text_path):
     """Everything that makes the run itself has to agree, the content of the corpus too; errors name it."""
     pretrain.main(small())
@@ -340,7 +346,7 @@ def test_init_from_takes_sizes_words_and_recipe_from_the_checkpoint(sets, tmp_pa
     pretrain.main(sets("--width", 48, "--coherent", 1, out="start"))
     flags = *sets(out="next")[:6], "--init_from", str(tmp_path / "start"), "--steps", "12", "--device", "cpu"
     run, start = build(flags), load_checkpoint(str(tmp_path / "start"))
-    assert run.config == Config(**start["config"]) and run.config.width == 48
+    assert run.config == load_config(start) and run.config.width == 48
     assert (run.args.preset, run.args.alpha, run.args.mask) == ("superbloom-small", 5, 0.40)
     bloom_map = HashTokenizer.load(start["encoder"], run.config).bloom_map
     assert (run.tokenizer.bloom_map.digest == bloom_map.digest).all()

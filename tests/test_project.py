@@ -16,11 +16,11 @@ LEAVES = ("hashing", "bloom", "embeddings", "attention", "bag")  # each can be c
 SCRIPTS = ("pretrain", "finetune", "infer")
 CEILINGS = {  # lines of any kind
     "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 396, "blocks": 325, "bag": 85, "canine": 260,
-    "model": 350, "objectives": 260, "tokenizer": 340,
-    "runtime": 240, "console": 110, "infer_io": 158, "settings": 276, "pretrain": 447, "finetune": 460, "infer": 400,
+    "model": 355, "objectives": 260, "tokenizer": 340,
+    "runtime": 240, "console": 110, "infer_io": 163, "settings": 284, "pretrain": 447, "finetune": 460, "infer": 400,
     "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
     "data.codes": 130, "data.tasks": 340, "data.squad": 240}
-CORE_CODE, DEFAULT_CODE = 4_118, 2_914  # code lines of all files above but canine, and of those pretrain.py imports
+CORE_CODE, DEFAULT_CODE = 4_138, 2_929  # code lines of all files above but canine, and of those pretrain.py imports
 PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in CEILINGS}
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
@@ -73,7 +73,7 @@ def test_tests_and_benches_within_ceiling():
         paths = (ROOT / folder).rglob("*.py")
         return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
-    assert total("bench") <= 1_633 and total("tests") <= 6_729
+    assert total("bench") <= 1_633 and total("tests") <= 6_741
     assert len((ROOT / "test_all.py").read_text(encoding="utf-8").splitlines()) <= 400
 
 

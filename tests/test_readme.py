@@ -261,6 +261,10 @@ def test_prose_numbers_follow_results():
                f"| {spread(ours['proj, lsh'], 'average')}; {spread(bert, 'average')}; "
                f"{sum(map(ours['proj, lsh'].get, four)) / 4:.1f}; {sum(map(bert.get, four)) / 4:.1f} % |",
                "only Pool ({1}) and Proj ({3}) follow it".format(*average)]
+    saved = [ours[name]["pcr"] for name in kept]
+    claims += [f"with {100 - max(saved):.0f} to {100 - min(saved):.0f} % of the parameters",
+               f"the lookup table {ours['lookup of BPE pieces']['stsb']:.1f} against {bert['stsb']:.1f} with"]
+    assert all(ours[f"{kind}, lsh"]["sst2"] < ours[f"{kind}, md5"]["sst2"] for kind in kinds)
     other = rows("pretrainings")
     masked, fresh = [row["stsb"] for name, row in other.items() if "-hm" in name], other["proj128-sr, from scratch"]
     assert max(masked) - fresh["stsb"] < 6 and other["proj1024-sr"]["stsb"] < other["proj128-sr"]["stsb"]
@@ -307,6 +311,9 @@ def test_prose_numbers_follow_results():
                    f"{row['f1_shuffled']:.3f}, loss {row['eval_loss']:.3f}"
                    for name, row in shuffled.items() if name.startswith("docstrings"))),
                "has F1 {}, {} and {} after".format(*found)]
+    cls, mean = (rows("pooling")[f"--pool {pool}"] for pool in ("cls", "mean"))
+    claims += [f"costs little: STS-B {cls['stsb']:.1f} against {mean['stsb']:.1f}",
+               f"without the bag {cls['sst2']:.1f} against {mean['sst2']:.1f}."]
     default_run, masked, theirs, prose = map(
         rows("public").get, ("proj-lsh", "prose-mean", "bert-tiny", "prose-continued"))
     claims += [f"its last evaluation of MRPC is {theirs['mrpc'] - default_run['mrpc_last']:.1f} points below bert-tiny",
