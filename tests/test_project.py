@@ -1,12 +1,10 @@
-"""The project's own rules: sizes, imports, docstrings, style, help texts, and a README whose commands run."""
+"""The project's own rules: imports, docstrings, style, help texts, and a README whose commands run."""
 
 import ast
-import io
 import re
 import shutil
 import subprocess
 import sys
-import tokenize
 
 import pytest
 
@@ -14,14 +12,10 @@ from tests.support import ROOT
 
 LEAVES = ("hashing", "bloom", "embeddings", "attention", "bag")  # each can be copied alone, attention with blocks
 SCRIPTS = ("pretrain", "finetune", "infer")
-CEILINGS = {  # lines of any kind
-    "hashing": 360, "bloom": 420, "embeddings": 340, "attention": 396, "blocks": 325, "bag": 85, "canine": 260,
-    "model": 355, "objectives": 260, "tokenizer": 340,
-    "runtime": 240, "console": 110, "infer_io": 163, "settings": 284, "pretrain": 447, "finetune": 460, "infer": 400,
-    "report": 120, "data.python_source": 60, "data.corpus": 400, "data.batches": 180,
-    "data.codes": 130, "data.tasks": 340, "data.squad": 240}
-CORE_CODE, DEFAULT_CODE = 4_138, 2_929  # code lines of all files above but canine, and of those pretrain.py imports
-PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in CEILINGS}
+FILES = ("hashing", "bloom", "embeddings", "attention", "blocks", "bag", "canine", "model", "objectives", "tokenizer",
+         "runtime", "console", "infer_io", "settings", "pretrain", "finetune", "infer", "report", "data.python_source",
+         "data.corpus", "data.batches", "data.codes", "data.tasks", "data.squad")
+PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in FILES}
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
 
@@ -34,53 +28,13 @@ def own_imports(name):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return modules & set(CEILINGS)
+    return modules & set(FILES)
 
 
-def count_code(text):
-    """Count lines with code: no blanks, comments, docstrings."""
-    skipped = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
-            skipped |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    spans = [(token.start[0], token.end[0] + 1) for token in tokens if token.type not in blank]
-    return len({row for span in spans for row in range(*span)} - skipped)
-
-
-@pytest.mark.parametrize("name", CEILINGS)
-def test_file_size_within_ceiling(name):
-    assert len(TEXTS[name].splitlines()) <= CEILINGS[name]
-    for node in ast.walk(TREES[name]):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            limit = 200 if isinstance(node, ast.ClassDef) else 120 if "parser" in node.name else 60
-            assert node.end_lineno - node.lineno < limit, node.name
-
-
-def test_code_lines_within_ceiling():
-    counts = {name: count_code(text) for name, text in TEXTS.items()}
-    assert sum(counts.values()) - counts["canine"] <= CORE_CODE
-    default, todo = set(), ["pretrain"]
-    for name in todo:
-        default.add(name)
-        todo += own_imports(name) - default
-    assert sum(counts[name] for name in default) <= DEFAULT_CODE
-
-
-def test_tests_and_benches_within_ceiling():
-    def total(folder):
-        paths = (ROOT / folder).rglob("*.py")
-        return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
-
-    assert total("bench") <= 1_633 and total("tests") <= 6_741
-    assert len((ROOT / "test_all.py").read_text(encoding="utf-8").splitlines()) <= 400
-
-
-def test_every_source_file_has_a_ceiling():
+def test_every_source_file_is_listed():
     files = {path.stem for path in ROOT.glob("*.py")}
     files |= {f"data.{path.stem}" for path in (ROOT / "data").glob("*.py")}
-    assert files - {"conftest", "test_all", "data.__init__"} == set(CEILINGS)
+    assert files - {"conftest", "test_all", "data.__init__"} == set(FILES)
 
 
 def test_imports_run_one_way_on_few_floors():
@@ -92,10 +46,10 @@ def test_imports_run_one_way_on_few_floors():
             floors[name] = 1 + max((floor(other, (*below, name)) for other in own_imports(name)), default=0)
         return floors[name]
 
-    assert max(map(floor, CEILINGS)) <= 6
+    assert max(map(floor, FILES)) <= 6
     assert own_imports("attention") == {"blocks"}
     assert not any(own_imports(name) for name in (*LEAVES[:3], "blocks", "data.batches", "console"))
-    assert not any(own_imports(name) & set(SCRIPTS) for name in CEILINGS)
+    assert not any(own_imports(name) & set(SCRIPTS) for name in FILES)
     assert "torch" not in TEXTS["hashing"].replace("torch.", "")
 
 
@@ -118,14 +72,14 @@ def test_demo_fits_a_screen(name):
     assert done.returncode == 0 and 3 < done.stdout.count("\n") <= 25, done.stderr
 
 
-@pytest.mark.parametrize("name", CEILINGS)
+@pytest.mark.parametrize("name", FILES)
 def test_public_names_have_docstrings(name):
     for node in TREES[name].body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
             assert ast.get_docstring(node), f"{name}.{node.name}"
 
 
-@pytest.mark.parametrize("name", CEILINGS)
+@pytest.mark.parametrize("name", FILES)
 def test_paper_map_matches_tags_in_code(name):
     """A header's `Paper map` names tags and where they are; each is there, and no other tag anywhere."""
     header, body = ast.get_docstring(TREES[name]), TEXTS[name].split('"""', 2)[2]
@@ -184,5 +138,5 @@ def test_help_names_every_flag_and_every_flag_is_read(name, mode):
 
 
 def test_importing_does_nothing():
-    done = run_python("-c", f"import {', '.join(CEILINGS)}")
+    done = run_python("-c", f"import {', '.join(FILES)}")
     assert done.returncode == 0 and not done.stdout and not done.stderr
