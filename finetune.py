@@ -37,8 +37,8 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from bag import HashedBag
-from canine import CanineConfig, CharacterTokenizer, load_released, select_classes
+from baselines.bag import HashedBag
+from baselines.canine import CanineConfig, CharacterTokenizer, load_released, select_classes
 from data.batches import length_batches, pad_batch
 from data.squad import SQUAD, QuestionAnswering, read_squad
 from data.tasks import TASKS, SequenceClassification, read_task, read_tests

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 
 from bloom import SketchMap, beam_search, exhaustive, hash_logp  # noqa: F401  exhaustive is for importers
-from canine import select_classes
+from baselines.canine import select_classes
 from data.batches import length_batches, pad_batch
 from data.squad import best_spans
 from infer_io import HEADS, NEAR, check_flags, print_prediction, print_rows, read_texts, split_masked

@@ -21,7 +21,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import Dropout, draw_hyperplanes, full_attention, lsh_attention, simhash
-from bag import HashedBag
+from baselines.bag import HashedBag
 from embeddings import EMBEDDINGS, check_codes, init_normal, unpack_bits
 
 CHOICES = dict(emb=EMBEDDINGS, head=("sr", "mlm", "hash-mlm", "classify", "span"), act=("gelu", "relu"),

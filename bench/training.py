@@ -18,7 +18,7 @@ import finetune
 from bench import common
 from bench.common import REQUIRED, Bench, Stopwatch, build_model, list_dtypes, made_up_words, read_json
 from bench.common import training_step
-from canine import Canine, CanineConfig, CharacterTokenizer
+from baselines.canine import Canine, CanineConfig, CharacterTokenizer
 from data.batches import pad_batch
 from data.tasks import SequenceClassification, read_task
 from hashing import MD5

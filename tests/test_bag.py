@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bag import HashedBag
+from baselines.bag import HashedBag
 from tests.support import tiny_model
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import finetune
-from canine import PRIMES, Canine, CanineConfig, CharacterTokenizer, hash_rows, load_released, released_names
+from baselines.canine import PRIMES, Canine, CanineConfig, CharacterTokenizer, hash_rows, load_released, released_names
 from data.corpus import read_rows
 from infer import Predictor
 from runtime import InputError

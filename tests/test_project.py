@@ -10,9 +10,10 @@ import pytest
 
 from tests.support import ROOT
 
-LEAVES = ("hashing", "bloom", "embeddings", "attention", "bag")  # each can be copied alone, attention with blocks
+LEAVES = ("hashing", "bloom", "embeddings", "attention", "baselines.bag")  # each, with its imports, runs alone
 SCRIPTS = ("pretrain", "finetune", "infer")
-FILES = ("hashing", "bloom", "embeddings", "attention", "blocks", "bag", "canine", "model", "objectives", "tokenizer",
+FILES = ("hashing", "bloom", "embeddings", "attention", "blocks", "baselines.bag", "baselines.canine", "model",
+         "objectives", "tokenizer",
          "runtime", "console", "infer_io", "settings", "pretrain", "finetune", "infer", "report", "data.python_source",
          "data.corpus", "data.batches", "data.codes", "data.tasks", "data.squad")
 PATHS = {name: ROOT / f"{name.replace('.', '/')}.py" for name in FILES}
@@ -33,8 +34,9 @@ def own_imports(name):
 
 def test_every_source_file_is_listed():
     files = {path.stem for path in ROOT.glob("*.py")}
-    files |= {f"data.{path.stem}" for path in (ROOT / "data").glob("*.py")}
-    assert files - {"conftest", "test_all", "data.__init__"} == set(FILES)
+    for folder in ("data", "baselines"):
+        files |= {f"{folder}.{path.stem}" for path in (ROOT / folder).glob("*.py")} - {f"{folder}.__init__"}
+    assert files - {"conftest", "test_all"} == set(FILES)
 
 
 def test_imports_run_one_way_on_few_floors():
@@ -62,13 +64,13 @@ def run_python(*arguments, cwd=ROOT):
 def test_leaf_runs_alone(name, tmp_path):
     for part in (name, *own_imports(name)):
         shutil.copy(PATHS[part], tmp_path)
-    done = run_python(f"{name}.py", cwd=tmp_path)
+    done = run_python(PATHS[name].name, cwd=tmp_path)
     assert done.returncode == 0 and 3 < done.stdout.count("\n") <= 25, done.stderr
 
 
-@pytest.mark.parametrize("name", ["model", "objectives", "canine"])
+@pytest.mark.parametrize("name", ["model", "objectives", "baselines.canine"])
 def test_demo_fits_a_screen(name):
-    done = run_python(f"{name}.py")
+    done = run_python("-m", name)
     assert done.returncode == 0 and 3 < done.stdout.count("\n") <= 25, done.stderr
 
 
@@ -106,7 +108,7 @@ BANNED_CALLS = ("exec", "eval", "globals", "hash")
 # in a form that does not match itself
 BANNED_WORDS = re.compile(r"strange[r]|told to sto[p]|usual librar[y]|commones[t]|words of the trad[e]|is of -[-]|"
                           r"wanted .{0,40}, go[t]|goes on, bi[t]|who meets who[m]", re.I)
-SOURCES = [path for pattern in ("*.py", "data/*.py", "bench/*.py", "tests/**/*.py")
+SOURCES = [path for pattern in ("*.py", "data/*.py", "baselines/*.py", "bench/*.py", "tests/**/*.py")
            for path in ROOT.glob(pattern)]
 
 

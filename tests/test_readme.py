@@ -26,7 +26,7 @@ import model
 import pretrain
 import settings
 from bench import common, figures
-from canine import CanineConfig
+from baselines.canine import CanineConfig
 from tests.support import ROOT, SMALL, make_words
 from tests.test_finetune import QUICK, sentence
 from tests.test_squad import make_questions, nested_file
@@ -54,7 +54,7 @@ def test_python_block_runs_with_the_files_it_names(page, needs, code, tmp_path, 
     if needs == "a trained model":
         pretrain.main(["--data", str(text_path), "--cache", str(cache_dir), "--out", str(tmp_path / "out/proj-lsh"),
                        *SMALL])
-        for path in (*ROOT.glob("*.py"), *ROOT.glob("data/*.py")):
+        for path in (*ROOT.glob("*.py"), *ROOT.glob("data/*.py"), *ROOT.glob("baselines/*.py")):
             (tmp_path / path.relative_to(ROOT)).parent.mkdir(exist_ok=True)
             shutil.copy(path, tmp_path / path.relative_to(ROOT))
     else:

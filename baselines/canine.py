@@ -9,7 +9,7 @@ Deviations:   1. Matrices start as model.py's do, with std 0.02 · √(768/d); p
                  two characters' vectors of a text of 128·n or 128·n - 1 characters, and nowhere else.
               3. encode pads to full windows and two more: its outputs do not depend on the batch.
 Notation:     B batch   L characters   d width   k hash functions   N rows of a hash table
-Demo:         python canine.py
+Demo:         python -m baselines.canine
 """
 
 import json

@@ -7,7 +7,7 @@ Sources:      [FH] Weinberger et al. 2009, Feature Hashing for Large Scale Multi
 Deviations:   [FH] also hashes each word to a sign, so that collisions cancel on average.
 Out of scope: codes of words (tokenizer.py), which tasks have a bag (finetune.py).
 Notation:     B batch   L positions   C code numbers per word   V words   N rows
-Demo:         python bag.py
+Demo:         python baselines/bag.py
 """
 
 from hashlib import md5
