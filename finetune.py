@@ -104,7 +104,7 @@ def load_start(args):
         with blame_input(f"--ckpt {args.ckpt}"):
             checkpoint = load_checkpoint(args.ckpt)
             # raises where weights do not fit; jobs draw a new head
-            config = load_model(checkpoint, select_classes(checkpoint["config"].get("emb"))).config
+            config = load_model(checkpoint, select_classes(checkpoint["config"])[:2]).config
     if not config.order:
         raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
     is_canine = config.emb == "canine"
@@ -205,7 +205,7 @@ def prepare_task(run, name):
     a, length = run.args, run.config.length
     with blame_input(f"--ckpt {a.ckpt}" if a.ckpt else "--preset"):
         if run.checkpoint:
-            tokenizer = select_classes(run.config.emb)[2].load(run.checkpoint["encoder"], run.config)
+            tokenizer = select_classes(vars(run.config))[2].load(run.checkpoint["encoder"], run.config)
         else:  # without pre-training the n-grams are those of the training texts
             texts = (train["first"] + (train["second"] or []) if task else
                      [question[part] for question in train for part in ("context", "question")])
@@ -222,7 +222,7 @@ def new_model(run, data):
     """Return the fresh model of a task: the bag of words is for single texts, as it cannot compare two."""
     bag = run.args.bag if data.has_one_text else 0
     config = dataclasses.replace(run.config, head=data.head, labels=data.num_outputs, bag=bag)
-    return select_classes(config.emb)[1](config)
+    return select_classes(vars(config))[1](config)
 
 
 def build_model(run, name, data):
@@ -233,7 +233,7 @@ def build_model(run, name, data):
     weights = {key: weight for key, weight in weights.items() if not key.startswith(heads)}
     model.load_state_dict(weights, strict=False)
     model.to(run.device).set_codes(torch.from_numpy(data.tokenizer.codes()))
-    if model.bag and "bag.weight" not in weights:
+    if model.config.bag and "bag.weight" not in weights:
         model.bag.set_idf([model.bag_rows[ids] for ids in map(torch.from_numpy, data.examples)])
     return model
 

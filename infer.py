@@ -48,7 +48,7 @@ class TextModel:
 
     def __init__(self, path, device="cpu"):
         checkpoint = load_checkpoint(path)
-        *kinds, tokenizer = select_classes(checkpoint["config"].get("emb"))
+        *kinds, tokenizer = select_classes(checkpoint["config"])
         with blame_input(path):
             self.model, self.cached_logits = load_model(checkpoint, kinds).to(device), {}
             self.config = self.model.config

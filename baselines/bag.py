@@ -1,84 +1,181 @@
-"""Hashed bag of words beside an encoder: label scores per hash bucket of words, without a vocabulary.
+"""Hashed bag of words beside an encoder: scores of labels per hash bucket of words, no vocabulary.
 
 Paper map:    [FH] HashedBag
-Sources:      [FH] Weinberger et al. 2009, Feature Hashing for Large Scale Multitask Learning. The weight of a
-              word in few texts is that of Spärck Jones 1972. The sum of a linear and a deep model is that of
-              Cheng et al. 2016, Wide & Deep Learning.
-Deviations:   [FH] also hashes each word to a sign, so that collisions cancel on average.
+Sources:      [FH] Weinberger et al. 2009, Feature Hashing for Large Scale Multitask Learning
+              Spärck Jones 1972: the idf of a row
+              Cheng et al. 2016, Wide & Deep Learning: the sum of a linear and a deep model
 Out of scope: codes of words (tokenizer.py), which tasks have a bag (finetune.py).
+Deviations:   1. [FH] also hashes each word to a sign, so that collisions cancel on average.
 Notation:     B batch   L positions   C code numbers per word   V words   N rows
-Demo:         python baselines/bag.py
+              P distinct pairs (text, row) of a batch
+Demo:         python -m baselines.bag
 """
-
-from hashlib import md5
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from model import Model
+
+MERSENNE_PRIME = 2**31 - 1  # modulus of the hash function: larger than any number of rows
+
 
 class HashedBag(nn.Module):
-    """Add GAIN · Σ x_r row_r / √Σ x_r² to an encoder's logits, with x_r = idf_r · ln(1 + n_r). [FH]
+    """Add 30 · Σ x_r row_r / √Σ x_r² to an encoder's logits, where x_r = idf_r · ln(1 + n_r). [FH]
 
-    A text has row r n_r times; idf is 1 for all rows until `set_idf` has counted the texts that have them.
-    In training dropout takes the encoder away from half of the texts, and the bag predicts them alone.
-    Otherwise the encoder memorizes the texts, and the bag learns nothing.
+    A text has row r n_r times. All idf are 1 until `set_idf` counts the texts that have each row.
 
-    Args: rows int N; labels int.
-    Shape: rows int64 (B, L) of words, key_mask bool (B, L), True = a word, or None, and logits (B, labels) of
-        the encoder, to (B, labels).
+    Args:
+        rows: int, N, number of hash buckets.
+        labels: int, number of labels, or 1 for a regression.
+
+    Shape:
+        rows: int64 (B, L), the row of each word, from hash_codes.
+        key_mask: bool (B, L), True = a word, or None without padding.
+        logits: float (B, labels), from the encoder.
+        output: float (B, labels).
+
+    Example:
+        bag = HashedBag(65_536, 2)
+        rows = bag.hash_codes(codes)  # (V,), once
+        logits = bag(rows[ids], key_mask, encoder(ids))
     """
-    GAIN = 30  # the bag learns as fast as the encoder at one learning rate: Adam's step is that rate
-    DECAY = 2  # weight decay of AdamW: each step shrinks the rows by 2 · lr, so few texts leave little
+
+    # Both constants were chosen on a few tasks (docs/finetuning.md). The size of each has a reason.
+    # The bag must learn as fast as an encoder with the same learning rate. Adam changes each number
+    # by about lr per step. A text of 20 words, all different and of equal idf, has 20 weights x of
+    # 1/√20. A step changes its score by 30 · 20/√20 · lr = 134 · lr. The last layer of a head of
+    # width 128 reads 128 values of tanh, each at most 1, and changes it by at most 128 · lr.
+    GAIN = 30
+
+    # Weight decay of AdamW: a step multiplies the rows by 1 - 2 · lr, so that few texts leave
+    # little. An epoch of SST-2 has 2,105 steps, with an lr of 0.0005 on average. It leaves
+    # e^(-2 · 2105 · 0.0005) = 12 % of what a text taught the bag, until that text comes again.
+    DECAY = 2
 
     def __init__(self, rows, labels):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(rows, labels))  # (N, labels)
         self.register_buffer("idf", torch.ones(rows))  # (N,)
 
+    def forward(self, rows, key_mask, logits):
+        B = len(rows)
+        N = len(self.weight)
+
+        # Count the distinct rows of each text. A key is N · text + row. With N = 10, texts of the
+        # rows [7, 7, 2] and [2, 9] have the keys [7, 7, 2] and [12, 19]. Sorted, without repeats:
+        #     key   2  7  12  19        text  0  0  1  1
+        #     count 1  2   1   1        row   2  7  2  9        start  0, 2
+        texts = torch.arange(B, device=rows.device)  # (B,)
+        keys = N * texts.unsqueeze(1) + rows  # (B, L)
+        if key_mask is not None:
+            keys = keys[key_mask]
+        keys, counts = keys.unique(return_counts=True)  # (P,), (P,)
+        text = keys // N
+        row = keys % N
+        start = torch.searchsorted(text, texts)  # (B,), where each text begins
+
+        # Weight each row of a text, and scale the weights of a text to length 1.
+        x = self.idf[row] * counts.log1p()  # (P,)
+        squares = x.new_zeros(B).index_add(0, text, x * x)  # (B,)
+        x = x / squares.sqrt()[text]
+        scores = F.embedding_bag(row, self.weight, start, mode="sum", per_sample_weights=x)
+
+        # In training the bag predicts half of the texts alone. Otherwise the encoder memorizes the
+        # texts, and the bag learns nothing. The switch is 0 or 2, so that its mean is 1.
+        if self.training:
+            switch = F.dropout(torch.ones_like(logits[:, :1]), 0.5)  # (B, 1)
+            logits = switch * logits
+        return logits + self.GAIN * scores
+
     def hash_codes(self, codes):
-        """Return a row int64 (V,) for the codes of each word, integer (V, C): equal codes share a row."""
-        factors = torch.randint(2**31, codes.shape[1:], generator=torch.Generator().manual_seed(0))
-        return (codes.long() * factors.to(codes.device)).sum(1) % (2**31 - 1) % len(self.weight)
+        """Choose a row for each word: a random sum of its code numbers modulo a prime, modulo N.
+
+        Args:
+            codes: integer (V, C). Words with equal codes share a row.
+
+        Returns:
+            int64 (V,), the same on every machine.
+        """
+        generator = torch.Generator().manual_seed(0)
+        factors = torch.randint(2**31, codes.shape[1:], generator=generator)  # (C,)
+        sums = (codes.long() * factors.to(codes.device)).sum(1)  # (V,)
+        return sums % MERSENNE_PRIME % len(self.weight)
 
     def set_idf(self, texts):
-        """Set idf = 1 + ln((1 + n) / (1 + n_r)), where n_r of the n texts, int64 (L,) each, have row r."""
-        counts = torch.cat([rows.unique() for rows in texts]).bincount(minlength=len(self.idf))
-        self.idf.copy_(1 + ((1 + len(texts)) / (1 + counts)).log())
+        """Set idf_r = 1 + ln((1 + n) / (1 + n_r)), where n_r of the n texts have row r.
 
-    def forward(self, rows, key_mask, logits):
-        N, texts = len(self.weight), torch.arange(len(rows), device=rows.device)
-        keys = rows + N * texts.unsqueeze(1)  # (B, L): the row of another text has another number
-        keys, counts = keys[slice(None) if key_mask is None else key_mask].unique(return_counts=True)
-        text, row = keys // N, keys % N  # of each distinct row of each text, in order
-        x = self.idf[row] * counts.log1p()
-        x = x / x.new_zeros(len(texts)).index_add(0, text, x * x).sqrt()[text]  # a text's x have length 1
-        start = torch.searchsorted(text, texts)
-        scores = F.embedding_bag(row, self.weight, start, mode="sum", per_sample_weights=x)  # (B, labels)
-        keep = F.dropout(torch.ones_like(logits[:, :1]), 0.5, self.training)  # in training 0 or 2, else 1
-        return keep * logits + self.GAIN * scores
+        Args:
+            texts: sequence of int64 (L,), the rows of each text.
+        """
+        rows = torch.cat([text.unique() for text in texts])
+        counts = rows.bincount(minlength=len(self.idf))  # (N,), n_r
+        shares = (1 + len(texts)) / (1 + counts)
+        self.idf.copy_(1 + shares.log())
+
+
+class HybridModel(Model):
+    """An encoder that classifies texts, and the hashed bag of words beside it.
+
+    The encoder reads the first config.length tokens of a text, the bag reads all of them.
+
+    Args:
+        config: model.Config with head "classify" and bag, the rows of the bag, above 0.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.bag = HashedBag(config.bag, config.labels)
+        self.register_buffer("bag_rows", None, persistent=False)  # (V,), set by set_codes
+
+    def set_codes(self, codes):
+        """Set the codes of all words, as Model does, and their rows of the bag."""
+        super().set_codes(codes)
+        rows = self.bag.hash_codes(torch.as_tensor(codes, device="cpu"))
+        self.bag_rows = rows.to(self.device)
+
+    def cut(self, ids, key_mask):
+        """Return the first config.length positions of both, which the encoder reads."""
+        if key_mask is not None:
+            key_mask = key_mask[:, :self.config.length]
+        return ids[:, :self.config.length], key_mask
+
+    def encode(self, ids, key_mask=None):
+        """Return the encoder's outputs (B, L, d) of ids int64 (B, L), at most config.length."""
+        ids, key_mask = self.cut(ids, key_mask)
+        return super().encode(ids, key_mask)
+
+    def forward(self, ids, key_mask=None):
+        """Return logits (B, labels) of ids int64 (B, L) and key_mask bool (B, L) or None."""
+        first_ids, first_mask = self.cut(ids, key_mask)
+        logits = super().forward(first_ids, first_mask)
+        return self.bag(self.bag_rows[ids], key_mask, logits)
 
 
 def main(argv=None):
-    """Learn which of two labels six texts have, without an encoder, and print the score of each word."""
-    texts = ["a fine and moving film", "fine acting", "fine cast", "a dull film", "dull cast", "dull plot"]
-    words = sorted({*" ".join(texts).split()})
-    bag = HashedBag(1_024, 2)
-    codes = torch.tensor([list(md5(word.encode(), usedforsecurity=False).digest()) for word in words])
-    row = dict(zip(words, bag.hash_codes(codes)))
-    rows = [torch.stack([row[word] for word in text.split()]) for text in texts]
+    """Learn the labels of six texts without an encoder, and print the score of each word."""
+    texts = ["fine film", "fine acting", "fine cast", "dull film", "dull cast", "dull plot"]
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    words = " ".join(texts).split()
+    codes = [list(word.ljust(8).encode()) for word in words]  # letters, with spaces up to 8
+
+    bag = HashedBag(1_024, 2)
+    rows = bag.hash_codes(torch.tensor(codes)).view(6, 2)  # two words a text
     bag.set_idf(rows)
     optimizer = torch.optim.Adam(bag.parameters(), 0.01)
+    no_encoder = torch.zeros(6, 2)
     for _ in range(20):
-        logits = torch.cat([bag(text.unsqueeze(0), None, torch.zeros(1, 2)) for text in rows])  # (6, 2)
+        loss = F.cross_entropy(bag(rows, None, no_encoder), labels)
         optimizer.zero_grad()
-        F.cross_entropy(logits, labels).backward()
+        loss.backward()
         optimizer.step()
-    print(f"three texts of each label: {', '.join(texts[:3])} / {', '.join(texts[3:])}\n\n"
-          "   word  row of 1,024   idf  score of the first label minus the second")
-    for word, n in row.items():
-        print(f"{word:>7}  {n:12}  {bag.idf[n]:.2f}  {-bag.weight[n].diff().item():+.2f}")
+
+    print("label 0:", ", ".join(texts[:3]))
+    print("label 1:", ", ".join(texts[3:]))
+    print("\n   word  row of 1,024   idf  score of label 0 minus label 1")
+    for word, row in sorted(set(zip(words, rows.flatten().tolist()))):
+        score = bag.weight[row, 0] - bag.weight[row, 1]
+        print(f"{word:>7}  {row:12}  {bag.idf[row]:.2f}  {score:+.2f}")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,25 @@
-"""CANINE-C: an encoder that reads characters, each hashed to a row of eight tables. There is no vocabulary.
+"""CANINE-C: an encoder that reads characters, each hashed to a row of eight tables. No vocabulary.
 
-Paper map:    [CA §3.1] Canine.embed   [CA §3.1] Canine.attend_locally   [CA §3.1] Canine.downsample
-              [CA §3.1] Canine.upsample   [HF §4.1] CanineConfig
-Sources:      [CA] Clark et al. 2021, CANINE   [HF] Xue & Aletras 2022, HashFormers: it is their baseline
-Out of scope: pre-training, CANINE-S, n-grams of characters, questions and answers (--task squad).
-Deviations:   1. Matrices start as model.py's do, with std 0.02 · √(768/d); positions with 0.02, no sinusoids.
-              2. A block of padding attends to nothing, in transformers to the padding: that shows in the last
-                 two characters' vectors of a text of 128·n or 128·n - 1 characters, and nowhere else.
-              3. encode pads to full windows and two more: its outputs do not depend on the batch.
-Notation:     B batch   L characters   d width   k hash functions   N rows of a hash table
+Paper map:    [CA §3.1] Canine.encode   [CA §3.1] Canine.embed   [CA §3.1] Canine.attend_locally
+              [CA §3.1] Canine.downsample   [CA §3.1] Canine.upsample   [HF §4.1] CanineConfig
+Sources:      [CA] Clark et al. 2021, CANINE
+              [HF] Xue & Aletras 2022, HashFormers: CANINE-C is one of their baselines
+Out of scope: pre-training, CANINE-S, n-grams of characters, answers in a context (--task squad).
+Deviations:   1. Matrices start as in model.py, with std 0.02 · √(768/d). Positions start with std
+                 0.02, without sinusoids.
+              2. A block of padding attends to nothing, in Hugging Face Transformers to the padding.
+                 In a text of 128·n or 128·n - 1 characters the last two characters' vectors differ.
+              3. forward pads to full windows and two more: its outputs do not depend on the batch.
+Notation:     B batch   L characters   W windows of 4 characters, L/4   d hidden size
+              k hash functions   N rows of a hash table
 Demo:         python -m baselines.canine
+
+    characters -> hash rows -> local layer -> strided convolution -> deep layers -> head
+    (B, L)        (B, L, k)    (B, L, d)      (B, W, d)              (B, W, d)      (B, labels)
 """
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,26 +27,23 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from attention import Dropout
+from baselines.bag import HybridModel
 from model import Config, Model, TransformerLayer
 from tokenizer import FIRST_WORD_ID, SEP, HashTokenizer
 
-PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # of the k hash functions
-RATE, BLOCK = 4, 128  # characters of a window of the convolutions, and of a block of local attention
-SPECIAL_POINTS = 0, 0xE000, 0xE001, 0xE004, 0xE003  # of [PAD] [CLS] [SEP] [UNK] [MASK], by token ID
-# config.json of the release: the names of sizes, and what is the same for all
-SIZES = dict(layers="num_hidden_layers", width="hidden_size", heads="num_attention_heads",
-             ffn="intermediate_size", rows="num_hash_buckets", positions="num_hash_buckets",
-             types="type_vocab_size")
-FIXED = dict(model_type="canine", hidden_act="gelu", layer_norm_eps=1e-12, num_hash_functions=len(PRIMES),
-             downsampling_rate=RATE, upsampling_kernel_size=RATE, local_transformer_stride=BLOCK)
+PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # one for each of the k hash functions
+RATE = 4  # characters of a window: width and stride of the convolution
+BLOCK = 128  # characters of a block of local attention
+NORM_EPS = 1e-12  # of all layer norms, as released
+# Code points of [PAD] [CLS] [SEP] [UNK] [MASK], by token ID: all but 0 from the private use area
+SPECIAL_POINTS = (0, 0xE000, 0xE001, 0xE004, 0xE003)
 
 
 @dataclass
 class CanineConfig:
-    """Everything that shapes the weights, in plain types; the defaults are the paper's size. [HF §4.1]"""
-    emb: str = "canine"  # tells a checkpoint from those of model.Config
-    layers: int = 12  # deep ones, beside the local one and the last one
+    """Everything that shapes the weights, in plain types, at the size of the paper. [HF §4.1]"""
+    emb: str = "canine"  # tells its checkpoints from those of model.Config
+    layers: int = 12  # deep layers; the local layer and the last one come on top
     width: int = 768  # d
     heads: int = 12
     ffn: int = 3072
@@ -52,128 +55,222 @@ class CanineConfig:
     head: str = "classify"
     labels: int = 2
     pool: str = "cls"
-    bag: int = 0  # rows of a bag of words: without words, none
-    # no fields, as they never differ: what TransformerLayer, finetune.py and infer.py ask for
-    act, attn, code_format, order, predicts_rows, lsh_redraw = "gelu", "full", "points", True, False, False
+    bag: int = 0  # rows of a bag of words: there are no words
+
+    # What finetune.py and infer.py ask of every config: the same for each Canine, so not fields.
+    code_format = "points"
+    order = True
+    predicts_rows = False
+    lsh_redraw = False
 
     def __post_init__(self):
-        for name, kind in [(field.name, field.type) for field in fields(self)]:
-            value, only = getattr(self, name), dict(emb="canine", head="classify", pool="cls", bag=0)
-            fits = isinstance(value, (int, float) if kind is float else kind)
-            if not fits or value != only.get(name, value):
-                raise ValueError(f"{name}: expected {only.get(name, kind)} of canine, got {value!r}.")
-            room = 3 * RATE - 1 + (self.length if type(self.length) is int else 0)
-            minima = dict(layers=0, bag=0, dropout=0, length=5, types=2, positions=room)
-            low, end = minima.get(name, 1), 1 if kind is float else 2**31
-            if kind is not str and not low <= value < end:
-                raise ValueError(f"{name}: expected at least {low} and less than {end}, got {value}.")
-        if self.width % self.heads or self.width % len(PRIMES):
-            raise ValueError(f"width: expected a multiple of {self.heads} heads and of 8, got {self.width}.")
+        if self.pool != "cls":
+            raise ValueError(f"pool: expected cls for canine, got {self.pool}.")
+        if self.bag != 0:
+            raise ValueError(f"bag: expected 0 for canine, got {self.bag}.")
+        self.layer_config()  # raises where dropout or a size is out of range
 
-
-def hash_rows(points, num_rows):
-    """Return int64 (..., k), (code point + 1) · prime mod N, the row in each table, of code points (...)."""
-    return (points.unsqueeze(-1) + 1) * torch.tensor(PRIMES, device=points.device) % num_rows
+    def layer_config(self):
+        """Return the model.Config of the transformer layers."""
+        return Config(width=self.width, heads=self.heads, ffn=self.ffn, dropout=self.dropout)
 
 
 class Canine(nn.Module):
-    """Characters, a local layer, a position per four characters for the deep layers, a head. Args: config."""
-    vectors_per_item, specials, bag, codes = 1, None, None, ()  # what infer.py and count_parameters ask for
-    device = property(lambda self: self.types.weight.device)
+    """Classify texts by their characters.
 
-    def __init__(self, c):
+    Args:
+        config: CanineConfig.
+
+    Shape:
+        ids: int64 (B, L), token IDs of CharacterTokenizer: code points + 5.
+        key_mask: bool (B, L), True = attend, or None without padding.
+        output: float (B, labels), logits.
+    """
+
+    def __init__(self, config):
         super().__init__()
-        self.config, self.dropout, d = c, Dropout(c.dropout), c.width
-        self.embedding = nn.Embedding(len(PRIMES) * c.rows, d // len(PRIMES))  # table after table
-        self.positions, self.types = nn.Embedding(c.positions, d), nn.Embedding(c.types, d)
-        self.norm, self.down_norm, self.up_norm = (nn.LayerNorm(d) for _ in range(3))
-        self.down, self.up = nn.Conv1d(d, d, RATE, RATE), nn.Conv1d(2 * d, d, RATE)
-        self.local, self.final = TransformerLayer(c, 0), TransformerLayer(c, 1 + c.layers)
-        self.layers = nn.ModuleList(TransformerLayer(c, 1 + i) for i in range(c.layers))
-        self.pooler, self.head = nn.Linear(d, d), nn.Sequential(Dropout(c.dropout), nn.Linear(d, c.labels))
+        self.config = config
+        d = config.width
+        self.dropout = nn.Dropout(config.dropout)
+
+        # The order of these lines is the order in which the weights are drawn.
+        k = len(PRIMES)
+        self.embedding = nn.Embedding(k * config.rows, d // k)  # table after table
+        self.positions = nn.Embedding(config.positions, d)
+        self.types = nn.Embedding(config.types, d)
+        self.norm = nn.LayerNorm(d)
+        self.down_norm = nn.LayerNorm(d)
+        self.up_norm = nn.LayerNorm(d)
+        self.down = nn.Conv1d(d, d, kernel_size=RATE, stride=RATE)
+        self.up = nn.Conv1d(2 * d, d, kernel_size=RATE)
+        sizes = config.layer_config()
+        self.local = TransformerLayer(sizes, 0)  # 0: a number that LSH attention alone reads
+        self.final = TransformerLayer(sizes, 0)
+        self.layers = nn.ModuleList([TransformerLayer(sizes, 0) for _ in range(config.layers)])
+        self.pooler = nn.Linear(d, d)
+        self.head = nn.Sequential(nn.Dropout(config.dropout), nn.Linear(d, config.labels))
+
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
-                module.eps = FIXED["layer_norm_eps"]
+                module.eps = NORM_EPS
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
             elif isinstance(module, (nn.Linear, nn.Conv1d)):
                 nn.init.normal_(module.weight, std=0.02 * (768 / d) ** 0.5)
                 nn.init.zeros_(module.bias)
 
-    def set_codes(self, codes):
-        """Do nothing, as a code point is its own code: the interface is that of model.Model."""
+    def forward(self, ids, key_mask=None):
+        ids, types, key_mask = pad_inputs(ids, key_mask)
+        _, windows = self.encode(ids, types, key_mask)
+        pooled = self.pooler(windows[:, 0]).tanh()  # (B, d), of [CLS]
+        return self.head(pooled)
+
+    def encode(self, ids, types, key_mask):
+        """Read a text: characters in local blocks, then windows over the whole text. [CA §3.1]
+
+        Args:
+            ids: int64 (B, L), token IDs, L at least 4.
+            types: int64 (B, L), token types: 0, and 1 for the second text of a pair.
+            key_mask: bool (B, L), True = attend.
+
+        Returns:
+            characters float (B, L, d), the outputs of the local layer, and windows float (B, W, d).
+        """
+        L = ids.shape[1]
+        x = self.embed(ids) + self.types(types) + self.positions.weight[:L]  # (B, L, d)
+        x = self.dropout(self.norm(x))
+        x = self.attend_locally(x, key_mask)
+        windows = self.downsample(x)  # (B, W, d)
+
+        # subtle: windows move one place to the right, their mask does not, as in the released
+        # model. So no position attends to a text's last window where padding follows.
+        W = windows.shape[1]
+        window_mask = key_mask[:, :RATE * W].unflatten(1, (W, RATE)).any(-1)  # (B, W)
+        for layer in self.layers:
+            windows = layer(windows, window_mask)
+        return x, windows
 
     def embed(self, ids):
-        """Return (..., d) of token IDs int64 (...): a row of d/k from each of the k tables. [CA §3.1]"""
-        special = torch.tensor(SPECIAL_POINTS, device=ids.device)[ids.clamp(max=FIRST_WORD_ID - 1)]
-        points = torch.where(ids < FIRST_WORD_ID, special, ids - FIRST_WORD_ID)
-        starts = torch.arange(len(PRIMES), device=ids.device) * self.config.rows  # (k,), of the tables
-        return self.embedding(hash_rows(points, self.config.rows) + starts).flatten(-2)  # (..., k, d/k)
+        """Return (B, L, d) of ids (B, L): d/k numbers from each of the k tables. [CA §3.1]"""
+        N = self.config.rows
+        rows = hash_rows(code_points(ids), N)  # (B, L, k)
+        starts = N * torch.arange(len(PRIMES), device=ids.device)  # (k,), of the tables
+        return self.embedding(rows + starts).flatten(-2)  # (B, L, k, d/k) -> (B, L, d)
 
     def attend_locally(self, x, key_mask):
-        """Return (B, L, d) of x (B, L, d): blocks are rows of a batch, apart from each other. [CA §3.1]"""
-        (B, L, d), size = x.shape, min(x.shape[1], BLOCK)
-        x, key_mask = F.pad(x, (0, 0, 0, -L % size)), F.pad(key_mask, (0, -L % size))
-        return self.local(x.reshape(-1, size, d), key_mask.reshape(-1, size)).reshape(B, -1, d)[:, :L]
+        """Return (B, L, d) of x (B, L, d): characters attend within blocks of 128. [CA §3.1]"""
+        B, L, d = x.shape
+        block = min(L, BLOCK)  # a shorter text is one block
+        padding = -L % block
+        x = F.pad(x, (0, 0, 0, padding))
+        key_mask = F.pad(key_mask, (0, padding))
+        # Blocks become rows of a batch, so that none sees another.
+        blocks = x.reshape(-1, block, d)
+        blocks = self.local(blocks, key_mask.reshape(-1, block))
+        return blocks.reshape(B, -1, d)[:, :L]
 
     def downsample(self, x):
-        """Return (B, L/4, d) of (B, L, d): the first character, then windows of 4 but the last. [CA §3.1]
+        """Return (B, W, d) of x (B, L, d): the first character, all windows but the last. [CA §3.1]
 
             [CLS] t h e   · c a t   [SEP] 0 0 0   ->   [CLS]   [CLS]the   ·cat
         """
-        windows = F.gelu(self.down(x.transpose(1, 2))).transpose(1, 2)  # (B, L/4, d)
-        return self.down_norm(torch.cat([x[:, :1], windows[:, :-1]], 1))
+        windows = self.down(x.transpose(1, 2))  # (B, d, W)
+        windows = F.gelu(windows).transpose(1, 2)  # (B, W, d)
+        return self.down_norm(torch.cat([x[:, :1], windows[:, :-1]], dim=1))
 
-    def upsample(self, x, short, key_mask):
-        """Return (B, L, d) of characters x (B, L, d) and the deep layers' outputs (B, L/4, d). [CA §3.1]"""
-        # window i is at place i + 1; the last one was dropped, so that its characters read the one before
-        place = (torch.arange(x.shape[1], device=x.device) // RATE + 1).clamp(max=short.shape[1] - 1)  # (L,)
-        x = torch.cat([x, short[:, place]], -1).transpose(1, 2)  # (B, 2·d, L)
-        x = F.gelu(self.up(F.pad(x, (1, 2)))).transpose(1, 2)  # (B, L, d)
-        return self.final(self.dropout(self.up_norm(x)), key_mask)
+    def upsample(self, x, windows, key_mask):
+        """Return a vector for each character: what pre-training and tagging read. [CA §3.1]
 
-    def contextualize(self, ids, types, key_mask, use_upsampling=True):
-        """Return characters (B, L, d), or None without upsampling, and the pooled first position (B, d).
+        Args:
+            x, windows: float (B, L, d) and (B, W, d), from encode.
+            key_mask: bool (B, L), True = attend.
 
-        Args: ids, types int64 (B, L), token IDs and token types, L at least 4; key_mask bool (B, L).
+        Returns:
+            float (B, L, d).
         """
-        x = self.embed(ids) + self.types(types) + self.positions.weight[:ids.shape[1]]
-        x = self.attend_locally(self.dropout(self.norm(x)), key_mask)  # (B, L, d)
-        short = self.downsample(x)
-        # subtle: windows move one place right, their mask does not: none attends to a text's last window
-        short_mask = key_mask[:, :RATE * short.shape[1]].unflatten(1, (-1, RATE)).any(-1)  # (B, L/4)
-        for layer in self.layers:
-            short = layer(short, short_mask)
-        return self.upsample(x, short, key_mask) if use_upsampling else None, self.pooler(short[:, 0]).tanh()
+        # Character i is in window i // 4, which stands one place to the right. The last window was
+        # dropped: its characters read the window before.
+        L = x.shape[1]
+        W = windows.shape[1]
+        place = torch.arange(L, device=x.device) // RATE + 1  # (L,)
+        place = place.clamp(max=W - 1)
+        x = torch.cat([x, windows[:, place]], dim=-1)  # (B, L, 2·d)
+        x = F.pad(x.transpose(1, 2), (1, 2))  # (B, 2·d, L + 3): the convolution has L outputs
+        x = F.gelu(self.up(x)).transpose(1, 2)  # (B, L, d)
+        x = self.dropout(self.up_norm(x))
+        return self.final(x, key_mask)
 
-    def encode(self, ids, key_mask=None, use_upsampling=True):
-        """Return (B, L, d) of token IDs (B, L), or the pooled (B, d). After the first [SEP] types are 1."""
-        key_mask = torch.ones_like(ids, dtype=torch.bool) if key_mask is None else key_mask
-        is_sep, more = (ids == SEP).long(), (0, -ids.shape[1] % RATE + 2 * RATE)
-        types = (is_sep.cumsum(1) - is_sep).clamp(max=1) * key_mask
-        x, pooled = self.contextualize(*(F.pad(x, more) for x in (ids, types, key_mask)), use_upsampling)
-        return x[:, :ids.shape[1]] if use_upsampling else pooled
+    # The interface of model.Model for finetune.py, infer.py and count_parameters.
+    specials = None
+    codes = ()
 
-    def forward(self, ids, key_mask=None):
-        """Return logits (B, labels) of token IDs int64 (B, L); key_mask bool (B, L), default: all."""
-        return self.head(self.encode(ids, key_mask, use_upsampling=False))
+    @property
+    def device(self):
+        """Return the torch.device of the weights."""
+        return self.types.weight.device
+
+    def set_codes(self, codes):
+        """Do nothing: a code point is its own code."""
+
+
+def hash_rows(points, num_rows):
+    """Return (point + 1) · prime mod N, int64 (..., k): rows of code points (...) in each table."""
+    primes = torch.tensor(PRIMES, device=points.device)  # (k,)
+    return (points.unsqueeze(-1) + 1) * primes % num_rows
+
+
+def code_points(ids):
+    """Return the code points of token IDs, both int64 (...)."""
+    special_points = torch.tensor(SPECIAL_POINTS, device=ids.device)
+    special = special_points[ids.clamp(max=FIRST_WORD_ID - 1)]
+    return torch.where(ids < FIRST_WORD_ID, special, ids - FIRST_WORD_ID)
+
+
+def pad_inputs(ids, key_mask=None):
+    """Return token IDs, token types and attention mask, padded to full windows and two more.
+
+    The end of a text then has the same neighbors in every batch: a character reads its own window
+    and, through the convolution of upsample, the next one. Token types are 1 after the first [SEP].
+    """
+    if key_mask is None:
+        key_mask = torch.ones_like(ids, dtype=torch.bool)
+    is_sep = (ids == SEP).long()
+    seps_before = is_sep.cumsum(1) - is_sep
+    types = seps_before.clamp(max=1) * key_mask
+    padding = (0, -ids.shape[1] % RATE + 2 * RATE)
+    ids = F.pad(ids, padding)
+    types = F.pad(types, padding)
+    key_mask = F.pad(key_mask, padding)
+    return ids, types, key_mask
 
 
 class CharacterTokenizer:
-    """Map text to token IDs of characters, as HashTokenizer does of words. A pair has one [SEP] between."""
-    separator, is_fixed, subwords, bloom_map, words, index = (SEP,), False, None, None, (), {}
+    """Map text to token IDs of characters, with the interface of HashTokenizer.
+
+    Example:
+        CharacterTokenizer().ids("No")  # 78 + 5, 111 + 5
+    """
+    separator = (SEP,)  # between the texts of a pair
+
+    # What finetune.py and infer.py ask of a tokenizer of words: there are none.
+    words = ()
+    index = {}
+    is_fixed = False
+    bloom_map = None
 
     def split(self, text):
         """Return characters list[str] and spans list[(start, end)]."""
-        return list(text), [(i, i + 1) for i in range(len(text))]
+        spans = [(i, i + 1) for i in range(len(text))]
+        return list(text), spans
 
     def ids(self, words):
-        """Return int32 (n,), code points + 5, of a text or list of characters; case and spaces are kept."""
-        return np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), "<i4") + FIRST_WORD_ID
+        """Return int32 (n,), code points + 5, of a text or a list of characters."""
+        data = "".join(words).encode("utf-32-le", "surrogatepass")  # four bytes a character
+        return np.frombuffer(data, "<i4") + FIRST_WORD_ID
 
     def ids_of_texts(self, texts):
         """Return a list of int32 (characters,), one for each text."""
-        return list(map(self.ids, texts))
+        return [self.ids(text) for text in texts]
 
     def codes(self):
         """Return no codes, as code points need none."""
@@ -185,74 +282,161 @@ class CharacterTokenizer:
 
     @classmethod
     def load(cls, state, config):
-        """Return the tokenizer of a state(); ValueError for another's."""
-        if state != cls().state():
-            raise ValueError(f"encoder: expected {cls().state()}, got {str(state)[:60]}.")
+        """Return the tokenizer of a state(): there is one."""
         return cls()
 
 
-def select_classes(emb):
-    """Return the classes of config, model and tokenizer for an emb: these, or those of hashed words."""
-    if emb == "canine":
+def select_classes(config):
+    """Return the classes of config, model and tokenizer for the config of a checkpoint, dict."""
+    if config.get("emb") == "canine":
         return CanineConfig, Canine, CharacterTokenizer
+    if config.get("bag"):
+        return Config, HybridModel, HashTokenizer
     return Config, Model, HashTokenizer
 
 
-def released_names(config):
-    """Return dict: name of each weight but the head's -> the release's names, whose tensors it joins."""
-    layer = dict(qkv="attention.self.query attention.self.key attention.self.value", up="intermediate.dense",
-                 out="attention.output.dense", norm1="attention.output.LayerNorm", down="output.dense",
-                 norm2="output.LayerNorm")
-    stacks = {f"layers.{i}": f"encoder.layer.{i}" for i in range(config.layers)}
-    stacks |= dict(local="initial_char_encoder.layer.0", final="final_char_encoder.layer.0")
-    tables = " ".join(f"char_embeddings.HashBucketCodepointEmbedder_{i}" for i in range(len(PRIMES)))
-    names = dict(embedding=tables, positions="char_embeddings.char_position_embeddings", up="projection.conv",
-                 types="char_embeddings.token_type_embeddings", norm="char_embeddings.LayerNorm",
-                 down="chars_to_molecules.conv", down_norm="chars_to_molecules.LayerNorm",
-                 pooler="pooler.dense", up_norm="projection.LayerNorm")
-    names |= {f"{ours}.{part}": " ".join(f"{theirs}.{name}" for name in layer[part].split())
-              for ours, theirs in stacks.items() for part in layer}
-    return {f"{ours}.{kind}": [f"{name}.{kind}" for name in some.split()] for ours, some in names.items()
-            for kind in ("weight", "bias")[:1 if ours in ("embedding", "positions", "types") else 2]}
+# The released checkpoint
+
+SIZES = {  # our field -> name in config.json
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "ffn": "intermediate_size",
+    "rows": "num_hash_buckets",
+    "positions": "num_hash_buckets",
+    "types": "type_vocab_size",
+}
+FIXED = {  # entries of config.json that have one value here
+    "model_type": "canine",
+    "hidden_act": "gelu",
+    "layer_norm_eps": NORM_EPS,
+    "num_hash_functions": len(PRIMES),
+    "downsampling_rate": RATE,
+    "upsampling_kernel_size": RATE,
+    "local_transformer_stride": BLOCK,
+}
 
 
 def load_released(folder):
-    """Return CanineConfig and weights, without a head, of a release's folder; ValueError: they do not fit."""
+    """Read a released CANINE-C, as Hugging Face Transformers saves it.
+
+    Args:
+        folder: str, with config.json, and pytorch_model.bin or model.safetensors.
+
+    Returns:
+        CanineConfig and dict of weights by our names, float32, without those of a head.
+
+    Raises:
+        ValueError: a file is missing or damaged, or is of another model.
+    """
     try:
-        settings = FIXED | json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
-        if wrong := {name: settings[name] for name, value in FIXED.items() if settings[name] != value}:
-            raise ValueError(f"config.json: expected {FIXED}, got {wrong}.")
-        sizes = {ours: settings[name] for ours, name in SIZES.items() if name in settings}
-        config = CanineConfig(length=min(2_048, sizes.get("positions", 16_384) - 3 * RATE + 1), **sizes)
-        if (path := Path(folder, "pytorch_model.bin")).exists():
-            theirs = torch.load(path, map_location="cpu")
-        else:
-            from safetensors.torch import load_file
-            theirs = load_file(Path(folder, "model.safetensors"))
-        theirs = {name.removeprefix("canine."): weight.float() for name, weight in theirs.items()}
-        names, known = released_names(config), {name for name in theirs if not name.endswith("position_ids")}
-        if wrong := sorted(known ^ {*sum(names.values(), [])}):
-            raise ValueError(f"expected the weights of a CANINE, got others or none of {wrong[:3]}.")
-        weights = {ours: torch.cat([theirs[name] for name in some]) for ours, some in names.items()}
-        with torch.device("meta"):
-            Canine(config).load_state_dict(weights, strict=False, assign=True)  # raises where shapes differ
-        return config, weights
-    except Exception as error:  # whatever a damaged file makes the readers and torch.cat raise
-        raise ValueError(f"{folder}: expected config.json and weights of a CANINE, got {error!r}.") from error
+        config = read_released_config(folder)
+        released = read_released_weights(folder)
+        names = released_names(config)
+        expected = set(sum(names.values(), []))
+        unmatched = sorted(expected ^ set(released))
+        if unmatched:
+            raise ValueError(f"weights: missing or of no part of the model: {unmatched[:3]}.")
+        weights = {}
+        for ours, theirs in names.items():
+            weights[ours] = torch.cat([released[name] for name in theirs])
+        with torch.device("meta"):  # allocates nothing; raises where shapes differ
+            Canine(config).load_state_dict(weights, strict=False, assign=True)
+    except Exception as error:  # damaged files make json, torch and safetensors raise many types
+        message = f"{folder}: expected config.json and weights of a CANINE, got {error!r}."
+        raise ValueError(message) from error
+    return config, weights
+
+
+def read_released_config(folder):
+    """Return the CanineConfig of a released config.json; a missing size is the paper's."""
+    settings = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+    for name, value in FIXED.items():
+        if settings.get(name, value) != value:
+            raise ValueError(f"{name}: expected {value}, got {settings[name]}.")
+    sizes = {}
+    for ours, theirs in SIZES.items():
+        if theirs in settings:
+            sizes[ours] = settings[theirs]
+    config = CanineConfig(**sizes)
+    max_padding = 3 * RATE - 1  # of pad_inputs
+    config.length = min(config.length, config.positions - max_padding)
+    return config
+
+
+def read_released_weights(folder):
+    """Return the weights in a folder by their released names, float32."""
+    path = Path(folder, "pytorch_model.bin")
+    if path.exists():
+        content = torch.load(path, map_location="cpu")
+    else:
+        from safetensors.torch import load_file  # a package that only this format needs
+        content = load_file(Path(folder, "model.safetensors"))
+    weights = {}
+    for name, weight in content.items():
+        if not name.endswith("position_ids"):  # 0, 1, 2, ...: a buffer of older versions
+            weights[name.removeprefix("canine.")] = weight.float()
+    return weights
+
+
+def released_names(config):
+    """Return dict: our name of each weight, without a head -> released names, to be joined."""
+    tables = "char_embeddings.HashBucketCodepointEmbedder"
+    names = {
+        "embedding.weight": [f"{tables}_{i}.weight" for i in range(len(PRIMES))],
+        "positions.weight": ["char_embeddings.char_position_embeddings.weight"],
+        "types.weight": ["char_embeddings.token_type_embeddings.weight"],
+    }
+
+    modules = {  # each has a weight and a bias
+        "norm": ["char_embeddings.LayerNorm"],
+        "down": ["chars_to_molecules.conv"],
+        "down_norm": ["chars_to_molecules.LayerNorm"],
+        "up": ["projection.conv"],
+        "up_norm": ["projection.LayerNorm"],
+        "pooler": ["pooler.dense"],
+    }
+    layers = {
+        "local": "initial_char_encoder.layer.0",
+        "final": "final_char_encoder.layer.0",
+    }
+    for i in range(config.layers):
+        layers[f"layers.{i}"] = f"encoder.layer.{i}"
+    for ours, theirs in layers.items():
+        parts = ("query", "key", "value")
+        modules[f"{ours}.attention.qkv"] = [f"{theirs}.attention.self.{part}" for part in parts]
+        modules[f"{ours}.attention.out"] = [f"{theirs}.attention.output.dense"]
+        modules[f"{ours}.norm1"] = [f"{theirs}.attention.output.LayerNorm"]
+        modules[f"{ours}.up"] = [f"{theirs}.intermediate.dense"]
+        modules[f"{ours}.down"] = [f"{theirs}.output.dense"]
+        modules[f"{ours}.norm2"] = [f"{theirs}.output.LayerNorm"]
+
+    for ours, theirs in modules.items():
+        for kind in ("weight", "bias"):
+            names[f"{ours}.{kind}"] = [f"{module}.{kind}" for module in theirs]
+    return names
 
 
 def main(argv=None):
-    """Print the parameters of each part beside the paper's, and the rows of the letters of a word."""
+    """Print the parameters of each part, and the rows of the letters of a word."""
     with torch.device("meta"):  # counted, not allocated
         model = Canine(CanineConfig())
-    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
-    counts["total"] = sum(counts.values()) - counts.pop("head")
-    paper = dict(embedding=f"paper: 12.3M; {16_000 * 768:,} of 16,000 rows",
-                 total=f"paper: 121.0M; {counts['total'] - 14_336 * 768:,} of 2,048 positions")
-    lines = [f"{name:>10}  {n:11,}  {paper.get(name, '')}" for name, n in counts.items() if n]
-    print(*lines, "\nletter  code point  row of 16,384 in each table", sep="\n")
+    total = 0
+    for name, part in model.named_children():
+        count = sum(weight.numel() for weight in part.parameters())
+        if count > 0 and name != "head":
+            total += count
+            print(f"{name:>10}  {count:11,}")
+    print(f"{'total':>10}  {total:11,}  without the head")
+    # HashFormers prints other sizes.
+    print(f"paper: 12.3M in the embedding; 16,000 rows have {16_000 * 768:,}")
+    print(f"paper: 121.0M in all; with 2,048 positions {total - (16_384 - 2_048) * 768:,}")
+
+    print("\nletter  code point  row of 16,384 in each table")
     for letter in "word":
-        print(f"{letter:>6}  {ord(letter):10} ", *hash_rows(torch.tensor(ord(letter)), 16_384).tolist())
+        point = ord(letter)
+        rows = hash_rows(torch.tensor(point), 16_384).tolist()
+        print(f"{letter:>6}  {point:10} ", *rows)
 
 
 if __name__ == "__main__":

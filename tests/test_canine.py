@@ -1,4 +1,4 @@
-"""canine.py: equal to transformers, numbers by hand, names of the release, and a fine-tuning that is read back."""
+"""canine.py: equal to transformers, by hand, released names, and a fine-tuning read back."""
 
 import functools
 import json
@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import finetune
-from baselines.canine import PRIMES, Canine, CanineConfig, CharacterTokenizer, hash_rows, load_released, released_names
+from baselines import canine
+from baselines.canine import Canine, CanineConfig, CharacterTokenizer, load_released
 from data.corpus import read_rows
 from infer import Predictor
 from runtime import InputError
@@ -16,111 +17,241 @@ from tests.support import assert_refused, run_main
 from tests.test_finetune import QUICK, own  # noqa: F401  a fixture
 from tokenizer import build_inputs
 
-SIZES = dict(layers=2, width=24, heads=3, ffn=40, rows=320, positions=320, length=300, types=3, dropout=0.0)
-RELEASED = dict(num_hidden_layers=2, hidden_size=24, num_attention_heads=3, intermediate_size=40,
-                num_hash_buckets=320, type_vocab_size=3, model_type="canine")
+SIZES = dict(layers=2, width=24, heads=3, ffn=40, rows=320, positions=320, length=300, types=3,
+             dropout=0.0)
+RELEASED_SIZES = dict(num_hidden_layers=2, hidden_size=24, num_attention_heads=3,
+                      intermediate_size=40, num_hash_buckets=320, type_vocab_size=3)
 
 
 def make_canine():
+    """Return a Canine whose weights are sine waves: equal numbers with every version of torch."""
     model = Canine(CanineConfig(**SIZES)).eval()
     for i, weight in enumerate(model.parameters()):
-        wave = torch.sin(torch.arange(weight.numel(), dtype=torch.float64) * (1.3 + 0.1 * i))  # by arithmetic
-        weight.data = (0.3 * wave).float().view_as(weight) + (weight.ndim == 1)
+        angles = torch.arange(weight.numel(), dtype=torch.float64) * (1.3 + 0.1 * i)
+        weight.data = (0.3 * torch.sin(angles)).float().view_as(weight)
+        if weight.ndim == 1:
+            weight.data += 1
     return model
 
 
-def write_release(folder, model, more=(), prefix="", **settings):
-    """Write a Canine as the release does, each weight cut into its parts; return the folder."""
-    parts = {prefix + name: part.clone() for ours, names in released_names(model.config).items()
-             for name, part in zip(names, model.state_dict()[ours].chunk(len(names)))} | dict(more)
-    torch.save({name: part for name, part in parts.items() if part is not None}, folder / "pytorch_model.bin")
-    return (folder / "config.json").write_text(json.dumps(RELEASED | settings)) and str(folder)
+def release(model):
+    """Return the weights of a Canine by their released names."""
+    weights = {}
+    for ours, theirs in canine.released_names(model.config).items():
+        parts = model.state_dict()[ours].chunk(len(theirs))
+        for name, part in zip(theirs, parts):
+            weights[name] = part.clone()
+    return weights
 
 
-@pytest.mark.parametrize("length", [7, 30, 131, 300])
-def test_outputs_equal_those_of_transformers(length, tmp_path):
-    """Characters and pooled vector, with types and padding, through the files that the library writes."""
-    library, ours = pytest.importorskip("transformers"), make_canine()
-    theirs = library.CanineModel.from_pretrained(write_release(tmp_path, ours))  # in evaluation mode
-    theirs.save_pretrained(tmp_path / "safe")  # model.safetensors
+def write_release(folder, weights, **settings):
+    """Write the files of a release; return the folder."""
+    torch.save(weights, folder / "pytorch_model.bin")
+    settings = RELEASED_SIZES | dict(model_type="canine") | settings
+    (folder / "config.json").write_text(json.dumps(settings))
+    return str(folder)
+
+
+def read_characters(model, ids, types, mask):
+    """Return the vectors of characters and the pooled vector, without forward's padding."""
+    x, windows = model.encode(ids, types, mask)
+    pooled = model.pooler(windows[:, 0]).tanh()
+    return model.upsample(x, windows, mask), pooled
+
+
+def assert_equal_weights(weights, model):
+    """Assert that weights are those of a model, bit for bit, without its head."""
+    state = model.state_dict()
+    assert weights.keys() == state.keys() - {"head.1.weight", "head.1.bias"}
+    assert all(torch.equal(weights[name], state[name]) for name in weights)
+
+
+@pytest.fixture
+def library_model(tmp_path):
+    """transformers' CanineModel with the weights of make_canine(), in evaluation mode."""
+    transformers = pytest.importorskip("transformers")
+    folder = write_release(tmp_path, release(make_canine()))
+    return transformers.CanineModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("length", [
+    7,  # one block, and a last window that is cut
+    300,  # three blocks
+])
+@torch.no_grad()
+def test_outputs_equal_those_of_transformers(length, library_model):
+    """Law: characters and pooled vector differ by less than 1e-5, with types and padding."""
+    points = torch.randint(0x110000, (3, length))
+    types = torch.randint(3, (3, length))
+    mask = torch.arange(length) < torch.tensor([[length], [length * 2 // 3], [5]])
+
+    x, pooled = read_characters(make_canine(), points + 5, types, mask)
+
+    expected = library_model(points, mask.long(), types)
+    assert (pooled - expected.pooler_output).abs().max() < 1e-5
+    assert (x[mask] - expected.last_hidden_state[mask]).abs().max() < 1e-5
+
+
+def test_release_of_transformers_is_read(library_model, tmp_path):
+    """Law: what save_pretrained writes, model.safetensors, gives the config and weights back."""
+    library_model.save_pretrained(tmp_path / "safe")
+
     config, weights = load_released(tmp_path / "safe")
+
+    # a text leaves 11 positions of the 320 to padding
     assert config == CanineConfig(**SIZES | dict(length=309, dropout=0.1))
-    assert all(torch.equal(weights[name], ours.state_dict()[name]) for name in weights)
-    points, types = torch.randint(0x110000, (3, length)), torch.randint(3, (3, length))
-    mask, more = torch.arange(length) < torch.tensor([[length], [length * 2 // 3], [5]]), (0, 312 - length)
-    with torch.no_grad():
-        (x, pooled), expected = ours.contextualize(points + 5, types, mask), theirs(points, mask.long(), types)
-        assert (pooled - expected.pooler_output).abs().max() < 1e-5
-        assert (x[mask] - expected.last_hidden_state[mask]).abs().max() < 1e-5
-        expected = theirs(F.pad(points, more), F.pad(mask, more).long())  # encode: whatever the padding
-        assert (ours.encode(points + 5, mask, use_upsampling=False) - expected.pooler_output).abs().max() < 1e-5
+    assert_equal_weights(weights, make_canine())
 
 
 def test_outputs_equal_golden_numbers():
-    """What transformers 5.23 gives with these weights for a text of 11 characters and padding."""
-    ids = torch.tensor([[1, *CharacterTokenizer().ids("hé, 世界 ok").tolist(), 2, 0]])
-    x, pooled = make_canine().contextualize(ids, (torch.arange(12) > 5).long()[None], ids > 0)
-    golden = [0.8757, -0.2264, -0.2116, -0.2009, -0.1776, -0.3991, -0.4047, -0.159, -0.5064, -0.1726, -0.8115]
-    assert [*x[0, :11, 7].tolist(), *pooled[0, :2].tolist()] == pytest.approx([*golden, 0.9146, 0.7848], abs=1e-4)
+    """What transformers 5.23 gives with these weights for 11 characters and one of padding."""
+    characters = CharacterTokenizer().ids("hé, 世界 ok").tolist()
+    ids = torch.tensor([[1, *characters, 2, 0]])
+    types = torch.tensor([[0] * 6 + [1] * 6])
+
+    x, pooled = read_characters(make_canine(), ids, types, ids > 0)
+
+    golden = [0.8757, -0.2264, -0.2116, -0.2009, -0.1776, -0.3991, -0.4047, -0.159, -0.5064,
+              -0.1726, -0.8115]
+    assert x[0, :11, 7].tolist() == pytest.approx(golden, abs=1e-4)
+    assert pooled[0, :2].tolist() == pytest.approx([0.9146, 0.7848], abs=1e-4)
 
 
 def test_hash_rows_match_hand_example():
-    """"a" is 97: 98 · 31 = 3,038 and 98 · 113 = 11,074; "中" is 20,013: 20,014 · 31 - 37 · 16,384 = 14,226."""
-    (a, character), model = hash_rows(torch.tensor([ord("a"), ord("中")]), 16_384), make_canine()
-    assert a.tolist() == [3038, 4214, 5782, 5978, 7154, 9506, 10094, 11074] and character[0] == 14_226
-    expected = [model.embedding.weight[320 * i + 98 * prime % 320] for i, prime in enumerate(PRIMES)]
-    assert torch.equal(model.embed(torch.tensor([97 + 5]))[0], torch.cat(expected))
+    """Code points are 97 and 20,013: 98 · 31 = 3,038; 20,014 · 31 = 37 · 16,384 + 14,226."""
+    points = torch.tensor([ord("a"), ord("中")])
+    rows = canine.hash_rows(points, 16_384)
+    assert rows[0].tolist() == [3038, 4214, 5782, 5978, 7154, 9506, 10094, 11074]
+    assert rows[1, 0] == 14_226
 
 
-def test_parameter_counts_match_formulas():
-    """CANINE-C has 132,082,944; with 2,048 positions 121.07 million, where HashFormers prints 121.0M."""
+def test_canine_c_has_as_many_parameters_as_the_release():
+    """SPEC §7: 132,082,944 without a head, of which 12,582,912 are hash tables."""
     with torch.device("meta"):
-        model, (d, f) = Canine(CanineConfig()), (768, 3072)
-    layer, count = 4 * (d * d + d) + 2 * d * f + f + d + 4 * d, lambda part: sum(p.numel() for p in part.parameters())
-    total = 2 * 16_384 * d + 16 * d + 3 * 2 * d + 14 * layer + (4 + 8 + 1) * d * d + 3 * d
-    assert count(model.embedding) == 12_582_912 and count(model) - count(model.head) == total == 132_082_944
+        model = Canine(CanineConfig())
+    model.head = None
+    assert sum(weight.numel() for weight in model.parameters()) == 132_082_944
+    assert model.embedding.weight.numel() == 12_582_912
 
 
-def test_pairs_have_code_points_and_types_of_canine_and_do_not_depend_on_the_batch():
-    tokenizer, model = CharacterTokenizer(), make_canine()
-    with pytest.raises(ValueError, match="length: expected"):
-        CanineConfig(length="5")
-    assert tokenizer.ids("a\ud800𝄞").tolist() == [102, 0xD805, 0x1D123]  # lone surrogates and all planes
-    ids, _ = build_inputs(*tokenizer.ids_of_texts(["No", "go!"]), 300, tokenizer.separator)
-    points, types = [0xE000, *b"No", 0xE001, *b"go!", 0xE001, *[0] * 8], torch.tensor([[0] * 4 + [1] * 4 + [0] * 8])
-    expected, pooled = model.contextualize(torch.tensor([points]) + 5, types, torch.arange(16)[None] < 8)
-    for width in (8, 9, 12, 130, 261):
-        longer, mask = F.pad(torch.from_numpy(ids).long()[None], (0, width - 8)), torch.arange(width)[None] < 8
-        torch.testing.assert_close(model.encode(longer, mask)[:, :8], expected[:, :8])
-        torch.testing.assert_close(model(longer, mask), model.head(pooled))
+def test_ids_are_code_points_plus_5():
+    """Lone surrogates and all planes too."""
+    ids = CharacterTokenizer().ids("a\ud800𝄞")
+    assert ids.tolist() == [97 + 5, 0xD800 + 5, 0x1D11E + 5]
 
 
-def test_released_names_round_trip_and_others_are_refused(tmp_path):
-    model, name, key = make_canine(), "projection.conv.weight", "encoder.layer.0.attention.self.key.weight"
-    state, buffer = model.state_dict(), {"canine.char_embeddings.position_ids": torch.arange(320)}
-    _, weights = load_released(write_release(tmp_path, model, buffer, "canine."))
-    assert weights.keys() == state.keys() - {"head.1.weight", "head.1.bias"} and len(weights) == 63
-    assert all(torch.equal(weights[name], state[name]) for name in weights)
-    for more in {name: None}, dict(x=weights["norm.bias"]), {name: weights["up.weight"][1:]}, {key: torch.ones(2)}, 0:
-        with pytest.raises(ValueError, match="expected config.json and weights of a CANINE, got"):
-            load_released(write_release(tmp_path, model, more or {}, downsampling_rate=4 if more else 2))
+def test_special_tokens_have_private_code_points():
+    """[PAD] [CLS] [SEP] [UNK] [MASK]: MASK is U+E003 in the release."""
+    points = canine.code_points(torch.arange(5))
+    assert points.tolist() == [0, 0xE000, 0xE001, 0xE004, 0xE003]
 
 
-def test_fine_tuning_learns_a_word_and_is_read_back(own, tmp_path, monkeypatch):  # noqa: F811
-    """From scratch it is above chance; infer.py gives the same score. --weights starts from the release's."""
-    monkeypatch.setattr(finetune, "CanineConfig", functools.partial(CanineConfig, **SIZES | dict(layers=1)))
-    flags, model = ["--preset", "canine", *QUICK, *own, "--seeds", "1", "--out", str(tmp_path / "out")], make_canine()
+def test_pairs_have_code_points_and_types_of_canine():
+    """A pair has one [SEP] between. Types are 1 after it, and 0 in padding."""
+    first, second = CharacterTokenizer().ids_of_texts(["No", "go!"])
+    ids, _ = build_inputs(first, second, 300, CharacterTokenizer.separator)
+
+    ids, types, mask = canine.pad_inputs(torch.from_numpy(ids).long().unsqueeze(0))
+
+    points = [0xE000, *b"No", 0xE001, *b"go!", 0xE001]
+    assert canine.code_points(ids)[0].tolist() == points + [0] * 8
+    assert types[0].tolist() == [0] * 4 + [1] * 4 + [0] * 8
+    assert mask[0].tolist() == [True] * 8 + [False] * 8
+
+
+@pytest.mark.parametrize("width", [
+    9,  # one more window
+    130,  # another block, of padding alone
+])
+@torch.no_grad()
+def test_outputs_do_not_depend_on_the_batch(width):
+    """Law: padding to a longer text of the batch changes no character's vector and no logit."""
+    model = make_canine()
+    ids = torch.tensor([[1, 102, 2, 300, 400, 500, 2]])  # the last window is cut
+    longer = F.pad(ids, (0, width - 7))
+    mask = torch.arange(width).unsqueeze(0) < 7
+
+    x, pooled = read_characters(model, *canine.pad_inputs(longer, mask))
+
+    expected, expected_pooled = read_characters(model, *canine.pad_inputs(ids))
+    torch.testing.assert_close(x[:, :7], expected[:, :7])
+    torch.testing.assert_close(pooled, expected_pooled)
+    torch.testing.assert_close(model(longer, mask), model.head(expected_pooled))
+
+
+def test_released_weights_round_trip(tmp_path):
+    """Names may have a prefix, and older releases hold the numbers of positions."""
+    model = make_canine()
+    weights = {f"canine.{name}": weight for name, weight in release(model).items()}
+    weights["canine.char_embeddings.position_ids"] = torch.arange(320)
+
+    _, ours = load_released(write_release(tmp_path, weights))
+
+    assert len(ours) == 63
+    assert_equal_weights(ours, model)
+
+
+@pytest.mark.parametrize("name, weight, settings", [
+    ("pooler.dense.bias", None, {}),  # a missing weight
+    ("x", torch.ones(24), {}),  # a weight of no part
+    ("pooler.dense.bias", torch.ones(23), {}),  # another size
+    ("pooler.dense.bias", torch.ones(24), {"downsampling_rate": 2}),  # another architecture
+])
+def test_release_of_another_model_is_refused(name, weight, settings, tmp_path):
+    weights = release(make_canine())
+    weights[name] = weight
+    if weight is None:
+        del weights[name]
+    folder = write_release(tmp_path, weights, **settings)
+    with pytest.raises(ValueError, match="expected config.json and weights of a CANINE, got"):
+        load_released(folder)
+
+
+@pytest.fixture
+def flags(own, tmp_path, monkeypatch):  # noqa: F811
+    """Flags of a quick fine-tuning of a tiny CANINE on a file of two labels."""
+    tiny = functools.partial(CanineConfig, **SIZES | dict(layers=1))
+    monkeypatch.setattr(finetune, "CanineConfig", tiny)
+    out = str(tmp_path / "out")
+    return ["--preset", "canine", *QUICK, *own, "--seeds", "1", "--out", out]
+
+
+def test_fine_tuning_from_scratch_learns_a_word(flags, own, tmp_path):  # noqa: F811
+    """Law: it is above chance, and infer.py gives the same score. There are no vectors of words."""
     score = run_main(finetune.main, *flags).result["tasks"]["own"]
-    assert score["max"] > 90 > 60 > score["majority"] and score["bag_of_words"] is None
-    predictor, rows = Predictor(str(tmp_path / "out")), list(read_rows(own[own.index("--dev") + 1]))
-    right = sum(predictor.classify(row["text"])[0][0] == row["label"] for row in rows)
-    assert 100 * right / len(rows) == pytest.approx(score["max"])
+    assert score["majority"] < 60
+    assert score["max"] > 90
+    assert score["bag_of_words"] is None
+
+    predictor = Predictor(str(tmp_path / "out"))
+    is_right = []
+    for row in read_rows(own[own.index("--dev") + 1]):
+        label, _ = predictor.classify(row["text"])[0]
+        is_right.append(label == row["label"])
+    assert 100 * sum(is_right) / len(is_right) == pytest.approx(score["max"])
     with pytest.raises(InputError, match="--vectors: expected a model of words"):
         predictor.embed(["one text"])
-    flags += ["--weights", write_release(tmp_path, model)]
-    data = finetune.prepare_task(run := finetune.build_run(finetune.parser().parse_args(flags)), "own")
+
+
+def test_fine_tuning_starts_from_released_weights(flags, tmp_path):
+    model = make_canine()
+    flags += ["--weights", write_release(tmp_path, release(model))]
+    run = finetune.build_run(finetune.parser().parse_args(flags))
+    data = finetune.prepare_task(run, "own")
+
     start = finetune.build_model(run, "own", data).state_dict()
-    assert all(torch.equal(start[name], w) for name, w in model.state_dict().items() if name[:5] != "head.")
-    for more in ("--pool mean", "--bag 9", "--weights .", "--preset proformer", "--from_scratch"):
-        assert_refused(finetune.main, [*flags, *more.split()], "--", more.split()[0][2:5])
-    assert_refused(finetune.main, [*flags[:2], *own[4:], "--task", "squad"], "--task: expected a task with labels")
+
+    weights = {name: weight for name, weight in start.items() if not name.startswith("head.")}
+    assert_equal_weights(weights, model)
+
+
+@pytest.mark.parametrize("more, fragment", [
+    ("--pool mean", "pool"),  # only the first position is trained to classify
+    ("--bag 9", "bag"),  # there are no words
+    ("--weights .", "--weights"),  # a folder without a release
+    ("--weights . --preset proformer", "--weights requires"),  # weights of another model
+    ("--weights . --from_scratch", "--weights requires"),  # weights that are not read
+    ("--task squad --text= --label=", "--task: expected a task with labels"),  # no answers
+])
+def test_flags_that_do_not_fit_are_refused(more, fragment, flags):
+    assert_refused(finetune.main, [*flags, *more.split()], fragment)
