@@ -1,391 +1,577 @@
-"""Attention over all pairs of positions (dense), or over those that locality-sensitive hashing (LSH) selects.
+"""Attention over all pairs of positions, or over the pairs that share a hash bucket.
 
 Paper map:
-    [V] Vaswani et al. 2017, Attention Is All You Need: [V §3.2.1] full_attention
-    [BL] Li & Yip, BERT-LSH: [BL §2.1] simhash   [BL §2.1 law] collision_probability
-        [BL §2.2.2] lsh_attention_reference   [BL Alg. 1] lsh_attention
-Out of scope: causal masks; cross-attention (q, k, v have one length); projections to q, k, v (model.py); the
-    sums over colliding pairs alone (blocks.py, to be copied with this file).
+    [V §3.2.1] full_attention_reference
+    [V §3.2.1] full_attention
+    [V §3.2.2] SelfAttention
+    [BL §2.1] simhash
+    [BL §2.1 law] collision_probability
+    [BL §2.2.2] lsh_attention_reference
+    [BL Alg. 1] lsh_attention
+Sources:
+    [V] Vaswani et al. 2017, Attention Is All You Need
+    [BL] Li & Yip 2024, BERT-LSH
+Out of scope: causal masks; cross-attention, since q, k and v have one length.
 Deviations:
-    1. Dense attention calls torch's scaled_dot_product_attention, except where that is slow (full_attention).
-       Dropout on a CPU draws 16 bits per number (apply_dropout): a probability is rounded to 1/65,536.
-    2. The paper fills a dense matrix. blocks.py computes its exact result from the colliding pairs alone,
-       where measure_costs predicts that this is faster. The two ways round differently.
-    3. The hyperplanes are drawn once, or once per step, not in every forward pass as in the authors' code.
-    4. LSH attention has no dropout on weights: a pair that does not collide has no weight of its own.
-    5. lsh_attention defaults to pairs="all"; Config.lsh_pairs to "upper", the triangle of the released code.
-       Algorithm 1 as printed visits all of C: the last writer of A[i, j] = A[j, i] wins.
+    1. The paper fills a dense matrix. lsh_attention_blocks computes its exact result bucket by
+       bucket. The two round differently.
+    2. The hyperplanes are drawn once, or once a training step. The authors' code draws them in
+       every forward pass.
+    3. The default is pairs="all". The authors' code has "upper", and so have the presets bert-lsh.
+    4. Dropout drops all keys outside a bucket together in lsh_attention_blocks, and one by one in
+       the literal formula.
 Notation:
-    B batch   H heads   L positions   e head size   n hash functions   r hyperplanes per function ("bands")
-    m hash buckets   u width of the values   BH = B·H sequences   N = BH·L rows   i query   j key   s score
+    B batch   H heads   L positions   e head size   d hidden size   N = B·H·L rows
+    n hash functions   r hyperplanes of a function ("bands")   m hash buckets of a function
+    G hash buckets in a group   x queries and y keys of a bucket   i query   j key   s score
 Demo: python attention.py
+
+The whole idea in three numbers. One query has the score s = ln 3 with the only key in its bucket.
+Two keys lie outside, where the paper's score is 0. The three values are 1, 2, 3:
+
+    literal formula        weights e^s, e^0, e^0 = 3, 1, 1         (3·1 + 1·2 + 1·3) / 5 = 1.6
+    bucket and extra key   weights e^s, e^(ln 2) = 3, 2            (3·1 + 2·2.5)     / 5 = 1.6
+
+The extra key stands for the c = 2 keys outside. Its score is ln c, its value is their mean, 2.5.
 """
 
-import functools
-import itertools
 import math
-import time
 
-import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from blocks import MASKED, MAX_CHUNK, Costs, SparseLSHAttention, compare, make_layouts
-
-MAX_DENSE_LENGTH = 1024  # above this length impl="auto" allocates no (L, L) matrix
-# dtype and dimensions of arguments, and choices. Within one call equal letters are equal sizes, and all
-# "float" are one dtype; "floating" is any.
-TENSORS = dict(q="float BHLe", k="float BHLe", v="float BHLu", key_mask="bool BL", hq="int64 BHnL",
-               hk="int64 BHnL", x="float BHLe", planes="floating Hnre", coef="int64 Hnr")
-CHOICES = dict(fill=("zero", "mask"), pairs=("all", "upper"), impl=("auto", "blocks", "dense"))
+MAX_KERNEL_IS_SLOW = 1024  # positions up to which PyTorch's kernel is slow for bfloat16 on a CPU
+MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
+MAX_PRODUCT = 64  # queries of a bucket up to which a product is faster than PyTorch's kernel
+NO_SCORE = -1e30  # score of padding; finite, because -inf minus -inf is NaN
 
 
-def check_arguments(**arguments):
-    """Raise a ValueError that names the first argument whose dtype, shape or value is not as above."""
-    sizes = {}
-    for name, x in arguments.items():
-        if name in CHOICES and x not in CHOICES[name]:
-            raise ValueError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {x!r}")
-        if name in CHOICES or x is None and name == "key_mask":
-            continue
-        (kind, letters), is_tensor = TENSORS[name].split(), torch.is_tensor(x)
-        is_ok = is_tensor and (x.is_floating_point() if "float" in kind else x.dtype == getattr(torch, kind))
-        if not is_ok or x.dim() != len(letters) or 0 in x.shape or any(
-                sizes.setdefault(a, n) != n for a, n in zip([kind, *letters], [x.dtype, *x.shape])):
-            expected = ", ".join(f"{a}={sizes.get(a, 'any')}" for a in letters)
-            got = f"{x.dtype} {tuple(x.shape)}" if is_tensor else type(x).__name__
-            raise ValueError(f"{name}: expected {sizes.get(kind, kind)} ({expected}), got {got}")
-        if name in ("hq", "hk") and not 0 <= x.min() <= x.max() < 2**31:
-            raise ValueError(f"{name}: expected 0 to 2^31 - 1, got {x.min()} to {x.max()}. Use simhash.")
+# Attention over all pairs
+
+
+def full_attention_reference(q, k, v, *, key_mask=None, dropout=0.0):
+    """Return full_attention by the literal formula, softmax(q kᵀ / √e) v. [V §3.2.1]"""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, L, L)
+    weights = masked_softmax(scores, key_mask)
+    return F.dropout(weights, dropout) @ v
+
+
+def masked_softmax(scores, key_mask):
+    """Return attention weights (B, H, L, L). A row without keys is 0, where softmax gives NaN."""
+    if key_mask is None:
+        return scores.softmax(-1)
+    scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
+    has_no_key = scores.detach().amax(-1, keepdim=True) == -torch.inf  # (B, H, L, 1)
+    return scores.softmax(-1).masked_fill(has_no_key, 0.0)
 
 
 def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
     """Return softmax(q kᵀ / √e) v over all keys that are not padding. [V §3.2.1]
 
     Args:
-        q, k, v: float (B, H, L, e), (B, H, L, e) and (B, H, L, u).
-        key_mask: bool (B, L), True = attend. Pass None without padding: flash kernels accept no mask.
+        q, k, v: float (B, H, L, e).
+        key_mask: bool (B, L), True = attend, or None without padding. This is the opposite of the
+            key_padding_mask of nn.MultiheadAttention.
         dropout: share of the attention weights set to 0. Pass it in training only.
 
     Returns:
-        float (B, H, L, u). A row whose every key is padding is 0.
+        float (B, H, L, e). A row whose every key is padding is 0.
     """
-    check_arguments(q=q, k=k, v=v, key_mask=key_mask)
-    # subtle: on a CPU the kernel has no dropout, and is slower on short rows of bfloat16 (docs/operations.md)
-    if not q.is_cpu or not dropout and (q.dtype != torch.bfloat16 or q.shape[-2] > 1024):
-        mask = None if key_mask is None else key_mask[:, None, None, :]  # (B, 1, 1, L)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-    scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)  # (B, H, L, L)
-    weights = masked_softmax(scores, key_mask)
-    return (apply_dropout(weights, dropout) if dropout else weights) @ v
+    # PyTorch's kernel is exact and needs no (L, L) matrix. For bfloat16 on a CPU it takes 2 to 5
+    # times as long as the formula on short sequences, which would slow every training step.
+    if q.is_cpu and q.dtype == torch.bfloat16 and q.shape[2] <= MAX_KERNEL_IS_SLOW:
+        return full_attention_reference(q, k, v, key_mask=key_mask, dropout=dropout)
+    mask = None
+    if key_mask is not None:
+        mask = key_mask[:, None, None, :]  # (B, 1, 1, L)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
 
-def apply_dropout(x, p):
-    """Return x with a share p < 1 of its numbers, drawn at random, 0, and the others divided by 1 - p.
-
-    F.dropout draws 53 bits for each number, which takes a CPU longer than a softmax. 16 bits are enough.
-    Compiled, and on a GPU, it is F.dropout, which draws other numbers.
-    """
-    if not x.is_cpu or torch.compiler.is_compiling():
-        return F.dropout(x, p)
-    threshold = min(round(p * 2**16), 2**16 - 1)  # at most the largest number of 16 bits
-    drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-2**63, None)  # four numbers each
-    drawn = drawn.view(torch.int16)[:x.numel()].view(x.shape)  # uniform from -2^15 to 2^15 - 1
-    keep = torch.ge(drawn, threshold - 2**15, out=torch.empty_like(x))  # 1 or 0
-    return x * keep.mul_(2**16 / (2**16 - threshold))
+# Hash buckets of queries and keys
 
 
-class Dropout(nn.Dropout):
-    """nn.Dropout by apply_dropout."""
-    def forward(self, x):
-        return apply_dropout(x, self.p) if self.training and self.p else x
-
-
-def full_attention_reference(q, k, v, *, key_mask=None):
-    """Return full_attention without dropout, by the literal formula: the oracle of the tests. [V §3.2.1]"""
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, L, L)
-    return masked_softmax(scores, key_mask) @ v
-
-
-def masked_softmax(scores, key_mask):
-    """Return attention weights (B, H, L, L); in a row without keys they are 0, where softmax gives NaN."""
-    if key_mask is None:
-        return scores.softmax(-1)
-    scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
-    return scores.softmax(-1).masked_fill(scores.detach().amax(-1, keepdim=True) == -torch.inf, 0.0)
-
-
-def draw_hyperplanes(heads, functions, bands, width, buckets, generator):
+def draw_hyperplanes(heads, functions, bands, width, buckets, generator=None):
     """Sample the random hyperplanes and coefficients of simhash.
 
     Args:
         heads, functions, bands, width, buckets: int, H, n, r, e and m.
-        generator: torch.Generator on the CPU, so that a seed gives the same hash functions on every device.
+        generator: torch.Generator on the CPU, so that a seed gives the same hash functions on every
+            device. None takes PyTorch's own.
 
     Returns:
         planes float32 (H, n, r, e), standard normal, and coef int64 (H, n, r), uniform in [0, m).
     """
     planes = torch.randn(heads, functions, bands, width, generator=generator, device="cpu")
-    return planes, torch.randint(buckets, (heads, functions, bands), generator=generator, device="cpu")
+    coef = torch.randint(buckets, (heads, functions, bands), generator=generator, device="cpu")
+    return planes, coef
 
 
 @torch.no_grad()
 def simhash(x, planes, coef, buckets):
-    """Return the hash buckets of each vector: the sum of coef over the hyperplanes below it, mod m. [BL §2.1]
+    """Return the hash buckets of vectors: sum coef of the hyperplanes below, mod m. [BL §2.1]
 
         x is, of 3 hyperplanes   coef     bucket, m = 16
         above above below        9 12 3   (9 + 12) mod 16 = 5
-        above below above        9 12 3   (9 + 3)  mod 16 = 12     other sides, most likely another bucket
+        above below above        9 12 3   (9 + 3)  mod 16 = 12     most likely another bucket
+
+    Hash queries and keys with the same hyperplanes. Keep these in float32: in bfloat16 about 0.3 %
+    of the vectors change their bucket.
 
     Args:
-        x: float (B, H, L, e).
-        planes, coef: float (H, n, r, e) and int64 (H, n, r), from draw_hyperplanes.
+        x: float (B, H, L, e). A vector with NaN is above no hyperplane, so it has bucket 0.
+        planes, coef: float32 (H, n, r, e) and int64 (H, n, r), from draw_hyperplanes.
         buckets: int, m.
 
     Returns:
         int64 (B, H, n, L) in [0, m), computed in float32 under any autocast, without a gradient.
+
+    Raises:
+        ValueError: If planes and coef are of another number of heads, functions or hyperplanes.
     """
-    check_arguments(x=x, planes=planes, coef=coef)
+    H = x.shape[1]
+    if planes.shape[0] != H or planes.shape[:3] != coef.shape:  # einsum would broadcast a size of 1
+        raise ValueError(f"planes, coef: expected sizes ({H}, n, r, e) and ({H}, n, r), "
+                         f"got {[*planes.shape]} and {[*coef.shape]}. Use draw_hyperplanes.")
     with torch.autocast(x.device.type, enabled=False):
-        is_above = x.float() @ planes.float().flatten(1, 2).transpose(1, 2) > 0  # (B, H, L, n·r)
-    is_above = is_above.unflatten(-1, coef.shape[1:]).transpose(2, 3)  # (B, H, n, L, r)
-    # a product in float64 is exact below 2^53, and much faster than integers
-    return (is_above.double() @ coef.double().unsqueeze(-1)).squeeze(-1).long() % buckets
+        products = torch.einsum("bhle,hnre->bhnlr", x.float(), planes.float())
+    is_above = products > 0  # (B, H, n, L, r)
+    # sums of integers below 2^53 are exact in float64, where products are faster than in int64
+    sums = is_above.double() @ coef.double().unsqueeze(-1)  # (B, H, n, L, 1)
+    return sums.squeeze(-1).long() % buckets
 
 
 def collision_probability(angle, bands, buckets, functions=1):
-    """Return the probability that two vectors share a bucket of at least one function. [BL §2.1 law]
+    """Return the probability that two vectors share a bucket of some function. [BL §2.1 law]
+
+    Two vectors lie on the same side of all r hyperplanes of a function with probability p.
+    Otherwise their sums still agree with probability 1/m. The paper prints p + 1/m, which can
+    exceed 1.
 
     Args:
         angle: float or tensor, angle between the vectors in radians.
         bands, buckets, functions: int, r, m and n.
 
     Returns:
-        1 - (1 - P)^n with P = p + (1 - p)/m and p = (1 - angle/π)^r. The paper's p + 1/m can exceed 1.
+        1 - (1 - P)^n with P = p + (1 - p)/m and p = (1 - angle/π)^r.
     """
     p = (1 - angle / math.pi) ** bands
-    return 1 - (1 - p - (1 - p) / buckets) ** functions
+    P = p + (1 - p) / buckets
+    return 1 - (1 - P) ** functions
 
 
 def collisions(hq, hk):
-    """Return bool (B, H, L, L): whether query i and key j share a bucket of at least one function."""
-    is_equal = (a.unsqueeze(-1) == b.unsqueeze(-2) for a, b in zip(hq.unbind(2), hk.unbind(2)))
-    return functools.reduce(torch.logical_or, is_equal)
+    """Return whether query i and key j share a bucket of some function, bool (B, H, L, L)."""
+    is_equal = hq.unsqueeze(-1) == hk.unsqueeze(-2)  # (B, H, n, L, L)
+    return is_equal.any(2)
 
 
 def collision_share(hq, hk):
-    """Return the share of colliding pairs, in [0, 1], in the batch's first row, hq, hk int64 (B, H, n, L)."""
-    (_, H, _, L), chunks = hq.shape, hq[:1].split(128, dim=-1)  # no (L, L) matrix
-    return sum(collisions(chunk, hk[:1]).sum().item() for chunk in chunks) / (H * L * L)
+    """Return the share of pairs that collide, in [0, 1], in the first sequence of the batch."""
+    _, H, _, L = hq.shape
+    num_colliding = 0
+    for queries in hq[:1].split(128, dim=-1):  # 128 queries at a time: no (L, L) matrix
+        num_colliding += collisions(queries, hk[:1]).sum().item()
+    return num_colliding / (H * L * L)
 
 
-def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None):
-    """Return LSH attention by the literal formula: the oracle of the tests. [BL §2.2.2]
+# Attention over colliding pairs
 
-    Args:
-        q, k, v: float (B, H, L, e), (B, H, L, e) and (B, H, L, u).
-        hq, hk: int64 (B, H, n, L) in [0, 2^31), hash buckets of queries and keys.
-        pairs: "all": own score per pair. "upper": <q_i, k_j> for i <= j also serves (j, i), which differs
-            from full attention even if all pairs collide.
-        fill: "zero": a pair without a collision has the score 0, as in the paper. "mask": it has no weight,
-            but a position always attends to itself.
-        key_mask: bool (B, L), True = attend, or None.
 
-    Returns:
-        float (B, H, L, u), by way of an (L, L) matrix per head.
-    """
-    check_arguments(q=q, k=k, v=v, hq=hq, hk=hk, key_mask=key_mask, fill=fill, pairs=pairs)
-    L, is_collision = q.shape[2], collisions(hq, hk)
+def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None,
+                            dropout=0.0):
+    """Return LSH attention by the literal formula. [BL §2.2.2] Arguments as in lsh_attention."""
+    L = q.shape[2]
+    is_collision = collisions(hq, hk)  # (B, H, L, L)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, L, L)
-    if pairs == "upper":
-        upper = torch.ones(L, L, dtype=torch.bool, device=q.device).triu()
-        scores, is_collision = (torch.where(upper, x, x.transpose(-2, -1)) for x in (scores, is_collision))
-    if fill == "mask":
-        is_collision = is_collision | torch.eye(L, dtype=torch.bool, device=q.device)
-    scores = scores.masked_fill(~is_collision, 0.0 if fill == "zero" else -torch.inf)
-    return masked_softmax(scores, key_mask) @ v
+
+    if pairs == "upper":  # what lies below the diagonal is read above it
+        is_upper = torch.ones(L, L, dtype=torch.bool, device=q.device).triu()
+        scores = torch.where(is_upper, scores, scores.transpose(-2, -1))
+        is_collision = torch.where(is_upper, is_collision, is_collision.transpose(-2, -1))
+    elif pairs != "all":
+        raise ValueError(f"pairs: expected all or upper, got {pairs!r}.")
+
+    if fill == "zero":
+        scores = scores.masked_fill(~is_collision, 0.0)
+    elif fill == "mask":
+        is_itself = torch.eye(L, dtype=torch.bool, device=q.device)
+        scores = scores.masked_fill(~(is_collision | is_itself), -torch.inf)
+    else:
+        raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
+
+    weights = masked_softmax(scores, key_mask)
+    return F.dropout(weights, dropout) @ v
 
 
-def dense_lsh_attention(q, k, v, hq, hk, product_dtype, *, fill, pairs, key_mask=None):
-    """Return lsh_attention_reference in fewer passes over (L, L), the implementation for short sequences."""
-    (B, H, L, e), input_dtype, use_upper = q.shape, q.dtype, pairs == "upper"
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    if fill == "mask" and not use_upper:
-        mask = collisions(hq, hk) | torch.eye(L, dtype=torch.bool, device=q.device)
-        mask = mask if key_mask is None else mask & key_mask[:, None, None, :]
-        return F.scaled_dot_product_attention(*(x.to(product_dtype) for x in (q, k, v)), mask).to(q.dtype)
-    keys = q.new_ones(B, L) if key_mask is None else key_mask
-    keys = keys.to(dtype).repeat_interleave(H, 0).unsqueeze(1)  # (BH, 1, L), 1 = attend
-    # floats, which compare faster: exact below 2^24 and 2^53
-    hq, hk = (h.flatten(0, 1).to(torch.float32 if h.max() < 2**24 else torch.float64) for h in (hq, hk))
-    half = q.new_ones(L, L, dtype=dtype).triu().fill_diagonal_(0.5)
-    tensors, out = [*(x.flatten(0, 1).to(product_dtype) for x in (q, k, v)), hq, hk, keys], []
-    tensors[0] = tensors[0] * e**-0.5  # in the dtype of the products
-    # a few sequences at a time: their matrices stay near the processor
-    for q, k, v, hq, hk, keys in zip(*(x.split(max(MAX_CHUNK // 2 // L**2, 1)) for x in tensors)):
-        equal = zip(hq.unsqueeze(-1).unbind(1), hk.unsqueeze(-2).unbind(1))
-        A = functools.reduce(torch.maximum, (compare(torch.eq, a, b, dtype) for a, b in equal))  # (G, L, L)
-        S = (q @ k.transpose(1, 2)).to(dtype)
-        if use_upper:  # the upper triangle with half of the diagonal, plus its mirror image
-            A *= half
-            if fill == "mask":
-                A.diagonal(dim1=1, dim2=2).fill_(0.5)
-                keys = (A + A.transpose(1, 2)) * keys
-        S = S * A
-        if use_upper:
-            S = S + S.transpose(1, 2)
-        if fill == "mask" or key_mask is not None:
-            W = torch.add(S, 1 - keys, alpha=MASKED).softmax(-1) * keys  # 0 in a row without keys
-        else:
-            W = S.softmax(-1)
-        out.append(W.to(product_dtype) @ v)
-    return torch.cat(out).unflatten(0, (B, H)).to(input_dtype)
+# The same result, faster: bucket by bucket, for one hash function and pairs="all".
+# If the literal formula is all you need, continue with SelfAttention at the end.
 
 
-@functools.cache
-def measure_costs(device_type, dtype, width, fill="zero", pairs="all", use_grad=True):
-    """Return the Costs of this machine, from a few small passes of some 0.3 s in all, kept for the process.
+def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout=0.0):
+    """Return LSH attention of one hash function and pairs="all", without an (L, L) matrix.
+
+    A query needs the scores of its own bucket only. With fill="zero" the c keys outside have score
+    0 and weigh c · exp(0) = exp(log c) together. So one extra key with score log c and their mean
+    value stands for all of them. With fill="mask" the extra key is the query's own, where that lies
+    in another bucket. Dense attention over the bucket and the extra key is therefore exact.
+
+    The memory grows with L, not L², even if all positions share a bucket. The shapes depend on the
+    data, so the host waits twice for a GPU: for the number of buckets and for their sizes.
+    """
+    B, H, L, e = q.shape
+    N = B * H * L
+    num_sequences = B * H
+    q = q.flatten(0, 2) / math.sqrt(e)  # (N, e)
+    k = k.flatten(0, 2)
+    v = v.flatten(0, 2)
+    is_key = torch.ones(N, dtype=torch.bool, device=q.device)
+    if key_mask is not None:
+        is_key = key_mask.repeat_interleave(H, 0).flatten()  # (N,)
+
+    # 1. Number the buckets, and find the extra key of each query
+    bucket_q, bucket_k, sequence = number_buckets(hq.flatten(), hk.flatten(), is_key, num_sequences)
+    if fill == "zero":
+        count, mean = average_outside(v, bucket_k, sequence, num_sequences)
+        extra_score = count.log()[bucket_q]  # (N, 1); -inf where all keys are in the bucket
+        extra_value = mean.index_select(0, bucket_q)  # (N, e)
+    elif fill == "mask":
+        has_extra_key = (is_key & (bucket_q != bucket_k)).unsqueeze(1)  # (N, 1)
+        own_score = (q * k).sum(1, keepdim=True)
+        extra_score = own_score.masked_fill(~has_extra_key, -torch.inf)  # (N, 1)
+        extra_value = v * has_extra_key  # (N, e)
+    else:
+        raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
+
+    # 2. Two more columns give scores without a mask. Key N is the extra key, key N + 1 is padding:
+    #        query    q_i   its extra key's score   1
+    #        key j    k_j   0                       0            product <q_i, k_j>
+    #        key N    0     1                       0            product extra_score
+    #        key N+1  0     0                       NO_SCORE     product NO_SCORE
+    extra_score = extra_score.clamp(min=NO_SCORE)
+    q = torch.cat([q, extra_score, torch.ones_like(extra_score)], 1)
+    q = F.pad(q, (0, 0, 0, 1))  # (N + 1, e + 2), query N is padding
+    k = F.pad(k, (0, 2, 0, 2))  # (N + 2, e + 2)
+    k[N, e] = 1
+    k[N + 1, e + 1] = NO_SCORE
+    # one more column of the values returns the weight of the extra key: its value differs by query
+    v = F.pad(v, (0, 1, 0, 2))  # (N + 2, e + 1)
+    v[N, e] = 1
+
+    # 3. Attend within the buckets, those of similar size at once
+    queries, keys = group_buckets(bucket_q, bucket_k, len(sequence))
+    q_groups = gather_groups(q, queries)
+    k_groups = gather_groups(k, keys)
+    v_groups = gather_groups(v, keys)
+    outputs = []
+    for q_group, k_group, v_group in zip(q_groups, k_groups, v_groups):
+        out = attend(q_group, k_group, v_group, dropout)  # (G, x, e + 1)
+        outputs.append(out.flatten(0, 1))
+
+    # 4. Put the rows back in order, and add the extra key's value with its weight
+    rows = torch.cat([group.flatten() for group in queries])
+    out = v.new_zeros(N + 1, e + 1).index_copy(0, rows, torch.cat(outputs))
+    out, weight = out[:N].split([e, 1], dim=1)  # (N, e), (N, 1)
+    out = out + weight * extra_value
+    return out.view(B, H, L, e)
+
+
+def number_buckets(hq, hk, is_key, num_sequences):
+    """Number the buckets that occur 0, 1, 2, ..., so that two sequences never share one.
 
     Args:
-        device_type, dtype, width: str, torch.dtype and int, of the vectors.
-        fill, pairs: as for lsh_attention.
-        use_grad: whether passes include backward.
-    """
-    generator, is_cuda = torch.Generator().manual_seed(0), device_type == "cuda"
-    clock = time.perf_counter if is_cuda else time.thread_time  # of this thread: other processes do not count
-
-    def draw(*shape):
-        return torch.randn(shape, generator=generator).to(device_type, dtype)
-
-    def time_passes(functions):
-        """Return the least seconds of each function in three rounds of all, after one that warms up."""
-        times = np.zeros((4, len(functions)))
-        for row, (i, function) in itertools.product(times, enumerate(functions)):
-            start = clock()
-            function()
-            if is_cuda:
-                torch.cuda.synchronize()
-            row[i] = clock() - start
-        return times[1:].min(0)
-
-    def attend(hq, hk, impl, *qkv):
-        with torch.set_grad_enabled(use_grad):
-            out = lsh_attention(*qkv, hq, hk, fill=fill, pairs=pairs, impl=impl, costs=trial)
-        if use_grad:
-            torch.autograd.grad(out, qkv, qkv[-1])
-
-    a, b, cases, numbers = draw(16, 64, 64), draw(16, 64, 64).float(), [], []
-    with torch.inference_mode(False), torch.autocast(device_type, enabled=False):
-        in_dtype, in_float32 = time_passes([lambda: torch.bmm(a, a), lambda: torch.bmm(b, b)])
-        trial = Costs(1, 0, 0, 0, has_fast_bfloat16=float(dtype.itemsize == 2 and in_dtype < in_float32))
-        for B, L, m, impl in ((16, 256, 64, "blocks"), (4, 256, 2, "blocks"), (1, 256, 64, "blocks"),
-                              (1, 256, 8, "blocks"), (64, 64, 64, "dense"), (4, 256, 64, "dense")):
-            hq, hk = torch.randint(m, (2, B, 1, 1, L), generator=generator).to(device_type)
-            qkv = [draw(B, 1, L, width).requires_grad_(use_grad) for _ in range(3)]
-            cases.append(functools.partial(attend, hq, hk, impl, *qkv))
-            layouts = [x.fill() for x in make_layouts(hq, hk, fill, pairs, costs=trial)]  # the fewest pairs
-            parts = [(x.num_pairs, (x.N + len(x.to_q)) / 2, len(x.shapes), 1) for x in layouts]
-            numbers.append(np.sum(parts, 0) if impl == "blocks" else (B * L * L, B * L))
-        results = [(*n, seconds) for n, seconds in zip(numbers, time_passes(cases))]
-    blocks, dense = results[:4], results[4:]
-    return Costs(*fit_costs(blocks, Costs()[:4]), *fit_costs(dense, Costs()[4:6]), trial.has_fast_bfloat16)
-
-
-def fit_costs(cases, defaults):
-    """Return costs (n,) of which each case, (numbers (n,), seconds), is the sum of the products with numbers.
-
-    Least squares of relative errors. Where the few cases do not tell costs apart, they keep the defaults'
-    proportions.
-    """
-    *numbers, seconds = np.array(cases, float).T
-    share = np.array(numbers).T * defaults / seconds[:, None]  # of the time measured, by the defaults
-    prior = np.full(len(defaults), 1 / share.sum(1).mean())  # all costs by the same factor, with weight 0.3
-    system = np.vstack([share, 0.3 * np.eye(len(defaults))]), np.append(np.ones(len(cases)), 0.3 * prior)
-    return (np.maximum(np.linalg.lstsq(*system)[0], 0.03 * prior) * defaults).tolist()
-
-
-def select_implementation(hq, hk, costs, *, fill, pairs, key_mask=None, impl="auto"):
-    """Return the cheaper implementation of lsh_attention for these buckets, and its layouts.
-
-    Args:
-        hq, hk, fill, pairs, key_mask, impl: as for lsh_attention.
-        costs: Costs of this machine, from measure_costs. In a close case the layouts of batch elements
-            0, 8, 16, ... predict the cost of all.
+        hq, hk: int64 (N,), hash buckets of queries and keys, sequence by sequence.
+        is_key: bool (N,). Padding becomes the keys of one more sequence, which has no queries.
+        num_sequences: int, B·H.
 
     Returns:
-        "dense" and None, or "blocks" and a list of BucketLayout.
+        bucket_q, bucket_k int64 (N,), the bucket's number of each query and key, and sequence int64
+        (num_buckets,), the sequence of each bucket, in [0, num_sequences].
     """
-    if impl == "dense":
-        return "dense", None
-    (n, L), N = hq.shape[2:], hq[:, :, 0].numel()
-    num_layouts = n * (1 + (pairs == "upper")) + (fill == "mask")
-    dense = N * (costs.dense_row + L * costs.dense_pair)
-    if impl == "blocks" or L > MAX_DENSE_LENGTH:
-        dense = math.inf
-    least = num_layouts * (costs.layout + costs.size + N / 2 * costs.row)  # before buckets are counted
-    if len(hq) > 1 and least < dense < 2 * least:  # a close case: a part predicts the whole
-        scale = len(hq) / len(hq[::8])
-        mask = None if key_mask is None else key_mask[::8]
-        scaled_costs = costs._replace(pair=scale * costs.pair, row=scale * costs.row)
-        least = sum(layout.cost for layout in make_layouts(hq[::8], hk[::8], fill, pairs, mask, scaled_costs))
-    if least < dense:
-        layouts = make_layouts(hq, hk, fill, pairs, key_mask, costs)
-        if sum(layout.cost for layout in layouts) < dense:
-            return "blocks", [layout.fill() for layout in layouts]
-    return "dense", None
+    low = torch.minimum(hq.min(), hk.min())
+    span = torch.maximum(hq.max(), hk.max()) - low + 1
+    sequence = torch.arange(num_sequences, device=hq.device)
+    sequence = sequence.repeat_interleave(len(hq) // num_sequences)  # (N,)
+    name_q = sequence * span + (hq - low)
+    name_k = sequence * span + (hk - low)
+    name_k = torch.where(is_key, name_k, num_sequences * span)
+    names, bucket = torch.cat([name_q, name_k]).unique(return_inverse=True)
+    bucket_q, bucket_k = bucket.chunk(2)
+    return bucket_q, bucket_k, names // span
+
+
+def average_outside(v, bucket_k, sequence, num_sequences):
+    """Return how many keys of its sequence lie outside each bucket, and the mean of their values.
+
+    Args:
+        v: float (N, e), the values.
+        bucket_k, sequence, num_sequences: as in number_buckets.
+
+    Returns:
+        count float (num_buckets, 1), and mean float (num_buckets, e), 0 where no key lies outside.
+    """
+    v = F.pad(v, (0, 1), value=1.0)  # (N, e + 1), the last column counts keys
+    width = v.shape[1]
+    in_bucket = v.new_zeros(len(sequence), width).index_add(0, bucket_k, v)
+    in_sequence = v.new_zeros(num_sequences + 1, width).index_add(0, sequence, in_bucket)
+    outside = in_sequence.index_select(0, sequence) - in_bucket
+    count = outside[:, -1:].detach()
+    mean = outside[:, :-1] / count.clamp(min=1)
+    return count, mean
+
+
+def group_buckets(bucket_q, bucket_k, num_buckets):
+    """Return the queries and keys of all buckets, in groups of similar size, padded to one size.
+
+        bucket   its queries   its keys      a group, with N = 4:   queries   keys
+        5        0 2 3         1                                    0 2 3     1 5 4
+        8        1             0 3                                  1 4 4     0 3 4
+
+    Padding is row N of the queries and row N + 1 of the keys. The last key of each bucket is its
+    extra key, row N.
+
+    Args:
+        bucket_q, bucket_k: int64 (N,), the bucket's number of each query and key.
+        num_buckets: int.
+
+    Returns:
+        queries, list of int64 (G, x), and keys, list of int64 (G, y + 1), one of each for a group.
+    """
+    N = len(bucket_q)
+    rows_q, first_q, count_q = sort_by_bucket(bucket_q, num_buckets)
+    rows_k, first_k, count_k = sort_by_bucket(bucket_k, num_buckets)
+    sizes_q, sizes_k = torch.stack([count_q, count_k]).cpu()  # the host waits for a GPU
+    size = torch.maximum(sizes_q, sizes_k)
+    size[sizes_q == 0] = 0  # a bucket without queries belongs to no group
+
+    queries = []
+    keys = []
+    low = 0
+    high = 4
+    while low < size.max():  # buckets of 1 to 4 rows, 5 to 6, 7 to 9, 10 to 13, ...
+        group = ((size > low) & (size <= high)).nonzero().squeeze(1)  # (G,)
+        if len(group) > 0:
+            x = int(sizes_q[group].max())
+            y = int(sizes_k[group].max())
+            group = group.to(bucket_q.device)
+            rows = pad_buckets(rows_q, first_q[group], count_q[group], x, N)
+            queries.append(rows)
+            rows = pad_buckets(rows_k, first_k[group], count_k[group], y, N + 1)
+            keys.append(F.pad(rows, (0, 1), value=N))  # (G, y + 1)
+        low = high
+        high = high * 3 // 2
+    return queries, keys
+
+
+def sort_by_bucket(bucket, num_buckets):
+    """Return the rows in order of bucket (N,), and the start and the size of each bucket (b,)."""
+    rows = bucket.argsort()
+    count = bucket.new_zeros(num_buckets).index_add(0, bucket, torch.ones_like(bucket))
+    first = count.cumsum(0) - count
+    return rows, first, count
+
+
+def pad_buckets(rows, first, count, size, padding):
+    """Return the rows of G buckets, int64 (G, size), from their starts and sizes (G,)."""
+    place = torch.arange(size, device=rows.device)
+    is_row = place < count.unsqueeze(1)  # (G, size)
+    index = first.unsqueeze(1) + place  # (G, size), beyond the bucket where is_row is False
+    return rows[index.clamp(max=len(rows) - 1)].masked_fill(~is_row, padding)
+
+
+def gather_groups(x, groups):
+    """Return the rows of x (N, width) that each matrix names, as a list of (G, size, width)."""
+    # one gather for all groups: the backward pass of each gather fills a tensor as large as x
+    rows = torch.cat([group.flatten() for group in groups])
+    parts = x.index_select(0, rows).split([group.numel() for group in groups])
+    return [part.unflatten(0, group.shape) for part, group in zip(parts, groups)]
+
+
+def attend(q, k, v, dropout):
+    """Return softmax(q kᵀ) v, (G, x, e + 1); q (G, x, e + 2), k (G, y + 1, e + 2), v likewise."""
+    if q.shape[1] <= MAX_PRODUCT:
+        weights = (q @ k.transpose(1, 2)).softmax(-1)  # (G, x, y + 1)
+        return F.dropout(weights, dropout) @ v
+    # the kernel holds no (x, y) matrix; it wants one head, and values as wide as keys
+    q = q.unsqueeze(1)
+    k = k.unsqueeze(1)
+    v = F.pad(v, (0, 1)).unsqueeze(1)
+    out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=1.0)  # (G, 1, x, e + 2)
+    return out[:, 0, :, :-1]
 
 
 @torch.compiler.disable  # the shapes depend on the data, so there is nothing to compile once
-def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, impl="auto", costs=None):
-    """Return attention with scores for colliding pairs; the others have score 0 or no weight. [BL Alg. 1]
+def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, dropout=0.0,
+                  impl="auto"):
+    """Return attention with the scores of pairs that collide. [BL Alg. 1]
 
     Args:
-        q, k, v, hq, hk, fill, pairs, key_mask: as for lsh_attention_reference.
-        impl: "blocks": from the colliding pairs. "dense": the formula. "auto": up to L = 1,024 the one
-            predicted to be faster, then blocks. Softmax and its sums are in float32 or float64.
-        costs: Costs, or None: those of this machine, measured at first use. Save and pass them where another
-            process must choose alike, and so give equal bits.
+        q, k, v: float (B, H, L, e).
+        hq, hk: int64 (B, H, n, L), hash buckets of queries and keys, from simhash with the same
+            hyperplanes.
+        fill: "zero": a pair that does not collide has the score 0, as in the paper, so its weight
+            is exp(0) = 1 before normalization. "mask": it has no weight, but a position always
+            attends to itself.
+        pairs: "all": each pair has its own score. "upper": <q_i, k_j> and its collision for i <= j
+            also serve (j, i), as in the authors' code. Then the result differs from full attention
+            even if all pairs collide.
+        key_mask: bool (B, L), True = attend, or None.
+        dropout: share of the attention weights set to 0. Pass it in training only.
+        impl: "dense": the literal formula, for short sequences. "blocks": bucket by bucket, in
+            float32 or float64, for one hash function and pairs="all". "auto": blocks above 256
+            positions where it serves, else dense.
 
     Returns:
-        float (B, H, L, u), differentiable once.
+        float (B, H, L, e), differentiable. A row whose every key is padding is 0.
 
     Raises:
-        ValueError: If an argument has another dtype, shape or value than check_arguments allows.
+        ValueError: If a shape or a choice is another one, or if "blocks" cannot serve.
 
     Example:
-        planes, coef = draw_hyperplanes(heads, 1, 8, width, 256, torch.Generator().manual_seed(0))
-        hq, hk = simhash(q, planes, coef, 256), simhash(k, planes, coef, 256)
+        planes, coef = draw_hyperplanes(H, 1, 8, e, 256, torch.Generator().manual_seed(0))
+        hq = simhash(q, planes, coef, 256)
+        hk = simhash(k, planes, coef, 256)
         out = lsh_attention(q, k, v, hq, hk)
     """
-    mode = dict(fill=fill, pairs=pairs, key_mask=key_mask)
-    check_arguments(q=q, k=k, v=v, hq=hq, hk=hk, impl=impl, **mode)
-    use_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    costs = costs or measure_costs(q.device.type, q.dtype, q.shape[-1], fill, pairs, use_grad)
-    implementation, layouts = select_implementation(hq, hk, costs, impl=impl, **mode)
-    dtype = torch.float32 if q.dtype.itemsize == 2 and not costs.has_fast_bfloat16 else q.dtype
+    B, H, L, e = q.shape
+    num_functions = hq.shape[2]
+    if k.shape != q.shape or v.shape != q.shape:
+        raise ValueError(f"q, k, v: expected one shape, got "
+                         f"{[*q.shape]}, {[*k.shape]}, {[*v.shape]}.")
+    if hq.shape != (B, H, num_functions, L) or hk.shape != hq.shape:
+        raise ValueError(f"hq, hk: expected ({B}, {H}, n, {L}), got "
+                         f"{[*hq.shape]} and {[*hk.shape]}.")
+    if key_mask is not None and key_mask.shape != (B, L):
+        raise ValueError(f"key_mask: expected ({B}, {L}), got {[*key_mask.shape]}.")
+
+    has_blocks = num_functions == 1 and pairs == "all"
+    if impl == "auto" and has_blocks and L > MAX_LITERAL:
+        impl = "blocks"
+    elif impl == "auto":
+        impl = "dense"
+
+    if impl == "dense":
+        return lsh_attention_reference(q, k, v, hq, hk, fill=fill, pairs=pairs,
+                                       key_mask=key_mask, dropout=dropout)
+    if impl != "blocks":
+        raise ValueError(f"impl: expected auto, dense or blocks, got {impl!r}.")
+    if not has_blocks:
+        raise ValueError(f"impl: expected auto or dense for {num_functions} hash functions and "
+                         f"pairs={pairs!r}, got blocks, which serves one function and pairs='all'.")
+    dtype = torch.promote_types(q.dtype, torch.float32)  # log c needs more than 8 bits of mantissa
     with torch.autocast(q.device.type, enabled=False):
-        if implementation == "blocks":
-            return SparseLSHAttention.apply(q, k, v, layouts, key_mask, fill == "zero", dtype)
-        return dense_lsh_attention(q, k, v, hq, hk, dtype, **mode)
+        out = lsh_attention_blocks(q.to(dtype), k.to(dtype), v.to(dtype), hq, hk, fill=fill,
+                                   key_mask=key_mask, dropout=dropout)
+    return out.to(q.dtype)
 
 
-def main(argv=None):
-    """Demo: print which pairs collide and compare the sparse result with the reference."""
+# A layer to copy
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention over all pairs, or over colliding pairs. [V §3.2.2] [BL Alg. 1]
+
+    Args:
+        hidden_size: int, d, a multiple of num_heads.
+        num_heads: int, H.
+        attn: "full" or "lsh".
+        dropout: share of the attention weights that training sets to 0.
+        num_functions, num_hyperplanes, num_buckets: int, n, r and m of simhash, for "lsh" alone.
+        fill, pairs: as in lsh_attention, for "lsh" alone.
+        generator: torch.Generator on the CPU of the hyperplanes, or None: PyTorch's own.
+
+    Shape:
+        x float (B, L, d) and key_mask bool (B, L), True = attend, or None, to float (B, L, d).
+
+    The hyperplanes are buffers. They are saved with the weights, and stay in float32 if the module
+    is cast to another dtype.
+
+    Example:
+        layer = SelfAttention(512, 8, attn="lsh")
+        y = layer(torch.randn(2, 1024, 512))
+    """
+
+    def __init__(self, hidden_size, num_heads, *, attn="full", dropout=0.0, num_functions=1,
+                 num_hyperplanes=8, num_buckets=256, fill="zero", pairs="all", generator=None):
+        super().__init__()
+        if attn not in ("full", "lsh"):
+            raise ValueError(f"attn: expected full or lsh, got {attn!r}.")
+        if hidden_size % num_heads != 0:
+            raise ValueError(f"hidden_size: expected a multiple of {num_heads} heads, "
+                             f"got {hidden_size}.")
+        self.num_heads = num_heads
+        self.attn = attn
+        self.dropout = dropout
+        self.num_buckets = num_buckets
+        self.fill = fill
+        self.pairs = pairs
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
+        if attn == "lsh":
+            shape = (num_heads, num_functions, num_hyperplanes)
+            planes = torch.empty(*shape, hidden_size // num_heads)  # (H, n, r, e)
+            self.register_buffer("planes", planes)
+            self.register_buffer("coef", torch.empty(shape, dtype=torch.int64))  # (H, n, r)
+            self.redraw(generator)
+
+    def redraw(self, generator=None):
+        """Draw new hyperplanes and coefficients, in place. [BL §2.1]"""
+        planes, coef = draw_hyperplanes(*self.planes.shape, self.num_buckets, generator)
+        self.planes.copy_(planes)
+        self.coef.copy_(coef)
+
+    def project(self, x):
+        """Return queries, keys and values, each (B, H, L, e), of x (B, L, d)."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, L, 3, H, e)
+        return qkv.permute(2, 0, 3, 1, 4).unbind()
+
+    def buckets(self, q, k):
+        """Return the hash buckets of queries and of keys, each int64 (B, H, n, L). [BL §2.1]"""
+        hq = simhash(q, self.planes, self.coef, self.num_buckets)
+        hk = simhash(k, self.planes, self.coef, self.num_buckets)
+        return hq, hk
+
+    def forward(self, x, key_mask=None):
+        """Map x (B, L, d) to (B, L, d)."""
+        q, k, v = self.project(x)
+        dropout = self.dropout if self.training else 0.0
+        if self.attn == "full":
+            a = full_attention(q, k, v, key_mask=key_mask, dropout=dropout)
+        else:
+            hq, hk = self.buckets(q, k)
+            a = lsh_attention(q, k, v, hq, hk, fill=self.fill, pairs=self.pairs,
+                              key_mask=key_mask, dropout=dropout)
+        return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)
+
+    def _apply(self, function, recurse=True):
+        """Move or cast the module, but keep the hyperplanes in float32."""
+        if self.attn == "full":
+            return super()._apply(function, recurse)
+        planes = self.planes
+        super()._apply(function, recurse)
+        # subtle: the hyperplanes of before, since casting to bfloat16 and back would round them
+        self.planes = planes.to(self.planes.device)
+        return self
+
+
+def main():
+    """Print which pairs collide, and compare the two forms of LSH attention."""
     generator = torch.Generator().manual_seed(0)
     centers = torch.randn(3, 64, generator=generator).repeat_interleave(4, 0)  # (12, e)
     q, k, v = centers + 0.1 * torch.randn(3, 1, 1, 12, 64, generator=generator)
     planes, coef = draw_hyperplanes(1, 1, 4, 64, 64, generator)
-    hq, hk = simhash(q, planes, coef, 64), simhash(k, planes, coef, 64)
+    hq = simhash(q, planes, coef, 64)
+    hk = simhash(k, planes, coef, 64)
     print("12 positions in 3 groups of 4 similar vectors. Rows are queries, columns are keys.\n"
           "Vectors on the same side of r = 4 random hyperplanes share one of m = 64 buckets;\n"
           "similar vectors usually do, unless a hyperplane passes between them.\n"
           "#  query and key share a bucket: LSH attention computes their score   .  it does not\n")
-    for row, *pair in zip(collisions(hq, hk)[0, 0], hq.flatten(), hk.flatten()):
-        print("  " + " ".join(".#"[is_collision] for is_collision in row),
-              "  query bucket {:2}, key bucket {:2}".format(*pair))
-    gap = lsh_attention(q, k, v, hq, hk, impl="blocks") - lsh_attention_reference(q, k, v, hq, hk)
-    print(f"\nLargest difference from the literal formula of LSH attention: {gap.abs().max():.1e}")
+    for i, row in enumerate(collisions(hq, hk)[0, 0].tolist()):
+        marks = " ".join(".#"[is_collision] for is_collision in row)
+        print(f"  {marks}   query bucket {hq[0, 0, 0, i]:2}, key bucket {hk[0, 0, 0, i]:2}")
+    expected = lsh_attention_reference(q, k, v, hq, hk)
+    gap = (lsh_attention_blocks(q, k, v, hq, hk) - expected).abs().max()
+    print(f"\nLargest difference of attention bucket by bucket from the literal formula: {gap:.1e}")
 
 
 if __name__ == "__main__":

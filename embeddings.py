@@ -73,6 +73,9 @@ class Embedding(nn.Module):
     def initial_std(self, c):
         return 0.02
 
+    def check(self, codes):
+        check_codes(codes, self.code_limits)
+
     def table_rows(self, codes):  # int32 (M, C), of a table with a block of rows for each code number
         [(count, rows)] = self.code_limits
         return codes.int() + rows * torch.arange(count, dtype=torch.int32, device=codes.device)

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from attention import Costs, collision_share, measure_costs, select_implementation
+from attention import collision_share
 from data.batches import ItemSetBatches, TextBatches
 from data.codes import build_codes, build_tokenizer
 from data.corpus import Corpus, prepare
@@ -55,7 +55,7 @@ class Run:
     args, config, rank, world, device, dtype: settings. corpus, tokenizer, num_ids, batches, micro_size,
     slices: data. model, ddp_model (wrapped for ranks), objective, optimizer, is_compiled: what trains.
     step, best (lowest eval_loss), log_size, eval_counts, path, log_path: where it stands. identity: what a
-    checkpoint must agree with. lsh_costs: float64 (2, 7), Costs without and with gradients, or None.
+    checkpoint must agree with.
     """
 
 
@@ -104,13 +104,11 @@ def build_run(args, config, start=None):
         config, mask_rate=a.mask, mask_id=MASK, first_word_id=FIRST_WORD_ID, targets=targets.to(run.device),
         bloom_map=bloom_map, num_samples=a.samples)
     run.optimizer = torch.optim.AdamW(parameter_groups(run.model, a.decay), betas=(0.9, a.beta2), fused=True)
-    run.step, run.best, run.log_size, run.lsh_costs = 0, math.inf, 0, None
+    run.step, run.best, run.log_size = 0, math.inf, 0
     if saved is not start:
         run.step, run.best, run.log_size = (saved[name] for name in ("step", "best", "log_size"))
         load_optimizer(run.optimizer, saved.get("optimizer"), run.path, run.step)
         run.dtype = saved["dtype"] if a.dtype == "auto" else run.dtype
-    if config.attn == "lsh":
-        set_lsh_costs(run, measure_lsh_costs(run) if saved is start else saved["lsh_costs"])
     run.is_compiled = use_compile and try_compile(run.model, lambda: dry_run(run))
     if run.world > 1:
         connect_ranks(run)
@@ -136,30 +134,11 @@ def load_own_checkpoint(run):
     if old.get("corpus") != now["corpus"]:
         changes.append("--data was another text")
     changes += [f"{name} is damaged" for name, cls in kinds.items() if type(checkpoint.get(name)) is not cls]
-    costs = checkpoint.get("lsh_costs")
-    if run.config.attn == "lsh" and not (torch.is_tensor(costs) and costs.shape == (2, len(Costs._fields))
-                                         and costs.dtype == torch.float64 and costs.isfinite().all()):
-        changes.append("lsh_costs is damaged")
     if changes:
         found = "; ".join(changes[:3]) + "; ..." * (len(changes) > 3)
         raise InputError(f"{run.path}: expected a checkpoint of this run, got another: {found}. Use another "
                          f"--out; there --init_from {run.args.out} starts from these weights.")
     return checkpoint
-
-
-def measure_lsh_costs(run):
-    """Return the costs of LSH attention on this machine, float64 (2, 7), for set_lsh_costs."""
-    c = run.config
-    about = run.device.type, getattr(torch, run.dtype), c.width // c.heads, c.lsh_fill, c.lsh_pairs
-    return torch.tensor([measure_costs(*about, use_grad) for use_grad in (False, True)], dtype=torch.float64)
-
-
-def set_lsh_costs(run, costs):
-    """Let all layers choose their implementation by costs, float64 (2, 7), without and with gradients."""
-    # subtle: the implementations round differently, so ranks must choose alike, and a resumed run as before
-    run.lsh_costs = costs
-    for layer in run.model.layers:
-        layer.lsh_costs = {bool(i): Costs(*row) for i, row in enumerate(costs.tolist())}
 
 
 def connect_ranks(run):
@@ -171,8 +150,6 @@ def connect_ranks(run):
     if any(state != states[0] for state in states):
         raise InputError("--out, --cache: expected a folder that all nodes see, got ranks that differ in "
                          f"steps, data, hashes or dtypes; their steps: {[step for step, *_ in states]}.")
-    if run.lsh_costs is not None:
-        set_lsh_costs(run, gather_from_ranks(run.lsh_costs)[0])
     with warnings.catch_warnings():
         # deprecated, but the newer flag would still broadcast buffers at the start
         warnings.simplefilter("ignore", FutureWarning)
@@ -255,7 +232,7 @@ def save(run, name="ckpt.pt"):
     if run.rank == 0:
         more = dict(optimizer=run.optimizer.state_dict()) if name == "ckpt.pt" else {}
         save_checkpoint(os.path.join(run.args.out, name), run.model, run.tokenizer.state(), step=run.step,
-                        best=run.best, dtype=run.dtype, run=run.identity, lsh_costs=run.lsh_costs,
+                        best=run.best, dtype=run.dtype, run=run.identity,
                         log_size=os.path.getsize(run.log_path), words=run.corpus.frequent(50_000), **more)
 
 
@@ -300,9 +277,9 @@ def print_summary(run, loss):
         rows = slice(run.micro_size) if c.order else slice(-run.micro_size, None)  # of sets, the largest
         with autocast(run.device, run.dtype):
             ids = corrupt(run, batches.eval_batch(rows))[0]
-            layers = measure_collisions(run.model, ids)
+            shares = measure_collisions(run.model, ids)
         run.model.train()
-        shares = ", ".join(f"{100 * share:.1f} % ({how})" for share, how in layers)
+        shares = ", ".join(f"{100 * share:.1f} %" for share in shares)
         show(f"attention: lsh, pairs that collide in each layer {shares}")
     show(f"device: {run.device}, {run.dtype}, {'not ' * (not run.is_compiled)}compiled, torch "
          f"{torch.__version__}, seed {a.seed}")
@@ -312,16 +289,16 @@ def print_summary(run, loss):
 
 @torch.no_grad()
 def measure_collisions(model, ids):
-    """Return for each layer the share of pairs that collide, and how it attends: "dense" or "blocks"."""
-    x, key_mask, c, layers = model.embed_inputs(ids), model.padding_mask(ids), model.config, []
+    """Return for each layer the share of pairs that collide, list of float."""
+    x = model.embed_inputs(ids)
+    key_mask = model.padding_mask(ids)
+    shares = []
     for layer in model.layers:
-        q, k, _ = layer.project(x)
-        hq, hk = layer.buckets(q, k)
-        how, _ = select_implementation(hq, hk, layer.lsh_costs[True], fill=c.lsh_fill, pairs=c.lsh_pairs,
-                                       key_mask=key_mask)
-        layers.append((collision_share(hq, hk), how))
+        q, k, _ = layer.attention.project(x)
+        hq, hk = layer.attention.buckets(q, k)
+        shares.append(collision_share(hq, hk))
         x = layer(x, key_mask)
-    return layers
+    return shares
 
 
 def learning_rate(a, step):

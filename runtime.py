@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from console import (HelpFormatter, InputError, add_device_flags, at_least, blame_input,  # noqa: F401
                      exit_on_bad_input, wrap)  # scripts import all of these from here
 
-FORMAT = 3  # of checkpoints; each has the first three of these parts
+FORMAT = 4  # of checkpoints; each has the first three of these parts
 PARTS = dict(config=dict, model=dict, encoder=dict, words=list, task=dict, run=dict, optimizer=dict, step=int)
 
 

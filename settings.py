@@ -120,8 +120,8 @@ def resolve(args, world, start=None):
     fill(args, lr=lr, ffn=args.width and 4 * args.width, decay=0.0, hash=recipe["hash"], hash_seed=0,
          features=50_000, vocab=dict(items=None, phrases=1_000_000).get(args.split, size))  # None: all items
     args.beta2 = recipe.get("beta2", 0.999)
-    if is_sets and not start:  # a set has no upper triangle
-        fill(args, length=min(shape["length"], 32), lsh_pairs="all" if args.attn == "lsh" else None)
+    if is_sets and not start:
+        fill(args, length=min(shape["length"], 32))
     shape |= {flag: getattr(args, flag) for flag in SHAPE if getattr(args, flag) is not None}
     with blame_input():
         config = Config(**shape | dict(order=not is_sets, head=OBJECTIVES[args.objective].head))
@@ -249,7 +249,8 @@ def parser(description):
         f"hash functions; a pair collides if one agrees (default: {Config.lsh_hashes})"))
     flag("--lsh_fill", choices=("zero", "mask"), help="other pairs weigh exp(0), or nothing (default: zero)")
     flag("--lsh_pairs", choices=("upper", "all"), help=(
-        "upper: (i, j) and (j, i) share a score, as in the released code (default: upper, of item sets all)"))
+        "all: each pair has its own score; upper: (i, j) and (j, i) share one, as in the released code "
+        "(default: all, bert-lsh upper)"))
     flag("--lsh_redraw", action=argparse.BooleanOptionalAction, help="new hyperplanes in every training step")
 
     flag = group("objective", "sr: shuffled and random words. [HF §3.6] mlm: masked words. [BERT §3.1]\n"

@@ -196,13 +196,12 @@ def test_collision_law():
 
 
 @pytest.mark.parametrize("fill", ["zero", "mask"])
-@pytest.mark.parametrize("pairs", ["upper", "all"])
-def test_lsh_attention_matches_reference(fill, pairs):
-    """Computed from the colliding pairs alone, the dense formula, forward and backward."""
+def test_lsh_attention_matches_reference(fill):
+    """Computed bucket by bucket, the literal formula, forward and backward."""
     q, k, v = (torch.randn(3, 2, 63, 5, requires_grad=True) for _ in range(3))
     planes, coef = attention.draw_hyperplanes(2, 1, 3, 5, 8, torch.Generator().manual_seed(0))
     hq, hk = (attention.simhash(x, planes, coef, 8) for x in (q, k))
-    modes = dict(fill=fill, pairs=pairs, key_mask=torch.arange(63) < torch.tensor([[63], [17], [40]]))
+    modes = dict(fill=fill, key_mask=torch.arange(63) < torch.tensor([[63], [17], [40]]))
     out = attention.lsh_attention(q, k, v, hq, hk, impl="blocks", **modes)
     expected = attention.lsh_attention_reference(q, k, v, hq, hk, **modes)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
@@ -236,9 +235,9 @@ def test_transformer_layer_matches_formula():
     """[BERT §3] LN(x + Attention(x)), then LN(x + FFN(x))."""
     layer = Model(Config(layers=1, width=12, heads=3, ffn=20, dropout=0.0)).layers[0]
     x = torch.randn(2, 5, 12)
-    q, k, v = (t.unflatten(-1, (3, 4)).transpose(1, 2) for t in layer.qkv(x).chunk(3, -1))
+    q, k, v = layer.attention.project(x)
     heads = attention.full_attention_reference(q, k, v).transpose(1, 2).flatten(2)
-    y = F.layer_norm(x + layer.out(heads), (12,))
+    y = F.layer_norm(x + layer.attention.out(heads), (12,))
     y = F.layer_norm(y + layer.down(F.gelu(layer.up(y))), (12,))
     torch.testing.assert_close(layer(x), y, rtol=1e-4, atol=1e-5)
 

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 
 import attention
-import model
 from bench import common
 from bench.common import REQUIRED, Bench, Stopwatch, compare, load_run
 from data.corpus import python_files, python_texts
@@ -111,24 +110,24 @@ def bench_attention(args, *, positions=16_384, rounds=None,
             with torch.set_grad_enabled(use_backward):
                 out = attend(*args)
             return torch.autograd.grad(out, (q, k, v), cotangent) if use_backward else out
-        cases = dict(ours=(True, lsh, new_hashes(), "all"), upper=(True, lsh, new_hashes(), "upper"),
-                     forward=(False, lsh, new_hashes(), "all"), random=(True, lsh, permuted, "all"))
+        cases = dict(ours=(True, lsh, new_hashes(), "all"), forward=(False, lsh, new_hashes(), "all"),
+                     random=(True, lsh, permuted, "all"))
+        if L <= 1024:  # the literal formula takes matrices of L x L
+            cases["upper"] = (True, lsh, new_hashes(), "upper")
         if L <= 16_384:
             cases |= dict(dense=(True, DENSE, q, k, v), dense_forward=(False, DENSE, q, k, v))
         num_pairs = sum(int(a.bincount(minlength=256) @ b.bincount(minlength=256)) for hq, hk in hashed
                         for a, b in zip(hq.flatten(0, 2), hk.flatten(0, 2))) / len(draws)
-        costs = attention.measure_costs(q.device.type, q.dtype, 64)
-        how = functools.partial(attention.select_implementation, *hashed[0], costs, fill="zero")
         watch = Stopwatch({name: functools.partial(run, *case) for name, case in cases.items()},
                           rounds or (9 if L <= 2048 else 3 if L > 16_384 else 5))
         row = dict(L=L, share=100 * num_pairs / (2 * B * L * L), dense_gflop=14 * 64 * 2 * B * L * L / 1e9,
                    gflop=(14 * 64 * num_pairs + 4 * 64 * 8 * 2 * B * L) / 1e9, **watch.ms(),
-                   impl=how(pairs="all")[0], impl_upper=how(pairs="upper")[0],
                    memory=common.run_in_new_process(memory_of_passes, lsh_all_pairs, L))
         if "dense" in cases:
-            row |= dict(ratio=watch.ratio("dense", "ours"), ratio_upper=watch.ratio("dense", "upper"),
-                        ratio_forward=watch.ratio("dense_forward", "forward"),
+            row |= dict(ratio=watch.ratio("dense", "ours"), ratio_forward=watch.ratio("dense_forward", "forward"),
                         dense_memory=common.run_in_new_process(memory_of_passes, DENSE, L))
+        if "upper" in cases:
+            row["ratio_upper"] = watch.ratio("dense", "upper")
         rows.append(row)
     return rows
 
@@ -151,13 +150,11 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7, lengths=(64, 128, 25
             torch.autograd.grad(out, (q, k, v), cotangent)
             if q.is_cuda:
                 torch.cuda.synchronize()
-        names = ["blocks", "auto"] + ["dense", "attention", "kernel"] * (L <= attention.MAX_DENSE_LENGTH)
+        names = ["blocks", "auto"] + ["dense", "attention", "kernel"] * (L <= 1024)
         watch = Stopwatch({name: functools.partial(run, name) for name in names}, rounds)
         times = watch.times
         better = list(map(min, times["blocks"], times["dense"])) if "dense" in times else times["blocks"]
-        costs = attention.measure_costs(q.device.type, dtype, 64)
-        how, _ = attention.select_implementation(*hash_both(q, k, draw), costs, fill="zero", pairs="all")
-        row = dict(L=L, dtype=str(dtype)[6:], batch=B, heads=heads, impl=how, **watch.ms(),
+        row = dict(L=L, dtype=str(dtype)[6:], batch=B, heads=heads, **watch.ms(),
                    regret=statistics.median(a / b for a, b in zip(times["auto"], better)))
         if "dense" in times:
             row |= dict(formula=watch.ratio("dense", "attention"), gain=watch.ratio("attention", "auto"))
@@ -175,7 +172,8 @@ def trained_layers(folder, sequences):
     net.set_codes(torch.from_numpy(tokenizer.codes()))
     x = net.embed_inputs(torch.tensor(ids).view(sequences, -1)).detach()
     for number, layer in enumerate(net.layers, 1):
-        yield number, layer, *layer.project(x).detach()
+        q, k, v = layer.attention.project(x)
+        yield number, layer, q.detach(), k.detach(), v.detach()
         x = layer(x).detach()
 
 
@@ -195,12 +193,10 @@ def bench_trained(args, *, rounds=5, sequences=8):
                 row |= {f"share{suffix}": 100 * is_collision.float().mean().item(),
                         f"mass{suffix}": 100 * (weights * is_collision).sum(-1).mean().item(),
                         f"recall{suffix}": 100 * is_collision.gather(-1, best).float().mean().item()}
-        costs = attention.measure_costs(q.device.type, q.dtype, e)
         watch = Stopwatch({"ours": lambda: attention.lsh_attention(q, k, v, hq, hk).sum().backward(),
                            "dense": lambda: DENSE(q, k, v).sum().backward()}, rounds)
         rows.append(row | watch.ms() | dict(
-            ratio=watch.ratio("dense", "ours"), largest=100 * hk[0, 0, 0].bincount().max().item() / L,
-            impl=attention.select_implementation(hq, hk, costs, fill="zero", pairs="all")[0]))
+            ratio=watch.ratio("dense", "ours"), largest=100 * hk[0, 0, 0].bincount().max().item() / L))
     return rows
 
 
@@ -210,8 +206,8 @@ TWINS = {"dense": ["--attn", "full"], "LSH, r 2, m 256": ["--lsh_bands", 2], CON
 
 def use_random_buckets():
     """Return a context in which models permute their hash buckets: the control experiment."""
-    simhash = model.simhash
-    return mock.patch.object(model, "simhash", lambda *args: permute_buckets(simhash(*args)))
+    simhash = attention.simhash
+    return mock.patch.object(attention, "simhash", lambda *args: permute_buckets(simhash(*args)))
 
 
 def train_twin(job):
@@ -235,17 +231,17 @@ BENCHES = {
         "ours:,.0f:all, ms | ratio:.1f:× dense | upper:,.0f:upper, ms | ratio_upper:.1f:× dense | "
         "ratio_forward:.1f:all, forward alone, × dense | random:,.0f:random buckets, ms | "
         "dense_gflop:,.1f:dense, GFLOP | gflop:,.1f:all, GFLOP | dense_memory:,.0f:dense, MiB | "
-        "memory:,.0f:all, MiB | impl:s:all by | impl_upper:s:upper by"),
+        "memory:,.0f:all, MiB"),
     "auto": Bench(bench_auto, "dtype:s:dtype | L:,:L | batch:,:batch | heads:,:heads | "
         "kernel:,.1f:torch's kernel, ms | attention:,.1f:dense, ms | dense:,.1f:dense LSH formula, ms | "
-        "blocks:,.1f:blocks, ms | auto:,.1f:auto, ms | impl:s:auto takes | regret:.2f:auto / better of two | "
+        "blocks:,.1f:blocks, ms | auto:,.1f:auto, ms | regret:.2f:auto / better of two | "
         "formula:.2f:formula / dense | gain:.1f:dense / auto", dict(device="cpu")),
     "flops": Bench(bench_flops, "name:s: | full:,.2f:dense | paper_full:s:paper | lsh:,.2f:BERT-LSH | "
         "paper:s:paper"),
     "trained": Bench(bench_trained, "name:s:model | L:,:L | share:.1f:pairs that collide % | "
         "mass:.1f:of attention's mass % | mass_random:.1f:at random | recall:.1f:of the 16 best keys % | "
         "recall_random:.1f:at random | largest:.0f:largest bucket, % of a row | dense:,.1f:dense, ms | "
-        "ours:,.1f:ours, ms | ratio:.1f:speed-up | impl:s:by", dict(runs=REQUIRED)),
+        "ours:,.1f:ours, ms | ratio:.1f:speed-up", dict(runs=REQUIRED)),
     "twins": Bench(bench_twins, "name:s:attention | loss:±:MLM loss | accuracy:±1:MLM accuracy % | "
         "sst2:±1:SST-2 after", common.COMPARE | dict(data_dir=REQUIRED))}
 main = functools.partial(common.run_command, "attention", __doc__, BENCHES)

@@ -120,7 +120,7 @@ HOSTILE = [("", kind, kind) for kind in ("cut", "empty", "folder", "fifo")] + [
     *(("model/norm.weight", kind, value) for kind, value in NOT_WHOLE.items()),
     ("model/norm.weight", "dtype", torch.zeros(32, dtype=torch.complex64)), ("model/more", "extra", NUMBERS),
     ("model", "missing", MISSING), ("format", "later", 99), ("config", "missing", MISSING),
-    ("config/layers", "monstrous", 2**31), ("config/width", "text", "32"), ("config/emb", "list", ["proj"]),
+    ("config/width", "text", "32"), ("config/emb", "list", ["proj"]),
     ("words", "numbers", [1]), ("step", "negative", -5), ("step", "text", "6")]
 HOSTILE_TO_INFER = [("encoder", "empty", {}), ("encoder/hash", "foreign", {"bits": 3}),
                     ("encoder/split", "unknown", "letters"), ("config/more", "new", 1), ("task", "list", [])]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from bloom import BloomMap
+from baselines.bag import HybridModel
 from model import Config, Model
 from runtime import load_checkpoint
 from tokenizer import FIRST_WORD_ID, HashTokenizer
@@ -73,7 +74,8 @@ def tiny_model(**changes):
     torch.manual_seed(0)
     c = Config(**dict(layers=2, width=12, heads=3, ffn=20, length=9, rows=31, bits=16, chunk=5, buckets=7,
                       weights=11) | changes)
-    model, rng = Model(c).eval(), np.random.default_rng(0)
+    model = HybridModel(c).eval() if c.bag else Model(c).eval()
+    rng = np.random.default_rng(0)
     limits = [(-(-c.bits // 8), 256)] if c.code_format == "bits" else model.embedding.code_limits
     codes = np.concatenate([rng.integers(0, end, (30, n)) for n, end in limits], 1)
     model.set_codes(torch.from_numpy(codes.astype("u1" if c.code_format == "bits" else "i4")))

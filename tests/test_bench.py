@@ -66,7 +66,7 @@ def test_bench_of_sets_fills_all_columns(name, only, args, pages_path):
 def test_bench_of_auto_fills_all_columns(args):
     rows = run_bench(attention, "auto", args(device="cpu"), positions=256, lengths=(16, 64), rounds=1)
     assert [row["dtype"] for row in rows] == ["float32"] * 2 + ["bfloat16"] * 2
-    assert all(row["impl"] in ("dense", "blocks") and row["regret"] > 0 for row in rows)
+    assert all(row["regret"] > 0 for row in rows)
 
 
 def test_bench_of_corpus_fills_all_columns(args, text_path, monkeypatch, one_process):
@@ -110,7 +110,7 @@ def test_random_buckets_change_weights_but_not_hyperplanes(text_path, cache_dir,
     pretrain.main([*flags, str(tmp_path / "lsh")])
     with attention.use_random_buckets():
         pretrain.main([*flags, str(tmp_path / "random")])
-    ours, control = (common.load_run(tmp_path / name)[0].layers[0] for name in ("lsh", "random"))
+    ours, control = (common.load_run(tmp_path / name)[0].layers[0].attention for name in ("lsh", "random"))
     assert torch.equal(ours.planes, control.planes) and not torch.equal(ours.qkv.weight, control.qkv.weight)
     after = attention.permute_buckets(before := torch.randint(4, (2, 3, 1, 40)))
     assert torch.equal(before.sort(-1).values, after.sort(-1).values) and not torch.equal(before, after)

@@ -20,7 +20,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import attention
 import model
 import pretrain
-from attention import Costs
 from bloom import coherent_map
 from hashing import list_words
 from model import Model, load_config, load_model
@@ -220,8 +219,8 @@ def test_hyperplanes_are_resampled_only_by_flag(small, tmp_path):
         pretrain.main(small("--attn", "lsh", "--lsh_bands", "2", *["--lsh_redraw"] * (name != "fixed"), out=name))
     fixed, resampled = (load_checkpoint(str(tmp_path / name)) for name in ("fixed", "resampled"))
     torch.manual_seed(0)
-    initial = Model(load_config(fixed)).layers[0].planes
-    assert [torch.equal(c["model"]["layers.0.planes"], initial) for c in (fixed, resampled)] == [True, False]
+    initial = Model(load_config(fixed)).layers[0].attention.planes
+    assert [torch.equal(c["model"]["layers.0.attention.planes"], initial) for c in (fixed, resampled)] == [True, False]
 
 
 # == Resuming
@@ -237,50 +236,11 @@ def test_resume_trims_the_log_and_restores_the_optimizer(small, tmp_path):
         assert read_log(tmp_path / "whole") == read_log(tmp_path / "resumed")
 
 
-DENSE, BLOCKS = Costs(1, 1, 1, 1, 1e-6, 1e-6), Costs(1e-6, 1e-6, 1e-6, 1e-6, 1, 1)  # which each makes cheaper
-
-
-@pytest.mark.parametrize("costs, impl", [(DENSE, "dense"), (BLOCKS, "blocks")])
-def test_resumed_run_computes_attention_by_the_costs_of_its_checkpoint(small, tmp_path, monkeypatch, costs, impl):
-    """What is measured on resuming, here the opposite, does not count; a new run from its weights measures."""
-    flags, used = ("--attn", "lsh", "--lsh_bands", "2"), []
-    real = attention.select_implementation
-    def spy(*args, **options):
-        used.append(real(*args, **options)[0])
-        return real(*args, **options)
-
-    monkeypatch.setattr(attention, "select_implementation", spy)
-    monkeypatch.setattr(pretrain, "measure_costs", lambda *about: costs)
-    pretrain.main(small(*flags, out="whole"))
-    train_until_step_4(small(*flags, out="resumed"))
-    monkeypatch.setattr(pretrain, "measure_costs", lambda *about: {DENSE: BLOCKS, BLOCKS: DENSE}[costs])
-    pretrain.main(small(*flags, out="resumed"))
-    assert {*used} == {impl} and equal_weights(tmp_path / "whole", tmp_path / "resumed")
-    saved = load_checkpoint(str(tmp_path / "resumed"))
-    assert saved["lsh_costs"].tolist() == [[*costs]] * 2
-    run = build(small(*flags, "--init_from", tmp_path / "resumed", out="next"))
-    assert run.model.layers[0].lsh_costs[True] != costs
-    for damage in (None, "7", torch.ones(2, 6).double(), torch.ones(2, 7), torch.full((2, 7), math.nan).double()):
-        torch.save(saved | dict(lsh_costs=damage), tmp_path / "resumed" / "ckpt.pt")
-        assert_refused(pretrain.main, small(*flags, out="resumed"), "ckpt.pt", "lsh_costs is damaged")
-
-
-def test_all_ranks_compute_attention_by_the_costs_of_rank_0(small, monkeypatch):
-    run, first = build(small("--attn", "lsh")), torch.arange(14.0).double().view(2, 7)
-    monkeypatch.setattr(pretrain, "gather_from_ranks", lambda x: [first if torch.is_tensor(x) else x, x])
-    monkeypatch.setattr(pretrain.dist, "init_process_group", lambda *args, **options: None)
-    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda model, **options: model)
-    pretrain.connect_ranks(run)
-    assert torch.equal(run.lsh_costs, first)
-    assert [layer.lsh_costs for layer in run.model.layers] == [
-        {False: tuple(range(7)), True: tuple(range(7, 14))}] * run.config.layers
-
-
 def test_measure_collisions_of_one_bucket_are_all_pairs(small):
     for buckets, is_expected in ((1, lambda share: share == 1), (256, lambda share: 0.001 < share < 0.9)):
         run = build(small("--attn", "lsh", "--lsh_buckets", buckets))
-        for share, how in pretrain.measure_collisions(run.model, run.batches.get_batch(0, slice(4))[0]):
-            assert is_expected(share) and how in ("dense", "blocks")
+        for share in pretrain.measure_collisions(run.model, run.batches.get_batch(0, slice(4))[0]):
+            assert is_expected(share)
 
 
 def test_summary_of_lsh_attention_fits_a_terminal(small, capsys):
