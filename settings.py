@@ -126,12 +126,9 @@ def resolve(args, world, start=None):
     with blame_input():
         config = Config(**shape | dict(order=not is_sets, head=OBJECTIVES[args.objective].head))
         require_weights(config)
-    most, flag = HASHES[args.hash].max_outputs, "rows" if kind == "index" else "bits"
-    if kind in HASHED and most:
+    if kind in HASHED and "features" in HASHES[args.hash].options.values():
         # rotations of a vector of F features give F hyperplanes: it must be as long as there are bits or rows
-        args.features = max(args.features, getattr(config, flag))
-        if args.features > most:
-            raise InputError(f"--{flag} or --features: expected at most {most:,}, got {args.features:,}.")
+        args.features = max(args.features, config.rows if kind == "index" else config.bits)
     args.out = args.out or name_output(args, kind)
     return config
 

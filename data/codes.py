@@ -84,7 +84,7 @@ def build_codes(args, tokenizer, corpus):
         return codes, codes
     about = [c.code_format, tokenizer.hash_name, hash and fingerprint(hash.state()), c.bits, c.chunk, c.rows,
              c.hashes, c.buckets, c.weights, args.hash_seed, args.key]
-    is_slow = c.code_format == "index" and hash.index_is_slow
+    is_slow = hash is not None and hash.is_slow
     codes = _hash_corpus(tokenizer.hash_words, tokenizer.special_codes(), corpus, about, is_slow, args.quiet)
     if c.head != "hash-mlm" or c.code_format == "sketch":
         return codes, codes

@@ -39,7 +39,7 @@ class ToyHash:
     shift: int = 0
     salt: str | None = None
     options = {"shift": "hash_seed", "salt": "key"}  # keyword of fit -> flag
-    needs_counts, index_is_slow, max_outputs = True, False, None
+    needs_counts, is_slow = True, False
 
     @classmethod
     def fit(cls, counts, **options):

@@ -213,8 +213,8 @@ def test_pre_training_is_used_unless_from_scratch(sr_run, own):
 def test_bag_of_words_is_for_single_texts_and_learned(sr_run, tune, own, tmp_path):
     """Rows of --bag; 0 and tasks of two texts have none. A tuned checkpoint keeps its own weights and idf."""
     assert build_model("--ckpt", sr_run, *own).config.bag == finetune.RECIPES["small"]["bag"]
-    assert build_model("--ckpt", sr_run, *own, "--bag", 0).bag is None
-    assert build_model("--ckpt", sr_run, *own, "--text", "text,text").bag is None
+    assert build_model("--ckpt", sr_run, *own, "--bag", 0).config.bag == 0
+    assert build_model("--ckpt", sr_run, *own, "--text", "text,text").config.bag == 0
     tune(tmp_path / "out", *own, "--bag", 99, "--epochs", 1)
     weight, idf = (load_checkpoint(str(tmp_path / "out"))["model"][f"bag.{name}"] for name in ("weight", "idf"))
     assert weight.shape == (99, 2) and (weight != 0).any(1).sum() > 5 and 1 <= idf.min() < idf.max()
@@ -223,7 +223,7 @@ def test_bag_of_words_is_for_single_texts_and_learned(sr_run, tune, own, tmp_pat
     other = build_model("--ckpt", tmp_path / "out", *own, "--bag", 98)
     assert other.bag.weight.shape == (98, 2) and not other.bag.weight.any() and other.head[1].weight.any()
     assert other.bag.idf.max() > 1
-    assert build_model("--ckpt", tmp_path / "out", *own, "--bag", 0).bag is None
+    assert build_model("--ckpt", tmp_path / "out", *own, "--bag", 0).config.bag == 0
 
 
 def test_bag_reads_whole_texts(sr_run, tune, tmp_path):

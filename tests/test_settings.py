@@ -110,7 +110,6 @@ def test_flag_without_what_it_requires_is_refused(flag):
     ("--seed 18446744073709551616", ("--seed", "18446744073709551616")), ("--width 9999999", ("--width",)),
     ("--vocab 4294967296 --emb lookup", ("--vocab", "4294967296")), ("--hashes 2147483647", ("--hashes",)),
     ("--warmup 11 --steps 10", ("--warmup", "11", "10")), ("--warmup 10001", ("--warmup", "10,000")),
-    ("--emb emb --rows 70000", ("--features", "70,000")), ("--features 65536", ("--features", "65,536")),
     ("--emb proj --objective mlm", ("objective", "mlm", "proj")),
     ("--emb lookup --objective hash-mlm", ("objective", "hash-mlm")),
     ("--emb bloom --objective sr", ("objective", "sr")),
