@@ -38,7 +38,7 @@ from hashlib import md5
 import numpy as np
 
 MD5_BITS = 128  # of a digest
-MAX_GRAM = 4  # characters of the longest n-gram [HF §4.1]
+MAX_GRAM = 4  # characters of the longest n-gram
 ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
 PATTERNS = {
     "regex": re.compile(r"\w+|[^\w\s\ufeff\0]+"),

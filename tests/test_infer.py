@@ -451,7 +451,7 @@ def test_parts_of_different_checkpoints_are_refused(untrained, tmp_path):
     detect, fill = untrained["detect"], untrained["fill"]
     for bad, says in ((content_of(detect) | dict(encoder=fill.tokenizer.state()), "tokenizer"),
                       (content_of(fill, vocabulary=fill.tokenizer.words[:-1]), "vocabulary"),
-                      (content_of(fill, vocabulary=list(range(300))), "list of str"),
+                      (content_of(fill, vocabulary=list(range(300))), "tokenizer"),
                       (content_of(untrained["missing"], config=dict(hashes=255)), "do not fit"),  # at once
                       (content_of(detect, config=dict(width=2**31)), "do not fit"),
                       (content_of(untrained["missing"], config=dict(buckets=2**31)), "do not fit")):
