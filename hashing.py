@@ -12,10 +12,10 @@ Sources:
 Out of scope: vocabularies and token IDs (tokenizer.py), Bloom maps (bloom.py), LSH of vectors
     (attention.py).
 Deviations:
-    1. A word is a run of letters or of symbols, in lower case ("regex"). "space" splits as the paper
-       does.
-    2. The numbers of the random vector are rounded to 1/4096. Sums are then exact integers, the same
-       on every machine.
+    1. A word is a run of letters or of symbols, in lower case ("regex"). "space" splits as the
+       paper does.
+    2. The numbers of the random vector are rounded to 1/4096. Sums are then exact integers, the
+       same on every machine.
     3. The seed and the key are arguments, and state() returns them. The paper withholds its key.
     4. One rotated vector serves the bits (§3.5) too, where the paper has T random hyperplanes. fit
        shuffles the n-grams, so that the bits are nearly independent (docs/hashformers.md).
@@ -66,7 +66,7 @@ def split_words(text, how="regex"):
     words = []
     spans = []
     for match in PATTERNS[how].finditer(text):
-        # subtle: lower-case the match, not the text: "İ".lower() is two characters and shifts offsets
+        # subtle: lower-case the match, not the text: "İ".lower() has two characters
         words.append(match.group().lower())
         spans.append(match.span())
     return words, spans
@@ -260,8 +260,8 @@ class MD5(Hash):
 class NgramLSH(Hash):
     """Locality-sensitive hashing: words that share character n-grams share bits. [HF §3.3]
 
-    The features are the F most frequent n-grams of the corpus, n = 1 .. 4. A word is the vector x (F,)
-    of its feature counts. Hyperplane j is the random vector eta (F,) rotated by j:
+    The features are the F most frequent n-grams of the corpus, n = 1 .. 4. A word is the vector
+    x (F,) of its feature counts. Hyperplane j is the random vector eta (F,) rotated by j:
     r^j[f] = eta[(f + j) mod F]. The values of feature f under hyperplanes 0, 1, 2, ... are then a
     window of eta, and no matrix is ever stored:
 

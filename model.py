@@ -31,7 +31,7 @@ Deviations:
        start with std 0.02 · √(768/d).
     2. In text an item's m vectors share its position.
 Notation:
-    B batch   L positions   d hidden size (width)   H heads   e d/H   V token IDs   N rows of a table
+    B batch   L positions   d hidden size (width)   H heads   e d/H   V token IDs   N rows
     C code numbers of a word   m vectors of an item (Bloom; else 1)   M masked positions
     S scored rows   k hash functions of R buckets each   T bits of a word's hash
 Demo: python model.py
@@ -66,14 +66,14 @@ LAYER_SEED = 1_009  # a prime: layer and seed give every layer hyperplanes of it
 
 @dataclass
 class Config:
-    """Everything that shapes the weights, in plain types; it is saved with them in the checkpoint."""
+    """Everything that shapes the weights, in plain types; a checkpoint holds it."""
 
     emb: str = "proj"
     rows: int = 50_260  # N: rows of lookup (those of special tokens included), emb and weighted
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # bits of a chunk (pool)
     hashes: int | None = None  # m of bloom (default 2), k of a sketch or of hash-mlm (default 5)
-    buckets: int = 500  # R: rows of a block (mean, median; bloom with special tokens), classes of a hash
+    buckets: int = 500  # R: rows of a block (mean, median, bloom), classes of a hash
     weights: int = 50_000  # rows of the importance table (weighted)
     layers: int = 12
     width: int = 768  # d
@@ -88,7 +88,7 @@ class Config:
     sep_id: int = 2  # token ID of [SEP]; the second text of a pair begins after [SEP] [SEP]
     dropout: float = 0.1
     head: str = "sr"
-    tied: bool | None = None  # mlm, hash-mlm: the output layer is the embedding table (default: its own)
+    tied: bool | None = None  # the output layer of mlm, hash-mlm is the embedding table
     labels: int = 2  # classes of classify; 1: a regression
     bag: int = 0  # rows of the hashed bag of words beside head classify (baselines/bag.py); 0: none
     pool: str = "cls"  # what classify sees: cls, the first position, or mean, of all positions
@@ -97,7 +97,7 @@ class Config:
     lsh_buckets: int = 256  # buckets of a hash function
     lsh_hashes: int = 1  # n: hash functions; a pair collides if one of them agrees
     lsh_fill: str = "zero"  # other pairs: zero, a score of 0 as in the paper, or mask, no weight
-    lsh_pairs: str = "all"  # all: a score each; upper: (i, j) and (j, i) share one, as the authors have it
+    lsh_pairs: str = "all"  # all: a score each; upper: (i, j) and (j, i) share one
     lsh_redraw: bool = False  # new hyperplanes in every training step
 
     def __post_init__(self):
@@ -113,7 +113,7 @@ class Config:
             raise ValueError("lsh_pairs: expected all for sets, got upper, which needs an order.")
 
         embedding = EMBEDDINGS[self.emb]
-        self.code_format = embedding.code_format  # the layout of a word's codes: tokenizer.HashTokenizer
+        self.code_format = embedding.code_format  # a word's codes: tokenizer.HashTokenizer
         self.predicts_rows = self.head in ("mlm", "hash-mlm")
         # mlm needs a row per word, hash-mlm needs hashes to predict
         masked = "hash-mlm"
@@ -147,8 +147,8 @@ PRESETS = {  # the sizes of the papers [HF §4.1]; tiny and superbloom-small, fo
     "bert-lsh": dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="upper", layers=2,
                      width=128, heads=2, ffn=512, length=512, rows=32_000, types=2),
     # [CM]
-    "median": dict(emb="median", head="hash-mlm", layers=4, width=512, heads=4, ffn=2048, length=512,
-                   rows=30_522),
+    "median": dict(emb="median", head="hash-mlm", layers=4, width=512, heads=4, ffn=2048,
+                   length=512, rows=30_522),
     # [HF §4.2]
     "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2),
     # [SB Table 1]
@@ -159,7 +159,7 @@ PRESETS = {  # the sizes of the papers [HF §4.1]; tiny and superbloom-small, fo
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention and feed-forward layer, each followed by residual sum and norm (post-LN). [BERT §3]
+    """Self-attention and feed-forward layer, each with residual sum and norm after it. [BERT §3]
 
     Args:
         c: Config.
@@ -201,15 +201,15 @@ class TransformerLayer(nn.Module):
 
 
 class MaskedLMHead(nn.Module):
-    """Dense layer, GELU, norm; then a product with a table of rows to predict, and bias. [BERT §3.1]
+    """Dense layer, GELU, norm, a product with a table of rows to predict, bias. [BERT §3.1]
 
     Args:
         c: Config. If c.tied is not true, the head has a table of its own.
         rows: int, N.
 
     Shape:
-        x float (..., d) to logits (..., N), or (..., S) of the rows int64 (S,). The table float (N, d) is
-        that of the embedding, or None: its own.
+        x float (..., d) to logits (..., N), or (..., S) of the rows int64 (S,). The table float
+        (N, d) is that of the embedding, or None: its own.
     """
 
     def __init__(self, c, rows):
@@ -231,7 +231,7 @@ class MaskedLMHead(nn.Module):
         x = self.norm(F.gelu(self.transform(x)))
         if self.training:
             return F.linear(x, table, bias)
-        # subtle: evaluate in float32. In bfloat16 many logits tie, and recall depends on how ties break.
+        # subtle: evaluate in float32. In bfloat16 many logits tie, and recall depends on the order.
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x.float(), table, bias)
 
@@ -327,7 +327,7 @@ class Model(nn.Module):
         self.codes = codes.to(self.device)
 
     def embed(self, ids):
-        """Return word vectors alone, (..., L·m, d) of ids (..., L): no positions, no norm. [HF §3.1]"""
+        """Return word vectors (..., L·m, d) of ids (..., L): no positions, no norm. [HF §3.1]"""
         if self.codes is None:
             raise ValueError("codes: expected set_codes(codes) before the model is used, got none.")
         is_eager_cpu = ids.is_cpu and not torch.compiler.is_compiling()
@@ -337,7 +337,7 @@ class Model(nn.Module):
         return self.embed_tokens(ids)
 
     def embed_tokens(self, ids):
-        """Return the vectors (..., L·m, d) of ids (..., L), each occurrence of a token by itself."""
+        """Return the vectors (..., L·m, d) of ids (..., L), each occurrence by itself."""
         c = self.config
         # F.embedding refuses an ID beyond the table; self.codes[ids] would read −1 as the last row
         codes = F.embedding(ids, self.codes)  # (..., L, C)
@@ -357,7 +357,7 @@ class Model(nn.Module):
         return torch.where(is_word, x, special)
 
     def embed_inputs(self, ids):
-        """Return what the first layer sees, (B, L·m, d) of ids (B, L): word + type + position, normed."""
+        """Return the input of the first layer, (B, L·m, d): word + type + position, normed."""
         c = self.config
         m = self.vectors_per_item
         L = ids.shape[1]
@@ -386,7 +386,7 @@ class Model(nn.Module):
         return F.pad(is_second, (1, 0))
 
     def padding_mask(self, ids, key_mask=None):
-        """Return the attention mask of the vectors, bool (B, L·m) or None; sets are padded with ID 0."""
+        """Return the mask of the vectors, bool (B, L·m) or None; sets are padded with ID 0."""
         if key_mask is None and not self.config.order:
             key_mask = ids != 0
         if key_mask is None:
@@ -394,7 +394,7 @@ class Model(nn.Module):
         return key_mask.repeat_interleave(self.vectors_per_item, 1)
 
     def encode(self, ids, key_mask=None):
-        """Return (B, L·m, d) of ids (B, L); key_mask bool (B, L), True = attend, or None without padding."""
+        """Return the last layer's vectors (B, L·m, d) of ids (B, L); key_mask as in forward."""
         x = self.embed_inputs(ids)
         key_mask = self.padding_mask(ids, key_mask)
         for layer in self.layers:
@@ -426,7 +426,8 @@ class Model(nn.Module):
 
         Returns:
             sr (B, L, 3). span (B, L, 2). classify (B, labels). mlm (M, N) or (M, S).
-            hash-mlm of bloom (M, m, m·R) or (M, m, S): each hash among the rows of all blocks. [SB §2.3]
+            hash-mlm of bloom (M, m, m·R) or (M, m, S): each hash among the rows of all blocks.
+            [SB §2.3]
             Other hash-mlm (M, k, R): each hash among the rows of its block. [CM]
         """
         c = self.config
@@ -457,7 +458,7 @@ class Model(nn.Module):
 
 
 def sinusoids(length, width):
-    """Return sinusoids (L, d): a shift by n positions is one rotation at every position. [V §3.5]"""
+    """Return sinusoids (L, d): a shift by n positions is one rotation everywhere. [V §3.5]"""
     frequencies = 10_000 ** (-torch.arange(0, width, 2) / width)  # (d/2,)
     angles = torch.arange(length).unsqueeze(1) * frequencies  # (L, d/2)
     waves = torch.stack([angles.sin(), angles.cos()], -1)  # (L, d/2, 2)
@@ -465,7 +466,7 @@ def sinusoids(length, width):
 
 
 def parameter_groups(model, decay):
-    """Return two groups for AdamW: weight decay for tables and matrices, none for vectors. [HF Table 4]"""
+    """Return groups for AdamW: weight decay for matrices, none for vectors. [HF Table 4]"""
     matrices = []
     vectors = []
     for parameter in model.parameters():
@@ -504,11 +505,11 @@ def count_parameters(model):
 
 
 def load_config(checkpoint, config_class=Config):
-    """Return the config of a checkpoint; ValueError where it has an unknown field, or two contradict."""
+    """Return the config of a checkpoint; ValueError for an unknown field or a contradiction."""
     try:
         return config_class(**checkpoint["config"])
     except TypeError as error:
-        raise ValueError(f"config: expected the fields of {config_class.__name__}, {error}.") from error
+        raise ValueError(f"config: expected that of a model, got another: {error}.") from error
 
 
 def load_model(checkpoint, classes=(Config, Model)):
@@ -524,7 +525,7 @@ def load_model(checkpoint, classes=(Config, Model)):
     config_class, model_class = classes
     config = load_config(checkpoint, config_class)
     try:
-        with torch.device("meta"):  # without memory: the weights of the checkpoint take their places
+        with torch.device("meta"):  # without memory: the weights take their places
             model = model_class(config)
         model.load_state_dict(checkpoint["model"], assign=True)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -534,7 +535,7 @@ def load_model(checkpoint, classes=(Config, Model)):
 
 
 def main():
-    """Print the parameters of the HashFormers paper's model for two labels with each embedding method."""
+    """Print the parameters of HashFormers' model for two labels, with each embedding method."""
     print("  method   embedding  whole model  share of parameters; 12 layers, width 768")
     for emb in EMBEDDINGS:
         rows = 50_260

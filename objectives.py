@@ -15,7 +15,7 @@ Sources:
     [BERT] Devlin et al. 2019
     [SB] Superbloom, ICLR 2020 submission
     [CM] Median is all you need, a proposal
-Out of scope: batches and the noise that decides what is corrupted (data/batches.py), heads (model.py).
+Out of scope: batches, the noise that decides what is corrupted (data/batches.py), heads (model.py).
 Deviations:
     1. Words are shuffled within their row. The authors' one permutation for a batch moves fewer.
     2. Random words are words of the corpus. The authors give Add and Proj bits that no word has.
@@ -45,8 +45,8 @@ NEVER = 2.0  # above every noise, which is in [0, 1)
 class Objective:
     """Base class: what an objective knows of the run, and what the training loop calls.
 
-    A subclass states `head`, one of model.py's, and `num_counts`, the numbers that evaluate returns, which
-    add up over batches.
+    A subclass states `head`, one of model.py's, and `num_counts`: how many numbers evaluate returns,
+    which add up over batches.
 
     Args:
         config: model.Config.
@@ -117,11 +117,12 @@ class ShuffleRandom(Objective):
     def corrupt(self, ids, noise, random_words):
         """Shuffle some words among themselves and replace others.
 
-        noise[0] shuffles 10 % of words, noise[1] replaces 10 % of the others, noise[2] is the new order:
+        noise[0] shuffles 10 % of words, noise[1] replaces 10 % of the others, noise[2] is the new
+        order:
 
-            ids        a b c d e f        shuffled . x . x . x     in order         1 3 5 | 0 2 4
-                                          these trade, 0 2 4 stay  in random order  5 1 3 | 0 2 4
-            inputs     a f c b e d   <-   position 1 gets what was at 5, position 3 what was at 1, ...
+            ids     a b c d e f      shuffled . x . x . x     in order         1 3 5 | 0 2 4
+                                     these trade, 0 2 4 stay  in random order  5 1 3 | 0 2 4
+            inputs  a f c b e d      position 1 gets what was at 5, position 3 what was at 1, ...
 
         Returns:
             inputs and labels int64 (B, L): 0 intact, 1 shuffled, 2 random.
@@ -185,12 +186,13 @@ class ShuffleRandom(Objective):
 def mask_words(ids, noise, random_words, p, mask_id, first_word_id, is_set=False):
     """Mask words: of a share p, 80 % become [MASK], 10 % any word, and 10 % stay. [BERT §3.1]
 
-    The last 10 % keep the model from trusting what it sees. Of a set at least the item of lowest noise
-    is chosen: else 0.85^5 = 44 % of sets of five items would have nothing to predict. [SB §3.1]
+    The last 10 % keep the model from trusting what it sees. Of a set at least the item of lowest
+    noise is chosen. Else 0.85^5 = 44 % of sets of five items would have nothing to predict.
+    [SB §3.1]
 
     Args:
         ids, random_words: int64 (B, L).
-        noise: float (3, B, L) in [0, 1): row 0 chooses words, row 1 masks them, row 2 replaces them.
+        noise: float (3, B, L) in [0, 1): row 0 chooses words, row 1 masks, row 2 replaces them.
         p: float, share of words.
         mask_id, first_word_id: int, token IDs.
         is_set: bool.
@@ -255,7 +257,7 @@ class MaskedWords(Objective):
         return self.config.rows, entropy(word_counts)
 
     def visible_items(self, inputs, positions):
-        """Return the items of each masked position's set, int64 (M, L), -1 for none; None for text."""
+        """Return the items of each masked position's set, int64 (M, L), -1 for none. Text: None."""
         if self.config.order:
             return None
         row = positions // inputs.shape[1]  # (M,)
@@ -274,10 +276,10 @@ def exclude_items(scores, items):
 class SampledWords(MaskedWords):
     """Masked words against a few thousand sampled rows instead of all: sampled softmax. [SB §3.3]
 
-    Rank r of n words is drawn with q = log((r + 2) / (r + 1)) / log(n + 1), about proportional to 1 / r.
-    With log(S q) subtracted from the logits, the sum of exp is an unbiased estimate of that over all words
-    but the correct one, which is included once. BPE pieces are not numbered by frequency, so it is noisier
-    for them. Evaluation is that of MaskedWords, over all words.
+    Rank r of n words is drawn with q = log((r + 2) / (r + 1)) / log(n + 1), about proportional to
+    1 / r. With log(S q) subtracted from the logits, the sum of exp is an unbiased estimate of that
+    over all words but the correct one, which is included once. BPE pieces are not numbered by
+    frequency, so the estimate is noisier for them. Evaluation scores all words.
     """
 
     def loss(self, model, inputs, labels):
@@ -305,7 +307,10 @@ class SampledWords(MaskedWords):
 
 
 class MaskedHashes(MaskedWords):
-    """Predict the hash buckets of masked words or items; only evaluation scores words. [SB §2.4] [CM]"""
+    """Predict the hash buckets of masked words or items. [SB §2.4] [CM]
+
+    Training scores hash buckets only. Evaluation scores words.
+    """
 
     head = "hash-mlm"
     num_counts = 6  # words among the best 1, 10, 20; certified; hashes right; in all
@@ -330,7 +335,7 @@ class MaskedHashes(MaskedWords):
         return loss / targets.shape[1]
 
     def evaluate(self, model, inputs, labels):
-        """Return the loss and counts (6,): words in the best 1, 10, 20; certified; hashes right; all."""
+        """Return the loss, and counts (6,): in the best 1, 10, 20; certified; hashes right; all."""
         positions, words = find_masked(labels)
         logits = model(inputs, masked_positions=positions).float()
         targets = self.hash_targets(words)
@@ -352,7 +357,7 @@ class MaskedHashes(MaskedWords):
         return loss, torch.stack([count.double() for count in counts])
 
     def search_items(self, logits, items, visible):
-        """Return how many items are better than the correct one (M,), and which beams are certified."""
+        """Return how many items are better than the correct one (M,), and what a beam certifies."""
         logp = hash_logp(logits, self.bloom_map)
         k = MAX_RECALL
         best = beam_search(logp, self.bloom_map, k, k, rounds=None, exclude=visible)[0]  # exact
@@ -361,7 +366,7 @@ class MaskedHashes(MaskedWords):
         return is_before.sum(1), certified
 
     def metrics(self, counts):
-        """Return recall@k; certified, the share of items that one beam of 20 certifies; hashes_right."""
+        """Return recall@k; certified, the share that one beam of 20 certifies; hashes_right."""
         metrics = super().metrics(counts)
         total = max(float(counts[-1]), 1)
         if self.bloom_map is not None:
@@ -435,7 +440,8 @@ def main(argv=None):
     show("Masked words", masked, names)
     show("  labels", answers, names)
     show("  or hashes", answers, hashes)
-    print("\nA label of - is not scored. Hashes are buckets of two Bloom maps. Rates are 4 times as usual.")
+    print("\nA label of - is not scored. Hashes are buckets of two Bloom maps. "
+          "Rates are 4 times as usual.")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class HashTokenizer:
     def __init__(self, config, split="regex", hash_name="md5", hash=None, subwords=None,
                  vocabulary=None, bloom_map=None, hash_seed=0, key=None):
         code_format = config.code_format
-        # a word of a fixed vocabulary is its row, or an item of a Bloom map; any other word is hashed
+        # a word of a fixed vocabulary is a row, or an item of a Bloom map; any other is hashed
         self.is_fixed = code_format in ("row", "digest")
         if split not in SPLITS:
             raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}.")
@@ -109,7 +109,7 @@ class HashTokenizer:
         return split_words(text, self.split_name)
 
     def ids(self, words):
-        """Return the token IDs of words, int32 (len(words),). A new word is added, or UNK if fixed."""
+        """Return the token IDs of words, int32 (V,). A new word is added, or it is UNK if fixed."""
         check_words(words)
         if not self.is_fixed:
             self.add_words(words)
@@ -160,7 +160,7 @@ class HashTokenizer:
                          f"got {c.code_format!r}.")
 
     def sketch(self, words, k, rows):
-        """Return int32 (len(words), k), the buckets of k hash functions with this tokenizer's seed."""
+        """Return int32 (V, k), the buckets of k hash functions with this tokenizer's seed."""
         return sketch_index(words, k, rows, self.hash_seed, self.key).astype(np.int32)
 
     def sketch_targets(self, words):
@@ -168,7 +168,7 @@ class HashTokenizer:
         return self.sketch(words, self.config.hashes, self.config.buckets)
 
     def special_codes(self):
-        """Return the codes of the special tokens, (FIRST_WORD_ID, C): zeros, or rows of their own."""
+        """Return the codes of special tokens, (FIRST_WORD_ID, C): zeros, or rows of their own."""
         if self.config.code_format == "digest":  # in each block, after the buckets of the map
             rows = self.bloom_map.buckets + np.arange(FIRST_WORD_ID, dtype=np.int32)
             return np.tile(rows[:, None], self.bloom_map.m)
@@ -207,7 +207,7 @@ class HashTokenizer:
 
     @classmethod
     def load(cls, state, config):
-        """Return the tokenizer of a state() and its model's config; ValueError if they do not fit."""
+        """Return the tokenizer of a state() and a model's config; ValueError if they do not fit."""
         try:
             parts = dict(state)
             if parts["hash"] is not None:
@@ -237,8 +237,8 @@ def make_encodable(text):
 class BPE:
     """Byte-level byte-pair encoding by the `tokenizers` library: the vocabulary of the baselines.
 
-    A piece that opens a word starts with "Ġ", the byte-level alphabet's sign for a space. Every text
-    can be written in pieces, so there is no unknown piece.
+    A piece that opens a word starts with "Ġ", the byte-level alphabet's sign for a space. Every
+    text can be written in pieces, so there is no unknown piece.
 
     Args:
         text: str, JSON, the attribute `json` of another BPE.
@@ -328,7 +328,7 @@ class Phrases:
         return cls(json.dumps(dict(phrases=phrases, bpe=bpe.json)))
 
     def split(self, text):
-        """Return units list[str] and spans list[(start, end)]; the bytes of a letter share its span."""
+        """Return units list[str], spans list[(start, end)]; bytes of a letter share its span."""
         words, spans = split_words(text)
         units = []
         places = []
@@ -428,7 +428,7 @@ def split_names(text, names, max_words):
 
 
 def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_rest=False):
-    """Build [CLS] A [SEP], or [CLS] A [SEP] [SEP] B [SEP]. If both are too long, cut the longer first.
+    """Build [CLS] A [SEP], or [CLS] A [SEP] [SEP] B [SEP]. Cut the longer text first.
 
         n 10, m 3, room 8 -> 5 and 3      n 10, m 10, room 7 -> 4 and 3
 
@@ -461,18 +461,19 @@ def sliding_windows(question, context, length, stride):
     """Cut a long context into overlapping windows, each behind the question. [BERT §4.2]
 
     Args:
-        question, context: int32 (n,) and (m,), token IDs. A question takes half of the room at most.
+        question, context: int32 (n,) and (m,), token IDs. A question takes half of the room at
+            most.
         length: int, L, at least 8.
         stride: int, words from start to start. Every word of the context is in some window.
 
     Returns:
-        list of (ids int32 (L at most,), first, start, stop): words start .. stop-1 of the context are
-        at positions first, first + 1, ... of ids.
+        list of (ids int32 (L at most,), first, start, stop): words start .. stop-1 of the context
+        are at positions first, first + 1, ... of ids.
     """
     if length < 8 or stride < 1:  # no word of the context would fit, or the windows would not move
         raise ValueError("length, stride: expected at least 8 and 1, "
                          f"got {length} and {stride}.")
-    # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three of them before the context
+    # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three before the context
     question = question[:(length - 4) // 2]
     room = length - 4 - len(question)
     step = min(stride, room)
