@@ -1,28 +1,32 @@
 """Embed words that are known by their hash codes alone: one class per method.
 
-Paper map:    [HF §3.1] HashEmbedding   [HF §3.4 eq.1] PoolEmbedding   [HF §3.4 eq.2] AddEmbedding
-              [HF §3.4 eq.3] ProjEmbedding   [HF App. B eq.11] LinearEmbedding   [SB §2.1] BloomEmbedding
-              [CM] SketchEmbedding   [SV §3] WeightedEmbedding
-Sources:      [HF] Xue & Aletras 2022, HashFormers   [SB] Superbloom, ICLR 2020 submission
-              [CM] Median is all you need, a proposal   [SV] Svenstrup et al. 2017, Hash Embeddings
-Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of special tokens (model.py).
-Deviations:   1. No dropout inside. The authors' code has some in Pool, the paper has none.
-              2. Importance weights start as normal(0, 1), as 0.0005 gives words no effect.
-Notation:     B batch   L positions   M words   C code numbers per word   d width   T bits   J chunks   N rows
-              m hashes per item, R rows each   k bits of a chunk (Pool), hash functions   K importance rows
-Demo:         python embeddings.py
+Paper map:
+    [HF §3.1] HashEmbedding
+    [HF §3.4 eq.1] PoolEmbedding
+    [HF §3.4 eq.2] AddEmbedding
+    [HF §3.4 eq.3] ProjEmbedding
+    [HF App. B eq.11] LinearEmbedding
+    [SB §2.1] BloomEmbedding
+    [CM] SketchEmbedding
+    [SV §3] WeightedEmbedding
+Sources:
+    [HF] Xue & Aletras 2022, HashFormers
+    [SB] Superbloom, ICLR 2020 submission
+    [CM] Median is all you need, a proposal
+    [SV] Svenstrup et al. 2017, Hash Embeddings
+Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of special tokens and of
+    padding (model.py): no row is fixed at 0.
+Deviations:
+    1. No dropout inside. The authors' code has some in Pool, the paper has none.
+    2. Importance weights start as normal(0, 1), as 0.0005 gives words no effect.
+Notation:
+    d width of a vector   C code numbers of a word   T bits of a word   J chunks   N rows of a table
+    m hashes of an item   k hash functions of a sketch, or bits of a chunk   R rows of a hash's block
+    K rows of the importance table
+Demo: python embeddings.py
 
-Modules map codes (..., C), tensor or array, to vectors (..., d), BloomEmbedding to (..., m, d). Tables start
-as normal(0, 0.02), truncated at ±2 std. Each class states these facts, where c is a model.Config:
-    code_format        how a word's codes are laid out; tokenizer.HashTokenizer lists the formats
-    sizes              the fields of c that are the constructor's arguments
-    code_limits        of a module: pairs (how many code numbers, exclusive limit), which forward checks
-    needs_specials     whether special tokens need vectors outside of it, or its own table has them
-    has_word_row       whether one learned vector is added to every ordinary word
-    can_tie, is_tied   whether its rows can be the output layer, and whether they are by default
-    is_stacked         whether a word becomes m vectors side by side, which stay apart in the sequence
-    is_costly          whether embed is slow, so that the model embeds each distinct word of a batch once
-    initial_std(c)     approximate std of its vectors before training, without the mean that words share
+Every module maps codes, integers (..., C), to vectors float (..., d). BloomEmbedding alone has
+m vectors for an item, (..., m, d). hashing.py returns numpy arrays, which are codes as they are.
 """
 
 import math
@@ -32,310 +36,444 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-
-def init_normal(weight, std=0.02):
-    """Fill with normal(0, std), truncated at ±2 std, in place; return the weight."""
-    return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
-
-
-def unpack_bits(packed, bits):
-    """Unpack bytes, packed uint8 (..., ceil(T/8)), into bits, uint8 (..., T), most significant bit first."""
-    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
-    return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :bits]
-
-
-def check_codes(codes, limits, name="codes"):
-    """Return codes (..., C) as a tensor; ValueError unless integers within limits, pairs (count, limit)."""
-    codes, (counts, ends) = torch.as_tensor(codes), zip(*limits)
-    fits = not codes.is_floating_point() and codes.shape[-1:] == (sum(counts),)
-    if fits and codes.is_cpu and codes.numel() and not torch.compiler.is_compiling():  # a GPU would wait
-        # subtle: compared as int, because 256 as uint8 is 0
-        fits = all(x.min() >= 0 and int(x.max()) < end for x, end in zip(codes.split(counts, -1), ends))
-    if not fits:
-        expected = "integers, " + " and ".join(f"{count} below {end:,}" for count, end in limits)
-        raise ValueError(f"{name}: expected {expected}, got {codes.dtype} {[*codes.shape]}, or out of range.")
-    return codes
+INIT_STD = 0.02  # of tables
+MAX_CHUNK = 15  # bits of a chunk, so that codes fit into int16
 
 
 class Embedding(nn.Module):
-    """Base class: default facts, and forward, which checks codes (..., C) and calls embed with (M, C)."""
-    code_format, sizes, needs_specials, has_word_row = "bits", ("bits", "width"), True, True
-    can_tie = is_tied = is_stacked = is_costly = False
+    """Base class: what model.py asks of a method, and the check of the codes.
 
-    def __init__(self, *code_limits):
+    A subclass states the facts below, makes its tables, and has the formula in `embed`. EMBEDDINGS
+    has a name for each. c is a model.Config, or anything with the fields that `from_config` reads.
+
+    Attributes:
+        code_format: str, how a word's codes are laid out; tokenizer.HashTokenizer lists the formats.
+        code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
+        needs_specials: whether special tokens need vectors outside of this module.
+        has_word_row: whether the model adds one learned vector to every ordinary word.
+        can_tie: whether the rows can also be the output layer.
+        is_tied: whether they are by default.
+        is_stacked: whether an item has m vectors side by side, which stay apart in the sequence.
+        is_costly: whether the model should embed each distinct word of a batch once.
+    """
+
+    code_format = "bits"
+    needs_specials = True
+    has_word_row = True
+    can_tie = False
+    is_tied = False
+    is_stacked = False
+    is_costly = False
+
+    def __init__(self, code_limits):
         super().__init__()
         self.code_limits = code_limits
 
     @classmethod
     def from_config(cls, c):
-        return cls(*(getattr(c, name) for name in cls.sizes))
+        """Return the module for a config."""
+        return cls(c.bits, c.width)
 
     def initial_std(self, c):
-        return 0.02
+        """Return about the std of vectors before training, without a mean that all words share."""
+        return INIT_STD
 
     def check(self, codes):
-        check_codes(codes, self.code_limits)
-
-    def table_rows(self, codes):  # int32 (M, C), of a table with a block of rows for each code number
-        [(count, rows)] = self.code_limits
-        return codes.int() + rows * torch.arange(count, dtype=torch.int32, device=codes.device)
+        """Raise a ValueError unless codes, integers (V, C), are within code_limits."""
+        limits = torch.tensor(self.code_limits)
+        is_integer = not codes.is_floating_point()
+        if not is_integer or codes.ndim != 2 or codes.shape[1] != len(limits):
+            raise ValueError(f"codes: expected integers (V, {len(limits)}), "
+                             f"got {codes.dtype} {[*codes.shape]}.")
+        codes = codes.cpu().long()  # long: 256 as uint8 is 0
+        if (codes < 0).any() or (codes >= limits).any():
+            raise ValueError(f"codes: expected 0 to {max(self.code_limits) - 1:,}, "
+                             "got another number.")
 
     def forward(self, codes):
-        codes = check_codes(codes, self.code_limits)
-        e = self.embed(codes.reshape(-1, codes.shape[-1]))  # (M, d), or (M, m, d)
-        return e.view(*codes.shape[:-1], *e.shape[1:])
+        """Return vectors (..., d), or (..., m, d), of codes (..., C).
+
+        A code without a row raises an IndexError. A bit other than 0 and 1 is not detected.
+        """
+        codes = torch.as_tensor(codes)
+        # subtle: without this check some formulas broadcast codes of another size
+        if codes.shape[-1] != len(self.code_limits) or codes.is_floating_point():
+            raise ValueError(f"codes: expected integers (..., {len(self.code_limits)}), "
+                             f"got {codes.dtype} {[*codes.shape]}.")
+        return self.embed(codes)
+
+
+# A row of a table
 
 
 class LookupEmbedding(Embedding):
-    """Lookup: a standard table, one row per word, the baseline. Codes (..., 1) below N to (..., d)."""
-    code_format, sizes, needs_specials, has_word_row = "row", ("rows", "width"), False, False
-    can_tie = is_tied = True
+    """Lookup: a standard table with a row for each word, the baseline.
+
+    Args:
+        rows: int, N.
+        width: int, d.
+
+    Shape:
+        codes (..., 1), each below N, to (..., d).
+    """
+
+    code_format = "row"
+    needs_specials = False
+    has_word_row = False
+    can_tie = True
+    is_tied = True
 
     def __init__(self, rows, width):
-        super().__init__((1, rows))
+        super().__init__([rows])
         self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
 
+    @classmethod
+    def from_config(cls, c):
+        return cls(c.rows, c.width)
+
     def embed(self, codes):
-        return F.embedding(codes.squeeze(-1).int(), self.weight)
+        return F.embedding(codes[..., 0].int(), self.weight)
 
 
 class HashEmbedding(LookupEmbedding):
-    """Emb: one row per hash bucket, shared by the words in it. [HF §3.1] Not SV's: see WeightedEmbedding."""
-    code_format, needs_specials, can_tie, is_tied = "index", True, False, False
+    """Emb: a row for each hash bucket, which the words of the bucket share. [HF §3.1]
+
+    Args and shape are those of LookupEmbedding. Svenstrup's "hash embeddings" are WeightedEmbedding.
+    """
+
+    code_format = "index"
+    needs_specials = True
+    can_tie = False
+    is_tied = False
+
+
+# Chunks and bits
 
 
 class PoolEmbedding(Embedding):
-    """Pool: chunks choose rows of one codebook, summed with a weight per chunk and dimension. [HF §3.4 eq.1]
+    """Pool: chunks choose rows of one codebook, summed with learned weights. [HF §3.4 eq.1]
 
-        e = Σ_j softmax_j(W)_j ⊙ B[c_j]        W (J, d): a softmax over the chunks, for each dimension apart
+        e = Σ_j softmax_j(W)_j ⊙ B[c_j]
 
-    Fast form: weights folded into the codebook, a table per chunk. The last may be short (128 = 12·10 + 8).
-    Args: bits int T, chunk int k up to 15 (codes are int16), width int d.
-    Shape: codes integer (..., J), each below 2^k, to (..., d).
+    W (J, d) has a weight for each chunk and dimension; the softmax is over the chunks.
+
+    Args:
+        bits: int, T.
+        chunk: int, k, up to 15. The last chunk may be short: 128 = 12 · 10 + 8.
+        width: int, d.
+
+    Shape:
+        codes (..., J), each below 2^k, to (..., d).
     """
-    code_format, sizes = "chunks", ("bits", "chunk", "width")
+
+    code_format = "chunks"
 
     def __init__(self, bits, chunk, width):
-        if not 0 < chunk <= 15:
-            raise ValueError(f"chunk: expected 1 to 15 bits, got {chunk}.")
-        num_chunks = -(-bits // chunk)
-        super().__init__((num_chunks, 2**chunk))
+        if not 1 <= chunk <= MAX_CHUNK:
+            raise ValueError(f"chunk: expected 1 to {MAX_CHUNK} bits, got {chunk}.")
+        num_chunks = math.ceil(bits / chunk)
+        super().__init__([2**chunk] * num_chunks)
         self.codebook = nn.Parameter(init_normal(torch.empty(2**chunk, width)))  # (2^k, d)
-        # subtle: not zeros. Equal weights would give the same vector for every order of the chunks.
+        # subtle: with equal weights a word would have one vector for every order of its chunks
         self.weight = nn.Parameter(init_normal(torch.empty(num_chunks, width)))  # (J, d)
 
-    def initial_std(self, c):  # mean of about T/k rows
-        return 0.02 * (c.chunk / c.bits) ** 0.5
+    @classmethod
+    def from_config(cls, c):
+        return cls(c.bits, c.chunk, c.width)
+
+    def initial_std(self, c):
+        return INIT_STD * math.sqrt(c.chunk / c.bits)  # of the mean of about T/k rows
 
     def embed(self, codes):
-        tables = self.weight.softmax(0).unsqueeze(1) * self.codebook  # (J, 2^k, d)
-        return F.embedding_bag(self.table_rows(codes), tables.flatten(0, 1), mode="sum")  # chunk j, table j
+        rows = F.embedding(codes.int(), self.codebook)  # (..., J, d)
+        return (self.weight.softmax(0) * rows).sum(-2)
 
 
 class AddEmbedding(Embedding):
     """Add: every bit chooses one of its own two rows, and the T rows are added. [HF §3.4 eq.2]
 
-        e = Σ_j B^j[τ_j] / √T  =  (Σ_j B^j[0] + Σ_j τ_j (B^j[1] − B^j[0])) / √T      one product with the bits
+        e = Σ_j B^j[τ_j] / √T  =  (Σ_j B^j[0] + Σ_j τ_j (B^j[1] − B^j[0])) / √T
 
-    Args: bits int T, width int d.  Shape: codes of 0 and 1 (..., T) to (..., d).
+    The second form needs only one product with the bits.
+
+    Args:
+        bits: int, T.
+        width: int, d.
+
+    Shape:
+        codes of 0 and 1 (..., T) to (..., d).
     """
+
     def __init__(self, bits, width):
-        super().__init__((bits, 2))
+        super().__init__([2] * bits)
         self.codebooks = nn.Parameter(init_normal(torch.empty(bits, 2, width)))  # (T, 2, d)
 
     def embed(self, codes):
-        (zero, one), scale = self.codebooks.unbind(1), 1 / math.sqrt(len(self.codebooks))  # (T, d), (T, d)
-        return F.linear(codes.to(zero.dtype), ((one - zero) * scale).T, zero.sum(0) * scale)
+        zero, one = self.codebooks.unbind(1)  # (T, d), (T, d)
+        scale = 1 / math.sqrt(len(self.codebooks))
+        difference = (one - zero) * scale  # (T, d)
+        return F.linear(codes.to(zero.dtype), difference.T, zero.sum(0) * scale)
 
 
 class ProjEmbedding(Embedding):
-    """Proj: each dimension is the Pearson correlation of the bits with a learned vector. [HF §3.4 eq.3]
+    """Proj: each dimension is the Pearson correlation of the bits with a vector. [HF §3.4 eq.3]
 
-        e_j = <τ − mean τ, w^j − mean w^j> / (‖τ − mean τ‖ ‖w^j − mean w^j‖)      one product with the bits
+        e_j = <τ − mean τ, w^j − mean w^j> / (‖τ − mean τ‖ ‖w^j − mean w^j‖)
 
-    Args: bits int T, width int d.  Shape: codes of 0 and 1 (..., T) to (..., d); 0 where all bits are equal.
+    Args:
+        bits: int, T.
+        width: int, d.
+
+    Shape:
+        codes of 0 and 1 (..., T) to (..., d). The vector is 0 where all bits are equal, as those of
+        a word without a known n-gram are.
     """
-    def __init__(self, bits, width):
-        super().__init__((bits, 2))
-        self.weight = nn.Parameter(init_normal(torch.empty(width, bits)))  # (d, T): w^j has one entry per bit
 
-    def initial_std(self, c):  # the variance of a correlation of T random pairs is 1 / (T - 1)
-        return max(c.bits - 1, 1) ** -0.5
+    def __init__(self, bits, width):
+        super().__init__([2] * bits)
+        self.weight = nn.Parameter(init_normal(torch.empty(width, bits)))  # (d, T): w^j is row j
+
+    def initial_std(self, c):
+        return 1 / math.sqrt(max(c.bits - 1, 1))  # of the correlation of T random pairs
 
     def embed(self, codes):
-        def normalize(x):
-            x = x - x.mean(-1, keepdim=True)
-            # subtle: clamp the square, not the root: a root's gradient at 0 is infinite, times 0 it is NaN
-            return x * x.square().sum(-1, keepdim=True).clamp(min=1e-16).rsqrt()
+        bits = standardize(codes.to(self.weight.dtype))  # (..., T)
+        return F.linear(bits, standardize(self.weight))
 
-        return F.linear(normalize(codes.to(self.weight.dtype)), normalize(self.weight))
+
+def standardize(x):
+    """Return x (..., T) with mean 0 and length 1 in the last dimension, or 0 where x is constant."""
+    x = x - x.mean(-1, keepdim=True)
+    square = x.square().sum(-1, keepdim=True)
+    # subtle: bound the square, not its root, whose gradient at 0 is infinite. float16 rounds 1e-16
+    # to 0, so there the bound is the smallest normal number, 6e-5.
+    bound = max(1e-16, torch.finfo(x.dtype).tiny)
+    return x * square.clamp(min=bound).rsqrt()
 
 
 class LinearEmbedding(Embedding):
-    """Linear: the word's bits times a learned matrix, ProFormer's layer. [HF App. B eq.11]"""
+    """Linear: the word's bits times a learned matrix, ProFormer's layer. [HF App. B eq.11]
+
+    Args:
+        bits: int, T.
+        width: int, d.
+
+    Shape:
+        codes of 0 and 1 (..., T) to (..., d).
+    """
+
     def __init__(self, bits, width):
-        super().__init__((bits, 2))
+        super().__init__([2] * bits)
         self.weight = nn.Parameter(init_normal(torch.empty(bits, width)))  # (T, d)
 
-    def initial_std(self, c):  # bits are 1/2 ± 1/2: T rows times ±1/2; times 1/2 they are a shared mean
-        return 0.01 * c.bits**0.5
+    def initial_std(self, c):
+        # a bit is 1/2 ± 1/2, so a vector is the sum of T rows times 1/2, which is the shared mean,
+        # and of T rows times ±1/2
+        return INIT_STD / 2 * math.sqrt(c.bits)
 
     def embed(self, codes):
         return codes.to(self.weight.dtype) @ self.weight
 
 
-class BloomEmbedding(Embedding):
-    """Bloom: an item is m rows, one of each map's block, which stay m vectors side by side. [SB §2.1]
+# Several hash functions
 
-    The transformer layers disambiguate colliding items from context.
-    Args: hashes int m; rows int R of a block; width int d.  Shape: codes integer (..., m), each in 0 .. R-1,
-        as bloom.BloomMap.digest has them, to (..., m, d).
+
+class BloomEmbedding(Embedding):
+    """Bloom: an item is a row of each of m blocks, which stay m vectors side by side. [SB §2.1]
+
+    The transformer layers tell items that share a row apart by their context.
+
+    Args:
+        hashes: int, m.
+        rows: int, R, of a block.
+        width: int, d.
+
+    Shape:
+        codes (..., m), each below R, as in bloom.BloomMap.digest, to (..., m, d).
     """
-    code_format, sizes, needs_specials, has_word_row = "digest", ("hashes", "buckets", "width"), False, False
-    can_tie = is_tied = is_stacked = True
+
+    code_format = "digest"
+    needs_specials = False
+    has_word_row = False
+    can_tie = True
+    is_tied = True
+    is_stacked = True
 
     def __init__(self, hashes, rows, width):
-        super().__init__((hashes, rows))
-        self.weight = nn.Parameter(init_normal(torch.empty(hashes * rows, width)))  # (m·R, d), block by block
+        super().__init__([rows] * hashes)
+        self.weight = nn.Parameter(init_normal(torch.empty(hashes * rows, width)))  # (m·R, d)
+
+    @classmethod
+    def from_config(cls, c):
+        return cls(c.hashes, c.buckets, c.width)
 
     def embed(self, codes):
-        return F.embedding(self.table_rows(codes), self.weight)
+        return gather_rows(codes, self.weight)
 
 
-class SketchEmbedding(BloomEmbedding):
-    """Count-median sketch: a word has a row in each of k blocks; take the element-wise median or mean. [CM]
+def gather_rows(codes, table):
+    """Return row codes[..., j] of block j, for all m blocks of a table.
+
+    Args:
+        codes: integer (..., m), each below R.
+        table: float (m·R, d), m blocks of R rows. Of a sketch m is k.
+
+    Returns:
+        float (..., m, d).
+    """
+    m = codes.shape[-1]
+    rows = []
+    # a lookup in each block, so that a code beyond its block raises and never reads the next block
+    for j, block in enumerate(table.chunk(m)):  # (R, d)
+        rows.append(F.embedding(codes[..., j].int(), block))
+    return torch.stack(rows, -2)
+
+
+# from the k rows of a word, float (..., k, d), to its vector (..., d)
+AGGREGATES = {
+    "median": lambda rows: rows.median(-2).values,
+    "mean": lambda rows: rows.mean(-2),
+}
+
+
+class SketchEmbedding(Embedding):
+    """Count-median sketch: the element-wise median or mean of a row of each of k blocks. [CM]
 
         rows of a word (k 3, d 2)    (1, 7)  (2, -9)  (900, 8)        median (2, 7)    mean (301, 2)
 
-    One row that other words have pulled far away drags the mean along; the median moves at most to the next
-    number in order. Of the median one row per coordinate gets the gradient, of the mean each row gets 1/k.
-    Args: hashes int k, odd, as an even number of rows has no middle one; rows int R; width int d; aggregate
-        "median" or "mean".  Shape: codes integer (..., k), each in 0 .. R-1, to (..., d).
+    One row that other words have pulled far away drags the mean along. The median moves at most to
+    the next number in order. The median's gradient goes to one row in each dimension; the mean's
+    goes to all rows, 1/k each.
+
+    Args:
+        hashes: int, k, odd: an even number of rows has no middle one.
+        rows: int, R, of a block.
+        width: int, d.
+        aggregate: a key of AGGREGATES.
+
+    Shape:
+        codes (..., k), each below R, as hashing.sketch_index returns them, to (..., d).
     """
-    # "emb" is the aggregate: median or mean
-    code_format, sizes, is_tied, is_stacked = "sketch", ("hashes", "buckets", "width", "emb"), False, False
-    needs_specials = has_word_row = is_costly = True
+
+    code_format = "sketch"
+    can_tie = True
+    is_costly = True
 
     def __init__(self, hashes, rows, width, aggregate="median"):
-        super().__init__(hashes, rows, width)
-        if hashes % 2 == 0 or hashes > 255:
-            raise ValueError(f"hashes: expected an odd number of at most 255 for a sketch, got {hashes}.")
-        if aggregate not in ("median", "mean"):
-            raise ValueError(f"aggregate: expected median or mean, got {aggregate!r}.")
+        super().__init__([rows] * hashes)
+        if hashes % 2 == 0:
+            raise ValueError(f"hashes: expected an odd number for a sketch, got {hashes}.")
+        if aggregate not in AGGREGATES:
+            raise ValueError(f"aggregate: expected {' or '.join(AGGREGATES)}, got {aggregate!r}.")
         self.aggregate = aggregate
+        self.weight = nn.Parameter(init_normal(torch.empty(hashes * rows, width)))  # (k·R, d)
 
-    def initial_std(self, c):  # measured on words that take row i of every block: the blocks are independent
-        return self(torch.arange(min(c.buckets, 4_096)).unsqueeze(1).expand(-1, c.hashes)).std()
+    @classmethod
+    def from_config(cls, c):
+        return cls(c.hashes, c.buckets, c.width, aggregate=c.emb)
+
+    def initial_std(self, c):
+        # measured: word i has row i of every block, and the blocks are independent
+        words = torch.arange(min(c.buckets, 4_096))
+        codes = words.unsqueeze(1).expand(-1, c.hashes)
+        return self(codes).std()
 
     def embed(self, codes):
-        rows = self.table_rows(codes)
-        if self.aggregate == "mean":
-            return F.embedding_bag(rows, self.weight, mode="mean")
-        return RowMedian.apply(self.weight, rows)
-
-
-class RowMedian(torch.autograd.Function):
-    """The element-wise median of k rows of a table, k odd, by comparisons of rows: vector instructions. [CM]
-
-    A CPU takes words in parts whose rows stay in its cache. Backward needs a uint8 row index per element.
-    """
-    PART = 2**16  # numbers of one hash function's rows that are processed at once on a CPU
-
-    @staticmethod
-    def forward(ctx, table, rows):
-        """Return (M, d) from table (N, d) and rows integer (M, k)."""
-        (M, k), d = rows.shape, table.shape[1]
-        out, chosen = table.new_empty(M, d), torch.empty(M, d, dtype=torch.uint8, device=table.device)
-        ctx.num_rows, ctx.step = len(table), max(M if table.is_cuda else RowMedian.PART // d, 1)
-        for part, result, which in zip(*(t.split(ctx.step) for t in (rows, out, chosen))):
-            *x, last = table.index_select(0, part.T.flatten()).unflatten(0, (k, -1)).unbind()  # (words, d)
-            result[:] = middle = median([*x, last])
-            # the first row that equals the median is r_0 (1 + r_1 (1 + r_2 ...)), r_j = 1 if row j differs:
-            #     of 3 rows, row 0: 0 · (1 + r_1) = 0    row 1: 1 · (1 + 0) = 1    row 2: 1 · (1 + 1) = 2
-            count = table.new_zeros(())
-            for row in reversed(x):
-                row.ne_(middle)  # in place 0.0 or 1.0: four times as fast as to bool
-                count = torch.addcmul(row, row, count)
-            which[:] = count
-        ctx.save_for_backward(rows, chosen)
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (rows, chosen), d = ctx.saved_tensors, gradient.shape[1]
-        table, starts = gradient.new_zeros(ctx.num_rows, d), d * rows.long()  # starts in the flat table
-        for part, which, up in zip(*(t.split(ctx.step) for t in (starts, chosen, gradient))):
-            places = part.gather(1, which.long()).add_(torch.arange(d, device=rows.device))
-            table.view(-1).index_add_(0, places.flatten(), up.flatten())  # to the row that it came from
-        return table, None
-
-
-def median(rows):
-    """Return the element-wise median of a list of k tensors, k odd, by comparisons alone.
-
-    The smallest of k // 2 + 2 numbers has more than half of all k above it, the largest as many below, so
-    neither is the median. Without both the median is the same: take in the next number, until one is left.
-
-        7 1 9 4 5    of 7 1 9 4 without 1 and 9: 7 4    of 7 4 5 without 4 and 7: 5
-    """
-    pool, rest = list(rows[:len(rows) // 2 + 2]), list(rows[len(rows) // 2 + 2:])
-    while len(pool) > 1:
-        low, high, middle = torch.minimum(*pool[:2]), torch.maximum(*pool[:2]), []
-        for x in pool[2:-1]:
-            x, low = torch.maximum(x, low), torch.minimum(x, low)
-            middle.append(torch.minimum(x, high))
-            high = torch.maximum(x, high)
-        middle.append(torch.minimum(torch.maximum(pool[-1], low), high))
-        pool, rest = middle + rest[:1], rest[1:]
-    return pool[0]
-
-
-def median_reference(rows):
-    """Return the element-wise median of a list of k tensors, written out: sort, take the middle one."""
-    return torch.stack(list(rows)).sort(0).values[len(rows) // 2]
+        rows = gather_rows(codes, self.weight)  # (..., k, d)
+        return AGGREGATES[self.aggregate](rows)
 
 
 class WeightedEmbedding(Embedding):
-    """Weighted: k rows of a shared pool, each times the word's importance weight, and summed. [SV §3]
+    """Weighted: k rows of one table, each times the word's importance weight, summed. [SV §3]
 
-        e = Σ_j p_j · row_j        p: a row of the importance table, which words share by another hash
+        e = Σ_j p_j · row_j
 
-    Args: hashes int k, rows int N, importance_rows int K, width int d.
-    Shape: codes integer (..., k+1), k rows below N and last the row of p, below K, to (..., d).
+    The weights p are a row of the importance table. Words share it by one more hash function.
+
+    Args:
+        hashes: int, k.
+        rows: int, N.
+        importance_rows: int, K.
+        width: int, d.
+
+    Shape:
+        codes (..., k + 1) to (..., d): k rows below N, and last the row of p, below K.
     """
-    code_format, sizes = "weighted", ("hashes", "rows", "weights", "width")
+
+    code_format = "weighted"
 
     def __init__(self, hashes, rows, importance_rows, width):
-        super().__init__((hashes, rows), (1, importance_rows))
+        super().__init__([rows] * hashes + [importance_rows])
         self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
-        self.importance = nn.Parameter(init_normal(torch.empty(importance_rows, hashes), std=1.0))  # (K, k)
+        importance = init_normal(torch.empty(importance_rows, hashes), std=1.0)
+        self.importance = nn.Parameter(importance)  # (K, k)
 
-    def initial_std(self, c):  # measured
-        return self(torch.arange(min(c.rows, c.weights, 4_096)).unsqueeze(1).expand(-1, c.hashes + 1)).std()
+    @classmethod
+    def from_config(cls, c):
+        return cls(c.hashes, c.rows, c.weights, c.width)
+
+    def initial_std(self, c):
+        # measured: word i has row i of both tables
+        words = torch.arange(min(c.rows, c.weights, 4_096))
+        codes = words.unsqueeze(1).expand(-1, c.hashes + 1)
+        return self(codes).std()
 
     def embed(self, codes):
-        p = F.embedding(codes[:, -1].int(), self.importance)  # (M, k)
-        return F.embedding_bag(codes[:, :-1].int(), self.weight, mode="sum", per_sample_weights=p)
+        rows = F.embedding(codes[..., :-1].int(), self.weight)  # (..., k, d)
+        p = F.embedding(codes[..., -1].int(), self.importance)  # (..., k)
+        return (p.unsqueeze(-1) * rows).sum(-2)
 
 
-EMBEDDINGS = {"lookup": LookupEmbedding, "emb": HashEmbedding, "pool": PoolEmbedding, "add": AddEmbedding,
-              "proj": ProjEmbedding, "linear": LinearEmbedding, "bloom": BloomEmbedding,
-              "median": SketchEmbedding, "mean": SketchEmbedding, "weighted": WeightedEmbedding}
+EMBEDDINGS = {
+    "lookup": LookupEmbedding,
+    "emb": HashEmbedding,
+    "pool": PoolEmbedding,
+    "add": AddEmbedding,
+    "proj": ProjEmbedding,
+    "linear": LinearEmbedding,
+    "bloom": BloomEmbedding,
+    "median": SketchEmbedding,  # the name is the aggregate
+    "mean": SketchEmbedding,
+    "weighted": WeightedEmbedding,
+}
+
+
+# Helpers
+
+
+def init_normal(weight, std=INIT_STD):
+    """Fill with normal(0, std), truncated at ±2 std, in place; return the weight."""
+    return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+def unpack_bits(packed, bits):
+    """Return bits uint8 (..., T) of bytes uint8 (..., ceil(T/8)), most significant bit first."""
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
+    unpacked = (packed.unsqueeze(-1) >> shifts) & 1  # (..., ceil(T/8), 8)
+    return unpacked.flatten(-2)[..., :bits]
 
 
 def main(argv=None):
-    """Embed 100 random words with every method; print shapes, parameters and the std of the vectors."""
+    """Embed 100 random words with every method; print shapes, parameters and the std."""
     torch.manual_seed(0)
-    c = SimpleNamespace(rows=50_260, bits=128, chunk=10, hashes=5, buckets=500, weights=50_000, width=768)
-    print("100 random words. Measured std: tables are truncated to 0.88; linear adds a shared mean.\n\n"
-          f"{'method':>8}  {'codes':>9}  {'vectors':>9}  {'parameters':>10}  expected  measured")
-    for name, cls in EMBEDDINGS.items():
-        c.emb, c.hashes = name, 2 if cls.is_stacked else 5  # as in model.Config
-        module = cls.from_config(c).requires_grad_(False)
-        codes = torch.cat([torch.randint(0, end, (1, 100, count)) for count, end in module.code_limits], -1)
-        vectors, size = module(codes), sum(p.numel() for p in module.parameters())
-        shapes = "  ".join(f"{'×'.join(map(str, tensor.shape[1:])):>9}" for tensor in (codes, vectors))
-        print(f"{name:>8}  {shapes}  {size:>10,}  {module.initial_std(c):8.4f}  {vectors.std():8.4f}")
+    c = SimpleNamespace(rows=50_260, bits=128, chunk=10, buckets=500, weights=50_000, width=768)
+    print("100 random words. Measured std: tables are truncated to 0.88; linear adds a shared mean.\n")
+    print("  method      codes    vectors  parameters  expected  measured")
+    for name, embedding_class in EMBEDDINGS.items():
+        c.emb = name
+        c.hashes = 2 if embedding_class.is_stacked else 5  # as in model.Config
+        module = embedding_class.from_config(c).requires_grad_(False)
+        columns = []
+        for limit in module.code_limits:
+            columns.append(torch.randint(limit, (100,)))
+        codes = torch.stack(columns, 1)  # (100, C)
+        vectors = module(codes)  # (100, d), or (100, m, d)
+        code_shape = "×".join(str(size) for size in codes.shape)
+        vector_shape = "×".join(str(size) for size in vectors.shape)
+        num_parameters = sum(p.numel() for p in module.parameters())
+        expected = float(module.initial_std(c))
+        print(f"{name:>8}  {code_shape:>9}  {vector_shape:>9}  {num_parameters:10,}  "
+              f"{expected:8.4f}  {vectors.std():8.4f}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import os
 import random
 import subprocess
@@ -76,9 +77,11 @@ def tiny_model(**changes):
                       weights=11) | changes)
     model = HybridModel(c).eval() if c.bag else Model(c).eval()
     rng = np.random.default_rng(0)
-    limits = [(-(-c.bits // 8), 256)] if c.code_format == "bits" else model.embedding.code_limits
-    codes = np.concatenate([rng.integers(0, end, (30, n)) for n, end in limits], 1)
-    model.set_codes(torch.from_numpy(codes.astype("u1" if c.code_format == "bits" else "i4")))
+    if c.code_format == "bits":  # packed, T bits in bytes
+        codes = rng.integers(0, 256, (30, math.ceil(c.bits / 8))).astype(np.uint8)
+    else:
+        codes = rng.integers(0, model.embedding.code_limits, (30, len(model.embedding.code_limits)))
+    model.set_codes(torch.from_numpy(codes))
     return model
 
 

@@ -23,14 +23,12 @@ from tokenizer import HashTokenizer
 
 
 class ToyEmbedding(Embedding):
-    code_format, sizes = "bits", ("bits", "width")
-
     def __init__(self, bits, width):
-        super().__init__()
+        super().__init__([2] * bits)
         self.matrix = nn.Parameter(torch.randn(bits, width) / 50)
 
-    def forward(self, bits):
-        return (2 * bits.to(self.matrix.dtype) - 1) @ self.matrix
+    def embed(self, codes):
+        return (2 * codes.to(self.matrix.dtype) - 1) @ self.matrix
 
 
 @dataclasses.dataclass
