@@ -14,18 +14,20 @@ Out of scope: vocabularies and token IDs (tokenizer.py), Bloom maps (bloom.py), 
 Deviations:
     1. A word is a run of letters or of symbols, in lower case ("regex"). "space" splits as the
        paper does.
-    2. The numbers of the random vector are rounded to 1/4096. Sums are then exact integers, the
-       same on every machine.
+    2. NgramLSH rounds its random numbers to 1/4096. Sums are then exact integers, the same on
+       every machine with one version of numpy.
     3. The seed and the key are arguments, and state() returns them. The paper withholds its key.
-    4. One rotated vector serves the bits (§3.5) too, where the paper has T random hyperplanes. fit
-       shuffles the n-grams, so that the bits are nearly independent (docs/hashformers.md).
-    5. A byte order mark or a NUL separates words, as white space does.
+    4. The same hyperplanes serve index (§3.3) and bits (§3.5). The paper draws T others for the bits.
+       fit shuffles the n-grams, so that the bits are nearly independent if the corpus has many
+       n-grams (docs/hashformers.md).
+    5. A byte order mark or a NUL separates words, as white space does. md5_digests appends NULs.
 Notation:
     V words   T bits   N hash buckets, or hyperplanes   F features, n-grams
     k bits of a chunk, or hash functions of a sketch   R buckets of one hash function of a sketch
 Demo: python hashing.py "play plays played"
 
-All functions take words in lower case, as split_words returns them, and return numpy arrays.
+The hash functions take lists of words, in lower case as split_words returns them, and return numpy
+arrays.
 """
 
 import hmac
@@ -38,7 +40,7 @@ from hashlib import md5
 import numpy as np
 
 MD5_BITS = 128  # of a digest
-MAX_GRAM = 4  # characters of the longest n-gram
+MAX_GRAM = 4  # characters of the longest n-gram; with another number all hashes are others
 ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
 PATTERNS = {
     "regex": re.compile(r"\w+|[^\w\s\ufeff\0]+"),
@@ -75,12 +77,19 @@ def split_words(text, how="regex"):
 def list_words(text, how="regex"):
     """Return the words of split_words without their spans, about three times as fast."""
     pattern = PATTERNS[how]
-    if text.isascii():  # lower() keeps every offset, so one call serves the whole text
+    # lower() moves no border of words in ASCII; that of "İ" is a letter and a mark that splits a word
+    if text.isascii():
         return pattern.findall(text.lower())
     return [word.lower() for word in pattern.findall(text)]
 
 
 # MD5
+
+
+def check_words(words):
+    """Raise a ValueError for a plain str, which would be hashed letter by letter."""
+    if isinstance(words, (str, bytes)):
+        raise ValueError(f"words: expected a list of str, got {words!r:.60}.")
 
 
 def md5_digests(words, count=1, key=None):
@@ -103,13 +112,13 @@ def md5_digests(words, count=1, key=None):
     for word in words:
         for suffix in suffixes:
             digests.append(md5_digest(encode(word) + suffix, key))
-    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(words), 16 * count)
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(words), count * MD5_BITS // 8)
 
 
 def md5_digest(data, key):
     """Return the 16 bytes of MD5 of data, bytes, or of HMAC-MD5 with a key, str."""
     if key is None:
-        return md5(data, usedforsecurity=False).digest()
+        return md5(data, usedforsecurity=False).digest()  # or some systems refuse MD5
     return hmac.digest(encode(key), data, "md5")
 
 
@@ -128,7 +137,6 @@ def md5_bits(words, bits=MD5_BITS, key=None):
     Returns:
         uint8 (V, T) of 0 and 1.
     """
-    check_words(words)
     digests = md5_digests(words, math.ceil(bits / MD5_BITS), key)
     return np.unpackbits(digests, axis=1)[:, :bits]
 
@@ -148,24 +156,22 @@ def md5_index(words, n, key=None):
     """
     if not 1 <= n <= 2**32:  # above, the products below exceed 64 bits
         raise ValueError(f"n: expected 1 to 4,294,967,296, got {n}.")
-    n = int(n)
-    halves = md5_digests(words, 1, key).view(">u8").astype(np.uint64)  # (V, 2)
-    high = halves[:, 0] % n
-    low = halves[:, 1] % n
-    index = (high * (2**64 % n) + low) % n  # (2^64 · high + low) mod n
+    halves = md5_digests(words, 1, key).view(">u8") % np.uint64(n)  # (V, 2), high and low 64 bits
+    carry = np.uint64(2**64 % int(n))
+    index = (halves[:, 0] * carry + halves[:, 1]) % np.uint64(n)  # (2^64 · high + low) mod n
     return index.astype(np.int64)
 
 
-def sketch_index(words, k, rows, seed=0, key=None):
+def sketch_index(words, k, buckets, seed=0, key=None):
     """Return k independent hash buckets per word, from disjoint slices of its digests. [CM]
 
-    A family such as h_j(x) = x · prime_j mod R does not do: two numbers that are equal modulo R
-    collide under every function of it.
+    Linear functions of one number x, such as (x · prime_j) mod R, are not independent: two numbers
+    that are equal modulo R collide under all of them.
 
     Args:
         words: list[str], V words.
         k: int, number of hash functions.
-        rows: int, R, buckets of each.
+        buckets: int, R, of each function.
         seed: int; key: str or None. Digests are keyed with both, or plain MD5 if neither is set.
 
     Returns:
@@ -174,12 +180,14 @@ def sketch_index(words, k, rows, seed=0, key=None):
     Example:
         sketch_index(["play"], 5, 500)  # [[409, 489, 306, 104, 165]]
     """
+    if buckets < 1:  # numpy returns 0 for a number modulo 0
+        raise ValueError(f"buckets: expected 1 or more, got {buckets}.")
     secret = None
-    if seed != 0 or key:
+    if seed != 0 or key is not None:
         secret = f"{key or ''} sketch {seed}"
     digests = md5_digests(words, math.ceil(k / 2), secret)  # two slices of eight bytes each
     slices = digests.view(">u8")[:, :k]  # (V, k)
-    return (slices % np.uint64(rows)).astype(np.int64)
+    return (slices % np.uint64(buckets)).astype(np.int64)
 
 
 # Bits to chunks
@@ -217,8 +225,12 @@ def bits_to_chunks(bits, k):
 class Hash:
     """Base class of HASHES: an instance is saved as the keyword arguments of its constructor.
 
+    A subclass has fit(counts, **options), a class method that returns an instance, and bits(words,
+    T) and index(words, N), as MD5 and NgramLSH below.
+
     Attributes:
-        options: dict, keyword of fit -> command-line flag.
+        options: dict, option -> command-line flag. An option is a keyword of fit and of the
+            constructor, and an attribute.
         needs_counts: whether fit reads its counts.
         is_slow: whether callers should hash many words in parallel processes.
         learned: tuple, the attributes that fit learns.
@@ -257,12 +269,21 @@ class MD5(Hash):
         return md5_index(words, N, self.key)
 
 
+def list_ngrams(word):
+    """Return the runs of 1 to 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
+    grams = []
+    for size in range(1, MAX_GRAM + 1):
+        for start in range(len(word) - size + 1):
+            grams.append(word[start:start + size])
+    return grams
+
+
 class NgramLSH(Hash):
     """Locality-sensitive hashing: words that share character n-grams share bits. [HF §3.3]
 
     The features are the F most frequent n-grams of the corpus, n = 1 .. 4. A word is the vector
-    x (F,) of its feature counts. Hyperplane j is the random vector eta (F,) rotated by j:
-    r^j[f] = eta[(f + j) mod F]. The values of feature f under hyperplanes 0, 1, 2, ... are then a
+    x (F,) of its feature counts. Hyperplane j has as normal the random vector eta (F,), rotated by
+    j: r^j[f] = eta[(f + j) mod F]. The values of feature f under hyperplanes 0, 1, 2, ... are then a
     window of eta, and no matrix is ever stored:
 
         x · [r^0 r^1 r^2 ...] = sum over the word's n-grams of eta[f : f + T]
@@ -315,7 +336,7 @@ class NgramLSH(Hash):
         grams = sorted(frequency, key=lambda gram: (-frequency[gram], len(gram), gram))
         grams = grams[:features]
         # Frequent n-grams as neighbors would have nearly the same windows, and bits would depend on
-        # each other. The second number makes a random stream of its own, not that of eta.
+        # each other. The 1 makes a random stream of its own, not that of eta.
         np.random.default_rng([seed, 1]).shuffle(grams)
         return cls(grams, features, seed)
 
@@ -346,7 +367,7 @@ class NgramLSH(Hash):
         return bits
 
     def index(self, words, N):
-        """Return the nearest of N hyperplanes of each word. [HF §3.3]
+        """Return the hyperplane, of N, whose normal has the largest product with x. [HF §3.3]
 
         Args:
             words: list[str], V words, in lower case if those of fit were.
@@ -372,21 +393,6 @@ class NgramLSH(Hash):
 HASHES = {"md5": MD5, "lsh": NgramLSH}  # a new hash is one class like these two, and its line here
 
 
-def list_ngrams(word):
-    """Return the runs of 1 to 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
-    grams = []
-    for size in range(1, MAX_GRAM + 1):
-        for start in range(len(word) - size + 1):
-            grams.append(word[start:start + size])
-    return grams
-
-
-def check_words(words):
-    """Raise a ValueError for a plain str, which would be hashed letter by letter."""
-    if isinstance(words, (str, bytes)):
-        raise ValueError(f"words: expected a list of str, got {words!r:.60}.")
-
-
 def main(argv=None):
     """Show the MD5 and LSH bits of the words of a text, and how many differ, beside the law."""
     if argv is None:
@@ -406,10 +412,11 @@ def main(argv=None):
         laws.append(MD5_BITS / math.pi * math.acos(cosine))
 
     letters = "etaoinshrdlu"
-    pairs = [a + b for a in letters for b in letters]  # the law needs unrelated n-grams, too
+    # with more n-grams, the windows of eta overlap less, and the numbers scatter less around the law
+    pairs = [a + b for a in letters for b in letters]
     counts = dict.fromkeys(words + pairs, 1)
-    print("differ: bits unlike the first word's, by chance 64. "
-          "law of lsh: 128 · angle of n-gram counts / pi")
+    print("differ: bits unlike the first word's, by chance 64. law: 128 · angle of n-gram counts "
+          "/ pi,\nwhich lsh follows and md5 does not.")
     for name, hash_class in HASHES.items():
         print(f"\n{name:>12}  {'40 of 128 bits: # is 1, . is 0':40}  differ  law")
         bits = hash_class.fit(counts).bits(words, MD5_BITS)  # (V, 128)

@@ -76,7 +76,7 @@ class TextModel:
         is_any, known = self.config.head in ("classify", "span"), self.tokenizer.words
         pairs = list(zip(*self.tokenizer.split(text))) if is_any else split_masked(self.tokenizer, text)
         ordinary = [word for word, _ in pairs if word != SPECIALS[MASK]]
-        unknown = [word for word in ordinary if word not in self.tokenizer.index]
+        unknown = [word for word in ordinary if word not in self.tokenizer.id_of_word]
         if unknown and self.tokenizer.is_fixed and not self.config.order:
             name = unknown[0].lower()
             spelling = {word.lower(): word for word in ("[MASK]", *known) if word[:1].lower() == name[:1]}
@@ -128,7 +128,7 @@ class TextModel:
     def read_word(self, text):
         """Return the only word, or subword piece, of a text."""
         pieces = self.split(text)[0]
-        if len(pieces) != 1 or self.tokenizer.is_fixed and pieces[0] not in self.tokenizer.index:
+        if len(pieces) != 1 or self.tokenizer.is_fixed and pieces[0] not in self.tokenizer.id_of_word:
             raise InputError(f"--near: expected one word or piece of this model, got {' '.join(pieces)!r}.")
         return pieces[0]
 
@@ -263,7 +263,7 @@ class Predictor(TextModel):
 
         The mean vector of the word and its candidates is subtracted first: the cosine depends on them all.
         """
-        word, index = self.read_word(word), self.tokenizer.index
+        word, index = self.read_word(word), self.tokenizer.id_of_word
         among = [x for x in self.words if x != word and (not self.tokenizer.is_fixed or x in index)]
         if not among:
             raise InputError("--words: expected words to search among, got none.")

@@ -3,12 +3,12 @@
 Paper map:
     [HF §3.1] HashTokenizer
     [SB §4] Phrases
-    [BERT §4.2] sliding_windows
+    [BERT run_squad.py] sliding_windows
     [CM] HashTokenizer.sketch_targets
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SB] Superbloom, ICLR 2020 submission
-    [BERT] Devlin et al. 2019
+    [BERT] Devlin et al. 2019, and its released code
     [CM] Median is all you need, a proposal
 Out of scope: the hash functions (hashing.py), corpora on disk (data/corpus.py).
 Deviations:
@@ -17,17 +17,20 @@ Deviations:
 Notation:
     V words   C code numbers of a word   T bits   L positions   N rows of a table
     k bits of a chunk, or hash functions   m hashes of an item   R buckets of a hash function or map
+Demo: python tokenizer.py
 """
 
 import json
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from bloom import BloomMap
-from hashing import HASHES, bits_to_chunks, check_words, list_words, sketch_index, split_words
+from hashing import (HASHES, MD5, bits_to_chunks, check_words, list_words, sketch_index,
+                     split_words)
 
 # Token IDs of the special tokens, which are never hashed. Words follow, the most frequent first.
 SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
@@ -36,11 +39,11 @@ FIRST_WORD_ID = len(SPECIALS)
 
 
 class HashTokenizer:
-    """Map text to words, token IDs and hash codes: what a checkpoint says of its text. [HF §3.1]
+    """Map text to words, token IDs and hash codes. A checkpoint holds one of these. [HF §3.1]
 
     The word list grows with the text and has no parameters: a new word gets the next free ID and is
     hashed on the fly. Code formats "row" and "digest" have a fixed vocabulary, with [UNK] for all
-    other words.
+    other words. In parentheses is the name of the embedding that reads a format:
 
         code_format   dtype   C          code numbers of a word
         row           int32   1          its row in a vocabulary, the token ID (lookup)
@@ -52,8 +55,8 @@ class HashTokenizer:
         weighted      int32   k + 1      k rows 0 .. N-1, a row of the importance table (weighted)
 
     Args:
-        config: model.Config, or anything with its code_format (str) and the ints bits, chunk, rows,
-            hashes, buckets, weights that the format needs.
+        config: model.Config, or anything with its code_format (str) and the ints that the format
+            needs: bits T, chunk k, rows N, hashes m or k, buckets R, weights (rows of importance).
         split: one of SPLITS.
         hash_name, hash: a key of HASHES and its fitted instance, for index, chunks and bits.
         subwords: BPE or Phrases, for the splits of the same name, else None.
@@ -65,7 +68,7 @@ class HashTokenizer:
         ValueError: If the parts do not fit each other.
     """
 
-    separator = (SEP, SEP)  # of build_inputs
+    separator = (SEP, SEP)  # between two texts in build_inputs; a character tokenizer has another
 
     def __init__(self, config, split="regex", hash_name="md5", hash=None, subwords=None,
                  vocabulary=None, bloom_map=None, hash_seed=0, key=None):
@@ -74,13 +77,16 @@ class HashTokenizer:
         self.is_fixed = code_format in ("row", "digest")
         if split not in SPLITS:
             raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}.")
-        if (split in SUBWORDS) != (subwords is not None):
-            raise ValueError(f"subwords: expected with split {' or '.join(SUBWORDS)} alone, "
-                             f"got {subwords!r:.60} with {split}.")
+        if not isinstance(subwords, SUBWORDS.get(split, type(None))):
+            raise ValueError(f"subwords: expected those of split {split!r}, got {subwords!r:.60}.")
         if code_format in ("index", "chunks", "bits") and hash is None:
             raise ValueError("hash: expected a fitted one, such as NgramLSH.fit(counts), got None.")
+        if hash is not None and not isinstance(hash, HASHES[hash_name]):
+            raise ValueError(f"hash_name: expected that of {hash!r:.60}, got {hash_name!r}.")
         if self.is_fixed:
             check_words(vocabulary)
+            if len(set(vocabulary)) < len(vocabulary):  # the IDs after it would be others
+                raise ValueError("vocabulary: expected each word once, got one twice.")
         if code_format == "digest" and (bloom_map is None or bloom_map.n_items != len(vocabulary)):
             raise ValueError(f"bloom_map: expected that of {len(vocabulary)} words, "
                              f"got {bloom_map!r}.")
@@ -94,7 +100,7 @@ class HashTokenizer:
         self.key = key
         self.bloom_map = bloom_map
         self.words = []  # of IDs FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
-        self.index = {}  # word -> ID
+        self.id_of_word = {}  # word -> ID
         self.max_words = 1  # words of the longest item name, "New York" has 2
         self.code_table = None  # codes of all words so far
         if self.is_fixed:
@@ -103,7 +109,7 @@ class HashTokenizer:
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
         if self.split_name == "items":
-            return split_names(text, self.index, self.max_words)
+            return split_names(text, self.id_of_word, self.max_words)
         if self.subwords is not None:
             return self.subwords.split(text)
         return split_words(text, self.split_name)
@@ -113,24 +119,24 @@ class HashTokenizer:
         check_words(words)
         if not self.is_fixed:
             self.add_words(words)
-        return np.array([self.index.get(word, UNK) for word in words], np.int32)
+        return np.array([self.id_of_word.get(word, UNK) for word in words], np.int32)
 
     def add_words(self, words):
         """Give each new word the next free ID."""
         for word in words:
-            if word not in self.index:
-                self.index[word] = FIRST_WORD_ID + len(self.words)
+            if word not in self.id_of_word:
+                self.id_of_word[word] = FIRST_WORD_ID + len(self.words)
                 self.words.append(word)
                 self.max_words = max(self.max_words, 1 + word.count(" "))
 
     def ids_of_texts(self, texts):
-        """Return an int32 (words,) per text, faster than split and ids; not for split items."""
+        """Return an int32 (words,) per text, faster than split and ids; for all splits but items."""
         ids = []
         if self.subwords is None:  # regex and space: no spans are needed
             for text in texts:
                 ids.append(self.ids(list_words(text, self.split_name)))
             return ids
-        for numbers in self.subwords.number_texts(texts):  # all texts at once, on all cores
+        for numbers in self.subwords.number_texts(texts):  # at once: BPE takes all cores
             units = [self.subwords.units[i] for i in numbers]
             ids.append(self.ids(units))
         return ids
@@ -152,7 +158,7 @@ class HashTokenizer:
         if c.code_format == "sketch":
             return self.sketch_targets(words)
         if c.code_format == "weighted":
-            # of k + 1 independent hashes, k choose rows, and the last the row of importance weights
+            # the same k + 1 hashes modulo two numbers: k choose rows, the last the importance weights
             rows = self.sketch(words, c.hashes + 1, c.rows)[:, :-1]  # (V, k)
             weights = self.sketch(words, c.hashes + 1, c.weights)[:, -1:]  # (V, 1)
             return np.concatenate([rows, weights], 1)
@@ -164,12 +170,12 @@ class HashTokenizer:
         return sketch_index(words, k, rows, self.hash_seed, self.key).astype(np.int32)
 
     def sketch_targets(self, words):
-        """Return int32 (len(words), k): the buckets that hash-mlm predicts for each word. [CM]"""
+        """Return int32 (V, k), the buckets that hash-mlm predicts: those of the sketch itself. [CM]"""
         return self.sketch(words, self.config.hashes, self.config.buckets)
 
     def special_codes(self):
         """Return the codes of special tokens, (FIRST_WORD_ID, C): zeros, or rows of their own."""
-        if self.config.code_format == "digest":  # in each block, after the buckets of the map
+        if self.config.code_format == "digest":  # a block has rows for R buckets, then for these
             rows = self.bloom_map.buckets + np.arange(FIRST_WORD_ID, dtype=np.int32)
             return np.tile(rows[:, None], self.bloom_map.m)
         if self.config.code_format == "row":
@@ -184,7 +190,7 @@ class HashTokenizer:
         num_hashed = len(self.code_table) - FIRST_WORD_ID
         new_words = self.words[num_hashed:]
         if new_words:
-            if self.config.code_format == "digest":
+            if self.config.code_format == "digest":  # all words are new, and no others will follow
                 added = self.bloom_map.digest
             else:
                 added = self.hash_words(new_words)
@@ -192,7 +198,7 @@ class HashTokenizer:
         return self.code_table
 
     def state(self):
-        """Return everything but the config as plain types; HashTokenizer.load restores it."""
+        """Return all but the config and a growing word list, as plain types that load restores."""
         state = dict(split=self.split_name, hash_name=self.hash_name, hash=None, subwords=None,
                      hash_seed=self.hash_seed, key=self.key, vocabulary=None, bloom_map=None)
         if self.hash is not None:
@@ -262,7 +268,7 @@ class BPE:
         Args:
             texts: iterator of str. Words are cut every 1,000 letters, as the time for a word grows
                 with the square of its length.
-            size: int, number of pieces, at least the 256 bytes.
+            size: int, number of pieces. There are 256 at least, the bytes.
             min_frequency: int; pairs that are rarer stay apart.
         """
         if not 1 <= size <= cls.MAX_PIECES:
@@ -305,11 +311,11 @@ class Phrases:
         self.phrases = set(state["phrases"])
         pieces = [piece for piece in self.bpe.units if piece not in self.phrases]
         self.units = state["phrases"] + pieces
-        self.index = {unit: i for i, unit in enumerate(self.units)}
+        self.number_of_unit = {unit: i for i, unit in enumerate(self.units)}
 
     @classmethod
     def train(cls, texts, size=1_000_000, max_pieces=30_000):
-        """Learn from an iterator of texts: size units at most, max_pieces of them pieces."""
+        """Learn from an iterator of texts: size units, max_pieces of them pieces, 256 at least."""
         counts = Counter()
 
         def count_and_pass_on():  # to BPE.train, as an iterator of texts can be read only once
@@ -322,13 +328,14 @@ class Phrases:
                 yield text
 
         bpe = BPE.train(count_and_pass_on(), min(max_pieces, size))
+        # now the counts are complete, as BPE.train has read all texts
         best = sorted(counts, key=lambda phrase: (-counts[phrase], phrase))
         best = best[:max(size - len(bpe.units), 0)]
         phrases = [phrase for phrase in best if counts[phrase] > 1]
         return cls(json.dumps(dict(phrases=phrases, bpe=bpe.json)))
 
     def split(self, text):
-        """Return units list[str], spans list[(start, end)]; bytes of a letter share its span."""
+        """Return units list[str] and spans list[(start, end)]; parts of a letter have its span."""
         words, spans = split_words(text)
         units = []
         places = []
@@ -350,12 +357,12 @@ class Phrases:
         numbers = []
         for text in texts:
             units, _ = self.split(text)
-            numbers.append([self.index[unit] for unit in units])
+            numbers.append([self.number_of_unit[unit] for unit in units])
         return numbers
 
 
 def drop_rarer_half(counts):
-    """Remove the keys of a Counter whose count is at most the median."""
+    """Remove the keys of a Counter whose count is at most the median: half of them, or more."""
     median = sorted(counts.values())[len(counts) // 2]
     rare = [key for key, count in counts.items() if count <= median]
     for key in rare:
@@ -398,8 +405,8 @@ def split_names(text, names, max_words):
     """Split text into item names as they are written: case and punctuation stay.
 
     Args:
-        text: str, names between tabs, or else between spaces, where match_longest finds the longer
-            names.
+        text: str, a line of names between tabs, or else between spaces, where match_longest finds
+            the longer names.
         names: set or dict of str.
         max_words: int, words of the longest name.
 
@@ -436,7 +443,8 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
         first, second: int32 (n,), and int32 (m,) or None, token IDs.
         length: int, L, at least 5.
         separator: token IDs between the two.
-        keep_rest: bool, append the words of the first that do not fit, for a bag of words.
+        keep_rest: bool, append the words of the first that do not fit, for a bag of words. Those of
+            the second are lost.
 
     Returns:
         ids int32, L at most, or more with the rest; and int, how many words did not fit.
@@ -458,7 +466,7 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
 
 
 def sliding_windows(question, context, length, stride):
-    """Cut a long context into overlapping windows, each behind the question. [BERT §4.2]
+    """Cut a long context into overlapping windows, each behind the question. [BERT run_squad.py]
 
     Args:
         question, context: int32 (n,) and (m,), token IDs. A question takes half of the room at
@@ -470,17 +478,35 @@ def sliding_windows(question, context, length, stride):
         list of (ids int32 (L at most,), first, start, stop): words start .. stop-1 of the context
         are at positions first, first + 1, ... of ids.
     """
-    if length < 8 or stride < 1:  # no word of the context would fit, or the windows would not move
+    if length < 8 or stride < 1:  # two words of each would not fit, or the windows would not move
         raise ValueError("length, stride: expected at least 8 and 1, "
                          f"got {length} and {stride}.")
     # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three before the context
     question = question[:(length - 4) // 2]
     room = length - 4 - len(question)
     step = min(stride, room)
-    last_start = max(len(context) - room, 0) + step
+    end = max(len(context) - room, 0) + step  # the window before it has the last word
     windows = []
-    for start in range(0, last_start, step):
+    for start in range(0, end, step):
         stop = min(start + room, len(context))
         ids, _ = build_inputs(question, context[start:stop], length)
         windows.append((ids, len(question) + 3, start, stop))
     return windows
+
+
+def main(argv=None):
+    """Show the words, token IDs and hash codes of a text in three code formats."""
+    text = "Play, plays; played!"
+    config = SimpleNamespace(bits=16, chunk=5, rows=50_000, hashes=3, buckets=500, weights=50_000)
+    for config.code_format in ("bits", "index", "sketch"):
+        tokenizer = HashTokenizer(config, hash=MD5())
+        words, spans = tokenizer.split(text)
+        ids = tokenizer.ids(words)
+        codes = tokenizer.codes()
+        print(f"\n   span  word    ID  {config.code_format}, {codes.dtype}")
+        for (start, end), word, token_id in zip(spans, words, ids.tolist()):
+            print(f"{start:3} {end:3}  {word:6} {token_id:3}  {codes[token_id].tolist()}")
+
+
+if __name__ == "__main__":
+    main()

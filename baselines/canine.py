@@ -254,7 +254,7 @@ class CharacterTokenizer:
 
     # What finetune.py and infer.py ask of a tokenizer of words: there are none.
     words = ()
-    index = {}
+    id_of_word = {}
     is_fixed = False
     bloom_map = None
 

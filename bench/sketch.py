@@ -103,7 +103,7 @@ def name_hidden(folder, words, texts):
         digests = tokenizer.sketch_targets(words).tolist()
     else:
         pieces = [tokenizer.split(word)[0] if tokenizer.subwords else [word] for word in words]
-        digests = [[tokenizer.index.get(piece, -1) - FIRST_WORD_ID for piece in row] for row in pieces]
+        digests = [[tokenizer.id_of_word.get(piece, -1) - FIRST_WORD_ID for piece in row] for row in pieces]
     # number of pieces -> digests of its words, and its hidden words; word -> number of pieces, index there
     groups, found, place = collections.defaultdict(list), collections.defaultdict(list), {}
     for word, digest in zip(words, digests):

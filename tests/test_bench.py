@@ -247,8 +247,8 @@ def test_name_hidden_equals_scoring_all(flags, text_path, cache_dir, tmp_path):
     net.set_codes(torch.from_numpy(tokenizer.codes()))
     units = {w: tokenizer.split(w)[0] if tokenizer.subwords else [w] for w in words}
     digests = {w: list(enumerate(index)) for w, index in zip(words, sketch_index(words, 5, 31))} if is_hash else {
-        w: [(j, tokenizer.index[u]) for j, u in enumerate(us)] for w, us in units.items()
-        if all(u in tokenizer.index for u in us)}
+        w: [(j, tokenizer.id_of_word[u]) for j, u in enumerate(us)] for w, us in units.items()
+        if all(u in tokenizer.id_of_word for u in us)}
     for row, (word, at) in ((row, gap) for row, gaps in zip(ids, hidden) for gap in gaps if gap[0] in words):
         logits = net(torch.tensor([row]), masked_positions=torch.tensor(at))
         logp, num = (logits[0] if is_hash else logits).log_softmax(-1), len(digests.get(word, ()))

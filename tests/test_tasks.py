@@ -213,7 +213,7 @@ def test_evaluate_restores_order_of_batches():
     def predict(examples):
         order = np.random.default_rng(0).permutation(len(examples))
         for part in np.array_split(order, 4):
-            is_up = torch.tensor([float(tokenizer.index["up"] in examples[i]) for i in part])
+            is_up = torch.tensor([float(tokenizer.id_of_word["up"] in examples[i]) for i in part])
             yield part, torch.stack([1 - is_up, is_up], 1)
 
     scores, constant = sequences.evaluate(predict)

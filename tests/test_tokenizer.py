@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bloom import BloomMap
-from hashing import HASHES, MD5, bits_to_chunks, sketch_index
+from hashing import NgramLSH, HASHES, MD5, bits_to_chunks, sketch_index
 from tests.support import make_words
 from tokenizer import BPE, CLS, FIRST_WORD_ID, MASK, PAD, SEP, SPECIALS, SUBWORDS, UNK
 from tokenizer import HashTokenizer, Phrases, build_inputs, match_longest, sliding_windows
@@ -294,7 +294,11 @@ def test_load_refuses_a_damaged_state(change, bloom_tokenizer):
 @pytest.mark.parametrize("config, options, message", [
     (BITS, {}, "hash: expected a fitted one"),
     (SKETCH, dict(split="words"), "split: expected one of regex"),
-    (SKETCH, dict(split="bpe"), "subwords: expected with split bpe or phrases alone, got None"),
+    (SKETCH, dict(split="bpe"), "subwords: expected those of split 'bpe', got None"),
+    # a checkpoint would be saved that cannot be loaded
+    (BITS, dict(hash=NgramLSH(["a"], 99), hash_name="md5"), "hash_name: expected that of <.*NgramLSH"),
+    # the digests of all words after the second "cat" would be those of their neighbors
+    (ROW, dict(vocabulary=["cat", "cat", "dog"]), "vocabulary: expected each word once"),
     (ROW, dict(vocabulary="cat"), "words: expected a list of str, got 'cat'"),
     (DIGEST, dict(vocabulary=["cat"]), "bloom_map: expected that of 1 words"),
     (DIGEST, dict(vocabulary=["cat"], bloom_map=BloomMap(23, 3)), "bloom_map: expected that of 1"),
