@@ -5,7 +5,7 @@ Paper map:
     [V §3.2.1] full_attention
     [V §3.2.2] SelfAttention
     [BL §2.1] simhash
-    [BL §2.1 law] collision_probability
+    [BL §2.1, collision law] collision_probability
     [BL §2.2.2] lsh_attention_reference
     [BL Alg. 1] lsh_attention
 Sources:
@@ -15,18 +15,19 @@ Out of scope: causal masks; cross-attention, since q, k and v have one length.
 Deviations:
     1. The paper fills a dense matrix. lsh_attention_blocks computes its exact result bucket by
        bucket. The two round differently.
-    2. The hyperplanes are drawn once, or once a training step. The authors' code draws them in
-       every forward pass.
-    3. The default is pairs="all". The authors' code has "upper", and so have the presets bert-lsh.
+    2. The hyperplanes are drawn once, or whenever you call SelfAttention.redraw. The authors' code
+       draws them in every forward pass.
+    3. The default is pairs="all". The authors' code has "upper".
     4. Dropout drops all keys outside a bucket together in lsh_attention_blocks, and one by one in
        the literal formula.
 Notation:
     B batch   H heads   L positions   e head size   d hidden size   N = B·H·L rows
-    n hash functions   r hyperplanes of a function ("bands")   m hash buckets of a function
-    G hash buckets in a group   x queries and y keys of a bucket   i query   j key   s score
+    n hash functions   r hyperplanes of a function ("bands" in the paper)   m buckets of a function
+    hq, hk hash buckets of queries and keys, int64 (B, H, n, L)
+    G buckets of a group   x queries and y keys of a bucket   i query   j key   s score
 Demo: python attention.py
 
-The whole idea in three numbers. One query has the score s = ln 3 with the only key in its bucket.
+The whole idea in one example. One query has the score s = ln 3 with the only key in its bucket.
 Two keys lie outside, where the paper's score is 0. The three values are 1, 2, 3:
 
     literal formula        weights e^s, e^0, e^0 = 3, 1, 1         (3·1 + 1·2 + 1·3) / 5 = 1.6
@@ -41,10 +42,13 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-MAX_KERNEL_IS_SLOW = 1024  # positions up to which PyTorch's kernel is slow for bfloat16 on a CPU
-MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
-MAX_PRODUCT = 64  # queries of a bucket up to which a product is faster than PyTorch's kernel
+FILLS = ("zero", "mask")  # what pairs that do not collide have
+PAIRS = ("all", "upper")  # pairs with a score of their own
 NO_SCORE = -1e30  # score of padding; finite, because -inf minus -inf is NaN
+# These sizes decide how fast attention is, and never its result:
+MAX_FORMULA_BF16 = 1024  # positions up to which bfloat16 on a CPU takes the formula, not the kernel
+MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
+MAX_PRODUCT = 64  # queries of a bucket up to which two products are faster than PyTorch's kernel
 
 
 # Attention over all pairs
@@ -77,10 +81,14 @@ def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
 
     Returns:
         float (B, H, L, e). A row whose every key is padding is 0.
+
+    Raises:
+        ValueError: If key_mask is not bool (B, L).
     """
-    # PyTorch's kernel is exact and needs no (L, L) matrix. For bfloat16 on a CPU it takes 2 to 5
-    # times as long as the formula on short sequences, which would slow every training step.
-    if q.is_cpu and q.dtype == torch.bfloat16 and q.shape[2] <= MAX_KERNEL_IS_SLOW:
+    check_key_mask(key_mask, q)
+    # PyTorch's kernel is exact and needs no (L, L) matrix. For bfloat16 on a CPU it takes up to
+    # several times as long as the formula on short sequences.
+    if q.is_cpu and q.dtype == torch.bfloat16 and q.shape[2] <= MAX_FORMULA_BF16:
         return full_attention_reference(q, k, v, key_mask=key_mask, dropout=dropout)
     mask = None
     if key_mask is not None:
@@ -88,61 +96,74 @@ def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
 
+def check_key_mask(key_mask, q):
+    """Raise a ValueError unless key_mask is None or bool (B, L): a float one would be a bias."""
+    B, _, L, _ = q.shape
+    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (B, L)):
+        raise ValueError(f"key_mask: expected bool ({B}, {L}), "
+                         f"got {key_mask.dtype} {[*key_mask.shape]}.")
+
+
 # Hash buckets of queries and keys
 
 
-def draw_hyperplanes(heads, functions, bands, width, buckets, generator=None):
+def draw_hyperplanes(num_heads, num_functions, num_hyperplanes, head_size, num_buckets,
+                     generator=None):
     """Sample the random hyperplanes and coefficients of simhash.
 
     Args:
-        heads, functions, bands, width, buckets: int, H, n, r, e and m.
+        num_heads, num_functions, num_hyperplanes, head_size, num_buckets: int, H, n, r, e and m.
         generator: torch.Generator on the CPU, so that a seed gives the same hash functions on every
             device. None takes PyTorch's own.
 
     Returns:
         planes float32 (H, n, r, e), standard normal, and coef int64 (H, n, r), uniform in [0, m).
     """
-    planes = torch.randn(heads, functions, bands, width, generator=generator, device="cpu")
-    coef = torch.randint(buckets, (heads, functions, bands), generator=generator, device="cpu")
+    shape = (num_heads, num_functions, num_hyperplanes)
+    planes = torch.randn(*shape, head_size, generator=generator, device="cpu")
+    coef = torch.randint(num_buckets, shape, generator=generator, device="cpu")
     return planes, coef
 
 
 @torch.no_grad()
-def simhash(x, planes, coef, buckets):
-    """Return the hash buckets of vectors: sum coef of the hyperplanes below, mod m. [BL §2.1]
+def simhash(x, planes, coef, num_buckets):
+    """Return the hash buckets of vectors. [BL §2.1]
 
-        x is, of 3 hyperplanes   coef     bucket, m = 16
-        above above below        9 12 3   (9 + 12) mod 16 = 5
-        above below above        9 12 3   (9 + 3)  mod 16 = 12     most likely another bucket
+    A vector's bucket is the sum, mod m, of coef over the hyperplanes that the vector lies above:
 
-    Hash queries and keys with the same hyperplanes. Keep these in float32: in bfloat16 about 0.3 %
-    of the vectors change their bucket.
+        coef of 3 hyperplanes    9      12     3       bucket, m = 16
+        a vector lies            above  above  below   (9 + 12) mod 16 = 5
+        another lies             above  below  above   (9 + 3)  mod 16 = 12
+
+    Hash queries and keys with the same hyperplanes. Keep the hyperplanes in float32: bfloat16 moves
+    about 0.4 % of the vectors to another bucket, with r = 8.
 
     Args:
         x: float (B, H, L, e). A vector with NaN is above no hyperplane, so it has bucket 0.
         planes, coef: float32 (H, n, r, e) and int64 (H, n, r), from draw_hyperplanes.
-        buckets: int, m.
+        num_buckets: int, m.
 
     Returns:
         int64 (B, H, n, L) in [0, m), computed in float32 under any autocast, without a gradient.
 
     Raises:
-        ValueError: If planes and coef are of another number of heads, functions or hyperplanes.
+        ValueError: If planes and coef are of other sizes.
     """
-    H = x.shape[1]
-    if planes.shape[0] != H or planes.shape[:3] != coef.shape:  # einsum would broadcast a size of 1
-        raise ValueError(f"planes, coef: expected sizes ({H}, n, r, e) and ({H}, n, r), "
+    _, H, _, e = x.shape
+    _, n, r = coef.shape
+    if planes.shape != (H, n, r, e) or coef.shape[0] != H:  # einsum would broadcast a size of 1
+        raise ValueError(f"planes, coef: expected ({H}, n, r, {e}) and ({H}, n, r), "
                          f"got {[*planes.shape]} and {[*coef.shape]}. Use draw_hyperplanes.")
     with torch.autocast(x.device.type, enabled=False):
         products = torch.einsum("bhle,hnre->bhnlr", x.float(), planes.float())
     is_above = products > 0  # (B, H, n, L, r)
     # sums of integers below 2^53 are exact in float64, where products are faster than in int64
     sums = is_above.double() @ coef.double().unsqueeze(-1)  # (B, H, n, L, 1)
-    return sums.squeeze(-1).long() % buckets
+    return sums.squeeze(-1).long() % num_buckets
 
 
-def collision_probability(angle, bands, buckets, functions=1):
-    """Return the probability that two vectors share a bucket of some function. [BL §2.1 law]
+def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
+    """Return the probability that two vectors share a bucket of some function. [BL §2.1, collision law]
 
     Two vectors lie on the same side of all r hyperplanes of a function with probability p.
     Otherwise their sums still agree with probability 1/m. The paper prints p + 1/m, which can
@@ -150,14 +171,14 @@ def collision_probability(angle, bands, buckets, functions=1):
 
     Args:
         angle: float or tensor, angle between the vectors in radians.
-        bands, buckets, functions: int, r, m and n.
+        num_hyperplanes, num_buckets, num_functions: int, r, m and n.
 
     Returns:
         1 - (1 - P)^n with P = p + (1 - p)/m and p = (1 - angle/π)^r.
     """
-    p = (1 - angle / math.pi) ** bands
-    P = p + (1 - p) / buckets
-    return 1 - (1 - P) ** functions
+    p = (1 - angle / math.pi) ** num_hyperplanes
+    P = p + (1 - p) / num_buckets
+    return 1 - (1 - P) ** num_functions
 
 
 def collisions(hq, hk):
@@ -167,7 +188,10 @@ def collisions(hq, hk):
 
 
 def collision_share(hq, hk):
-    """Return the share of pairs that collide, in [0, 1], in the first sequence of the batch."""
+    """Return the share of pairs that collide, in [0, 1], in the first sequence of the batch.
+
+    A training run reports it. Padding counts, so pass a sequence without.
+    """
     _, H, _, L = hq.shape
     num_colliding = 0
     for queries in hq[:1].split(128, dim=-1):  # 128 queries at a time: no (L, L) matrix
@@ -180,7 +204,12 @@ def collision_share(hq, hk):
 
 def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None,
                             dropout=0.0):
-    """Return LSH attention by the literal formula. [BL §2.2.2] Arguments as in lsh_attention."""
+    """Return LSH attention by the literal formula. [BL §2.2.2]
+
+    A pair that does not collide has the score 0 with fill="zero", and no weight with fill="mask".
+    With pairs="upper", the score of query i and key j, i <= j, also serves query j and key i.
+    lsh_attention has all arguments.
+    """
     L = q.shape[2]
     is_collision = collisions(hq, hk)  # (B, H, L, L)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, L, L)
@@ -216,8 +245,11 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     value stands for all of them. With fill="mask" the extra key is the query's own, where that lies
     in another bucket. Dense attention over the bucket and the extra key is therefore exact.
 
-    The memory grows with L, not L², even if all positions share a bucket. The shapes depend on the
-    data, so the host waits twice for a GPU: for the number of buckets and for their sizes.
+    The memory grows with L, not L², even if all positions share a bucket. There is one exception:
+    with dropout, PyTorch's kernel on a CPU holds an (x, y) matrix of a bucket.
+
+    The shapes depend on the data, so the host waits twice for a GPU: for the number of buckets, in
+    `unique`, and for their sizes, in group_buckets. Allow no TF32: it would round log c to 10 bits.
     """
     B, H, L, e = q.shape
     N = B * H * L
@@ -233,7 +265,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     bucket_q, bucket_k, sequence = number_buckets(hq.flatten(), hk.flatten(), is_key, num_sequences)
     if fill == "zero":
         count, mean = average_outside(v, bucket_k, sequence, num_sequences)
-        extra_score = count.log()[bucket_q]  # (N, 1); -inf where all keys are in the bucket
+        extra_score = count.log().index_select(0, bucket_q)  # (N, 1); -inf: no key is outside
         extra_value = mean.index_select(0, bucket_q)  # (N, e)
     elif fill == "mask":
         has_extra_key = (is_key & (bucket_q != bucket_k)).unsqueeze(1)  # (N, 1)
@@ -243,23 +275,28 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     else:
         raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
 
-    # 2. Two more columns give scores without a mask. Key N is the extra key, key N + 1 is padding:
-    #        query    q_i   its extra key's score   1
-    #        key j    k_j   0                       0            product <q_i, k_j>
-    #        key N    0     1                       0            product extra_score
-    #        key N+1  0     0                       NO_SCORE     product NO_SCORE
+    # 2. Put the score of the extra key, and the padding, into the same product q kᵀ: two rows and
+    #    two columns more, and no mask. EXTRA and PADDING are the numbers of the new rows.
+    #                      numbers     column e                 column e + 1
+    #        a query       q_i         its extra key's score    1
+    #        a key         k_j         0                        0           product <q_i, k_j>
+    #        key EXTRA     0           1                        0           product extra_score
+    #        key PADDING   0           0                        NO_SCORE    product NO_SCORE
+    EXTRA = N
+    PADDING = N + 1
     extra_score = extra_score.clamp(min=NO_SCORE)
     q = torch.cat([q, extra_score, torch.ones_like(extra_score)], 1)
-    q = F.pad(q, (0, 0, 0, 1))  # (N + 1, e + 2), query N is padding
+    q = F.pad(q, (0, 0, 0, 1))  # (N + 1, e + 2); row N is a query of padding, whose output is lost
     k = F.pad(k, (0, 2, 0, 2))  # (N + 2, e + 2)
-    k[N, e] = 1
-    k[N + 1, e + 1] = NO_SCORE
-    # one more column of the values returns the weight of the extra key: its value differs by query
+    k[EXTRA, e] = 1
+    k[PADDING, e + 1] = NO_SCORE
+    # The extra key's value depends on the query, so it cannot be a row of v. Column e of the
+    # output is the weight of the extra key instead; step 4 adds weight · value.
     v = F.pad(v, (0, 1, 0, 2))  # (N + 2, e + 1)
-    v[N, e] = 1
+    v[EXTRA, e] = 1
 
     # 3. Attend within the buckets, those of similar size at once
-    queries, keys = group_buckets(bucket_q, bucket_k, len(sequence))
+    queries, keys = group_buckets(bucket_q, bucket_k, len(sequence))  # row numbers
     q_groups = gather_groups(q, queries)
     k_groups = gather_groups(k, keys)
     v_groups = gather_groups(v, keys)
@@ -281,92 +318,96 @@ def number_buckets(hq, hk, is_key, num_sequences):
 
     Args:
         hq, hk: int64 (N,), hash buckets of queries and keys, sequence by sequence.
-        is_key: bool (N,). Padding becomes the keys of one more sequence, which has no queries.
+        is_key: bool (N,), False for padding.
         num_sequences: int, B·H.
 
     Returns:
-        bucket_q, bucket_k int64 (N,), the bucket's number of each query and key, and sequence int64
-        (num_buckets,), the sequence of each bucket, in [0, num_sequences].
+        bucket_q, bucket_k int64 (N,), the number of each query's and key's bucket, and sequence
+        int64 (num_occurring,), the sequence of each bucket that occurs, in [0, num_sequences].
     """
+    # label: an integer for each pair of sequence and hash bucket
     low = torch.minimum(hq.min(), hk.min())
     span = torch.maximum(hq.max(), hk.max()) - low + 1
     sequence = torch.arange(num_sequences, device=hq.device)
     sequence = sequence.repeat_interleave(len(hq) // num_sequences)  # (N,)
-    name_q = sequence * span + (hq - low)
-    name_k = sequence * span + (hk - low)
-    name_k = torch.where(is_key, name_k, num_sequences * span)
-    names, bucket = torch.cat([name_q, name_k]).unique(return_inverse=True)
-    bucket_q, bucket_k = bucket.chunk(2)
-    return bucket_q, bucket_k, names // span
+    label_q = sequence * span + (hq - low)
+    label_k = sequence * span + (hk - low)
+    # keys of padding have the label of one more sequence, which has no queries
+    label_k = torch.where(is_key, label_k, num_sequences * span)
+    labels, bucket = torch.cat([label_q, label_k]).unique(return_inverse=True)
+    bucket_q, bucket_k = bucket.chunk(2)  # queries first
+    return bucket_q, bucket_k, labels // span
 
 
 def average_outside(v, bucket_k, sequence, num_sequences):
     """Return how many keys of its sequence lie outside each bucket, and the mean of their values.
+
+    A sum outside is the sum of the sequence minus that of the bucket. The difference loses digits
+    where nearly all keys are in the bucket and their values are far from 0.
 
     Args:
         v: float (N, e), the values.
         bucket_k, sequence, num_sequences: as in number_buckets.
 
     Returns:
-        count float (num_buckets, 1), and mean float (num_buckets, e), 0 where no key lies outside.
+        count float (num_occurring, 1), and mean float (num_occurring, e), 0 where no key is outside.
     """
     v = F.pad(v, (0, 1), value=1.0)  # (N, e + 1), the last column counts keys
-    width = v.shape[1]
-    in_bucket = v.new_zeros(len(sequence), width).index_add(0, bucket_k, v)
-    in_sequence = v.new_zeros(num_sequences + 1, width).index_add(0, sequence, in_bucket)
+    columns = v.shape[1]
+    in_bucket = v.new_zeros(len(sequence), columns).index_add(0, bucket_k, v)
+    in_sequence = v.new_zeros(num_sequences + 1, columns).index_add(0, sequence, in_bucket)
     outside = in_sequence.index_select(0, sequence) - in_bucket
     count = outside[:, -1:].detach()
     mean = outside[:, :-1] / count.clamp(min=1)
     return count, mean
 
 
-def group_buckets(bucket_q, bucket_k, num_buckets):
+def group_buckets(bucket_q, bucket_k, num_occurring):
     """Return the queries and keys of all buckets, in groups of similar size, padded to one size.
 
         bucket   its queries   its keys      a group, with N = 4:   queries   keys
         5        0 2 3         1                                    0 2 3     1 5 4
         8        1             0 3                                  1 4 4     0 3 4
 
-    Padding is row N of the queries and row N + 1 of the keys. The last key of each bucket is its
-    extra key, row N.
+    Row N = 4 of the queries and row N + 1 = 5 of the keys are padding. The last key of each bucket
+    is its extra key, row N = 4 of the keys.
 
     Args:
-        bucket_q, bucket_k: int64 (N,), the bucket's number of each query and key.
-        num_buckets: int.
+        bucket_q, bucket_k: int64 (N,), the number of each query's and key's bucket.
+        num_occurring: int, number of buckets.
 
     Returns:
         queries, list of int64 (G, x), and keys, list of int64 (G, y + 1), one of each for a group.
     """
     N = len(bucket_q)
-    rows_q, first_q, count_q = sort_by_bucket(bucket_q, num_buckets)
-    rows_k, first_k, count_k = sort_by_bucket(bucket_k, num_buckets)
+    rows_q, first_q, count_q = sort_by_bucket(bucket_q, num_occurring)
+    rows_k, first_k, count_k = sort_by_bucket(bucket_k, num_occurring)
     sizes_q, sizes_k = torch.stack([count_q, count_k]).cpu()  # the host waits for a GPU
-    size = torch.maximum(sizes_q, sizes_k)
+    size = torch.maximum(sizes_q, sizes_k)  # bounds the padding of both
     size[sizes_q == 0] = 0  # a bucket without queries belongs to no group
 
     queries = []
     keys = []
     low = 0
     high = 4
-    while low < size.max():  # buckets of 1 to 4 rows, 5 to 6, 7 to 9, 10 to 13, ...
-        group = ((size > low) & (size <= high)).nonzero().squeeze(1)  # (G,)
+    while low < size.max():  # a group has buckets of 1 to 4 rows, 5 to 6, 7 to 9, 10 to 13, ...
+        group = ((size > low) & (size <= high)).nonzero().squeeze(1)  # (G,), numbers of buckets
         if len(group) > 0:
             x = int(sizes_q[group].max())
             y = int(sizes_k[group].max())
             group = group.to(bucket_q.device)
-            rows = pad_buckets(rows_q, first_q[group], count_q[group], x, N)
-            queries.append(rows)
-            rows = pad_buckets(rows_k, first_k[group], count_k[group], y, N + 1)
-            keys.append(F.pad(rows, (0, 1), value=N))  # (G, y + 1)
+            queries.append(pad_buckets(rows_q, first_q[group], count_q[group], x, N))
+            padded = pad_buckets(rows_k, first_k[group], count_k[group], y, N + 1)  # (G, y)
+            keys.append(F.pad(padded, (0, 1), value=N))
         low = high
         high = high * 3 // 2
     return queries, keys
 
 
-def sort_by_bucket(bucket, num_buckets):
-    """Return the rows in order of bucket (N,), and the start and the size of each bucket (b,)."""
+def sort_by_bucket(bucket, num_occurring):
+    """Return the rows (N,) bucket by bucket, and the start and the size of each bucket."""
     rows = bucket.argsort()
-    count = bucket.new_zeros(num_buckets).index_add(0, bucket, torch.ones_like(bucket))
+    count = bucket.new_zeros(num_occurring).index_add(0, bucket, torch.ones_like(bucket))
     first = count.cumsum(0) - count
     return rows, first, count
 
@@ -388,16 +429,25 @@ def gather_groups(x, groups):
 
 
 def attend(q, k, v, dropout):
-    """Return softmax(q kᵀ) v, (G, x, e + 1); q (G, x, e + 2), k (G, y + 1, e + 2), v likewise."""
+    """Return softmax(q kᵀ) v, (G, x, e + 1).
+
+    Args:
+        q, k: float (G, x, e + 2) and (G, y + 1, e + 2).
+        v: float (G, y + 1, e + 1).
+        dropout: float.
+    """
     if q.shape[1] <= MAX_PRODUCT:
         weights = (q @ k.transpose(1, 2)).softmax(-1)  # (G, x, y + 1)
         return F.dropout(weights, dropout) @ v
-    # the kernel holds no (x, y) matrix; it wants one head, and values as wide as keys
-    q = q.unsqueeze(1)
-    k = k.unsqueeze(1)
-    v = F.pad(v, (0, 1)).unsqueeze(1)
-    out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=1.0)  # (G, 1, x, e + 2)
-    return out[:, 0, :, :-1]
+    # The kernel holds no (x, y) matrix. It wants a dimension of heads, values as wide as keys, and
+    # on a GPU a width that is a multiple of 4: fill up with zeros.
+    width = v.shape[-1]  # e + 1
+    padding = -q.shape[-1] % 4
+    q = F.pad(q, (0, padding)).unsqueeze(1)
+    k = F.pad(k, (0, padding)).unsqueeze(1)
+    v = F.pad(v, (0, padding + 1)).unsqueeze(1)
+    out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=1.0)  # (G, 1, x, ...)
+    return out[:, 0, :, :width]
 
 
 @torch.compiler.disable  # the shapes depend on the data, so there is nothing to compile once
@@ -441,14 +491,13 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
     if hq.shape != (B, H, num_functions, L) or hk.shape != hq.shape:
         raise ValueError(f"hq, hk: expected ({B}, {H}, n, {L}), got "
                          f"{[*hq.shape]} and {[*hk.shape]}.")
-    if key_mask is not None and key_mask.shape != (B, L):
-        raise ValueError(f"key_mask: expected ({B}, {L}), got {[*key_mask.shape]}.")
+    check_key_mask(key_mask, q)
 
     has_blocks = num_functions == 1 and pairs == "all"
-    if impl == "auto" and has_blocks and L > MAX_LITERAL:
-        impl = "blocks"
-    elif impl == "auto":
+    if impl == "auto":
         impl = "dense"
+        if has_blocks and L > MAX_LITERAL and B > 0:
+            impl = "blocks"
 
     if impl == "dense":
         return lsh_attention_reference(q, k, v, hq, hk, fill=fill, pairs=pairs,
@@ -494,8 +543,9 @@ class SelfAttention(nn.Module):
     def __init__(self, hidden_size, num_heads, *, attn="full", dropout=0.0, num_functions=1,
                  num_hyperplanes=8, num_buckets=256, fill="zero", pairs="all", generator=None):
         super().__init__()
-        if attn not in ("full", "lsh"):
-            raise ValueError(f"attn: expected full or lsh, got {attn!r}.")
+        if attn not in ("full", "lsh") or fill not in FILLS or pairs not in PAIRS:
+            raise ValueError("attn, fill, pairs: expected full or lsh, zero or mask, all or upper, "
+                             f"got {attn!r}, {fill!r}, {pairs!r}.")
         if hidden_size % num_heads != 0:
             raise ValueError(f"hidden_size: expected a multiple of {num_heads} heads, "
                              f"got {hidden_size}.")
@@ -525,7 +575,7 @@ class SelfAttention(nn.Module):
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, L, 3, H, e)
         return qkv.permute(2, 0, 3, 1, 4).unbind()
 
-    def buckets(self, q, k):
+    def hash_buckets(self, q, k):
         """Return the hash buckets of queries and of keys, each int64 (B, H, n, L). [BL §2.1]"""
         hq = simhash(q, self.planes, self.coef, self.num_buckets)
         hk = simhash(k, self.planes, self.coef, self.num_buckets)
@@ -538,7 +588,7 @@ class SelfAttention(nn.Module):
         if self.attn == "full":
             a = full_attention(q, k, v, key_mask=key_mask, dropout=dropout)
         else:
-            hq, hk = self.buckets(q, k)
+            hq, hk = self.hash_buckets(q, k)
             a = lsh_attention(q, k, v, hq, hk, fill=self.fill, pairs=self.pairs,
                               key_mask=key_mask, dropout=dropout)
         return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)
@@ -549,8 +599,9 @@ class SelfAttention(nn.Module):
             return super()._apply(function, recurse)
         planes = self.planes
         super()._apply(function, recurse)
-        # subtle: the hyperplanes of before, since casting to bfloat16 and back would round them
-        self.planes = planes.to(self.planes.device)
+        if not planes.is_meta:  # else to_empty has just made them
+            # subtle: those of before, since casting to bfloat16 and back would round them
+            self.planes = planes.to(self.planes.device)
         return self
 
 

@@ -44,7 +44,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from attention import SelfAttention
+from attention import FILLS, PAIRS, SelfAttention
 from embeddings import EMBEDDINGS, init_normal, unpack_bits
 
 CHOICES = {
@@ -53,8 +53,8 @@ CHOICES = {
     "head": ("sr", "mlm", "hash-mlm", "classify", "span"),
     "pool": ("cls", "mean"),
     "attn": ("full", "lsh"),
-    "lsh_fill": ("zero", "mask"),
-    "lsh_pairs": ("all", "upper"),
+    "lsh_fill": FILLS,
+    "lsh_pairs": PAIRS,
 }
 INIT_STD = 0.02  # [BERT §3]
 BERT_WIDTH = 768  # the hidden size that INIT_STD is for

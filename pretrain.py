@@ -295,7 +295,7 @@ def measure_collisions(model, ids):
     shares = []
     for layer in model.layers:
         q, k, _ = layer.attention.project(x)
-        hq, hk = layer.attention.buckets(q, k)
+        hq, hk = layer.attention.hash_buckets(q, k)
         shares.append(collision_share(hq, hk))
         x = layer(x, key_mask)
     return shares

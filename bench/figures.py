@@ -184,7 +184,7 @@ def draw_pipeline(folder):
 
 def draw_collisions(folder, run):
     """Draw which positions share a bucket in a trained run: a row of maps per layer, a column per head."""
-    layers = [(number, collisions(*layer.attention.buckets(q, k))[0])
+    layers = [(number, collisions(*layer.attention.hash_buckets(q, k))[0])
               for number, layer, q, k, _ in attention.trained_layers(run, 1)]
     shape = len(layers), len(layers[0][1])
     with new_figure(folder, "collisions", (2.2 * shape[1], 2.3 * shape[0]), *shape) as axes:

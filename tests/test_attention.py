@@ -138,12 +138,12 @@ def test_simhash_under_autocast_stays_float32():
         assert torch.equal(simhash(x, planes, coef, 97), expected)
 
 
-@pytest.mark.parametrize("heads, functions", [(1, 2), (3, 1)])
-def test_simhash_refuses_hyperplanes_of_another_layer(heads, functions):
+@pytest.mark.parametrize("heads, functions, head_size", [(1, 2, 5), (3, 1, 5), (3, 2, 1)])
+def test_simhash_refuses_hyperplanes_of_another_layer(heads, functions, head_size):
     """Sizes of 1 would be broadcast: all heads with the same buckets, without a word."""
-    planes, _ = attention.draw_hyperplanes(heads, functions, 4, 5, 8)
+    planes, _ = attention.draw_hyperplanes(heads, functions, 4, head_size, 8)
     _, coef = attention.draw_hyperplanes(3, 2, 4, 5, 8)
-    with pytest.raises(ValueError, match="^planes, coef: expected sizes"):
+    with pytest.raises(ValueError, match="^planes, coef: expected"):
         simhash(torch.ones(2, 3, 7, 5), planes, coef, 8)
 
 
@@ -168,7 +168,7 @@ def test_collision_probability_matches_simhash(bands, buckets, functions, angle)
 def test_printed_collision_law_exceeds_one():
     """Erratum [BL §2.1]: for equal vectors (1 - θ/π)^r + 1/m is above 1, the law is 1."""
     assert (1 - 0 / math.pi) ** 2 + 1 / 64 > 1
-    assert attention.collision_probability(0.0, bands=2, buckets=64) == 1
+    assert attention.collision_probability(0.0, num_hyperplanes=2, num_buckets=64) == 1
 
 
 def test_one_common_bucket_is_a_collision():
@@ -408,7 +408,9 @@ def test_group_buckets_matches_docstring_example():
 @pytest.mark.parametrize("change, message", [
     (dict(k=torch.ones(2, 3, 9, 5)), "q, k, v: expected one shape, got"),
     (dict(hq=torch.zeros(2, 1, 1, 37).long()), r"hq, hk: expected \(2, 3, n, 37\), got"),
-    (dict(key_mask=torch.ones(1, 37).bool()), r"key_mask: expected \(2, 37\), got"),
+    (dict(key_mask=torch.ones(1, 37).bool()), r"key_mask: expected bool \(2, 37\), got"),
+    # PyTorch's kernel would add a float mask to the scores
+    (dict(key_mask=torch.ones(2, 37)), r"key_mask: expected bool \(2, 37\), got"),
     (dict(fill="mean"), "fill: expected zero or mask, got 'mean'"),
     (dict(fill="mean", impl="blocks"), "fill: expected zero or mask, got 'mean'"),
     (dict(pairs="lower"), "pairs: expected all or upper, got 'lower'"),
@@ -472,6 +474,15 @@ def test_hyperplanes_stay_in_float32(cast):
     assert changed(x).dtype == x.dtype
 
 
+def test_self_attention_is_built_on_the_meta_device():
+    """As a model is that takes its weights from a checkpoint."""
+    with torch.device("meta"):
+        layer = SelfAttention(16, 2, attn="lsh")
+    layer = layer.to_empty(device="cpu")
+    layer.load_state_dict(SelfAttention(16, 2, attn="lsh").state_dict())
+    assert layer(torch.randn(1, 9, 16)).isfinite().all()
+
+
 @pytest.mark.parametrize("attn", ["full", "lsh"])
 def test_self_attention_survives_autocast_pickling_and_compilation(attn):
     layer = SelfAttention(16, 2, attn=attn)
@@ -485,7 +496,8 @@ def test_self_attention_survives_autocast_pickling_and_compilation(attn):
 
 
 @pytest.mark.parametrize("change, message", [
-    (dict(attn="sparse"), "attn: expected full or lsh, got 'sparse'"),
+    (dict(attn="sparse"), "attn, fill, pairs: expected full or lsh, .* got 'sparse'"),
+    (dict(fill="mean"), "attn, fill, pairs: expected .* got 'full', 'mean'"),
     (dict(num_heads=3), "hidden_size: expected a multiple of 3 heads, got 8"),
 ])
 def test_self_attention_refuses_bad_sizes(change, message):
