@@ -239,7 +239,7 @@ class MaskedWords(Objective):
         logits = model(inputs, masked_positions=positions).float()  # (M, N)
         loss = F.cross_entropy(logits, words, reduction="sum")
         scores = logits[:, self.first_word_id:]  # (M, V): special tokens are never predicted
-        visible = self.visible_items(inputs, positions)
+        visible = self.visible_items(inputs, positions, words)
         if visible is not None:
             scores = exclude_items(scores, visible)
         best = scores.topk(min(MAX_RECALL, scores.shape[1])).indices + self.first_word_id  # (M, 20)
@@ -256,12 +256,23 @@ class MaskedWords(Objective):
     def expected_loss(self, word_counts, counts):
         return self.config.rows, entropy(word_counts)
 
-    def visible_items(self, inputs, positions):
-        """Return the items of each masked position's set, int64 (M, L), -1 for none. Text: None."""
+    def visible_items(self, inputs, positions, words):
+        """Return the other items of each masked position's set, int64 (M, L), -1 for none.
+
+        Args:
+            inputs: int64 (B, L), token IDs.
+            positions, words: int64 (M,), in the flattened batch, and the token IDs to predict.
+
+        Returns:
+            int64 (M, L), numbers of items, or None for text.
+        """
         if self.config.order:
             return None
         row = positions // inputs.shape[1]  # (M,)
-        items = inputs[row] - self.first_word_id
+        items = inputs[row]  # (M, L)
+        # subtle: a word to predict that stayed in the input is no wrong answer
+        items = items.masked_fill(items == words.unsqueeze(1), 0)
+        items = items - self.first_word_id
         return items.clamp(min=-1)  # special tokens are no items
 
 
@@ -279,7 +290,8 @@ class SampledWords(MaskedWords):
     Rank r of n words is drawn with q = log((r + 2) / (r + 1)) / log(n + 1), about proportional to
     1 / r. With log(S q) subtracted from the logits, the sum of exp is an unbiased estimate of that
     over all words but the correct one, which is included once. BPE pieces are not numbered by
-    frequency, so the estimate is noisier for them. Evaluation scores all words.
+    frequency, so the estimate is noisier for them. Evaluation scores all words, and the special
+    tokens, which training never scores.
     """
 
     def loss(self, model, inputs, labels):
@@ -343,7 +355,7 @@ class MaskedHashes(MaskedWords):
         is_right = logits.argmax(-1) == targets  # (M, k)
 
         items = words - self.first_word_id
-        visible = self.visible_items(inputs, positions)
+        visible = self.visible_items(inputs, positions, words)
         if self.bloom_map is None:
             item_targets = self.targets[self.first_word_id:]
             rank = rank_words(logits.log_softmax(-1), item_targets, items, visible)  # (M,)
@@ -392,7 +404,7 @@ def rank_words(logp, digests, words, exclude=None):
         logp: float (M, k, R), of which a score is a sum of k.
         digests: integer (V, k), each word's k buckets.
         words: int64 (M,), the correct ones.
-        exclude: int64 (M, E), words that do not count, -1 for none; or None.
+        exclude: int64 (M, E), other words that do not count, -1 for none; or None.
     """
     ranks = []
     for start in range(0, len(words), RANK_PART):
@@ -403,9 +415,7 @@ def rank_words(logp, digests, words, exclude=None):
             scores = scores + logp[part, j].index_select(1, digests[:, j].int())  # (P, V)
         least = scores.gather(1, correct)
         if exclude is not None:
-            others = exclude[part]
-            others = others.masked_fill(others == correct, -1)  # the correct word always counts
-            scores = exclude_items(scores, others)
+            scores = exclude_items(scores, exclude[part])
         ranks.append((scores >= least).sum(1) - 1)  # all but the correct one
     return torch.cat([words[:0], *ranks])
 

@@ -1,335 +1,837 @@
-"""Read this first: one hand-worked example and one oracle per concept.
+"""Read this first: each concept as an example worked out by hand, and against a few plain lines.
 
     python -m pytest -q test_all.py        under a minute, no network
     python -m pytest -q -n 2               everything: the laws, edge cases and faults are in tests/
 
-Bands of statistical tests are six standard deviations to each side, and seeds are fixed: a failure is a
-fault, not chance. A wrong constant moves the mean by far more.
+A section is about one file and needs only the sections above it:
+
+    hashing.py       a text becomes words, a word becomes bits or a bucket
+    embeddings.py    bits and buckets become a vector
+    bloom.py         an item becomes m hash tokens, and a search finds the item again
+    attention.py     each vector becomes an average of all, or of those in its bucket
+    model.py         layers of attention, and how many parameters they have
+    objectives.py    what a model learns from a text without labels
+    tokenizer.py     words become token IDs, and IDs become the input of a model
+    pretrain.py      a run and its checkpoint
+    infer.py         scores of a trained model, and what hashing brings
+
+Tags such as [HF §3.2] name a paper, as in the headers of the files. Seeds are fixed, and a measured
+share may differ from its law by six standard deviations: a failure is a fault, not chance.
 """
 
 import hashlib
 import json
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
-import attention
 import embeddings
 import hashing
 import infer
 import pretrain
-from bloom import BloomMap, beam_search, exhaustive
+from attention import collision_probability, draw_hyperplanes, full_attention, simhash
+from attention import full_attention_reference, lsh_attention, lsh_attention_reference
+from bloom import BloomMap, SketchMap, beam_search, coherent_map, exhaustive
 from data.corpus import Corpus, prepare
 from data.squad import exact_and_f1, normalize_answer
 from data.tasks import METRICS
-from hashing import NgramLSH
 from model import Config, Model, count_parameters
 from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, mask_words
 from runtime import load_checkpoint, save_checkpoint
 from tests.support import SMALL, make_words
-from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, HashTokenizer, build_inputs
+from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK, HashTokenizer, build_inputs
 
-# == hashing.py: words to bits and buckets
+# == hashing.py: a text becomes words, a word becomes bits or a bucket
+#
+# A transformer usually has a table with a row for each word of a vocabulary. Here a hash function
+# gives 128 bits to any word, known or not. With MD5, "play" and "plays" share no more bits than any
+# two words do. With locality-sensitive hashing (LSH) they share about 105 of 128.
 
 
 def test_split_words_by_hand():
-    """"Don't" is a run of letters, a sign and a run of letters; two signs in a row stay one word."""
+    """A word is a run of letters or a run of signs, in lower case, with its place in the text.
+
+        D o n ' t   s t o p !  !
+        0     3 4   6       10
+    """
     words, spans = hashing.split_words("Don't stop!!")
     assert words == ["don", "'", "t", "stop", "!!"]
     assert spans == [(0, 3), (3, 4), (4, 5), (6, 10), (10, 12)]
-    assert hashing.split_words("Don't stop!!", "space")[0] == ["don't", "stop!!"]
+    words, _ = hashing.split_words("Don't stop!!", "space")  # as the paper splits
+    assert words == ["don't", "stop!!"]
 
 
-def test_md5_golden_values():
-    """md5("play") = a3b34c..., cut by hand into 10-bit chunks: 1010 0011 10 = 654, 11 0011 0100 = 820, ..."""
-    assert hashing.md5_digests(["play"]).tobytes().hex() == "a3b34c0871dc2fd51eec5559b68f709d"
-    chunks = hashing.bits_to_chunks(hashing.md5_bits(["play"]), 10)
-    assert chunks.tolist() == [[654, 820, 770, 113, 880, 765, 327, 748, 341, 411, 419, 880, 157]]
-    assert hashing.md5_index(["play"], 50_000).tolist() == [15_933]
-    whole = [int(hashlib.md5(word.encode()).hexdigest(), 16) for word in make_words(101)]
-    assert hashing.md5_index(make_words(101), 50_260).tolist() == [number % 50_260 for number in whole]
+def test_md5_bits_by_hand():
+    """md5("play") = a3b3... in hexadecimal, and a = 1010, 3 = 0011, b = 1011. [HF §3.2]"""
+    digest = hashlib.md5(b"play").hexdigest()
+    assert digest == "a3b34c0871dc2fd51eec5559b68f709d"
+    bits = hashing.md5_bits(["play"])  # (1, 128)
+    digits = "".join(map(str, bits[0]))
+    assert digits[:16] == "1010" + "0011" + "1011" + "0011"
+    assert digits == format(int(digest, 16), "0128b")
 
 
-def test_chunks_by_hand():
-    """The last chunk is short and is read as a number of its own length: 001 is 1, not 0010. [HF §3.4]"""
-    bits = np.array([[1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 1]], np.uint8)
-    assert hashing.bits_to_chunks(bits, 4).tolist() == [[10, 4, 1]]
+def test_md5_index_by_hand():
+    """The bucket of a word is its digest, a number of 128 bits, modulo the number of buckets.
 
-
-def ngrams(word):
-    """The definition: all runs of 1 to 4 characters, with their counts."""
-    return Counter(word[i:i + n] for n in range(1, 5) for i in range(len(word) - n + 1))
-
-
-def test_play_has_ten_ngrams():
-    assert len(NgramLSH.fit({"play": 1}).grams) == 4 + 3 + 2 + 1
-    assert sorted(NgramLSH.fit({"play": 1}).grams) == sorted(ngrams("play"))
-
-
-def test_lsh_equals_explicit_hyperplanes():
-    """Hyperplane j is eta rotated by j: r^j[f] = eta[(f + j) mod features]; bit j: x · r^j > 0. [HF §3.3]"""
-    lsh = NgramLSH.fit(dict.fromkeys(make_words(400, 3), 1), 997, seed=5)
-    words = ["play", "", "ZZZ", "tattoo" * 9, *make_words(23, 9)]
-    eta = lsh.eta[:997].astype(np.int64)
-    for word, bits, index in zip(words, lsh.bits(words, 131), lsh.index(words, 499)):
-        x = np.array([ngrams(word)[gram] for gram in lsh.grams] + [0] * (997 - len(lsh.grams)))
-        products = x @ np.stack([np.roll(eta, -j) for j in range(499)], 1)
-        assert (bits == (products[:131] > 0)).all() and index == products.argmax(), word
-
-
-def test_lsh_law():
-    """E[Hamming distance] / T = angle / π. play's 10 n-grams are among the 14 of plays: cos 10 / √140."""
-    expected = math.acos(10 / math.sqrt(10 * 14)) / math.pi
-    grams = list(ngrams("playsxylophone"))
-    samples = [NgramLSH(grams, 5_003, seed).bits(["play", "plays"], 128) for seed in range(64)]
-    share = np.mean([(bits[0] != bits[1]).mean() for bits in samples])
-    assert round(expected * 128) == 23
-    # twice the band of a binomial share with 64 · 128 draws: the bits of one seed share eta
-    assert abs(share - expected) < 2 * 6 * math.sqrt(expected * (1 - expected) / (64 * 128))
-
-
-# == bloom.py: items to hash tokens and back
-
-
-def test_bloom_map_by_hand():
-    """Orders 0 1 | 2 3 | 4 5 and 0 2 | 1 4 | 3 5: item 1 has bucket 0 in the first map, 1 in the second."""
-    bloom_map = BloomMap(6, 2, orders=[[0, 1, 2, 3, 4, 5], [0, 2, 1, 4, 3, 5]])
-    assert bloom_map.digest.tolist() == [[0, 0], [0, 1], [1, 0], [1, 2], [2, 1], [2, 2]]
-    assert bloom_map.members.tolist() == [[[0, 1], [2, 3], [4, 5]], [[0, 2], [1, 4], [3, 5]]]
-
-
-@pytest.mark.parametrize("n, alpha, m", [(1_000, 7, 2), (997, 13, 3), (2_601, 50, 2), (27, 9, 3)])
-def test_bloom_maps_are_balanced_and_digests_are_distinct(n, alpha, m):
-    bloom_map = BloomMap(n, alpha, m, seed=5)
-    sizes = [alpha] * (-(-n // alpha) - 1)
-    for j in range(m):
-        assert np.bincount(bloom_map.digest[:, j]).tolist() == sizes + [n - sum(sizes)]
-    assert len(np.unique(bloom_map.digest, axis=0)) == n
-
-
-def test_beam_search_by_hand():
-    """Map 0: a b | c d with 0.6, 0.4; map 1: a c | b d with 0.3, 0.7.
-
-    a 0.6 · 0.3 = 0.18   b 0.6 · 0.7 = 0.42   c 0.4 · 0.3 = 0.12   d 0.4 · 0.7 = 0.28
-    One bucket of each map: {a, b} and {b, d}, so a, b, d are scored and c is not. The threshold is 0.6 · 0.7:
-    b = 0.42 is certified to be first. The second, d = 0.28 < 0.42, is not.
+    Modulo 16 it is the last hexadecimal digit, of "play" d = 13.
     """
-    bloom_map = BloomMap(4, 2, orders=[[0, 1, 2, 3], [0, 2, 1, 3]])
-    logp = torch.tensor([[[0.6, 0.4], [0.3, 0.7]]]).log()
-    ids, scores, certified, num_scored = beam_search(logp, bloom_map, k=1, beam=1)
-    assert ids.tolist() == [[1]] and certified.tolist() == [True] and num_scored.tolist() == [3]
-    torch.testing.assert_close(scores.exp(), torch.tensor([[0.42]]))
-    ids, _, certified, _ = beam_search(logp, bloom_map, k=2, beam=1)
-    assert ids.tolist() == [[1, 3]] and certified.tolist() == [False]
-    ids, _, certified, _ = beam_search(logp, bloom_map, k=4, beam=1, rounds=None)  # until certified
-    assert ids.tolist() == [[1, 3, 0, 2]] and certified.tolist() == [True]
+    assert hashing.md5_index(["play"], 16) == [13]
+    words = make_words(101)  # made-up words of 2 to 12 letters
+    index = hashing.md5_index(words, 50_260)
+    for word, bucket in zip(words, index):
+        digest = hashlib.md5(word.encode()).hexdigest()
+        assert bucket == int(digest, 16) % 50_260
 
 
-def test_beam_search_matches_exhaustive():
-    rng = np.random.default_rng(0)
-    for case in range(40):
-        bloom_map = BloomMap(int(rng.integers(100, 300)), int(rng.integers(1, 9)), 2, seed=case)
-        logp = torch.from_numpy(rng.standard_normal((5, 2, bloom_map.buckets)) * 3).log_softmax(-1)
-        _, scores, certified, _ = beam_search(logp, bloom_map, k=7, beam=4)
-        expected = exhaustive(logp, bloom_map, k=7)[1]
-        torch.testing.assert_close(scores[certified], expected[certified])
-        torch.testing.assert_close(beam_search(logp, bloom_map, k=7, beam=4, rounds=None)[1], expected)
+def test_bits_to_chunks_by_hand():
+    """128 bits are 12 chunks of 10 bits, and one of the 8 bits that are left. [HF §3.4]
+
+        a    3    b    3    4    c          first chunk    1010001110 = 512 + 128 + 8 + 4 + 2
+        1010 0011 1011 0011 0100 1100 ...   second chunk   1100110100 = 512 + 256 + 32 + 16 + 4
+        9    d
+        1001 1101                           last chunk       10011101 = 128 + 16 + 8 + 4 + 1
+    """
+    bits = hashing.md5_bits(["play"])
+    chunks = hashing.bits_to_chunks(bits, 10)[0].tolist()
+    assert len(chunks) == 13
+    assert chunks[:2] == [654, 820]
+    assert chunks[12] == 157
 
 
-# == embeddings.py: codes to vectors, each against its formula
+def test_list_ngrams_by_hand():
+    """4 + 3 + 2 + 1 = 10 runs of one to four characters. [HF §3.3]"""
+    grams = hashing.list_ngrams("play")
+    assert grams == "p l a y pl la ay pla lay play".split()
+
+
+def test_lsh_by_hand():
+    """Bit j says on which side of hyperplane j a word lies. Its bucket has the largest product.
+
+    The features are a, b and ab. "aab" has the counts x = (2, 1, 1); its "aa" and "aab" are no
+    features. Hyperplane j is the random vector eta = (-3, 1, 2), rotated by j. [HF §3.3]
+
+        r^0 = (-3,  1,  2)    x · r^0 = -6 + 1 + 2 = -3    bit 0
+        r^1 = ( 1,  2, -3)    x · r^1 =  2 + 2 - 3 =  1    bit 1
+        r^2 = ( 2, -3,  1)    x · r^2 =  4 - 3 + 1 =  2    bit 1, and the largest: bucket 2
+    """
+    lsh = hashing.NgramLSH(["a", "b", "ab"], features=3)
+    lsh.eta = np.array([-3, 1, 2] * 2)  # stored twice, so that a window may run over the end
+    bits = lsh.bits(["aab"], 3)
+    assert bits.tolist() == [[0, 1, 1]]
+    assert lsh.index(["aab"], 3) == [2]
+
+
+def test_lsh_matches_explicit_hyperplanes():
+    """The same for 997 features: r^j[f] = eta[(f + j) mod 997]."""
+    words = make_words(400, 3)
+    lsh = hashing.NgramLSH.fit(dict.fromkeys(words, 1), features=997, seed=5)
+    eta = lsh.eta[:997]
+    for word in ["play", "", "ZZZ", "tattoo" * 9, *words[:9]]:
+        x = np.zeros(997, np.int64)
+        grams = hashing.list_ngrams(word)
+        for f, gram in enumerate(lsh.grams):
+            x[f] = grams.count(gram)
+        products = []
+        for j in range(499):
+            r = np.roll(eta, -j)
+            products.append(x @ r)
+        bits = np.array(products[:131]) > 0
+        assert (lsh.bits([word], 131) == bits).all()
+        assert lsh.index([word], 499) == np.argmax(products)
+
+
+def test_lsh_bits_differ_by_the_angle_law():
+    """The share of bits that differ is the angle between two words, divided by π. [HF §3.3]
+
+    The 10 n-grams of play are among the 14 of plays, so the cosine is 10 / √(10 · 14) = 0.845, the
+    angle 0.564, and 0.564 / π · 128 = 23 bits differ.
+    """
+    angle = math.acos(10 / math.sqrt(10 * 14))
+    law = angle / math.pi
+    assert round(law * 128) == 23
+    shares = []
+    for seed in range(64):
+        lsh = hashing.NgramLSH.fit({"play": 1, "plays": 1}, features=5_003, seed=seed)
+        play, plays = lsh.bits(["play", "plays"], 128)
+        shares.append(np.mean(play != plays))
+    sigma = math.sqrt(law * (1 - law) / (64 * 128))
+    # twice the spread of independent draws: the 128 bits of one seed share one vector eta
+    assert abs(np.mean(shares) - law) < 6 * 2 * sigma
+
+
+def test_sketch_index_by_hand():
+    """k hash functions for one word: k pieces of eight bytes of its digests. [CM]
+
+        md5("play")     a3b34c0871dc2fd5 1eec5559b68f709d    modulo 16 the last digits, 5 and d
+        md5("play" 1)   the next two pieces, where 1 is written in four bytes
+    """
+    index = hashing.sketch_index(["play"], 3, 16)
+    assert index[0, :2].tolist() == [5, 13]
+    second = hashlib.md5(b"play\0\0\0\1").hexdigest()
+    assert index[0, 2] == int(second[15], 16)
+
+
+# == embeddings.py: bits and buckets become a vector
+#
+# A module maps the codes of words, (words, C), to vectors, (words, d). The codes are what a hash
+# gave: one bucket, chunks, bits, or several buckets. Each method is one formula.
+
+
+def test_emb_by_hand():
+    """The bucket of a word chooses a row. Two words in one bucket have one vector. [HF §3.1]"""
+    emb = embeddings.HashEmbedding(3, 2)  # 3 buckets, width 2
+    emb.weight.data = torch.tensor([
+        [1.0, 2],
+        [3, 4],
+        [5, 6],
+    ])
+    vectors = emb(torch.tensor([[2], [0], [2]]))
+    assert vectors[0].tolist() == [5, 6]
+    assert vectors[1].tolist() == [1, 2]
+    assert torch.equal(vectors[0], vectors[2])
+
+
+def test_pool_by_hand():
+    """Each chunk chooses a row of one codebook; the rows are averaged by weights. [HF §3.4 eq.1]
+
+    Two chunks of one bit, rows B[0] = 4 and B[1] = 8. W = (0, ln 3), so softmax gives 1/4 and 3/4.
+
+        chunks 0 1    1/4 · 4 + 3/4 · 8 = 7
+        chunks 1 0    1/4 · 8 + 3/4 · 4 = 5    their order counts
+    """
+    pool = embeddings.PoolEmbedding(bits=2, chunk=1, width=1)
+    pool.codebook.data = torch.tensor([[4.0], [8]])
+    pool.weight.data = torch.tensor([[1.0], [3]]).log()
+    vectors = pool(torch.tensor([[0, 1], [1, 0]]))
+    assert vectors.flatten().tolist() == pytest.approx([7, 5])
 
 
 def test_pool_matches_formula():
-    module, codes = embeddings.PoolEmbedding(21, 4, 7), torch.randint(0, 2, (5, 3, 6))  # J 6
-    codes[..., :5] = torch.randint(0, 16, (5, 3, 5))
-    weight = module.weight.softmax(0)  # (J, d)
-    expected = sum(weight[j] * module.codebook[codes[..., j]] for j in range(6))
-    torch.testing.assert_close(module(codes), expected)
+    """e = Σ_j softmax_j(W)_j ⊙ B[c_j]: in each dimension the weights of the chunks add up to 1."""
+    pool = embeddings.PoolEmbedding(bits=21, chunk=4, width=7)  # J = 6 chunks, the last of one bit
+    codes = torch.tensor([[3, 15, 0, 7, 8, 1]])
+    weight = pool.weight.softmax(0)  # (J, d)
+    expected = torch.zeros(1, 7)
+    for j in range(6):
+        row = pool.codebook[codes[:, j]]  # (1, d)
+        expected += weight[j] * row
+    assert_close(pool(codes), expected)
 
 
-def test_add_matches_formula():
-    module, codes = embeddings.AddEmbedding(24, 7), torch.randint(0, 2, (5, 3, 24))
-    expected = sum(module.codebooks[j, codes[..., j]] for j in range(24)) / math.sqrt(24)
-    torch.testing.assert_close(module(codes), expected)
+def test_add_by_hand():
+    """Each bit chooses one of its own two rows; the T rows are added, over √T. [HF §3.4 eq.2]
+
+        bits 1 0    rows 2 and 3    5 / √2
+        bits 0 1    rows 1 and 5    6 / √2
+    """
+    add = embeddings.AddEmbedding(2, 1)
+    add.codebooks.data = torch.tensor([
+        [[1.0], [2]],  # the rows of bit 0
+        [[3], [5]],  # the rows of bit 1
+    ])
+    vectors = add(torch.tensor([[1, 0], [0, 1]]))
+    root = math.sqrt(2)
+    assert vectors.flatten().tolist() == pytest.approx([5 / root, 6 / root])
 
 
-def test_proj_matches_numpy_correlation():
-    module, codes = embeddings.ProjEmbedding(24, 7), torch.randint(0, 2, (5, 24))
-    expected = np.corrcoef(codes.numpy(), module.weight.detach().numpy())[:5, 5:]  # (5, d)
-    np.testing.assert_allclose(module(codes).detach().numpy(), expected, atol=1e-6)
+def test_proj_by_hand():
+    """A dimension is the correlation of the bits with a learned vector. [HF §3.4 eq.3]
+
+        bits    1 1 0  0    minus their mean    0.5  0.5 -0.5 -0.5    length 1
+        vector  3 1 1 -1    minus its mean      2    0    0   -2      length √8
+        product 1 + 0 + 0 + 1 = 2               2 / (1 · √8) = 0.7071
+    """
+    proj = embeddings.ProjEmbedding(4, 1)
+    proj.weight.data = torch.tensor([[3.0, 1, 1, -1]])
+    vectors = proj(torch.tensor([[1, 1, 0, 0]]))
+    assert vectors.item() == pytest.approx(2 / math.sqrt(8))
 
 
-def test_sketch_by_hand():
-    """One row far away drags the mean along; the median moves at most to the next number in order. [CM]"""
-    for aggregate, expected in (("median", [2.0, 7.0]), ("mean", [301.0, 2.0])):
-        sketch = embeddings.SketchEmbedding(3, 2, 2, aggregate)
-        sketch.weight.data[:] = torch.tensor([[0, 0], [1, 7], [2, -9], [0, 0], [0, 0], [900, 8]])
-        assert sketch(torch.tensor([[1, 0, 1]])).tolist() == [expected]
-    rows = list(torch.randn(5, 70))
-    assert torch.equal(embeddings.median(rows), torch.stack(rows).median(0).values)
+def test_proj_matches_numpy():
+    proj = embeddings.ProjEmbedding(24, 7)
+    bits = torch.randint(0, 2, (5, 24))
+    vectors = proj(bits)  # (5, d)
+    weight = proj.weight.detach()  # (d, T)
+    for i in range(5):
+        for j in range(7):
+            expected = np.corrcoef(bits[i], weight[j])[0, 1]
+            assert vectors[i, j].item() == pytest.approx(expected, abs=1e-6)
 
 
-# == attention.py: over all pairs, or over pairs that collide
+def test_linear_by_hand():
+    """The rows of the bits that are 1, added up: (1, 2) + (5, 6). [HF App. B eq.11]"""
+    linear = embeddings.LinearEmbedding(3, 2)
+    linear.weight.data = torch.tensor([
+        [1.0, 2],
+        [3, 4],
+        [5, 6],
+    ])
+    vectors = linear(torch.tensor([[1, 0, 1]]))
+    assert vectors.tolist() == [[6, 8]]
+
+
+def test_bloom_by_hand():
+    """An item has a row in each of m blocks. The rows stay apart, side by side. [SB §2.1]"""
+    bloom = embeddings.BloomEmbedding(2, 3, 1)  # m = 2 blocks of 3 rows, width 1
+    bloom.weight.data = torch.tensor([
+        [10.0], [11], [12],  # block 0
+        [20], [21], [22],  # block 1
+    ])
+    vectors = bloom(torch.tensor([[2, 0]]))  # (1, m, d)
+    assert vectors.tolist() == [[[12], [20]]]
+
+
+@pytest.mark.parametrize("aggregate, expected", [
+    ("median", [2, 7]),
+    ("mean", [301, 2]),  # (1 + 2 + 900) / 3 and (7 - 9 + 8) / 3
+])
+def test_sketch_with_an_outlier_by_hand(aggregate, expected):
+    """A word has a row in each of k blocks, and is their median or mean, number by number. [CM]
+
+    Its rows are (1, 7), (2, -9) and (900, 8). Another word has pulled the third far away. That
+    drags the mean along; the median moves at most to the next number in order.
+    """
+    sketch = embeddings.SketchEmbedding(3, 2, 2, aggregate)  # k = 3 blocks of R = 2 rows, width 2
+    sketch.weight.data = torch.tensor([
+        [0.0, 0], [1, 7],  # block 0
+        [2, -9], [0, 0],  # block 1
+        [0, 0], [900, 8],  # block 2
+    ])
+    vectors = sketch(torch.tensor([[1, 0, 1]]))
+    assert vectors.tolist() == [expected]
+
+
+def test_weighted_by_hand():
+    """k rows of one pool, each times the word's own weight p, which another hash finds. [SV §3]
+
+    Rows 2 and 0 with p = (2, -1): 2 · (5, 6) - (1, 2) = (9, 10).
+    """
+    weighted = embeddings.WeightedEmbedding(2, 3, 2, 2)  # k = 2 of 3 rows, 2 rows of p, width 2
+    weighted.weight.data = torch.tensor([
+        [1.0, 2],
+        [3, 4],
+        [5, 6],
+    ])
+    weighted.importance.data = torch.tensor([
+        [1.0, 1],
+        [2, -1],
+    ])
+    vectors = weighted(torch.tensor([[2, 0, 1]]))  # rows 2 and 0, row 1 of p
+    assert vectors.tolist() == [[9, 10]]
+
+
+# == bloom.py: an item becomes m hash tokens, and a search finds the item again
+#
+# Of N items each gets one of R buckets in each of m maps. An item shares each of its buckets with
+# alpha - 1 others, but no two items share all m, so m small numbers name one of many items. A model
+# predicts a probability for each bucket. The best item has the largest sum of logarithms.
+
+
+def test_bloom_map_by_hand():
+    """A map is an order of the items, cut after every alpha = 2 of them. [SB §3.2]
+
+        map 0   0 1 | 2 3 | 4 5        item 3 is in bucket 1 of map 0 and in bucket 0 of map 1
+        map 1   0 3 | 1 4 | 2 5
+    """
+    bloom_map = BloomMap(6, 2, orders=[
+        [0, 1, 2, 3, 4, 5],
+        [0, 3, 1, 4, 2, 5],
+    ])
+    assert bloom_map.buckets == 3
+    assert bloom_map.members[1].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert bloom_map.digest.T.tolist() == [  # by map, and then by item
+        [0, 0, 1, 1, 2, 2],
+        [0, 1, 2, 0, 1, 2],
+    ]
+
+
+@pytest.mark.parametrize("num_items, alpha, m", [
+    (1_000, 7, 2),  # two random orders alone would give about (7 - 1)² / 2 = 18 digests twice
+    (2_601, 50, 2),  # 2,601 of 53² digests: nearly all are taken
+    (27, 9, 3),  # 27 of 3³ digests: all are taken
+])
+def test_bloom_map_fills_buckets_and_tells_items_apart(num_items, alpha, m):
+    bloom_map = BloomMap(num_items, alpha, m, seed=5)
+    num_full = bloom_map.buckets - 1
+    sizes = [alpha] * num_full
+    sizes.append(num_items - alpha * num_full)
+    for j in range(m):
+        column = bloom_map.digest[:, j]
+        assert np.bincount(column).tolist() == sizes
+    assert len(np.unique(bloom_map.digest, axis=0)) == num_items
+
+
+def test_coherent_map_by_hand():
+    """Items that occur in the same sets share a bucket, here 0 with 3 and 1 with 2. [SB App. D]"""
+    items = np.array([0, 3, 1, 2, 0, 3, 1, 2])  # of four sets, one after another
+    sizes = np.array([2, 2, 2, 2])
+    bloom_map = coherent_map(items, sizes, n_items=4, alpha=2, coherent=1)
+    digest = bloom_map.digest[:, 0]
+    assert digest[0] == digest[3]
+    assert digest[1] == digest[2]
+    assert digest[0] != digest[1]
+
+
+def search_four_items(**options):
+    """Search the items a b c d, numbered 0 1 2 3, with a beam of one bucket in each map.
+
+        map 0   a b | c d    0.6 | 0.4        a 0.6 · 0.3 = 0.18    b 0.6 · 0.7 = 0.42
+        map 1   a c | b d    0.3 | 0.7        c 0.4 · 0.3 = 0.12    d 0.4 · 0.7 = 0.28
+    """
+    bloom_map = BloomMap(4, 2, orders=[
+        [0, 1, 2, 3],
+        [0, 2, 1, 3],
+    ])
+    p = torch.tensor([
+        [0.6, 0.4],
+        [0.3, 0.7],
+    ])
+    logp = p.log().unsqueeze(0)  # (1, m, R): one position
+    return beam_search(logp, bloom_map, beam=1, **options)
+
+
+def test_beam_search_certifies_the_best_item_by_hand():
+    """The beam is {a, b} and {b, d}. So a, b and d are scored, and b is first. [SB §2.5 Alg.1]
+
+    An item outside has at most the last bucket of the beam in each map: 0.6 · 0.7 = 0.42. b has
+    as much, so it is certified: no other item is better, although c was not scored.
+    """
+    items, scores, certified, num_scored = search_four_items(k=1)
+    assert items.tolist() == [[1]]
+    assert scores.exp().item() == pytest.approx(0.42)
+    assert certified.item() is True
+    assert num_scored.item() == 3
+
+
+def test_beam_search_does_not_certify_the_second_item_by_hand():
+    """d, the second, has 0.28 < 0.42: an item outside might have more."""
+    items, _, certified, _ = search_four_items(k=2)
+    assert items.tolist() == [[1, 3]]
+    assert certified.item() is False
+
+
+def test_beam_search_widens_until_certified_by_hand():
+    """rounds=None doubles the beam until the answer is certified: b, d, a, c."""
+    items, _, certified, _ = search_four_items(k=4, rounds=None)
+    assert items.tolist() == [[1, 3, 0, 2]]
+    assert certified.item() is True
+
+
+def test_beam_search_matches_scoring_all_items():
+    """The answer is certified where the k-th best of all items reaches the bound; then it is right.
+
+    The bound adds up the B-th largest log-probability of each map. On these random predictions it
+    is reached about once in five times.
+    """
+    for seed in range(200):
+        bloom_map = BloomMap(200 + seed, 1 + seed % 8, seed=seed)
+        logits = 3 * torch.randn(1, 2, bloom_map.buckets, dtype=torch.float64)
+        logp = logits.log_softmax(-1)
+        scores = []
+        for bucket_0, bucket_1 in bloom_map.digest:
+            score = logp[0, 0, bucket_0] + logp[0, 1, bucket_1]
+            scores.append(score.item())
+        scores.sort(reverse=True)
+        best = scores[:7]
+        bound = logp.topk(4).values[0, :, 3].sum()
+
+        _, found, certified, _ = beam_search(logp, bloom_map, k=7, beam=4)
+        assert certified.item() == (best[6] >= bound)
+        if certified:
+            assert found[0].tolist() == pytest.approx(best)
+        _, found, _, _ = beam_search(logp, bloom_map, k=7, beam=4, rounds=None)
+        assert found[0].tolist() == pytest.approx(best)
+        _, found = exhaustive(logp, bloom_map, k=7)
+        assert found[0].tolist() == pytest.approx(best)
+
+
+def test_sketch_map_finds_the_word_of_predicted_buckets():
+    """The same search finds a word by its sketch: the buckets of "play" have the largest p. [CM]"""
+    words = ["play", *make_words(200)]
+    digest = hashing.sketch_index(words, 3, 23)  # (V, k)
+    logits = torch.zeros(1, 3, 23)
+    for j, bucket in enumerate(digest[0]):
+        logits[0, j, bucket] = 5
+    logp = logits.log_softmax(-1)
+    sketch_map = SketchMap(digest, 23)
+    items, _, certified, _ = beam_search(logp, sketch_map, k=1, beam=1)
+    assert items.item() == 0
+    assert certified.item() is True
+
+
+# == attention.py: each vector becomes an average of all, or of those in its bucket
+#
+# Attention averages the values of all positions by the similarity of a query with their keys: L²
+# products for L positions. LSH attention hashes queries and keys so that similar ones share a
+# bucket, and multiplies only pairs in one bucket. All others keep the score 0, the weight e^0 = 1.
+
+
+def column(*numbers):
+    """Return a tensor (B, H, L, e) of one head with e = 1: a number for each position."""
+    return torch.tensor(numbers).view(1, 1, -1, 1)
+
+
+def test_full_attention_by_hand():
+    """softmax(q kᵀ / √e) v with head size e = 4, so √e = 2. [V §3.2.1]
+
+    A query has the products 2 ln 3 and 0 with two keys: scores ln 3 and 0, weights 3/4 and 1/4.
+    With the values 1 and 5 the output is 3/4 · 1 + 1/4 · 5 = 2.
+    """
+    q = torch.full((1, 1, 2, 4), math.log(3) / 2)
+    k = column(1.0, 0).expand(1, 1, 2, 4)
+    v = column(1.0, 5).expand(1, 1, 2, 4)
+    out = full_attention(q, k, v)
+    assert_close(out, torch.full_like(out, 2))
 
 
 def test_simhash_by_hand():
-    """Hyperplanes are the axes: x is above where it is positive; 9 + 12 = 21 is 5 modulo 16. [BL §2.1]"""
-    planes, coef = torch.eye(3).view(1, 1, 3, 3), torch.tensor([[[9, 12, 3]]])
-    x = torch.tensor([[1.0, 1, -1], [1, -1, 1], [-1, -1, -1]]).view(1, 1, 3, 3)
-    assert attention.simhash(x, planes, coef, 16).tolist() == [[[[5, 12, 0]]]]
+    """A bucket is the sum of the numbers of the hyperplanes that x is above, modulo m. [BL §2.1]
+
+    Three hyperplanes, the axes, have the numbers 9, 12 and 3; x is above where it is positive.
+
+        x = ( 1,  1, -1)    (9 + 12) mod 16 = 5
+        x = ( 1, -1,  1)    (9 + 3)  mod 16 = 12
+        x = (-1, -1, -1)    0
+    """
+    planes = torch.eye(3).view(1, 1, 3, 3)  # (H, n, r, e)
+    coef = torch.tensor([[[9, 12, 3]]])  # (H, n, r)
+    x = torch.tensor([
+        [1.0, 1, -1],
+        [1, -1, 1],
+        [-1, -1, -1],
+    ])
+    h = simhash(x.view(1, 1, 3, 3), planes, coef, 16)  # (B, H, n, L)
+    assert h.flatten().tolist() == [5, 12, 0]
 
 
-def test_collision_law():
-    """P = p + (1 - p)/m with p = (1 - angle/π)^r: on one side of all hyperplanes, or by chance."""
-    generator, samples = torch.Generator().manual_seed(0), 40_000
-    for angle in (0.0, 0.3, math.pi / 2):
-        planes, coef = attention.draw_hyperplanes(samples, 1, 2, 2, 64, generator)
-        pair = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]]).expand(1, samples, 2, 2)
-        h = attention.simhash(pair, planes, coef, 64)  # (1, samples, 1, 2)
-        law = attention.collision_probability(angle, 2, 64)
-        band = 6 * math.sqrt(law * (1 - law) / samples) + 1e-9
-        assert abs((h[..., 0] == h[..., 1]).float().mean().item() - law) <= band
+@pytest.mark.parametrize("angle", [0.0, 0.3, math.pi / 2])
+def test_simhash_collides_by_the_angle_law(angle):
+    """Two vectors share a bucket with P = p + (1 - p)/m, p = (1 - angle/π)^r. [BL §2.1]
+
+    p: both are on one side of all r hyperplanes. Otherwise their sums agree by chance, 1 in m. At a
+    right angle with r = 2 and m = 64, p = 1/4 and P = 1/4 + 3/4 / 64.
+    """
+    p = (1 - angle / math.pi) ** 2
+    law = p + (1 - p) / 64
+    assert collision_probability(angle, num_hyperplanes=2, num_buckets=64) == pytest.approx(law)
+    num_draws = 40_000  # as heads, each with hyperplanes of its own
+    generator = torch.Generator().manual_seed(0)
+    planes, coef = draw_hyperplanes(num_draws, 1, 2, 2, 64, generator)
+    pair = torch.tensor([
+        [1.0, 0.0],
+        [math.cos(angle), math.sin(angle)],
+    ])
+    h = simhash(pair.expand(1, num_draws, 2, 2), planes, coef, 64)  # (1, draws, 1, 2)
+    is_equal = h[..., 0] == h[..., 1]
+    share = is_equal.float().mean().item()
+    sigma = math.sqrt(law * (1 - law) / num_draws)
+    assert abs(share - law) <= 6 * sigma
 
 
-@pytest.mark.parametrize("fill", ["zero", "mask"])
-def test_lsh_attention_matches_reference(fill):
-    """Computed bucket by bucket, the literal formula, forward and backward."""
-    q, k, v = (torch.randn(3, 2, 63, 5, requires_grad=True) for _ in range(3))
-    planes, coef = attention.draw_hyperplanes(2, 1, 3, 5, 8, torch.Generator().manual_seed(0))
-    hq, hk = (attention.simhash(x, planes, coef, 8) for x in (q, k))
-    modes = dict(fill=fill, key_mask=torch.arange(63) < torch.tensor([[63], [17], [40]]))
-    out = attention.lsh_attention(q, k, v, hq, hk, impl="blocks", **modes)
-    expected = attention.lsh_attention_reference(q, k, v, hq, hk, **modes)
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-    cotangent = torch.randn_like(out)
-    gradients, expected = (torch.autograd.grad((x * cotangent).sum(), (q, k, v)) for x in (out, expected))
-    torch.testing.assert_close(gradients, expected, rtol=1e-3, atol=1e-4)
+@pytest.mark.parametrize("impl", ["dense", "blocks"])
+def test_lsh_attention_in_three_numbers(impl):
+    """One query has the score ln 3 with the one key in its bucket; the values are 1, 2, 3.
+
+        dense    the literal formula      weights e^(ln 3), e^0, e^0    (3·1 + 1·2 + 1·3) / 5 = 1.6
+        blocks   bucket by bucket         weights e^(ln 3), e^(ln 2)    (3·1 + 2·2.5)     / 5 = 1.6
+
+    blocks has one extra key for the two keys outside: its score is ln 2, its value their mean, 2.5.
+    """
+    q = column(math.log(3), 0, 0)
+    k = column(1.0, 1, 1)
+    v = column(1.0, 2, 3)
+    hq = torch.tensor([[[[0, 5, 5]]]])  # (B, H, n, L)
+    hk = torch.tensor([[[[0, 1, 2]]]])
+    out = lsh_attention(q, k, v, hq, hk, impl=impl)
+    assert out[0, 0, 0].item() == pytest.approx(1.6)
 
 
-def test_lsh_attention_with_one_bucket_matches_full_attention():
-    q, k, v = torch.randn(3, 2, 3, 37, 5)
-    hq = hk = torch.zeros(2, 3, 1, 37, dtype=torch.int64)
-    out = attention.lsh_attention(q, k, v, hq, hk, pairs="all", impl="blocks")
-    torch.testing.assert_close(out, attention.full_attention_reference(q, k, v), rtol=1e-4, atol=1e-5)
+def attend_in_loops(q, k, v, hq, hk):
+    """Return LSH attention of q, k, v (1, 1, L, e) and buckets hq, hk (1, 1, 1, L)."""
+    L, e = q.shape[2:]
+    out = torch.zeros_like(v)
+    for i in range(L):
+        weights = torch.zeros(L)
+        for j in range(L):
+            score = 0.0
+            if hq[..., i] == hk[..., j]:
+                product = torch.dot(q[0, 0, i], k[0, 0, j])
+                score = product / math.sqrt(e)
+            weights[j] = math.exp(score)
+        weights /= weights.sum()
+        out[0, 0, i] = weights @ v[0, 0]
+    return out
 
 
-# == model.py: vectors to predictions
+def test_lsh_attention_matches_loops():
+    q, k, v = torch.randn(3, 1, 1, 11, 5)
+    hq, hk = torch.randint(4, (2, 1, 1, 1, 11))
+    expected = attend_in_loops(q, k, v, hq, hk)
+    assert_close(lsh_attention_reference(q, k, v, hq, hk), expected)
+    assert_close(lsh_attention(q, k, v, hq, hk, impl="blocks"), expected)
 
 
-def test_parameter_counts_match_paper():
-    """[HF Table 2, App. B] as integers: width 768, 12 layers, a binary task."""
-    counts = {}
-    with torch.device("meta"):
-        for name in ("emb", "pool", "add", "proj"):
-            counts[name] = count_parameters(Model(Config(emb=name, head="classify", spare_positions=2)))
-    assert {name: c["embedding"] for name, c in counts.items()} == {
-        "emb": 50_260 * 768, "pool": (13 + 1024) * 768, "add": 2 * 128 * 768, "proj": 128 * 768}
-    assert all(c["total"] - c["embedding"] - c["specials"] == 86_043_650 for c in counts.values())
+def test_attention_in_one_bucket_is_full_attention():
+    q, k, v = torch.randn(3, 1, 1, 11, 5)
+    h = torch.zeros(1, 1, 1, 11, dtype=torch.int64)
+    expected = attend_in_loops(q, k, v, h, h)
+    assert_close(full_attention(q, k, v), expected)
+    assert_close(lsh_attention(q, k, v, h, h, impl="blocks"), expected)
+
+
+@pytest.mark.parametrize("fill", [
+    "zero",  # the paper: other pairs have the score 0
+    "mask",  # other pairs have no weight, but each position sees itself
+])
+def test_lsh_attention_by_buckets_matches_literal_formula(fill):
+    """With several heads and padding, outputs and gradients."""
+    vectors = torch.randn(3, 3, 2, 63, 5, requires_grad=True)
+    q, k, v = vectors  # each (B, H, L, e)
+    generator = torch.Generator().manual_seed(0)
+    planes, coef = draw_hyperplanes(2, 1, 3, 5, 8, generator)
+    hq = simhash(q, planes, coef, 8)
+    hk = simhash(k, planes, coef, 8)
+    is_word = torch.arange(63) < torch.tensor([[63], [17], [40]])  # (B, L), False = padding
+    options = dict(fill=fill, key_mask=is_word)
+
+    literal = lsh_attention_reference(q, k, v, hq, hk, **options)
+    blocks = lsh_attention(q, k, v, hq, hk, **options, impl="blocks")
+    assert_close(blocks, literal)
+    cotangent = torch.randn_like(literal)
+    expected = torch.autograd.grad(literal, vectors, cotangent, retain_graph=True)
+    gradient = torch.autograd.grad(blocks, vectors, cotangent)
+    assert_close(gradient, expected, rtol=1e-3, atol=1e-4)
+
+
+# == model.py: layers of attention, and how many parameters they have
+#
+# Codes become vectors, layers mix the vectors, and a head predicts from them. Only the embedding
+# differs between methods, and the parameters show what hashing saves.
+
+
+@pytest.mark.parametrize("emb, expected", [
+    ("emb", 50_260 * 768),  # a row for each bucket
+    ("pool", (13 + 1_024) * 768),  # a weight for each chunk, a row for each number of 10 bits
+    ("add", 2 * 128 * 768),  # two rows for each bit
+    ("proj", 128 * 768),  # a number for each bit and dimension: 98,304
+])
+def test_parameter_counts_match_paper(emb, expected):
+    """HashFormers' model for two labels: d 768, 12 layers, 514 positions. [HF Table 2, App. B]"""
+    config = Config(emb=emb, head="classify", spare_positions=2)
+    with torch.device("meta"):  # counted, not allocated
+        counts = count_parameters(Model(config))
+    assert counts["embedding"] == expected
+
+    d = 768
+    attention = 4 * (d * d + d)  # queries, keys, values, output: a matrix and a bias each
+    ffn = (d * 3_072 + 3_072) + (3_072 * d + d)
+    norm = 2 * d  # a scale and a shift
+    layers = 12 * (attention + norm + ffn + norm)
+    inputs = 514 * d + d + norm  # 512 + 2 positions, one token type
+    head = (d * d + d) + (d * 2 + 2)
+    others = counts["total"] - counts["embedding"] - counts["specials"]
+    assert others == layers + inputs + head == 86_043_650
 
 
 def test_transformer_layer_matches_formula():
-    """[BERT §3] LN(x + Attention(x)), then LN(x + FFN(x))."""
-    layer = Model(Config(layers=1, width=12, heads=3, ffn=20, dropout=0.0)).layers[0]
-    x = torch.randn(2, 5, 12)
+    """LN(x + Attention(x)), and then LN(x + FFN(x)). [BERT §3]"""
+    config = Config(layers=1, width=12, heads=3, ffn=20, dropout=0.0)
+    layer = Model(config).layers[0]
+    x = torch.randn(2, 5, 12)  # (B, L, d)
     q, k, v = layer.attention.project(x)
-    heads = attention.full_attention_reference(q, k, v).transpose(1, 2).flatten(2)
-    y = F.layer_norm(x + layer.attention.out(heads), (12,))
-    y = F.layer_norm(y + layer.down(F.gelu(layer.up(y))), (12,))
-    torch.testing.assert_close(layer(x), y, rtol=1e-4, atol=1e-5)
+    a = full_attention_reference(q, k, v)  # (B, H, L, e)
+    a = a.transpose(1, 2).flatten(2)  # (B, L, d): the heads side by side
+    a = layer.attention.out(a)
+    y = F.layer_norm(x + a, (12,))
+    f = layer.down(F.gelu(layer.up(y)))
+    expected = F.layer_norm(y + f, (12,))
+    assert_close(layer(x), expected)
 
 
 def test_set_model_ignores_order():
-    """Permuting the items of a set permutes the outputs."""
+    """A set has no positions: with its items in another order come the same outputs. [SB §3.2]"""
     sizes = dict(buckets=60, layers=2, width=12, heads=3, ffn=20)
-    model = Model(Config(emb="bloom", head="hash-mlm", order=False, **sizes)).eval()
-    model.set_codes(torch.randint(0, 60, (40, 2)))
-    ids, order = torch.tensor([[8, 12, 30, 9, 22]]), torch.tensor([3, 0, 4, 2, 1])
-    out, permuted = (model.encode(x).unflatten(1, (5, 2)) for x in (ids, ids[:, order]))
-    torch.testing.assert_close(out[:, order], permuted, rtol=1e-4, atol=1e-5)
+    config = Config(emb="bloom", head="hash-mlm", order=False, **sizes)
+    model = Model(config).eval()
+    codes = torch.randint(0, 60, (40, 2))  # m = 2 hash tokens for each of 40 IDs
+    model.set_codes(codes)
+    ids = torch.tensor([[8, 12, 30, 9, 22]])
+    order = [3, 0, 4, 2, 1]
+    out = model.encode(ids)  # (B, L·m, d)
+    permuted = model.encode(ids[:, order])
+    out = out.unflatten(1, (5, 2))[:, order]  # (B, L, m, d)
+    assert_close(out.flatten(1, 2), permuted)
 
 
-# == data/corpus.py, tokenizer.py: text to token IDs
-
-
-def test_prepare_by_hand(tmp_path):
-    """IDs go by frequency from FIRST_WORD_ID = 5 on, ties by first appearance; SEP = 2 closes a document."""
-    (tmp_path / "a.txt").write_text("The cat.\n\nthe Dog the\n")
-    corpus = Corpus(prepare(str(tmp_path / "a.txt"), "regex", str(tmp_path / "cache"), quiet=True))
-    assert corpus.words == ["the", "cat", ".", "dog"]
-    assert corpus.ids.tolist() == [5, 6, 7, SEP, 5, 8, 5, SEP]
-    assert corpus.counts.tolist() == [0, 0, 2, 0, 0, 3, 1, 1, 1]
-
-
-def test_build_inputs_by_hand():
-    """10 and 3 words with room for 8: the longer one gives up five."""
-    a, b = np.arange(100, 110), np.arange(200, 203)
-    ids, num_cut = build_inputs(a, b, 12)
-    assert ids.tolist() == [CLS, *range(100, 105), SEP, SEP, 200, 201, 202, SEP] and num_cut == 5
-    assert build_inputs(a, None, 5)[0].tolist() == [CLS, 100, 101, 102, SEP]
-
-
-# == objectives.py: what a model learns from
+# == objectives.py: what a model learns from a text without labels
+#
+# A text is corrupted, and the model predicts what was there. A text is a row of token IDs: 0 to 4
+# are special tokens, such as CLS at the start and SEP at the end, and words begin with ID 5. A word
+# is chosen where its noise, a random number in [0, 1), is below the rate.
 
 
 def test_shuffle_random_by_hand():
-    """The docstring's example and a random word at the end: b d f are chosen, and trade positions."""
-    ids = torch.tensor([[CLS, 10, 11, 12, 13, 14, 15, 16, SEP]])
+    """Words trade places, others are replaced; is each intact, shuffled or random? [HF §3.6]
+
+        position   0   1 2 3 4 5 6 7 8
+        text       CLS a b c d e f g SEP    b, d, f are chosen to trade places, g to be replaced
+        inputs     CLS a f c b e d x SEP    in the random order 6 2 4: 2 gets f, 4 gets b, 6 gets d
+        labels     -   0 1 0 1 0 1 2 -
+    """
+    a, b, c, d, e, f, g, x = range(10, 18)
+    ids = torch.tensor([[CLS, a, b, c, d, e, f, g, SEP]])
     noise = torch.full((3, 1, 9), 0.99)
-    noise[0, 0, [2, 4, 6]] = 0.05  # shuffled: b (11), d (13), f (15)
-    noise[2, 0, [6, 2, 4]] = torch.tensor([0.1, 0.2, 0.3])  # random order: positions 6, 2, 4
-    noise[1, 0, [0, 7, 8]] = 0.05  # random: only 16, for CLS and SEP are no words
+    noise[0, 0, [2, 4, 6]] = 0.05  # shuffled: below the rate of 10 %
+    noise[1, 0, [0, 7, 8]] = 0.05  # replaced: only the word at 7, as CLS and SEP are no words
+    noise[2, 0, [6, 2, 4]] = torch.tensor([0.1, 0.2, 0.3])  # sorted, this is the new order
     objective = ShuffleRandom(None, first_word_id=FIRST_WORD_ID)
-    inputs, labels = objective.corrupt(ids, noise, torch.full_like(ids, 77))
-    assert inputs.tolist() == [[CLS, 10, 15, 12, 11, 14, 13, 77, SEP]]
+    inputs, labels = objective.corrupt(ids, noise, torch.full_like(ids, x))
+    assert inputs.tolist() == [[CLS, a, f, c, b, e, d, x, SEP]]
     assert labels.tolist() == [[IGNORE_INDEX, 0, 1, 0, 1, 0, 1, 2, IGNORE_INDEX]]
 
 
-def test_masking_law():
-    """Of 15 %: 80 % [MASK], 10 % another word, 10 % unchanged. [BERT §3.1]"""
-    rng = np.random.default_rng(0)
-    ids, words = (torch.from_numpy(rng.integers(FIRST_WORD_ID, 5_003, (257, 63))) for _ in range(2))
-    noise = torch.from_numpy(rng.random((3, 257, 63), np.float32))
-    inputs, labels = mask_words(ids, noise, words, 0.15, MASK, FIRST_WORD_ID)
-    is_chosen = labels != IGNORE_INDEX
-    n = int(is_chosen.sum())
-    # 2 / 5,003: a random word may be the masked one
-    for count, total, share in ((n, ids.numel(), 0.15), ((inputs == MASK).sum(), n, 0.8),
-                                ((is_chosen & (inputs == words)).sum(), n, 0.1),
-                                ((is_chosen & (inputs == ids)).sum(), n, 0.1)):
-        assert abs(int(count) / total - share) < 6 * math.sqrt(share * (1 - share) / total) + 2 / 5_003
+def fixed_model(logits):
+    """Return a model that predicts these logits whatever it reads."""
+    return lambda inputs, masked_positions=None: torch.tensor(logits)
 
 
-def test_losses_by_hand():
-    """Logits 2 0 0: the loss of class 0 is ln(e² + 2) - 2, of class 1 ln(e² + 2)."""
-    logits = torch.tensor([[[2.0, 0, 0], [2, 0, 0], [0, 0, 2], [0, 9, 0]]])
+def test_shuffle_random_loss_by_hand():
+    """With logits 2 0 0 the loss of class 0 is S - 2, of classes 1 and 2 it is S = ln(e² + 1 + 1).
+
+        label   logits   loss     predicted
+        0       2 0 0    S - 2    0             accuracy 2/3
+        1       2 0 0    S        0             class 0: 1 right, 1 labeled, 2 predicted,
+        2       0 0 2    S - 2    2                      so F1 = 2 · 1 / (1 + 2)
+        -       0 9 0    not scored
+    """
+    model = fixed_model([[
+        [2.0, 0, 0],
+        [2, 0, 0],
+        [0, 0, 2],
+        [0, 9, 0],
+    ]])
     labels = torch.tensor([[0, 1, 2, IGNORE_INDEX]])
+    S = math.log(math.exp(2) + 1 + 1)
     objective = ShuffleRandom(None, first_word_id=FIRST_WORD_ID)
-    loss, counts = objective.evaluate(lambda inputs: logits, None, labels)
-    assert loss.item() == pytest.approx(3 * math.log(math.exp(2) + 2) - 4)
+    loss, counts = objective.evaluate(model, None, labels)
+    assert loss.item() == pytest.approx(S - 2 + S + S - 2)
     metrics = objective.metrics(counts)
-    assert metrics["accuracy"] == pytest.approx(2 / 3) and metrics["f1_intact"] == pytest.approx(2 / 3)
-    # masked hashes: two hashes of three buckets each; the loss is the mean over the hashes
-    targets = torch.tensor([[0, 0]] * FIRST_WORD_ID + [[2, 1], [0, 0]])
-    config = Config(emb="mean", head="hash-mlm", hashes=2)
-    objective = MaskedHashes(config, None, MASK, FIRST_WORD_ID, targets)
-    logits = torch.tensor([[[0.0, 0, 0], [0, math.log(2), 0]]])
-    loss = objective.loss(lambda inputs, masked_positions: logits, None, torch.tensor([[FIRST_WORD_ID]]))
-    assert loss.item() == pytest.approx((math.log(3) + math.log(4) - math.log(2)) / 2)
+    assert metrics["accuracy"] == pytest.approx(2 / 3)
+    assert metrics["f1_intact"] == pytest.approx(2 / 3)
 
 
-def test_uniform_model_has_expected_loss():
-    """A model that knows nothing has the uniform baseline: ln of the number of classes."""
+def test_mask_words_by_hand():
+    """Of the chosen words, 80 % become [MASK], 10 % another word, and 10 % stay. [BERT §3.1]"""
+    ids = torch.tensor([[10, 11, 12, 13]])
+    noise = torch.tensor([
+        [[0.14, 0.14, 0.14, 0.16]],  # below 0.15: chosen
+        [[0.79, 0.81, 0.81, 0.00]],  # below 0.8: [MASK]
+        [[0.00, 0.49, 0.51, 0.00]],  # of the others below 0.5: a random word, here 77
+    ])
+    random_words = torch.full_like(ids, 77)
+    inputs, labels = mask_words(ids, noise, random_words, 0.15, MASK, FIRST_WORD_ID)
+    assert inputs.tolist() == [[MASK, 77, 12, 13]]
+    assert labels.tolist() == [[10, 11, 12, IGNORE_INDEX]]
+
+
+def test_masked_words_loss_is_that_of_guessing_at_first():
+    """45 rows of a table, all with the same logit: the loss of a masked word is ln 45."""
     config = Config(emb="lookup", head="mlm", rows=45)
     objective = MaskedWords(config, None, MASK, FIRST_WORD_ID)
-    loss = objective.loss(lambda *args, **kwargs: torch.zeros(3, 45), None, torch.tensor([[7, 8, 9]]))
-    assert loss.item() / 3 == pytest.approx(math.log(objective.expected_loss(np.ones(40), None)[0]))
+    labels = torch.tensor([[7, IGNORE_INDEX, 9]])  # two words are masked
+    model = fixed_model([[0.0] * 45] * 2)
+    loss = objective.loss(model, None, labels)
+    assert loss.item() == pytest.approx(2 * math.log(45))
+    num_classes, _ = objective.expected_loss(np.ones(40), None)
+    assert num_classes == 45  # pretrain.py prints its logarithm, the uniform baseline
 
 
-# == pretrain.py: a run
+def test_masked_hashes_loss_by_hand():
+    """Without a row for each word, predict its k hashes; the loss is their mean. [CM]
+
+    k = 2 hashes of R = 3 buckets, and the word has the buckets 2 and 1.
+
+        hash 0   logits 0 0 0       p(bucket 2) = 1/3              loss ln 3
+        hash 1   logits 0 ln 2 0    p(bucket 1) = 2 / (1 + 2 + 1)  loss ln 2
+    """
+    config = Config(emb="mean", head="hash-mlm", hashes=2)
+    targets = torch.zeros(7, 2, dtype=torch.int64)  # (IDs, k)
+    targets[6] = torch.tensor([2, 1])
+    objective = MaskedHashes(config, None, MASK, FIRST_WORD_ID, targets)
+    model = fixed_model([[  # (M, k, R)
+        [0, 0, 0],
+        [0, math.log(2), 0],
+    ]])
+    loss = objective.loss(model, None, torch.tensor([[6]]))
+    mean = (math.log(3) + math.log(2)) / 2
+    assert loss.item() == pytest.approx(mean)
+
+
+# == tokenizer.py, data/corpus.py: words become token IDs, and IDs become the input of a model
+#
+# A corpus on disk is a row of token IDs. The tokenizer keeps the word of each ID, and hashes each
+# word once.
+
+
+def test_tokenizer_gives_a_new_word_the_next_id():
+    """No word is unknown: it gets the next free ID, and its codes are its hash. [HF §3.1]"""
+    config = Config(emb="emb", rows=16)
+    tokenizer = HashTokenizer(config, hash=hashing.MD5())
+    words, _ = tokenizer.split("Play! The play")
+    ids = tokenizer.ids(words)
+    assert ids.tolist() == [5, 6, 7, 5]
+    codes = tokenizer.codes()  # (IDs, 1)
+    assert not codes[:FIRST_WORD_ID].any()  # special tokens are never hashed
+    expected = hashing.md5_index(["play", "!", "the"], 16)
+    assert codes[FIRST_WORD_ID:, 0].tolist() == expected.tolist()
+
+
+def test_tokenizer_of_a_vocabulary_has_unknown_words():
+    """The baseline: a table has rows for the words of a list alone."""
+    config = Config(emb="lookup", head="mlm", rows=7)
+    tokenizer = HashTokenizer(config, vocabulary=["the", "cat"])
+    ids = tokenizer.ids(["cat", "dog", "the"])
+    assert ids.tolist() == [6, UNK, 5]
+
+
+def test_prepare_by_hand(tmp_path):
+    """IDs go by frequency, ties by first appearance. SEP closes a document, here a line."""
+    path = tmp_path / "a.txt"
+    path.write_text("The cat.\n\nthe Dog the\n")
+    folder = prepare(str(path), "regex", str(tmp_path / "cache"), quiet=True)
+    corpus = Corpus(folder)
+    assert corpus.words == ["the", "cat", ".", "dog"]
+    assert corpus.ids.tolist() == [5, 6, 7, SEP, 5, 8, 5, SEP]
+    assert corpus.counts.tolist() == [0, 0, 2, 0, 0, 3, 1, 1, 1]  # by ID
+
+
+def test_build_inputs_by_hand():
+    """[CLS] A [SEP] for one text, which is cut to fit: 10 words, and room for 5 - 2 = 3."""
+    words = np.arange(100, 110)
+    ids, num_cut = build_inputs(words, None, 5)
+    assert ids.tolist() == [CLS, 100, 101, 102, SEP]
+    assert num_cut == 7
+
+
+def test_build_inputs_of_a_pair_cuts_the_longer_text_by_hand():
+    """[CLS] A [SEP] [SEP] B [SEP]: 10 and 3 words, and room for 12 - 4 = 8. A keeps 5."""
+    a = np.arange(100, 110)
+    b = np.arange(200, 203)
+    ids, num_cut = build_inputs(a, b, 12)
+    assert ids[:7].tolist() == [CLS, 100, 101, 102, 103, 104, SEP]
+    assert ids[7:].tolist() == [SEP, 200, 201, 202, SEP]
+    assert num_cut == 5
+
+
+# == pretrain.py: a run and its checkpoint
+#
+# A model of one layer trains on a small text in a second. Its first loss is that of guessing. Its
+# checkpoint holds all that a later process needs to resume exactly.
 
 
 def pretrain_small(text_path, tmp_path, name, *flags):
@@ -341,57 +843,90 @@ def pretrain_small(text_path, tmp_path, name, *flags):
 
 
 def test_pretrain_starts_at_uniform_baseline_and_learns(text_path, tmp_path):
-    flags = "--steps", "60", "--warmup", "5", "--lr", "3e-3", "--eval_every", "30"
+    """Three classes: a loss near ln 3 = 1.099 at the first step, and less after 60."""
+    flags = "--steps 60 --warmup 5 --lr 3e-3 --eval_every 30".split()
     result, _ = pretrain_small(text_path, tmp_path, "run", *flags)
-    rows = [json.loads(line) for line in open(tmp_path / "run" / "log.jsonl")]
-    first = next(row["loss"] for row in rows if "loss" in row)
-    assert result["eval_loss"] < first < 1.3  # ln 3 = 1.099 before training
+    log = tmp_path / "run" / "log.jsonl"
+    losses = []
+    for line in log.read_text().splitlines():
+        row = json.loads(line)
+        if "loss" in row:
+            losses.append(row["loss"])
+    assert result["eval_loss"] < losses[0] < 1.3
 
 
-def test_resume_is_exact(text_path, tmp_path, monkeypatch):
-    """Stopped after step 3 and started again: the weights of the uninterrupted run, bit for bit."""
-    def take_step_or_fail(run, *args, take_step=pretrain.take_step):
+def test_resumed_run_matches_uninterrupted_run(text_path, tmp_path, monkeypatch):
+    """Stopped after step 3 and started again: the same weights, bit for bit."""
+    take_step = pretrain.take_step
+
+    def fail_at_step_3(run, *args):
         if run.step == 3:
             raise KeyError("the machine is lost")
         return take_step(run, *args)
 
     _, whole = pretrain_small(text_path, tmp_path, "whole", "--dropout", "0.1")
     with monkeypatch.context() as patch:
-        patch.setattr(pretrain, "take_step", take_step_or_fail)
+        patch.setattr(pretrain, "take_step", fail_at_step_3)
         with pytest.raises(KeyError, match="lost"):
             pretrain_small(text_path, tmp_path, "parts", "--dropout", "0.1")
     _, parts = pretrain_small(text_path, tmp_path, "parts", "--dropout", "0.1")
-    assert all(torch.equal(whole["model"][name], parts["model"][name]) for name in whole["model"])
+    for name, weight in whole["model"].items():
+        assert torch.equal(weight, parts["model"][name]), name
 
 
-# == finetune.py and infer.py: scores, and what hashing brings
+# == data/tasks.py, data/squad.py, infer.py: scores of a trained model, and what hashing brings
+#
+# The metrics are those of the GLUE tasks and of SQuAD. The last test needs no training.
 
 
-def test_metrics_by_hand():
-    """Truth 0 0 1 1 1 2, prediction 0 1 1 1 0 0: three correct; class 1: 2 of 3 predicted, 3 true."""
-    prediction, truth = np.array([0, 1, 1, 1, 0, 0]), np.array([0, 0, 1, 1, 1, 2])
+def test_glue_metrics_by_hand():
+    """Six examples of three classes.
+
+        truth        0 0 1 1 1 2    three are right: accuracy 1/2
+        prediction   0 1 1 1 0 0    class 1: 2 right, 3 predicted, 3 true, F1 = 2 · 2 / (3 + 3)
+    """
+    truth = np.array([0, 0, 1, 1, 1, 2])
+    prediction = np.array([0, 1, 1, 1, 0, 0])
     assert METRICS["accuracy"](prediction, truth) == 0.5
-    assert METRICS["f1"](prediction, truth) == pytest.approx(2 * 2 / (3 + 3))
-    a, b = np.array([1.0, 2, 3, 4]), np.array([10.0, 30, 20, 99])  # ranks differ by 0 1 1 0: 1 - 6·2 / (4·15)
+    assert METRICS["f1"](prediction, truth) == pytest.approx(2 / 3)
+
+
+def test_spearman_by_hand():
+    """The ranks are 1 2 3 4 and 1 3 2 4. They differ by 0 1 1 0: 1 - 6 · 2 / (4 · 15) = 0.8."""
+    a = np.array([1.0, 2, 3, 4])
+    b = np.array([10.0, 30, 20, 99])
     assert METRICS["spearman"](a, b) == pytest.approx(0.8)
 
 
-def test_exact_match_and_f1_by_hand():
-    """"the Cat sat." against "A cat slept": cat of (cat sat) and (cat slept), F1 1/2. [SQ §6]"""
+def test_squad_scores_by_hand():
+    """Case, punctuation and articles do not count: "the Cat sat." is cat sat. [SQ §6]
+
+    "A cat slept" has one word of two in common with it, so F1 is 1/2, and no exact match.
+    """
     assert normalize_answer("The U.S. Army!") == ["us", "army"]
-    answers = [normalize_answer("A cat slept"), ["dog"]]
-    assert exact_and_f1(normalize_answer("the Cat sat."), answers) == (0.0, 0.5)
-    assert exact_and_f1(["dog"], [["cat"], ["dog"]]) == (1.0, 1.0)
+    answer = normalize_answer("the Cat sat.")
+    truths = [normalize_answer("A cat slept"), ["dog"]]
+    assert exact_and_f1(answer, truths) == (0.0, 0.5)
+    assert exact_and_f1(["dog"], truths) == (1.0, 1.0)  # of several answers the best one counts
 
 
-@pytest.mark.parametrize("name, finds_it", [("lsh", True), ("md5", False)])
-def test_misspelling_finds_its_word_under_lsh(tmp_path, name, finds_it):
-    """True without training: Proj keeps the angles between bits, and LSH bits those between spellings."""
-    words = ["receive", "the", "separate", "definitely", *make_words(300, 11, "abcdefghijklmnop")]
-    config = Config(layers=0, width=512, heads=4, ffn=8, length=9)
-    hash = hashing.HASHES[name].fit(dict.fromkeys(words, 1))
-    state = HashTokenizer(config, hash_name=name, hash=hash).state()
-    save_checkpoint(str(tmp_path / "ckpt.pt"), Model(config), state, words=words)
+@pytest.mark.parametrize("hash_name, is_found", [
+    ("lsh", True),
+    ("md5", False),
+])
+def test_misspelling_is_nearest_to_its_word_under_lsh(tmp_path, hash_name, is_found):
+    """Without any training: LSH keeps the angles between spellings, and Proj those between bits."""
+    words = ["receive", "separate", "definitely", *make_words(300, 11, "abcdefghijklmnop")]
+    config = Config(emb="proj", layers=0, width=512, heads=4, ffn=8, length=9)
+    hash_function = hashing.HASHES[hash_name].fit(dict.fromkeys(words, 1))
+    tokenizer = HashTokenizer(config, hash_name=hash_name, hash=hash_function)
+    path = tmp_path / "ckpt.pt"
+    save_checkpoint(str(path), Model(config), tokenizer.state(), words=words)
     predictor = infer.Predictor(str(tmp_path))
-    for misspelled, word in (("recieve", "receive"), ("seperate", "separate"), ("definately", "definitely")):
-        assert (predictor.neighbors(misspelled, 1)[0][0] == word) == finds_it
+    for misspelling, word in [
+        ("recieve", "receive"),
+        ("seperate", "separate"),
+        ("definately", "definitely"),
+    ]:
+        [(nearest, _)] = predictor.neighbors(misspelling, k=1)
+        assert (nearest == word) == is_found
