@@ -163,7 +163,7 @@ def simhash(x, planes, coef, num_buckets):
 
 
 def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
-    """Return the probability that two vectors share a bucket of some function. [BL §2.1, collision law]
+    """Return the probability that two vectors share a bucket. [BL §2.1, collision law]
 
     Two vectors lie on the same side of all r hyperplanes of a function with probability p.
     Otherwise their sums still agree with probability 1/m. The paper prints p + 1/m, which can
@@ -350,7 +350,7 @@ def average_outside(v, bucket_k, sequence, num_sequences):
         bucket_k, sequence, num_sequences: as in number_buckets.
 
     Returns:
-        count float (num_occurring, 1), and mean float (num_occurring, e), 0 where no key is outside.
+        count float (num_occurring, 1), and mean float (num_occurring, e), 0 if no key is outside.
     """
     v = F.pad(v, (0, 1), value=1.0)  # (N, e + 1), the last column counts keys
     columns = v.shape[1]

@@ -17,9 +17,9 @@ Deviations:
        are dealt anew instead. No two items are left with one digest.
     3. The beam width doubles. The paper's grows by B.
 Notation:
-    N items   m hashes of an item   R buckets of a map   alpha items of a bucket   P positions
-    B beam width   C candidates   E excluded items
-    S rows of a map's block in a model: R, or more with special tokens
+    N items   m hashes of an item   R buckets of a map   alpha items of a bucket
+    P positions, the places of a batch where an item is asked for   k items returned   B beam width
+    C candidates   E excluded items   S rows of a map's block in a model: R, and special tokens
 Demo: python bloom.py
 
 A model gives a probability to each of the R buckets of each map. The score of an item adds the
@@ -41,7 +41,7 @@ import torch
 import torch.nn.functional as F
 
 MAX_SWAP_ROUNDS = 100  # far above what is needed, which is about log of the number of items to swap
-CROWDED = 4  # below so many digests per item of a bucket, swaps meet too many taken digests
+CROWDED = 4  # the items of a bucket choose from R^(m-1) digests: deal, not swap, below 4 · alpha
 POWER_ITERATIONS = 8  # of item_vectors
 
 
@@ -59,7 +59,8 @@ class BloomMap:
     Args:
         n_items, alpha, m: int, N, the items of a bucket, and the number of maps.
         seed: int, of the random orders.
-        orders: int (m, N), a permutation of the items for each map; None: random orders.
+        orders: int (m, N), a permutation of the items for each map; None: random orders. The last
+            map is changed where items would share all m buckets.
 
     Attributes:
         digest: int32 (N, m) in [0, R), the buckets of each item.
@@ -96,11 +97,14 @@ class BloomMap:
         self.members = list_members(self.digest, self.buckets, alpha)
 
     def separate_items(self):
-        """Change maps until no two items share all m buckets; return whether that succeeds."""
+        """Change maps until no two items share all m buckets; return whether that succeeds.
+
+        Random maps with few digests are dealt anew, all but the first. Then items are swapped in
+        the last map. Where that fails, the last of given orders is dealt.
+        """
         num_others = self.buckets ** (self.m - 1)  # digests that the items of one bucket can have
         if num_others < min(self.alpha, self.n_items):
             return False
-        # Deal maps anew where a swap would often meet a digest that another item has already
         if num_others < CROWDED * self.alpha and not self.has_orders:
             for j in range(1, self.m):
                 if not self.deal(j):
@@ -113,7 +117,8 @@ class BloomMap:
         """Swap items that share all m buckets with another, in the last map, with random items.
 
         For m = 2, random maps leave about (alpha - 1)² / 2 such pairs. At most 1/4 of the digests
-        are taken, so a random new bucket is free with probability 3/4, and few rounds suffice.
+        are taken, so a random new bucket is free with probability 3/4, and few rounds suffice. Of
+        given orders more may be taken.
 
         Returns:
             Whether no two items share all m buckets.
@@ -133,7 +138,7 @@ class BloomMap:
         return False
 
     def deal(self, j):
-        """Make map j anew: items that share their buckets in all maps before it part ways.
+        """Make map j anew: items that share their buckets in all maps before it get different ones.
 
         The largest group of such items goes first, one to each of the buckets with most room, ties
         at random. For m = 2 this finds a map wherever there is one, since a map is a 0/1 matrix of
@@ -150,19 +155,20 @@ class BloomMap:
         room = np.bincount(np.arange(self.n_items) // self.alpha)  # (R,), free places
         for number, group in enumerate(groups):
             shuffled = random_order(self.buckets, self.seed, self.m, j, number)
+            # one round in the last map; in an earlier one two items of a group may share a bucket
             while len(group) > 0:
                 by_room = np.argsort(-room[shuffled], kind="stable")
                 best = shuffled[by_room][:len(group)]
                 best = best[room[best] > 0]
                 room[best] -= 1
                 self.digest[group[:len(best)], j] = best
-                group = group[len(best):]  # in an earlier map two of a group may share a bucket
+                group = group[len(best):]
                 if len(group) > 0 and j == self.m - 1:
                     return False
         return True
 
     def number_cells(self, num_maps):
-        """Return int64 (N,), equal for items that share their buckets in the first maps."""
+        """Return the cell of each item, int64 (N,): items with equal buckets in the first maps."""
         cell = np.zeros(self.n_items, np.int64)
         for j in range(num_maps):
             cell = cell * self.buckets + self.digest[:, j]
@@ -170,7 +176,7 @@ class BloomMap:
                 cell = np.unique(cell, return_inverse=True)[1]
         return cell
 
-    def check(self):
+    def checksum(self):
         """Return eight hex digits of the digests, which load compares."""
         return f"{zlib.crc32(self.digest.tobytes()):08x}"
 
@@ -183,7 +189,7 @@ class BloomMap:
                 order = np.argsort(column, kind="stable").astype(np.int32)
                 orders.append(order.tobytes())
         return dict(n_items=self.n_items, alpha=self.alpha, m=self.m, seed=self.seed,
-                    check=self.check(), orders=orders)
+                    check=self.checksum(), orders=orders)
 
     @classmethod
     def load(cls, state):
@@ -192,54 +198,55 @@ class BloomMap:
         if state["orders"] is not None:
             orders = [np.frombuffer(order, np.int32) for order in state["orders"]]
         bloom_map = cls(state["n_items"], state["alpha"], state["m"], state["seed"], orders)
-        if bloom_map.check() != state["check"]:
+        if bloom_map.checksum() != state["check"]:
             raise ValueError(f"Bloom map: expected check {state['check']}, "
-                             f"got {bloom_map.check()}.")
+                             f"got {bloom_map.checksum()}.")
         return bloom_map
 
 
 class SketchMap:
-    """Words by their sketch, as the searches read it; words may share all k buckets. [CM]
+    """Words by their sketch, as the searches read it; words may share all m buckets. [CM]
 
     Args:
-        digest: int (V, k), as hashing.sketch_index returns it.
-        rows: int, R, buckets of a hash function.
+        digest: int (N, m), as hashing.sketch_index returns it for N words and m hash functions.
+        num_buckets: int, R, of a hash function.
 
     Attributes:
-        n_items, m: V and k.
         alpha: int, size of the largest bucket.
-        digest, members, buckets: as those of a BloomMap.
+        n_items, m, digest, members, buckets: as those of a BloomMap.
     """
 
-    def __init__(self, digest, rows):
+    def __init__(self, digest, num_buckets):
         digest = np.asarray(digest)
         is_integer = digest.dtype.kind in "iu"
-        if digest.ndim != 2 or not is_integer or (digest < 0).any() or (digest >= rows).any():
-            raise ValueError(f"digest: expected int (V, k) in 0 .. {rows - 1}, "
+        is_outside = (digest < 0) | (digest >= num_buckets)
+        if digest.ndim != 2 or not is_integer or is_outside.any():
+            raise ValueError(f"digest: expected int (N, m) in 0 .. {num_buckets - 1}, "
                              f"got {digest.dtype} {[*digest.shape]}, or out of range.")
         self.n_items, self.m = digest.shape
-        self.buckets = rows
+        self.buckets = num_buckets
         self.digest = digest.astype(np.int32)
         self.alpha = 0
         for column in self.digest.T:
-            self.alpha = max(self.alpha, int(np.bincount(column, minlength=rows).max()))
-        self.members = list_members(self.digest, rows, self.alpha)
+            largest = np.bincount(column, minlength=num_buckets).max()
+            self.alpha = max(self.alpha, int(largest))
+        self.members = list_members(self.digest, num_buckets, self.alpha)
 
 
 def cut_order(order, alpha):
-    """Return the bucket of each item, (N,), of an order (N,) that is cut after every alpha items."""
+    """Return the bucket of each item, (N,), of an order (N,) cut after every alpha items."""
     bucket = np.empty(len(order), np.int64)
     bucket[order] = np.arange(len(order)) // alpha
     return bucket
 
 
-def list_members(digest, num_buckets, width):
-    """Return the items of each bucket, int32 (m, R, width), ascending, -1 where a bucket is short."""
-    members = np.full((digest.shape[1], num_buckets, width), -1, np.int32)
+def list_members(digest, num_buckets, alpha):
+    """Return the items of each bucket, int32 (m, R, alpha), ascending, -1 where it is short."""
+    members = np.full((digest.shape[1], num_buckets, alpha), -1, np.int32)
     for j, column in enumerate(digest.T):
-        by_bucket = np.argsort(column, kind="stable")  # (N,), the items of bucket 0, of bucket 1, ...
+        by_bucket = np.argsort(column, kind="stable")  # (N,), items of bucket 0, of bucket 1, ...
         size = np.bincount(column, minlength=num_buckets)  # (R,)
-        is_item = np.arange(width) < size[:, None]  # (R, width), the first places of each bucket
+        is_item = np.arange(alpha) < size[:, None]  # (R, alpha), the first places of each bucket
         members[j][is_item] = by_bucket
     return members
 
@@ -259,7 +266,7 @@ def random_order(n, *key):
     start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2^64
     for part in key:
         start = mix(start + np.uint64(int(part) % 2**64) + step)
-    numbers = mix(start + np.arange(n, dtype=np.uint64) * step)
+    numbers = mix(start + np.arange(n, dtype=np.uint64) * step)  # all different: mix is one-to-one
     return np.argsort(numbers)
 
 
@@ -267,7 +274,7 @@ def random_order(n, *key):
 
 
 # gamma, from the log-probabilities of an item's m buckets, a list of m tensors, to its score. It
-# must not decrease in any of them. [SB App. C]
+# must not decrease in any of them, and an item with the score -inf is never returned. [SB App. C]
 SCORES = {
     "sum": sum,
     "min": lambda parts: torch.stack(parts).amin(0),
@@ -278,13 +285,14 @@ SCORES = {
 def hash_logp(logits, bloom_map):
     """Return the log-probabilities of each map's buckets, float (P, m, R).
 
-    After one softmax over all blocks, the probabilities of a map add up to less than 1. To scale
-    them to 1 would add a constant to the logarithms of a map. The order of items by "sum" would
-    stay; the order by "min" or "max" might change.
+    A model has m vectors for a position. Vector j predicts the bucket in map j. With one softmax
+    over the blocks of all maps, the class to train vector j on is j·S + digest[item, j], and here
+    only block j of its logits is read. The probabilities of a map then add up to less than 1. The
+    order of items by "sum" does not depend on that; the order by "min" or "max" may.
 
     Args:
-        logits: float (P, m, R), of a softmax per hash function [CM]; or (P, m, m·S), of one softmax
-            over the blocks of all maps: S rows each, R buckets and then special tokens.
+        logits: float (P, m, R), of a softmax per map, without special tokens [CM]; or (P, m, m·S),
+            of one softmax over all blocks: S rows each, R buckets and then special tokens.
         bloom_map: the model's own BloomMap or SketchMap.
     """
     m = bloom_map.m
@@ -297,13 +305,13 @@ def hash_logp(logits, bloom_map):
     logp = logits.log_softmax(-1)
     if rows == R:
         return logp
-    blocks = logp.unflatten(-1, (m, -1))  # (P, m, m, S): vector of the item, block
+    blocks = logp.unflatten(-1, (m, -1))  # (P, m vectors, m blocks, S)
     return torch.stack([blocks[:, j, j, :R] for j in range(m)], 1)
 
 
 @torch.no_grad()
 def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
-    """Return the k best of all items: ids int64 (P, k) and scores (P, k). Arguments: beam_search."""
+    """Return the k best of all items, ids int64 (P, k) and scores (P, k); see beam_search."""
     check_search(logp, bloom_map, exclude)
     gamma = SCORES.get(score, score)
     P, m, _ = logp.shape
@@ -341,30 +349,30 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
     ranked = logp.argsort(dim=1, descending=True).tolist()  # line 2: the buckets, best first
     best = []
     certified = False
-    width = beam
+    beam_width = beam
     turn = 0
     while not certified and (rounds is None or turn < rounds):  # line 3: B, 2B, 4B, ... buckets
-        if turn > 0 and m * width * bloom_map.alpha >= N:
-            width = R  # a beam that may have all items scores all
+        if turn > 0 and m * beam_width * bloom_map.alpha >= N:
+            beam_width = R  # a beam that may have all items scores all
         # line 4: the beam of each map, and the score of the last buckets of the beams
-        beams = [order[:width] for order in ranked]
-        threshold = float(gamma([logp[j, beams[j][-1]] for j in range(m)]))
+        beams = [order[:beam_width] for order in ranked]
+        bound = float(gamma([logp[j, beams[j][-1]] for j in range(m)]))
         # lines 5 and 6: score the items with a bucket in a beam
-        scored = []
+        pairs = []
         for item in range(N):
             is_candidate = any(digest[item][j] in beams[j] for j in range(m))
             if is_candidate and item not in exclude:
                 value = float(gamma([logp[j, digest[item][j]] for j in range(m)]))
                 if value > -math.inf:
-                    scored.append((value, item))
-        best = sorted(scored, reverse=True)[:k]
+                    pairs.append((value, item))
+        best = sorted(pairs, reverse=True)[:k]
         # line 7: stop if the k-th item scores what no other item can exceed
         last_value = -math.inf
         if len(best) == k:
             last_value = best[-1][0]
-        certified = width >= R or last_value >= threshold
+        certified = beam_width >= R or last_value >= bound
         turn = turn + 1
-        width = 2 * width
+        beam_width = 2 * beam_width
     ids = [item for _, item in best]  # line 8
     scores = [value for value, _ in best]
     return ids, scores, certified
@@ -379,8 +387,9 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
 
     An item outside the beam has in each map at most the B-th largest probability. The score of
     these m numbers is therefore a bound. Where the k-th best item reaches the bound, the set of k
-    items is certified: no other item scores more than the last of them. From the second round on,
-    a beam that may have all items, m·B·alpha >= N, scores all N instead.
+    items is certified: no other item scores more than the last of them. A certificate is about the
+    search, not about the model. From the second round on, a beam that may have all items,
+    m·B·alpha >= N, scores all N instead. Items with equal scores come in any order.
 
     Args:
         logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp. With
@@ -389,20 +398,22 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         k: int, items to return, N at most.
         beam: int, B, buckets of each map to look into.
         rounds: int, tries with B, 2B, 4B, ... buckets; None: until the certificate holds.
-        score: a key of SCORES, or a function like its values. [SB App. C]
+        score: a key of SCORES, or a function like its values. If it decreases in a part, the
+            certificates are false. [SB App. C]
         exclude: int64 (P, E), items that may not be returned, -1 for none; or None.
 
     Returns:
         ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer items are reached;
-        certified bool (P,); and scored int64 (P,), the number of items scored.
+        certified bool (P,); and num_scored int64 (P,), how many items the last round scored.
 
     Raises:
-        ValueError: If a shape does not fit, or logp has NaN.
+        ValueError: If logp or exclude does not fit, or logp has NaN.
 
     Example:
         bloom_map = BloomMap(100_000, alpha=25)  # 2 maps of 4,000 buckets
         logits = torch.randn(8, 2, 4_000)  # of your model
-        ids, scores, certified, scored = beam_search(hash_logp(logits, bloom_map), bloom_map)
+        logp = hash_logp(logits, bloom_map)
+        ids, scores, certified, num_scored = beam_search(logp, bloom_map)
     """
     check_search(logp, bloom_map, exclude)
     gamma = SCORES.get(score, score)
@@ -411,41 +422,41 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     ids = torch.full((P, k), -1, device=logp.device)
     scores = logp.new_full((P, k), -torch.inf)
     certified = torch.zeros(P, dtype=torch.bool, device=logp.device)
-    scored = torch.zeros(P, dtype=torch.int64, device=logp.device)
+    num_scored = torch.zeros(P, dtype=torch.int64, device=logp.device)
 
     todo = torch.arange(P, device=logp.device)  # the positions without a certificate
-    x = logp
-    left_out = exclude
-    width = min(beam, R)
+    logp_todo = logp
+    exclude_todo = exclude
+    beam_width = min(beam, R)
     turn = 0
     while len(todo) > 0 and (rounds is None or turn < rounds):
         if turn > 0:
-            x = logp[todo]
+            logp_todo = logp[todo]
             if exclude is not None:
-                left_out = exclude[todo]
-        if turn > 0 and m * width * bloom_map.alpha >= bloom_map.n_items:
-            ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score, left_out)
+                exclude_todo = exclude[todo]
+        if turn > 0 and m * beam_width * bloom_map.alpha >= bloom_map.n_items:
+            ids[todo], scores[todo] = exhaustive(logp_todo, bloom_map, k, score, exclude_todo)
             certified[todo] = True
-            scored[todo] = bloom_map.n_items
-            break
+            num_scored[todo] = bloom_map.n_items
+            break  # nothing is left to do
         # lines 2 and 4: the best buckets of each map, and the bound for all items outside of them
-        values, buckets = x.topk(width)  # (P, m, B)
+        values, buckets = logp_todo.topk(beam_width)  # (P, m, B)
         bound = gamma(list(values[:, :, -1].unbind(1)))  # (P,)
         # lines 5 and 6: the items of these buckets, and the best of them
-        items = list_candidates(bloom_map, buckets, left_out, k)  # (P, C)
-        item_scores = score_items(x, bloom_map, items, gamma)  # (P, C)
+        items = list_candidates(bloom_map, buckets, exclude_todo, k)  # (P, C)
+        item_scores = score_items(logp_todo, bloom_map, items, gamma)  # (P, C)
         best, place = item_scores.topk(k)  # (P, k)
         ids[todo] = items.gather(1, place).masked_fill(best == -torch.inf, -1)
         scores[todo] = best
-        scored[todo] = (items >= 0).sum(1)
+        num_scored[todo] = (items >= 0).sum(1)
         # line 7: stop where the k-th item reaches the bound, or where the beam has all buckets
-        is_sure = (best[:, -1] >= bound) | (width == R)
+        is_sure = (best[:, -1] >= bound) | (beam_width == R)
         certified[todo] = is_sure
         todo = todo[~is_sure]
-        width = min(2 * width, R)
+        beam_width = min(2 * beam_width, R)
         turn = turn + 1
     refuse_nan(scores)
-    return ids, scores, certified, scored
+    return ids, scores, certified, num_scored
 
 
 def list_candidates(bloom_map, buckets, exclude, k):
@@ -480,17 +491,21 @@ def score_items(logp, bloom_map, items, gamma):
 
 
 def check_search(logp, bloom_map, exclude):
-    """Raise a ValueError where a search would read other buckets or positions than those meant."""
+    """Raise a ValueError where a search would read other buckets, positions or items than meant."""
     m = bloom_map.m
     R = bloom_map.buckets
     if logp.shape[1:] != (m, R):
         raise ValueError(f"logp: expected (P, {m}, {R}), got {[*logp.shape]}.")
-    if exclude is not None and (exclude.ndim != 2 or len(exclude) != len(logp)):
-        raise ValueError(f"exclude: expected ({len(logp)}, E), got {[*exclude.shape]}.")
+    if exclude is None:
+        return
+    # a mask of bool (P, N) would be read as the items 0 and 1
+    if exclude.dtype != torch.int64 or exclude.ndim != 2 or len(exclude) != len(logp):
+        raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
+                         f"got {exclude.dtype} {[*exclude.shape]}.")
 
 
 def refuse_nan(scores):
-    """Raise a ValueError for NaN, which topk ranks first: a NaN in logp is among the best scores."""
+    """Raise a ValueError for NaN, which topk ranks first: NaN in logp is among the best."""
     if scores.isnan().any():
         raise ValueError("logp: expected log-probabilities, got NaN.")
 
@@ -533,7 +548,9 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=None, width=64, see
 
 
 def pick_similar(left, vectors, earlier, alpha):
-    """Return the first free item and its alpha - 1 nearest, those that share no bucket yet first.
+    """Return the first free item and its alpha - 1 nearest.
+
+    Items that share an earlier bucket with one of those chosen come last.
 
     Args:
         left: int (n,), the free items.
@@ -559,7 +576,7 @@ def pick_similar(left, vectors, earlier, alpha):
 def item_vectors(items, sizes, n_items, width=64, seed=0):
     """Return a vector for each item: items of the same item sets point the same way. [SB App. D]
 
-    The vectors are the rows of V Σ, scaled to length 1, with A = U Σ Vᵀ the sparse matrix
+    The vectors are about the rows of V Σ, scaled to length 1, with A = U Σ Vᵀ the sparse matrix
     (sets, items) of
 
         A[set, item] = 1 / √(number of sets of the item · number of items of the set).
@@ -579,19 +596,25 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     num_sets = np.bincount(items, minlength=n_items)  # (N,), of each item
     weight = 1 / np.sqrt(num_sets[items] * sizes[sets])  # (links,), the numbers of A
 
-    def multiply(vectors, rows, columns, num_rows):
-        """Return the product of A, if its rows are sets, or of Aᵀ with vectors (columns, width)."""
+    def times_A(vectors):
+        """Return A · vectors, (sets, width), of vectors (N, width)."""
         products = []
         for vector in vectors.T:
-            products.append(np.bincount(rows, weight * vector[columns], num_rows))
+            products.append(np.bincount(sets, weight * vector[items], len(sizes)))
+        return np.stack(products, 1)
+
+    def times_A_transposed(vectors):
+        """Return Aᵀ · vectors, (N, width), of vectors (sets, width)."""
+        products = []
+        for vector in vectors.T:
+            products.append(np.bincount(items, weight * vector[sets], n_items))
         return np.stack(products, 1)
 
     generator = np.random.default_rng(seed)
     V = generator.standard_normal((n_items, min(width, n_items)))
     for _ in range(POWER_ITERATIONS):
-        AV = multiply(V, sets, items, len(sizes))
-        V, _ = np.linalg.qr(multiply(AV, items, sets, n_items))
-    AV = multiply(V, sets, items, len(sizes))
+        V, _ = np.linalg.qr(times_A_transposed(times_A(V)))
+    AV = times_A(V)
     squares, rotation = np.linalg.eigh(AV.T @ AV)  # Σ² of the leading singular vectors
     vectors = (V @ rotation) * np.sqrt(np.maximum(squares, 0))  # V Σ
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -621,13 +644,13 @@ def main():
           "certified: provably the best of all items.\n")
     ranked = logp[0].sort(descending=True).values  # (m, R)
     for beam in (1, 2):
-        ids, scores, certified, scored = beam_search(logp, bloom_map, 2, beam)
+        ids, scores, certified, num_scored = beam_search(logp, bloom_map, 2, beam)
         certificate = "not certified"
         if certified[0]:
             certificate = "certified"
         bound = ranked[:, beam - 1].sum()
         print(f"Beam of {beam}: best items {ids[0].tolist()}, scores {scores[0].numpy().round(2)}, "
-              f"bound {bound:.2f}, {scored[0]} items scored, {certificate}")
+              f"bound {bound:.2f}, {num_scored[0]} items scored, {certificate}")
     ids, _ = exhaustive(logp, bloom_map, 2)
     print(f"Exhaustive: best items {ids[0].tolist()}")
 

@@ -15,13 +15,14 @@ Sources:
     [CM] Median is all you need, a proposal
     [SV] Svenstrup et al. 2017, Hash Embeddings
 Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of special tokens and of
-    padding (model.py): no row is fixed at 0.
+    padding (model.py): padding has no row of zeros here.
 Deviations:
     1. No dropout inside. The authors' code has some in Pool, the paper has none.
-    2. Importance weights start as normal(0, 1), as 0.0005 gives words no effect.
+    2. Importance weights start as normal(0, 1). With the paper's std of 0.0005 all vectors would be
+       nearly 0.
 Notation:
     d width of a vector   C code numbers of a word   T bits of a word   J chunks   N rows of a table
-    m hashes of an item   k hash functions of a sketch, or bits of a chunk   R rows of a hash's block
+    m hashes of an item   k hash functions of a sketch, or bits of a chunk   R rows of a block
     K rows of the importance table
 Demo: python embeddings.py
 
@@ -47,14 +48,15 @@ class Embedding(nn.Module):
     has a name for each. c is a model.Config, or anything with the fields that `from_config` reads.
 
     Attributes:
-        code_format: str, how a word's codes are laid out; tokenizer.HashTokenizer lists the formats.
+        code_format: str, how a word's codes are laid out; tokenizer.HashTokenizer has a list.
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
         needs_specials: whether special tokens need vectors outside of this module.
         has_word_row: whether the model adds one learned vector to every ordinary word.
         can_tie: whether the rows can also be the output layer.
         is_tied: whether they are by default.
-        is_stacked: whether an item has m vectors side by side, which stay apart in the sequence.
-        is_costly: whether the model should embed each distinct word of a batch once.
+        is_stacked: whether an item has m vectors, which become m places of the sequence.
+        is_costly: whether the model should embed each distinct word of a batch once: the median is
+            slow.
     """
 
     code_format = "bits"
@@ -75,7 +77,7 @@ class Embedding(nn.Module):
         return cls(c.bits, c.width)
 
     def initial_std(self, c):
-        """Return about the std of vectors before training, without a mean that all words share."""
+        """Return about the std of vectors before training: the model scales its positions by it."""
         return INIT_STD
 
     def check(self, codes):
@@ -85,15 +87,18 @@ class Embedding(nn.Module):
         if not is_integer or codes.ndim != 2 or codes.shape[1] != len(limits):
             raise ValueError(f"codes: expected integers (V, {len(limits)}), "
                              f"got {codes.dtype} {[*codes.shape]}.")
-        codes = codes.cpu().long()  # long: 256 as uint8 is 0
-        if (codes < 0).any() or (codes >= limits).any():
-            raise ValueError(f"codes: expected 0 to {max(self.code_limits) - 1:,}, "
-                             "got another number.")
+        codes = codes.cpu().long()
+        is_outside = (codes < 0) | (codes >= limits)
+        if is_outside.any():
+            column = int(is_outside.any(0).nonzero()[0])
+            raise ValueError(f"codes: expected 0 to {self.code_limits[column] - 1:,} in column "
+                             f"{column}, got another number.")
 
     def forward(self, codes):
         """Return vectors (..., d), or (..., m, d), of codes (..., C).
 
-        A code without a row raises an IndexError. A bit other than 0 and 1 is not detected.
+        A code without a row raises an IndexError, in a compiled module a RuntimeError. A bit other
+        than 0 and 1 is not detected.
         """
         codes = torch.as_tensor(codes)
         # subtle: without this check some formulas broadcast codes of another size
@@ -132,17 +137,18 @@ class LookupEmbedding(Embedding):
         return cls(c.rows, c.width)
 
     def embed(self, codes):
-        return F.embedding(codes[..., 0].int(), self.weight)
+        return F.embedding(codes[..., 0].long(), self.weight)
 
 
 class HashEmbedding(LookupEmbedding):
     """Emb: a row for each hash bucket, which the words of the bucket share. [HF §3.1]
 
-    Args and shape are those of LookupEmbedding. Svenstrup's "hash embeddings" are WeightedEmbedding.
+    Args and shape are those of LookupEmbedding. The "hash embeddings" of [SV] are
+    WeightedEmbedding.
     """
 
     code_format = "index"
-    needs_specials = True
+    needs_specials = True  # these three as in the base class, but words need no row of their own
     can_tie = False
     is_tied = False
 
@@ -185,7 +191,7 @@ class PoolEmbedding(Embedding):
         return INIT_STD * math.sqrt(c.chunk / c.bits)  # of the mean of about T/k rows
 
     def embed(self, codes):
-        rows = F.embedding(codes.int(), self.codebook)  # (..., J, d)
+        rows = F.embedding(codes.long(), self.codebook)  # (..., J, d)
         return (self.weight.softmax(0) * rows).sum(-2)
 
 
@@ -242,7 +248,7 @@ class ProjEmbedding(Embedding):
 
 
 def standardize(x):
-    """Return x (..., T) with mean 0 and length 1 in the last dimension, or 0 where x is constant."""
+    """Return x (..., T) with mean 0 and length 1 in the last dimension; 0 if x is constant."""
     x = x - x.mean(-1, keepdim=True)
     square = x.square().sum(-1, keepdim=True)
     # subtle: bound the square, not its root, whose gradient at 0 is infinite. float16 rounds 1e-16
@@ -267,8 +273,8 @@ class LinearEmbedding(Embedding):
         self.weight = nn.Parameter(init_normal(torch.empty(bits, width)))  # (T, d)
 
     def initial_std(self, c):
-        # a bit is 1/2 ± 1/2, so a vector is the sum of T rows times 1/2, which is the shared mean,
-        # and of T rows times ±1/2
+        # A bit is 1/2 ± 1/2. The sum of T rows times 1/2 is a mean that all words share.
+        # This is the std of the sum of T rows times ±1/2.
         return INIT_STD / 2 * math.sqrt(c.bits)
 
     def embed(self, codes):
@@ -324,8 +330,8 @@ def gather_rows(codes, table):
     m = codes.shape[-1]
     rows = []
     # a lookup in each block, so that a code beyond its block raises and never reads the next block
-    for j, block in enumerate(table.chunk(m)):  # (R, d)
-        rows.append(F.embedding(codes[..., j].int(), block))
+    for j, block in enumerate(table.unflatten(0, (m, -1)).unbind()):  # (R, d)
+        rows.append(F.embedding(codes[..., j].long(), block))
     return torch.stack(rows, -2)
 
 
@@ -372,11 +378,12 @@ class SketchEmbedding(Embedding):
     def from_config(cls, c):
         return cls(c.hashes, c.buckets, c.width, aggregate=c.emb)
 
+    @torch.no_grad()
     def initial_std(self, c):
         # measured: word i has row i of every block, and the blocks are independent
         words = torch.arange(min(c.buckets, 4_096))
         codes = words.unsqueeze(1).expand(-1, c.hashes)
-        return self(codes).std()
+        return float(self(codes).std())
 
     def embed(self, codes):
         rows = gather_rows(codes, self.weight)  # (..., k, d)
@@ -412,15 +419,17 @@ class WeightedEmbedding(Embedding):
     def from_config(cls, c):
         return cls(c.hashes, c.rows, c.weights, c.width)
 
+    @torch.no_grad()
     def initial_std(self, c):
-        # measured: word i has row i of both tables
+        # measured: word i has row i of both tables. Its k rows are equal, but their weights are
+        # independent, so the std is that of different rows.
         words = torch.arange(min(c.rows, c.weights, 4_096))
         codes = words.unsqueeze(1).expand(-1, c.hashes + 1)
-        return self(codes).std()
+        return float(self(codes).std())
 
     def embed(self, codes):
-        rows = F.embedding(codes[..., :-1].int(), self.weight)  # (..., k, d)
-        p = F.embedding(codes[..., -1].int(), self.importance)  # (..., k)
+        rows = F.embedding(codes[..., :-1].long(), self.weight)  # (..., k, d)
+        p = F.embedding(codes[..., -1].long(), self.importance)  # (..., k)
         return (p.unsqueeze(-1) * rows).sum(-2)
 
 
@@ -432,7 +441,7 @@ EMBEDDINGS = {
     "proj": ProjEmbedding,
     "linear": LinearEmbedding,
     "bloom": BloomEmbedding,
-    "median": SketchEmbedding,  # the name is the aggregate
+    "median": SketchEmbedding,  # the name is a key of AGGREGATES
     "mean": SketchEmbedding,
     "weighted": WeightedEmbedding,
 }
@@ -453,11 +462,12 @@ def unpack_bits(packed, bits):
     return unpacked.flatten(-2)[..., :bits]
 
 
-def main(argv=None):
+def main():
     """Embed 100 random words with every method; print shapes, parameters and the std."""
     torch.manual_seed(0)
     c = SimpleNamespace(rows=50_260, bits=128, chunk=10, buckets=500, weights=50_000, width=768)
-    print("100 random words. Measured std: tables are truncated to 0.88; linear adds a shared mean.\n")
+    print("100 random words. Measured std: truncation leaves 0.88; linear has a shared mean on "
+          "top.\n")
     print("  method      codes    vectors  parameters  expected  measured")
     for name, embedding_class in EMBEDDINGS.items():
         c.emb = name
@@ -471,9 +481,8 @@ def main(argv=None):
         code_shape = "×".join(str(size) for size in codes.shape)
         vector_shape = "×".join(str(size) for size in vectors.shape)
         num_parameters = sum(p.numel() for p in module.parameters())
-        expected = float(module.initial_std(c))
         print(f"{name:>8}  {code_shape:>9}  {vector_shape:>9}  {num_parameters:10,}  "
-              f"{expected:8.4f}  {vectors.std():8.4f}")
+              f"{module.initial_std(c):8.4f}  {vectors.std():8.4f}")
 
 
 if __name__ == "__main__":

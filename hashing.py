@@ -17,9 +17,9 @@ Deviations:
     2. NgramLSH rounds its random numbers to 1/4096. Sums are then exact integers, the same on
        every machine with one version of numpy.
     3. The seed and the key are arguments, and state() returns them. The paper withholds its key.
-    4. The same hyperplanes serve index (§3.3) and bits (§3.5). The paper draws T others for the bits.
-       fit shuffles the n-grams, so that the bits are nearly independent if the corpus has many
-       n-grams (docs/hashformers.md).
+    4. The same hyperplanes serve index (§3.3) and bits (§3.5). The paper draws T others for the
+       bits. fit shuffles the n-grams, so that the bits are nearly independent if the corpus has
+       many n-grams (docs/hashformers.md).
     5. A byte order mark or a NUL separates words, as white space does. md5_digests appends NULs.
 Notation:
     V words   T bits   N hash buckets, or hyperplanes   F features, n-grams
@@ -77,7 +77,7 @@ def split_words(text, how="regex"):
 def list_words(text, how="regex"):
     """Return the words of split_words without their spans, about three times as fast."""
     pattern = PATTERNS[how]
-    # lower() moves no border of words in ASCII; that of "İ" is a letter and a mark that splits a word
+    # in ASCII lower() moves no border of a word; "İ" becomes a letter and a mark, a border
     if text.isascii():
         return pattern.findall(text.lower())
     return [word.lower() for word in pattern.findall(text)]
@@ -283,8 +283,8 @@ class NgramLSH(Hash):
 
     The features are the F most frequent n-grams of the corpus, n = 1 .. 4. A word is the vector
     x (F,) of its feature counts. Hyperplane j has as normal the random vector eta (F,), rotated by
-    j: r^j[f] = eta[(f + j) mod F]. The values of feature f under hyperplanes 0, 1, 2, ... are then a
-    window of eta, and no matrix is ever stored:
+    j: r^j[f] = eta[(f + j) mod F]. The values of feature f under hyperplanes 0, 1, 2, ... are then
+    a window of eta, and no matrix is ever stored:
 
         x · [r^0 r^1 r^2 ...] = sum over the word's n-grams of eta[f : f + T]
 
@@ -412,7 +412,7 @@ def main(argv=None):
         laws.append(MD5_BITS / math.pi * math.acos(cosine))
 
     letters = "etaoinshrdlu"
-    # with more n-grams, the windows of eta overlap less, and the numbers scatter less around the law
+    # with more n-grams the windows of eta overlap less: numbers scatter less around the law
     pairs = [a + b for a in letters for b in letters]
     counts = dict.fromkeys(words + pairs, 1)
     print("differ: bits unlike the first word's, by chance 64. law: 128 · angle of n-gram counts "

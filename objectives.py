@@ -45,8 +45,8 @@ NEVER = 2.0  # above every noise, which is in [0, 1)
 class Objective:
     """Base class: what an objective knows of the run, and what the training loop calls.
 
-    A subclass states `head`, one of model.py's, and `num_counts`: how many numbers evaluate returns,
-    which add up over batches.
+    A subclass states `head`, one of model.py's, and `num_counts`: how many numbers evaluate
+    returns, which add up over batches.
 
     Args:
         config: model.Config.
@@ -428,7 +428,7 @@ OBJECTIVES = {
 }
 
 
-def main(argv=None):
+def main():
     """Corrupt a sentence in two ways; print what the model sees and the labels to predict."""
     names = "[PAD] [MASK] every quick brown fox jumps over the lazy dog".split()
     generator = torch.Generator().manual_seed(2)

@@ -91,7 +91,7 @@ def build_run(args, config, start=None):
 
     bloom_map = run.tokenizer.bloom_map
     run.identity = {name: getattr(a, name) for name in IDENTITY} | dict(
-        corpus=corpus.meta["digest"], bloom=bloom_map and bloom_map.check(),
+        corpus=corpus.meta["digest"], bloom=bloom_map and bloom_map.checksum(),
         init_from=start and f"{a.init_from} at step {start.get('step')}")
     run.path, run.log_path = os.path.join(a.out, "ckpt.pt"), os.path.join(a.out, "log.jsonl")
     saved = load_own_checkpoint(run) if os.path.exists(run.path) else start

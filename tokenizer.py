@@ -130,7 +130,7 @@ class HashTokenizer:
                 self.max_words = max(self.max_words, 1 + word.count(" "))
 
     def ids_of_texts(self, texts):
-        """Return an int32 (words,) per text, faster than split and ids; for all splits but items."""
+        """Return int32 (words,) for each text, faster than split and ids; not for split items."""
         ids = []
         if self.subwords is None:  # regex and space: no spans are needed
             for text in texts:
@@ -158,7 +158,7 @@ class HashTokenizer:
         if c.code_format == "sketch":
             return self.sketch_targets(words)
         if c.code_format == "weighted":
-            # the same k + 1 hashes modulo two numbers: k choose rows, the last the importance weights
+            # the same k + 1 hashes modulo two numbers: k choose rows, the last importance weights
             rows = self.sketch(words, c.hashes + 1, c.rows)[:, :-1]  # (V, k)
             weights = self.sketch(words, c.hashes + 1, c.weights)[:, -1:]  # (V, 1)
             return np.concatenate([rows, weights], 1)
@@ -170,7 +170,7 @@ class HashTokenizer:
         return sketch_index(words, k, rows, self.hash_seed, self.key).astype(np.int32)
 
     def sketch_targets(self, words):
-        """Return int32 (V, k), the buckets that hash-mlm predicts: those of the sketch itself. [CM]"""
+        """Return int32 (V, k), the buckets that hash-mlm predicts: those of the sketch. [CM]"""
         return self.sketch(words, self.config.hashes, self.config.buckets)
 
     def special_codes(self):
@@ -494,7 +494,7 @@ def sliding_windows(question, context, length, stride):
     return windows
 
 
-def main(argv=None):
+def main():
     """Show the words, token IDs and hash codes of a text in three code formats."""
     text = "Play, plays; played!"
     config = SimpleNamespace(bits=16, chunk=5, rows=50_000, hashes=3, buckets=500, weights=50_000)

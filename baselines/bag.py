@@ -152,7 +152,7 @@ class HybridModel(Model):
         return self.bag(self.bag_rows[ids], key_mask, logits)
 
 
-def main(argv=None):
+def main():
     """Learn the labels of six texts without an encoder, and print the score of each word."""
     texts = ["fine film", "fine acting", "fine cast", "dull film", "dull cast", "dull plot"]
     labels = torch.tensor([0, 0, 0, 1, 1, 1])

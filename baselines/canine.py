@@ -417,7 +417,7 @@ def released_names(config):
     return names
 
 
-def main(argv=None):
+def main():
     """Print the parameters of each part, and the rows of the letters of a word."""
     with torch.device("meta"):  # counted, not allocated
         model = Canine(CanineConfig())

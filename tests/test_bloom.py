@@ -120,8 +120,8 @@ def test_bloom_map_hashes_are_independent(seed, j):
 def test_bloom_map_is_the_same_on_every_machine():
     """Recorded: another machine, another numpy, the same numbers."""
     assert bloom.random_order(8, 0).tolist() == [6, 0, 3, 1, 4, 2, 7, 5]
-    assert BloomMap(10_007, 13, seed=3).check() == "e785400f"  # after swaps
-    assert BloomMap(2_500, 50, seed=3).check() == "437015e9"  # dealt
+    assert BloomMap(10_007, 13, seed=3).checksum() == "e785400f"  # after swaps
+    assert BloomMap(2_500, 50, seed=3).checksum() == "437015e9"  # dealt
 
 
 def test_bloom_map_state_is_its_seed():
@@ -416,10 +416,18 @@ def test_hash_logp_of_another_map_is_refused(shape):
 
 
 @pytest.mark.parametrize("search", [exhaustive, beam_search])
+def test_search_with_a_mask_of_items_to_exclude_is_refused(search):
+    """A mask of bool (P, N) would exclude the items 0 and 1."""
+    mask = torch.zeros(2, 6, dtype=torch.bool)
+    with pytest.raises(ValueError, match="exclude: expected int64"):
+        search(torch.zeros(2, 2, 3), BloomMap(6, 2), exclude=mask)
+
+
+@pytest.mark.parametrize("search", [exhaustive, beam_search])
 @pytest.mark.parametrize("shape, exclude_shape, message", [
     ((2, 2, 4), (2, 1), "logp: expected (P, 2, 3), got [2, 2, 4]."),  # of another map
-    ((2, 2, 3), (2,), "exclude: expected (2, E), got [2]."),
-    ((2, 2, 3), (1, 2), "exclude: expected (2, E), got [1, 2]."),  # would be broadcast
+    ((2, 2, 3), (2,), "exclude: expected int64 (2, E), got torch.int64 [2]."),
+    ((2, 2, 3), (1, 2), "exclude: expected int64 (2, E), got torch.int64 [1, 2]."),  # would be broadcast
 ])
 def test_search_with_wrong_shapes_is_refused(search, shape, exclude_shape, message):
     exclude = torch.zeros(exclude_shape, dtype=torch.int64)

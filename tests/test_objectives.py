@@ -13,7 +13,7 @@ from model import Config
 from objectives import IGNORE_INDEX as IGNORE
 from objectives import OBJECTIVES, MaskedHashes, MaskedWords, SampledWords, ShuffleRandom
 from objectives import rank_words
-from tests.support import bloom_model, run_main, tiny_model
+from tests.support import bloom_model, tiny_model
 from tokenizer import MASK, PAD, SEP
 from tokenizer import FIRST_WORD_ID as F0
 
@@ -396,8 +396,9 @@ def test_overfitted_batch_is_decoded_to_its_words(emb):
     assert metrics == {"rec@1": 1, "rec@10": 1, "rec@20": 1, "hashes_right": 1}
 
 
-def test_demo_prints_labeled_examples():
-    lines = run_main(objectives.main).out.splitlines()
+def test_demo_prints_labeled_examples(capsys):
+    objectives.main()
+    lines = capsys.readouterr().out.splitlines()
     kinds = lines[2].split()[-9:]  # bench/figures.py draws these nine
     assert set(kinds) == {"intact", "shuffled", "random"}
     assert "[MASK]" in lines[3]
