@@ -143,7 +143,7 @@ class LookupEmbedding(Embedding):
 class HashEmbedding(LookupEmbedding):
     """Emb: a row for each hash bucket, which the words of the bucket share. [HF §3.1]
 
-    Args and shape are those of LookupEmbedding. The "hash embeddings" of [SV] are
+    Args and shape are those of LookupEmbedding. The hash embeddings of Svenstrup et al. are
     WeightedEmbedding.
     """
 

@@ -304,7 +304,7 @@ def fit(run, name, seed, path):
                 group["lr"] = a.lr * learning_rate(step, steps, math.ceil(0.06 * steps))
             model.train()
             if model.config.lsh_redraw:
-                model.resample_hyperplanes(seed * 1_000_003 + step)
+                model.redraw_hyperplanes(seed * 1_000_003 + step)
             optimizer.zero_grad()  # of the last step or the trial
             loss = compute_loss(chosen)
             loss.backward()

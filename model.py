@@ -58,10 +58,11 @@ CHOICES = {
 }
 INIT_STD = 0.02  # [BERT §3]
 BERT_WIDTH = 768  # the hidden size that INIT_STD is for
-# Std of the positions in units of a word vector's. With less no shuffled word is found: with random
-# positions of std 0.02 the F1 of shuffled words stays 0 (docs/hashformers.md).
+# Amplitude of the position sinusoids in units of a word vector's std; their own std is 1/√2 of it.
+# With amplitude 0.1, or with random positions of std 0.02, the F1 of shuffled words stays 0
+# (docs/hashformers.md).
 POSITION_SCALE = 2.25
-LAYER_SEED = 1_009  # a prime: layer and seed give every layer hyperplanes of its own
+SEED_STRIDE = 1_009  # seed · stride + number: every layer has hyperplanes of its own
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Config:
     """Everything that shapes the weights, in plain types; a checkpoint holds it."""
 
     emb: str = "proj"
-    rows: int = 50_260  # N: rows of lookup (those of special tokens included), emb and weighted
+    rows: int = 50_260  # N: rows of the embeddings lookup (with special tokens), emb and weighted
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # bits of a chunk (pool)
     hashes: int | None = None  # m of bloom (default 2), k of a sketch or of hash-mlm (default 5)
@@ -85,7 +86,7 @@ class Config:
     spare_positions: int = 0  # unused rows of the position table: RoBERTa and the paper have 2
     types: int = 1  # rows of the token type table; 2: the second text of a pair has row 1
     special_tokens: int = 5  # token IDs below it are special tokens, and ID 0 is padding
-    sep_id: int = 2  # token ID of [SEP]; the second text of a pair begins after [SEP] [SEP]
+    sep_id: int = 2  # token ID of [SEP]; type row 1 begins at the second of [SEP] [SEP]
     dropout: float = 0.1
     head: str = "sr"
     tied: bool | None = None  # the output layer of mlm, hash-mlm is the embedding table
@@ -116,14 +117,14 @@ class Config:
         self.code_format = embedding.code_format  # a word's codes: tokenizer.HashTokenizer
         self.predicts_rows = self.head in ("mlm", "hash-mlm")
         # mlm needs a row per word, hash-mlm needs hashes to predict
-        masked = "hash-mlm"
+        masked_head = "hash-mlm"
         if self.code_format == "row":
-            masked = "mlm"
-        heads = [masked]
+            masked_head = "mlm"
+        allowed = [masked_head]
         if self.order:  # a set has no order to shuffle, and it is no text
-            heads = ["sr", masked, "classify", "span"]
-        if self.head not in heads:
-            raise ValueError(f"objective: expected {' or '.join(heads[:2])} for {self.emb}, "
+            allowed = ["sr", masked_head, "classify", "span"]
+        if self.head not in allowed:
+            raise ValueError(f"objective: expected {' or '.join(allowed[:2])} for {self.emb}, "
                              f"got {self.head}.")
 
         # what a field means that is None, or that has no use
@@ -140,6 +141,7 @@ class Config:
             self.hashes = 2 if embedding.is_stacked else 5
 
 
+# the second token type row is unused, and in the paper's counts
 SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, length=32)
 PRESETS = {  # the sizes of the papers [HF §4.1]; tiny and superbloom-small, for two cores, are ours
     "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0),
@@ -190,7 +192,7 @@ class TransformerLayer(nn.Module):
 
     def make_generator(self, seed):
         """Return the generator of this layer's hyperplanes."""
-        seed = (seed * LAYER_SEED + self.number) % 2**63
+        seed = (seed * SEED_STRIDE + self.number) % 2**63
         return torch.Generator("cpu").manual_seed(seed)
 
     def forward(self, x, key_mask=None):
@@ -205,21 +207,21 @@ class MaskedLMHead(nn.Module):
 
     Args:
         c: Config. If c.tied is not true, the head has a table of its own.
-        rows: int, N.
+        num_rows: int, N.
 
     Shape:
         x float (..., d) to logits (..., N), or (..., S) of the rows int64 (S,). The table float
         (N, d) is that of the embedding, or None: its own.
     """
 
-    def __init__(self, c, rows):
+    def __init__(self, c, num_rows):
         super().__init__()
         self.transform = nn.Linear(c.width, c.width)
         self.norm = nn.LayerNorm(c.width)
-        self.bias = nn.Parameter(torch.zeros(rows))
+        self.bias = nn.Parameter(torch.zeros(num_rows))
         self.table = None
         if not c.tied:
-            self.table = nn.Parameter(init_normal(torch.empty(rows, c.width)))  # (N, d)
+            self.table = nn.Parameter(init_normal(torch.empty(num_rows, c.width)))  # (N, d)
 
     def forward(self, x, table=None, rows=None):
         if table is None:
@@ -256,7 +258,7 @@ def build_head(c):
 class Model(nn.Module):
     """Token IDs to codes to vectors, encoder, head. Call set_codes before the model.
 
-    In a set all [MASK_1] have equal outputs, since they have no positions. [SB §3.2]
+    In a set all masked items have equal outputs, since they have no positions. [SB §3.2]
 
     Args:
         config: Config.
@@ -287,7 +289,10 @@ class Model(nn.Module):
         self.register_buffer("codes", None, persistent=False)  # (V, C), set by set_codes
 
     def init_weights(self):
-        """Fill all matrices with truncated normals, biases with 0, and positions with sinusoids."""
+        """Fill nn.Linear and nn.Embedding with truncated normals, and positions with sinusoids.
+
+        The word embedding and MaskedLMHead have filled their own tables.
+        """
         c = self.config
         scaled_std = INIT_STD * math.sqrt(BERT_WIDTH / c.width)
         for name, module in self.named_modules():
@@ -298,7 +303,7 @@ class Model(nn.Module):
                 init_normal(module.weight, scaled_std if is_scaled else INIT_STD)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-        if c.order and not self.types.weight.is_meta:
+        if c.order and not self.positions.weight.is_meta:  # without numbers there is no std
             std = POSITION_SCALE * self.embedding.initial_std(c)
             self.positions.weight.data.copy_(std * sinusoids(*self.positions.weight.shape))
 
@@ -348,7 +353,7 @@ class Model(nn.Module):
             x = x.flatten(-3, -2)  # (..., L·m, d)
         if self.specials is None:
             return x
-        # special tokens have a row of their own; all words have the last one
+        # special tokens have a row of their own; all words have the last one, if has_word_row
         last_row = self.specials.num_embeddings - 1
         special = self.specials(ids.clamp(max=last_row))  # (..., L, d)
         if self.embedding.has_word_row:
@@ -376,9 +381,9 @@ class Model(nn.Module):
         return self.dropout(self.norm(x))
 
     def find_second_text(self, ids):
-        """Return 1 at the second text of a pair, 0 elsewhere, int64 (B, L).
+        """Return 1 from the second of two [SEP] in a row on, 0 before it, int64 (B, L).
 
-        Two [SEP] in a row divide a pair. One [SEP] ends a document in a window of text.
+        They divide a pair of texts. One [SEP] ends a document in a window of text.
         """
         is_sep = ids == self.config.sep_id
         is_divided = is_sep[:, 1:] & is_sep[:, :-1]  # (B, L - 1)
@@ -401,12 +406,12 @@ class Model(nn.Module):
             x = layer(x, key_mask)
         return x
 
-    def resample_hyperplanes(self, seed):
-        """Draw new hyperplanes for every layer with LSH attention, in place."""
+    def redraw_hyperplanes(self, seed):
+        """Draw new hyperplanes for the layers, which must have LSH attention, in place."""
         for layer in self.layers:
             layer.attention.redraw(layer.make_generator(seed))
 
-    def pool(self, x, key_mask):
+    def pool_text(self, x, key_mask):
         """Return one vector per text, (B, d), of x (B, L, d)."""
         if self.config.pool == "cls":
             return x[:, 0]
@@ -442,7 +447,7 @@ class Model(nn.Module):
         if self.embedding.is_stacked:
             x = x.mean(2)  # (B, L, d)
         if c.head == "classify":
-            return self.head(self.pool(x, key_mask))
+            return self.head(self.pool_text(x, key_mask))
         return self.head(self.dropout(x))
 
     def predict_rows(self, x, rows):
@@ -481,8 +486,8 @@ def count_parameters(model):
     """Count the parameters of each part. [HF App. B] [HF §4.4 eq.7]
 
     Returns:
-        dict of int: embedding, specials, encoder, positions, head and their total; and poep, the
-        embedding's share of the total, in [0, 1].
+        dict of int: embedding, specials, encoder, positions, head (all the rest) and their total;
+        and poep, the share of parameters that embed words, in [0, 1].
     """
     def count(*modules):
         total = 0
@@ -508,7 +513,7 @@ def load_config(checkpoint, config_class=Config):
     """Return the config of a checkpoint; ValueError for an unknown field or a contradiction."""
     try:
         return config_class(**checkpoint["config"])
-    except TypeError as error:
+    except (TypeError, ZeroDivisionError) as error:
         raise ValueError(f"config: expected that of a model, got another: {error}.") from error
 
 
@@ -528,7 +533,7 @@ def load_model(checkpoint, classes=(Config, Model)):
         with torch.device("meta"):  # without memory: the weights take their places
             model = model_class(config)
         model.load_state_dict(checkpoint["model"], assign=True)
-    except (RuntimeError, TypeError, AttributeError) as error:
+    except Exception as error:  # sizes that are no sizes make torch raise many types
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"weights: they do not fit the config: {reason}") from error
     return model.eval()

@@ -22,8 +22,9 @@ Deviations:
     3. Items that a set already shows are excluded as predictions. The paper's lists include them.
     4. Of a set at least one item is masked. The loss of an item is the mean over its m tokens.
 Notation:
-    B batch   L positions   M masked positions   V words   N rows of a table   S sampled rows
-    m hashes of an item   k hash functions of a sketch   R buckets of one   E excluded items
+    B batch   L positions   M masked positions   V token IDs   W words, or items: IDs from
+    first_word_id on   N rows of a table   S sampled rows   E excluded items   m hashes of an item
+    k hash functions of a sketch   R buckets of one
 Demo: python objectives.py
 """
 
@@ -36,10 +37,11 @@ import torch.nn.functional as F
 from bloom import BloomMap, beam_search, hash_logp
 
 IGNORE_INDEX = -100  # the label of a position that is not scored: torch's own default
+KINDS = ("intact", "shuffled", "random")  # the labels 0, 1, 2 of Shuffle+Random
 RECALL = (1, 10, 20)  # the k of recall@k
 MAX_RECALL = max(RECALL)
 RANK_PART = 128  # masked words that rank_words scores at a time: bounds its memory
-NEVER = 2.0  # above every noise, which is in [0, 1)
+LAST = 2.0  # sorts after every noise, which is in [0, 1)
 
 
 class Objective:
@@ -59,6 +61,8 @@ class Objective:
 
     def __init__(self, config, mask_rate=None, mask_id=None, first_word_id=None, targets=None,
                  bloom_map=None, num_samples=None):
+        if config is not None and config.head != self.head:
+            raise ValueError(f"config: expected head {self.head}, got {config.head}.")
         self.config = config
         self.mask_rate = mask_rate
         self.mask_id = mask_id
@@ -68,7 +72,10 @@ class Objective:
         self.num_samples = num_samples
 
     def corrupt(self, ids, noise, random_words):
-        """Return inputs and labels, int64 (B, L). Arguments as in mask_words."""
+        """Return inputs and labels, int64 (B, L), of ids and random words (B, L), noise (3, B, L).
+
+        This is mask_words. A subclass may do something else with the three numbers of a word.
+        """
         is_set = not self.config.order
         return mask_words(ids, noise, random_words, self.mask_rate, self.mask_id,
                           self.first_word_id, is_set)
@@ -86,14 +93,13 @@ class Objective:
         raise NotImplementedError
 
     def expected_loss(self, word_counts, counts):
-        """Return what theory expects before training.
+        """Return the number of classes n, and the loss in nats by their frequencies alone.
+
+        An untrained model guesses: its loss is about ln n.
 
         Args:
-            word_counts: (V,), of the words of the corpus.
+            word_counts: (W,), of the words of the corpus.
             counts: (num_counts,), of an evaluation.
-
-        Returns:
-            The number of classes, and the loss in nats by the frequencies of the classes alone.
         """
         raise NotImplementedError
 
@@ -133,7 +139,7 @@ class ShuffleRandom(Objective):
 
         # stable sorts: after the shuffled positions come the others, in the same order twice
         in_order = (~is_shuffled).int().argsort(dim=1, stable=True)
-        keys = noise[2].masked_fill(~is_shuffled, NEVER)
+        keys = noise[2].masked_fill(~is_shuffled, LAST)
         in_random_order = keys.argsort(dim=1, stable=True)
         moved = ids.gather(1, in_random_order)
         inputs = ids.scatter(1, in_order, moved)
@@ -166,14 +172,14 @@ class ShuffleRandom(Objective):
         num_labeled = table.sum(1)
         num_predicted = table.sum(0)
         f1 = 2 * correct / np.maximum(num_labeled + num_predicted, 1)
-        return dict(
-            accuracy=float(correct.sum() / total),
-            majority=float(num_labeled.max() / total),
-            f1_intact=float(f1[0]),
-            f1_shuffled=float(f1[1]),
-            f1_random=float(f1[2]),
-            macro_f1=float(f1.mean()),
-        )
+        metrics = {
+            "accuracy": float(correct.sum() / total),
+            "majority": float(num_labeled.max() / total),
+        }
+        for kind, value in zip(KINDS, f1):
+            metrics[f"f1_{kind}"] = float(value)
+        metrics["macro_f1"] = float(f1.mean())
+        return metrics
 
     def expected_loss(self, word_counts, counts):
         table = np.reshape(counts, (3, 3))
@@ -203,7 +209,7 @@ def mask_words(ids, noise, random_words, p, mask_id, first_word_id, is_set=False
     is_word = ids >= first_word_id
     is_chosen = noise[0] < p
     if is_set:
-        lowest = noise[0].masked_fill(~is_word, NEVER).argmin(1, keepdim=True)  # (B, 1)
+        lowest = noise[0].masked_fill(~is_word, LAST).argmin(1, keepdim=True)  # (B, 1)
         is_chosen = is_chosen.scatter(1, lowest, True)
     is_chosen = is_chosen & is_word
     is_masked = is_chosen & (noise[1] < 0.8)
@@ -238,7 +244,7 @@ class MaskedWords(Objective):
         positions, words = find_masked(labels)
         logits = model(inputs, masked_positions=positions).float()  # (M, N)
         loss = F.cross_entropy(logits, words, reduction="sum")
-        scores = logits[:, self.first_word_id:]  # (M, V): special tokens are never predicted
+        scores = logits[:, self.first_word_id:]  # (M, W): special tokens are never predicted
         visible = self.visible_items(inputs, positions, words)
         if visible is not None:
             scores = exclude_items(scores, visible)
@@ -270,14 +276,14 @@ class MaskedWords(Objective):
             return None
         row = positions // inputs.shape[1]  # (M,)
         items = inputs[row]  # (M, L)
-        # subtle: a word to predict that stayed in the input is no wrong answer
+        # subtle: 10 % of the words to predict stay in the input, and must not be excluded
         items = items.masked_fill(items == words.unsqueeze(1), 0)
         items = items - self.first_word_id
         return items.clamp(min=-1)  # special tokens are no items
 
 
 def exclude_items(scores, items):
-    """Return scores (M, V) that are -inf at items int64 (M, E), where -1 stands for none."""
+    """Return scores (M, W) that are -inf at items int64 (M, E), where -1 stands for none."""
     scores = F.pad(scores, (0, 1))  # one more column, the last: -1 excludes this one
     row = torch.arange(len(scores), device=scores.device).unsqueeze(1)  # (M, 1)
     scores[row, items] = -torch.inf
@@ -327,6 +333,12 @@ class MaskedHashes(MaskedWords):
     head = "hash-mlm"
     num_counts = 6  # words among the best 1, 10, 20; certified; hashes right; in all
 
+    def __init__(self, config, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
+        if (config.code_format == "digest") != (self.bloom_map is not None):
+            raise ValueError(f"bloom_map: expected with emb bloom alone, got {config.emb} and "
+                             f"{self.bloom_map!r}.")
+
     def loss(self, model, inputs, labels):
         positions, words = find_masked(labels)
         logits = model(inputs, masked_positions=positions).float()  # (M, k, R), or (M, m, m·R)
@@ -369,7 +381,10 @@ class MaskedHashes(MaskedWords):
         return loss, torch.stack([count.double() for count in counts])
 
     def search_items(self, logits, items, visible):
-        """Return how many items are better than the correct one (M,), and what a beam certifies."""
+        """Return how many items are better than the correct one (M,), at most 20, and certificates.
+
+        Items with equal scores come in any order here. In rank_words they count as better.
+        """
         logp = hash_logp(logits, self.bloom_map)
         k = MAX_RECALL
         best = beam_search(logp, self.bloom_map, k, k, rounds=None, exclude=visible)[0]  # exact
@@ -388,7 +403,7 @@ class MaskedHashes(MaskedWords):
 
     def expected_loss(self, word_counts, counts):
         targets = self.targets[self.first_word_id:].cpu().numpy()[:len(word_counts)]
-        entropies = []
+        entropies = []  # of each hash function's buckets
         for column in targets.T:
             entropies.append(entropy(np.bincount(column, word_counts)))
         num_classes = self.config.buckets
@@ -402,8 +417,8 @@ def rank_words(logp, digests, words, exclude=None):
 
     Args:
         logp: float (M, k, R), of which a score is a sum of k.
-        digests: integer (V, k), each word's k buckets.
-        words: int64 (M,), the correct ones.
+        digests: integer (W, k), each word's k buckets.
+        words: int64 (M,), the correct ones, counted without special tokens.
         exclude: int64 (M, E), other words that do not count, -1 for none; or None.
     """
     ranks = []
@@ -412,7 +427,7 @@ def rank_words(logp, digests, words, exclude=None):
         correct = words[part].unsqueeze(1)  # (P, 1)
         scores = 0
         for j in range(logp.shape[1]):
-            scores = scores + logp[part, j].index_select(1, digests[:, j].int())  # (P, V)
+            scores = scores + logp[part, j].index_select(1, digests[:, j].int())  # (P, W)
         least = scores.gather(1, correct)
         if exclude is not None:
             scores = exclude_items(scores, exclude[part])
@@ -437,7 +452,6 @@ def main():
     random_words = torch.randint(2, len(names), ids.shape, generator=generator)
     inputs, labels = ShuffleRandom(None, first_word_id=2).corrupt(ids, noise, random_words)
     masked, answers = mask_words(ids, noise, random_words, 0.15, mask_id=1, first_word_id=2)
-    kinds = ["intact", "shuffled", "random"]
     hashes = ["", "", *map(str, BloomMap(9, 3).digest.tolist())]
 
     def show(title, row, texts):
@@ -446,7 +460,7 @@ def main():
 
     show("text", ids, names)
     show("Shuffle+Random", inputs, names)
-    show("  labels", labels, kinds)
+    show("  labels", labels, KINDS)
     show("Masked words", masked, names)
     show("  labels", answers, names)
     show("  or hashes", answers, hashes)

@@ -314,7 +314,7 @@ def take_step(run, micro_batches, num_scored):
     # dropout depends on seed, step and rank alone: a resumed run draws what the uninterrupted one drew
     torch.manual_seed(((a.seed * 1_000_003 + run.step) * 4_099 + run.rank) % 2**63)
     if run.config.lsh_redraw:
-        run.model.resample_hyperplanes(a.seed * 1_000_003 + run.step)
+        run.model.redraw_hyperplanes(a.seed * 1_000_003 + run.step)
     for group in run.optimizer.param_groups:
         group["lr"] = lr = learning_rate(a, run.step)
     loss = compute_gradients(run, micro_batches, num_scored)

@@ -1,14 +1,20 @@
 """Hashed bag of words beside an encoder: scores of labels per hash bucket of words, no vocabulary.
 
-Paper map:    [FH] HashedBag
-Sources:      [FH] Weinberger et al. 2009, Feature Hashing for Large Scale Multitask Learning
-              Spärck Jones 1972: the idf of a row
-              Cheng et al. 2016, Wide & Deep Learning: the sum of a linear and a deep model
+Paper map:
+    [FH] HashedBag
+Sources:
+    [FH] Weinberger et al. 2009, Feature Hashing for Large Scale Multitask Learning
+    Spärck Jones 1972: the idf of a row
+    Cheng et al. 2016, Wide & Deep Learning: the sum of a linear and a deep model
 Out of scope: codes of words (tokenizer.py), which tasks have a bag (finetune.py).
-Deviations:   1. [FH] also hashes each word to a sign, so that collisions cancel on average.
-Notation:     B batch   L positions   C code numbers per word   V words   N rows
-              P distinct pairs (text, row) of a batch
-Demo:         python -m baselines.bag
+Deviations:
+    1. [FH] also hashes each word to a sign, so that collisions cancel on average.
+    2. In training the encoder's logits count twice in half of the texts, and not at all in the
+       others. In evaluation they count once.
+Notation:
+    B batch   L positions   C code numbers of a word   V words   N rows
+    P distinct pairs (text, row) of a batch
+Demo: python -m baselines.bag
 """
 
 import torch
@@ -21,17 +27,19 @@ MERSENNE_PRIME = 2**31 - 1  # modulus of the hash function: larger than any numb
 
 
 class HashedBag(nn.Module):
-    """Add 30 · Σ x_r row_r / √Σ x_r² to an encoder's logits, where x_r = idf_r · ln(1 + n_r). [FH]
+    """Add 30 · Σ x_r w_r / √Σ x_r² to an encoder's logits, where x_r = idf_r · ln(1 + n_r). [FH]
 
-    A text has row r n_r times. All idf are 1 until `set_idf` counts the texts that have each row.
+    n_r is how often the text has row r, and w_r are the scores of row r. All idf are 1 until
+    `set_idf` counts the texts that have each row.
 
     Args:
-        rows: int, N, number of hash buckets.
+        num_rows: int, N, number of hash buckets.
         labels: int, number of labels, or 1 for a regression.
 
     Shape:
-        rows: int64 (B, L), the row of each word, from hash_codes.
-        key_mask: bool (B, L), True = a word, or None without padding.
+        rows: int64 (B, L), the row of each token in 0 .. N-1, from hash_codes. Not checked.
+        key_mask: bool (B, L), False = padding, or None without padding. HybridModel counts [CLS]
+            and [SEP], too, whose rows act as a bias.
         logits: float (B, labels), from the encoder.
         output: float (B, labels).
 
@@ -44,19 +52,21 @@ class HashedBag(nn.Module):
     # Both constants were chosen on a few tasks (docs/finetuning.md). The size of each has a reason.
     # The bag must learn as fast as an encoder with the same learning rate. Adam changes each number
     # by about lr per step. A text of 20 words, all different and of equal idf, has 20 weights x of
-    # 1/√20. A step changes its score by 30 · 20/√20 · lr = 134 · lr. The last layer of a head of
-    # width 128 reads 128 values of tanh, each at most 1, and changes it by at most 128 · lr.
+    # 1/√20. All 20 rows move by lr, so one step changes the score of the text by 30 · 20/√20 · lr =
+    # 134 · lr. The last layer of a head of width 128 reads 128 values of tanh, each at most 1, and
+    # changes the score by at most 128 · lr.
     GAIN = 30
 
-    # Weight decay of AdamW: a step multiplies the rows by 1 - 2 · lr, so that few texts leave
-    # little. An epoch of SST-2 has 2,105 steps, with an lr of 0.0005 on average. It leaves
-    # e^(-2 · 2105 · 0.0005) = 12 % of what a text taught the bag, until that text comes again.
+    # Weight decay of AdamW, which finetune.py sets: a step multiplies the rows by 1 - 2 · lr, so
+    # that a row that only a few texts taught goes back to 0. An epoch of SST-2 has 2,105 steps,
+    # with an lr of 0.0005 on average. After it e^(-2 · 2105 · 0.0005) = 12 % are left of what a
+    # text taught the bag, until that text comes again.
     DECAY = 2
 
-    def __init__(self, rows, labels):
+    def __init__(self, num_rows, labels):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(rows, labels))  # (N, labels)
-        self.register_buffer("idf", torch.ones(rows))  # (N,)
+        self.weight = nn.Parameter(torch.zeros(num_rows, labels))  # (N, labels)
+        self.register_buffer("idf", torch.ones(num_rows))  # (N,)
 
     def forward(self, rows, key_mask, logits):
         B = len(rows)
@@ -66,36 +76,39 @@ class HashedBag(nn.Module):
         # rows [7, 7, 2] and [2, 9] have the keys [7, 7, 2] and [12, 19]. Sorted, without repeats:
         #     key   2  7  12  19        text  0  0  1  1
         #     count 1  2   1   1        row   2  7  2  9        start  0, 2
-        texts = torch.arange(B, device=rows.device)  # (B,)
-        keys = N * texts.unsqueeze(1) + rows  # (B, L)
+        numbers = torch.arange(B, device=rows.device)  # (B,), of the texts
+        keys = N * numbers.unsqueeze(1) + rows  # (B, L)
         if key_mask is not None:
             keys = keys[key_mask]
         keys, counts = keys.unique(return_counts=True)  # (P,), (P,)
-        text = keys // N
-        row = keys % N
-        start = torch.searchsorted(text, texts)  # (B,), where each text begins
+        pair_text = keys // N
+        pair_row = keys % N
+        start = torch.searchsorted(pair_text, numbers)  # (B,), where each text begins
 
         # Weight each row of a text, and scale the weights of a text to length 1.
-        x = self.idf[row] * counts.log1p()  # (P,)
-        squares = x.new_zeros(B).index_add(0, text, x * x)  # (B,)
-        x = x / squares.sqrt()[text]
-        scores = F.embedding_bag(row, self.weight, start, mode="sum", per_sample_weights=x)
+        x = self.idf[pair_row] * counts.log1p()  # (P,)
+        squares = x.new_zeros(B).index_add(0, pair_text, x * x)  # (B,)
+        x_unit = x / squares.sqrt()[pair_text]
+        # a text without words has no pair, and the scores 0
+        scores = F.embedding_bag(pair_row, self.weight, start, mode="sum",
+                                 per_sample_weights=x_unit)
 
         # In training the bag predicts half of the texts alone. Otherwise the encoder memorizes the
-        # texts, and the bag learns nothing. The switch is 0 or 2, so that its mean is 1.
+        # texts, and the bag learns nothing. The switch is 0 or 2: the encoder learns logits that
+        # fit when they count twice, and in evaluation they count once.
         if self.training:
             switch = F.dropout(torch.ones_like(logits[:, :1]), 0.5)  # (B, 1)
             logits = switch * logits
         return logits + self.GAIN * scores
 
     def hash_codes(self, codes):
-        """Choose a row for each word: a random sum of its code numbers modulo a prime, modulo N.
+        """Choose a row for each word: Σ code number · random factor, modulo a prime, modulo N.
 
         Args:
             codes: integer (V, C). Words with equal codes share a row.
 
         Returns:
-            int64 (V,), the same on every machine.
+            int64 (V,), the same on every machine with one version of PyTorch.
         """
         generator = torch.Generator().manual_seed(0)
         factors = torch.randint(2**31, codes.shape[1:], generator=generator)  # (C,)
@@ -103,13 +116,13 @@ class HashedBag(nn.Module):
         return sums % MERSENNE_PRIME % len(self.weight)
 
     def set_idf(self, texts):
-        """Set idf_r = 1 + ln((1 + n) / (1 + n_r)), where n_r of the n texts have row r.
+        """Set idf_r = 1 + ln((1 + n) / (1 + d_r)), where d_r of the n texts have row r.
 
         Args:
-            texts: sequence of int64 (L,), the rows of each text.
+            texts: sequence of int64 (L,), the rows of each text without padding.
         """
         rows = torch.cat([text.unique() for text in texts])
-        counts = rows.bincount(minlength=len(self.idf))  # (N,), n_r
+        counts = rows.bincount(minlength=len(self.idf))  # (N,), d_r
         shares = (1 + len(texts)) / (1 + counts)
         self.idf.copy_(1 + shares.log())
 
@@ -118,6 +131,7 @@ class HybridModel(Model):
     """An encoder that classifies texts, and the hashed bag of words beside it.
 
     The encoder reads the first config.length tokens of a text, the bag reads all of them.
+    finetune.py gives pairs of texts no bag.
 
     Args:
         config: model.Config with head "classify" and bag, the rows of the bag, above 0.
@@ -141,7 +155,7 @@ class HybridModel(Model):
         return ids[:, :self.config.length], key_mask
 
     def encode(self, ids, key_mask=None):
-        """Return the encoder's outputs (B, L, d) of ids int64 (B, L), at most config.length."""
+        """Return the encoder's outputs (B, min(L, config.length), d), which infer.py reads."""
         ids, key_mask = self.cut(ids, key_mask)
         return super().encode(ids, key_mask)
 

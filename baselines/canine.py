@@ -1,18 +1,27 @@
-"""CANINE-C: an encoder that reads characters, each hashed to a row of eight tables. No vocabulary.
+"""CANINE-C: an encoder of characters, each hashed to a row in each of eight tables. No vocabulary.
 
-Paper map:    [CA §3.1] Canine.encode   [CA §3.1] Canine.embed   [CA §3.1] Canine.attend_locally
-              [CA §3.1] Canine.downsample   [CA §3.1] Canine.upsample   [HF §4.1] CanineConfig
-Sources:      [CA] Clark et al. 2021, CANINE
-              [HF] Xue & Aletras 2022, HashFormers: CANINE-C is one of their baselines
+Paper map:
+    [CA §3.1] Canine.encode
+    [CA §3.1] Canine.embed
+    [CA §3.1] Canine.attend_locally
+    [CA §3.1] Canine.downsample
+    [CA §3.1] Canine.upsample
+    [HF §4.1] CanineConfig
+Sources:
+    [CA] Clark et al. 2021, CANINE
+    [HF] Xue & Aletras 2022, HashFormers: CANINE-C is one of their baselines
 Out of scope: pre-training, CANINE-S, n-grams of characters, answers in a context (--task squad).
-Deviations:   1. Matrices start as in model.py, with std 0.02 · √(768/d). Positions start with std
-                 0.02, without sinusoids.
-              2. A block of padding attends to nothing, in Hugging Face Transformers to the padding.
-                 In a text of 128·n or 128·n - 1 characters the last two characters' vectors differ.
-              3. forward pads to full windows and two more: its outputs do not depend on the batch.
-Notation:     B batch   L characters   W windows of 4 characters, L/4   d hidden size
-              k hash functions   N rows of a hash table
-Demo:         python -m baselines.canine
+Deviations:
+    1. Matrices start as in model.py, with std 0.02 · √(768/d). Positions start with std 0.02, not
+       with model.py's sinusoids.
+    2. A block of padding attends to nothing; in the Transformers library, to the padding. So the
+       vectors of upsample differ in a text of 128·n or 128·n - 1 characters, most at its end. The
+       logits do not.
+    3. forward pads to full windows and two more: its outputs do not depend on the batch.
+Notation:
+    B batch   L characters   W windows of 4 characters, L/4   d hidden size
+    k hash functions   N rows of a hash table
+Demo: python -m baselines.canine
 
     characters -> hash rows -> local layer -> strided convolution -> deep layers -> head
     (B, L)        (B, L, k)    (B, L, d)      (B, W, d)              (B, W, d)      (B, labels)
@@ -35,7 +44,8 @@ PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # one for each of the k hash functi
 RATE = 4  # characters of a window: width and stride of the convolution
 BLOCK = 128  # characters of a block of local attention
 NORM_EPS = 1e-12  # of all layer norms, as released
-# Code points of [PAD] [CLS] [SEP] [UNK] [MASK], by token ID: all but 0 from the private use area
+# Code points of [PAD] [CLS] [SEP] [UNK] [MASK], by token ID. CANINE has no [UNK]: 0xE004, which it
+# reserves, stands in.
 SPECIAL_POINTS = (0, 0xE000, 0xE001, 0xE004, 0xE003)
 
 
@@ -93,7 +103,7 @@ class Canine(nn.Module):
         d = config.width
         self.dropout = nn.Dropout(config.dropout)
 
-        # The order of these lines is the order in which the weights are drawn.
+        # The order of these lines is that of the random numbers: another gives other weights.
         k = len(PRIMES)
         self.embedding = nn.Embedding(k * config.rows, d // k)  # table after table
         self.positions = nn.Embedding(config.positions, d)
@@ -104,7 +114,7 @@ class Canine(nn.Module):
         self.down = nn.Conv1d(d, d, kernel_size=RATE, stride=RATE)
         self.up = nn.Conv1d(2 * d, d, kernel_size=RATE)
         sizes = config.layer_config()
-        self.local = TransformerLayer(sizes, 0)  # 0: a number that LSH attention alone reads
+        self.local = TransformerLayer(sizes, 0)  # 0: layer number, which LSH attention alone reads
         self.final = TransformerLayer(sizes, 0)
         self.layers = nn.ModuleList([TransformerLayer(sizes, 0) for _ in range(config.layers)])
         self.pooler = nn.Linear(d, d)
@@ -143,7 +153,8 @@ class Canine(nn.Module):
         windows = self.downsample(x)  # (B, W, d)
 
         # subtle: windows move one place to the right, their mask does not, as in the released
-        # model. So no position attends to a text's last window where padding follows.
+        # model. Since forward always pads, no position attends to a text's last window: the layers
+        # see its characters through local attention alone.
         W = windows.shape[1]
         window_mask = key_mask[:, :RATE * W].unflatten(1, (W, RATE)).any(-1)  # (B, W)
         for layer in self.layers:
@@ -188,14 +199,15 @@ class Canine(nn.Module):
         Returns:
             float (B, L, d).
         """
-        # Character i is in window i // 4, which stands one place to the right. The last window was
-        # dropped: its characters read the window before.
         L = x.shape[1]
         W = windows.shape[1]
+        # Character i is in window i // 4, which stands one place to the right. The last window was
+        # dropped: its characters read the window before.
         place = torch.arange(L, device=x.device) // RATE + 1  # (L,)
         place = place.clamp(max=W - 1)
         x = torch.cat([x, windows[:, place]], dim=-1)  # (B, L, 2·d)
-        x = F.pad(x.transpose(1, 2), (1, 2))  # (B, 2·d, L + 3): the convolution has L outputs
+        before = (RATE - 1) // 2
+        x = F.pad(x.transpose(1, 2), (before, RATE - 1 - before))  # for L outputs of `up`
         x = F.gelu(self.up(x)).transpose(1, 2)  # (B, L, d)
         x = self.dropout(self.up_norm(x))
         return self.final(x, key_mask)
@@ -282,7 +294,7 @@ class CharacterTokenizer:
 
     @classmethod
     def load(cls, state, config):
-        """Return the tokenizer of a state(): there is one."""
+        """Return the tokenizer of a state(): there is only one."""
         return cls()
 
 
@@ -303,7 +315,7 @@ SIZES = {  # our field -> name in config.json
     "heads": "num_attention_heads",
     "ffn": "intermediate_size",
     "rows": "num_hash_buckets",
-    "positions": "num_hash_buckets",
+    "positions": "num_hash_buckets",  # as the Transformers library sizes its position table
     "types": "type_vocab_size",
 }
 FIXED = {  # entries of config.json that have one value here

@@ -29,7 +29,8 @@ from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
 def objective_step(net, name, ids, dtype, clip=None, compute_loss=None):
     """Return a training step of an objective on IDs (B, L); compute_loss(inputs, labels): another loss."""
-    objective = OBJECTIVES[name](Config(), 0.15, MASK, FIRST_WORD_ID)
+    config = Config(emb="lookup", head=OBJECTIVES[name].head)
+    objective = OBJECTIVES[name](config, 0.15, MASK, FIRST_WORD_ID)
     noise = torch.from_numpy(np.random.default_rng(0).random((3, *ids.shape), np.float32))
     compute_loss = compute_loss or (lambda x, labels: objective.loss(net, x, labels) / labels.numel())
     return training_step(net, lambda: compute_loss(*objective.corrupt(ids, noise, ids.flip(0))), dtype, clip)

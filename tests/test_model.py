@@ -546,8 +546,8 @@ def test_resampled_hyperplanes_are_of_the_seed_and_saved():
     net = tiny_model(**LSH)
     before = net.layers[0].attention.planes.clone()
     again = tiny_model(**LSH)
-    net.resample_hyperplanes(3)
-    again.resample_hyperplanes(3)
+    net.redraw_hyperplanes(3)
+    again.redraw_hyperplanes(3)
     loaded = load_model(dict(config=asdict(net.config), model=net.state_dict()))
     assert not torch.equal(net.layers[0].attention.planes, before)
     for name, tensor in net.state_dict().items():

@@ -15,6 +15,7 @@ import torch
 import data.tasks
 from data.tasks import METRICS, TASKS, SequenceClassification, Task, bag_of_words, parse_rows, read_pydoc
 from data.tasks import read_task, read_tests
+from hashing import MD5
 from model import PRESETS, Config
 from runtime import InputError
 from tests.support import make_words
@@ -24,7 +25,7 @@ WORDS = make_words(60, 3)
 
 
 def make_tokenizer():
-    return HashTokenizer(Config(**PRESETS["tiny"]), hash=object())  # only token IDs are asked for
+    return HashTokenizer(Config(**PRESETS["tiny"]), hash=MD5())  # only token IDs are asked for
 
 
 def flags(**changes):
