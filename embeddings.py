@@ -191,8 +191,12 @@ class PoolEmbedding(Embedding):
         return INIT_STD * math.sqrt(c.chunk / c.bits)  # of the mean of about T/k rows
 
     def embed(self, codes):
-        rows = F.embedding(codes.long(), self.codebook)  # (..., J, d)
-        return (self.weight.softmax(0) * rows).sum(-2)
+        # the weights go into the codebook, once for all words: a table for each chunk
+        tables = self.weight.softmax(0).unsqueeze(1) * self.codebook  # (J, 2^k, d)
+        e = 0
+        for j, table in enumerate(tables):
+            e = e + F.embedding(codes[..., j].long(), table)  # (..., d)
+        return e
 
 
 class AddEmbedding(Embedding):
