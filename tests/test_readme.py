@@ -230,7 +230,7 @@ def test_prose_numbers_follow_results():
         f"{crowd['one']:.0f} % of the running text", f"one, and {crowd['half']:.0f} % do so"]
     default, wiki, books, speed = (rows(name) for name in ("default", "simplewiki", "books", "attention"))
     flat = [f"{row['all'] / row['sure']:.1f}" for name, row in rows("bloom").items() if "flat" in name]
-    claims.append("exhaustive search takes {}, {} and {} times as long".format(*flat))
+    claims.append("by blocks takes {}, {} and {} times as long".format(*flat))
     beam, tuned, walks = rows("bloom")["alpha 50, peaked"], default["proj-lsh"], "neighbors: random walks"
     files, bag, without = rows("files"), default["bag of words"], ", --bag 0"
     own, alone = (files[f"articles, 5,000 rows{more}"] for more in ("", without))
@@ -292,13 +292,14 @@ def test_prose_numbers_follow_results():
     claims += [f"Python names {names[1]} against {names[0]} %, Amazon-Book {book[1]} against {book[0]}, Amazon Beauty "
                f"{beauty[1]} against {beauty[0]}; on Simple Wikipedia {pages[1]} against {pages[0]} with one "
                f"coherent map and {100 * random_maps['rec@10']:.1f} with random maps ("]
-    for key, first in (("ratio", 256), ("ratio_upper", 512)):  # faster than dense from here on
-        assert all((row[key] > 1) == (length >= first) for length, row in speed.items() if row.get(key))
+    for length, row in speed.items():  # all is faster than dense from 512 positions on, upper never
+        assert length > 16_384 or (row["ratio"] > 1) == (length >= 512)
+        assert row.get("ratio_upper", 0) < 1
     auto = figures.read_json(ROOT, "results", "auto.json")["rows"]
     most = [max(row["regret"] for row in auto if row["dtype"] == dtype) for dtype in ("float32", "bfloat16")]
     assert all(row["kernel"] > row["attention"] for row in auto if row["dtype"] == "bfloat16" and "kernel" in row)
     gain = {(row["dtype"], row["L"]): row.get("gain") for row in auto}
-    assert min(gain["float32", 256], gain["bfloat16", 1024]) > 1 and 0.9 < gain["bfloat16", 512] < 1.1
+    assert min(gain["float32", 512], gain["bfloat16", 1024]) > 1 > gain["bfloat16", 512]
     claims.append(f"at most {most[0]:.2f} times the time of the better of its two ways in float32, and {most[1]:.2f}")
     inference, shuffled = rows("inference").values(), rows("shuffled")
     words, characters = ([row[f"{unit}_speed"] for row in inference] for unit in ("words", "characters"))
@@ -338,6 +339,6 @@ def test_prose_numbers_follow_results():
         f"| {dense['sst2']:.1f} ± {dense['sst2_std']:.1f}; {lsh['sst2']:.1f} ± {lsh['sst2_std']:.1f} % |"]
     for claim in claims:
         assert claim in TEXT, claim
-    assert crowd["counted"] == 0 and 1.8 < rows("sketch")["median"]["ratio"] < 2.2  # "about twice the time"
+    assert crowd["counted"] == 0 and 3.5 < rows("sketch")["median"]["ratio"] < 4.5  # "about four times"
     assert len({round(row["first"], 1) for row in glue.values()}) == 1  # every model predicts "the"
     assert beam["ratio_sure"] > 30 and all(row["exact"] == "True" for row in rows("bloom").values())
