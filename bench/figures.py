@@ -146,7 +146,8 @@ def draw_results(folder):
                     ylabel="ms, forward and backward",
                     title=f"r 8, m 256, two heads of 64, float32; {result['machine']['device']}") as [axis]:
         for key, label, style in (("dense", "dense (scaled_dot_product_attention)", "o-"),
-                                  ("upper", "LSH, pairs upper: the literal formula", "s-"), ("ours", "LSH, pairs all", "^-")):
+                                  ("upper", "LSH, pairs upper: the literal formula", "s-"),
+                                  ("ours", "LSH, pairs all", "^-")):
             times = [row.get(key, float("nan")) for row in rows]  # the literal formula: short rows only
             axis.loglog(lengths, times, style, label=label)
         axis.set_xticks(lengths, [f"{L:,}" for L in lengths], fontsize=8)
