@@ -22,12 +22,13 @@ Deviations:
        nearly 0.
 Notation:
     d width of a vector   C code numbers of a word   T bits of a word   J chunks   N rows of a table
-    m hashes of an item   k hash functions of a sketch, or bits of a chunk   R rows of a block
+    m hashes of an item   k hash functions, or bits of a chunk   R rows of a block
     K rows of the importance table
 Demo: python embeddings.py
 
 Every module maps codes, integers (..., C), to vectors float (..., d). BloomEmbedding alone has
 m vectors for an item, (..., m, d). hashing.py returns numpy arrays, which are codes as they are.
+A tokenizer stores bits in bytes: unpack_bits restores them.
 """
 
 import math
@@ -46,12 +47,14 @@ class Embedding(nn.Module):
 
     A subclass states the facts below, makes its tables, and has the formula in `embed`. EMBEDDINGS
     has a name for each. c is a model.Config, or anything with the fields that `from_config` reads.
+    The defaults, from_config and initial_std among them, are those of a method that reads bits.
 
     Attributes:
         code_format: str, how a word's codes are laid out; tokenizer.HashTokenizer has a list.
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
         needs_specials: whether special tokens need vectors outside of this module.
-        has_word_row: whether the model adds one learned vector to every ordinary word.
+        has_word_row: whether the model adds one learned vector to every ordinary word. Rows of a
+            table that a word has for itself, or shares with few, can hold it themselves.
         can_tie: whether the rows can also be the output layer.
         is_tied: whether they are by default.
         is_stacked: whether an item has m vectors, which become m places of the sequence.
@@ -77,7 +80,10 @@ class Embedding(nn.Module):
         return cls(c.bits, c.width)
 
     def initial_std(self, c):
-        """Return about the std of vectors before training: the model scales its positions by it."""
+        """Return about the std of vectors before training: the model scales its positions by it.
+
+        The default is that of a row. The demo compares it with the measured one.
+        """
         return INIT_STD
 
     def check(self, codes):
@@ -148,7 +154,7 @@ class HashEmbedding(LookupEmbedding):
     """
 
     code_format = "index"
-    needs_specials = True  # these three as in the base class, but words need no row of their own
+    needs_specials = True  # these three as in Embedding; has_word_row stays False
     can_tie = False
     is_tied = False
 
@@ -159,9 +165,10 @@ class HashEmbedding(LookupEmbedding):
 class PoolEmbedding(Embedding):
     """Pool: chunks choose rows of one codebook, summed with learned weights. [HF §3.4 eq.1]
 
-        e = Σ_j softmax_j(W)_j ⊙ B[c_j]
+        e = Σ_j P_j ⊙ B[c_j]        P (J, d): the softmax of W over the chunks
 
-    W (J, d) has a weight for each chunk and dimension; the softmax is over the chunks.
+    W has a weight for each chunk and dimension. Tables of J · 2^k · d numbers are made in each
+    forward pass.
 
     Args:
         bits: int, T.
@@ -180,7 +187,8 @@ class PoolEmbedding(Embedding):
         num_chunks = math.ceil(bits / chunk)
         super().__init__([2**chunk] * num_chunks)
         self.codebook = nn.Parameter(init_normal(torch.empty(2**chunk, width)))  # (2^k, d)
-        # subtle: with equal weights a word would have one vector for every order of its chunks
+        # subtle: random weights, because with equal ones every order of the same chunks would have
+        # the same vector
         self.weight = nn.Parameter(init_normal(torch.empty(num_chunks, width)))  # (J, d)
 
     @classmethod
@@ -295,7 +303,7 @@ class BloomEmbedding(Embedding):
 
     Args:
         hashes: int, m.
-        rows: int, R, of a block.
+        rows: int, R, of a block: the buckets of a map, and the special tokens after them.
         width: int, d.
 
     Shape:
@@ -395,11 +403,12 @@ class SketchEmbedding(Embedding):
 
 
 class WeightedEmbedding(Embedding):
-    """Weighted: k rows of one table, each times the word's importance weight, summed. [SV §3]
+    """Weighted: k rows of one table, each times an importance weight, summed. [SV §3]
 
         e = Σ_j p_j · row_j
 
-    The weights p are a row of the importance table. Words share it by one more hash function.
+    The weights p (k,) are a row of the importance table. One more hash function chooses that row,
+    so words share it.
 
     Args:
         hashes: int, k.
@@ -421,7 +430,7 @@ class WeightedEmbedding(Embedding):
 
     @classmethod
     def from_config(cls, c):
-        return cls(c.hashes, c.rows, c.weights, c.width)
+        return cls(c.hashes, c.rows, c.weights, c.width)  # c.weights is K, rows of importance
 
     @torch.no_grad()
     def initial_std(self, c):
@@ -460,7 +469,10 @@ def init_normal(weight, std=INIT_STD):
 
 
 def unpack_bits(packed, bits):
-    """Return bits uint8 (..., T) of bytes uint8 (..., ceil(T/8)), most significant bit first."""
+    """Return bits uint8 (..., T) of bytes uint8 (..., ceil(T/8)), most significant bit first.
+
+    The model calls it, as HashTokenizer packs the code format "bits".
+    """
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
     unpacked = (packed.unsqueeze(-1) >> shifts) & 1  # (..., ceil(T/8), 8)
     return unpacked.flatten(-2)[..., :bits]
@@ -470,8 +482,8 @@ def main():
     """Embed 100 random words with every method; print shapes, parameters and the std."""
     torch.manual_seed(0)
     c = SimpleNamespace(rows=50_260, bits=128, chunk=10, buckets=500, weights=50_000, width=768)
-    print("100 random words. Measured std: truncation leaves 0.88; linear has a shared mean on "
-          "top.\n")
+    print("100 random words. A truncated normal has 0.88 of the expected std; linear has a mean\n"
+          "that all words share.\n")
     print("  method      codes    vectors  parameters  expected  measured")
     for name, embedding_class in EMBEDDINGS.items():
         c.emb = name

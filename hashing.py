@@ -12,15 +12,18 @@ Sources:
 Out of scope: vocabularies and token IDs (tokenizer.py), Bloom maps (bloom.py), LSH of vectors
     (attention.py).
 Deviations:
-    1. A word is a run of letters or of symbols, in lower case ("regex"). "space" splits as the
+    1. A word is a run of letters or of symbols, in lower case ("regex"). A combining mark is a
+       symbol: it cuts words with decomposed accents or Indic vowel signs. "space" splits as the
        paper does.
     2. NgramLSH rounds its random numbers to 1/4096. Sums are then exact integers, the same on
        every machine with one version of numpy.
     3. The seed and the key are arguments, and state() returns them. The paper withholds its key.
     4. The same hyperplanes serve index (§3.3) and bits (§3.5). The paper draws T others for the
-       bits. fit shuffles the n-grams, so that the bits are nearly independent if the corpus has
+       bits.
+    5. NgramLSH.fit shuffles the n-grams, so that the bits are nearly independent if the corpus has
        many n-grams (docs/hashformers.md).
-    5. A byte order mark or a NUL separates words, as white space does. md5_digests appends NULs.
+    6. A byte order mark or a NUL separates words, as white space does. So no word can equal another
+       word and the NUL bytes that md5_digests appends.
 Notation:
     V words   T bits   N hash buckets, or hyperplanes   F features, n-grams
     k bits of a chunk, or hash functions of a sketch   R buckets of one hash function of a sketch
@@ -40,7 +43,8 @@ from hashlib import md5
 import numpy as np
 
 MD5_BITS = 128  # of a digest
-MAX_GRAM = 4  # characters of the longest n-gram; with another number all hashes are others
+MAX_CHUNK = 15  # bits of a chunk: 16 overflow int16
+MAX_GRAM = 4  # characters of the longest n-gram; a smaller number changes the hashes of saved grams
 ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
 PATTERNS = {
     "regex": re.compile(r"\w+|[^\w\s\ufeff\0]+"),
@@ -75,10 +79,9 @@ def split_words(text, how="regex"):
 
 
 def list_words(text, how="regex"):
-    """Return the words of split_words without their spans, about three times as fast."""
+    """Return the words of split_words without their spans, two to three times as fast."""
     pattern = PATTERNS[how]
-    # in ASCII lower() moves no border of a word; "İ" becomes a letter and a mark, a border
-    if text.isascii():
+    if text.isascii():  # lower() moves no border of a word; that of "İ" is "i" and a mark, a border
         return pattern.findall(text.lower())
     return [word.lower() for word in pattern.findall(text)]
 
@@ -118,7 +121,7 @@ def md5_digests(words, count=1, key=None):
 def md5_digest(data, key):
     """Return the 16 bytes of MD5 of data, bytes, or of HMAC-MD5 with a key, str."""
     if key is None:
-        return md5(data, usedforsecurity=False).digest()  # or some systems refuse MD5
+        return md5(data, usedforsecurity=False).digest()  # without it, FIPS systems refuse MD5
     return hmac.digest(encode(key), data, "md5")
 
 
@@ -157,8 +160,8 @@ def md5_index(words, n, key=None):
     if not 1 <= n <= 2**32:  # above, the products below exceed 64 bits
         raise ValueError(f"n: expected 1 to 4,294,967,296, got {n}.")
     halves = md5_digests(words, 1, key).view(">u8") % np.uint64(n)  # (V, 2), high and low 64 bits
-    carry = np.uint64(2**64 % int(n))
-    index = (halves[:, 0] * carry + halves[:, 1]) % np.uint64(n)  # (2^64 · high + low) mod n
+    high_value = np.uint64(2**64 % int(n))  # 2^64 modulo n
+    index = (halves[:, 0] * high_value + halves[:, 1]) % np.uint64(n)  # 2^64 · high + low
     return index.astype(np.int64)
 
 
@@ -180,8 +183,8 @@ def sketch_index(words, k, buckets, seed=0, key=None):
     Example:
         sketch_index(["play"], 5, 500)  # [[409, 489, 306, 104, 165]]
     """
-    if buckets < 1:  # numpy returns 0 for a number modulo 0
-        raise ValueError(f"buckets: expected 1 or more, got {buckets}.")
+    if k < 1 or buckets < 1:  # numpy returns 0 for a number modulo 0
+        raise ValueError(f"k, buckets: expected 1 or more, got {k} and {buckets}.")
     secret = None
     if seed != 0 or key is not None:
         secret = f"{key or ''} sketch {seed}"
@@ -206,8 +209,8 @@ def bits_to_chunks(bits, k):
     Example:
         1010 0100 001 with k = 4 gives 10 4 1
     """
-    if not 1 <= k <= 15:  # 16 bits overflow int16
-        raise ValueError(f"k: expected 1 to 15, got {k}.")
+    if not 1 <= k <= MAX_CHUNK:
+        raise ValueError(f"k: expected 1 to {MAX_CHUNK}, got {k}.")
     if bits.ndim != 2 or bits.max(initial=0) > 1:
         raise ValueError(f"bits: expected (V, T) of 0 and 1, got {bits!r:.60}.")
     chunks = []
@@ -411,8 +414,9 @@ def main(argv=None):
         cosine = min(product / math.sqrt(squares), 1)
         laws.append(MD5_BITS / math.pi * math.acos(cosine))
 
+    # 144 pairs of letters as extra words: the n-grams of few words would be neighbors in eta, and
+    # the numbers would scatter more around the law
     letters = "etaoinshrdlu"
-    # with more n-grams the windows of eta overlap less: numbers scatter less around the law
     pairs = [a + b for a in letters for b in letters]
     counts = dict.fromkeys(words + pairs, 1)
     print("differ: bits unlike the first word's, by chance 64. law: 128 · angle of n-gram counts "

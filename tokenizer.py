@@ -42,8 +42,8 @@ class HashTokenizer:
     """Map text to words, token IDs and hash codes. A checkpoint holds one of these. [HF §3.1]
 
     The word list grows with the text and has no parameters: a new word gets the next free ID and is
-    hashed on the fly. Code formats "row" and "digest" have a fixed vocabulary, with [UNK] for all
-    other words. In parentheses is the name of the embedding that reads a format:
+    hashed on the fly. In the code formats "row" and "digest" the vocabulary is fixed, and every
+    other word is [UNK]. In parentheses is the name of the embedding that reads a format:
 
         code_format   dtype   C          code numbers of a word
         row           int32   1          its row in a vocabulary, the token ID (lookup)
@@ -57,12 +57,13 @@ class HashTokenizer:
     Args:
         config: model.Config, or anything with its code_format (str) and the ints that the format
             needs: bits T, chunk k, rows N, hashes m or k, buckets R, weights (rows of importance).
-        split: one of SPLITS.
+        split: one of SPLITS: regex, space, bpe, phrases, items. How "items" splits depends on the
+            names known so far, so it is meant for a fixed vocabulary.
         hash_name, hash: a key of HASHES and its fitted instance, for index, chunks and bits.
         subwords: BPE or Phrases, for the splits of the same name, else None.
         vocabulary: list[str], the words of row and digest by ID.
         bloom_map: BloomMap of the vocabulary, for digest.
-        hash_seed, key: int, and str or None, of the sketch hashes.
+        hash_seed, key: int, and str or None, of the sketch hashes; independent of those of hash.
 
     Raises:
         ValueError: If the parts do not fit each other.
@@ -77,7 +78,8 @@ class HashTokenizer:
         self.is_fixed = code_format in ("row", "digest")
         if split not in SPLITS:
             raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}.")
-        if not isinstance(subwords, SUBWORDS.get(split, type(None))):
+        subwords_class = SUBWORDS.get(split, type(None))  # the other splits have none
+        if not isinstance(subwords, subwords_class):
             raise ValueError(f"subwords: expected those of split {split!r}, got {subwords!r:.60}.")
         if code_format in ("index", "chunks", "bits") and hash is None:
             raise ValueError("hash: expected a fitted one, such as NgramLSH.fit(counts), got None.")
@@ -85,7 +87,8 @@ class HashTokenizer:
             raise ValueError(f"hash_name: expected that of {hash!r:.60}, got {hash_name!r}.")
         if self.is_fixed:
             check_words(vocabulary)
-            if len(set(vocabulary)) < len(vocabulary):  # the IDs after it would be others
+            # a repeated word gets no second ID, so all later IDs would shift
+            if len(set(vocabulary)) < len(vocabulary):
                 raise ValueError("vocabulary: expected each word once, got one twice.")
         if code_format == "digest" and (bloom_map is None or bloom_map.n_items != len(vocabulary)):
             raise ValueError(f"bloom_map: expected that of {len(vocabulary)} words, "
@@ -279,7 +282,7 @@ class BPE:
         return cls(tokenizer.to_str())
 
     def split(self, text):
-        """Return pieces list[str] and spans list[(start, end)], each with the space before it."""
+        """Return pieces list[str] and spans list[(start, end)], with the space before a word."""
         encoding = self.tokenizer.encode(make_encodable(text))
         return encoding.tokens, encoding.offsets
 
@@ -309,6 +312,7 @@ class Phrases:
         self.json = text
         self.bpe = BPE(state["bpe"])
         self.phrases = set(state["phrases"])
+        # subtle: a piece that is spelled like a phrase shares its unit
         pieces = [piece for piece in self.bpe.units if piece not in self.phrases]
         self.units = state["phrases"] + pieces
         self.number_of_unit = {unit: i for i, unit in enumerate(self.units)}
@@ -441,7 +445,7 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
 
     Args:
         first, second: int32 (n,), and int32 (m,) or None, token IDs.
-        length: int, L, at least 5.
+        length: int, L, at least 5: one word, and the four special tokens of a pair.
         separator: token IDs between the two.
         keep_rest: bool, append the words of the first that do not fit, for a bag of words. Those of
             the second are lost.
@@ -449,12 +453,12 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
     Returns:
         ids int32, L at most, or more with the rest; and int, how many words did not fit.
     """
-    if length < 5:  # [CLS] A [SEP] [SEP] B has no room for a word
-        raise ValueError(f"length: expected 5 or more, got {length}.")
+    if length < 3 + len(separator):
+        raise ValueError(f"length: expected {3 + len(separator)} or more, got {length}.")
     if second is None:
         second = []
         separator = []
-    room = length - 2 - len(separator)
+    room = length - 2 - len(separator)  # for words
     # the first gets what the second leaves, or half of the room if that is more
     n = min(len(first), max(room - len(second), (room + 1) // 2))
     m = min(len(second), room - n)
@@ -467,6 +471,8 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
 
 def sliding_windows(question, context, length, stride):
     """Cut a long context into overlapping windows, each behind the question. [BERT run_squad.py]
+
+    The windows have HashTokenizer's separator.
 
     Args:
         question, context: int32 (n,) and (m,), token IDs. A question takes half of the room at
@@ -485,7 +491,7 @@ def sliding_windows(question, context, length, stride):
     question = question[:(length - 4) // 2]
     room = length - 4 - len(question)
     step = min(stride, room)
-    end = max(len(context) - room, 0) + step  # the window before it has the last word
+    end = max(len(context) - room, 0) + step  # the last start before it reaches the last word
     windows = []
     for start in range(0, end, step):
         stop = min(start + room, len(context))
@@ -497,13 +503,14 @@ def sliding_windows(question, context, length, stride):
 def main():
     """Show the words, token IDs and hash codes of a text in three code formats."""
     text = "Play, plays; played!"
-    config = SimpleNamespace(bits=16, chunk=5, rows=50_000, hashes=3, buckets=500, weights=50_000)
-    for config.code_format in ("bits", "index", "sketch"):
+    for code_format in ("bits", "index", "sketch"):
+        config = SimpleNamespace(code_format=code_format, bits=16, rows=50_000, hashes=3,
+                                 buckets=500)
         tokenizer = HashTokenizer(config, hash=MD5())
         words, spans = tokenizer.split(text)
         ids = tokenizer.ids(words)
         codes = tokenizer.codes()
-        print(f"\n   span  word    ID  {config.code_format}, {codes.dtype}")
+        print(f"\n   span  word    ID  {code_format}, {codes.dtype}")
         for (start, end), word, token_id in zip(spans, words, ids.tolist()):
             print(f"{start:3} {end:3}  {word:6} {token_id:3}  {codes[token_id].tolist()}")
 

@@ -309,7 +309,7 @@ def test_hash_class_depends_on_its_options(name):
     # sums of 64 bits would overflow
     (hashing.md5_index, (["a"], 2**32 + 1), "n: expected 1 to 4,294,967,296, got 4294967297"),
     # numpy gives 0 for every word
-    (hashing.sketch_index, (["a"], 3, 0), "buckets: expected 1 or more, got 0"),
+    (hashing.sketch_index, (["a"], 3, 0), "k, buckets: expected 1 or more, got 3 and 0"),
     # int16 would overflow
     (hashing.bits_to_chunks, (np.ones((1, 20), np.uint8), 16), "k: expected 1 to 15, got 16"),
     (hashing.bits_to_chunks, (np.full((1, 9), 2, np.uint8), 5), "bits: expected (V, T) of 0 and 1"),
