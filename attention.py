@@ -18,20 +18,21 @@ Deviations:
     2. The hyperplanes are drawn once, or whenever you call SelfAttention.redraw. The authors' code
        draws them in every forward pass.
     3. The default is pairs="all". The authors' code has "upper".
-    4. Dropout drops all keys outside a bucket together in lsh_attention_blocks, and one by one in
-       the literal formula.
+    4. With fill="zero", dropout drops all keys outside a bucket together in lsh_attention_blocks,
+       and one by one in the literal formula.
 Notation:
     B batch   H heads   L positions   e head size   d hidden size   N = B·H·L rows
     n hash functions   r hyperplanes of a function ("bands" in the paper)   m buckets of a function
     hq, hk hash buckets of queries and keys, int64 (B, H, n, L)
-    G buckets of a group   x queries and y keys of a bucket   i query   j key   s score
+    G buckets of a group   x queries and y keys of a bucket   c keys outside a bucket
+    i query   j key   s score
 Demo: python attention.py
 
 The whole idea in one example. One query has the score s = ln 3 with the only key in its bucket.
 Two keys lie outside, where the paper's score is 0. The three values are 1, 2, 3:
 
-    literal formula        weights e^s, e^0, e^0 = 3, 1, 1         (3·1 + 1·2 + 1·3) / 5 = 1.6
-    bucket and extra key   weights e^s, e^(ln 2) = 3, 2            (3·1 + 2·2.5)     / 5 = 1.6
+    literal formula        weights exp(s), exp(0), exp(0) = 3, 1, 1  (3·1 + 1·2 + 1·3) / 5 = 1.6
+    bucket and extra key   weights exp(s), exp(ln 2) = 3, 2          (3·1 + 2·2.5)     / 5 = 1.6
 
 The extra key stands for the c = 2 keys outside. Its score is ln c, its value is their mean, 2.5.
 """
@@ -44,11 +45,11 @@ import torch.nn.functional as F
 
 FILLS = ("zero", "mask")  # what pairs that do not collide have
 PAIRS = ("all", "upper")  # pairs with a score of their own
-NO_SCORE = -1e30  # score of padding; finite, because -inf minus -inf is NaN
+NO_SCORE = -1e30  # score of a key that does not count; finite, because -inf · 0 is NaN
 # These sizes decide how fast attention is, and never its result:
 MAX_FORMULA_BF16 = 1024  # positions up to which bfloat16 on a CPU takes the formula, not the kernel
 MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
-MAX_PRODUCT = 64  # queries of a bucket up to which two products are faster than PyTorch's kernel
+MAX_PRODUCT = 64  # queries of a bucket up to which attend takes the formula, not PyTorch's kernel
 
 
 # Attention over all pairs
@@ -63,9 +64,8 @@ def full_attention_reference(q, k, v, *, key_mask=None, dropout=0.0):
 
 def masked_softmax(scores, key_mask):
     """Return attention weights (B, H, L, L). A row without keys is 0, where softmax gives NaN."""
-    if key_mask is None:
-        return scores.softmax(-1)
-    scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
+    if key_mask is not None:
+        scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
     has_no_key = scores.detach().amax(-1, keepdim=True) == -torch.inf  # (B, H, L, 1)
     return scores.softmax(-1).masked_fill(has_no_key, 0.0)
 
@@ -120,7 +120,7 @@ def draw_hyperplanes(num_heads, num_functions, num_hyperplanes, head_size, num_b
         planes float32 (H, n, r, e), standard normal, and coef int64 (H, n, r), uniform in [0, m).
     """
     shape = (num_heads, num_functions, num_hyperplanes)
-    planes = torch.randn(*shape, head_size, generator=generator, device="cpu")
+    planes = torch.randn(*shape, head_size, generator=generator, dtype=torch.float32, device="cpu")
     coef = torch.randint(num_buckets, shape, generator=generator, device="cpu")
     return planes, coef
 
@@ -199,15 +199,17 @@ def collision_share(hq, hk):
     return num_colliding / (H * L * L)
 
 
-# Attention over colliding pairs
+# Attention over colliding pairs, in two forms: the literal formula, impl="dense", and bucket by
+# bucket, impl="blocks"
 
 
 def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None,
                             dropout=0.0):
     """Return LSH attention by the literal formula. [BL §2.2.2]
 
-    A pair that does not collide has the score 0 with fill="zero", and no weight with fill="mask".
-    With pairs="upper", the score of query i and key j, i <= j, also serves query j and key i.
+    A pair that does not collide has the score 0 with fill="zero". With fill="mask" it has no
+    weight, except that a position always attends to itself. With pairs="upper", the score of query
+    i and key j, i <= j, also serves query j and key i.
     lsh_attention has all arguments.
     """
     L = q.shape[2]
@@ -249,7 +251,9 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     with dropout, PyTorch's kernel on a CPU holds an (x, y) matrix of a bucket.
 
     The shapes depend on the data, so the host waits twice for a GPU: for the number of buckets, in
-    `unique`, and for their sizes, in group_buckets. Allow no TF32: it would round log c to 10 bits.
+    `unique`, and for their sizes, in group_buckets.
+
+    In the helpers, a sequence is one head of one text: its queries see its keys alone.
     """
     B, H, L, e = q.shape
     N = B * H * L
@@ -262,9 +266,10 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
         is_key = key_mask.repeat_interleave(H, 0).flatten()  # (N,)
 
     # 1. Number the buckets, and find the extra key of each query
-    bucket_q, bucket_k, sequence = number_buckets(hq.flatten(), hk.flatten(), is_key, num_sequences)
+    bucket_q, bucket_k, bucket_sequence = number_buckets(hq.flatten(), hk.flatten(), is_key,
+                                                         num_sequences)
     if fill == "zero":
-        count, mean = average_outside(v, bucket_k, sequence, num_sequences)
+        count, mean = average_outside(v, bucket_k, bucket_sequence, num_sequences)
         extra_score = count.log().index_select(0, bucket_q)  # (N, 1); -inf: no key is outside
         extra_value = mean.index_select(0, bucket_q)  # (N, e)
     elif fill == "mask":
@@ -286,7 +291,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     PADDING = N + 1
     extra_score = extra_score.clamp(min=NO_SCORE)
     q = torch.cat([q, extra_score, torch.ones_like(extra_score)], 1)
-    q = F.pad(q, (0, 0, 0, 1))  # (N + 1, e + 2); row N is a query of padding, whose output is lost
+    q = F.pad(q, (0, 0, 0, 1))  # (N + 1, e + 2); row N is a query of zeros, whose output is lost
     k = F.pad(k, (0, 2, 0, 2))  # (N + 2, e + 2)
     k[EXTRA, e] = 1
     k[PADDING, e + 1] = NO_SCORE
@@ -296,7 +301,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     v[EXTRA, e] = 1
 
     # 3. Attend within the buckets, those of similar size at once
-    queries, keys = group_buckets(bucket_q, bucket_k, len(sequence))  # row numbers
+    queries, keys = group_buckets(bucket_q, bucket_k, len(bucket_sequence))  # row numbers
     q_groups = gather_groups(q, queries)
     k_groups = gather_groups(k, keys)
     v_groups = gather_groups(v, keys)
@@ -314,7 +319,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
 
 
 def number_buckets(hq, hk, is_key, num_sequences):
-    """Number the buckets that occur 0, 1, 2, ..., so that two sequences never share one.
+    """Give each pair of sequence and hash bucket that occurs a number, 0, 1, 2, ...
 
     Args:
         hq, hk: int64 (N,), hash buckets of queries and keys, sequence by sequence.
@@ -322,16 +327,16 @@ def number_buckets(hq, hk, is_key, num_sequences):
         num_sequences: int, B·H.
 
     Returns:
-        bucket_q, bucket_k int64 (N,), the number of each query's and key's bucket, and sequence
-        int64 (num_occurring,), the sequence of each bucket that occurs, in [0, num_sequences].
+        bucket_q, bucket_k int64 (N,), the number of each query's and key's bucket, and
+        bucket_sequence int64 (num_occurring,), the sequence of each bucket, in [0, num_sequences].
     """
     # label: an integer for each pair of sequence and hash bucket
     low = torch.minimum(hq.min(), hk.min())
     span = torch.maximum(hq.max(), hk.max()) - low + 1
-    sequence = torch.arange(num_sequences, device=hq.device)
-    sequence = sequence.repeat_interleave(len(hq) // num_sequences)  # (N,)
-    label_q = sequence * span + (hq - low)
-    label_k = sequence * span + (hk - low)
+    row_sequence = torch.arange(num_sequences, device=hq.device)
+    row_sequence = row_sequence.repeat_interleave(len(hq) // num_sequences)  # (N,)
+    label_q = row_sequence * span + (hq - low)
+    label_k = row_sequence * span + (hk - low)
     # keys of padding have the label of one more sequence, which has no queries
     label_k = torch.where(is_key, label_k, num_sequences * span)
     labels, bucket = torch.cat([label_q, label_k]).unique(return_inverse=True)
@@ -339,7 +344,7 @@ def number_buckets(hq, hk, is_key, num_sequences):
     return bucket_q, bucket_k, labels // span
 
 
-def average_outside(v, bucket_k, sequence, num_sequences):
+def average_outside(v, bucket_k, bucket_sequence, num_sequences):
     """Return how many keys of its sequence lie outside each bucket, and the mean of their values.
 
     A sum outside is the sum of the sequence minus that of the bucket. The difference loses digits
@@ -347,16 +352,16 @@ def average_outside(v, bucket_k, sequence, num_sequences):
 
     Args:
         v: float (N, e), the values.
-        bucket_k, sequence, num_sequences: as in number_buckets.
+        bucket_k, bucket_sequence, num_sequences: as in number_buckets.
 
     Returns:
         count float (num_occurring, 1), and mean float (num_occurring, e), 0 if no key is outside.
     """
     v = F.pad(v, (0, 1), value=1.0)  # (N, e + 1), the last column counts keys
     columns = v.shape[1]
-    in_bucket = v.new_zeros(len(sequence), columns).index_add(0, bucket_k, v)
-    in_sequence = v.new_zeros(num_sequences + 1, columns).index_add(0, sequence, in_bucket)
-    outside = in_sequence.index_select(0, sequence) - in_bucket
+    in_bucket = v.new_zeros(len(bucket_sequence), columns).index_add(0, bucket_k, v)
+    in_sequence = v.new_zeros(num_sequences + 1, columns).index_add(0, bucket_sequence, in_bucket)
+    outside = in_sequence.index_select(0, bucket_sequence) - in_bucket
     count = outside[:, -1:].detach()
     mean = outside[:, :-1] / count.clamp(min=1)
     return count, mean
@@ -366,11 +371,11 @@ def group_buckets(bucket_q, bucket_k, num_occurring):
     """Return the queries and keys of all buckets, in groups of similar size, padded to one size.
 
         bucket   its queries   its keys      a group, with N = 4:   queries   keys
-        5        0 2 3         1                                    0 2 3     1 5 4
-        8        1             0 3                                  1 4 4     0 3 4
+        0        0 2 3         1                                    0 2 3     1 5 4
+        1        1             0 3                                  1 4 4     0 3 4
 
     Row N = 4 of the queries and row N + 1 = 5 of the keys are padding. The last key of each bucket
-    is its extra key, row N = 4 of the keys.
+    is row N = 4 of the keys, EXTRA. Its score and its value differ from query to query.
 
     Args:
         bucket_q, bucket_k: int64 (N,), the number of each query's and key's bucket.
@@ -383,7 +388,7 @@ def group_buckets(bucket_q, bucket_k, num_occurring):
     rows_q, first_q, count_q = sort_by_bucket(bucket_q, num_occurring)
     rows_k, first_k, count_k = sort_by_bucket(bucket_k, num_occurring)
     sizes_q, sizes_k = torch.stack([count_q, count_k]).cpu()  # the host waits for a GPU
-    size = torch.maximum(sizes_q, sizes_k)  # bounds the padding of both
+    size = torch.maximum(sizes_q, sizes_k)  # the larger decides the group
     size[sizes_q == 0] = 0  # a bucket without queries belongs to no group
 
     queries = []
@@ -412,19 +417,19 @@ def sort_by_bucket(bucket, num_occurring):
     return rows, first, count
 
 
-def pad_buckets(rows, first, count, size, padding):
+def pad_buckets(rows, first, count, size, padding_row):
     """Return the rows of G buckets, int64 (G, size), from their starts and sizes (G,)."""
     place = torch.arange(size, device=rows.device)
     is_row = place < count.unsqueeze(1)  # (G, size)
     index = first.unsqueeze(1) + place  # (G, size), beyond the bucket where is_row is False
-    return rows[index.clamp(max=len(rows) - 1)].masked_fill(~is_row, padding)
+    return rows[index.clamp(max=len(rows) - 1)].masked_fill(~is_row, padding_row)
 
 
-def gather_groups(x, groups):
-    """Return the rows of x (N, width) that each matrix names, as a list of (G, size, width)."""
-    # one gather for all groups: the backward pass of each gather fills a tensor as large as x
+def gather_groups(table, groups):
+    """Return table[group] of each group of row numbers, as a list of (G, size, width)."""
+    # one gather for all groups: the backward pass of each gather fills a tensor as large as table
     rows = torch.cat([group.flatten() for group in groups])
-    parts = x.index_select(0, rows).split([group.numel() for group in groups])
+    parts = table.index_select(0, rows).split([group.numel() for group in groups])
     return [part.unflatten(0, group.shape) for part, group in zip(parts, groups)]
 
 
@@ -442,10 +447,10 @@ def attend(q, k, v, dropout):
     # The kernel holds no (x, y) matrix. It wants a dimension of heads, values as wide as keys, and
     # on a GPU a width that is a multiple of 4: fill up with zeros.
     width = v.shape[-1]  # e + 1
-    padding = -q.shape[-1] % 4
-    q = F.pad(q, (0, padding)).unsqueeze(1)
-    k = F.pad(k, (0, padding)).unsqueeze(1)
-    v = F.pad(v, (0, padding + 1)).unsqueeze(1)
+    num_zeros = -q.shape[-1] % 4
+    q = F.pad(q, (0, num_zeros)).unsqueeze(1)
+    k = F.pad(k, (0, num_zeros)).unsqueeze(1)
+    v = F.pad(v, (0, num_zeros + 1)).unsqueeze(1)
     out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=1.0)  # (G, 1, x, ...)
     return out[:, 0, :, :width]
 
@@ -468,8 +473,9 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
         key_mask: bool (B, L), True = attend, or None.
         dropout: share of the attention weights set to 0. Pass it in training only.
         impl: "dense": the literal formula, for short sequences. "blocks": bucket by bucket, in
-            float32 or float64, for one hash function and pairs="all". "auto": blocks above 256
-            positions where it serves, else dense.
+            float32 or float64, for one hash function and pairs="all"; on a GPU do not allow TF32,
+            which rounds log c to 10 bits. "auto": blocks above 256 positions where it serves, else
+            dense.
 
     Returns:
         float (B, H, L, e), differentiable. A row whose every key is padding is 0.
@@ -559,13 +565,13 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(hidden_size, hidden_size)
         if attn == "lsh":
             shape = (num_heads, num_functions, num_hyperplanes)
-            planes = torch.empty(*shape, hidden_size // num_heads)  # (H, n, r, e)
+            planes = torch.empty(*shape, hidden_size // num_heads, dtype=torch.float32)
             self.register_buffer("planes", planes)
             self.register_buffer("coef", torch.empty(shape, dtype=torch.int64))  # (H, n, r)
             self.redraw(generator)
 
     def redraw(self, generator=None):
-        """Draw new hyperplanes and coefficients, in place. [BL §2.1]"""
+        """Draw new hyperplanes and coefficients, in place, for attn="lsh" alone. [BL §2.1]"""
         planes, coef = draw_hyperplanes(*self.planes.shape, self.num_buckets, generator)
         self.planes.copy_(planes)
         self.coef.copy_(coef)
@@ -599,8 +605,9 @@ class SelfAttention(nn.Module):
             return super()._apply(function, recurse)
         planes = self.planes
         super()._apply(function, recurse)
-        if not planes.is_meta:  # else to_empty has just made them
-            # subtle: those of before, since casting to bfloat16 and back would round them
+        # subtle: the cast may have rounded self.planes, so move the old ones. After to_empty the
+        # old ones hold no numbers.
+        if not planes.is_meta:
             self.planes = planes.to(self.planes.device)
         return self
 

@@ -12,9 +12,11 @@ Sources:
     [CM] Median is all you need, a proposal
 Out of scope: hashing of strings (hashing.py), the model that gives the probabilities (model.py).
 Deviations:
-    1. Random orders come from integer arithmetic alone, so a map is the same on every machine.
-    2. Items that share all m buckets swap places in the last map. Crowded maps, R^(m-1) < 4 alpha,
-       are dealt anew instead. No two items are left with one digest.
+    1. Random orders come from integer arithmetic alone, so a BloomMap is the same on every machine.
+       coherent_map computes with floats, so its orders are saved.
+    2. An item that shares all m buckets with another swaps places with a random item, in the last
+       map. Crowded maps, R^(m-1) < 4 alpha, are dealt anew instead. No two items are left with one
+       digest.
     3. The beam width doubles. The paper's grows by B.
 Notation:
     N items   m hashes of an item   R buckets of a map   alpha items of a bucket
@@ -25,12 +27,13 @@ Demo: python bloom.py
 A model gives a probability to each of the R buckets of each map. The score of an item adds the
 log-probabilities of its m buckets. The beam search finds the best items without scoring all:
 
-    map 0    0.6  a b     0.3  c d     0.1  e f       score of a: log 0.6 + log 0.1
-    map 1    0.7  c e     0.2  b d     0.1  a f       score of c: log 0.3 + log 0.7, the best
+    map 0    0.6  a b     0.3  c d     0.1  e f
+    map 1    0.7  c e     0.2  b d     0.1  a f
 
-A beam of B = 1 scores a, b, c and e. The other items have at most the bound log 0.6 + log 0.7. If
-the best score reached the bound, it would be certified as the best of all. Here it does not, and a
-beam of 2 has the bound log 0.3 + log 0.2, which c exceeds.
+The score of a is log 0.6 + log 0.1 = log 0.06. That of c is log 0.3 + log 0.7 = log 0.21, the best.
+A beam of B = 1 scores a, b, c and e. The other items have at most the bound log 0.6 + log 0.7 =
+log 0.42. If the best score reached it, it would be certified as the best of all. It does not. A
+beam of 2 has the bound log 0.3 + log 0.2 = log 0.06, which c exceeds.
 """
 
 import math
@@ -41,7 +44,7 @@ import torch
 import torch.nn.functional as F
 
 MAX_SWAP_ROUNDS = 100  # far above what is needed, which is about log of the number of items to swap
-CROWDED = 4  # the items of a bucket choose from R^(m-1) digests: deal, not swap, below 4 · alpha
+CROWDED = 4  # the items of a bucket have R^(m-1) digests to choose from; below 4 · alpha, deal
 POWER_ITERATIONS = 8  # of item_vectors
 
 
@@ -93,7 +96,8 @@ class BloomMap:
         self.digest = columns.T  # (N, m); in memory each map's column is in one piece
         if not self.separate_items():
             largest = int(n_items ** (1 - 1 / m))
-            raise ValueError(f"alpha: expected about {largest:,} at most, got {alpha}.")
+            raise ValueError(f"alpha: expected about {largest:,} at most, got {alpha}. Near it, "
+                             "another seed may help.")
         self.members = list_members(self.digest, self.buckets, alpha)
 
     def separate_items(self):
@@ -102,10 +106,10 @@ class BloomMap:
         Random maps with few digests are dealt anew, all but the first. Then items are swapped in
         the last map. Where that fails, the last of given orders is dealt.
         """
-        num_others = self.buckets ** (self.m - 1)  # digests that the items of one bucket can have
-        if num_others < min(self.alpha, self.n_items):
+        digests_per_bucket = self.buckets ** (self.m - 1)  # that the items of one bucket can have
+        if digests_per_bucket < min(self.alpha, self.n_items):
             return False
-        if num_others < CROWDED * self.alpha and not self.has_orders:
+        if digests_per_bucket < CROWDED * self.alpha and not self.has_orders:
             for j in range(1, self.m):
                 if not self.deal(j):
                     return False
@@ -114,11 +118,11 @@ class BloomMap:
         return self.has_orders and self.deal(self.m - 1)
 
     def swap_repeated(self):
-        """Swap items that share all m buckets with another, in the last map, with random items.
+        """Swap each item that shares all m buckets with another, with a random item.
 
-        For m = 2, random maps leave about (alpha - 1)² / 2 such pairs. At most 1/4 of the digests
-        are taken, so a random new bucket is free with probability 3/4, and few rounds suffice. Of
-        given orders more may be taken.
+        Only the last map changes. For m = 2, random maps leave about (alpha - 1)² / 2 pairs that
+        share both buckets. At most 1/4 of the digests are taken, so a random new bucket is free
+        with probability 3/4, and few rounds suffice. Of given orders more may be taken.
 
         Returns:
             Whether no two items share all m buckets.
@@ -131,6 +135,7 @@ class BloomMap:
             repeated = by_cell[1:][is_repeated]  # all items of a cell but one
             if len(repeated) == 0:
                 return True
+            # the keys (seed, j) are those of the orders, (seed, m, ...) those of swaps and deals
             partners = random_order(self.n_items, self.seed, self.m, turn)[:2 * len(repeated)]
             partners = partners[~np.isin(partners, repeated)][:len(repeated)]
             repeated = repeated[:len(partners)]
@@ -138,11 +143,12 @@ class BloomMap:
         return False
 
     def deal(self, j):
-        """Make map j anew: items that share their buckets in all maps before it get different ones.
+        """Make map j anew: items with equal buckets in all maps before it get different ones.
 
-        The largest group of such items goes first, one to each of the buckets with most room, ties
-        at random. For m = 2 this finds a map wherever there is one, since a map is a 0/1 matrix of
-        groups and buckets with given row and column sums (Gale and Ryser).
+        In a map before the last, where possible. The largest group of such items goes first, one to
+        each of the buckets with most room, ties at random. For m = 2 this finds a map wherever
+        there is one, since a map is a 0/1 matrix of groups and buckets with given row and column
+        sums (Gale and Ryser).
 
         Returns:
             False if j is the last map, and a group finds too few buckets with room.
@@ -205,7 +211,7 @@ class BloomMap:
 
 
 class SketchMap:
-    """Words by their sketch, as the searches read it; words may share all m buckets. [CM]
+    """Digests of hashed words, in the form that the searches take. Words may share one. [CM]
 
     Args:
         digest: int (N, m), as hashing.sketch_index returns it for N words and m hash functions.
@@ -274,7 +280,8 @@ def random_order(n, *key):
 
 
 # gamma, from the log-probabilities of an item's m buckets, a list of m tensors, to its score. It
-# must not decrease in any of them, and an item with the score -inf is never returned. [SB App. C]
+# must not decrease in any of them, or depend on the position. An item with the score -inf is never
+# returned. [SB App. C]
 SCORES = {
     "sum": sum,
     "min": lambda parts: torch.stack(parts).amin(0),
@@ -332,6 +339,8 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
 
 def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclude=()):
     """Run Algorithm 1 in plain loops, for one position. [SB §2.5 Alg.1]
+
+    Comments name the lines of the algorithm.
 
     Args:
         logp: float (m, R).
@@ -404,7 +413,8 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
 
     Returns:
         ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer items are reached;
-        certified bool (P,); and num_scored int64 (P,), how many items the last round scored.
+        certified bool (P,); and num_scored int64 (P,), how many items the last round scored, N
+        if it scored all.
 
     Raises:
         ValueError: If logp or exclude does not fit, or logp has NaN.
@@ -502,12 +512,14 @@ def check_search(logp, bloom_map, exclude):
     if exclude.dtype != torch.int64 or exclude.ndim != 2 or len(exclude) != len(logp):
         raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
                          f"got {exclude.dtype} {[*exclude.shape]}.")
+    if (exclude >= bloom_map.n_items).any():
+        raise ValueError(f"exclude: expected items below {bloom_map.n_items:,}, got others.")
 
 
 def refuse_nan(scores):
     """Raise a ValueError for NaN, which topk ranks first: NaN in logp is among the best."""
     if scores.isnan().any():
-        raise ValueError("logp: expected log-probabilities, got NaN.")
+        raise ValueError("logp: expected log-probabilities, got NaN, or score made it.")
 
 
 # Similar items in one bucket
@@ -553,7 +565,7 @@ def pick_similar(left, vectors, earlier, alpha):
     Items that share an earlier bucket with one of those chosen come last.
 
     Args:
-        left: int (n,), the free items.
+        left: int (number of free items,), the most frequent first.
         vectors: float (N, width).
         earlier: int (N, maps), the buckets of each item in earlier maps.
     """
@@ -576,7 +588,7 @@ def pick_similar(left, vectors, earlier, alpha):
 def item_vectors(items, sizes, n_items, width=64, seed=0):
     """Return a vector for each item: items of the same item sets point the same way. [SB App. D]
 
-    The vectors are about the rows of V Σ, scaled to length 1, with A = U Σ Vᵀ the sparse matrix
+    The vectors approximate the rows of V Σ, scaled to length 1, with A = U Σ Vᵀ the sparse matrix
     (sets, items) of
 
         A[set, item] = 1 / √(number of sets of the item · number of items of the set).
