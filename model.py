@@ -73,7 +73,7 @@ class Config:
     rows: int = 50_260  # N: rows of the embeddings lookup (with special tokens), emb and weighted
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # bits of a chunk (pool)
-    hashes: int | None = None  # m of bloom (default 2), k of a sketch or of hash-mlm (default 5)
+    hashes: int | None = None  # m of bloom (default 2), k of sketch, weighted, hash-mlm (default 5)
     buckets: int = 500  # R: rows of a block (mean, median, bloom), classes of a hash
     weights: int = 50_000  # rows of the importance table (weighted)
     layers: int = 12
@@ -303,7 +303,7 @@ class Model(nn.Module):
                 init_normal(module.weight, scaled_std if is_scaled else INIT_STD)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-        if c.order and not self.positions.weight.is_meta:  # without numbers there is no std
+        if c.order and not self.positions.weight.is_meta:  # which has nothing to fill
             std = POSITION_SCALE * self.embedding.initial_std(c)
             self.positions.weight.data.copy_(std * sinusoids(*self.positions.weight.shape))
 
@@ -322,7 +322,7 @@ class Model(nn.Module):
             ValueError: If the codes do not fit the embedding.
         """
         codes = torch.as_tensor(codes, device="cpu")
-        if self.config.code_format == "bits":
+        if self.config.code_format == "bits":  # in bytes, which the embedding never sees
             num_bytes = math.ceil(self.config.bits / 8)
             if codes.dtype != torch.uint8 or codes.shape[1:] != (num_bytes,):
                 raise ValueError(f"codes: expected uint8 (V, {num_bytes}), got {codes.dtype} "
@@ -335,7 +335,7 @@ class Model(nn.Module):
         """Return word vectors (..., L·m, d) of ids (..., L): no positions, no norm. [HF §3.1]"""
         if self.codes is None:
             raise ValueError("codes: expected set_codes(codes) before the model is used, got none.")
-        is_eager_cpu = ids.is_cpu and not torch.compiler.is_compiling()
+        is_eager_cpu = ids.is_cpu and not torch.compiler.is_compiling()  # unique has no fixed size
         if self.embedding.is_costly and is_eager_cpu:  # a word occurs about twice in a batch
             words, places = ids.unique(return_inverse=True)  # (words,) and (..., L)
             return F.embedding(places, self.embed_tokens(words))
@@ -439,6 +439,9 @@ class Model(nn.Module):
         if c.predicts_rows != (masked_positions is not None):
             raise ValueError("masked_positions: expected with head mlm or hash-mlm alone, "
                              f"this is {c.head}.")
+        if rows is not None and not (c.head == "mlm" or self.embedding.is_stacked):
+            raise ValueError(f"rows: expected with head mlm or emb bloom alone, this is {c.head}, "
+                             f"{c.emb}.")
         x = self.encode(ids, key_mask)  # (B, L·m, d)
         if self.embedding.is_stacked:
             x = x.unflatten(1, (-1, self.vectors_per_item))  # (B, L, m, d)

@@ -182,7 +182,7 @@ class ShuffleRandom(Objective):
         return metrics
 
     def expected_loss(self, word_counts, counts):
-        table = np.reshape(counts, (3, 3))
+        table = np.asarray(counts, float).reshape(3, 3)
         return 3, entropy(table.sum(1))  # of the labels as they came out
 
 
@@ -198,7 +198,8 @@ def mask_words(ids, noise, random_words, p, mask_id, first_word_id, is_set=False
 
     Args:
         ids, random_words: int64 (B, L).
-        noise: float (3, B, L) in [0, 1): row 0 chooses words, row 1 masks, row 2 replaces them.
+        noise: float (3, B, L) in [0, 1): row 0 chooses words, row 1 masks most of them, row 2 says
+            which of the others are replaced.
         p: float, share of words.
         mask_id, first_word_id: int, token IDs.
         is_set: bool.
@@ -386,10 +387,10 @@ class MaskedHashes(MaskedWords):
         Items with equal scores come in any order here. In rank_words they count as better.
         """
         logp = hash_logp(logits, self.bloom_map)
-        k = MAX_RECALL
-        best = beam_search(logp, self.bloom_map, k, k, rounds=None, exclude=visible)[0]  # exact
-        certified = beam_search(logp, self.bloom_map, k, k, exclude=visible)[2]  # in one round
-        is_before = (best == items.unsqueeze(1)).cumsum(1) == 0  # (M, k)
+        options = dict(k=MAX_RECALL, beam=MAX_RECALL, exclude=visible)
+        best = beam_search(logp, self.bloom_map, rounds=None, **options)[0]  # (M, 20), exact
+        certified = beam_search(logp, self.bloom_map, rounds=1, **options)[2]  # (M,)
+        is_before = (best == items.unsqueeze(1)).cumsum(1) == 0  # (M, 20)
         return is_before.sum(1), certified
 
     def metrics(self, counts):
@@ -432,7 +433,7 @@ def rank_words(logp, digests, words, exclude=None):
         if exclude is not None:
             scores = exclude_items(scores, exclude[part])
         ranks.append((scores >= least).sum(1) - 1)  # all but the correct one
-    return torch.cat([words[:0], *ranks])
+    return torch.cat([words[:0], *ranks])  # words[:0]: without words there are no ranks
 
 
 OBJECTIVES = {
@@ -446,12 +447,14 @@ OBJECTIVES = {
 def main():
     """Corrupt a sentence in two ways; print what the model sees and the labels to predict."""
     names = "[PAD] [MASK] every quick brown fox jumps over the lazy dog".split()
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator().manual_seed(66)  # a seed that shows every case
     ids = torch.arange(2, len(names)).unsqueeze(0)  # (1, 9)
-    noise = torch.rand(3, *ids.shape, generator=generator) / 4  # low: corrupts more of a short text
     random_words = torch.randint(2, len(names), ids.shape, generator=generator)
-    inputs, labels = ShuffleRandom(None, first_word_id=2).corrupt(ids, noise, random_words)
+    noise = torch.rand(3, *ids.shape, generator=generator)
+    noise[0] /= 4  # chooses 4 times as many words, as the text is short
     masked, answers = mask_words(ids, noise, random_words, 0.15, mask_id=1, first_word_id=2)
+    noise[1] /= 4
+    inputs, labels = ShuffleRandom(None, first_word_id=2).corrupt(ids, noise, random_words)
     hashes = ["", "", *map(str, BloomMap(9, 3).digest.tolist())]
 
     def show(title, row, texts):
@@ -465,7 +468,7 @@ def main():
     show("  labels", answers, names)
     show("  or hashes", answers, hashes)
     print("\nA label of - is not scored. Hashes are buckets of two Bloom maps. "
-          "Rates are 4 times as usual.")
+          "Words are chosen 4 times as often\nas usual.")
 
 
 if __name__ == "__main__":
