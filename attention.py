@@ -64,7 +64,7 @@ def full_attention_reference(q, k, v, *, key_mask=None, dropout=0.0):
 
 def masked_softmax(scores, key_mask):
     """Return attention weights (B, H, L, L). A row without keys is 0, where softmax gives NaN."""
-    if key_mask is None:  # then every query has a key: a position attends to itself, or to all
+    if key_mask is None:  # every query has a key, itself at least
         return scores.softmax(-1)
     scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
     has_no_key = scores.detach().amax(-1, keepdim=True) == -torch.inf  # (B, H, L, 1)
