@@ -13,9 +13,7 @@ import textwrap
 
 import torch.distributed as dist
 
-
-class InputError(ValueError):
-    """A flag, a file or a checkpoint is at fault, not the program. Scripts print it and exit with code 2."""
+from common import InputError
 
 
 class Output:

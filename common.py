@@ -1,0 +1,255 @@
+"""What every script needs: errors of one line, devices and ranks, files that are built once, checkpoints.
+
+Out of scope: models and data. model.load_model turns a checkpoint into a Model.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from filelock import FileLock, Timeout
+
+FORMAT = 4  # of checkpoints
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Bad input: one line and exit code 2
+
+
+class InputError(ValueError):
+    """A flag or a file of the user is at fault, not the program."""
+
+
+def run_script(name, function, *args):
+    """Return function(*args), or end the process with one line where the user's input is at fault.
+
+    Exit codes: 2 for bad input, 130 after Ctrl-C, 141 where the reader of the output has left.
+    """
+    code = 0
+    reason = ""
+    try:
+        result = function(*args)
+        sys.stdout.flush()
+        return result
+    except BrokenPipeError:  # as in `python infer.py … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
+        code = 141
+    except KeyboardInterrupt:
+        reason = "Interrupted."
+        code = 130
+    except (InputError, OSError, MemoryError, UnicodeError) as error:
+        reason = str(error) or type(error).__name__
+        code = 2
+    except RuntimeError as error:
+        if "allocate" not in str(error):  # torch has no type of its own for sizes beyond the memory
+            raise
+        reason = f"Out of memory: {error}"
+        code = 2
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    if reason:
+        print(f"{name}: {' '.join(reason.split())}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+@contextlib.contextmanager
+def blame_input(source=""):
+    """Raise a ValueError of the block as InputError: `source`, a flag or a file of the user, is at fault."""
+    try:
+        yield
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"{source}: {error}" if source else str(error)) from error
+
+
+@contextlib.contextmanager
+def blame_file(path):
+    """Raise whatever a library raises about the file at `path` as InputError: it is damaged."""
+    try:
+        yield
+    except (InputError, OSError):
+        raise
+    except Exception as error:
+        raise InputError(f"{path}: could not be read ({type(error).__name__}: {error}).") from error
+
+
+def at_least(minimum, kind=int, maximum=2**31 - 1):
+    """Return an argparse type: a number of `kind` from minimum to maximum. NaN is none."""
+    def number(text):
+        with contextlib.suppress(ValueError):
+            if minimum <= kind(text) <= maximum:
+                return kind(text)
+        raise argparse.ArgumentTypeError(f"expected {kind.__name__} from {minimum} to {maximum}, got {text}")
+    return number
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Device and ranks
+
+
+def add_device_flags(add):
+    """Add --device, --dtype and --compile by `add`, the add_argument of a parser."""
+    add("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto: CUDA if present (default: auto)")
+    add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
+        help="of matrix products; auto: bfloat16 where the device has it in hardware (default: auto)")
+    add("--compile", action=argparse.BooleanOptionalAction,
+        help="compile the encoder with torch.compile (default: on CUDA only)")
+
+
+def resolve_device(args, local_rank=0):
+    """Return the torch.device, the dtype "float32" or "bfloat16", and whether to compile."""
+    name = args.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{local_rank}"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)  # is it there?
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        raise InputError(f"--device: expected cpu or a device that is here, got {args.device}.") from error
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dtype = args.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if has_fast_bfloat16(device) else "float32"
+    use_compile = args.compile
+    if use_compile is None:
+        use_compile = device.type == "cuda"
+    return device, dtype, use_compile
+
+
+def has_fast_bfloat16(device):
+    """Return whether a device multiplies in bfloat16 in hardware. Where it is emulated it is slow."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    features = torch.cpu.get_capabilities()
+    return any(features.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
+def autocast(device, dtype):
+    """Return a context in which matrix products are computed in `dtype`, and sums over many in float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
+
+
+def read_ranks():
+    """Return rank, world size and local rank as torchrun sets them, 0, 1 and 0 without torchrun."""
+    rank = int(os.environ.get("RANK", 0))
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    return rank, world, local_rank
+
+
+def gather_from_ranks(value):
+    """Return the list of every rank's value, of plain types."""
+    if not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def num_cores():
+    """Return how many processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def start_workers():
+    """Return a multiprocessing.Pool on all cores that leaves Ctrl-C to this process."""
+    return multiprocessing.Pool(num_cores(), signal.signal, (signal.SIGINT, signal.SIG_IGN))
+
+
+@contextlib.contextmanager
+def catch_signals():
+    """Collect SIGTERM and Ctrl-C in the list that the block receives, instead of ending at once."""
+    caught = []
+    previous = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        previous[number] = signal.signal(number, lambda number, frame: caught.append(number))
+    try:
+        yield caught
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Files
+
+
+@contextlib.contextmanager
+def lock_output(folder, rank=0):
+    """Make a run's folder and let rank 0 hold it in the block; InputError where another run holds it."""
+    os.makedirs(folder, exist_ok=True)
+    if rank > 0:
+        yield
+        return
+    try:
+        with FileLock(os.path.join(folder, ".lock"), timeout=0):  # the system releases it if we are killed
+            yield
+    except Timeout as error:
+        raise InputError(f"--out {folder}: in use by another run. Use another --out.") from error
+
+
+def build_once(path, build):
+    """Return path after build(temporary path) made it, a file or a folder; other processes wait for it."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with FileLock(path + ".lock"):
+        if not os.path.exists(path):
+            shutil.rmtree(path + ".tmp", ignore_errors=True)  # of a process that was killed
+            build(path + ".tmp")
+            os.replace(path + ".tmp", path)
+    return path
+
+
+def fingerprint(value):
+    """Return twelve hex digits that identify a value of plain types, equal on every machine."""
+    return hashlib.md5(json.dumps(value).encode(), usedforsecurity=False).hexdigest()[:12]
+
+
+def save_checkpoint(path, model, encoder, **more):
+    """Write a checkpoint beside the old one, then replace it: a crash leaves one of the two intact.
+
+    Args: path str; model nn.Module with a dataclass config; encoder dict, HashTokenizer.state(); more parts.
+    Raises: InputError, a weight is not finite, or the disk is full. An earlier file is unchanged.
+    """
+    weights = model.state_dict()
+    for name, weight in weights.items():
+        if not weight.isfinite().all():
+            raise InputError(f"--lr: {name} is not finite, so {path} was not written. Try a lower --lr.")
+    parts = dict(format=FORMAT, config=dataclasses.asdict(model.config), model=weights, encoder=encoder)
+    try:
+        torch.save(parts | more, path + ".tmp")
+        os.replace(path + ".tmp", path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        raise InputError(f"{path}: could not be saved ({error}). An earlier file is unchanged.") from error
+
+
+def load_checkpoint(path):
+    """Return the parts of a checkpoint, a file or a folder's ckpt.pt: config, model, encoder and others.
+
+    Raises: InputError, it is missing, damaged, or of another format. Its content cannot run code.
+    """
+    if os.path.isdir(path):
+        path = os.path.join(path, "ckpt.pt")
+    if not os.path.isfile(path):
+        raise InputError(f"{path}: no checkpoint found. Train one with pretrain.py, or give its folder.")
+    with blame_file(path):
+        parts = torch.load(path, map_location="cpu", weights_only=True)
+        version = parts["format"]
+    if version != FORMAT:
+        raise InputError(f"{path}: expected checkpoint format {FORMAT}, got {version}. Train it again.")
+    return parts
