@@ -1,4 +1,4 @@
-"""What every script needs: errors of one line, devices and ranks, files that are built once, checkpoints.
+"""What every script needs: errors of one line, devices, ranks, files built once, checkpoints.
 
 Out of scope: models and data. model.load_model turns a checkpoint into a Model.
 """
@@ -6,6 +6,7 @@ Out of scope: models and data. model.load_model turns a checkpoint into a Model.
 import argparse
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -21,7 +22,7 @@ from filelock import FileLock, Timeout
 FORMAT = 4  # of checkpoints
 
 
-# ---------------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------
 # Bad input: one line and exit code 2
 
 
@@ -30,7 +31,7 @@ class InputError(ValueError):
 
 
 def run_script(name, function, *args):
-    """Return function(*args), or end the process with one line where the user's input is at fault.
+    """Return function(*args), or end with one line where the user's input is at fault.
 
     Exit codes: 2 for bad input, 130 after Ctrl-C, 141 where the reader of the output has left.
     """
@@ -41,11 +42,14 @@ def run_script(name, function, *args):
         sys.stdout.flush()
         return result
     except BrokenPipeError:  # as in `python infer.py … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # Python flushes once more at exit
         code = 141
     except KeyboardInterrupt:
         reason = "Interrupted."
         code = 130
+    except SystemExit as end:  # of argparse, or of a run that a signal ended
+        code = end.code
     except (InputError, OSError, MemoryError, UnicodeError) as error:
         reason = str(error) or type(error).__name__
         code = 2
@@ -56,6 +60,9 @@ def run_script(name, function, *args):
         code = 2
     finally:
         if dist.is_initialized():
+            # subtle: let go of DDP first. As its last owner the group would wait, with Python's
+            # lock held, for a thread that waits for that lock
+            gc.collect()
             dist.destroy_process_group()
     if reason:
         print(f"{name}: {' '.join(reason.split())}", file=sys.stderr)
@@ -64,7 +71,7 @@ def run_script(name, function, *args):
 
 @contextlib.contextmanager
 def blame_input(source=""):
-    """Raise a ValueError of the block as InputError: `source`, a flag or a file of the user, is at fault."""
+    """Raise a ValueError of the block as InputError: `source`, a flag or a file, is at fault."""
     try:
         yield
     except InputError:
@@ -75,13 +82,14 @@ def blame_input(source=""):
 
 @contextlib.contextmanager
 def blame_file(path):
-    """Raise whatever a library raises about the file at `path` as InputError: it is damaged."""
+    """Raise whatever a library raises about the file at `path` as InputError."""
     try:
         yield
     except (InputError, OSError):
         raise
     except Exception as error:
-        raise InputError(f"{path}: could not be read ({type(error).__name__}: {error}).") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{path}: could not be read ({reason}).") from error
 
 
 def at_least(minimum, kind=int, maximum=2**31 - 1):
@@ -90,19 +98,21 @@ def at_least(minimum, kind=int, maximum=2**31 - 1):
         with contextlib.suppress(ValueError):
             if minimum <= kind(text) <= maximum:
                 return kind(text)
-        raise argparse.ArgumentTypeError(f"expected {kind.__name__} from {minimum} to {maximum}, got {text}")
+        raise argparse.ArgumentTypeError(
+            f"expected {kind.__name__} from {minimum} to {maximum}, got {text}")
     return number
 
 
-# ---------------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------
 # Device and ranks
 
 
 def add_device_flags(add):
     """Add --device, --dtype and --compile by `add`, the add_argument of a parser."""
-    add("--device", default="auto", metavar="NAME", help="cpu, cuda, or auto: CUDA if present (default: auto)")
+    add("--device", default="auto", metavar="NAME",
+        help="cpu, cuda, or auto: CUDA if present (default: auto)")
     add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
-        help="of matrix products; auto: bfloat16 where the device has it in hardware (default: auto)")
+        help="of matrix products; auto: bfloat16 where the hardware has it (default: auto)")
     add("--compile", action=argparse.BooleanOptionalAction,
         help="compile the encoder with torch.compile (default: on CUDA only)")
 
@@ -118,7 +128,8 @@ def resolve_device(args, local_rank=0):
         device = torch.device(name)
         torch.zeros(1, device=device)  # is it there?
     except (RuntimeError, AssertionError, AttributeError) as error:
-        raise InputError(f"--device: expected cpu or a device that is here, got {args.device}.") from error
+        raise InputError("--device: expected cpu or a device that is here, "
+                         f"got {args.device}.") from error
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dtype = args.dtype
@@ -131,7 +142,7 @@ def resolve_device(args, local_rank=0):
 
 
 def has_fast_bfloat16(device):
-    """Return whether a device multiplies in bfloat16 in hardware. Where it is emulated it is slow."""
+    """Return whether a device multiplies in bfloat16 in hardware; emulated it is slow."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     features = torch.cpu.get_capabilities()
@@ -139,7 +150,7 @@ def has_fast_bfloat16(device):
 
 
 def autocast(device, dtype):
-    """Return a context in which matrix products are computed in `dtype`, and sums over many in float32."""
+    """Return a context in which matrix products are in `dtype`, and sums in float32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
 
 
@@ -186,26 +197,26 @@ def catch_signals():
             signal.signal(number, handler)
 
 
-# ---------------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------
 # Files
 
 
 @contextlib.contextmanager
 def lock_output(folder, rank=0):
-    """Make a run's folder and let rank 0 hold it in the block; InputError where another run holds it."""
+    """Make a run's folder and let rank 0 hold it; InputError where another run holds it."""
     os.makedirs(folder, exist_ok=True)
     if rank > 0:
         yield
         return
     try:
-        with FileLock(os.path.join(folder, ".lock"), timeout=0):  # the system releases it if we are killed
+        with FileLock(os.path.join(folder, ".lock"), timeout=0):  # released if we are killed
             yield
     except Timeout as error:
         raise InputError(f"--out {folder}: in use by another run. Use another --out.") from error
 
 
 def build_once(path, build):
-    """Return path after build(temporary path) made it, a file or a folder; other processes wait for it."""
+    """Return path after build(temporary path) made it; other processes wait for it."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with FileLock(path + ".lock"):
         if not os.path.exists(path):
@@ -216,40 +227,52 @@ def build_once(path, build):
 
 
 def fingerprint(value):
-    """Return twelve hex digits that identify a value of plain types, equal on every machine."""
+    """Return twelve hex digits that identify a value of plain types on every machine."""
     return hashlib.md5(json.dumps(value).encode(), usedforsecurity=False).hexdigest()[:12]
 
 
 def save_checkpoint(path, model, encoder, **more):
     """Write a checkpoint beside the old one, then replace it: a crash leaves one of the two intact.
 
-    Args: path str; model nn.Module with a dataclass config; encoder dict, HashTokenizer.state(); more parts.
-    Raises: InputError, a weight is not finite, or the disk is full. An earlier file is unchanged.
+    Args:
+        path: str.
+        model: nn.Module with a dataclass config.
+        encoder: dict, HashTokenizer.state().
+        more: other parts, of plain types and tensors.
+
+    Raises:
+        InputError: A weight is not finite, or the disk is full. An earlier file is unchanged.
     """
     weights = model.state_dict()
     for name, weight in weights.items():
         if not weight.isfinite().all():
-            raise InputError(f"--lr: {name} is not finite, so {path} was not written. Try a lower --lr.")
-    parts = dict(format=FORMAT, config=dataclasses.asdict(model.config), model=weights, encoder=encoder)
+            raise InputError(f"--lr: expected finite weights, got others in {name}. {path} was not "
+                             "written. Try a lower --lr.")
+    config = dataclasses.asdict(model.config)
+    parts = dict(format=FORMAT, config=config, model=weights, encoder=encoder)
     try:
         torch.save(parts | more, path + ".tmp")
         os.replace(path + ".tmp", path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        raise InputError(f"{path}: could not be saved ({error}). An earlier file is unchanged.") from error
+        raise InputError(f"{path}: could not be saved ({error}). An earlier file is "
+                         "unchanged.") from error
 
 
 def load_checkpoint(path):
-    """Return the parts of a checkpoint, a file or a folder's ckpt.pt: config, model, encoder and others.
+    """Return the parts of a checkpoint, a file or a folder's ckpt.pt. It cannot run code.
 
-    Raises: InputError, it is missing, damaged, or of another format. Its content cannot run code.
+    Raises:
+        InputError: It is missing, damaged, or of another format.
     """
     if os.path.isdir(path):
         path = os.path.join(path, "ckpt.pt")
     if not os.path.isfile(path):
-        raise InputError(f"{path}: no checkpoint found. Train one with pretrain.py, or give its folder.")
+        raise InputError(f"{path}: no checkpoint found. Train one with pretrain.py, or give its "
+                         "folder.")
     with blame_file(path):
         parts = torch.load(path, map_location="cpu", weights_only=True)
         version = parts["format"]
     if version != FORMAT:
-        raise InputError(f"{path}: expected checkpoint format {FORMAT}, got {version}. Train it again.")
+        raise InputError(f"{path}: expected checkpoint format {FORMAT}, got {version}. Train it "
+                         "again.")
     return parts

@@ -53,18 +53,20 @@ class Objective:
     Args:
         config: model.Config.
         mask_rate: float, share of words to mask.
+        noise_rate: float, share of words to shuffle, and of the others to replace.
         mask_id, first_word_id: int, token IDs of [MASK] and of the first word.
         targets: integer (V, k) by token ID, the hashes to predict, each in 0 .. R-1 of its block.
         bloom_map: bloom.BloomMap of items, or None.
         num_samples: int, S, of sampled softmax.
     """
 
-    def __init__(self, config, mask_rate=None, mask_id=None, first_word_id=None, targets=None,
-                 bloom_map=None, num_samples=None):
+    def __init__(self, config, mask_rate=0.15, noise_rate=0.10, mask_id=None, first_word_id=None,
+                 targets=None, bloom_map=None, num_samples=None):
         if config is not None and config.head != self.head:
             raise ValueError(f"config: expected head {self.head}, got {config.head}.")
         self.config = config
         self.mask_rate = mask_rate
+        self.noise_rate = noise_rate
         self.mask_id = mask_id
         self.first_word_id = first_word_id
         self.targets = targets
@@ -118,7 +120,6 @@ class ShuffleRandom(Objective):
 
     head = "sr"
     num_counts = 9  # 3 · label + prediction
-    p = 0.10  # share of words to shuffle, and of the others to replace
 
     def corrupt(self, ids, noise, random_words):
         """Shuffle some words among themselves and replace others.
@@ -134,8 +135,8 @@ class ShuffleRandom(Objective):
             inputs and labels int64 (B, L): 0 intact, 1 shuffled, 2 random.
         """
         is_word = ids >= self.first_word_id
-        is_shuffled = is_word & (noise[0] < self.p)
-        is_random = is_word & ~is_shuffled & (noise[1] < self.p)
+        is_shuffled = is_word & (noise[0] < self.noise_rate)
+        is_random = is_word & ~is_shuffled & (noise[1] < self.noise_rate)
 
         # stable sorts: after the shuffled positions come the others, in the same order twice
         in_order = (~is_shuffled).int().argsort(dim=1, stable=True)

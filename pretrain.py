@@ -1,423 +1,784 @@
 """Pre-train a transformer over hashed words.
 
-    python pretrain.py                                               laptop: the docstrings of your Python
-    python pretrain.py --emb pool --hash md5 --data my_texts/        your own files
-    torchrun --nproc_per_node=8 pretrain.py --emb proj --hash lsh    eight GPUs, or processes on CPUs
+    python pretrain.py                                            laptop: docstrings of your Python
+    python pretrain.py --emb pool --hash md5 --data my_texts/     your own files
+    torchrun --nproc_per_node=8 pretrain.py --emb proj --hash lsh            eight GPUs or processes
     torchrun --nproc_per_node=8 pretrain.py --preset hashformer --emb proj --hash lsh \\
-        --data wikipedia+bookcorpus                                  the paper's size and data
-    python pretrain.py --emb median                                  masked words, predicted by their hashes
-    python pretrain.py --preset superbloom-small                     masked names of item sets
-    python pretrain.py --preset superbloom-small --data pages.jsonl --alpha 50        your own item sets
-    python pretrain.py --init_from out/proj-lsh --data my_texts/     from the weights of another run
+        --data wikipedia+bookcorpus                               the paper's size and data
+    python pretrain.py --emb median                               masked words, predicted by hashes
+    python pretrain.py --preset superbloom-small                  masked names of item sets
+    python pretrain.py --preset superbloom-small --data pages.jsonl --alpha 50       your own sets
+    python pretrain.py --init_from out/proj-lsh --data my_texts/  from the weights of another run
 
-Paper map:    [HF Table 4] learning_rate   [SB §3.2] learning_rate
-Out of scope: flags (settings.py), objectives (objectives.py), scores on tasks (finetune.py), texts of a user
-              (infer.py).
+Paper map:    [HF Table 4] RECIPES   [HF Table 4] learning_rate   [SB §3.2] RECIPES
+              [SB §3.2] learning_rate   [BL §2.4] RECIPES   [HF §3.1] build_parser
+              [HF §3.2] build_parser   [HF §3.3] build_parser   [HF §4.2] build_parser
+              [SB §3.2] build_parser   [CM] build_parser   [SV] build_parser
+              [BL §2.1] build_parser   [HF §3.6] build_parser   [BERT §3.1] build_parser
+              [SB §3.3] build_parser   [SB §2.4] build_parser
+Out of scope: objectives (objectives.py), scores on tasks (finetune.py), texts of a user (infer.py).
+
+One training step of the default run, B = 32 sequences of L = 128 positions, d = 128:
+
+    ids, noise, random_words   batches.get_batch(step, rows): (B, L), (3, B, L), (B, L). A function
+                               of seed and step, so that a resumed run reads the same batches
+    inputs, labels (B, L)      objective.corrupt: some words are shuffled, others are random
+    codes (B, L, T / 8)        model.codes[inputs]. Nothing is hashed here: each distinct word was
+                               hashed once, before training, and a word's bits are a row of a table
+    x (B, L, d)                model.embedding: codes to vectors, then positions and a norm
+    x (B, L, d)                model.layers: attention and feed-forward
+    logits (B, L, 3)           model.head: intact, shuffled or random?
+    loss                       objective.loss: the sum over positions. It is divided by their number
+                               in the batch of all ranks, then come backward and optimizer.step
 """
 
+import argparse
+import contextlib
 import dataclasses
 import datetime
-import gc
 import json
 import math
 import os
-import shlex
 import signal
-import sys
 import time
-import warnings
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from attention import collision_share
+from common import InputError, add_device_flags, at_least, autocast, blame_input, catch_signals
+from common import gather_from_ranks, load_checkpoint, lock_output, read_ranks, resolve_device
+from common import run_script, save_checkpoint
 from data.batches import ItemSetBatches, TextBatches
 from data.codes import build_codes, build_tokenizer
 from data.corpus import Corpus, prepare
-from model import Model, count_parameters, load_model, parameter_groups
+from embeddings import EMBEDDINGS
+from model import CHOICES, PRESETS, Config, Model, count_parameters, parameter_groups
 from objectives import IGNORE_INDEX, OBJECTIVES
-from runtime import InputError, autocast, barrier_before_exit, blame_input, catch_signals, exit_on_bad_input
-from runtime import gather_from_ranks, load_checkpoint, load_optimizer, lock_output, read_ranks
-from runtime import resolve_device, save_checkpoint, try_compile, wrap
-from settings import WORDS, parser, require_weights, resolve
-from tokenizer import CLS, FIRST_WORD_ID, MASK, UNK, HashTokenizer
+from tokenizer import CLS, FIRST_WORD_ID, HASHES, MASK, SPLITS, UNK, HashTokenizer
 
-PROGRESS_SECONDS = 30  # between two lines of progress, where stderr is no terminal
-# flags that, with the config and the corpus, must be equal to resume a run
-IDENTITY = "preset", *WORDS, *"batch steps lr warmup schedule optimizer decay clip seed mask samples".split()
+# -----------------------------------------------------------------------------
+# Settings
+
+# How each preset is trained: defaults of the flags of the same names, beside its sizes in SIZES.
+# micro: sequences a device holds at once; lr_mlm: the rate of objectives that predict words
+RECIPES = {
+    "tiny": dict(batch=32, micro=32, steps=10_000, lr=2e-3, warmup=300),
+    # as its authors train it [BL §2.4]
+    "bert-lsh": dict(batch=8, micro=8, steps=88_245, lr=5e-5, warmup=0, vocab=31_995),
+    # as we train it
+    "bert-lsh-fast": dict(batch=64, micro=32, steps=20_000, lr=1e-3, warmup=1_000, vocab=31_995),
+    "median": dict(batch=128, micro=32, steps=100_000, lr=2e-4, warmup=5_000, vocab=30_517),
+    # [HF Table 4]
+    "hashformer": dict(batch=128, micro=16, steps=500_000, lr=5e-5, lr_mlm=1e-4, warmup=10_000,
+                       beta2=0.9999),
+    "superbloom-small": dict(batch=64, micro=16, steps=6_000, lr=2e-3, warmup=300, mask=0.40),
+    # [SB §3.2] Adam is AdamW without decay
+    "superbloom": dict(batch=1024, micro=64, steps=1_000_000, lr=1e-4, warmup=10_000, decay=0.0,
+                       schedule="rsqrt", alpha=50),
+}
+SIZES = PRESETS | {"bert-lsh-fast": PRESETS["bert-lsh"]}
+# Defaults of flags that a recipe does not name. Those of sizes are the defaults of model.Config
+COMMON = dict(emb=None, hash="lsh", hash_seed=0, features=50_000, alpha=25, coherent=0, mask=0.15,
+              noise=0.10, samples=8_192, decay=0.01, beta2=0.999, schedule="linear", lr_mlm=None)
+
+# What a flag requires of the run: one of these code formats, heads, objectives, splits, or kinds of
+# attention. Without it the flag would have no effect, and is refused. The help says the same
+REQUIRES = {
+    "hash": "index chunks bits",
+    "bits": "chunks bits",
+    "chunk": "chunks",
+    "rows": "index weighted",
+    "weights": "weighted",
+    "vocab": "row digest bpe phrases",
+    "alpha": "digest",
+    "coherent": "digest",
+    "hashes": "digest sketch weighted hash-mlm",
+    "buckets": "sketch hash-mlm",
+    "mask": "mlm hash-mlm",
+    "tied": "mlm hash-mlm",
+    "noise": "sr",
+    "samples": "sampled",
+    "lsh_bands": "lsh-attention",
+    "lsh_buckets": "lsh-attention",
+    "lsh_hashes": "lsh-attention",
+    "lsh_fill": "lsh-attention",
+    "lsh_pairs": "lsh-attention",
+    "lsh_redraw": "lsh-attention",
+    # these, or a hash that has the flag among its options
+    "features": "",
+    "hash_seed": "digest sketch weighted hash-mlm",
+    "key": "sketch weighted hash-mlm",
+}
+
+# With --init_from these come from the other run, as does everything that shapes the weights
+WORDS = ("split", "vocab", "hash", "features", "key", "hash_seed", "alpha", "coherent", "objective")
+# A run may be resumed with other values of these. --data is compared by its content
+FREE = ("data", "field", "cache", "out", "device", "dtype", "compile", "micro", "eval_every",
+        "save_every", "quiet", "init_from")
 
 
-class Run:
-    """State of one run on one rank: build_run sets it, and the functions below read it.
+def describe_requirement(flag):
+    """Return the choices of which a flag requires one: "--emb pool, add or --hash md5"."""
+    names = REQUIRES[flag].split()
+    choices = dict(emb=[], objective=[], hash=[], split=[], attn=[])
+    for emb, cls in EMBEDDINGS.items():
+        if cls.code_format in names:
+            choices["emb"].append(emb)
+    for objective, cls in OBJECTIVES.items():
+        if objective in names or cls.head in names:
+            choices["objective"].append(objective)
+    for hash_name, cls in HASHES.items():
+        if flag in cls.options.values():
+            choices["hash"].append(hash_name)
+    for split in SPLITS:
+        if split in names:
+            choices["split"].append(split)
+    if "lsh-attention" in names:
+        choices["attn"].append("lsh")
+    parts = [f"--{name} {', '.join(values)}" for name, values in choices.items() if values]
+    return " or ".join(parts)
 
-    args, config, rank, world, device, dtype: settings. corpus, tokenizer, num_ids, batches, micro_size,
-    slices: data. model, ddp_model (wrapped for ranks), objective, optimizer, is_compiled: what trains.
-    step, best (lowest eval_loss), log_size, eval_counts, path, log_path: where it stands. identity: what a
-    checkpoint must agree with.
+
+def build_parser():
+    """Return the parser of all flags, grouped by idea. What stays None parse_flags fills in."""
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python pretrain.py [flags]        (--help explains them)",
+        description=(__doc__ or "").split("\nPaper map")[0])
+    count = dict(type=at_least(1), metavar="n")
+    group = None
+
+    def add(flag, help, **options):
+        if flag in REQUIRES:
+            help = f"{help}; requires {describe_requirement(flag)}"
+        group.add_argument(f"--{flag}", help=help, **options)
+
+    group = parser.add_argument_group(
+        "words", "Every distinct word gets an ID, however many there are. [HF §3.1]")
+    add("data", "python: docstrings of the installed Python; python-names: names its functions "
+        "use; wikipedia, bookcorpus or any hub ID; a file or folder of .txt .tsv .csv .jsonl .json "
+        ".parquet, .gz too. A row is a document, of .txt a line; with --split items a set: a list, "
+        "text with names between tabs or spaces, or page and item (default: python, of sets "
+        "python-names)", metavar="A+B")
+    add("split", "runs of letters or punctuation; white space; BPE pieces; frequent words and "
+        "pairs, and pieces for the rest; item sets (default: regex, of lookup bpe, of bloom items)",
+        choices=SPLITS)
+    add("field", "column of text or lists; of sets also PAGE,ITEM (default: text)", metavar="NAME")
+    add("vocab", "BPE pieces, phrases, words of a lookup or items (default: 50,000 or the "
+        "preset's, phrases 1,000,000, items all)", type=at_least(1, maximum=10_000_000),
+        metavar="V")
+    add("cache", "folder of prepared corpora, which fit every hash (default: cache)",
+        default="cache", metavar="DIR")
+
+    group = parser.add_argument_group(
+        "hashes",
+        "MD5 gives words random bits, LSH similar words similar bits. [HF §3.2] [HF §3.3]")
+    add("hash", "lsh: of n-grams (default: lsh)", choices=tuple(HASHES))
+    add("bits", f"T of each hash (default: {Config.bits})", type=at_least(8, maximum=1 << 16),
+        metavar="T")
+    add("chunk", f"bits of a chunk (default: {Config.chunk})", **count)
+    add("features", "frequent n-grams, raised to --bits or --rows (default: 50,000)", **count)
+    add("key", "secret key (default: none)")
+    add("hash_seed", "seed (default: 0)", type=at_least(0), metavar="S")
+
+    group = parser.add_argument_group(
+        "model", "A post-LN transformer over the embedded words. [HF §4.2]")
+    methods = []  # the first sentence of each class
+    for emb, cls in EMBEDDINGS.items():
+        idea = (cls.__doc__ or "").partition(": ")[2].partition(".")[0]
+        methods.append(f"{emb}: {idea}")
+    add("emb", "; ".join(methods) + " (default: proj, or the preset's)", choices=tuple(EMBEDDINGS))
+    presets = []
+    for name, recipe in RECIPES.items():
+        facts = SIZES[name] | recipe
+        sizes = "{layers} layers of {width}, {steps:,} steps of {batch}".format(**facts)
+        presets.append(f"{name}: {sizes}")
+    add("preset", "; ".join(presets) + " (default: tiny)", choices=tuple(RECIPES))
+    add("layers", "encoder layers; 0 sees one word at a time (default: the preset's, as of all "
+        "sizes)", type=at_least(0, maximum=1_000), metavar="n")
+    add("width", "hidden size d", **count)
+    add("heads", "attention heads", **count)
+    add("ffn", "feed-forward size (with --width: 4 d)", **count)
+    add("length", "positions, [CLS] included", type=at_least(2), metavar="n")
+    add("types", "token type embeddings", **count)
+    add("rows", "hash buckets", **count)
+    add("act", "feed-forward activation", choices=CHOICES["act"])
+    add("dropout", "also of attention", type=float, metavar="p")
+    add("tied", "predict masked words by the embedding's rows and not the head's, which learn "
+        "sooner and take as many parameters again (default: of lookup and bloom)",
+        action=argparse.BooleanOptionalAction)
+
+    group = parser.add_argument_group(
+        "Bloom digests", "An item is m hash tokens, alpha items share one. [SB §3.2]")
+    add("alpha", "items that share a token, at most √N (default: 25, superbloom 50)", **count)
+    add("coherent", "maps with items of a page together (default: 0)", type=at_least(0),
+        metavar="n")
+    add("hashes", "m of an item (default: 2), k of a sketch (default: 5)",
+        type=at_least(1, maximum=99), metavar="n")
+
+    group = parser.add_argument_group(
+        "count-median sketch",
+        "A word is the median or mean of one row of each of k blocks [CM], or a weighted sum. [SV]")
+    add("buckets", f"rows, or classes, of a hash function (default: {Config.buckets})", **count)
+    add("weights", f"rows of the table of importance weights (default: {Config.weights:,})",
+        **count)
+
+    group = parser.add_argument_group(
+        "attention", "lsh: only pairs that collide under SimHash, computed exactly. [BL §2.1]")
+    add("attn", "(default: full, or the preset's)", choices=CHOICES["attn"])
+    add("lsh_bands", f"hyperplanes of a hash (default: {Config.lsh_bands}, bert-lsh 2)", **count)
+    add("lsh_buckets", f"buckets of a hash function (default: {Config.lsh_buckets})", **count)
+    add("lsh_hashes", "hash functions; a pair collides if one agrees (default: 1)", **count)
+    add("lsh_fill", "other pairs weigh exp(0), or nothing (default: zero)",
+        choices=CHOICES["lsh_fill"])
+    add("lsh_pairs", "all: each pair has its own score; upper: (i, j) and (j, i) share one, as in "
+        "the released code (default: all, bert-lsh upper)", choices=CHOICES["lsh_pairs"])
+    add("lsh_redraw", "new hyperplanes in every training step",
+        action=argparse.BooleanOptionalAction)
+
+    group = parser.add_argument_group(
+        "objective",
+        "sr: shuffled and random words. [HF §3.6] mlm: masked words. [BERT §3.1]\n"
+        "sampled: mlm over sampled rows. [SB §3.3] hash-mlm: hashes of masked words. [SB §2.4]")
+    add("objective", "mlm and sampled require --emb lookup, hash-mlm any other (default: sr; mlm "
+        "or hash-mlm for sketches, sets and presets that predict words)", choices=tuple(OBJECTIVES))
+    add("mask", "share of words masked (default: 0.15, superbloom-small 0.40)", type=float,
+        metavar="p")
+    add("noise", "share of words shuffled, and of the others replaced (default: 0.10)", type=float,
+        metavar="p")
+    add("samples", "rows of the sampled softmax (default: 8,192)", **count)
+
+    group = parser.add_argument_group(
+        "training", "Warm-up, then decay: linear [HF Table 4] or inverse square root. [SB §3.2]")
+    add("init_from", "start from weights of another run, whose words and sizes stay", metavar="DIR")
+    add("batch", "sequences per step, all ranks (default: the preset's)", **count)
+    add("micro", "sequences a device holds at once", **count)
+    add("steps", "optimizer steps", **count)
+    add("lr", "peak learning rate", type=at_least(0, float), metavar="x")
+    add("warmup", "steps to the peak", type=at_least(0), metavar="n")
+    add("schedule", "decay (default: linear, superbloom rsqrt)", choices=("linear", "rsqrt"))
+    add("decay", "weight decay of AdamW; 0: Adam (default: 0.01, superbloom 0)",
+        type=at_least(0, float), metavar="w")
+    add("clip", "gradient clipping norm; 0: none (default: 1)", type=at_least(0, float),
+        default=1.0, metavar="g")
+    add("seed", "of weights, batches, noise, dropout (default: 0)", type=at_least(0), default=0,
+        metavar="S")
+
+    group = parser.add_argument_group(
+        "device and files", "SIGTERM and Ctrl-C save; the same command resumes.")
+    add_device_flags(group.add_argument)
+    add("out", "folder of checkpoints and log (default: out/ and a name from the flags, such as "
+        "out/proj-lsh)", metavar="DIR")
+    add("eval_every", "steps between evaluations (default: 1,000)", default=1_000, **count)
+    add("save_every", "steps between checkpoints (default: 1,000)", default=1_000, **count)
+    add("quiet", "print errors alone", action="store_true")
+    return parser
+
+
+def parse_flags(argv=None):
+    """Return all settings as a Namespace, and the checkpoint of --init_from or None.
+
+    A setting comes from the first of these that has it: the command line, the checkpoint of
+    --init_from, the preset, the default. Config's fields are settings of the same names.
     """
+    parser = build_parser()
+    given = parser.parse_args(argv)  # None where the command line says nothing
+    start = None
+    inherited = {}
+    preset = given.preset or "tiny"
+    if given.init_from:
+        start = load_checkpoint(given.init_from)
+        inherited = read_inherited(start, given)
+        preset = given.preset or inherited["preset"]
+
+    fields = dataclasses.fields(Config)
+    defaults = {field.name: field.default for field in fields} | COMMON
+    defaults |= SIZES[preset] | RECIPES[preset] | inherited
+    parser.set_defaults(**defaults)
+    args = parser.parse_args(argv)
+    args.preset = preset
+
+    # what depends on other flags: the kind of words, the embedding, the objective
+    is_sets = args.split == "items"
+    if args.split is None:
+        is_sets = args.emb == "bloom" or not args.order
+    if args.emb is None:
+        args.emb = "bloom" if is_sets else "proj"
+    code_format = EMBEDDINGS[args.emb].code_format
+    if args.split is None and is_sets:
+        args.split = "items"
+    elif args.split is None:
+        args.split = "bpe" if code_format == "row" else "regex"
+    args.order = not is_sets
+    if args.data is None:
+        args.data = "python-names" if is_sets else "python"
+    if args.objective is None:
+        args.objective = choose_objective(code_format, is_sets or args.head != "sr")
+    args.head = OBJECTIVES[args.objective].head
+
+    # sizes and rates that follow from others
+    if given.vocab is None and start is None:
+        args.vocab = choose_vocab(args)
+    if given.width is not None and given.ffn is None and start is None:
+        args.ffn = 4 * given.width
+    if is_sets and given.length is None and start is None:
+        args.length = min(args.length, 32)
+    if is_sets and given.lsh_pairs is None:
+        args.lsh_pairs = "all"  # a set has no order, so (i, j) and (j, i) are equal
+    if given.lr is None and args.head != "sr" and args.lr_mlm is not None:
+        args.lr = args.lr_mlm
+    if given.warmup is None:
+        args.warmup = min(args.warmup, args.steps // 10)
+    if start is None:
+        # rotations of F numbers give F hyperplanes: F is at least the number of bits or rows
+        num_hyperplanes = args.rows if code_format == "index" else args.bits
+        args.features = max(args.features, num_hyperplanes)
+
+    check_flags(args, given, code_format)
+    if args.out is None:
+        args.out = name_output(args, code_format)
+    return args, start
 
 
-def build_run(args, config, start=None):
-    """Build tokenizer, codes, batches, model, objective and optimizer, and resume from a checkpoint.
-
-    Args: args and config of resolve(); start dict, the checkpoint of --init_from, or None.
-    """
-    run = Run()
-    run.args = a = args
-    run.rank, run.world, local_rank = read_ranks()
-    run.device, run.dtype, use_compile = resolve_device(a, local_rank)
-    a.quiet = a.quiet or run.rank > 0
-
-    with blame_input():
-        run.corpus = corpus = Corpus(prepare(a.data, a.split, a.cache, a.vocab, a.quiet, a.field))
-        run.tokenizer = (load_tokenizer(a, config, corpus, start["encoder"]) if start
-                         else build_tokenizer(a, config, corpus))
-        run.config = config = run.tokenizer.config
-        require_weights(config)  # again: a fixed vocabulary decides its rows
-        codes, targets = build_codes(a, run.tokenizer, corpus)
-        # of a fixed vocabulary, IDs from num_ids on are unknown words; a random word must occur in the corpus
-        run.num_ids = FIRST_WORD_ID + len(run.tokenizer.words if run.tokenizer.is_fixed else corpus.words)
-        words = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:run.num_ids])
-        sizes = dict(length=config.length, batch_size=a.batch, words=words, seed=a.seed)
-        run.batches = (TextBatches(corpus.ids, first_id=CLS, **sizes) if config.order else
-                       ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(),
-                                      limits=(FIRST_WORD_ID, run.num_ids), **sizes))
-    share = a.batch // run.world
-    first, end = share * run.rank, share * (run.rank + 1)  # of each step's sequences, those of this rank
-    run.micro_size = min(a.micro, share)
-    run.slices = [slice(i, min(i + run.micro_size, end)) for i in range(first, end, run.micro_size)]
-
-    bloom_map = run.tokenizer.bloom_map
-    run.identity = {name: getattr(a, name) for name in IDENTITY} | dict(
-        corpus=corpus.meta["digest"], bloom=bloom_map and bloom_map.checksum(),
-        init_from=start and f"{a.init_from} at step {start.get('step')}")
-    run.path, run.log_path = os.path.join(a.out, "ckpt.pt"), os.path.join(a.out, "log.jsonl")
-    saved = load_own_checkpoint(run) if os.path.exists(run.path) else start
-    torch.manual_seed(a.seed)
-    with blame_input(f"--init_from {a.init_from}" if saved is start else run.path):
-        model = load_model(saved | dict(config=dataclasses.asdict(config))) if saved else Model(config)
-    run.model = run.ddp_model = model.to(run.device).train()
-    run.model.set_codes(codes)
-    run.objective = OBJECTIVES[a.objective](
-        config, mask_rate=a.mask, mask_id=MASK, first_word_id=FIRST_WORD_ID, targets=targets.to(run.device),
-        bloom_map=bloom_map, num_samples=a.samples)
-    run.optimizer = torch.optim.AdamW(parameter_groups(run.model, a.decay), betas=(0.9, a.beta2), fused=True)
-    run.step, run.best, run.log_size = 0, math.inf, 0
-    if saved is not start:
-        run.step, run.best, run.log_size = (saved[name] for name in ("step", "best", "log_size"))
-        load_optimizer(run.optimizer, saved.get("optimizer"), run.path, run.step)
-        run.dtype = saved["dtype"] if a.dtype == "auto" else run.dtype
-    run.is_compiled = use_compile and try_compile(run.model, lambda: dry_run(run))
-    if run.world > 1:
-        connect_ranks(run)
-    return run
+def read_inherited(start, given):
+    """Return the settings that a run takes from the checkpoint of --init_from: sizes and words."""
+    run = start.get("run", {})
+    names = ("preset", *WORDS)
+    if not run.keys() >= set(names) or run["preset"] not in RECIPES:
+        raise InputError(f"--init_from {given.init_from}: expected a checkpoint of pretrain.py.")
+    inherited = {name: run[name] for name in names} | start["config"]
+    for name, value in inherited.items():
+        other = getattr(given, name, None)
+        if name not in ("preset", "dropout") and other not in (None, value):
+            raise InputError(f"--{name}: expected {value}, as in --init_from {given.init_from}, "
+                             f"got {other}. Remove one of the two flags.")
+    return inherited
 
 
-def load_tokenizer(args, config, corpus, state):
-    """Return the tokenizer of --init_from; InputError unless its token IDs are those of the corpus."""
-    tokenizer = HashTokenizer.load(state, config)
-    pieces, own = (subwords and subwords.json for subwords in (corpus.subwords, tokenizer.subwords))
-    if pieces != own or corpus.words[:len(tokenizer.words)] != tokenizer.words:
-        raise InputError(f"--init_from {args.init_from}: requires the pieces and words of its own corpus, "
-                         f"got those of --data {args.data}. Use the same --data, or hashed whole words.")
-    return tokenizer
+def choose_objective(code_format, predicts_words):
+    """Return the default objective of an embedding."""
+    if not predicts_words and code_format not in ("digest", "sketch"):
+        return "sr"
+    if code_format == "row":
+        return "mlm"
+    return "hash-mlm"
 
 
-def load_own_checkpoint(run):
-    """Return the checkpoint of --out; InputError if it does not belong to this very run."""
-    checkpoint, kinds = load_checkpoint(run.path), dict(step=int, best=float, log_size=int, dtype=str)
-    now, old = run.identity | dataclasses.asdict(run.config), checkpoint.get("run", {}) | checkpoint["config"]
-    changes = [f"{name} was {old.get(name)} and is {now[name]}" for name in now if old.get(name) != now[name]
-               and name != "corpus"]
-    if old.get("corpus") != now["corpus"]:
-        changes.append("--data was another text")
-    changes += [f"{name} is damaged" for name, cls in kinds.items() if type(checkpoint.get(name)) is not cls]
-    if changes:
-        found = "; ".join(changes[:3]) + "; ..." * (len(changes) > 3)
-        raise InputError(f"{run.path}: expected a checkpoint of this run, got another: {found}. Use another "
-                         f"--out; there --init_from {run.args.out} starts from these weights.")
-    return checkpoint
+def choose_vocab(args):
+    """Return the default size of the vocabulary; None is all items."""
+    if args.split == "items":
+        return None
+    if args.split == "phrases":
+        return 1_000_000
+    return getattr(args, "vocab", None) or 50_000
 
 
-def connect_ranks(run):
-    """Start the process group, and wrap the model so that ranks average their gradients."""
-    is_cuda = run.device.type == "cuda"
-    dist.init_process_group("nccl" if is_cuda else "gloo", device_id=run.device if is_cuda else None,
-                            timeout=datetime.timedelta(hours=12))  # one node may prepare the corpus for hours
-    states = gather_from_ranks((run.step, run.dtype, run.identity))
-    if any(state != states[0] for state in states):
-        raise InputError("--out, --cache: expected a folder that all nodes see, got ranks that differ in "
-                         f"steps, data, hashes or dtypes; their steps: {[step for step, *_ in states]}.")
-    with warnings.catch_warnings():
-        # deprecated, but the newer flag would still broadcast buffers at the start
-        warnings.simplefilter("ignore", FutureWarning)
-        # codes and hyperplanes, the buffers, are large, and equal on all ranks
-        run.ddp_model = torch.nn.parallel.DistributedDataParallel(run.model, broadcast_buffers=False)
-    # subtle: after its first pass DDP packs gradients anew, and more than two ranks sum in another order.
-    # With this pass a resumed run sums as one that never stopped
-    dry_run(run)
+def check_flags(args, given, code_format):
+    """Raise InputError for a flag without effect, or flags that contradict each other."""
+    in_use = {code_format, args.head, args.objective, args.split, f"{args.attn}-attention"}
+    options = []
+    if code_format in REQUIRES["hash"].split():
+        options = HASHES[args.hash].options.values()
+    for flag, names in REQUIRES.items():
+        is_met = flag in options or not in_use.isdisjoint(names.split())
+        if getattr(given, flag) is not None and not is_met and not args.init_from:
+            raise InputError(f"--{flag} requires {describe_requirement(flag)}.")
+
+    for flag in ("buckets", "key"):
+        if code_format == "digest" and getattr(given, flag) is not None:
+            raise InputError(f"--{flag} requires another --emb than {args.emb}, whose buckets "
+                             "--alpha and --hash_seed decide.")
+    if args.coherent and (args.split != "items" or args.coherent > (args.hashes or 2)):
+        raise InputError("--coherent requires --split items, and at most as many as --hashes, got "
+                         f"{args.coherent}.")
+    for name in ("mask", "noise"):
+        share = getattr(args, name)
+        if not 0 < share < 1:
+            raise InputError(f"--{name}: expected more than 0 and less than 1, got {share}.")
+    if args.warmup > args.steps:
+        raise InputError(f"--warmup: expected at most {args.steps:,} --steps, got {args.warmup:,}.")
+    with blame_input(), torch.device("meta"):
+        Model(build_config(args))  # takes no memory, and raises where sizes do not fit each other
 
 
-def dry_run(run):
-    """Run forward and backward on one micro-batch without a step; the first step clears its gradients."""
-    compute_gradients(run, get_micro_batches(run, 0)[:1], num_scored=torch.ones((), device=run.device))
+def build_config(args):
+    """Return the Config of the settings; ValueError where they contradict each other."""
+    return Config(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Config)})
 
 
-def get_micro_batches(run, step):
-    """Return a list of (inputs, labels) on the device, one for each micro-batch of this rank."""
-    return [corrupt(run, run.batches.get_batch(step, rows))
-            for rows in run.batches.micro_batch_rows(step, run.slices)]
+def name_output(args, code_format):
+    """Return the default --out, which tells runs apart: out/proj-lsh, out/lookup-bpe-mlm."""
+    parts = [args.emb]
+    if code_format in REQUIRES["hash"].split():
+        parts.append(args.hash)
+    if args.split != "regex":
+        parts.append(args.split)
+    if args.objective != choose_objective(code_format, predicts_words=False):
+        parts.append(args.objective)
+    if args.tied is not None:
+        parts.append("tied" if args.tied else "untied")
+    if args.attn == "lsh":
+        parts.append("lsh-attention")
+    if args.init_from:
+        parts.append("continued")
+    return os.path.join("out", "-".join(parts))
 
 
-def corrupt(run, batch):
-    """Return inputs and labels on the device, of ids, noise and random words."""
-    ids, noise, random_words = (tensor.to(run.device, non_blocking=True) for tensor in batch)
-    return run.objective.corrupt(ids.masked_fill(ids >= run.num_ids, UNK), noise, random_words)
+# -----------------------------------------------------------------------------
+# Training
 
 
-def sum_over_ranks(tensor):
-    """Sum a tensor over all ranks, in place; return it."""
-    if dist.is_initialized():
-        dist.all_reduce(tensor)
-    return tensor
+def learning_rate(args, step):
+    """Return a step's rate: warm-up to --lr, then linear [HF Table 4] or rsqrt decay. [SB §3.2]"""
+    rise = (step + 1) / max(args.warmup, 1)
+    if args.schedule == "linear":
+        fall = (args.steps - step) / max(args.steps - args.warmup, 1)
+    elif args.schedule == "rsqrt":
+        fall = rise**-0.5
+    else:
+        raise ValueError(f"schedule: expected linear or rsqrt, got {args.schedule}.")
+    return args.lr * min(rise, fall)
 
 
-def compute_gradients(run, micro_batches, num_scored):
-    """Run the forward and backward passes of one step; the gradients are in the parameters.
+def train(args, start):
+    """Train until the last step or a signal; return the last evaluation."""
+    # -----------------------------------------------------------------------------
+    # Ranks: torchrun starts one process for each GPU. Only the first one prints and writes
+    rank, world, local_rank = read_ranks()
+    device, dtype, use_compile = resolve_device(args, local_rank)
+    is_first = rank == 0
+    is_quiet = args.quiet or not is_first
+    if args.batch % world != 0:
+        raise InputError(f"--batch: expected a multiple of {world} ranks, got {args.batch}.")
+    if world > 1:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        patience = datetime.timedelta(hours=12)  # one node may prepare the corpus for hours
+        dist.init_process_group(backend, timeout=patience)
 
-    Args:
-        micro_batches: list of (inputs, labels).
-        num_scored: float tensor, scored positions of the global batch.
+    def sum_over_ranks(tensor):
+        """Sum a tensor of the device over all ranks, in place; return it."""
+        if world > 1:
+            dist.all_reduce(tensor)
+        return tensor
 
-    Returns:
-        The mean loss of the global batch, a 0-dim tensor, the same on all ranks.
-    """
-    run.model.zero_grad()
-    total = torch.zeros((), device=run.device)
-    for i, (inputs, labels) in enumerate(micro_batches, 1):
-        run.ddp_model.require_backward_grad_sync = i == len(micro_batches)  # average once, at the end
-        with autocast(run.device, run.dtype):
-            loss = run.objective.loss(run.ddp_model, inputs, labels)
-        # subtle: by the global count, else short micro-batches weigh too much; DDP averages: times world
-        (loss * (run.world / num_scored)).backward()
-        total += loss.detach()
-    return sum_over_ranks(total) / num_scored
-
-
-@torch.no_grad()
-def evaluate(run):
-    """Return eval_loss and the objective's metrics over the held-out sequences of all ranks."""
-    run.model.eval()
-    rows = np.array_split(np.arange(run.batches.num_eval), run.world)[run.rank]
-    total = torch.zeros(2 + run.objective.num_counts, dtype=torch.float64, device=run.device)
-    for i in range(0, len(rows), run.micro_size):
-        inputs, labels = corrupt(run, run.batches.eval_batch(rows[i:i + run.micro_size]))
-        with autocast(run.device, run.dtype):
-            loss, counts = run.objective.evaluate(run.model, inputs, labels)
-        total += torch.cat([torch.stack([loss, (labels != IGNORE_INDEX).sum()]).double(), counts.double()])
-    run.model.train()
-    loss, num_scored, *run.eval_counts = sum_over_ranks(total).tolist()
-    if not num_scored:
-        raise InputError("--data: expected words to predict in the held-out text, got none. Use more text "
-                         "or a larger --mask.")
-    if not math.isfinite(loss):
-        raise InputError(f"--lr: expected a finite loss at step {run.step}, got {loss}. Try a lower --lr.")
-    return dict(eval_loss=loss / num_scored, **run.objective.metrics(run.eval_counts))
-
-
-def save(run, name="ckpt.pt"):
-    """Write ckpt.pt, from which a run resumes, or best.pt, the same without the optimizer; on rank 0."""
-    if run.rank == 0:
-        more = dict(optimizer=run.optimizer.state_dict()) if name == "ckpt.pt" else {}
-        save_checkpoint(os.path.join(run.args.out, name), run.model, run.tokenizer.state(), step=run.step,
-                        best=run.best, dtype=run.dtype, run=run.identity,
-                        log_size=os.path.getsize(run.log_path), words=run.corpus.frequent(50_000), **more)
-
-
-def write_log(run, **row):
-    """Append a line to log.jsonl, on rank 0."""
-    if run.rank == 0:
-        row = {name: float(f"{x:.6g}") if isinstance(x, float) else x for name, x in row.items()}
-        with open(run.log_path, "a") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def print_line(run, text, **values):
-    """Print a text and named values on rank 0, above a progress bar, unless --quiet."""
-    if not run.args.quiet:
-        values = ", ".join(f"{name} {value:.3f}" for name, value in values.items())
-        tqdm.write(wrap(f"{text} {values}") if values else text)
-
-
-def print_summary(run, loss):
-    """Print what is about to run, and the loss that theory expects."""
     def show(text):
-        print(wrap(text), flush=True)
+        if not is_quiet:
+            with contextlib.suppress(OSError):  # a reader that has left does not end a run
+                tqdm.write(text)  # above the progress bar
 
-    a, c, corpus, batches = run.args, run.config, run.corpus, run.batches
-    size, meta, bloom_map = count_parameters(run.model), corpus.meta, run.tokenizer.bloom_map
-    classes, unigram = run.objective.expected_loss(corpus.counts[FIRST_WORD_ID:run.num_ids], run.eval_counts)
-    show(f"model: emb {a.emb}, split {a.split}, objective {a.objective}, {c.layers} layers, width "
-         f"{c.width}, length {c.length}")
-    show(f"parameters: {size['total']:,}; embedding {size['embedding']:,} (PoEP {100 * size['poep']:.2f} %)")
-    show(f"corpus: {a.data}, {meta['words']:,} words, {meta['distinct']:,} distinct, {meta['documents']:,} "
-         f"documents, {meta['replaced']:,} characters not UTF-8")
-    if bloom_map:
-        show(f"Bloom map: {bloom_map.n_items:,} items in {bloom_map.m} maps of {bloom_map.buckets:,} "
-             f"buckets of {bloom_map.alpha}; {batches.words_per_sequence:.1f} items per set")
-    show(f"batch: {a.batch} = {run.world} ranks × {len(run.slices)} micro-batches, {run.micro_size} each")
-    epochs = a.steps / batches.steps_per_epoch
-    show(f"steps: {a.steps:,} = {epochs:.1f} epochs, lr {a.lr:g}, warm-up {a.warmup:,}")
+    # -----------------------------------------------------------------------------
+    # Data: token IDs on disk, and the hash codes of each distinct word
+    config = build_config(args)
+    with blame_input():
+        folder = prepare(args.data, args.split, args.cache, args.vocab, is_quiet, args.field)
+        corpus = Corpus(folder)
+        if start is None:
+            tokenizer = build_tokenizer(args, config, corpus)
+        else:
+            tokenizer = HashTokenizer.load(start["encoder"], config)
+            check_vocabulary(args, tokenizer, corpus)
+        config = tokenizer.config  # a fixed vocabulary decides its rows
+        codes, targets = build_codes(args, tokenizer, corpus)
+
+        # of a fixed vocabulary, IDs from num_ids on are unknown words
+        known_words = tokenizer.words if tokenizer.is_fixed else corpus.words
+        num_ids = FIRST_WORD_ID + len(known_words)
+        word_counts = corpus.counts[FIRST_WORD_ID:num_ids]
+        random_words = FIRST_WORD_ID + np.flatnonzero(word_counts)  # those that occur in the corpus
+        sizes = dict(length=config.length, batch_size=args.batch, words=random_words,
+                     seed=args.seed)
+        if config.order:
+            batches = TextBatches(corpus.ids, first_id=CLS, **sizes)
+        else:
+            train_pages, eval_pages = corpus.split_pages()
+            batches = ItemSetBatches(corpus.ids, corpus.offsets, train_pages, eval_pages,
+                                     limits=(FIRST_WORD_ID, num_ids), **sizes)
+
+    # of each step's sequences this rank has a share, in micro-batches
+    share = args.batch // world
+    micro = min(args.micro, share)
+    end = share * (rank + 1)
+    slices = [slice(i, min(i + micro, end)) for i in range(share * rank, end, micro)]
+
+    # -----------------------------------------------------------------------------
+    # Resume: the same command goes on where the checkpoint in --out ends
+    path = os.path.join(args.out, "ckpt.pt")
+    log_path = os.path.join(args.out, "log.jsonl")
+    identity = {name: value for name, value in vars(args).items() if name not in FREE}
+    identity["corpus"] = corpus.meta["digest"]
+    if tokenizer.bloom_map is not None:
+        identity["bloom"] = tokenizer.bloom_map.checksum()
+    if start is not None:
+        identity["init_from"] = f"{args.init_from} at step {start['step']}"
+    saved = None
+    if os.path.exists(path):
+        saved = load_checkpoint(path)
+        check_same_run(saved, identity, args, path)
+        if args.dtype == "auto":
+            dtype = saved["dtype"]
+
+    # -----------------------------------------------------------------------------
+    # Model, objective, optimizer
+    torch.manual_seed(args.seed)
+    model = Model(config)
+    step = 0
+    best = math.inf  # the lowest eval_loss
+    log_size = 0
+    optimizer_state = None
+    if start is not None:
+        model.load_state_dict(start["model"])
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+        step = saved["step"]
+        best = saved["best"]
+        log_size = saved["log_size"]
+        optimizer_state = saved["optimizer"]
+    model.to(device).train()
+    model.set_codes(codes)
+    objective = OBJECTIVES[args.objective](
+        config, mask_rate=args.mask, noise_rate=args.noise, mask_id=MASK,
+        first_word_id=FIRST_WORD_ID, targets=targets.to(device), bloom_map=tokenizer.bloom_map,
+        num_samples=args.samples)
+    groups = parameter_groups(model, args.decay)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, args.beta2), fused=True)
+    if optimizer_state is not None:
+        optimizer.load_state_dict(optimizer_state)
+    if use_compile:
+        model.encode = torch.compile(model.encode)
+    ddp_model = model
+    if world > 1:
+        states = gather_from_ranks((step, dtype, identity))
+        if any(state != states[0] for state in states):
+            raise InputError("--out, --cache: expected a folder that all nodes see, got ranks that "
+                             "differ in steps, data, hashes or dtypes.")
+        # averages the gradients over ranks, while backward still computes others. Codes and
+        # hyperplanes, the buffers, are equal on all ranks
+        ddp_model = DistributedDataParallel(model, forward_sync_buffers=False)
+
+    def corrupt(batch):
+        """Return inputs and labels, int64 (B, L), on the host, where labels are counted."""
+        ids, noise, random_words = batch
+        ids = ids.masked_fill(ids >= num_ids, UNK)
+        return objective.corrupt(ids, noise, random_words)
+
+    def to_device(tensor):
+        if device.type == "cuda":
+            tensor = tensor.pin_memory()  # so that the copy does not wait for the GPU
+        return tensor.to(device, non_blocking=True)
+
+    @torch.no_grad()
+    def evaluate():
+        """Return loss and metrics of the held-out sequences, a dict, and the metrics' counts."""
+        model.eval()
+        rows = np.array_split(np.arange(batches.num_eval), world)[rank]
+        total = torch.zeros(2 + objective.num_counts, dtype=torch.float64)  # on the host
+        for i in range(0, len(rows), micro):
+            inputs, labels = corrupt(batches.eval_batch(rows[i:i + micro]))
+            with autocast(device, dtype):
+                loss, counts = objective.evaluate(model, to_device(inputs), to_device(labels))
+            total[0] += loss.item()
+            total[1] += count_scored(labels)
+            total[2:] += counts.cpu()
+        model.train()
+        if world > 1:
+            total = sum_over_ranks(total.to(device))
+        loss, num_scored, *counts = total.tolist()
+        if num_scored == 0:
+            raise InputError("--data: expected words to predict in the held-out text, got none. "
+                             "Use more text or a larger --mask.")
+        if not math.isfinite(loss):
+            raise InputError(f"--lr: expected a finite loss at step {step}, got {loss}. "
+                             "Try a lower --lr.")
+        return dict(eval_loss=loss / num_scored, **objective.metrics(counts)), counts
+
+    def save(name, **more):
+        if is_first:
+            save_checkpoint(os.path.join(args.out, name), model, tokenizer.state(), run=identity,
+                            step=step, best=best, dtype=dtype, log_size=os.path.getsize(log_path),
+                            words=corpus.frequent(50_000), **more)
+
+    def write_log(**row):
+        if is_first:
+            for name, value in row.items():
+                if isinstance(value, float):
+                    row[name] = float(f"{value:.6g}")
+            with open(log_path, "a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    # -----------------------------------------------------------------------------
+    # What is about to run, and the loss that theory expects of an untrained model
+    result, counts = evaluate()
+    if is_first:
+        with open(log_path, "a") as file:
+            file.truncate(min(log_size, file.tell()))  # the steps after the checkpoint run again
+    size = count_parameters(model)
+    num_classes, unigram_loss = objective.expected_loss(word_counts, counts)
+    epochs = args.steps / batches.steps_per_epoch
+    show(f"model: emb {args.emb}, split {args.split}, objective {args.objective}, "
+         f"{config.layers} layers, width {config.width}, length {config.length}, "
+         f"attention {args.attn}")
+    show(f"parameters: {size['total']:,}; embedding {size['embedding']:,} "
+         f"(PoEP {100 * size['poep']:.2f} %)")
+    show("corpus: {data}, {words:,} words, {distinct:,} distinct, {documents:,} documents, "
+         "{replaced:,} characters not UTF-8".format(**corpus.meta))
+    if tokenizer.bloom_map is not None:
+        show("Bloom map: {n_items:,} items in {m} maps of {buckets:,} buckets of {alpha}"
+             .format(**vars(tokenizer.bloom_map)))
+    show(f"batch: {args.batch} = {world} ranks × {len(slices)} micro-batches, {micro} each")
+    show(f"steps: {args.steps:,} = {epochs:.1f} epochs, lr {args.lr:g}, warm-up {args.warmup:,}")
     if epochs > 20:
-        show("warning: more than 20 epochs. Use fewer --steps or more text; best.pt is the best so far.")
-    if c.attn == "lsh" and c.layers:
-        run.model.eval()
-        rows = slice(run.micro_size) if c.order else slice(-run.micro_size, None)  # of sets, the largest
-        with autocast(run.device, run.dtype):
-            ids = corrupt(run, batches.eval_batch(rows))[0]
-            shares = measure_collisions(run.model, ids)
-        run.model.train()
-        shares = ", ".join(f"{100 * share:.1f} %" for share in shares)
-        show(f"attention: lsh, pairs that collide in each layer {shares}")
-    show(f"device: {run.device}, {run.dtype}, {'not ' * (not run.is_compiled)}compiled, torch "
-         f"{torch.__version__}, seed {a.seed}")
-    show(f"eval_loss: {loss:.3f} at step {run.step:,}; uniform baseline {math.log(classes):.3f} = ln "
-         f"{classes:,}, frequencies alone {unigram:.3f}")
+        show("warning: more than 20 epochs. Use fewer --steps or more text; best.pt is the best.")
+    show(f"device: {device}, {dtype}, compile {use_compile}, torch {torch.__version__}, "
+         f"seed {args.seed}")
+    show(f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
+         f"{math.log(num_classes):.3f} = ln {num_classes:,}, frequencies alone {unigram_loss:.3f}")
+    if step > 0:
+        show(f"Resuming {args.out} at step {step:,}")
 
-
-@torch.no_grad()
-def measure_collisions(model, ids):
-    """Return for each layer the share of pairs that collide, list of float."""
-    x = model.embed_inputs(ids)
-    key_mask = model.padding_mask(ids)
-    shares = []
-    for layer in model.layers:
-        q, k, _ = layer.attention.project(x)
-        hq, hk = layer.attention.hash_buckets(q, k)
-        shares.append(collision_share(hq, hk))
-        x = layer(x, key_mask)
-    return shares
-
-
-def learning_rate(a, step):
-    """Return a step's rate: linear warm-up to --lr, then linear [HF Table 4] or rsqrt decay. [SB §3.2]"""
-    rise = (step + 1) / max(a.warmup, 1)
-    fall = rise**-0.5 if a.schedule == "rsqrt" else (a.steps - step) / max(a.steps - a.warmup, 1)
-    return a.lr * min(rise, fall)
-
-
-def take_step(run, micro_batches, num_scored):
-    """Take one optimizer step; return what to log, and the next step's micro-batches."""
-    a = run.args
-    # dropout depends on seed, step and rank alone: a resumed run draws what the uninterrupted one drew
-    torch.manual_seed(((a.seed * 1_000_003 + run.step) * 4_099 + run.rank) % 2**63)
-    if run.config.lsh_redraw:
-        run.model.redraw_hyperplanes(a.seed * 1_000_003 + run.step)
-    for group in run.optimizer.param_groups:
-        group["lr"] = lr = learning_rate(a, run.step)
-    loss = compute_gradients(run, micro_batches, num_scored)
-    norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), a.clip or math.inf)
-    next_batches = get_micro_batches(run, run.step + 1)  # while a GPU is still busy
-    loss, norm = loss.item(), norm.item()
-    if not math.isfinite(loss + norm):
-        raise InputError(f"--lr: expected finite numbers in step {run.step + 1}, got loss {loss}, gradient "
-                         f"norm {norm}. What {a.out} holds is older. Try a lower --lr.")
-    run.optimizer.step()
-    run.step += 1
-    return dict(loss=loss, lr=lr, grad_norm=norm), next_batches
-
-
-def fit(run, caught):
-    """Train until the last step or until a signal is in `caught`, and save; return the last evaluation."""
-    a, result = run.args, evaluate(run)  # before training, to compare with the loss that theory expects
-    if run.rank == 0:
-        with open(run.log_path, "a") as file:  # the steps after the checkpoint run again
-            file.truncate(min(run.log_size, file.tell()))
-    if not a.quiet:
-        print_summary(run, result["eval_loss"])
-    if run.step:
-        print_line(run, f"Resuming {a.out} at step {run.step:,}")
-    micro_batches = get_micro_batches(run, run.step)
-    clock = shown = time.perf_counter()
-    since = run.step
-    with tqdm(total=a.steps, initial=run.step, unit="step", disable=a.quiet or None) as bar:
-        while run.step < a.steps:
-            # one sum over the ranks carries how many positions are scored, and whether any rank has to stop
-            counts = [sum((labels != IGNORE_INDEX).sum().item() for _, labels in micro_batches), len(caught)]
-            num_scored, must_stop = sum_over_ranks(torch.tensor(counts, device=run.device).float())
+    # -----------------------------------------------------------------------------
+    # Training loop
+    bar = tqdm(total=args.steps, initial=step, unit="step", disable=True if is_quiet else None)
+    clock = time.perf_counter()
+    last_shown = clock
+    last_logged = step
+    with catch_signals() as signals, bar:
+        while step < args.steps:
+            # read the batch, and count the positions that are scored in the batch of all ranks
+            micro_batches = []
+            num_scored = 0
+            for rows in batches.micro_batch_rows(step, slices):
+                inputs, labels = corrupt(batches.get_batch(step, rows))
+                num_scored += count_scored(labels)
+                micro_batches.append((inputs, labels))
+            must_stop = len(signals)
+            if world > 1:  # one sum over the ranks says, too, whether any of them has to stop
+                numbers = torch.tensor([num_scored, must_stop], device=device)
+                num_scored, must_stop = sum_over_ranks(numbers).tolist()
             if must_stop:
-                bar.close()
-                save(run)
-                print_line(run, f"Interrupted at step {run.step:,}; saved {run.path}.")
-                print_line(run, "Rerun the same command to resume, bit for bit on the same device,\n"
-                                "ranks, threads and --micro.")
-                barrier_before_exit()
-                raise SystemExit(128 + (caught or [signal.SIGTERM])[0])
-            row, micro_batches = take_step(run, micro_batches, num_scored.clamp(min=1))
+                save("ckpt.pt", optimizer=optimizer.state_dict())
+                break
+            num_scored = max(num_scored, 1)
+
+            # dropout depends on seed, step and rank alone: a resumed run draws what this one draws
+            torch.manual_seed(((args.seed * 1_000_003 + step) * 4_099 + rank) % 2**63)
+            if config.lsh_redraw:
+                model.redraw_hyperplanes(args.seed * 1_000_003 + step)
+            lr = learning_rate(args, step)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+
+            # forward and backward: gradients add up over micro-batches, and are averaged over ranks
+            # in the last one
+            optimizer.zero_grad()
+            total_loss = torch.zeros((), device=device)
+            for i, (inputs, labels) in enumerate(micro_batches):
+                ddp_model.require_backward_grad_sync = i == len(micro_batches) - 1
+                with autocast(device, dtype):
+                    loss = objective.loss(ddp_model, to_device(inputs), to_device(labels))
+                # subtle: divided by the global count, or short micro-batches would weigh too much;
+                # times world, since DDP averages
+                (loss * (world / num_scored)).backward()
+                total_loss += loss.detach()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
+            optimizer.step()
+            step += 1
             bar.update()
-            is_last, now = run.step == a.steps, time.perf_counter()
-            if run.step % 10 == 0 or is_last:
-                period = (now - clock) / ((run.step - since) * a.batch)  # seconds per sequence
-                speed = dict(words_per_s=run.batches.words_per_sequence / period, ms_per_sample=1e3 * period)
-                text = "loss {:.3f}, {:,.0f} words/s, {:.2f} ms/sample".format(row["loss"], *speed.values())
+
+            # loss and norm stay on the device until they are printed: reading them waits for it
+            now = time.perf_counter()
+            is_last = step == args.steps
+            if step % 10 == 0 or is_last:
+                loss = sum_over_ranks(total_loss).item() / num_scored
+                norm = norm.item()
+                if not math.isfinite(loss + norm):
+                    raise InputError(f"--lr: expected finite numbers in step {step}, got loss "
+                                     f"{loss}, gradient norm {norm}. What {args.out} holds is "
+                                     "older. Try a lower --lr.")
+                now = time.perf_counter()
+                seconds_per_sequence = (now - clock) / ((step - last_logged) * args.batch)
+                words_per_s = batches.words_per_sequence / seconds_per_sequence
+                ms_per_sample = 1000 * seconds_per_sequence
+                write_log(step=step, loss=loss, lr=lr, grad_norm=norm, words_per_s=words_per_s,
+                          ms_per_sample=ms_per_sample)
+                text = f"loss {loss:.3f}, {words_per_s:,.0f} words/s, {ms_per_sample:.2f} ms/sample"
                 bar.set_postfix_str(text)
-                if bar.disable and not a.quiet and now > shown + PROGRESS_SECONDS:
-                    print(f"step {run.step:,} of {a.steps:,}: {text}", file=sys.stderr, flush=True)
-                    shown = now
-                write_log(run, step=run.step, **row, **speed)
-                clock, since = now, run.step
-            if is_evaluated := run.step % a.eval_every == 0 or is_last:
-                result = evaluate(run)
-                write_log(run, step=run.step, **result)
-                if result["eval_loss"] < run.best:
-                    run.best = result["eval_loss"]
-                    save(run, "best.pt")
-            if run.step % a.save_every == 0 or is_last:
-                save(run)
-            if is_evaluated:  # once it is saved
-                print_line(run, f"step {run.step:,}:", **result)
-            clock += time.perf_counter() - now  # evaluation and saving do not count as speed
+                if bar.disable and now > last_shown + 30:  # no terminal: a line each half minute
+                    show(f"step {step:,} of {args.steps:,}: {text}")
+                    last_shown = now
+                clock = now
+                last_logged = step
+
+            is_evaluated = step % args.eval_every == 0 or is_last
+            if is_evaluated:
+                result, _ = evaluate()
+                write_log(step=step, **result)
+                if result["eval_loss"] < best:
+                    best = result["eval_loss"]
+                    save("best.pt")
+            if step % args.save_every == 0 or is_last:
+                save("ckpt.pt", optimizer=optimizer.state_dict())
+            if is_evaluated:  # shown once it is saved
+                metrics = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
+                show(f"step {step:,}: {metrics}")
+            clock += time.perf_counter() - now  # evaluating and saving do not count as speed
+
+    if world > 1:
+        dist.barrier()  # subtle: a rank that leaves early aborts the others, which still send
+    if step < args.steps:
+        show(f"Interrupted at step {step:,}; saved {path}.")
+        show("Rerun the same command to resume, bit for bit on the same device, ranks, threads and "
+             "--micro.")
+        number = signals[0] if signals else signal.SIGTERM  # of another rank
+        raise SystemExit(128 + number)
+    show(f"Saved {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
+    show(f"Next: python infer.py --ckpt {args.out}")
     return result
 
 
-def example_text(run):
-    """Return the first words of the held-out text, with a [MASK] for a model that predicts words."""
-    ids = run.batches.eval_batch(slice(0, 1))[0][0].numpy()
-    ids = ids[ids >= FIRST_WORD_ID] - FIRST_WORD_ID
-    words = (run.corpus.subwords.tokenizer.decode(ids.tolist()).split() if run.args.split == "bpe"
-             else [run.corpus.words[i] for i in ids])[:12 if run.config.order else 2]
-    if run.args.mask:  # of a text a word in the middle, of a set one more
-        words[min(6, len(words)):7] = ["[MASK]"]
-    return " ".join(words).replace("Ġ", "")
+def count_scored(labels):
+    """Return how many positions a batch scores, int."""
+    return int((labels != IGNORE_INDEX).sum())
 
 
-def train(args):
-    """Build a run, train it and say how to continue; return the last evaluation."""
-    rank, world, _ = read_ranks()
-    start = load_checkpoint(args.init_from) if args.init_from else None
-    config = resolve(args, world, start)
-    with lock_output(args.out, rank):  # before the checkpoint there is read: another run may be saving it
-        run = build_run(args, config, start)
-        try:
-            with catch_signals() as caught:
-                result = fit(run, caught)
-            print_line(run, f"Saved {run.path}, and the lowest loss in best.pt:", eval_loss=run.best)
-            print_line(run, f"Next: python infer.py --ckpt {shlex.join([args.out, example_text(run)])}")
-            barrier_before_exit()
-            return result
-        finally:
-            # subtle: let go of DDP before the process group ends. As the group's last owner it would wait,
-            # holding Python's lock, for a thread that may be waiting for that lock
-            run.ddp_model = run.model
-            gc.collect()
+def check_vocabulary(args, tokenizer, corpus):
+    """Raise InputError unless the token IDs of --init_from are those of the corpus."""
+    own = tokenizer.subwords and tokenizer.subwords.json
+    pieces = corpus.subwords and corpus.subwords.json
+    if own != pieces or tokenizer.words != corpus.words[:len(tokenizer.words)]:
+        raise InputError(f"--init_from {args.init_from}: requires the pieces and words of its own "
+                         f"corpus, got those of --data {args.data}. Use the same --data, or hashed "
+                         "whole words.")
+
+
+def check_same_run(saved, identity, args, path):
+    """Raise InputError where the checkpoint in --out is of another run."""
+    old = saved["run"]
+    changes = []
+    for name, value in identity.items():
+        if name == "corpus" and old.get(name) != value:
+            changes.append("--data was another text")
+        elif old.get(name) != value:
+            changes.append(f"{name} was {old.get(name)} and is {value}")
+    if changes:
+        found = "; ".join(changes)
+        raise InputError(f"{path}: expected a checkpoint of this run, got another: {found}. Use "
+                         f"another --out; there --init_from {args.out} starts from these weights.")
+
+
+def pretrain(argv):
+    """Parse the flags, hold --out, and train; return the last evaluation."""
+    args, start = parse_flags(argv)
+    rank, _, _ = read_ranks()
+    with lock_output(args.out, rank):  # first: another run may be saving the checkpoint there
+        return train(args, start)
 
 
 def main(argv=None):
-    """Train as argv says (default: the command line); return the last evaluation. Bad input exits with 2."""
-    with exit_on_bad_input("pretrain.py"):
-        return train(parser((__doc__ or "").split("\nPaper map")[0]).parse_args(argv))
+    """Train as argv says (default: the command line); return the last evaluation."""
+    return run_script("pretrain.py", pretrain, argv)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import sys
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import pretrain
-from runtime import fingerprint, load_checkpoint
+from common import fingerprint, load_checkpoint
 
 SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM}
 EXIT_CODES = {"kill": (0, -9), "terminate": (0, -15, 143), "full disk": (0, 2),

@@ -1,30 +1,36 @@
-"""Save loss, evaluation and gradients of the first step: save_gradients.py FILE [flags of pretrain.py]."""
+"""Pre-train, and save what each rank has in its first optimizer step: gradients, seed, scored positions.
 
+    torchrun ... tests/scripts/save_gradients.py FOLDER [flags of pretrain.py]
+"""
+
+import os
 import sys
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import pretrain
-from objectives import IGNORE_INDEX
-from runtime import barrier_before_exit, read_ranks
-from settings import parser, resolve
 
 
-def main(path, *flags):
-    run = pretrain.build_run(args := parser("").parse_args(flags), resolve(args, read_ranks()[1]))
-    micro_batches = pretrain.get_micro_batches(run, 0)
-    scored = torch.stack([(labels != IGNORE_INDEX).sum() for _, labels in micro_batches])
-    num_idle = pretrain.sum_over_ranks((scored == 0).sum())
-    result = dict(eval_loss=pretrain.evaluate(run)["eval_loss"], num_idle=num_idle)
-    run.ddp_model.train()
-    num_scored = pretrain.sum_over_ranks(scored.sum().float())
-    result["loss"] = pretrain.compute_gradients(run, micro_batches, num_scored)
-    if run.rank == 0:
-        torch.save(result | {name: p.grad for name, p in run.model.named_parameters()}, path)
-    barrier_before_exit()
-    run.ddp_model = run.model
-    if run.world > 1:
-        torch.distributed.destroy_process_group()
+def main(folder, *flags):
+    count_scored = pretrain.count_scored
+    counts = []
+
+    def count_and_record(labels):
+        counts.append(count_scored(labels))
+        return counts[-1]
+
+    def save(optimizer, *_):
+        gradients = []
+        for group in optimizer.param_groups:
+            gradients += [parameter.grad for parameter in group["params"]]
+        rank = os.environ.get("RANK", "0")
+        content = dict(gradients=gradients, seed=torch.initial_seed(), num_scored=counts[-1])
+        torch.save(content, os.path.join(folder, f"rank-{rank}.pt"))
+
+    pretrain.count_scored = count_and_record
+    with register_optimizer_step_pre_hook(save):
+        pretrain.main([*flags, "--steps", "1", "--warmup", "0", "--clip", "0"])
 
 
 if __name__ == "__main__":
