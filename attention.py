@@ -158,9 +158,8 @@ def simhash(x, planes, coef, num_buckets):
     with torch.autocast(x.device.type, enabled=False):
         products = torch.einsum("bhle,hnre->bhnlr", x.float(), planes.float())
     is_above = products > 0  # (B, H, n, L, r)
-    # sums of integers below 2^53 are exact in float64, where products are faster than in int64
-    sums = is_above.double() @ coef.double().unsqueeze(-1)  # (B, H, n, L, 1)
-    return sums.squeeze(-1).long() % num_buckets
+    sums = (is_above * coef.unsqueeze(2)).sum(-1)  # (B, H, n, L)
+    return sums % num_buckets
 
 
 def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
@@ -401,7 +400,8 @@ def group_buckets(bucket_q, bucket_k, num_occurring):
         if len(group) > 0:
             x = int(sizes_q[group].max())
             y = int(sizes_k[group].max())
-            group = group.to(bucket_q.device)
+            # subtle: else the host would wait for the GPU once more for each group
+            group = group.to(bucket_q.device, non_blocking=bucket_q.is_cuda)
             queries.append(pad_buckets(rows_q, first_q[group], count_q[group], x, N))
             padded = pad_buckets(rows_k, first_k[group], count_k[group], y, N + 1)  # (G, y)
             keys.append(F.pad(padded, (0, 1), value=N))

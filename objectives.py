@@ -53,25 +53,25 @@ class Objective:
     Args:
         config: model.Config.
         mask_rate: float, share of words to mask.
-        noise_rate: float, share of words to shuffle, and of the others to replace.
         mask_id, first_word_id: int, token IDs of [MASK] and of the first word.
         targets: integer (V, k) by token ID, the hashes to predict, each in 0 .. R-1 of its block.
         bloom_map: bloom.BloomMap of items, or None.
         num_samples: int, S, of sampled softmax.
+        noise_rate: float, share of words to shuffle, and of the others to replace.
     """
 
-    def __init__(self, config, mask_rate=0.15, noise_rate=0.10, mask_id=None, first_word_id=None,
-                 targets=None, bloom_map=None, num_samples=None):
+    def __init__(self, config, mask_rate=None, mask_id=None, first_word_id=None, targets=None,
+                 bloom_map=None, num_samples=None, noise_rate=0.10):
         if config is not None and config.head != self.head:
             raise ValueError(f"config: expected head {self.head}, got {config.head}.")
         self.config = config
         self.mask_rate = mask_rate
-        self.noise_rate = noise_rate
         self.mask_id = mask_id
         self.first_word_id = first_word_id
         self.targets = targets
         self.bloom_map = bloom_map
         self.num_samples = num_samples
+        self.noise_rate = noise_rate
 
     def corrupt(self, ids, noise, random_words):
         """Return inputs and labels, int64 (B, L), of ids and random words (B, L), noise (3, B, L).
@@ -306,14 +306,16 @@ class SampledWords(MaskedWords):
         positions, words = find_masked(labels)  # (M,)
         n = self.config.rows - self.first_word_id
         # draw ranks by the inverse of the distribution function log(rank + 1) / log(n + 1)
-        u = torch.rand(self.num_samples, device=words.device, dtype=torch.float64)
+        # on the CPU: the same samples on every device, and MPS has no float64
+        u = torch.rand(self.num_samples, dtype=torch.float64)
         rank = (u * math.log(n + 1)).exp().long() - 1  # (S,), from 0: exp is in [1, n + 1)
         rank = rank.clamp(0, n - 1)
         # subtle: in float32 (rank + 2) / (rank + 1) of a rare row is 1
         q = (1 / (rank.double() + 1)).log1p() / math.log(n + 1)
-        log_q = q.log().float()
+        log_q = q.log().float().to(words.device, non_blocking=words.is_cuda)  # (S,)
 
         samples = rank + self.first_word_id
+        samples = samples.to(words.device, non_blocking=words.is_cuda)  # (S,)
         rows = torch.cat([words, samples])
         logits = model(inputs, masked_positions=positions, rows=rows).float()  # (M, M + S)
         correct = logits[:, :len(words)].diagonal()  # (M,): column i is the i-th word
@@ -378,9 +380,9 @@ class MaskedHashes(MaskedWords):
             rank, certified = self.search_items(logits, items, visible)
         counts = [(rank < k).sum() for k in RECALL]
         counts.append(certified.sum())
-        counts.append(is_right.double().mean(1).sum())
+        counts.append(is_right.sum())
         counts.append(words.new_tensor(len(words)))
-        return loss, torch.stack([count.double() for count in counts])
+        return loss, torch.stack(counts)
 
     def search_items(self, logits, items, visible):
         """Return how many items are better than the correct one (M,), at most 20, and certificates.
@@ -400,7 +402,7 @@ class MaskedHashes(MaskedWords):
         total = max(float(counts[-1]), 1)
         if self.bloom_map is not None:
             metrics["certified"] = float(counts[3]) / total
-        metrics["hashes_right"] = float(counts[4]) / total
+        metrics["hashes_right"] = float(counts[4]) / (total * self.config.hashes)
         return metrics
 
     def expected_loss(self, word_counts, counts):

@@ -565,9 +565,9 @@ def train(args, start):
         return objective.corrupt(ids, noise, random_words)
 
     def to_device(tensor):
-        if device.type == "cuda":
-            tensor = tensor.pin_memory()  # so that the copy does not wait for the GPU
-        return tensor.to(device, non_blocking=True)
+        if device.type == "cuda":  # from pinned memory, so that the copy does not wait for the GPU
+            return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor.to(device)
 
     @torch.no_grad()
     def evaluate():

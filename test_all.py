@@ -37,12 +37,12 @@ import pretrain
 from attention import collision_probability, draw_hyperplanes, full_attention, simhash
 from attention import full_attention_reference, lsh_attention, lsh_attention_reference
 from bloom import BloomMap, SketchMap, beam_search, coherent_map, exhaustive
+from common import load_checkpoint, save_checkpoint
 from data.corpus import Corpus, prepare
 from data.squad import exact_and_f1, normalize_answer
 from data.tasks import METRICS
 from model import Config, Model, count_parameters
 from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, mask_words
-from runtime import load_checkpoint, save_checkpoint
 from tests.support import SMALL, make_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK, HashTokenizer, build_inputs
 
@@ -860,16 +860,16 @@ def test_pretrain_starts_at_uniform_baseline_and_learns_the_frequencies(
 
 def test_resumed_run_matches_uninterrupted_run(text_path, tmp_path, monkeypatch):
     """Stopped after step 3 and started again: the same weights, bit for bit."""
-    take_step = pretrain.take_step
+    learning_rate = pretrain.learning_rate  # which every step asks for
 
-    def fail_at_step_3(run, *args):
-        if run.step == 3:
+    def fail_at_step_3(args, step):
+        if step == 3:
             raise KeyError("the machine is lost")
-        return take_step(run, *args)
+        return learning_rate(args, step)
 
     _, whole = pretrain_small(text_path, tmp_path, "whole", "--dropout", "0.1")
     with monkeypatch.context() as patch:
-        patch.setattr(pretrain, "take_step", fail_at_step_3)
+        patch.setattr(pretrain, "learning_rate", fail_at_step_3)
         with pytest.raises(KeyError, match="lost"):
             pretrain_small(text_path, tmp_path, "parts", "--dropout", "0.1")
     _, parts = pretrain_small(text_path, tmp_path, "parts", "--dropout", "0.1")

@@ -16,7 +16,7 @@ import torch
 from bloom import BloomMap
 from baselines.bag import HybridModel
 from model import Config, Model
-from runtime import load_checkpoint
+from common import load_checkpoint
 from tokenizer import FIRST_WORD_ID, HashTokenizer
 
 ROOT = Path(__file__).parents[1]

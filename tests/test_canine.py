@@ -12,7 +12,7 @@ from baselines import canine
 from baselines.canine import Canine, CanineConfig, CharacterTokenizer, load_released
 from data.corpus import read_rows
 from infer import Predictor
-from runtime import InputError
+from common import InputError
 from tests.support import assert_refused, run_main
 from tests.test_finetune import QUICK, own  # noqa: F401  a fixture
 from tokenizer import build_inputs

@@ -155,8 +155,9 @@ def test_masked_words_that_stay_in_a_set_are_right_answers():
 def masked_hashes(digests, buckets, bloom_map=None):
     """Return MaskedHashes of words in text with these digests (V, k), or of a Bloom map's items."""
     emb = "bloom" if bloom_map else "median"
-    config = Config(emb=emb, head="hash-mlm", order=bloom_map is None, buckets=buckets)
     targets = F.pad(torch.as_tensor(digests), (0, 0, F0, 0))
+    config = Config(emb=emb, head="hash-mlm", order=bloom_map is None, buckets=buckets,
+                    hashes=targets.shape[1])
     return MaskedHashes(config, None, MASK, F0, targets, bloom_map)
 
 
@@ -181,7 +182,7 @@ def test_masked_hashes_loss_and_counts_by_hand():
     labels = torch.tensor([[CAT, DOG]])
     loss, counts = objective.evaluate(fixed_model(logits), None, labels)
     assert loss.item() == pytest.approx((math.log(4) + math.log(8)) / 2)
-    assert counts.tolist() == [1, 2, 2, 0, 1.5, 2]
+    assert counts.tolist() == [1, 2, 2, 0, 3, 2]  # three of four hashes
     assert objective.metrics(counts)["hashes_right"] == 0.75
 
 
