@@ -1,0 +1,159 @@
+"""The scripts with --device cuda, where no GPU is: pretend_gpu.py acts as one.
+
+An operation on a tensor that was left on the CPU fails these tests, as it fails on a GPU.
+"""
+
+import json
+
+import pytest
+import torch
+
+import finetune
+import infer
+import pretrain
+from baselines.canine import Canine, CanineConfig
+from embeddings import EMBEDDINGS
+from model import Config
+from tests.pretend_gpu import pretend_gpu
+
+GPU = "--device cuda --dtype float32 --no-compile".split()
+SMALL = ("--layers 1 --width 32 --heads 4 --length 17 --batch 8 --warmup 2 --eval_every 99 "
+         "--save_every 99").split()
+SETS = "--preset superbloom-small --heads 2 --length 7 --alpha 5"
+PROJ = "--emb proj --hash lsh"
+LSH = f"{PROJ} --attn lsh --lsh_bands 2"
+BLOCKS = f"{LSH} --length 300"  # above 256 positions LSH attention goes bucket by bucket
+
+
+# The device that acts as a GPU
+
+
+def test_pretend_gpu_with_a_cpu_tensor_raises():
+    with pretend_gpu():
+        x = torch.ones(3, device="cuda")
+        with pytest.raises(RuntimeError, match=r"add: .* \[\[3\]\] on the CPU"):
+            x + torch.ones(3)
+        with pytest.raises(RuntimeError, match="__getitem__"):
+            torch.ones(3)[x.long()]
+        with pytest.raises(TypeError, match="numpy"):
+            x.numpy()
+
+
+@pytest.mark.parametrize("use, num_waits", [
+    (lambda x: x.sum().item(), 1),  # reads a result
+    (lambda x: x[x > 0], 1),  # has a shape that depends on data
+    (lambda x: x.masked_fill(x > 0, 0), 0),
+    (lambda x: x[torch.tensor([0])], 1),  # sends the index
+    (lambda x: torch.zeros(9).to(x), 1),
+    (lambda x: torch.zeros(9).to(x.device, non_blocking=True), 0),
+])
+def test_pretend_gpu_counts_waits(use, num_waits):
+    with pretend_gpu() as waits:
+        use(torch.ones(3, device="cuda"))
+    assert waits.total() == num_waits
+    assert all(place.startswith("tests/test_gpu.py:") for place in waits)
+
+
+# The scripts
+
+
+@pytest.fixture
+def pretrain_on_gpu(text_path, pages_path, cache_dir, tmp_path):
+    """A function that trains for 6 steps; it returns the folder of the run, and the waits."""
+    def run(flags, steps=6):
+        out = tmp_path / f"run-{steps}"
+        data = text_path
+        if flags == SETS:
+            data = pages_path
+        files = ["--data", str(data), "--cache", str(cache_dir), "--out", str(out)]
+        with pretend_gpu() as waits:
+            pretrain.main([*files, *SMALL, *flags.split(), *GPU, "--steps", str(steps)])
+        return out, waits
+    return run
+
+
+def infer_on_gpu(folder, *texts):
+    with pretend_gpu():
+        infer.main(["--ckpt", str(folder), "--device", "cuda", *texts])
+
+
+@pytest.mark.parametrize("flags, text", [
+    (PROJ, "a text"),
+    ("--emb lookup --objective mlm", "a [MASK] text"),
+    ("--emb lookup --objective sampled", "a [MASK] text"),
+    ("--emb median", "a [MASK] text"),  # predicts hashes of words
+    (SETS, "Miles Davis\t[MASK]"),  # predicts hashes of items
+    (f"{LSH} --lsh_fill mask --lsh_pairs upper --lsh_redraw", "a text"),  # the literal formula
+    (BLOCKS, "a text"),
+])
+def test_pretraining_and_inference_stay_on_the_gpu(flags, text, pretrain_on_gpu):
+    folder, _ = pretrain_on_gpu(flags)
+    infer_on_gpu(folder, text)
+
+
+def test_vectors_come_from_the_gpu(pretrain_on_gpu, tmp_path):
+    folder, _ = pretrain_on_gpu(PROJ)
+    infer_on_gpu(folder, "a text", "--vectors", str(tmp_path / "vectors.npy"))
+    infer_on_gpu(folder, "word", "--near")
+
+
+@pytest.fixture
+def finetune_on_gpu(sr_run, tmp_path):
+    """A function that fine-tunes a small model on a file; it returns the folder of the run."""
+    def run(path, *flags):
+        out = tmp_path / "fine-tuned"
+        files = ["--ckpt", sr_run, "--train", path, "--dev", path, "--out", out]
+        with pretend_gpu():
+            finetune.main([*map(str, files), *flags, "--epochs", "1", "--seeds", "1", *GPU])
+        return out
+    return run
+
+
+@pytest.mark.parametrize("flags", [
+    ["--bag", "0"],
+    ["--bag", "64"],  # a bag of words beside the encoder
+    ["--bag", "0", "--regression"],
+])
+def test_classification_stays_on_the_gpu(flags, finetune_on_gpu, tmp_path):
+    path = tmp_path / "texts.csv"
+    path.write_text("text,label\n" + "a good text,1\na bad one,0\n" * 20)
+    folder = finetune_on_gpu(path, "--text", "text", "--label", "label", *flags)
+    infer_on_gpu(folder, "a good text")
+
+
+def test_answers_stay_on_the_gpu(finetune_on_gpu, tmp_path):
+    context = "It is said of Ada."
+    answers = dict(text=["Ada"], answer_start=[context.index("Ada")])
+    question = dict(id="1", question="Who?", context=context, answers=answers)
+    path = tmp_path / "questions.json"
+    path.write_text(json.dumps(dict(version="x", data=[question])))
+    folder = finetune_on_gpu(path, "--task", "squad")
+    infer_on_gpu(folder, "Who?", context)
+
+
+def test_canine_stays_on_the_gpu():
+    model = Canine(CanineConfig(layers=1, width=16, heads=2, ffn=16, rows=31))
+    with pretend_gpu():
+        model.to("cuda")
+        ids = torch.randint(5, 99, (2, 300), device="cuda")
+        model(ids, ids > 9).sum().backward()
+
+
+@pytest.mark.parametrize("emb", EMBEDDINGS)
+def test_embedding_stays_on_the_gpu(emb):
+    config = Config(emb=emb, width=12, heads=3, rows=31, bits=16, chunk=5, buckets=7, weights=11)
+    embedding = EMBEDDINGS[emb].from_config(config)
+    codes = torch.zeros(2, 9, len(embedding.code_limits), dtype=torch.int64)
+    with pretend_gpu():
+        embedding.to("cuda")(codes.to("cuda")).sum().backward()
+
+
+@pytest.mark.parametrize("flags, max_waits", [
+    (PROJ, 2),  # every tenth step reads loss and norm
+    (f"{BLOCKS} --layers 2", 6),  # each layer reads the number and the sizes of buckets
+])
+def test_pretraining_step_waits_for_the_gpu_a_few_times(flags, max_waits, pretrain_on_gpu):
+    _, waits = pretrain_on_gpu(flags, steps=12)
+    _, waits_of_6_steps = pretrain_on_gpu(flags, steps=6)
+    waits.subtract(waits_of_6_steps)  # both runs evaluate and save equally often
+    assert waits.total() <= 6 * max_waits, waits.most_common(9)
