@@ -1,35 +1,42 @@
 """Fine-tune a pre-trained model on a task: several seeds, with baselines beside the score.
 
-    python finetune.py --ckpt out/proj-lsh --task pydoc                     offline: the module of a docstring
-    python finetune.py --ckpt out/proj-lsh --task sst2                      a task of GLUE, from the hub
-    python finetune.py --ckpt out/proj-lsh --task glue --data_dir glue/     eight tasks, from original files
-    python finetune.py --ckpt out/proj-lsh --task squad                     the words that answer a question
+    python finetune.py --ckpt out/proj-lsh --task pydoc         offline: the module of a docstring
+    python finetune.py --ckpt out/proj-lsh --task sst2          a task of GLUE, from the hub
+    python finetune.py --ckpt out/proj-lsh --task glue --data_dir glue/     eight, from their files
+    python finetune.py --ckpt out/proj-lsh --task squad         the words that answer a question
     python finetune.py --ckpt out/proj-lsh --train a.csv --dev b.csv --text title,body --label topic
-    python finetune.py --preset proformer --task sst2                       without pre-training
-    python finetune.py --preset canine --weights canine-c/ --task sst2      the released CANINE-C, a rival
-    torchrun --nproc_per_node=8 finetune.py --ckpt out/proj-lsh --task glue     one job per task and seed
+    python finetune.py --preset proformer --task sst2           without pre-training
+    python finetune.py --preset canine --weights canine-c/ --task sst2      the released CANINE-C
+    torchrun --nproc_per_node=8 finetune.py --ckpt out/proj-lsh --task glue
 
-Paper map:    [HF Table 5] RECIPES   [HF Table 5] learning_rate   [HF Table 5] parser   [HF §4.1] load_start
-              [HF §4.1] parser   [HF §4.4] parser
-Sources:      [HF] Xue & Aletras 2022, HashFormers
-Out of scope: tasks and metrics (data/), tables of results (report.py), the labels of a text (infer.py).
-Deviations:   1. The score is the best evaluation's on the scored rows; the last one's is reported too.
-              2. Two evaluations per epoch (--eval_every); [HF Table 5]: five, of small tasks in 3 epochs.
-              3. Gradients are clipped at norm 1, which the paper does not name.
-              4. The cosine restarts after each fifth of the steps: the paper does not say how often.
-              5. Models of width below 512 have a recipe of their own, "small" (docs/finetuning.md).
-              6. Batch 32 for every model; the median proposal fine-tunes with 64 (--batch 64).
+Paper map:
+    [HF Table 5] RECIPES
+    [HF Table 5] learning_rate
+    [HF Table 5] build_parser
+    [HF §4.1] build_parser
+    [HF §4.1] load_start
+Sources:
+    [HF] Xue & Aletras 2022, HashFormers
+Out of scope: tasks and metrics (data/), labels of new texts (infer.py), the comparison of two
+    fine-tunings (bench/compare.py).
+Deviations:
+    1. The score is the best evaluation's on the scored rows; the last one's is reported too.
+    2. Two evaluations per epoch (--eval_every). [HF Table 5]: five, of small tasks in 3 epochs.
+    3. Gradients are clipped at norm 1, which the paper does not name.
+    4. The cosine restarts after each fifth of the steps. The paper does not say how often.
+    5. Models of width below 512 have a recipe of their own, "small" (docs/finetuning.md).
+    6. Batch 32 for every model. The median proposal fine-tunes with 64 (--batch 64).
 """
 
 import argparse
-import collections
 import dataclasses
 import datetime
-import functools
+import itertools
 import json
 import math
 import os
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -39,417 +46,693 @@ from tqdm import tqdm
 
 from baselines.bag import HashedBag
 from baselines.canine import CanineConfig, CharacterTokenizer, load_released, select_classes
+from common import InputError, add_device_flags, at_least, autocast, blame_file, blame_input
+from common import fingerprint, gather_from_ranks, load_checkpoint, lock_output, read_ranks
+from common import resolve_device, run_script, save_checkpoint
 from data.batches import length_batches, pad_batch
 from data.squad import SQUAD, QuestionAnswering, read_squad
-from data.tasks import TASKS, SequenceClassification, read_task, read_tests
+from data.tasks import TASKS, SequenceClassification, read_task
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, count_parameters, load_model
-from report import build_results, print_results, print_settings, read_results, write_json
-from runtime import HelpFormatter, InputError, add_device_flags, at_least, autocast, barrier_before_exit
-from runtime import blame_input, exit_on_bad_input, fingerprint, gather_from_ranks, load_checkpoint
-from runtime import lock_output, read_ranks, resolve_device, save_checkpoint, try_compile
 from tokenizer import HashTokenizer
 
-# The paper's settings [HF Table 5], and those of models of less than 512 dimensions
-RECIPES = {"paper": dict(epochs=5, batch=32, lr=3e-5, pool="cls", bag=0),
-           "small": dict(epochs=5, batch=32, lr=1e-3, pool="mean", bag=65_536)}
-OWN = "left out (your own files)"
-# An --out holds the results of one choice of all flags but these
-FREE = ("recipe", "baseline", "predict", "device", "compile", "cache", "out")
+# Defaults of the flags of the same names. bag: rows of the hashed bag of words, 0: no bag
+RECIPES = {
+    "paper": dict(epochs=5, batch=32, lr=3e-5, pool="cls", bag=0),  # [HF Table 5]
+    "small": dict(epochs=5, batch=32, lr=1e-3, pool="mean", bag=65_536),
+}
+PAPER_WIDTH = 512  # models of less than these dimensions have the recipe "small"
+# Flags that may change when a run is resumed; an --out holds results of one choice of the others
+FREE = ("recipe", "device", "compile", "cache", "out")
+EVAL_POSITIONS = 32_768  # that an evaluation reads at once
+WARMUP = 0.06  # share of the steps [HF Table 5]
+CYCLES = 5  # of the cosine
+COLUMNS = ("mean", "std", "min", "max", "last", "majority", "bag_of_words")  # of the printed table
 
 
-class Run:
-    """State of a fine-tuning on one rank: build_run sets it, and the functions below read it.
-
-    args, rank, world, device, settings: how it runs; the last is the content of settings.json.
-    checkpoint: what it starts from; without model and task with --from_scratch, {} with --preset proformer.
-    config: of the encoder; the head follows from the task. about: the model, for results.json.
-    texts: name -> Task (of SQuAD None), training rows, rows to score. tests: name -> as of read_tests.
-    """
-
-
-def check_flags(args):
-    """Raise InputError where flags contradict each other."""
-    files, benchmarks = (OWN, *TASKS, *SQUAD), ("glue", *TASKS, *SQUAD)
-    tasks_of_flags = dict(text=(OWN,), label=(OWN,), regression=(OWN,), train=files, dev=files,
-                          data_dir=benchmarks, predict=benchmarks, stride=(*SQUAD,), max_answer=(*SQUAD,))
-    if (args.ckpt is None) == (args.preset is None):
-        raise InputError("--ckpt: expected a folder of pretrain.py, or else --preset proformer or canine.")
-    if args.weights and (args.preset != "canine" or args.from_scratch):
-        raise InputError("--weights requires --preset canine, without --from_scratch.")
-    for flag, tasks in tasks_of_flags.items():
-        if getattr(args, flag) and (args.task or OWN) not in tasks:
-            raise InputError(f"--{flag} requires --task {' or '.join(tasks)}.")
-    open_flags = [flag for flag in ("train", "dev", "text", "label") if not getattr(args, flag)]
-    if args.task is None and open_flags:
-        raise InputError("--task: expected a name, or for your own files --train --dev --text --label, got "
-                         f"no --{open_flags[0]}.")
-    if bool(args.train) != bool(args.dev):
-        raise InputError("--train requires --dev, and --dev requires --train.")
-    if args.train and (args.data_dir or args.predict and args.task not in SQUAD):
-        raise InputError("--train: expected no --data_dir, and no --predict but of SQuAD; see infer.py.")
-    if (args.text or "").count(",") > 1:
-        raise InputError(f"--text: expected one column, or two with a comma between, got {args.text}.")
-
-
-def load_start(args):
-    """Return the checkpoint, or what a preset has of one, and its config; fill in open flags. [HF §4.1]"""
-    checkpoint, config = {}, Config(**PRESETS["proformer"])
-    if args.preset == "canine":
-        config, checkpoint["encoder"] = CanineConfig(), CharacterTokenizer().state()
-    if args.weights:
-        with blame_input(f"--weights {args.weights}"):
-            config, checkpoint["model"] = load_released(args.weights)
-    if args.ckpt:
-        with blame_input(f"--ckpt {args.ckpt}"):
-            checkpoint = load_checkpoint(args.ckpt)
-            # raises where weights do not fit; jobs draw a new head
-            config = load_model(checkpoint, select_classes(checkpoint["config"])[:2]).config
-    if not config.order:
-        raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
-    is_canine = config.emb == "canine"
-    if is_canine and args.task in SQUAD:
-        raise InputError(f"--task: expected a task with labels for canine, got {args.task}.")
-    if args.from_scratch:
-        checkpoint = {name: part for name, part in checkpoint.items() if name not in ("model", "task")}
-    recipe = RECIPES[args.recipe or ("paper" if config.width >= 512 else "small")]
-    of_model = dict(pool=config.pool) if is_canine or checkpoint.get("task") else {}  # if fine-tuned before
-    of_model |= dict(bag=config.bag) if is_canine or config.bag or args.epochs == 0 else {}
-    defaults = recipe | dict(dropout=config.dropout) | of_model
-    vars(args).update({flag: value for flag, value in defaults.items() if getattr(args, flag) is None})
-    with blame_input("--dropout" if not is_canine else "--pool, --bag, --dropout"):
-        return checkpoint, dataclasses.replace(config, pool=args.pool, bag=args.bag, dropout=args.dropout)
-
-
-def build_run(args):
-    """Resolve the flags and read all files, so that whatever is wrong with them shows before the training."""
-    check_flags(args)
-    run = Run()
-    run.args, (run.rank, run.world, local_rank) = args, read_ranks()
-    if run.world > 1:  # first: ranks notice when another ends, not when it never comes
-        dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))  # each works for hours alone
-    run.checkpoint, run.config = load_start(args)
-    args.seeds = args.seeds if args.epochs else 1  # without training nothing is random
-    path = os.path.abspath(args.ckpt or "")
-    path = os.path.join(path, "ckpt.pt") if os.path.isdir(path) else path
-    start = args.preset or os.path.basename(os.path.dirname(path)) + "-scratch" * args.from_scratch
-    args.out = args.out or os.path.join("out", f"{start}-{args.task or 'own'}")
-    args.baseline = args.baseline and read_results(args.baseline)
-    names = [n for n, t in TASKS.items() if t.in_average] if args.task == "glue" else [args.task or "own"]
-    run.texts = {n: (None, *read_squad(n, args)) if n in SQUAD else read_task(n, args) for n in names}
-    run.tests = {name: read_tests(name, args) for name in names if args.predict and name in TASKS}
-    # --dtype auto: the dtype in which this --out was begun
-    args.dtype = read_settings(args.out).get("dtype", "auto") if args.dtype == "auto" else args.dtype
-    run.device, args.dtype, args.compile = resolve_device(args, local_rank)
-    args.dtype = gather_from_ranks(args.dtype)[0]
-    run.settings = {flag: value for flag, value in vars(args).items() if flag not in FREE}
-    run.settings["texts"] = fingerprint([splits[-2:] for splits in run.texts.values()])
-    if args.ckpt:
-        run.settings["checkpoint"] = [os.stat(path).st_size, os.stat(path).st_mtime_ns]
-    if not args.epochs and not all(get_description(run, name) for name in names):
-        raise InputError("--epochs 0 requires --ckpt of a model fine-tuned for this very task, "
-                         f"{args.task or 'its columns and labels'}.")
-    return run
-
-
-def read_settings(folder):
-    """Return the content of settings.json in an --out, {} where there is none."""
-    path = Path(folder, "settings.json")
-    with blame_input(path):
-        content = json.loads(path.read_text()) if path.exists() else {}
-    return content if isinstance(content, dict) else {}
-
-
-def claim_output(run):
-    """Write settings.json, unless --out is of another run; keep the finished jobs' lines of log.jsonl."""
-    out, saved = run.args.out, read_settings(run.args.out)
-    changes = ["other texts" if name == "texts" else f"{name} was {saved.get(name)} and is {value}"
-               for name, value in run.settings.items() if saved.get(name) != value]
-    if changes and (any(Path(out).rglob("*.pt")) or Path(out, "results.json").exists()):
-        raise InputError(f"--out {out}: belongs to another run ({'; '.join(changes)}). Use another.")
-    if run.rank == 0:
-        write_json(os.path.join(out, "settings.json"), run.settings)
-        finished = [json.dumps(dict(task=name, seed=seed))[:-1] + "," for name, seed, file in list_jobs(run)
-                    if os.path.exists(file)]
-        (log := Path(out, "log.jsonl")).touch()
-        lines = log.read_text().splitlines(keepends=True)
-        log.write_text("".join(line for line in lines if line.startswith(tuple(finished))))
-    gather_from_ranks(None)  # until the first rank has written it
-    if not read_settings(out):
-        raise InputError(f"--out {out}: expected a folder that all nodes see, got one of this node.")
-
-
-def job_path(run, name, file):
-    """Return the path of a task's file: in --out, or of several tasks in a folder each."""
-    return os.path.join(run.args.out, name if len(run.texts) > 1 else "", file)
-
-
-def list_jobs(run):
-    """Return (task, seed, path of the checkpoint that it leaves) of each job."""
-    seeds = range(run.args.seed, run.args.seed + run.args.seeds)
-    return [(name, seed, job_path(run, name, f"seed-{seed}.pt")) for name in run.texts for seed in seeds]
-
-
-def get_description(run, name):
-    """Return the checkpoint's description of its task if it was fine-tuned for this very task, else {}."""
-    description, expected, (task, *_) = run.checkpoint.get("task", {}), dict(name=name), run.texts[name]
-    if task:
-        expected |= dict(labels=task.labels and list(task.labels), texts=list(task.texts), label=task.label)
-    return description if expected.items() <= description.items() else {}
-
-
-@functools.lru_cache(maxsize=1)
-def prepare_task(run, name):
-    """Return the data of a task, with the tokenizer that knows its words; the latest task's are kept."""
-    (task, train, dev), before = run.texts[name], get_description(run, name)
-    a, length = run.args, run.config.length
-    with blame_input(f"--ckpt {a.ckpt}" if a.ckpt else "--preset"):
-        if run.checkpoint:
-            tokenizer = select_classes(vars(run.config))[2].load(run.checkpoint["encoder"], run.config)
-        else:  # without pre-training the n-grams are those of the training texts
-            texts = (train["first"] + (train["second"] or []) if task else
-                     [question[part] for question in train for part in ("context", "question")])
-            counts = collections.Counter(word for text in texts for word in list_words(text))
-            tokenizer = HashTokenizer(run.config, hash_name="lsh", hash=NgramLSH.fit(counts))
-        if task:
-            return SequenceClassification(task, train, dev, tokenizer, length, a.limit, before.get("scale"),
-                                          bool(a.bag))
-        return QuestionAnswering(train, dev, tokenizer, length, a.stride or before.get("stride"),
-                                 a.max_answer or before.get("longest"), a.limit, name == "squad_v2")
-
-
-def new_model(run, data):
-    """Return the fresh model of a task: the bag of words is for single texts, as it cannot compare two."""
-    bag = run.args.bag if data.has_one_text else 0
-    config = dataclasses.replace(run.config, head=data.head, labels=data.num_outputs, bag=bag)
-    return select_classes(vars(config))[1](config)
-
-
-def build_model(run, name, data):
-    """Return the model of a task's data, with a new head unless the checkpoint is of this very task."""
-    weights, model = run.checkpoint.get("model", {}), new_model(run, data)
-    heads = () if get_description(run, name) else ("head.", "bag.")
-    heads += ("bag.",) * (len(weights.get("bag.weight", ())) != model.config.bag)  # another --bag
-    weights = {key: weight for key, weight in weights.items() if not key.startswith(heads)}
-    model.load_state_dict(weights, strict=False)
-    model.to(run.device).set_codes(torch.from_numpy(data.tokenizer.codes()))
-    if model.config.bag and "bag.weight" not in weights:
-        model.bag.set_idf([model.bag_rows[ids] for ids in map(torch.from_numpy, data.examples)])
-    return model
-
-
-def compute_logits(run, model, examples):
-    """Return the logits of examples, list of int32, as float32."""
-    ids, key_mask = pad_batch(examples, run.config.length if run.args.compile else None)
-    with autocast(run.device, run.args.dtype):
-        return model(*(x if x is None else x.to(run.device) for x in (ids, key_mask))).float()
-
-
-@torch.no_grad()
-def predict(run, model, examples):
-    """Yield indices and logits of batches of 32,768 encoder positions at most, without dropout, gradients."""
-    model.eval()
-    for chosen in length_batches(list(map(len, examples)), max(1, 32_768 // run.config.length)):
-        logits = compute_logits(run, model, [examples[i] for i in chosen])
-        if not logits.isfinite().all():
-            raise InputError("--lr: expected finite outputs of the model, got nan or inf. Try a lower --lr.")
-        yield chosen, logits
-
-
-def learning_rate(step, steps, warmup, cycles=5):
-    """Return the factor of the learning rate: linear up, then a cosine down, five times. [HF Table 5]"""
-    if step < warmup:
-        return (step + 1) / warmup
-    done = (step - warmup) / max(steps - warmup, 1)
-    return 0.5 * (1 + math.cos(math.pi * ((cycles * done) % 1)))
-
-
-def evaluate(run, model, data, best, row):
-    """Score the dev rows and log it; return the scores, and the better one of `best` and this evaluation."""
-    scores, constant = data.evaluate(functools.partial(predict, run, model))
-    with open(os.path.join(run.args.out, "log.jsonl"), "a") as file:
-        print(json.dumps(row | scores), file=file)
-    if best is None or scores[data.metric] > best["best"][data.metric]:
-        weights = {key: value.detach().clone() for key, value in model.state_dict().items()}
-        best = dict(step=row["step"], best=scores, constant_prediction=constant, weights=weights)
-    return scores, best
-
-
-def fit(run, name, seed, path):
-    """Train and evaluate; save the best weights with a description of the task; return the job's result."""
-    a, data = run.args, prepare_task(run, name)
-    torch.manual_seed(seed)
-    model = build_model(run, name, data)
-    groups = [dict(params=[p for name, p in model.named_parameters() if name.startswith("bag.") == is_bag],
-                   weight_decay=HashedBag.DECAY * is_bag) for is_bag in (False, True)]  # 0.0: Adam
-    optimizer = torch.optim.AdamW(groups, a.lr, eps=1e-6, fused=run.device.type in ("cuda", "cpu"))
-    order = [chosen for epoch in range(a.epochs) for chosen in length_batches(
-        list(map(len, data.examples)), a.batch, np.random.default_rng([seed, epoch]))]
-    steps, eval_every = len(order), a.eval_every or max(1, len(order) // max(1, a.epochs) // 2)
-
-    def compute_loss(chosen):
-        targets = torch.from_numpy(data.targets[chosen]).to(run.device)
-        return data.loss(compute_logits(run, model, [data.examples[i] for i in chosen]), targets)
-
-    if a.compile and order:
-        torch._dynamo.config.recompile_limit = 64  # graphs of encode: tasks differ in mask, bag, length
-        devices = [run.device] if run.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):  # the trial must not change what the training draws
-            a.compile = try_compile(model, lambda: compute_loss(order[0]).backward())
-    best, last, total = None, None, torch.zeros((), device=run.device)
-    row = dict(task=name, seed=seed, step=0, loss=0.0)
-    with tqdm(order, f"{name}, seed {seed}", steps, unit="step", disable=run.rank > 0 or None) as bar:
-        for step, chosen in enumerate(bar):
-            for group in optimizer.param_groups:
-                group["lr"] = a.lr * learning_rate(step, steps, math.ceil(0.06 * steps))
-            model.train()
-            if model.config.lsh_redraw:
-                model.redraw_hyperplanes(seed * 1_000_003 + step)
-            optimizer.zero_grad()  # of the last step or the trial
-            loss = compute_loss(chosen)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            total += loss.detach()
-            if (step + 1) % eval_every == 0 or step + 1 == steps:
-                row |= dict(step=step + 1, loss=total.item() / (step + 1 - row["step"]))
-                last, best = evaluate(run, model, data, best, row)
-                bar.set_postfix_str(f"{data.metric} {last[data.metric]:.2f}")
-                total.zero_()
-    if not steps:  # the checkpoint's own score
-        last, best = evaluate(run, model, data, best, row)
-    model.load_state_dict(best.pop("weights"))
-    result = best | dict(seed=seed, last=last, metric=data.metric, n=data.n, n_train=data.rows["train"])
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    task = data.description() | dict(name=name, metric=data.metric, scores=best["best"])
-    about = dict(words=run.checkpoint.get("words", []), task=task, run=result)
-    save_checkpoint(path, model, data.tokenizer.state(), **about)
-    return result
-
-
-def run_jobs(run):
-    """Run this rank's jobs but for those done before an interruption; return dict (task, seed) -> result."""
-    a, jobs, results = run.args, list_jobs(run), {}
-    for name, seed, path in jobs[run.rank::run.world]:
-        if is_first := seed == a.seed:
-            data = prepare_task(run, name)
-            with torch.device("meta"):  # counted, not allocated
-                n = count_parameters(new_model(run, data))
-            if (name, seed, path) == jobs[0]:
-                run.about = dict(parameters=n["total"], embedding=n["embedding"], poep=100 * n["poep"],
-                                 emb=run.config.emb, pretrained="model" in run.checkpoint)
-                print_settings(a, run.config, run.about, run.device)
-            split = f"rows of {a.dev}" if a.dev else f"dev set, {a.data_dir or 'hub'}"
-            if name == "pydoc":
-                split = "held-out files of the installed Python"
-            facts = dict(split=split, columns=data.columns, rows=data.rows, parameters=n["total"])
-            print(f"{name}: {split}; {data.notes}", flush=True)
-        result = load_checkpoint(path)["run"] if os.path.exists(path) else fit(run, name, seed, path)
-        print(f"{name}, seed {seed}: {result['metric']} {result['best'][result['metric']]:.2f}", flush=True)
-        results[name, seed] = result | (dict(baselines=data.baselines(), facts=facts) if is_first else {})
-    return results
-
-
-def write_submission(run, name):
-    """Write what GLUE's server expects of the test split, or SQuAD's answers to dev; return the paths."""
-    data, tests, contents = prepare_task(run, name), run.tests.get(name, {}), {}
-    examples = {split: data.encode(texts)[0] for split, (texts, _) in tests.items()}
-    model = build_model(run, name, data)  # subtle: after encode, which gives the test's words their IDs
-    model.load_state_dict(load_checkpoint(job_path(run, name, "ckpt.pt"))["model"])
-    read = functools.partial(predict, run, model)
-    for split, (_, index) in tests.items():
-        labels = data.submission(data.predict_labels(examples[split], read))
-        suffix = dict(test_matched="-m", test_mismatched="-mm").get(split, "")
-        lines = [f"{i}\t{label}\n" for i, label in zip(index, labels)]
-        contents[f"{TASKS[name].folder}{suffix}.tsv"] = "index\tprediction\n" + "".join(lines)
-    if not tests:
-        contents["predictions.json"] = json.dumps(data.submission(read))
-    for file, content in contents.items():
-        Path(job_path(run, name, file)).write_text(content, encoding="utf-8")
-    return [job_path(run, name, file) for file in contents]
-
-
-def finish(run, done):
-    """Write results.json, keep the best checkpoint of each task, and print the table; return the results."""
-    a, (first, *_) = run.args, run.texts
-    runs = {name: [done[name, a.seed + i] for i in range(a.seeds)] for name in run.texts}
-    results = build_results(runs, run.about, run.settings, a.baseline)
-    paths = [os.path.join(a.out, "results.json")]
-    write_json(paths[0], results)
-    for name, row in results["tasks"].items():
-        best = row["seeds"][int(np.argmax(row["values"]))]
-        os.replace(job_path(run, name, f"seed-{best}.pt"), job_path(run, name, "ckpt.pt"))
-        for file in Path(job_path(run, name, "")).glob("seed-*.pt"):
-            file.unlink()
-        paths += write_submission(run, name) if a.predict else []
-    print_results(results)
-    print("\n".join(f"Saved {path}" for path in paths))
-    task, _, dev = run.texts[first]  # the first row that was scored, its first words
-    row = dev[task.dev[0]] if task else {name: [dev[0][name]] for name in ("question", "context")}
-    texts = [" ".join(row[part][0].split()[:30]) for part in row if part != "labels" and row[part]]
-    folder = os.path.dirname(job_path(run, first, "ckpt.pt"))
-    print("Next:", shlex.join(["python", "infer.py", "--ckpt", folder, *texts]))
-    return results
-
-
-def parser():
+def build_parser():
     """Return the parser of all flags, grouped by idea."""
     p = argparse.ArgumentParser(
-        formatter_class=HelpFormatter, description=(__doc__ or "").split("\nPaper map")[0],
-        usage="python finetune.py (--ckpt DIR | --preset NAME) --task NAME [flags]  (see --help)")
-    count = dict(type=at_least(1), metavar="n")
-    flag = p.add_argument_group("start", "The checkpoint holds shape, hash and weights.").add_argument
-    flag("--ckpt", metavar="DIR", help="folder of a run of pretrain.py, or its ckpt.pt")
-    flag("--from_scratch", action="store_true", help="use the checkpoint's shape and hash, not its weights")
-    flag("--preset", choices=("proformer", "canine"), help="instead of --ckpt: fresh weights [HF §4.1]")
-    flag("--weights", metavar="DIR", help="folder of the released CANINE-C; requires --preset canine")
-    flag = p.add_argument_group("task", "glue: the paper's eight; pydoc: a docstring's module.").add_argument
-    flag("--task", choices=(*TASKS, "glue", *SQUAD, "pydoc"), help="(default: your own files)")
-    flag("--data_dir", metavar="DIR", help="original files, as SST-2/train.tsv (default: the hub)")
-    flag("--train", metavar="FILE", help="training rows, .tsv .csv .jsonl .parquet; of --task in its columns")
-    flag("--dev", metavar="FILE", help="rows to score")
-    flag("--text", metavar="COL[,COL]", help="column of the text, or of both texts; requires your own files")
-    flag("--label", metavar="COL", help="column of the label; requires your own files")
-    flag("--regression", action="store_true", help="regression with float labels (MSE loss)")
-    flag("--limit", **count, help="training rows, drawn at random, the same for all seeds (default: all)")
-    flag("--stride", **count, help="words between windows of a text; requires SQuAD (default: length / 3)")
-    flag("--max_answer", **count, help="longest answer, in words; requires SQuAD (default: 30)")
-    recipes = "; ".join(f"{name}: {', '.join(f'{flag} {value}' for flag, value in recipe.items())}"
-                        for name, recipe in RECIPES.items())
-    flag = p.add_argument_group("training", f"Recipes; paper is [HF Table 5]. {recipes}").add_argument
-    flag("--recipe", choices=tuple(RECIPES), help="(default: small for a width below 512, else paper)")
-    flag("--epochs", type=at_least(0, maximum=999), metavar="n", help="0 only scores (default: the recipe's)")
-    flag("--batch", **count, help="examples per step (default: the recipe's)")
-    flag("--lr", type=at_least(0, float), metavar="x", help="peak learning rate (default: the recipe's)")
-    flag("--pool", choices=("cls", "mean"), help="what the head sees: the first position, or the mean of all "
-         "(default: the recipe's; of a checkpoint that was fine-tuned before, its own)")
-    flag("--bag", type=at_least(0, maximum=1 << 24), metavar="n", help="rows of a hashed bag of words beside "
-         "the encoder, for tasks of one text; 0: none (default: the recipe's)")
-    flag("--dropout", type=float, metavar="p", help="dropout probability (default: the checkpoint's)")
-    flag("--seeds", type=at_least(1, maximum=999), default=3, metavar="N", help="runs of each task")
-    flag("--seed", type=at_least(0), default=0, metavar="S", help="seed of the first run; the next has S+1")
-    flag("--eval_every", **count, help="steps between evaluations (default: half an epoch)")
-    flag = p.add_argument_group("report", "Beside each score: baselines without a transformer.").add_argument
-    flag("--baseline", metavar="DIR", help="--out of another fine-tuning, for PRR and PCR [HF §4.4]")
-    flag("--predict", action="store_true", help="write predictions of the test split for GLUE's server "
-         "(it wants WNLI and AX too), or of SQuAD's dev set; afterwards: --ckpt OUT --epochs 0 --predict")
-    group = p.add_argument_group("device and files", "Under torchrun each rank takes its share of the jobs.")
-    add_device_flags(group.add_argument)
-    group.add_argument("--cache", default="cache", metavar="DIR", help="folder of the docstrings of pydoc")
-    group.add_argument("--out", metavar="DIR", help="folder of the results (default: out/CKPT-TASK)")
+        description=__doc__.split("\nPaper map")[0],
+        usage="python finetune.py (--ckpt DIR | --preset NAME) --task NAME [flags]  (see --help)",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+    add = p.add_argument_group("start").add_argument
+    add("--ckpt", metavar="DIR", help="folder of a run of pretrain.py, or its ckpt.pt")
+    add("--from_scratch", action="store_true",
+        help="use the checkpoint's shape and hash, not its weights")
+    add("--preset", choices=("proformer", "canine"),
+        help="a model with fresh weights, instead of --ckpt [HF §4.1]")
+    add("--weights", metavar="DIR",
+        help="folder of the released CANINE-C; requires --preset canine")
+
+    add = p.add_argument_group("task").add_argument
+    add("--task", choices=("own", *TASKS, "glue", *SQUAD, "pydoc"), default="own",
+        help="own: your files; glue: the paper's eight; pydoc: a docstring's module (default: own)")
+    add("--data_dir", metavar="DIR", help="original files, as SST-2/train.tsv (default: the hub)")
+    add("--train", metavar="FILE",
+        help="training rows, .tsv .csv .jsonl .parquet; of --task in its columns")
+    add("--dev", metavar="FILE", help="rows to score")
+    add("--text", metavar="COL[,COL]",
+        help="column of the text, or of both texts; requires --task own")
+    add("--label", metavar="COL", help="column of the label; requires --task own")
+    add("--regression", action="store_true",
+        help="the labels are numbers; requires --task own")
+    add("--limit", type=at_least(1),
+        help="training rows, drawn at random, the same for all seeds (default: all)")
+    add("--stride", type=at_least(1),
+        help="words between windows of a text; requires SQuAD (default: length / 3)")
+    add("--max_answer", type=at_least(1),
+        help="longest answer, in words; requires SQuAD (default: 30)")
+
+    recipes = [f"{name}: {recipe}" for name, recipe in RECIPES.items()]
+    group = p.add_argument_group("training", "\n".join(["recipes [HF Table 5]", *recipes]))
+    add = group.add_argument
+    add("--recipe", choices=tuple(RECIPES),
+        help="defaults of the next five flags (default: small for a width below 512, else paper)")
+    add("--epochs", type=at_least(0, maximum=999), help="0 only scores")
+    add("--batch", type=at_least(1), help="examples per step")
+    add("--lr", type=at_least(0, float), help="peak learning rate")
+    add("--pool", choices=("cls", "mean"),
+        help="what the head sees: the first position, or the mean of all; of a checkpoint that was "
+        "fine-tuned before, its own")
+    add("--bag", type=at_least(0, maximum=1 << 24),
+        help="rows of a hashed bag of words beside the encoder, for tasks of one text; 0: none")
+    add("--dropout", type=float, help="dropout probability (default: the checkpoint's)")
+    add("--seeds", type=at_least(1, maximum=999), default=3,
+        help="runs of each task (default: 3)")
+    add("--seed", type=at_least(0), default=0,
+        help="seed of the first run; the next has S+1 (default: 0)")
+    add("--eval_every", type=at_least(1),
+        help="steps between evaluations (default: half an epoch)")
+
+    add = p.add_argument_group("device and files").add_argument
+    add_device_flags(add)
+    add("--cache", default="cache", metavar="DIR", help="folder of prepared texts (default: cache)")
+    add("--out", metavar="DIR", help="folder of the results (default: out/CKPT-TASK)")
     return p
 
 
 def main(argv=None):
-    """Fine-tune as the command line, or the list argv, says; return the content of results.json on rank 0."""
-    args = parser().parse_args(argv)
-    with exit_on_bad_input("finetune.py", hint="Rerun the command: it keeps finished seeds."):
-        run = build_run(args)
-        with lock_output(args.out, run.rank):
-            claim_output(run)
-            done = collections.ChainMap(*gather_from_ranks(run_jobs(run)))
-            barrier_before_exit()
-            return finish(run, done) if run.rank == 0 else None
+    """Fine-tune as the command line, or the list argv, says; return what finetune returns."""
+    args = build_parser().parse_args(argv)
+    return run_script("finetune.py", finetune, args)
+
+
+def finetune(args):
+    """Train each task with each seed, and write and print the results.
+
+    Args:
+        args: the flags of build_parser. Those that are None or "auto" are filled in.
+
+    Returns:
+        dict, the content of results.json; None on other ranks than 0.
+
+    Raises:
+        InputError: A flag or a file is at fault.
+    """
+    check_flags(args)
+
+    # ---------------------------------------------------------------------------------------------
+    # Ranks: torchrun starts one process for each GPU, and each does its share of the jobs. They
+    # exchange results alone, and each works for hours without a word
+
+    rank, world, local_rank = read_ranks()
+    if world > 1:  # first: a rank notices that another one ends, but not that it never comes
+        dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))
+
+    # ---------------------------------------------------------------------------------------------
+    # Start: a checkpoint or a preset, and a recipe for the flags that are not set
+
+    checkpoint, config = load_start(args)
+    fill_flags(args, checkpoint, config)
+    with blame_input("--pool, --bag, --dropout"):
+        config = dataclasses.replace(config, pool=args.pool, bag=args.bag, dropout=args.dropout)
+
+    # ---------------------------------------------------------------------------------------------
+    # Texts: all files are read here, so that what is wrong with them shows before the training
+
+    names = [args.task]
+    if args.task == "glue":
+        names = [name for name, task in TASKS.items() if task.in_average]
+    texts = {}  # name -> Task, training rows, rows to score
+    for name in names:
+        if name in SQUAD:
+            train, dev = read_squad(name, args)
+            texts[name] = (None, train, dev)
+        else:
+            texts[name] = read_task(name, args)
+        if args.epochs == 0 and not find_description(checkpoint, name, texts[name][0]):
+            raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
+                             f"very task, {name}, with its columns and labels.")
+
+    # ---------------------------------------------------------------------------------------------
+    # --out is of one run at a time, and of one choice of flags, texts and checkpoint
+
+    start = args.preset
+    if args.ckpt:
+        start_path = Path(args.ckpt).absolute()
+        if start_path.is_dir():
+            start_path = start_path / "ckpt.pt"
+        start = start_path.parent.name
+    if args.out is None:
+        scratch = "-scratch" if args.from_scratch else ""
+        args.out = os.path.join("out", f"{start}{scratch}-{args.task}")
+    with lock_output(args.out, rank):
+        saved = read_settings(args.out)
+        if args.dtype == "auto":
+            args.dtype = saved.get("dtype", "auto")
+        args.device, args.dtype, args.compile = resolve_device(args, local_rank)
+        # one dtype for all ranks; from here on all have read the settings, and rank 0 may write
+        args.dtype = gather_from_ranks(args.dtype)[0]
+        settings = {flag: value for flag, value in vars(args).items() if flag not in FREE}
+        settings["texts"] = fingerprint([splits[1:] for splits in texts.values()])
+        if args.ckpt:
+            file = start_path.stat()  # its content may change
+            settings["checkpoint"] = [file.st_size, file.st_mtime_ns]
+        refuse_other_run(args.out, saved, settings)
+        if rank == 0:
+            write_json(os.path.join(args.out, "settings.json"), settings)
+
+        # -----------------------------------------------------------------------------------------
+        # Jobs: one for each task and seed. The file that a job leaves holds its weights and its
+        # result, so that the same command goes on after an interruption: it skips finished jobs
+
+        folders = {}
+        for name in names:
+            folders[name] = args.out if len(names) == 1 else os.path.join(args.out, name)
+            os.makedirs(folders[name], exist_ok=True)
+        seeds = range(args.seed, args.seed + args.seeds)
+        jobs = list(itertools.product(names, seeds))
+        if rank == 0:
+            print_settings(args, config, checkpoint)
+        if args.compile:  # graphs of encode: models differ in mask, bag and length
+            torch._dynamo.config.recompile_limit = 64
+
+        results = {}
+        prepared = None
+        for name, seed in jobs[rank::world]:
+            path = os.path.join(folders[name], f"seed-{seed}.pt")
+            if not os.path.exists(path):
+                description = find_description(checkpoint, name, texts[name][0])
+                if name != prepared:  # the jobs of a task follow each other
+                    data = prepare_data(args, config, checkpoint, description, name, *texts[name])
+                    facts = collect_facts(args, name, data)
+                    prepared = name
+
+                torch.manual_seed(seed)  # of the new weights and of dropout
+                model = build_model(config, checkpoint, data, is_same_task=bool(description))
+                model.to(args.device)
+                result = train_one(args, name, seed, model, data)
+                result |= dict(facts=facts, size=count_parameters(model))
+                task = data.description()
+                task |= dict(name=name, metric=data.metric, scores=result["best"])
+                save_checkpoint(path, model, data.tokenizer.state(), task=task, run=result,
+                                words=checkpoint.get("words", []))
+            results[name, seed] = load_checkpoint(path)["run"]
+
+        # -----------------------------------------------------------------------------------------
+        # Results: rank 0 writes them, and keeps the best checkpoint of each task
+
+        for part in gather_from_ranks(results):
+            results |= part
+        if rank > 0:
+            return None
+
+        log = []  # a line for each evaluation, in the order of the jobs
+        for job in jobs:
+            for row in results[job]["log"]:
+                log.append(json.dumps(row) + "\n")
+        Path(args.out, "log.jsonl").write_text("".join(log))
+
+        size = results[jobs[0]]["size"]
+        rows = {}
+        for name in names:
+            rows[name] = summarize([results[name, seed] for seed in seeds])
+        content = dict(tasks=rows, settings=settings)
+        content["model"] = dict(
+            parameters=size["total"],
+            embedding=size["embedding"],
+            poep=100 * size["poep"],
+            emb=config.emb,
+            pretrained="model" in checkpoint,
+        )
+        if len(names) > 1:  # average over tasks, then over seeds
+            by_seed = np.mean([row["values"] for row in rows.values()], axis=0)
+            content["average"] = float(by_seed.mean())
+            content["average_std"] = deviation(by_seed)
+        write_json(os.path.join(args.out, "results.json"), content)
+
+        for name, row in rows.items():
+            best = row["seeds"][int(np.argmax(row["values"]))]
+            folder = Path(folders[name])
+            os.replace(folder / f"seed-{best}.pt", folder / "ckpt.pt")
+            for file in folder.glob("seed-*.pt"):
+                file.unlink()
+
+    print_results(content)
+    print(f"Saved {os.path.join(args.out, 'results.json')}")
+    print("Next:", shlex.join(["python", "infer.py", "--ckpt", folders[names[0]]]))
+    return content
+
+
+# -------------------------------------------------------------------------------------------------
+# Training
+
+
+def build_optimizer(model, lr):
+    """Return Adam for the encoder, and with the weight decay of its own for the bag of words."""
+    encoder = []
+    bag = []
+    for name, parameter in model.named_parameters():
+        if name.startswith("bag."):
+            bag.append(parameter)
+        else:
+            encoder.append(parameter)
+    groups = [
+        dict(params=encoder, weight_decay=0.0),
+        dict(params=bag, weight_decay=HashedBag.DECAY),
+    ]
+    return torch.optim.AdamW(groups, lr, eps=1e-6, fused=True)
+
+
+def learning_rate(step, steps, warmup):
+    """Return the factor of the peak: linear up, then five times a cosine down. [HF Table 5]"""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(steps - warmup, 1)  # from 0 to 1
+    return 0.5 * (1 + math.cos(math.pi * (CYCLES * progress % 1)))
+
+
+def compute_logits(args, model, examples):
+    """Return float32 logits of examples, a list of int32 arrays of token IDs."""
+    max_length = None
+    if args.compile:  # pad to powers of two up to this length: few shapes to compile
+        max_length = model.config.length
+    ids, key_mask = pad_batch(examples, max_length)  # (B, L), bool (B, L) or None
+    ids = ids.to(args.device)
+    if key_mask is not None:
+        key_mask = key_mask.to(args.device)
+    with autocast(args.device, args.dtype):
+        logits = model(ids, key_mask)
+    return logits.float()
+
+
+@torch.no_grad()
+def evaluate(args, model, data):
+    """Return scores in percent, and the only label that the model ever predicts, or None."""
+    model.eval()
+    batch_size = max(1, EVAL_POSITIONS // model.config.length)
+
+    def predict(examples):
+        lengths = [len(example) for example in examples]
+        for chosen in length_batches(lengths, batch_size):
+            logits = compute_logits(args, model, [examples[i] for i in chosen])
+            if not logits.isfinite().all():
+                raise InputError("--lr: expected finite outputs of the model, got NaN or infinity. "
+                                 "Try a lower --lr.")
+            yield chosen, logits
+
+    return data.evaluate(predict)
+
+
+def train_one(args, name, seed, model, data):
+    """Train a model on a task. Leave the weights of the best evaluation in it.
+
+    Args:
+        args: the flags, with device, dtype and compile as of resolve_device.
+        name: str, the task, for the log.
+        seed: int, orders the examples.
+        model: nn.Module with token IDs (B, L) and mask to logits; its weights are overwritten.
+        data: SequenceClassification or QuestionAnswering.
+
+    Returns:
+        dict of seed; step, best (scores by metric) and constant_prediction of the best evaluation;
+        last, the scores of the last one; log, a list of one dict for each evaluation.
+    """
+    optimizer = build_optimizer(model, args.lr)
+    if args.compile:
+        model.encode = torch.compile(model.encode)
+
+    # the batches of all epochs: examples of similar length together
+    lengths = [len(example) for example in data.examples]
+    batches = []
+    for epoch in range(args.epochs):
+        batches += length_batches(lengths, args.batch, np.random.default_rng([seed, epoch]))
+    steps = len(batches)
+    warmup = math.ceil(WARMUP * steps)
+    eval_every = args.eval_every
+    if eval_every is None:
+        eval_every = max(1, steps // max(1, args.epochs) // 2)  # twice per epoch
+
+    log = []
+    best = None
+    last_step = 0  # of the last evaluation
+    total_loss = torch.zeros((), device=args.device)  # since then
+    # disable=None: no bar where there is no terminal
+    for step in tqdm(range(steps + 1), f"{name}, seed {seed}", leave=False, disable=None):
+        # score the dev rows, and keep the best weights; with --epochs 0 this is all
+        is_last = step == steps
+        if is_last or (step > 0 and step % eval_every == 0):
+            scores, constant = evaluate(args, model, data)
+            loss = total_loss.item() / max(1, step - last_step)
+            log.append(dict(task=name, seed=seed, step=step, loss=loss) | scores)
+            tqdm.write(f"{name}, seed {seed}, step {step:,} of {steps:,}: loss {loss:.3f}, "
+                       f"{data.metric} {scores[data.metric]:.2f}")
+            total_loss.zero_()
+            last_step = step
+            if best is None or scores[data.metric] > best["best"][data.metric]:
+                best = dict(step=step, best=scores, constant_prediction=constant)
+                weights = {key: weight.clone() for key, weight in model.state_dict().items()}
+        if is_last:
+            break
+
+        # a step: forward, backward, clip, update
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * learning_rate(step, steps, warmup)
+        model.train()
+        if model.config.lsh_redraw:
+            model.redraw_hyperplanes(seed * 1_000_003 + step)  # seeds share none, nor do steps
+        chosen = batches[step]
+        targets = torch.from_numpy(data.targets[chosen]).to(args.device)
+        logits = compute_logits(args, model, [data.examples[i] for i in chosen])
+        loss = data.loss(logits, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        total_loss += loss.detach()
+
+    model.load_state_dict(weights)
+    return best | dict(seed=seed, last=scores, log=log)
+
+
+# -------------------------------------------------------------------------------------------------
+# Start
+
+
+def check_flags(args):
+    """Raise InputError where a flag is missing, or would be ignored without a word."""
+    if (args.ckpt is None) == (args.preset is None):
+        raise InputError("--ckpt: expected a folder of pretrain.py, or else --preset.")
+    if args.weights and (args.preset != "canine" or args.from_scratch):
+        raise InputError("--weights requires --preset canine, without --from_scratch.")
+    if (args.train is None) != (args.dev is None):
+        raise InputError("--train requires --dev, and --dev requires --train.")
+    if args.train and args.task in ("glue", "pydoc"):
+        raise InputError(f"--train: expected one task of files, got --task {args.task}.")
+    if args.task == "own":
+        for flag in ("train", "dev", "text", "label"):
+            if getattr(args, flag) is None:
+                raise InputError("--task: expected a name, or for your own files --train --dev "
+                                 f"--text --label, got no --{flag}.")
+        if args.text.count(",") > 1:
+            raise InputError(f"--text: expected one column, or two with a comma, got {args.text}.")
+    else:
+        for flag in ("text", "label", "regression"):
+            if getattr(args, flag):
+                raise InputError(f"--{flag} requires --task own, got {args.task}.")
+
+
+def load_start(args):
+    """Return the checkpoint of --ckpt, or what a preset has of one, and the config. [HF §4.1]
+
+    Returns:
+        checkpoint: dict as of load_checkpoint, without model and task where the weights are fresh;
+            of --preset proformer it is empty.
+        config: model.Config or CanineConfig.
+    """
+    checkpoint = {}
+    if args.preset == "proformer":
+        config = Config(**PRESETS["proformer"])
+    elif args.preset == "canine":
+        config = CanineConfig()
+        checkpoint["encoder"] = CharacterTokenizer().state()
+        if args.weights:
+            with blame_input(f"--weights {args.weights}"):
+                config, checkpoint["model"] = load_released(args.weights)
+    else:
+        with blame_input(f"--ckpt {args.ckpt}"):
+            checkpoint = load_checkpoint(args.ckpt)
+            config_class, model_class, _ = select_classes(checkpoint["config"])
+            # raises where weights and config do not fit; the jobs build models of their own
+            config = load_model(checkpoint, (config_class, model_class)).config
+    if not config.order:
+        raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
+    if config.emb == "canine" and args.task in SQUAD:
+        raise InputError(f"--task: expected a task with labels for canine, got {args.task}.")
+    if args.from_scratch:
+        checkpoint.pop("model", None)
+        checkpoint.pop("task", None)
+    return checkpoint, config
+
+
+def fill_flags(args, checkpoint, config):
+    """Set the flags that are None, by the recipe and by what the model was trained with."""
+    recipe = args.recipe
+    if recipe is None:
+        recipe = "paper" if config.width >= PAPER_WIDTH else "small"
+    defaults = RECIPES[recipe] | dict(dropout=config.dropout)
+    is_canine = config.emb == "canine"  # it has one pool, and no words
+    if is_canine or "task" in checkpoint:  # fine-tuned before
+        defaults["pool"] = config.pool
+    if is_canine or config.bag > 0 or args.epochs == 0:  # else the recipe may add a bag
+        defaults["bag"] = config.bag
+    for flag, value in defaults.items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, value)
+    if args.epochs == 0:  # nothing is random
+        args.seeds = 1
+
+
+def find_description(checkpoint, name, task):
+    """Return the checkpoint's description of its task if it is this very task, else {}."""
+    description = checkpoint.get("task", {})
+    expected = dict(name=name)
+    if task is not None:  # SQuAD has no Task: the name says all
+        labels = task.labels
+        if labels is not None:
+            labels = list(labels)
+        expected |= dict(labels=labels, texts=list(task.texts), label=task.label)
+    for key, value in expected.items():
+        if description.get(key) != value:
+            return {}
+    return description
+
+
+def prepare_data(args, config, checkpoint, description, name, task, train, dev):
+    """Return the examples of a task as token IDs, with the tokenizer that knows their words.
+
+    Args:
+        description: dict, of this task in a checkpoint that was fine-tuned for it, else {}.
+        name, task, train, dev: of the task, as of read_task. Of SQuAD, task is None.
+
+    Returns:
+        SequenceClassification or QuestionAnswering.
+    """
+    with blame_input(f"--ckpt {args.ckpt}" if args.ckpt else "--preset"):
+        if checkpoint:
+            _, _, tokenizer_class = select_classes(vars(config))
+            tokenizer = tokenizer_class.load(checkpoint["encoder"], config)
+        else:  # without pre-training, the n-grams are those of the training texts
+            counts = Counter()
+            for text in list_texts(task, train):
+                counts.update(list_words(text))
+            tokenizer = HashTokenizer(config, hash_name="lsh", hash=NgramLSH.fit(counts))
+        if task is not None:
+            return SequenceClassification(task, train, dev, tokenizer, config.length, args.limit,
+                                          scale=description.get("scale"), has_bag=args.bag > 0)
+        stride = args.stride
+        if stride is None:
+            stride = description.get("stride")
+        max_words = args.max_answer
+        if max_words is None:
+            max_words = description.get("longest")
+        return QuestionAnswering(train, dev, tokenizer, config.length, stride, max_words,
+                                 args.limit, allow_no_answer=name == "squad_v2")
+
+
+def list_texts(task, train):
+    """Return all training texts of a task."""
+    if task is None:
+        texts = []
+        for question in train:
+            texts += [question["context"], question["question"]]
+        return texts
+    if train["second"] is None:
+        return train["first"]
+    return train["first"] + train["second"]
+
+
+def build_model(config, checkpoint, data, is_same_task):
+    """Return the model of a task's data, with the weights of a checkpoint as far as it has them.
+
+    Args:
+        config: of the encoder. The head follows from the data.
+        checkpoint: dict. What it lacks is drawn at random.
+        data: SequenceClassification or QuestionAnswering.
+        is_same_task: bool, the checkpoint was fine-tuned for it: its head and its bag stay.
+    """
+    num_rows = config.bag
+    if not data.has_one_text:  # a bag of words cannot compare two texts
+        num_rows = 0
+    config = dataclasses.replace(config, head=data.head, labels=data.num_outputs, bag=num_rows)
+    _, model_class, _ = select_classes(vars(config))
+    model = model_class(config)
+
+    weights = checkpoint.get("model", {})
+    dropped = ()  # prefixes of the names of weights that begin anew
+    if not is_same_task:
+        dropped = ("head.", "bag.")
+    elif len(weights.get("bag.weight", ())) != num_rows:  # another --bag
+        dropped = ("bag.",)
+    weights = {key: weight for key, weight in weights.items() if not key.startswith(dropped)}
+    model.load_state_dict(weights, strict=False)
+
+    model.set_codes(torch.from_numpy(data.tokenizer.codes()))
+    # the idf of a bag counts the training texts once, when it is new
+    if num_rows > 0 and "bag.weight" not in weights:
+        model.bag.set_idf([model.bag_rows[torch.from_numpy(ids)] for ids in data.examples])
+    return model
+
+
+# -------------------------------------------------------------------------------------------------
+# Files of --out
+
+
+def read_settings(folder):
+    """Return the content of the settings.json of a folder, {} where there is none."""
+    path = Path(folder, "settings.json")
+    if not path.exists():
+        return {}
+    with blame_file(path):
+        return dict(json.loads(path.read_text()))
+
+
+def refuse_other_run(folder, saved, settings):
+    """Raise InputError where a folder holds checkpoints or results of other settings than these."""
+    changes = []
+    for name, value in settings.items():
+        if saved.get(name) != value:
+            changes.append(f"{name} was {saved.get(name)} and is {value}")
+    has_results = any(Path(folder).rglob("*.pt")) or Path(folder, "results.json").exists()
+    if changes and has_results:
+        raise InputError(f"--out {folder}: belongs to another run ({'; '.join(changes)}). Use "
+                         "another.")
+
+
+def write_json(path, content):
+    """Replace a JSON file: a crash leaves the old one or the new one."""
+    Path(path + ".tmp").write_text(json.dumps(content, indent=1))
+    os.replace(path + ".tmp", path)
+
+
+# -------------------------------------------------------------------------------------------------
+# Results
+
+
+def collect_facts(args, name, data):
+    """Print which rows are scored; return what results.json says of them, with the baselines."""
+    if name == "pydoc":
+        split = "held-out files of the installed Python"
+    elif args.dev:
+        split = f"rows of {args.dev}"
+    elif args.data_dir:
+        split = f"dev set, {args.data_dir}"
+    else:
+        split = "dev set, hub"
+    print(f"{name}: {split}; {data.notes}", flush=True)
+    facts = dict(
+        metric=data.metric,
+        n=data.n,
+        n_train=data.rows["train"],
+        split=split,
+        columns=data.columns,
+        rows=data.rows,
+    )
+    return facts | data.baselines()
+
+
+def deviation(values):
+    """Return the standard deviation of a sample, None of one value."""
+    if len(values) == 1:
+        return None
+    return float(np.std(values, ddof=1))
+
+
+def summarize(results):
+    """Return the row of results.json of one task, from the results of its seeds."""
+    facts = results[0]["facts"]
+    metric = facts["metric"]
+    values = [result["best"][metric] for result in results]
+    last = [result["last"][metric] for result in results]
+    all_metrics = {}
+    for name in results[0]["best"]:
+        all_metrics[name] = float(np.mean([result["best"][name] for result in results]))
+    one_class = {}
+    for result in results:
+        if result["constant_prediction"] is not None:
+            one_class[str(result["seed"])] = result["constant_prediction"]
+    return facts | dict(
+        seeds=[result["seed"] for result in results],
+        values=values,
+        mean=float(np.mean(values)),
+        std=deviation(values),
+        min=min(values),
+        max=max(values),
+        last=float(np.mean(last)),
+        all_metrics=all_metrics,
+        one_class=one_class,
+        parameters=results[0]["size"]["total"],
+    )
+
+
+def print_settings(args, config, checkpoint):
+    """Print what is about to run."""
+    origin = "pre-trained" if "model" in checkpoint else "not pre-trained"
+    print(f"model: {origin}, emb {config.emb}, {config.layers} layers, width {config.width}, "
+          f"length {config.length}")
+    print(f"training: {args.epochs} epochs, batch {args.batch}, lr {args.lr:g}, dropout "
+          f"{args.dropout}, pool {args.pool}, bag {args.bag} (single texts), {args.seeds} seeds "
+          f"from {args.seed}")
+    print(f"device: {args.device}, {args.dtype}, compile {args.compile}")
+    print("resume: rerun the same command, which keeps finished seeds", flush=True)
+
+
+def format_score(score):
+    """Return a score with two decimals, n/a for None."""
+    return "n/a" if score is None else f"{score:.2f}"
+
+
+def print_results(results):
+    """Print the table of scores, and what to know about them."""
+    model = results["model"]
+    print(f"\nparameters: {model['parameters']:,}, of which embedding {model['embedding']:,} (PoEP "
+          f"{model['poep']:.2f} %)")
+    header = [f"{column:>{len(column) + 3}}" for column in COLUMNS]
+    print(f"{'task':>8} {'metric':>8}", *header, "    n")
+    for name, row in results["tasks"].items():
+        cells = [f"{format_score(row[column]):>{len(column) + 3}}" for column in COLUMNS]
+        print(f"{name:>8} {row['metric']:>8}", *cells, f"{row['n']:5,}")
+    if "average" in results:
+        std = format_score(results["average_std"])
+        print(f"{'average':>8} {'':>8} {results['average']:7.2f} {std:>6}")
+
+    for name, row in results["tasks"].items():
+        rows = [f"{n:,} {split}" for split, n in row["rows"].items()]
+        columns = ", ".join(row["columns"])
+        print(f"{name}: {row['split']}; columns {columns}; rows {', '.join(rows)}")
+        for seed, label in row["one_class"].items():
+            print(f"{name}: the run with seed {seed} always predicts {label!r}, which counts in "
+                  "the mean")
+        bag = row["bag_of_words"]
+        if bag is None:  # of numbers and of answers there is none
+            continue
+        if row["mean"] <= bag:
+            print(f"{name}: no better than a bag of words")
+        elif row["last"] <= bag:
+            print(f"{name}: no better than a bag of words at the last evaluation")
 
 
 if __name__ == "__main__":

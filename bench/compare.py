@@ -1,0 +1,102 @@
+"""Compare two fine-tunings: how much of the score is retained, and how much smaller the model is.
+
+    python -m bench.compare out/proj-lsh-glue out/lookup-bpe-mlm-glue
+
+Paper map:
+    [HF §4.4 eq.4] compare
+    [HF §4.4 eq.6] compare
+Sources:
+    [HF] Xue & Aletras 2022, HashFormers
+Out of scope: the fine-tunings, each an --out of finetune.py.
+"""
+
+import argparse
+import json
+import os
+
+from common import InputError, blame_file, run_script
+
+
+def compare(results, baseline):
+    """Return performance retention (PRR) and parameter compression (PCR), in percent.
+
+    Args:
+        results, baseline: dict, contents of results.json. A task that one of them lacks is left
+            out.
+
+    Returns:
+        dict: prr, dict of task -> share of the baseline's score, None where that is 0 or less
+        [HF §4.4 eq.4]; prr_average, the same of the averages over the tasks; pcr_all and pcr_emb,
+        the share of all parameters, and of those of the embedding, that is saved [HF §4.4 eq.6].
+
+    Raises:
+        InputError: A task has other rows or another metric in the other, or they share no task.
+    """
+    prr = {}
+    total = 0.0
+    baseline_total = 0.0
+    for name, row in results["tasks"].items():
+        other = baseline["tasks"].get(name)
+        if other is None:
+            continue
+        for key in ("metric", "n"):
+            if row[key] != other[key]:
+                raise InputError(f"{name}: expected equal {key}, got {row[key]} and {other[key]}. "
+                                 "Score the same rows.")
+        prr[name] = percent(row["mean"], other["mean"])
+        total += row["mean"]
+        baseline_total += other["mean"]
+    if not prr:
+        raise InputError("results.json: expected a task that is in both, got none.")
+
+    compression = {}
+    for name in ("parameters", "embedding"):
+        compression[name] = 100 - percent(results["model"][name], baseline["model"][name])
+    return dict(
+        prr=prr,
+        prr_average=percent(total, baseline_total),
+        pcr_all=compression["parameters"],
+        pcr_emb=compression["embedding"],
+    )
+
+
+def percent(value, whole):
+    """Return value in percent of whole, None where whole is 0 or less, as a correlation may be."""
+    if whole <= 0:
+        return None
+    return 100 * value / whole
+
+
+def read_results(folder):
+    """Return the content of the results.json of an --out of finetune.py."""
+    path = os.path.join(folder, "results.json")
+    with open(path) as file, blame_file(path):
+        return json.load(file)
+
+
+def print_comparison(folder, baseline_folder):
+    """Print each ratio of two fine-tunings on a line."""
+    results = read_results(folder)
+    baseline = read_results(baseline_folder)
+    with blame_file(f"{folder} or {baseline_folder}"):
+        compared = compare(results, baseline)
+    lines = {f"PRR {task}": ratio for task, ratio in compared["prr"].items()}
+    lines["PRR average"] = compared["prr_average"]
+    lines["PCR all"] = compared["pcr_all"]
+    lines["PCR embedding"] = compared["pcr_emb"]
+    for name, ratio in lines.items():
+        text = "n/a" if ratio is None else f"{ratio:.1f} %"
+        print(f"{name}: {text}")
+
+
+def main(argv=None):
+    """Compare the two folders of the command line, or of the list argv."""
+    p = argparse.ArgumentParser(description="Compare two fine-tunings: PRR and PCR [HF §4.4].")
+    p.add_argument("folder", help="--out of finetune.py")
+    p.add_argument("baseline", help="--out of another fine-tuning, of the same tasks")
+    args = p.parse_args(argv)
+    run_script("bench.compare", print_comparison, args.folder, args.baseline)
+
+
+if __name__ == "__main__":
+    main()
