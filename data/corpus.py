@@ -1,9 +1,12 @@
-"""Files, hub data sets and the installed Python to token IDs on disk. The one reader of rows is here.
+"""Files, hub data sets and the installed Python to token IDs on disk; the one reader of rows.
 
-Paper map:    [HF §3.1] prepare
+Paper map:
+    [HF §3.1] prepare
+Sources:
+    [HF] Xue & Aletras 2022, HashFormers
 Out of scope: batches (data/batches.py); labels and metrics of tasks (data/tasks.py).
 
-    read_rows -> choose_column -> split -> ids.bin (numbered once, by frequency) -> Corpus
+    read_rows -> choose_column -> read_work -> split_work -> write_corpus -> Corpus
 """
 
 import csv
@@ -14,24 +17,29 @@ import json
 import os
 import re
 import sys
+from collections import Counter, defaultdict, deque
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from bloom import random_order
+from common import InputError, blame_file, build_once, fingerprint, num_cores, start_workers
 from data.python_source import python_files, python_texts, walk_files
 from hashing import list_words
-from runtime import InputError, build_once, fingerprint, num_cores, start_workers
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
 
-PYTHON = ("python", "python-names")  # docstrings of the installed Python; names that its functions use
-HUB = {"wikipedia": ("wikimedia/wikipedia", "20231101.en"), "bookcorpus": ("rojagtap/bookcorpus", None)}
-ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")
+PYTHON = ("python", "python-names")  # docstrings of the installed Python; names in its functions
+HUB = {  # name -> data set and its configuration on the hub
+    "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
+    "bookcorpus": ("rojagtap/bookcorpus", None),
+}
+ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")  # each may end in .gz too
 FORMAT = 8  # of prepared corpora
+PIECE = 1 << 24  # token IDs in memory at a time
 
 
-# ---------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------
 # Rows: dict of column -> value
 
 
@@ -41,346 +49,511 @@ def get_ending(path):
 
 
 def find_files(path):
-    """Return the data files at a path: itself, or a folder's, each once in a fixed order; [] for no path."""
-    files = [path] if os.path.isfile(path) else sorted(walk_files(path))
-    known = {os.path.realpath(file): file for file in files if get_ending(file) in ENDINGS}  # links are one
-    if os.path.exists(path) and not known:
+    """Return the data files at a path, itself or those below a folder; [] where nothing is."""
+    candidates = sorted(walk_files(path))
+    if os.path.isfile(path):
+        candidates = [path]
+    files = {}  # by real path: a file and a link to it count once
+    for file in candidates:
+        if get_ending(file) in ENDINGS:
+            files[os.path.realpath(file)] = file
+    if os.path.exists(path) and not files:
         raise InputError(f"{path}: expected files in {', '.join(ENDINGS)} (or .gz), got none.")
-    return list(known.values())
+    return list(files.values())
 
 
 def read_rows(path, header=None, keep_wrong=False):
-    """Read a file row by row: the only reader of the project.
+    """Read a file row by row.
 
-    Args: path str, one of ENDINGS, .gz too; header list[str], the columns of a table that may have none;
-            keep_wrong bool, a table's row with another number of cells becomes a row of None.
-    Yields: dict, column to value. A line of a .txt is a row with the column "text"; a .json is a list of
-        objects, or an object with it as "data"; cells of .csv and .tsv stay str, and a .tsv has no quotes.
-    Raises: InputError: no such file, another kind, or a damaged one; row N is the Nth that was read.
+    Args:
+        path: str, a file with one of ENDINGS, or with .gz after it.
+        header: list[str], the columns of a table whose file may have no header.
+        keep_wrong: bool, a row of a table with another number of cells becomes a row of None.
+
+    Yields:
+        dict, column -> value. A line of a .txt has the column "text". A .json is a list of
+        objects, or an object with it as "data". The cells of .csv and .tsv stay str.
+
+    Raises:
+        InputError: No such file, another kind, or a damaged one. Rows count from 1.
     """
-    if find_files(path) != [path]:
-        raise InputError(f"{path}: expected a file, got a folder or nothing.")
-    ending, number, opener = get_ending(path), 0, gzip.open if path.lower().endswith(".gz") else open
+    ending = get_ending(path)
+    if not os.path.isfile(path) or ending not in ENDINGS:
+        raise InputError(f"{path}: expected a file in {', '.join(ENDINGS)} (or .gz), got none.")
+    number = 0
     try:
-        with opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
-            if ending == ".parquet":
-                from pyarrow.parquet import ParquetFile  # takes a while to import
-                rows = (row for batch in ParquetFile(file.buffer).iter_batches() for row in batch.to_pylist())
-            elif re.match(rb"\xff\xfe|\xfe\xff|.*\0", file.buffer.peek(4096), re.DOTALL):
-                raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. Use iconv -f UTF-16 -t UTF-8.")
-            elif ending in (".csv", ".tsv"):
-                rows = _table_rows(path, file, ending == ".csv", header, keep_wrong)
-            elif ending == ".json":
-                rows = json.load(file)
-                rows = rows.get("data", rows) if isinstance(rows, dict) else rows
-            elif ending == ".jsonl":
-                rows = (json.loads(line) for line in file if line.strip())
-            else:
-                rows = ({"text": line.rstrip("\r\n")} for line in file)
-            for number, row in enumerate(rows, 1):
-                if not isinstance(row, dict):
-                    raise InputError(f"{path}, row {number:,}: expected an object, got {str(row)[:60]!r}.")
-                yield row
+        for row in _parse_rows(path, ending, header, keep_wrong):
+            number += 1
+            if not isinstance(row, dict):
+                found = str(row)[:60]
+                raise InputError(f"{path}, row {number:,}: expected an object, got {found!r}.")
+            yield row
     except InputError:
         raise
-    except Exception as error:  # pyarrow has its own; a damaged .gz, JSON or CSV raise others
-        raise InputError(f"{path}: could not be read as {ending} after row {number:,}: {error!r}") from error
+    except Exception as error:  # of gzip, csv, json and pyarrow, which do not name the file
+        raise InputError(f"{path}: could not be read as {ending} after row {number:,}: "
+                         f"{error!r}") from error
 
 
-def _table_rows(path, file, is_csv, header, keep_wrong):
-    """Yield rows of .csv and .tsv; of those with another number of cells up to 1 % may be left out."""
-    csv.field_size_limit(sys.maxsize)
+def _parse_rows(path, ending, header, keep_wrong):
+    """Yield the rows of a file as its format has them."""
+    open_file = gzip.open if path.lower().endswith(".gz") else open
+    # newline="": csv wants line ends as they are
+    with open_file(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
+        if ending == ".parquet":
+            from pyarrow.parquet import ParquetFile  # takes a while to import
+            for batch in ParquetFile(file.buffer).iter_batches():
+                yield from batch.to_pylist()
+            return
+        # UTF-16 would be read as noise; its mark and its NULs give it away
+        start = file.buffer.peek(4096)
+        if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
+            raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. "
+                             "Use iconv -f UTF-16 -t UTF-8.")
+        if ending == ".txt":
+            for line in file:
+                yield {"text": line.rstrip("\r\n")}
+        elif ending == ".jsonl":
+            for line in file:
+                if line.strip():
+                    yield json.loads(line)
+        elif ending == ".json":
+            rows = json.load(file)
+            if isinstance(rows, dict):
+                rows = rows.get("data", rows)
+            yield from rows
+        else:
+            yield from _parse_table(path, file, ending, header, keep_wrong)
+
+
+def _parse_table(path, file, ending, header, keep_wrong):
+    """Yield the rows of a .csv or .tsv; up to 1 % of them may have another number of cells."""
+    csv.field_size_limit(sys.maxsize)  # a cell may be a whole article
     # strict: else a stray quote takes all rows up to the next one into its cell
-    options = dict(strict=True) if is_csv else dict(delimiter="\t", quoting=csv.QUOTE_NONE)
-    lines = filter(None, csv.reader(file, **options))
-    first, total, wrong = next(lines, []), 0, []
-    columns = header if header and len(first) == len(header) and header[-1] not in first else first
-    names, others = list(filter(None, columns)), ";|\t" if is_csv else ",;|"
-    if len(set(names)) < len(names) or len(names) == 1 and set(names[0]) & set(others):
-        raise InputError(f"{path}: expected columns of different names by comma or tab, got {first!r:.99}")
-    for total, cells in enumerate(itertools.chain([first] * (columns is header), lines), 1):
-        if len(cells) == len(columns):
-            yield dict(zip(columns, cells))
+    options = dict(strict=True)
+    if ending == ".tsv":
+        options = dict(delimiter="\t", quoting=csv.QUOTE_NONE)
+    rows = csv.DictReader(file, **options)
+    columns = rows.fieldnames or []
+    names = [name for name in columns if name]
+    is_uncut = len(names) == 1 and re.search(r"[,;|\t]", names[0])  # cut at another character
+    if is_uncut or len(set(names)) < len(names):
+        raise InputError(f"{path}: expected columns of different names by comma or tab, "
+                         f"got {columns!r:.99}")
+    if header and len(columns) == len(header) and header[-1] not in columns:
+        yield dict(zip(header, columns))  # the first line is a row
+        columns = header
+        rows.fieldnames = header
+
+    number = 0
+    wrong_lines = []
+    for number, row in enumerate(rows, 1):
+        # DictReader stores surplus cells under the column None, and None for missing cells
+        if None not in row and None not in row.values():
+            yield row
         elif keep_wrong:
             yield dict.fromkeys(columns)
         else:
-            wrong.append(" | ".join(cells)[:60])
-    if wrong:
-        found = f"another number in {len(wrong):,} of {total:,} rows, the first {wrong[0]!r}."
-        message = f"{path}: expected {len(columns)} columns ({', '.join(columns)}), got {found}"
-        if len(wrong) > 0.01 * total:
+            wrong_lines.append(rows.line_num)
+    if wrong_lines:
+        message = (f"{path}: expected {len(columns)} columns ({', '.join(columns)}), got another "
+                   f"number in {len(wrong_lines):,} of {number:,} rows, the first in line "
+                   f"{wrong_lines[0]:,}.")
+        if len(wrong_lines) > 0.01 * number:
             raise InputError(message)
         print(f"{message} They are left out.", file=sys.stderr)
 
 
 def read_hub(name, config=None, split="train"):
-    """Yield the rows of a Hugging Face data set, streaming; a class label becomes its name, -1 stays."""
-    import datasets
-    import huggingface_hub
-    try:
-        huggingface_hub.HfApi().dataset_info(name, timeout=10)  # load_dataset would retry for half a minute
+    """Yield the rows of a Hugging Face data set, streaming. A class label becomes its name.
+
+    Raises:
+        InputError or OSError: It could not be loaded; an OSError of the library names it.
+    """
+    import datasets  # takes seconds to import
+    with blame_file(name):
         data = datasets.load_dataset(name, config, split=split, streaming=True)
-        names = getattr((data.features or {}).get("label"), "names", None)
+        label = (data.features or {}).get("label")
         for row in data:
-            if names:
-                row = row | dict(label=names[row["label"]] if row["label"] >= 0 else -1)
+            if hasattr(label, "names") and row["label"] >= 0:  # -1 is a hidden label
+                row["label"] = label.names[row["label"]]
             yield row
-    except Exception as error:  # datasets raises its own, the hub's and the network's
-        raise InputError(f"{name}: could not be loaded from the hub ({error!r:.99}). Download it.") from error
+
+
+def _list_columns(rows, kind=object):
+    """Return the names of the columns that hold a value of a type, in order."""
+    names = {}  # a dict keeps the order
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, kind):
+                names[name] = True
+    return list(names)
 
 
 def choose_column(source, rows, field=None, advice="Use --field NAME."):
-    """Choose the column of the text: `field`, else the one called text, else the only column of strings.
+    """Choose the column of the text: `field`, else "text", else the only column of strings.
 
-    Args: source and advice str, for errors; rows list of dict, the first ones.
+    Args:
+        source: str, for the message of an error; advice: str, what it tells the user to do.
+        rows: list of dict, the first rows.
+        field: str or None.
+
+    Returns:
+        str.
+
+    Raises:
+        InputError: There is no such column, or there are several columns of strings.
     """
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    strings = [name for name in columns if any(isinstance(row.get(name), str) for row in rows)]
-    names = (["text"] * ("text" in columns) or strings) if field is None else [field]
+    columns = _list_columns(rows)
+    names = [field]
+    expected = f"a column {field}"
+    if field is None:
+        names = ["text"] if "text" in columns else _list_columns(rows, str)
+        expected = "one column of text"
     if len(names) != 1 or names[0] not in columns:
-        found, expected = ", ".join(columns), f"a column {field}" if field else "one column of text"
-        raise InputError(f"{source}: expected {expected}, got {found}. {advice}")
+        raise InputError(f"{source}: expected {expected}, got {', '.join(columns)}. {advice}")
     return names[0]
 
 
 def choose_set_columns(source, rows, field=None):
-    """Choose the column of item lists (one name), or of a page and an item per row (two names)."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    lists = [name for name in columns if any(isinstance(row.get(name), list) for row in rows)]
-    names = [name.strip() for name in field.split(",")] if field else lists or columns
-    if len(names) > 2 or not field and len(lists) > 1 or not set(names) <= set(columns):
-        expected = f"columns {field}" if field else "a list of items, or two columns, a page and an item"
-        raise InputError(f"{source}: expected {expected}, got {', '.join(columns)}. Use --field NAME[,NAME].")
+    """Choose the column of item lists (one name), or of a page and an item a row (two names)."""
+    columns = _list_columns(rows)
+    names = _list_columns(rows, list)
+    expected = "a list of items, or two columns, a page and an item"
+    if field is not None:
+        names = [name.strip() for name in field.split(",")]
+        expected = f"columns {field}"
+    elif not names:
+        names = columns
+    if len(names) > 2 or not set(names) <= set(columns):
+        raise InputError(f"{source}: expected {expected}, got {', '.join(columns)}. "
+                         "Use --field NAME[,NAME].")
     return names
 
 
-# ---------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------
 # Documents: str, or a list of item names
 
 
 def split_parts(data):
-    """Return the parts of --data, which + joins; a path that exists is one part, whatever its name."""
-    return [data] if os.path.exists(data) else data.split("+")
+    """Return the parts of --data, which + joins. A path that exists is one part."""
+    if os.path.exists(data):
+        return [data]  # its name may have a +
+    return data.split("+")
 
 
-def _read_documents(part, is_sets, field, quiet):
+def _list_sources(part):
+    """Yield a name and the rows of each file at a path, or of a hub data set."""
+    files = find_files(part)
+    for file in files:
+        yield file, read_rows(file)
+    if files:
+        return
+    # a missing file is looked for nowhere else: the hub would answer after half a minute
+    is_hub_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part) is not None
+    if part not in HUB and (not is_hub_id or get_ending(part) in ENDINGS):
+        raise InputError(f"--data {part}: expected a path, a hub ID or one of "
+                         f"{', '.join((*PYTHON, *HUB))}. Nothing was found there.")
+    yield part, read_hub(*HUB.get(part, (part,)))
+
+
+def _is_document(value, is_sets):
+    """Return whether a cell is a text, or a list of names or whole numbers, or empty."""
+    if is_sets and isinstance(value, list):
+        return set(map(type, value)) <= {str, int, type(None)}
+    return value is None or isinstance(value, str)
+
+
+def _read_documents(part, is_sets, field):
     """Yield the documents of one part of --data, in files or on the hub."""
-    if files := find_files(part):
-        sources = ((file, read_rows(file)) for file in files)
-    elif part in HUB or re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part) and get_ending(part) not in ENDINGS:
-        sources = [(part, read_hub(*HUB.get(part, (part,))))]
-    else:
-        raise InputError(f"--data {part}: expected a path, a hub ID or one of {', '.join((*PYTHON, *HUB))}. "
-                         "Nothing was found there.")
-    shown = None
-    for source, rows in sources:
+    for source, rows in _list_sources(part):
+        # the first rows decide on the columns, as a single cell may be empty
         head = list(itertools.islice(rows, 100))
         if not head:
             continue
-        columns = choose_set_columns(source, head, field) if is_sets else [choose_column(source, head, field)]
-        if get_ending(source) != ".txt" and columns != shown and not quiet:
-            print(f"columns: {', '.join(columns)} of {source}")
-            shown = columns
-        pages = {}
+        if is_sets:
+            columns = choose_set_columns(source, head, field)
+        else:
+            columns = [choose_column(source, head, field)]
+        is_pair = len(columns) == 2
+        pages = {}  # page -> its items, of a table with a row for each item
         for number, row in enumerate(itertools.chain(head, rows), 1):
-            value = [row.get(name) for name in columns] if len(columns) == 2 else row.get(columns[0])
-            is_list = is_sets and isinstance(value, list)
-            kinds = set(map(type, value if is_list else [value])) - {type(None)}
-            is_orphan = len(columns) == 2 and value[0] in (None, "")
-            if is_orphan or not kinds <= ({str, int} if is_list else {str}):
-                expected = ("names, or whole numbers, in " if is_sets else "text in ") + ", ".join(columns)
-                raise InputError(f"{source}, row {number:,}: expected {expected}, got {str(value)[:60]!r}.")
-            if len(columns) == 2:
-                pages.setdefault(value[0], []).append(value[1])
+            value = row.get(columns[0])
+            has_page = value not in (None, "")
+            if is_pair:
+                value = [value, row.get(columns[1])]
+            if not _is_document(value, is_sets) or (is_pair and not has_page):
+                expected = "names, or whole numbers," if is_sets else "text"
+                raise InputError(f"{source}, row {number:,}: expected {expected} in "
+                                 f"{', '.join(columns)}, got {str(value)[:60]!r}. Use --field.")
+            if is_pair:
+                page, item = value
+                pages.setdefault(page, []).append(item)
             elif value:
                 yield value
         yield from pages.values()
 
 
-def read_work(data, is_sets=False, field=None, quiet=True):
+def read_work(data, is_sets=False, field=None):
     """Cut corpora into units of work for one core, lazily.
 
-    Args: data str, names, paths or hub IDs, joined by +; is_sets bool, rows are lists of names, or pairs of a
-        page and a name; field str, which column, see choose_column; quiet bool, do not print the columns.
-    Yields: (kind, payload): ("texts", list of documents), or (a name in PYTHON, list of .py paths).
+    Args:
+        data: str, names, paths or hub IDs, joined by +.
+        is_sets: bool, rows are lists of names, or pairs of a page and a name.
+        field: str, the column, see choose_column and choose_set_columns.
+
+    Yields:
+        (kind, payload): "texts" and a list of documents, or a name in PYTHON and a list of paths.
     """
     for part in split_parts(data):
         if part in PYTHON:
-            if field:
+            if field is not None:
                 raise InputError(f"--field requires a table, got --data {part}.")
             paths = list(python_files().values())
-            yield from ((part, paths[start:start + 64]) for start in range(0, len(paths), 64))
+            for start in range(0, len(paths), 64):  # files; parsing takes most of the time
+                yield part, paths[start:start + 64]
             continue
-        texts, size = [], 0
-        for text in _read_documents(part, is_sets, field, quiet):
-            if size > 1_000_000:
-                yield "texts", texts
-                texts, size = [], 0
+        texts = []
+        size = 0
+        for text in _read_documents(part, is_sets, field):
             texts.append(text)
-            size += len(text) * (1 if isinstance(text, str) else 8)
+            size += len(text)
+            if size > 1_000_000:  # characters; of lists, names
+                yield "texts", texts
+                texts = []
+                size = 0
         yield "texts", texts
 
 
 def list_documents(work):
-    """Return the documents of a unit of work."""
+    """Return the documents of a unit of work, of read_work."""
     kind, payload = work
     if kind == "texts":
         return payload
-    return [text for path in payload for text in python_texts(path, names=kind == "python-names")]
+    texts = []
+    for path in payload:
+        texts.extend(python_texts(path, names=kind == "python-names"))
+    return texts
 
 
 def item_names(document):
-    """Return the distinct names of a page, in order: of a list, or of a text with tabs or spaces between."""
+    """Return the distinct names of a set, in order.
+
+    Args:
+        document: list of str, int or None, or a str with tabs or else spaces between names.
+    """
+    # a tab says that names may have spaces
     if isinstance(document, str):
         document = document.split("\t") if "\t" in document else document.split()
-    names = (" ".join(str(name).split()) for name in document if name is not None)
+    names = [" ".join(str(name).split()) for name in document if name is not None]
     return [name for name in dict.fromkeys(names) if name]
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Numbering
-
-
-def number_work(work, split, subwords=None):
-    """Split one unit of work and number its words; runs in a worker process.
-
-    Returns: kind; words list[str], the distinct ones, [] where subwords number themselves; numbers int64, of
-        all words; lengths list[int], of documents; int, characters (of lists names), and those not UTF-8.
-    """
-    texts, table = list_documents(work), {}
-    if subwords:
-        pages = subwords.number_texts(texts)
-    else:
-        words_of_texts = (item_names(text) if split == "items" else list_words(text, split) for text in texts)
-        pages = [[table.setdefault(word, len(table)) for word in words] for words in words_of_texts]
-    numbers = np.array([number for page in pages for number in page], np.int64)
-    replaced = sum(text.count("\ufffd") for text in texts if isinstance(text, str))
-    return work[0], list(table), numbers, list(map(len, pages)), sum(map(len, texts)), replaced
-
-
-def _run_workers(work, split, subwords):
-    """Yield number_work of each unit, in order, on all cores where that pays."""
-    first = list(itertools.islice(work, 2))
-    work = itertools.chain(first, work)
-    if subwords or len(first) < 2 or num_cores() == 1:  # the BPE library has threads of its own
-        yield from (number_work(unit, split, subwords) for unit in work)
-        return
-    with start_workers() as pool:
-        pending = []
-        for unit in work:
-            pending.append(pool.apply_async(number_work, (unit, split, subwords)))
-            if len(pending) > 4 * num_cores():  # else the reader would run ahead without limit
-                yield pending.pop(0).get()
-        yield from (result.get() for result in pending)
+# ---------------------------------------------------------------------------------------------
+# Words to token IDs
 
 
 def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None):
-    """Turn corpora into one array of token IDs on disk. [HF §3.1]
+    """Turn corpora into one array of token IDs on disk, once. [HF §3.1]
 
-    In memory are the distinct words, a table of sets and items, a .json file, and of Python the word IDs.
+    In memory are the distinct words, item sets of a table of pairs, a .json file, and the token
+    IDs of Python.
 
-    Args: data, field as in read_work; split, one of tokenizer.SPLITS; cache str, the folder of all corpora;
-        max_subwords int, pieces of a BPE or phrases at most; quiet bool, no progress bar.
-    Returns: the folder that Corpus reads, one for every hash. Raises: InputError, data cannot be read.
+    Args:
+        data: str, see read_work; field: str or None.
+        split: str, one of tokenizer.SPLITS.
+        cache: str, the folder of all corpora.
+        max_subwords: int, pieces of a BPE or phrases at most.
+        quiet: bool, no progress bar.
+
+    Returns:
+        str, the folder that Corpus reads. A change of a file makes another one.
+
+    Raises:
+        InputError: Data cannot be read, or has no words.
     """
+    # another content, split or column is another folder
     identity = [FORMAT, data, split, max_subwords if split in SUBWORDS else None, field]
     for part in split_parts(data):
         files = python_files().values() if part in PYTHON else find_files(part)
-        identity += [(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files]
-    name = "".join(c if c.isalnum() else "-" for c in os.path.basename(data.rstrip("/")))[:40]
+        for file in files:
+            stat = os.stat(file)
+            identity.append((os.path.abspath(file), stat.st_size, stat.st_mtime_ns))
+    name = re.sub(r"[\W_]", "-", os.path.basename(data.rstrip("/")))[:40]
     path = os.path.join(cache, f"{name}-{split}-{fingerprint(identity)}")
-    return build_once(path, lambda folder: _prepare(folder, data, split, max_subwords, quiet, field))
+
+    if not quiet and not os.path.exists(path):
+        print(f"preparing {data}, once for all runs, in {cache}", flush=True)
+
+    def build(folder):
+        write_corpus(folder, data, split, max_subwords, quiet, field)
+
+    return build_once(path, build)
 
 
-def _prepare(folder, data, split, max_subwords, quiet, field):
-    """Write a prepared corpus: number words as they come, then renumber them by frequency."""
+def write_corpus(folder, data, split, max_subwords, quiet, field):
+    """Write all files of a prepared corpus: number words as they appear, then by frequency."""
     os.mkdir(folder)
-    if not quiet:
-        print(f"preparing {data}, once for all runs, in {os.path.dirname(folder)}", flush=True)
+    hidden = True if quiet else None  # of progress bars; None: where no terminal shows them
+    id_of_word = defaultdict(itertools.count(FIRST_WORD_ID).__next__)  # a new word has the next ID
     subwords = None
     if split in SUBWORDS:
-        texts = (text for work in read_work(data, field=field) for text in list_documents(work))
-        bar = tqdm(texts, f"training {split}", unit=" documents", disable=quiet or None)
+        works = read_work(data, field=field)
+        texts = itertools.chain.from_iterable(map(list_documents, works))
+        bar = tqdm(texts, f"training {split}", unit=" documents", disable=hidden)
         subwords = SUBWORDS[split].train(bar, max_subwords)
         Path(folder, "subwords.json").write_text(subwords.json, "utf-8")
-    table, seen, meta = {}, set(), dict(data=data, split=split, replaced=0)
-    with open(os.path.join(folder, "ids.tmp"), "wb") as out, \
-            tqdm(desc=f"preparing {data}", unit=" characters", unit_scale=True, disable=quiet or None) as bar:
-        work = read_work(data, split == "items", field, quiet)
-        for kind, words, ids, sizes, size, bad in _run_workers(work, split, subwords):
-            if not subwords:  # a worker numbers words by its own list; here by that of the whole corpus
-                ids = np.array([table.setdefault(word, len(table)) for word in words], np.int64)[ids]
-            documents = [ids[:0]]
-            for document in filter(len, np.split(ids + FIRST_WORD_ID, np.cumsum(sizes))[:-1]):
-                if kind in PYTHON:  # code is copied about: keep one, so that what is held out stays unseen
-                    key = (np.sort(document) if split == "items" else document).tobytes()
+        id_of_word.update(zip(subwords.units, itertools.count(FIRST_WORD_ID)))
+
+    # First pass: IDs by first appearance, since how frequent a word is shows at the end.
+    id_counts = Counter()
+    seen = set()
+    num_replaced = 0
+    works = read_work(data, split == "items", field)
+    results = split_all(works, split, subwords)
+    path = os.path.join(folder, "ids.tmp")
+    with open(path, "wb") as file:
+        for kind, documents, replaced in tqdm(results, f"preparing {data}", disable=hidden):
+            num_replaced += replaced
+            ids = []
+            for document in filter(None, documents):
+                words = document.split("\n")
+                if kind in PYTHON:  # code is copied about: keep one, so held-out text stays unseen
+                    key = tuple(sorted(words)) if split == "items" else document
                     if key in seen:
                         continue
                     seen.add(key)
-                documents += [document, [SEP]]
-            np.concatenate(documents).astype(np.uint32).tofile(out)
-            meta["replaced"] += bad
-            bar.update(size)
-        if not out.tell():
-            raise InputError(f"--data {data}: expected text, got no words.")
-    _write_corpus(folder, subwords.units if subwords else list(table), not subwords, meta)
+                ids.extend([id_of_word[word] for word in words])
+                ids.append(SEP)
+            id_counts.update(ids)
+            np.array(ids, np.uint32).tofile(file)
+    num_documents = id_counts.pop(SEP, 0)
+    if num_documents == 0:
+        raise InputError(f"--data {data}: expected text, got no words.")
 
+    # subtle: most_common keeps the order of insertion among equal counts
+    # Order of the old IDs: by frequency, ties by first appearance. Subwords keep their numbers.
+    old_words = list(id_of_word)
+    size = FIRST_WORD_ID + len(old_words)
+    order = [i for i, _ in id_counts.most_common()]
+    if subwords is not None:
+        order = list(range(FIRST_WORD_ID, size))
+    dtype = "uint16" if size <= 1 << 16 else "uint32"
+    new_id = np.arange(size).astype(dtype)  # special tokens keep their IDs
+    new_id[order] = np.arange(FIRST_WORD_ID, size)
 
-def _write_corpus(folder, words, by_frequency, meta):
-    """Renumber the IDs of ids.tmp, unless subwords gave them, and write all files of a prepared corpus."""
-    path, size, step = os.path.join(folder, "ids.tmp"), FIRST_WORD_ID + len(words), 1 << 24
-    ids = np.memmap(path, np.uint32, "r")
-    parts = [ids[start:start + step] for start in range(0, len(ids), step)]
-    counts = sum(np.bincount(part, minlength=size) for part in parts)
-    # the order of old IDs: special tokens, then words by frequency, ties by first appearance
-    ranks = np.append([-1 - len(ids)] * FIRST_WORD_ID, -counts[FIRST_WORD_ID:] * by_frequency)
-    order = np.argsort(ranks, kind="stable")
-    dtype, whole = "uint16" if size <= 1 << 16 else "uint32", hashlib.md5(usedforsecurity=False)
-    new_id = np.argsort(order).astype(dtype)
-    with open(os.path.join(folder, "ids.bin"), "wb") as out:
-        for new_ids in (new_id[part] for part in parts):
-            new_ids.tofile(out)
-            whole.update(new_ids)
-    ends = [step * i + np.flatnonzero(part == SEP) + 1 for i, part in enumerate(parts)]
-    np.save(os.path.join(folder, "offsets.npy"), np.concatenate([[0], *ends]))
-    np.save(os.path.join(folder, "counts.npy"), counts[order])
-    text = "".join(words[i - FIRST_WORD_ID] + "\n" for i in order[FIRST_WORD_ID:])  # no word has a line break
-    Path(folder, "words.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
-    whole.update(text.encode("utf-8", "surrogatepass"))
-    meta |= dict(documents=int(counts[SEP]), words=len(ids) - int(counts[SEP]), dtype=dtype,
-                 distinct=int((counts[FIRST_WORD_ID:] > 0).sum()), digest=whole.hexdigest())
-    Path(folder, "meta.json").write_text(json.dumps(meta, indent=1))
+    # Second pass: IDs by frequency. The digest identifies the corpus in checkpoints.
+    old_ids = np.memmap(path, np.uint32, "r")
+    offsets = [[0]]
+    digest = hashlib.md5(usedforsecurity=False)
+    with open(os.path.join(folder, "ids.bin"), "wb") as file:
+        for start in range(0, len(old_ids), PIECE):
+            ids = new_id[old_ids[start:start + PIECE]]
+            ids.tofile(file)
+            digest.update(ids)
+            offsets.append(start + 1 + np.flatnonzero(ids == SEP))
+    np.save(os.path.join(folder, "offsets.npy"), np.concatenate(offsets))
     os.remove(path)
+
+    counts = np.zeros(size, np.int64)
+    counts[SEP] = num_documents
+    counts[FIRST_WORD_ID:] = [id_counts[i] for i in order]
+    np.save(os.path.join(folder, "counts.npy"), counts)
+    text = "".join(old_words[i - FIRST_WORD_ID] + "\n" for i in order)
+    text = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
+    Path(folder, "words.txt").write_bytes(text)
+    digest.update(text)
+    meta = dict(
+        data=data, split=split, replaced=num_replaced, documents=num_documents,
+        words=id_counts.total(), dtype=dtype, distinct=len(id_counts), digest=digest.hexdigest())
+    Path(folder, "meta.json").write_text(json.dumps(meta, indent=1))
+
+
+def split_work(work, split, subwords=None):
+    """Split one unit of work into words. It runs in a worker process.
+
+    Args:
+        work: (kind, payload), of read_work.
+        split: str, one of tokenizer.SPLITS; subwords: its BPE or Phrases, or None.
+
+    Returns:
+        kind, as in work.
+        documents: list[str], the words of each, joined by line breaks, which no word has: a str is
+            faster to send than a list.
+        num_replaced: int, characters that are not UTF-8.
+    """
+    texts = list_documents(work)
+    documents = []
+    if subwords is not None:
+        for numbers in subwords.number_texts(texts):
+            documents.append([subwords.units[i] for i in numbers])
+    elif split == "items":
+        documents = map(item_names, texts)
+    else:
+        documents = [list_words(text, split) for text in texts]
+    num_replaced = sum(text.count("\ufffd") for text in texts if isinstance(text, str))
+    return work[0], ["\n".join(words) for words in documents], num_replaced
+
+
+def split_all(works, split, subwords):
+    """Yield split_work of each unit, in order, on all cores where that pays."""
+    # a single unit is done before processes have started
+    head = list(itertools.islice(works, 2))
+    works = itertools.chain(head, works)
+    if len(head) < 2 or subwords is not None:  # the BPE library has threads of its own
+        for work in works:
+            yield split_work(work, split, subwords)
+        return
+    with start_workers() as pool:
+        pending = deque()
+        for work in works:
+            pending.append(pool.apply_async(split_work, (work, split)))
+            if len(pending) > 4 * num_cores():  # else the reader runs ahead without limit
+                yield pending.popleft().get()
+        for result in pending:
+            yield result.get()
 
 
 class Corpus:
     """A prepared corpus: IDs on disk, words, counts.
 
-    Attributes: ids memmap (n,), documents, each closed by SEP; offsets int64 (documents + 1,), where each
-        starts; words list[str], of IDs from FIRST_WORD_ID on; counts int64, by ID; subwords BPE, Phrases or
-        None; folder str; meta dict of data, split, documents, words, distinct, replaced, dtype, digest.
+    Args:
+        folder: str, of prepare.
+
+    Attributes:
+        ids: uint16 or uint32 memmap (n,), of documents, each closed by SEP.
+        offsets: int64 (documents + 1,), where each document starts.
+        words: list[str], of IDs from FIRST_WORD_ID on; counts: int64, by ID.
+        subwords: BPE, Phrases or None.
+        meta: dict of data, split, documents, words, distinct, replaced, dtype, digest.
     """
 
     def __init__(self, folder):
-        self.folder, self.subwords = folder, None
-        try:
+        self.folder = folder
+        self.subwords = None
+        with blame_file(f"{folder} (damaged corpus; remove it and it is built again)"):
+            # memmap: the IDs stay on disk until a batch reads them
             self.meta = json.loads(Path(folder, "meta.json").read_text())
             self.ids = np.memmap(os.path.join(folder, "ids.bin"), self.meta["dtype"], "r")
-            self.counts, self.offsets = (np.load(f"{folder}/{name}.npy") for name in ("counts", "offsets"))
-            self.words = Path(folder, "words.txt").read_text("utf-8", "surrogatepass").split("\n")[:-1]
+            self.counts = np.load(os.path.join(folder, "counts.npy"))
+            self.offsets = np.load(os.path.join(folder, "offsets.npy"))
+            text = Path(folder, "words.txt").read_text("utf-8", "surrogatepass")
+            self.words = text.split("\n")[:-1]
             if self.meta["split"] in SUBWORDS:
-                self.subwords = SUBWORDS[self.meta["split"]](Path(folder, "subwords.json").read_text("utf-8"))
-            if len(self.ids) != self.offsets[-1] or len(self.words) != len(self.counts) - FIRST_WORD_ID:
+                text = Path(folder, "subwords.json").read_text("utf-8")
+                self.subwords = SUBWORDS[self.meta["split"]](text)
+            num_ids = FIRST_WORD_ID + len(self.words)
+            if len(self.ids) != self.offsets[-1] or len(self.counts) != num_ids:
                 raise ValueError("incomplete")
-        except Exception as error:  # whatever numpy, JSON and the BPE library raise
-            raise InputError(f"{folder}: damaged corpus ({error}). Remove it: it is built again.") from error
 
     def frequent(self, n):
-        """Return the n most frequent words that occur: the first n, unless subwords have numbers."""
+        """Return the n most frequent words that occur, list[str]: the first n, unless subwords."""
         counts = self.counts[FIRST_WORD_ID:]
-        return [self.words[i] for i in np.argsort(-counts, kind="stable")[:n] if counts[i]]
+        order = np.argsort(-counts, kind="stable")[:n]
+        return [self.words[i] for i in order if counts[i] > 0]
 
     def split_pages(self):
         """Return train and held-out numbers of documents, one in ten of them held out at random."""
         order = random_order(self.meta["documents"], 90)
-        return np.split(order, [max(len(order) // 10, 1)])[::-1]
+        num_held_out = max(len(order) // 10, 1)
+        return order[num_held_out:], order[:num_held_out]

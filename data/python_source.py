@@ -1,4 +1,4 @@
-"""The installed Python as a text: which files it has, and what they say in words. No file is imported or run.
+"""The installed Python as a text: its files, and what they say. No file is imported or run.
 
 Out of scope: splitting and numbering (data/corpus.py), labels (data/tasks.py).
 """
@@ -8,28 +8,43 @@ import os
 import sysconfig
 import warnings
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
+
 
 def walk_files(folder, ending=""):
-    """Yield the files below a folder: no hidden ones, and none of a linked folder, which may be a loop."""
+    """Yield the paths of the files below a folder, without hidden ones and linked folders."""
     for root, folders, names in os.walk(folder):
+        # in place, as os.walk goes on with this list
         folders[:] = [name for name in folders if not name.startswith(".")]
-        names = [name for name in names if name.endswith(ending) and not name.startswith(".")]
-        yield from filter(os.path.isfile, (os.path.join(root, name) for name in names))
+        for name in names:
+            path = os.path.join(root, name)
+            if name.endswith(ending) and not name.startswith(".") and os.path.isfile(path):
+                yield path  # not a pipe, not a broken link
 
 
 def python_files():
-    """Return name -> path of every .py file of the standard library and installed packages, without tests."""
+    """Return name -> path of the .py files of Python and its installed packages, without tests.
+
+    Names are relative, such as json/decoder.py, and sorted: the order is that of every machine.
+    """
     files = {}
-    for root in dict.fromkeys(sysconfig.get_path(name) for name in ("platlib", "purelib", "stdlib")):
-        files |= {os.path.relpath(path, root): path for path in walk_files(root, ".py")}  # the last one wins
-    return {name: files[name] for name in sorted(files)
-            if "site-packages" not in name and "/test" not in f"/{name}"}
+    for place in ("platlib", "purelib", "stdlib"):  # the last one wins
+        root = sysconfig.get_path(place)
+        for path in walk_files(root, ".py"):
+            name = os.path.relpath(path, root)
+            if "site-packages" not in name and "/test" not in f"/{name}":
+                files[name] = path
+    return dict(sorted(files.items()))
 
 
 def python_texts(path, names=False):
-    """Yield the docstrings of a .py file and the help topics of pydoc; nothing of a file that does not parse.
+    """Yield the docstrings of a .py file and the help topics of pydoc.
 
-    With `names`, yield for each function the distinct names that it uses, joined by spaces, instead.
+    Args:
+        path: str. A file that does not parse has no texts.
+        names: bool, yield for each function the distinct names that it uses, joined by spaces,
+            instead. A function inside another is on its own.
     """
     try:
         with open(path, "rb") as file, warnings.catch_warnings():
@@ -37,16 +52,31 @@ def python_texts(path, names=False):
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return  # a template, Python 2, a test of some parser
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):
-        if names and isinstance(node, functions):
-            used, todo = [], list(node.body)
-            for n in todo:  # breadth first, as ast.walk; an inner function is a page of its own
-                used += [name for field, name in ast.iter_fields(n) if field in ("id", "attr")]
-                todo += [] if isinstance(n, functions) else ast.iter_child_nodes(n)
-            if len(set(used)) > 1:
-                yield " ".join(dict.fromkeys(used))
-        elif not names and isinstance(node, (ast.Module, ast.ClassDef, *functions)):
-            yield ast.get_docstring(node) or ""
-        elif not names and isinstance(node, ast.Dict) and path.endswith("topics.py"):
-            yield from (v.value for v in node.values if isinstance(getattr(v, "value", None), str))
+        if names:
+            if isinstance(node, FUNCTIONS):
+                used = _list_used_names(node)
+                if len(used) > 1:
+                    yield " ".join(used)
+        elif isinstance(node, DOCUMENTED):
+            text = ast.get_docstring(node)
+            if text:
+                yield text
+        elif isinstance(node, ast.Dict) and path.endswith("topics.py"):
+            for value in node.values:
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield value.value
+
+
+def _list_used_names(function):
+    """Return the distinct names in the body of a function, but for those in functions inside it."""
+    used = {}  # a dict keeps the order
+    todo = list(function.body)
+    for node in todo:  # breadth first: the list grows while it is read
+        if isinstance(node, ast.Name):
+            used[node.id] = True
+        elif isinstance(node, ast.Attribute):
+            used[node.attr] = True
+        if not isinstance(node, FUNCTIONS):
+            todo.extend(ast.iter_child_nodes(node))
+    return list(used)
