@@ -1,13 +1,22 @@
-"""Tasks of one or two texts, classification and regression: GLUE, your own files, docstrings (pydoc).
+"""Tasks of one or two texts, classes or numbers: GLUE, your own files, docstrings (pydoc).
 
-Paper map:    [GLUE §3] TASKS (Wang et al. 2019)
+Paper map:
+    [GLUE §3] TASKS
+Sources:
+    [GLUE] Wang et al. 2019, GLUE
 Out of scope: training (finetune.py); questions and answers (data/squad.py).
-Deviations:   1. Numbers to predict are standardized for training; correlations do not change.
-Notation:     B batch   n examples
+Deviations:
+    1. Numbers to predict are standardized for training. Correlations do not change.
+Notation:
+    B batch   n examples
+
+    read_task -> Task, texts and labels -> SequenceClassification -> token IDs, targets -> metrics
 """
 
+import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -17,9 +26,9 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from common import InputError, build_once, fingerprint
 from data.batches import length_batches
-from data.corpus import ENDINGS, list_documents, python_files, read_hub, read_rows
-from runtime import InputError, blame_input, build_once, fingerprint, start_workers
+from data.corpus import list_documents, python_files, read_hub, read_rows
 from tokenizer import build_inputs
 
 
@@ -27,170 +36,268 @@ from tokenizer import build_inputs
 class Task:
     """A row of TASKS: what is known of a task before its files are read."""
 
-    texts: tuple  # column of the first text and, of a pair, of the second; a|b: either name
-    labels: tuple | None  # class names in the hub's order, () for the training file's, None for numbers
+    texts: tuple  # columns, of one text or of two; a|b is either name
+    labels: tuple | None  # classes in the hub's order; (): the training file's; None: numbers
     metrics: tuple  # keys of METRICS; the first is the task's own
     label: str = "label"  # column
-    rows: tuple = (None, None)  # of train and dev, where known
-    folder: str = ""  # of the original download; also names the submission; "": not a benchmark
-    hub: str = "nyu-mll/glue"  # OWNER/NAME, whose configuration has the task's name, or OWNER/NAME/CONFIG
+    folder: str = ""  # of the original download, whose labels may be numbers of classes
     dev: tuple = ("dev",)  # splits to score; the first one's score counts
     header: list | None = None  # columns of files without a header line
     in_average: bool = False  # one of the tasks of --task glue
-    submits_names: bool = False  # the server expects class names, not digits
+    hub: tuple | None = None  # data set and configuration; None: GLUE's, by the task's name
 
 
+# The original files and the hub name some columns differently.
 PAIR = ("sentence1|#1 String", "sentence2|#2 String")
-ENTAILMENT, THREE_WAY = ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
-GLUE, NAMES, ACCURACY = dict(in_average=True), dict(in_average=True, submits_names=True), ("accuracy",)
-TASKS = {  # [GLUE §3] Adding a task is adding a row. The average of eight is without WNLI, as in the papers.
-    "mnli": Task(("premise|sentence1", "hypothesis|sentence2"), THREE_WAY, ACCURACY, "label|gold_label",
-                 (392_702, 9_815), "MNLI", dev=("dev_matched", "dev_mismatched"), **NAMES),
-    "qnli": Task(("question", "sentence"), ENTAILMENT, ACCURACY, "label", (104_743, 5_463), "QNLI", **NAMES),
+ENTAILMENT = ("entailment", "not_entailment")
+ACCURACY = ("accuracy",)
+TASKS = {  # [GLUE §3] The average of eight is without WNLI, as in the papers.
+    "mnli": Task(("premise|sentence1", "hypothesis|sentence2"),
+                 ("entailment", "neutral", "contradiction"), ACCURACY, "label|gold_label", "MNLI",
+                 dev=("dev_matched", "dev_mismatched"), in_average=True),
+    "qnli": Task(("question", "sentence"), ENTAILMENT, ACCURACY, "label", "QNLI", in_average=True),
     "qqp": Task(("question1", "question2"), ("not_duplicate", "duplicate"), ("f1", "accuracy"),
-                "label|is_duplicate", (None, 40_430), "QQP", **GLUE),
-    "rte": Task(PAIR, ENTAILMENT, ACCURACY, "label", (2_490, 277), "RTE", **NAMES),
-    "sst2": Task(("sentence",), ("negative", "positive"), ACCURACY, "label", (67_349, 872), "SST-2", **GLUE),
-    "mrpc": Task(PAIR, ("not_equivalent", "equivalent"), ("accuracy", "f1"), "label|Quality", (3_668, 408),
-                 "MRPC", **GLUE),
+                "label|is_duplicate", "QQP", in_average=True),
+    "rte": Task(PAIR, ENTAILMENT, ACCURACY, "label", "RTE", in_average=True),
+    "sst2": Task(("sentence",), ("negative", "positive"), ACCURACY, "label", "SST-2",
+                 in_average=True),
+    "mrpc": Task(PAIR, ("not_equivalent", "equivalent"), ("accuracy", "f1"), "label|Quality",
+                 "MRPC", in_average=True),
     "cola": Task(("sentence",), ("unacceptable", "acceptable"), ("matthews", "accuracy"), "label",
-                 (8_551, 1_043), "CoLA", header=["source", "label", "star", "sentence"], **GLUE),
-    "stsb": Task(PAIR, None, ("spearman", "pearson"), "label|score", (5_749, 1_500), "STS-B", **GLUE),
-    "wnli": Task(PAIR, ENTAILMENT[::-1], ACCURACY, "label", (635, 71), "WNLI"),
+                 "CoLA", header=["source", "label", "star", "sentence"], in_average=True),
+    "stsb": Task(PAIR, None, ("spearman", "pearson"), "label|score", "STS-B", in_average=True),
+    "wnli": Task(PAIR, ("not_entailment", "entailment"), ACCURACY, "label", "WNLI"),
 }
-PARTS = "Give a part of a task by --train and --dev."
-TABLES = [ending + gz for ending in ENDINGS if ending != ".txt" for gz in ("", ".gz")]
-HIDDEN = "The labels of a test split are not public. --predict writes the file to submit."
+HIDDEN = "The labels of a test split are not public. infer.py --file writes predictions."
 
 
-def read_source(args, flag, folder, names, hub, split, header=None):
-    """Return rows and source: the file of a flag, else a table in --data_dir, else a split on the hub."""
-    path = flag and getattr(args, flag)
-    if not path and args.data_dir:
-        paths = [os.path.join(args.data_dir, folder, name + ending) for name in names for ending in TABLES]
-        path = next(filter(os.path.isfile, paths), paths[0])
-    if path:
-        return list(read_rows(path, header)), path
-    owner, name, *config = hub.split("/")
-    split = split.replace("dev", "validation")
-    return list(read_hub(f"{owner}/{name}", *config[:1], split=split)), f"{hub}, {split}"
-
-
-def parse_label(cell, task, source):
-    """Return a cell as a class name, however it is numbered, or as a float for a task of numbers."""
-    text = str(cell).strip() if isinstance(cell, (str, int, float)) and cell == cell else ""  # no NaN
-    if task.folder and text in ("-1", "-1.0"):
-        raise InputError(f"{source}: expected a label, got -1. {HIDDEN}")
-    if task.labels is None:
-        with contextlib.suppress(ValueError):
-            if abs(float(text)) < 1e38:  # NaN is not; float32 holds the others
-                return float(text)
-    elif text in task.labels or text and not task.labels:
-        return text
-    elif task.folder and text.isdecimal() and int(text) < len(task.labels):
-        return task.labels[int(text)]
-    expected = "a number below 1e38" if task.labels is None else ", ".join(task.labels) or "any text"
-    raise InputError(f"{source}: expected a label ({expected}), got {cell!r:.60}.")
-
-
-def parse_rows(rows, task, source, has_labels=True):
-    """Return dict(first list[str], second list[str] or None, labels list[str] or list[float]) of rows.
-
-    Args: rows list[dict]; task Task; source str, for messages; has_labels bool. InputError: they do not fit.
-    """
-    known, columns = dict.fromkeys(name for row in rows[:100] for name in row), []
-    for names in (*task.texts, *[task.label] * has_labels):
-        name = next((name for name in (names, *names.split("|")) if name in known), None)
-        if name is None:
-            hint = f" {HIDDEN}" if task.folder and names == task.label else ""
-            raise InputError(f"{source}: expected a column {names.replace('|', ' or ')}, got "
-                             f"{', '.join(known) or 'no rows'}.{hint}")
-        columns.append([row.get(name) for row in rows])
-    *texts, labels = columns if has_labels else (*columns, [])
-    for i, cells in enumerate(zip(*texts), 1):
-        if set(map(type, cells)) - {str, type(None)}:
-            raise InputError(f"{source}, row {i:,}: expected text, got {str(cells)[:60]}.")
-    first, second = ([cell or "" for cell in column] for column in (texts[0], texts[-1]))
-    if not any(map(str.strip, first + second)):
-        raise InputError(f"{source}: expected text, got {len(rows):,} rows without any.")
-    labels = [parse_label(cell, task, f"{source}, row {i:,}") for i, cell in enumerate(labels, 1)]
-    return dict(first=first, second=second if len(texts) > 1 else None, labels=labels)
-
-
-def read_tests(name, args):
-    """Return dict test split -> (texts as of parse_rows, the index of each row for the server)."""
-    tests, task = {}, TASKS[name]
-    for split in (dev.replace("dev", "test") for dev in task.dev):
-        rows, source = read_source(args, None, task.folder, [split], f"{task.hub}/{name}", split, task.header)
-        index = [row.get("index", row.get("idx", row.get("id", i))) for i, row in enumerate(rows)]
-        tests[split] = parse_rows(rows, task, source, has_labels=False), index
-    return tests
+# --------------------------------------------------------------------------------------------------
+# Reading
 
 
 def read_task(name, args):
-    """Return Task, the training split, and dict name -> dev split, each as of parse_rows.
+    """Read a task's rows.
 
-    name is a key of TASKS, "pydoc", or "own": the files of --train and --dev; args has the flags. Raises
-    InputError for a file that cannot be read or does not fit the task.
+    Args:
+        name: str, a key of TASKS, "pydoc", or "own": the files of --train and --dev.
+        args: Namespace with the flags train, dev, data_dir, text, label, regression and cache.
+
+    Returns:
+        the Task; the training split, as parse_rows returns it; and dict, name -> dev split.
+
+    Raises:
+        InputError: a file cannot be read, or does not fit the task.
     """
+    # what is read, and from which folder
+    folder = args.data_dir
+    ending = ".tsv"
     if name == "pydoc":
-        return read_pydoc(args.cache)
-    task = TASKS.get(name) or Task(
-        tuple(map(str.strip, args.text.split(","))), None if args.regression else (),
-        ("spearman", "pearson") if args.regression else ("accuracy", "macro_f1"), args.label)
-    splits, dev = {}, task.dev[:1] if args.train else task.dev
-    for split, flag, expected in zip(("train", *dev), ("train", "dev", None), (*task.rows, None)):
-        rows, source = read_source(args, flag, task.folder, [split], f"{task.hub}/{name}", split, task.header)
-        splits[split] = parse_rows(rows, task, source)
-        if task.labels == ():  # sorted: their order in the file does not matter
-            task.labels = tuple(sorted(set(splits[split]["labels"])))
-            if not 2 <= len(task.labels) <= max(2, len(rows) // 2):
-                found = f"{len(task.labels):,} for {len(rows):,} rows. --regression predicts numbers."
-                raise InputError(f"{source}: expected two labels or more, each for several rows, got {found}")
-        if expected and not args.train and len(rows) != expected:
-            raise InputError(f"{source}: expected {expected:,} rows, got {len(rows):,}. {PARTS}")
+        task = Task(("docstring",), (), ("accuracy", "macro_f1"))
+        folder = build_pydoc(args.cache)
+        ending = ".jsonl"
+    elif name == "own":
+        task = describe_own_files(args)
+    else:
+        task = TASKS[name]
+
+    # the file of each split, None for the hub
+    hub = task.hub
+    if hub is None:
+        hub = ("nyu-mll/glue", name)
+    paths = dict.fromkeys(("train", *task.dev))
     if args.train:
-        seen, dev = ([*zip(part["first"], part["second"] or part["first"])] for part in splits.values())
-        num_seen, note = len(list(filter(set(seen).__contains__, dev))), " It is not the official dev set."
-        print("warning: " * bool(num_seen) + f"{args.dev}: {len(dev):,} rows to score, of which {num_seen:,} "
-              "have a text of --train." + note * bool(task.folder), file=sys.stderr)
-    return task, splits.pop("train"), splits
+        paths = {"train": args.train, task.dev[0]: args.dev}
+    elif folder is not None:
+        for split in paths:
+            paths[split] = os.path.join(folder, task.folder, split + ending)
+
+    # train comes first: dev may have no other classes
+    splits = {}
+    for split, path in paths.items():
+        rows, source = read_source(path, hub, split, task.header)
+        splits[split] = parse_rows(rows, task, source)
+        if task.labels == ():
+            labels = find_classes(splits["train"]["labels"], source)
+            task = dataclasses.replace(task, labels=labels)
+    train = splits.pop("train")
+    if args.train:
+        warn_of_leak(train, splits[task.dev[0]], args.dev)
+    return task, train, splits
 
 
-def read_pydoc(cache, num_labels=20, max_texts=1_000):
-    """Read docstrings of the installed Python, labeled by top-level module; return as read_task.
+def describe_own_files(args):
+    """Return the Task that --text, --label and --regression describe."""
+    texts = tuple(column.strip() for column in args.text.split(","))
+    if args.regression:
+        return Task(texts, None, ("spearman", "pearson"), args.label)
+    return Task(texts, (), ("accuracy", "macro_f1"), args.label)
 
-    One file in ten is held out whole. Each of the num_labels largest modules has max_texts at most.
+
+def read_source(path, hub, split, header=None):
+    """Read the rows of a split.
+
+    Args:
+        path: str, a file, or None: the hub.
+        hub: tuple, the arguments of read_hub, data set and configuration.
+        split: str, train, or a name that begins with dev.
+        header: list of str, the columns of a table without a header line.
+
+    Returns:
+        list of dict, column -> cell; and the name of the source, for messages.
     """
+    if path is not None:
+        return list(read_rows(path, header)), path
+    split = split.replace("dev", "validation")
+    return list(read_hub(*hub, split=split)), f"{'/'.join(hub)}, {split}"
+
+
+def parse_rows(rows, task, source):
+    """Return the texts and labels of rows.
+
+    Args:
+        rows: list of dict, column -> cell.
+        task: Task, which columns and labels to expect.
+        source: str, for messages.
+
+    Returns:
+        dict: first, list of str; second, list of str or None; labels, list of str or of float.
+
+    Raises:
+        InputError: a column is missing, or a cell is no text or no label of the task.
+    """
+    if not rows:
+        raise InputError(f"{source}: expected rows, got none.")
+    # by name: the order of columns, and other columns, do not matter
+    known = {}
+    for row in rows[:100]:  # an object of a .jsonl may lack a column
+        known.update(row)
+    columns = [find_column(names, known, source) for names in task.texts]
+    label = find_column(task.label, known, source)
+    first = []
+    second = []
+    labels = []
+    for number, row in enumerate(rows, 1):
+        place = f"{source}, row {number:,}"
+        first.append(parse_text(row.get(columns[0]), place))
+        second.append(parse_text(row.get(columns[-1]), place))
+        labels.append(parse_label(row.get(label), task, place))
+    if len(columns) == 1:
+        second = None
+    return dict(first=first, second=second, labels=labels)
+
+
+def find_column(names, known, source):
+    """Return which of the names in "a|b" is a known column."""
+    for name in names.split("|"):
+        if name in known:
+            return name
+    expected = names.replace("|", " or ")
+    raise InputError(f"{source}: expected a column {expected}, got {', '.join(known)}.")
+
+
+def parse_text(cell, place):
+    """Return a cell as str. An empty one is an empty text."""
+    if cell is None:
+        return ""
+    if not isinstance(cell, str):
+        raise InputError(f"{place}: expected text, got {cell!r:.60}.")
+    return cell
+
+
+def parse_label(cell, task, place):
+    """Return a cell as the name of a class, which may be given by its number, or as a float."""
+    text = ""  # of an empty cell, which is None, or NaN in a column of numbers
+    if isinstance(cell, (str, int, float)) and cell == cell:
+        text = str(cell).strip()
+    # subtle: -1 is a number, and STS-B would learn it
+    if task.folder and text in ("-1", "-1.0"):
+        raise InputError(f"{place}: expected a label, got {text}. {HIDDEN}")
+    if task.labels is None:
+        expected = "a number below 1e38"  # float32 holds it
+        with contextlib.suppress(ValueError):
+            if abs(float(text)) < 1e38:
+                return float(text)
+    elif task.labels == ():
+        expected = "any text"
+        if text:
+            return text
+    else:
+        expected = ", ".join(task.labels)
+        if text in task.labels:
+            return text
+        # numbers of classes follow TASKS in the original files; those of your own are names
+        if task.folder and text.isdecimal() and int(text) < len(task.labels):
+            return task.labels[int(text)]
+    raise InputError(f"{place}: expected a label ({expected}), got {cell!r:.60}.")
+
+
+def find_classes(labels, source):
+    """Return the distinct labels, sorted: their order in the file does not matter."""
+    classes = tuple(sorted(set(labels)))
+    # a class of its own for most rows: numbers, or the wrong column
+    if not 2 <= len(classes) <= max(2, len(labels) // 2):
+        raise InputError(f"{source}: expected two labels or more, each for several rows, got "
+                         f"{len(classes):,} for {len(labels):,} rows. --regression is for numbers.")
+    return classes
+
+
+def warn_of_leak(train, dev, path):
+    """Say how many rows to score have a text, or a pair, of the training rows."""
+    # a model that learned them by heart would score high
+    def list_texts(split):
+        if split["second"] is None:
+            return split["first"]
+        return list(zip(split["first"], split["second"]))
+
+    seen = set(list_texts(train))
+    num_seen = sum(text in seen for text in list_texts(dev))
+    if num_seen > 0:
+        print(f"warning: {path}: {len(dev['first']):,} rows to score, of which {num_seen:,} have a "
+              "text of --train.", file=sys.stderr)
+
+
+def build_pydoc(cache):
+    """Return the folder of pydoc: docstrings of the installed Python, by top-level module."""
     files = python_files()
-    identity = [2, num_labels, max_texts] + [(name, os.path.getsize(path)) for name, path in files.items()]
-
-    def build(path):
-        rows, seen = {}, set()
-        print("preparing pydoc, once for all runs", flush=True)
-        with start_workers() as pool:
-            texts_of_files = pool.imap(list_documents, (("python", [path]) for path in files.values()), 64)
-            bar = tqdm(zip(files, texts_of_files), "reading docstrings", len(files), disable=None)
-            for name, texts in bar:
-                module = rows.setdefault(name.split(os.sep)[0].removesuffix(".py"), ([], []))
-                part = module[int(fingerprint(name), 16) % 10 == 0]
-                part += [text for text in dict.fromkeys(texts) if len(text.split()) >= 5 and text not in seen]
-                seen.update(texts)
-        labels = [label for label in sorted(rows) if all(rows[label])]  # train and held out
-        rng, splits = np.random.default_rng(0), ([], [])
-        for label in sorted(labels, key=lambda label: -len(rows[label][0]))[:num_labels]:
-            for split, texts, most in zip(splits, rows[label], (max_texts, max_texts // 5)):
-                split += [(label, texts[i]) for i in rng.permutation(len(texts))[:most].tolist()]
-        with open(path, "w") as file:
-            json.dump([[*zip(*split)] for split in splits], file)
-    path = build_once(os.path.join(cache, f"pydoc-{fingerprint(identity)}.json"), build)
-    with open(path) as file, blame_input(f"{path}: damaged file. Remove it, and it is built again"):
-        train, dev = (dict(first=texts, second=None, labels=labels) for labels, texts in json.load(file))
-    task = Task(("docstring",), tuple(sorted(set(train["labels"]))), ("accuracy", "macro_f1"))
-    return task, train, {"dev": dev}
+    # another Python, or another package, is another task
+    sizes = [os.path.getsize(path) for path in files.values()]
+    folder = os.path.join(cache, f"pydoc-{fingerprint([3, list(files), sizes])}")
+    return build_once(folder, functools.partial(write_pydoc, files))
 
 
+def write_pydoc(files, folder, num_modules=20, max_texts=1_000):
+    """Write train.jsonl and dev.jsonl of the largest modules. One file in ten is held out whole."""
+    print("preparing pydoc, once for all runs", flush=True)
+    texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
+    seen = set()  # code is copied about: no text is in both splits
+    for name, path in tqdm(files.items(), "reading docstrings", disable=None):
+        module = name.split(os.sep)[0].removesuffix(".py")
+        is_held_out = int(fingerprint(name), 16) % 10 == 0
+        split = "dev" if is_held_out else "train"
+        for text in list_documents(("python", [path])):
+            if len(text.split()) >= 5 and text not in seen:
+                texts[split][module].append(text)
+                seen.add(text)
+
+    # the modules with most texts, of those that have some in both splits
+    modules = sorted(texts["train"].keys() & texts["dev"].keys())
+    modules.sort(key=lambda module: len(texts["train"][module]), reverse=True)
+    # a random choice of their texts
+    os.makedirs(folder)
+    rng = np.random.default_rng(0)
+    for module in modules[:num_modules]:
+        for split, size in (("train", max_texts), ("dev", max_texts // 5)):
+            part = texts[split][module]
+            with open(os.path.join(folder, f"{split}.jsonl"), "a") as file:
+                for i in rng.permutation(len(part))[:size]:
+                    row = dict(docstring=part[i], label=module)
+                    print(json.dumps(row), file=file)
+
+
+# --------------------------------------------------------------------------------------------------
 # Metrics: predictions and truth (n,), int classes or float values, to a fraction; 0/0 is 0
+
+
 def accuracy(predicted, truth):
     """Return the share of correct classes."""
     return float((predicted == truth).mean())
@@ -198,138 +305,238 @@ def accuracy(predicted, truth):
 
 def f1(predicted, truth, label=1):
     """Return the harmonic mean of precision and recall of one class."""
-    correct = ((predicted == label) & (truth == label)).sum()
-    return float(2 * correct / max((predicted == label).sum() + (truth == label).sum(), 1))
+    num_correct = ((predicted == label) & (truth == label)).sum()
+    total = (predicted == label).sum() + (truth == label).sum()
+    return float(2 * num_correct / max(total, 1))
 
 
 def macro_f1(predicted, truth):
     """Return the mean F1 of the classes that are predicted or true."""
-    return float(np.mean([f1(predicted, truth, label) for label in np.union1d(predicted, truth)]))
+    classes = np.union1d(predicted, truth)
+    return float(np.mean([f1(predicted, truth, label) for label in classes]))
 
 
 def pearson(predicted, truth):
     """Return the linear correlation; 0 where either is constant."""
+    # of a constant the deviation is 0, and np.corrcoef gives NaN
     if np.ptp(predicted) == 0 or np.ptp(truth) == 0:
         return 0.0
     return float(np.corrcoef(predicted, truth)[0, 1])
 
 
-def spearman(predicted, truth):
-    """Return the Pearson correlation of the ranks; ties share their mean rank."""
-    def rank(values):
-        _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-        return (np.cumsum(count) - (count - 1) / 2)[place]  # 5 7 7 9 -> 1 2.5 2.5 4
+def rank(values):
+    """Return the ranks of values, from 1. Ties share their mean rank: 5 7 7 9 -> 1 2.5 2.5 4."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)  # the last rank of each distinct value
+    mean = last - (count - 1) / 2
+    return mean[place]
 
+
+def spearman(predicted, truth):
+    """Return the Pearson correlation of the ranks."""
     return pearson(rank(predicted), rank(truth))
 
 
-# Matthews correlation is Pearson's of two classes numbered 0 and 1
-METRICS = {m.__name__: m for m in (accuracy, f1, macro_f1, pearson, spearman)} | dict(matthews=pearson)
+METRICS = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "macro_f1": macro_f1,
+    "matthews": pearson,  # the same, of two classes numbered 0 and 1
+    "pearson": pearson,
+    "spearman": spearman,
+}
+
+
+# --------------------------------------------------------------------------------------------------
+# Examples
 
 
 class SequenceClassification:
     """Classification or regression of a text or of a pair.
 
-    Args: task, train, devs as read_task returns them; tokenizer HashTokenizer, which learns the words; length
-        int, positions; limit int, training rows, drawn at random (default: all); scale (mean, standard
-        deviation) of the numbers to predict (default: of the training rows); has_bag, keep whole texts.
-    Attributes: examples, list of int32 IDs; targets, int64 (n,) classes or float32 (n,) in units of `scale`.
-    Argument predict of methods: function(examples) -> (indices, logits (B, num_outputs)) of batches.
+    A `predict` that methods take is a function(examples) that yields (indices, logits
+    (B, num_outputs)) of batches in any order.
+
+    Args:
+        task, train, devs: as read_task returns them.
+        tokenizer: HashTokenizer, which learns the words.
+        length: int, positions.
+        limit: int, training rows, drawn at random. None: all.
+        scale: mean and standard deviation of the numbers to predict. None: of the training rows.
+        has_bag: bool, keep the words of a single text that do not fit, for a bag of words.
+
+    Attributes:
+        examples: list of int32 token IDs, of the training rows.
+        targets: (n,), int64 classes, or float32 in units of `scale`.
+        devs: dict, name -> examples and targets.
+        n: int, rows whose score counts.
     """
+
     head = "classify"
 
     def __init__(self, task, train, devs, tokenizer, length, limit=None, scale=None, has_bag=False):
-        self.task, self.labels, self.metric, self.length = task, task.labels, task.metrics[0], length
-        self.num_cut, self.num_outputs, self.has_one_text = 0, len(task.labels or [0]), len(task.texts) == 1
-        self.tokenizer, self.columns, self.has_bag = tokenizer, [*task.texts, task.label], has_bag
-        if limit and limit < len(train["labels"]):
-            chosen = np.sort(np.random.default_rng(0).permutation(len(train["labels"]))[:limit]).tolist()
-            train = {name: column and [column[i] for i in chosen] for name, column in train.items()}
-        labels = train["labels"]
-        self.scale = None if task.labels else scale or (float(np.mean(labels)), float(np.std(labels)) or 1.0)
-        if self.scale and not (len(scale := self.scale) == 2 and np.isfinite(scale).all() and scale[1] > 0):
-            raise InputError(f"scale: expected a mean and a deviation above 0, got {scale}.")
+        self.task = task
+        self.labels = task.labels
+        self.metric = task.metrics[0]
+        self.columns = [*task.texts, task.label]
+        self.has_one_text = len(task.texts) == 1
+        self.tokenizer = tokenizer
+        self.length = length
+        self.has_bag = has_bag
+        if limit is not None:
+            train = draw_rows(train, limit)
+
+        # outputs: a score per class, or one number whose unit is the deviation of the labels
+        self.scale = None
+        self.num_outputs = 1
+        if self.labels is not None:
+            self.num_outputs = len(self.labels)
+        elif scale is not None:
+            self.scale = list(scale)
+        else:
+            deviation = float(np.std(train["labels"]))
+            if deviation == 0:
+                deviation = 1.0
+            self.scale = [float(np.mean(train["labels"])), deviation]
+
+        # subtle: train is read first, as the tokenizer numbers words by first appearance
+        self.num_cut = 0
         self.examples, self.targets = self.encode(train)
-        self.devs = {name: self.encode(dev) for name, dev in devs.items()}
-        self.rows = dict(train=len(self.examples)) | {name: len(ids) for name, (ids, _) in self.devs.items()}
+        self.rows = dict(train=len(self.examples))
+        self.devs = {}
+        for name, dev in devs.items():
+            self.devs[name] = self.encode(dev)
+            self.rows[name] = len(dev["first"])
         self.n = self.rows[task.dev[0]]
-        self.notes = f"{self.num_cut:,} texts or pairs exceed the {length} positions that the encoder reads"
+        self.notes = (f"{self.num_cut:,} texts or pairs exceed the {length} positions that the "
+                      "encoder reads")
 
     def encode(self, split):
-        """Return the examples and targets of a split as of parse_rows."""
+        """Return the examples and the targets of a split."""
         first = self.tokenizer.ids_of_texts(split["first"])
-        second = self.tokenizer.ids_of_texts(split["second"]) if split["second"] else [None] * len(first)
-        options = self.length, self.tokenizer.separator, self.has_bag and self.has_one_text
-        inputs = [build_inputs(a, b, *options) for a, b in zip(first, second)]
-        self.num_cut += sum(num_cut > 0 for _, num_cut in inputs)
-        if self.labels:
-            number = {name: i for i, name in enumerate(self.labels)}
-            targets = np.array([number[name] for name in split["labels"]], np.int64)
-        else:
-            targets = ((np.array(split["labels"]) - self.scale[0]) / self.scale[1]).astype(np.float32)
-        return [ids for ids, _ in inputs], targets
+        second = [None] * len(first)
+        if split["second"] is not None:
+            second = self.tokenizer.ids_of_texts(split["second"])
+        # a bag of words reads all of a text, the encoder its first words
+        keep_rest = self.has_bag and self.has_one_text
+        examples = []
+        for a, b in zip(first, second):
+            ids, num_cut = build_inputs(a, b, self.length, self.tokenizer.separator, keep_rest)
+            examples.append(ids)
+            if num_cut > 0:
+                self.num_cut += 1
+        if self.labels is None:
+            mean, deviation = self.scale
+            targets = (np.array(split["labels"]) - mean) / deviation
+            return examples, targets.astype(np.float32)
+        number_of = {name: i for i, name in enumerate(self.labels)}
+        targets = [number_of[name] for name in split["labels"]]
+        return examples, np.array(targets, np.int64)
 
     def loss(self, logits, targets):
         """Return the mean loss of logits (B, num_outputs) and targets (B,)."""
-        return F.cross_entropy(logits, targets) if self.labels else F.mse_loss(logits[:, 0], targets)
+        if self.labels is None:
+            return F.mse_loss(logits[:, 0], targets)
+        return F.cross_entropy(logits, targets)
 
     def predict_labels(self, examples, predict):
         """Return (n,) of examples: classes, or values in units of `scale`."""
-        order, logits = zip(*predict(examples))
-        logits = torch.cat(logits).cpu().numpy()[np.argsort(np.concatenate(order))]  # (n, num_outputs)
-        return logits.argmax(1) if self.labels else logits[:, 0]
+        logits = np.zeros((len(examples), self.num_outputs), np.float32)
+        for indices, part in predict(examples):
+            logits[indices] = part.cpu().numpy()
+        if self.labels is None:
+            return logits[:, 0]
+        return logits.argmax(1)
 
     def evaluate(self, predict):
-        """Return a dict of metrics in percent, and the only label that is ever predicted, or None."""
-        scores, constant_prediction = {}, None
+        """Return a dict of metrics in percent, and the only label that is predicted, or None."""
+        scores = {}
+        constant_prediction = None
         for split, (examples, truth) in self.devs.items():
             predicted = self.predict_labels(examples, predict)
-            prefix = "" if split == self.task.dev[0] else split.removeprefix("dev_") + "_"
-            scores |= {prefix + name: 100 * METRICS[name](predicted, truth) for name in self.task.metrics}
-            if not prefix and np.ptp(predicted) < 1e-3:
-                constant_prediction = (self.labels[predicted[0]] if self.labels else
-                                       f"{self.scale[0] + self.scale[1] * predicted[0]:.4g}")
+            is_first = split == self.task.dev[0]
+            prefix = ""  # of MNLI's second split: mismatched_
+            if not is_first:
+                prefix = split.removeprefix("dev_") + "_"
+            for name in self.task.metrics:
+                scores[prefix + name] = 100 * METRICS[name](predicted, truth)
+            # one output for all rows: nothing was learned, whatever the score says
+            if is_first and np.ptp(predicted) < 1e-3:
+                constant_prediction = self.name_label(predicted[0])
         return scores, constant_prediction
 
+    def name_label(self, predicted):
+        """Return a class or a value, as predict_labels returns it, as str."""
+        if self.labels is None:
+            mean, deviation = self.scale
+            return f"{mean + deviation * predicted:.4g}"
+        return self.labels[predicted]
+
     def baselines(self):
-        """Return the task's metric in percent of majority and bag_of_words, which need no transformer."""
-        predicted, (examples, truth) = {}, self.devs[self.task.dev[0]]
-        if self.labels:
-            predicted["majority"] = np.full_like(truth, np.bincount(self.targets).argmax())
-        if self.labels and self.tokenizer.words:  # CANINE has none
-            predicted["bag_of_words"] = bag_of_words(self.examples, self.targets, examples, self.num_outputs)
-        scores = {name: 100 * METRICS[self.metric](classes, truth) for name, classes in predicted.items()}
-        return dict(majority=None, bag_of_words=None) | scores
+        """Return the metric in percent of majority and bag_of_words, which need no transformer."""
+        scores = dict(majority=None, bag_of_words=None)
+        if self.labels is None:
+            return scores
+        examples, truth = self.devs[self.task.dev[0]]
+        metric = METRICS[self.metric]
+        most_frequent = np.bincount(self.targets).argmax()
+        scores["majority"] = 100 * metric(np.full_like(truth, most_frequent), truth)
+        if self.tokenizer.words:  # CANINE has none
+            predicted = bag_of_words(self.examples, self.targets, examples, self.num_outputs)
+            scores["bag_of_words"] = 100 * metric(predicted, truth)
+        return scores
 
     def description(self):
         """Return what infer.py has to know, as plain types."""
-        texts, labels, scale = (value and list(value) for value in (self.task.texts, self.labels, self.scale))
-        return dict(head=self.head, labels=labels, scale=scale, texts=texts, label=self.task.label,
-                    pair=len(texts) == 2)
+        labels = self.labels
+        if labels is not None:
+            labels = list(labels)
+        return dict(head=self.head, labels=labels, scale=self.scale, texts=list(self.task.texts),
+                    label=self.task.label, pair=not self.has_one_text)
 
-    def submission(self, predicted):
-        """Return predictions as the strings that the server of the benchmark expects."""
-        if self.labels is None:  # STS-B rates from 0 to 5
-            return [f"{min(max(value * self.scale[1] + self.scale[0], 0), 5):.3f}" for value in predicted]
-        return [self.labels[number] if self.task.submits_names else str(number) for number in predicted]
+
+def draw_rows(split, limit):
+    """Return the rows of a split, or `limit` of them at random, in their order."""
+    num_rows = len(split["labels"])
+    chosen = np.sort(np.random.default_rng(0).permutation(num_rows)[:limit])
+    drawn = {}
+    for name, column in split.items():
+        if column is not None:
+            column = [column[i] for i in chosen]
+        drawn[name] = column
+    return drawn
 
 
 def bag_of_words(examples, targets, others, num_labels, epochs=5):
-    """Return classes of `others`, int64, by logistic regression on the mean of a text's distinct words."""
-    num_ids, rng = 1 + max(int(ids.max()) for ids in examples + others), np.random.default_rng(0)
+    """Classify texts by logistic regression on the mean of their distinct words.
+
+    Args:
+        examples, others: lists of int token IDs (L,): to learn from, and to classify.
+        targets: int64 (n,), the classes of the first.
+        num_labels, epochs: int.
+
+    Returns:
+        int64, the classes of the others.
+    """
+    num_ids = 1 + max(int(ids.max()) for ids in examples + others)
+    # a word has a weight per class; the logits are their mean. Only rows of a batch get gradients.
     table = torch.zeros(num_ids, num_labels)  # the weights of [CLS] are a bias
     bag = torch.nn.EmbeddingBag.from_pretrained(table, freeze=False, mode="mean", sparse=True)
     optimizer = torch.optim.SparseAdam(bag.parameters())
 
-    def compute_logits(some):
-        some = [torch.from_numpy(np.unique(ids)).long() for ids in some]
-        return bag(torch.cat(some), torch.tensor([0, *map(len, some[:-1])]).cumsum(0))
+    def compute_logits(texts):
+        words = [torch.from_numpy(np.unique(ids)).long() for ids in texts]
+        lengths = torch.tensor([0] + [len(ids) for ids in words[:-1]])
+        return bag(torch.cat(words), lengths.cumsum(0))  # (texts, num_labels)
 
+    # the learning rate falls from 0.1 in equal steps
+    rng = np.random.default_rng(0)
     for epoch in range(epochs):
         optimizer.param_groups[0]["lr"] = 0.1 * (1 - epoch / epochs)
         for chosen in length_batches([1] * len(examples), 32, rng):
             logits = compute_logits([examples[i] for i in chosen])
+            loss = F.cross_entropy(logits, torch.from_numpy(targets[chosen]))
             optimizer.zero_grad()
-            F.cross_entropy(logits, torch.from_numpy(targets[chosen])).backward()
+            loss.backward()
             optimizer.step()
     return compute_logits(others).argmax(1).numpy()
