@@ -1,4 +1,4 @@
-"""Plain helpers of the tests: made-up words, tiny models, flags of short runs, and runs of scripts."""
+"""Helpers of the tests: made-up words, tiny models, flags of short runs, and runs of scripts."""
 
 import contextlib
 import io
@@ -13,28 +13,36 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from bloom import BloomMap
 from baselines.bag import HybridModel
-from model import Config, Model
+from bloom import BloomMap
 from common import load_checkpoint
+from model import Config, Model
 from tokenizer import FIRST_WORD_ID, HashTokenizer
 
 ROOT = Path(__file__).parents[1]
-SMALL = ("--layers 1 --width 32 --heads 4 --length 17 --batch 8 --steps 6 --warmup 2 --device cpu "
-         "--dtype float32 --no-compile --eval_every 3 --save_every 3").split()
-SMALL_SETS = SMALL + "--preset superbloom-small --alpha 5 --heads 2 --length 7 --warmup 0 --dropout 0".split()
+SMALL = (
+    "--layers 1 --width 32 --heads 4 --length 17 --batch 8 --steps 6 --warmup 2 --device cpu "
+    "--dtype float32 --no-compile --eval_every 3 --save_every 3").split()
+SMALL_SETS = [*SMALL, *(
+    "--preset superbloom-small --alpha 5 --heads 2 --length 7 --warmup 0 --dropout 0").split()]
 
 
 def make_words(count, seed=0, letters="etaoinshrdlu"):
     """Return distinct made-up words of 2 to 12 letters."""
     rng = random.Random(seed)
-    words = ("".join(rng.choices(letters, k=rng.randint(2, 12))) for _ in range(4 * count))
+    words = []
+    for _ in range(4 * count):
+        size = rng.randint(2, 12)
+        words.append("".join(rng.choices(letters, k=size)))
     return list(dict.fromkeys(words))[:count]
 
 
 def run_main(main, *argv):
-    """Call a script's main in this process; return exit code, out, err and result (what main returned)."""
-    code, result, out, err = 0, None, io.StringIO(), io.StringIO()
+    """Call a script's main in this process; return exit code, out, err, and its result."""
+    code = 0
+    result = None
+    out = io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             result = main([str(word) for word in argv])
@@ -47,40 +55,50 @@ def assert_refused(main, argv, *fragments):
     """Assert that a script exits with code 2 and one line of error that names all fragments."""
     done = run_main(main, *argv)
     line = done.err.strip().split("\n")[-1]  # argparse prints its usage before it
-    assert done.code == 2 and "Traceback" not in done.err and all(str(f) in line for f in fragments), done
+    assert done.code == 2, done
+    assert "Traceback" not in done.err
+    for fragment in fragments:
+        assert str(fragment) in line
 
 
 def run_script(*command, check=False, **env):
     """Run python with these words in a process of its own; env: more environment variables."""
-    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True,
-                          timeout=300, env=os.environ | dict(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)) | env)
-    assert not check or done.returncode == 0, done.stderr[-3000:]
+    words = [str(word) for word in command]
+    env = os.environ | dict(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)) | env
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True,
+                          text=True, timeout=300)
+    if check:
+        assert done.returncode == 0, done.stderr[-3000:]
     return done
 
 
 def torchrun(num_processes, *command, **env):
     """Run a script under torchrun on this machine; flags of torchrun may come before its path."""
-    command = "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}", *command
-    return run_script("-m", *command, check=True, **env)
+    options = ["--standalone", f"--nproc_per_node={num_processes}"]
+    return run_script("-m", "torch.distributed.run", *options, *command, check=True, **env)
 
 
 def equal_weights(*folders):
     """Return whether the checkpoints of two folders hold the same weights, bit for bit."""
-    a, b = (load_checkpoint(str(folder))["model"] for folder in folders)
-    return all(torch.equal(x, y) for x, y in zip(a.values(), b.values(), strict=True))
+    first, second = [load_checkpoint(str(folder))["model"] for folder in folders]
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)
 
 
 def tiny_model(**changes):
     """Return a fresh Model of odd sizes with random codes of 25 words, in evaluation mode."""
     torch.manual_seed(0)
-    c = Config(**dict(layers=2, width=12, heads=3, ffn=20, length=9, rows=31, bits=16, chunk=5, buckets=7,
-                      weights=11) | changes)
-    model = HybridModel(c).eval() if c.bag else Model(c).eval()
+    sizes = dict(layers=2, width=12, heads=3, ffn=20, length=9, rows=31, bits=16, chunk=5,
+                 buckets=7, weights=11)
+    c = Config(**sizes | changes)
+    model = HybridModel(c) if c.bag else Model(c)
+    model.eval()
     rng = np.random.default_rng(0)
     if c.code_format == "bits":  # packed, T bits in bytes
         codes = rng.integers(0, 256, (30, math.ceil(c.bits / 8))).astype(np.uint8)
     else:
-        codes = rng.integers(0, model.embedding.code_limits, (30, len(model.embedding.code_limits)))
+        limits = model.embedding.code_limits
+        codes = rng.integers(0, limits, (30, len(limits)))
     model.set_codes(torch.from_numpy(codes))
     return model
 
@@ -88,9 +106,11 @@ def tiny_model(**changes):
 def bloom_model(n=53, alpha=5, m=2, **changes):
     """Return a small Model over n items with its weights stirred, and its HashTokenizer."""
     bloom_map = BloomMap(n, alpha, m)
-    sizes = dict(hashes=m, buckets=bloom_map.buckets + FIRST_WORD_ID, order=False, act="relu")
-    model = tiny_model(**dict(emb="bloom", head="hash-mlm") | sizes | changes)
-    tokenizer = HashTokenizer(model.config, split="items", vocabulary=make_words(n), bloom_map=bloom_map)
+    sizes = dict(emb="bloom", head="hash-mlm", hashes=m, order=False, act="relu",
+                 buckets=bloom_map.buckets + FIRST_WORD_ID)
+    model = tiny_model(**sizes | changes)
+    tokenizer = HashTokenizer(model.config, split="items", vocabulary=make_words(n),
+                              bloom_map=bloom_map)
     model.set_codes(torch.from_numpy(tokenizer.codes()))
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)

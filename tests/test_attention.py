@@ -1,4 +1,4 @@
-"""Tests of attention.py: dense attention, simhash, and LSH attention against its literal formula."""
+"""Tests of attention.py: dense attention, simhash, LSH attention against its literal formula."""
 
 import copy
 import math
@@ -330,7 +330,7 @@ def test_lsh_attention_keeps_nan_in_its_sequence(fill, impl):
 @FILL
 @pytest.mark.parametrize("impl", ["dense", "blocks"])
 def test_lsh_attention_in_bfloat16_is_as_accurate_as_dense_attention(fill, impl):
-    """At most twice the error of dense attention in bfloat16, against float64, also under autocast."""
+    """At most twice the error of dense attention, against float64, also under autocast."""
     low = [x.detach().bfloat16() for x in random_vectors(L=64, e=16)]
     high = [x.double() for x in low]
     buckets = random_buckets(L=64)
@@ -398,8 +398,10 @@ def test_blocks_hold_no_matrix_of_all_pairs(monkeypatch):
 
 
 def test_group_buckets_matches_docstring_example():
-    """Bucket 0 has queries 0, 2, 3 and key 1; bucket 1 has query 1 and keys 0, 3; bucket 2 key 2."""
-    queries, keys = attention.group_buckets(torch.tensor([0, 1, 0, 0]), torch.tensor([1, 0, 2, 1]), 3)
+    """Bucket 0: queries 0, 2, 3 and key 1. Bucket 1: query 1 and keys 0, 3. Bucket 2: key 2."""
+    bucket_q = torch.tensor([0, 1, 0, 0])
+    bucket_k = torch.tensor([1, 0, 2, 1])
+    queries, keys = attention.group_buckets(bucket_q, bucket_k, 3)
     assert [group.tolist() for group in queries] == [[[0, 2, 3], [1, 4, 4]]]
     assert [group.tolist() for group in keys] == [[[1, 5, 4], [0, 3, 4]]]
 

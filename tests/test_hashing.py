@@ -199,8 +199,8 @@ def test_ngram_lsh_fit_shuffles_the_ngrams_by_seed():
 def effective_bits(lsh, words, T=128):
     """Return T² / Σ_ij c_ij², with c_ij the correlation of bits i and j over random eta.
 
-    Bits are signs of normal variables, so c = 2/π · arcsin r, with r the autocorrelation at lag j - i
-    of the word's n-gram counts, by feature. The sum is averaged over words.
+    Bits are signs of normal variables, so c = 2/π · arcsin r, with r the autocorrelation at lag
+    j - i of the word's n-gram counts, by feature. The sum is averaged over words.
     """
     lags = np.arange(T)
     sums = []
@@ -214,7 +214,7 @@ def effective_bits(lsh, words, T=128):
 
 
 def test_ngram_lsh_bits_are_nearly_independent():
-    """Of 128 bits at least 126 are effective, on words of docstrings; 110 if numbered by frequency."""
+    """Of 128 bits 126 are effective, on words of docstrings; 110 if numbered by frequency."""
     counts = Counter()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("[a-h]*.py")):
         for text in python_texts(str(path)):

@@ -1,4 +1,4 @@
-"""Tests of tokenizer.py: words to token IDs and codes, subwords, names, pairs of texts and windows."""
+"""Tests of tokenizer.py: words to token IDs and codes, subwords, names, pairs, and windows."""
 
 import json
 import random
@@ -296,7 +296,8 @@ def test_load_refuses_a_damaged_state(change, bloom_tokenizer):
     (SKETCH, dict(split="words"), "split: expected one of regex"),
     (SKETCH, dict(split="bpe"), "subwords: expected those of split 'bpe', got None"),
     # a checkpoint would be saved that cannot be loaded
-    (BITS, dict(hash=NgramLSH(["a"], 99), hash_name="md5"), "hash_name: expected that of <.*NgramLSH"),
+    (BITS, dict(hash=NgramLSH(["a"], 99), hash_name="md5"),
+     "hash_name: expected that of <.*NgramLSH"),
     # the digests of all words after the second "cat" would be those of their neighbors
     (ROW, dict(vocabulary=["cat", "cat", "dog"]), "vocabulary: expected each word once"),
     (ROW, dict(vocabulary="cat"), "words: expected a list of str, got 'cat'"),

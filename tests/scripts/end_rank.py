@@ -1,4 +1,4 @@
-"""Pre-train on several ranks, and send a signal to rank 1 in its n-th optimizer step, unless restarted.
+"""Pre-train on several ranks, and send a signal to rank 1 in its n-th step, unless restarted.
 
     torchrun ... tests/scripts/end_rank.py SIGKILL 31 [flags of pretrain.py]
 """
@@ -10,7 +10,6 @@ import sys
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import pretrain
-
 
 
 def main(name, number, *flags):

@@ -1,10 +1,10 @@
-"""End one run in many ways and resume it each time: its last state must be that of a run that nothing ended.
+"""End one run in many ways and resume it each time: its last state is that of an unbroken run.
 
     python tests/scripts/end_runs.py COUNT OUT CACHE [flags of pretrain.py]
 
-COUNT is how often to end it. Each start of the run is a fork of this process. It ends at a counted event (a
-file opened or renamed, an optimizer step) or at a byte of a file. Nothing depends on the clock. Prints a JSON
-object.
+COUNT is how often to end it. Each start of the run is a fork of this process. It ends at a counted
+event (a file opened or renamed, an optimizer step) or at a byte of a file. Nothing depends on the
+clock. Prints a JSON object.
 """
 
 import json
@@ -31,8 +31,11 @@ def start(flags, out, cache, end="", number=0):
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    target = os.devnull if "full" in end or "writing" in end else out + "-output"
-    os.dup2(os.open(target, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), 1)
+    target = out + "-output"
+    if "full" in end or "writing" in end:
+        target = os.devnull
+    file = os.open(target, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+    os.dup2(file, 1)
     os.dup2(1, 2)
     num_events = 0
 
@@ -52,30 +55,40 @@ def start(flags, out, cache, end="", number=0):
     elif end:
         resource.setrlimit(resource.RLIMIT_FSIZE, (number, number))  # no file can be longer
         if end == "killed while writing":
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the system ends the process at that byte
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # ends the process there
     try:
         pretrain.main(flags)
         code = 0
     except SystemExit as error:
         code = error.code
-    sys.stdout.flush(), sys.stderr.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
 
 
 def final_state(out):
     """Return a fingerprint of weights, optimizer and log of a finished run."""
+    rows = []
     with open(os.path.join(out, "log.jsonl")) as file:
-        rows = [json.loads(line) for line in file]
-    rows = [{k: v for k, v in row.items() if k not in ("words_per_s", "ms_per_sample")} for row in rows]
+        for line in file:
+            row = json.loads(line)
+            row.pop("words_per_s", None)
+            row.pop("ms_per_sample", None)
+            rows.append(row)
     saved = load_checkpoint(out)
-    tensors = [*saved["model"].values()]
+    tensors = list(saved["model"].values())
     for state in saved["optimizer"]["state"].values():
         tensors += state.values()
-    return fingerprint([[tensor.tolist() for tensor in tensors], repr(saved["run"]), rows])
+    numbers = [tensor.tolist() for tensor in tensors]
+    return fingerprint([numbers, repr(saved["run"]), rows])
 
 
 def main(count, out, cache, *flags):
-    run, rng, ended, states, last = (flags, out, cache), random.Random(0), {}, [], 0
+    run = (flags, out, cache)
+    rng = random.Random(0)
+    ended = {}  # way -> how often
+    states = []  # of finished runs
+    last = 0  # step of the last checkpoint
     path = os.path.join(out, "ckpt.pt")
 
     def check(is_right, message):
@@ -92,15 +105,19 @@ def main(count, out, cache, *flags):
             shutil.rmtree(cache, ignore_errors=True)  # some starts end while the corpus is prepared
         end = rng.choice((*EXIT_CODES, "kill"))
         size = os.path.getsize(path) if os.path.exists(path) else 0
-        code = start(*run, end, rng.randrange(1, NUM_EVENTS if end in SIGNALS else max(size, 100_000)))
+        most = NUM_EVENTS if end in SIGNALS else max(size, 100_000)
+        code = start(*run, end, rng.randrange(1, most))
         check(code in EXIT_CODES[end], f"{end}: unexpected exit code {code}")
-        step = load_checkpoint(path)["step"] if os.path.exists(path) else 0  # it is intact
+        step = 0
+        if os.path.exists(path):
+            step = load_checkpoint(path)["step"]  # it is intact
         check(step >= last, f"{end}: progress was lost, {step} after {last}")
         last = step
         if code:
             ended[end] = ended.get(end, 0) + 1
         else:
-            check(not [name for name in os.listdir(out) if "tmp" in name], "temporary files were left behind")
+            left = [name for name in os.listdir(out) if "tmp" in name]
+            check(not left, "temporary files were left behind")
             states.append(final_state(out))
             shutil.rmtree(out)
             last = 0

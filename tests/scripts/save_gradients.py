@@ -1,4 +1,4 @@
-"""Pre-train, and save what each rank has in its first optimizer step: gradients, seed, scored positions.
+"""Pre-train, and save what each rank has in its first step: gradients, seed, scored positions.
 
     torchrun ... tests/scripts/save_gradients.py FOLDER [flags of pretrain.py]
 """
