@@ -85,10 +85,10 @@ def blame_file(path):
     """Raise whatever a library raises about the file at `path` as InputError."""
     try:
         yield
-    except (InputError, OSError):
+    except (InputError, FileNotFoundError, PermissionError):  # which say what is wrong
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"[:200]
         raise InputError(f"{path}: could not be read ({reason}).") from error
 
 
@@ -126,7 +126,7 @@ def resolve_device(args, local_rank=0):
         name = f"cuda:{local_rank}"
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)  # is it there?
+        torch.zeros(1, device=device).item()  # is it there?
     except (RuntimeError, AssertionError, AttributeError) as error:
         raise InputError("--device: expected cpu or a device that is here, "
                          f"got {args.device}.") from error
@@ -254,6 +254,8 @@ def save_checkpoint(path, model, encoder, **more):
         torch.save(parts | more, path + ".tmp")
         os.replace(path + ".tmp", path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        with contextlib.suppress(OSError):
+            os.remove(path + ".tmp")
         raise InputError(f"{path}: could not be saved ({error}). An earlier file is "
                          "unchanged.") from error
 

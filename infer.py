@@ -29,12 +29,12 @@ Out of scope: scores over a data set (pretrain.py, finetune.py).
 Deviations:
     1. A new word is hashed like others. Only a fixed vocabulary (lookup, bloom) has unknown words.
 Notation:
-    L positions   M masked positions   V candidate words   d hidden size   T bits
-    m vectors or hashes of an item   k hash functions   R buckets   N rows of a table
+    L positions   M masked positions   V candidate words   d hidden size
+    m vectors or hashes of an item   k hash functions; as an argument, results to return
+    R buckets   N rows of a table   E items that a set shows
 """
 
 import argparse
-import difflib
 import json
 import re
 import sys
@@ -54,18 +54,11 @@ from tokenizer import (CLS, FIRST_WORD_ID, MASK, SEP, SPECIALS, UNK, build_input
                        sliding_windows)
 
 MASK_WORD = SPECIALS[MASK]
-MIN_SPANS = 20  # best answers that share the probability
-TRAINING = {  # head -> the command that trains it, for errors
-    "sr": "pretrain.py --objective sr",
-    "mlm": "pretrain.py --emb lookup --objective mlm",
-    "hash-mlm": "pretrain.py --objective hash-mlm",
-    "classify": "finetune.py",
-    "span": "finetune.py --task squad",
-}
+MIN_SPANS = 20  # the probability of an answer is among so many spans, however few are listed
 
 
 class Predictor:
-    """A trained model and its tokenizer. Each ability is a method, and predict calls the right one.
+    """A trained model and its tokenizer. What a model can do depends on its head; predict does it.
 
     Args:
         path: str, a checkpoint or its folder.
@@ -73,9 +66,12 @@ class Predictor:
 
     Attributes:
         model, tokenizer, config: Model, HashTokenizer and Config, or those of baselines/.
-        task: dict, what finetune.py says about its task.
-        columns: list[str], the texts that the model reads: one, or two of a pair. a|b: either name.
-        words: list[str], the words that neighbors and predict_missing search among.
+        task: dict, what finetune.py says about its task; empty after pretrain.py.
+        columns: list[str], the name of each text that the model reads, two of a pair. A name a|b
+            means column a or b of a file.
+        words: list[str], the candidates of neighbors, at first the corpus's most frequent words.
+        items, item_map: list[str], the candidates of predict_missing, and a BloomMap or SketchMap
+            of them. Those of a Bloom map are fixed; else they are words.
 
     Raises:
         InputError: The checkpoint is missing or damaged. In methods: the text, or the model's head,
@@ -96,24 +92,24 @@ class Predictor:
             elif self.config.head == "span":
                 self.columns = ["question", "context"]
             self.model.set_codes(torch.from_numpy(self.tokenizer.codes()))
-            self.set_candidates(checkpoint.get("words", []))
+            self.set_candidates(checkpoint["words"])
         self.model.to(device)
 
     def set_candidates(self, words):
-        """Search among words list[str] from now on, instead of the corpus's most frequent."""
+        """Search among words, list[str], from now on."""
         self.words = words
-        self.items = self.tokenizer.words  # what head hash-mlm predicts: the words of its Bloom map
+        self.items = self.tokenizer.words
         self.item_map = self.tokenizer.bloom_map
         if self.config.head == "hash-mlm" and self.item_map is None:
             self.items = words
             self.item_map = SketchMap(self.tokenizer.sketch_targets(words), self.config.buckets)
         if not self.config.order and not self.tokenizer.is_fixed:
-            self.tokenizer.ids(words)  # names of several words are matched as they are
+            self.tokenizer.ids(words)  # split finds names of several words only if it knows them
 
     # From texts to logits
 
     def split(self, text):
-        """Split a text. [MASK] is a word of its own, but ordinary text for a fine-tuned model.
+        """Split a text. [MASK] is one word for a pre-trained model, and ordinary text for others.
 
         Args:
             text: str.
@@ -122,9 +118,9 @@ class Predictor:
             words list[str], spans list[(start, end)] in characters, and token IDs list[int].
 
         Raises:
-            InputError: There are no words, or an item is unknown. A fine-tuned model reads all.
+            InputError: A pre-trained model got no words, or an item that it does not know.
         """
-        if self.config.head in ("classify", "span"):  # as in training
+        if self.config.head in ("classify", "span"):  # as in fine-tuning
             words, spans = self.tokenizer.split(text)
             return words, spans, self.tokenizer.ids(words).tolist()
         words, spans = split_masked(self.tokenizer, text)
@@ -135,34 +131,21 @@ class Predictor:
             if word != MASK_WORD:
                 ids[i] = self.tokenizer.ids([word]).item()
                 if ids[i] == UNK and not self.config.order:
-                    self.refuse_item(word)
+                    raise InputError(f"text: expected {MASK_WORD} or items of this model, between "
+                                     f"spaces or tabs, got {word!r}.")
         return words, spans, ids
 
-    def refuse_item(self, name):
-        """Raise an InputError for a name that is no item, with names that are spelled like it."""
-        items = self.tokenizer.words
-        candidates = [item for item in items if item[0] == name[0]]  # all would take seconds
-        similar = ", ".join(difflib.get_close_matches(name, candidates))
-        raise InputError(f"text: expected {MASK_WORD} or one of {len(items):,} items, between "
-                         f"spaces or tabs, got {name!r}. Similar items: [{similar}].")
-
     def read(self, texts):
-        """Return the token IDs (L,) that the model reads of texts, list[str]: one, or a pair.
+        """Return the input (L,) of a text or pair, list[str]: token IDs with special tokens.
 
-        Of a long context this is the first window, and other long texts are cut as in fine-tuning.
+        A fine-tuned model reads the start of a long text. A pre-trained one refuses a long text.
         """
         check_texts(texts, self.columns)
         c = self.config
         ids = [self.split(text)[2] for text in texts]
-        if c.head == "span":
-            windows = sliding_windows(ids[0], ids[1], c.length, self.task["stride"])
-            inputs, *_ = windows[0]
-            return inputs
-        if c.head == "classify":
-            second = None
-            if len(ids) == 2:
-                second = ids[1]
-            has_bag = c.bag > 0  # which reads all words
+        if c.head in ("classify", "span"):
+            second = ids[1] if len(ids) == 2 else None
+            has_bag = c.bag > 0  # a bag of words reads what the encoder does not
             inputs, _ = build_inputs(ids[0], second, c.length, self.tokenizer.separator, has_bag)
             return inputs
         [inputs] = ids
@@ -183,9 +166,9 @@ class Predictor:
         return self.model(ids, None, positions)  # (M, N), (M, m, m·R) or (M, k, R)
 
     def prepare(self, inputs):
-        """Return inputs (L,) as int64 (1, L) on the model's device. New words get their codes."""
+        """Return inputs (L,) as int64 (1, L) on the model's device."""
         codes = self.tokenizer.codes()
-        if len(codes) > len(self.model.codes):
+        if len(codes) > len(self.model.codes):  # the tokenizer has seen new words
             self.model.set_codes(torch.from_numpy(codes))
         ids = torch.as_tensor(inputs, dtype=torch.int64)
         return ids[None].to(self.model.device)
@@ -201,10 +184,9 @@ class Predictor:
     def check_head(self, head):
         """Raise an InputError if the model has another head."""
         if self.config.head != head:
-            raise InputError(f"--ckpt: expected head {head} ({TRAINING[head]}), "
-                             f"got {self.config.head}.")
+            raise InputError(f"--ckpt: expected head {head}, got {self.config.head}.")
 
-    # The abilities
+    # Predictions
 
     def detect(self, text):
         """Judge each word: is it intact, shuffled or random? [HF §3.6]
@@ -219,7 +201,8 @@ class Predictor:
         logits = self.logits("sr", text)  # (L, 3)
         words, spans, ids = self.split(text)
         if MASK in ids:
-            raise InputError(f"text: expected no [MASK] for detect. Train with {TRAINING['mlm']}.")
+            raise InputError("text: expected no [MASK], as head sr does not fill it. Train with "
+                             "pretrain.py --emb lookup --objective mlm.")
         probabilities = logits[1:1 + len(words)].softmax(-1).cpu()  # without [CLS] and [SEP]
         return words, spans, probabilities
 
@@ -231,8 +214,8 @@ class Predictor:
             k: int, words for each.
 
         Returns:
-            A list, one for each [MASK], of the k best pairs (word, probability). A set has an item
-            once, so its other items are left out.
+            A list, one for each [MASK], of the k best pairs (word, probability). Of a set, items
+            that it shows are left out.
         """
         logits = self.logits("mlm", text)  # (M, N)
         if not self.config.order:
@@ -243,62 +226,50 @@ class Predictor:
         p, best = p.topk(min(k, len(words)))  # (M, k) each
         results = []
         for numbers, shares in zip(best.tolist(), p.tolist()):
-            # not those of a set: 0, or NaN if it has all items
+            # an item that is left out has 0, or NaN if the set shows all items
             results.append([(words[i], share) for i, share in zip(numbers, shares) if share > 0])
         return results
 
-    def predict_missing(self, text, k=8, beam=None):
-        """Predict each [MASK] of a text by its hashes, among the candidates. [SB §2.5] [CM]
+    def predict_missing(self, text, k=8):
+        """Predict each [MASK] of a text by its hashes, among all items. [SB §2.5] [CM]
 
         Args:
             text: str.
             k: int, items for each.
-            beam: int, buckets of each hash function to look into; None: until certified.
 
         Returns:
             A list, one for each [MASK], of dict: items, the k best pairs (name, sum of the
-            log-probabilities of its hashes), of a set without those that it shows; certified bool,
-            provably the best; scored and total, int, of the candidates.
+            log-probabilities of its hashes), certified; scored, int, items that the search looked
+            at; total, int, all items. Of a set, items that it shows are left out.
         """
         logits = self.logits("hash-mlm", text)  # (M, m, m·R) or (M, k, R)
-        if len(self.items) == 0:
-            raise InputError("--words: expected words to search among, got none.")
         exclude = None
         if not self.config.order:
             visible = set(self.split(text)[0])
             shown = [i for i, name in enumerate(self.items) if name in visible]
-            exclude = torch.tensor([[-1, *shown]], device=logits.device)  # -1: none
+            exclude = torch.tensor([shown], dtype=torch.int64, device=logits.device)
             exclude = exclude.expand(len(logits), -1)  # (M, E)
-        rounds = 1
-        if beam is None:
-            rounds = None  # until certified
-            beam = k
         logp = hash_logp(logits, self.item_map)  # (M, m, R)
-        numbers, scores, certified, num_scored = beam_search(
-            logp, self.item_map, k, beam, rounds, exclude=exclude)
+        # without a limit of rounds the search goes on until the k best are certified
+        best, scores, _, num_scored = beam_search(
+            logp, self.item_map, k, beam=k, rounds=None, exclude=exclude)
         results = []
-        for i in range(len(logits)):
-            items = []
-            for number, score in zip(numbers[i].tolist(), scores[i].tolist()):
-                if number >= 0:  # -1: fewer items were reached
-                    items.append((self.items[number], score))
-            results.append(dict(items=items, certified=certified[i].item(),
-                                scored=num_scored[i].item(), total=len(self.items)))
+        for numbers, values, scored in zip(best.tolist(), scores.tolist(), num_scored.tolist()):
+            # -1: fewer than k items are left
+            items = [(self.items[i], value) for i, value in zip(numbers, values) if i >= 0]
+            results.append(dict(items=items, scored=scored, total=len(self.items)))
         return results
 
-    def classify(self, first, second=None, k=None):
+    def classify(self, *texts, k=None):
         """Label a text or a pair.
 
         Args:
-            first, second: str, and str or None.
+            texts: one str, or two of a pair.
             k: int, labels to return; None: all.
 
         Returns:
             list of (label, probability), best first. Of a regression one pair (name, number).
         """
-        texts = [first]
-        if second is not None:
-            texts.append(second)
         logits = self.logits("classify", *texts)  # (labels,)
         if self.task["labels"] is None:
             name = self.task["label"].split("|")[-1]
@@ -319,29 +290,30 @@ class Predictor:
             is that among the 20 best spans, or k if k is larger.
         """
         self.check_head("span")
-        length = self.config.length
         _, _, question_ids = self.split(question)
         _, spans, context_ids = self.split(context)
-        windows = sliding_windows(question_ids, context_ids, length, self.task["stride"])
+        windows = sliding_windows(
+            question_ids, context_ids, self.config.length, self.task["stride"])
         num_best = max(k, MIN_SPANS)
-        scores = {}  # (start, end) in characters -> score; two windows may share words
+        scores = {}  # (start, end) in characters -> score; (0, 0) is no answer
         for ids, first, start, stop in windows:
             logits = self.compute(ids)[None]  # (1, L, 2)
-            position = torch.arange(len(ids), device=logits.device)
-            is_context = (position >= first) & (position < first + stop - start)  # (L,)
+            offset = start - first  # position i of the window is word i + offset of the context
+            is_context = torch.zeros(1, len(ids), dtype=torch.bool, device=logits.device)
+            is_context[:, first:stop - offset] = True
             best, firsts, lasts, null = best_spans(
-                logits, is_context[None], num_best, self.task["longest"])
+                logits, is_context, num_best, self.task["longest"])
             for score, i, j in zip(best[0].tolist(), firsts[0].tolist(), lasts[0].tolist()):
                 if score == -torch.inf:  # a window of few words has fewer spans
                     break
-                begin, _ = spans[start + i - first]
-                _, end = spans[start + j - first]
+                begin, _ = spans[i + offset]
+                _, end = spans[j + offset]
                 text = context[begin:end].strip()  # a piece may contain the space before it
                 begin = context.index(text, begin)
                 place = (begin, begin + len(text))
-                if text != "":
+                if text != "":  # two windows may share a span: the better score counts
                     scores[place] = max(score, scores.get(place, score))
-            if self.task["null"]:  # in every window: the least sure one counts
+            if self.task["null"]:  # all windows have this one: the worst score counts
                 scores[0, 0] = min(null.item(), scores.get((0, 0), torch.inf))
         # of equal scores the first place, so no answer
         places = sorted(scores, key=lambda place: (-scores[place], place))[:num_best]
@@ -351,7 +323,8 @@ class Predictor:
             answers.append((context[begin:end], (begin, end), share))
         return answers
 
-    def neighbors(self, word, k=8, raw=False):
+    @torch.no_grad()
+    def neighbors(self, word, k=8):
         """Find the candidates whose embeddings are most similar to a word's. [HF §3.3]
 
         The mean vector of all is subtracted first, so the cosine depends on the candidates.
@@ -359,96 +332,71 @@ class Predictor:
         Args:
             word: str, seen in training or not.
             k: int, words.
-            raw: bool, compare hash bits, not embeddings.
 
         Returns:
-            list of (word, cosine), or with raw (word, share of equal bits), best first.
+            list of (word, cosine), best first.
         """
-        word = self.read_word(word)
-        known = self.words
-        if self.tokenizer.is_fixed:
-            known = [other for other in known if other in self.tokenizer.id_of_word]
-        others = [other for other in known if other != word]
+        words, _, ids = self.split(word)
+        if len(words) != 1 or ids[0] in (UNK, MASK):
+            raise InputError("--near: expected one word or piece of this model, "
+                             f"got {' '.join(words)!r}.")
+        [word] = words
+        others = [other for other in self.words if other != word]
+        if self.tokenizer.is_fixed:  # all unknown words would have one vector
+            others = [other for other in others if other in self.tokenizer.id_of_word]
         if len(others) == 0:
             raise InputError("--words: expected words to search among, got none.")
-        has_bits = self.config.code_format in ("bits", "chunks")
-        if has_bits and not self.embed_words([word], raw=True).any():
-            raise InputError(f"--near: expected a word with an n-gram that the hash knows, "
-                             f"got {word!r}.")
-        x = self.embed_words([word, *others], raw)  # (1 + V, m·d) or (1 + V, T)
-        if raw:
-            similarity = (x[1:] == x[0]).float().mean(1)  # (V,)
-        else:
-            x = F.normalize(x - x.mean(0), dim=-1)
-            similarity = x[1:] @ x[0]  # (V,)
-        values, best = similarity.topk(min(k, len(others)))
+        if self.config.code_format in ("bits", "chunks"):
+            if not self.tokenizer.hash.bits([word], self.config.bits).any():
+                raise InputError("--near: expected a word with an n-gram that the hash knows, "
+                                 f"got {word!r}.")
+        ids = self.prepare(self.tokenizer.ids([word, *others]))  # (1, 1 + V)
+        x = self.model.embed(ids).view(1 + len(others), -1)  # (1 + V, m·d)
+        x = F.normalize(x - x.mean(0), dim=-1)
+        cosines = x[1:] @ x[0]  # (V,)
+        values, best = cosines.topk(min(k, len(others)))
         return [(others[i], value) for i, value in zip(best.tolist(), values.tolist())]
-
-    def read_word(self, text):
-        """Return the only word, or subword piece, of a text."""
-        check_texts([text], ["word"])
-        words, _, ids = self.split(text)
-        if len(words) != 1 or ids[0] in (UNK, MASK):
-            raise InputError(f"--near: expected one word or piece of this model, "
-                             f"got {' '.join(words)!r}.")
-        return words[0]
-
-    @torch.no_grad()
-    def embed_words(self, words, raw=False):
-        """Return the vectors in the embedding, or with raw the hash bits, of words.
-
-        Args:
-            words: list[str].
-            raw: bool.
-
-        Returns:
-            float (len(words), m·d), or (len(words), T).
-        """
-        self.check_has_words()
-        if not raw:
-            ids = self.prepare(self.tokenizer.ids(words))  # (1, V)
-            return self.model.embed(ids).view(len(words), -1).cpu()
-        if self.config.code_format not in ("bits", "chunks"):
-            raise InputError(f"--raw requires an embedding of hash bits, got {self.config.emb}.")
-        bits = self.tokenizer.hash.bits(words, self.config.bits)
-        return torch.from_numpy(bits).float()
 
     @torch.no_grad()
     def embed(self, rows):
         """Return a vector for each text or pair: the mean of the encoder's outputs.
 
         Args:
-            rows: list of str, or of list[str] for pairs. Of a long context the first window counts.
+            rows: iterable of str, or of list[str] for pairs. Of long texts see read.
 
         Returns:
-            float32 ndarray (len(rows), d).
-        """
-        self.check_has_words()
-        vectors = []
-        for row in rows:
-            if isinstance(row, str):
-                row = [row]
-            ids = self.prepare(self.read(row))  # (1, L)
-            outputs = self.model.encode(ids)[0]  # (L·m, d)
-            vectors.append(outputs.mean(0).cpu())
-        return torch.stack(vectors).numpy()
+            float32 ndarray (rows, d).
 
-    def check_has_words(self):
-        """Raise an InputError for CANINE, whose characters have no vectors that are trained."""
-        if self.config.code_format == "points":
+        Raises:
+            InputError: There are no rows, or one has no vector; its number from 1 is named.
+        """
+        if self.config.code_format == "points":  # no vector of a character is trained
             raise InputError("--vectors: expected a model of words, got canine, "
                              "which trains labels alone.")
+        vectors = []
+        for number, row in enumerate(rows, 1):
+            if isinstance(row, str):
+                row = [row]
+            try:
+                ids = self.prepare(self.read(row))  # (1, L)
+            except InputError as error:  # left out, it would shift the vectors of all later rows
+                raise InputError(f"row {number:,}: {error}") from error
+            outputs = self.model.encode(ids)[0]  # (L·m, d)
+            vectors.append(outputs.mean(0).cpu())
+        if len(vectors) == 0:
+            raise InputError("--file: expected rows, got none.")
+        return torch.stack(vectors).numpy()
 
-    def predict(self, *texts, k=8, beam=None):
-        """Return what the model says about a text or a pair, by the ability that its head has.
+    def predict(self, *texts, k=8):
+        """Return what the model says about a text or a pair: the result of its head's method.
 
         Args:
             texts: one str, or two of a pair.
-            k, beam: as those of the ability, if it has them.
+            k: int, results to return; all words of detect.
 
         Returns:
-            dict of plain types: words, spans, classes and probabilities; masks; missing; label, the
-            best one or the number of a regression, and labels; or answers.
+            dict of plain types: words, spans, classes and probabilities; masks; missing; labels; or
+            answers.
         """
         head = self.config.head
         if head == "sr":
@@ -457,16 +405,12 @@ class Predictor:
         if head == "mlm":
             return dict(masks=self.fill_mask(*texts, k))
         if head == "hash-mlm":
-            return dict(missing=self.predict_missing(*texts, k, beam))
+            return dict(missing=self.predict_missing(*texts, k))
         if head == "classify":
-            labels = self.classify(*texts, k=k)
-            label, number = labels[0]
-            if self.task["labels"] is None:
-                label = number
-            return dict(label=label, labels=labels)
+            return dict(labels=self.classify(*texts, k=k))
         if head == "span":
             return dict(answers=self.answer(*texts, k))
-        raise InputError(f"--ckpt: expected head {', '.join(TRAINING)}, got {head}.")
+        raise InputError(f"--ckpt: expected a head that predict knows, got {head}.")
 
 
 def check_texts(texts, columns):
@@ -479,30 +423,32 @@ def check_texts(texts, columns):
 
 def split_masked(tokenizer, text):
     """Return the words and spans of a text, in which each literal [MASK] is one word."""
-    # The whole text is split, with signs that join nothing in place of each mask: a subword piece
-    # contains the space before it and depends on its neighbors.
-    signs = " \0\0\0\0 "  # as long as [MASK]; of a set an item of its own
+    # A tokenizer would cut [MASK] up. It gets the whole text, with a filler of equal length that
+    # joins no word in place of each mask: so a subword piece keeps the neighbors it depends on.
+    filler = " \0\0\0\0 "  # a word or an item of its own
     if tokenizer.subwords is not None:
-        signs = "\ue000" * len(MASK_WORD)  # a private character
+        filler = "\ue000" * len(MASK_WORD)  # private characters: a space would open a new word
     elif "\t" in text:
-        signs = "\t" * len(MASK_WORD)  # names stand between tabs
-    whole = text.replace(MASK_WORD, signs)
-    spans = [match.span() for match in re.finditer(re.escape(MASK_WORD), text)]
-    words = [MASK_WORD] * len(spans)
-    for word, (start, end) in zip(*tokenizer.split(whole)):
-        piece = whole[start:end]
-        is_space_of_mask = piece == " " and whole.startswith(signs, end)
-        if piece.strip(signs) and not is_space_of_mask:
-            spans.append((start, end))
-            words.append(word)
-    order = sorted(range(len(spans)), key=lambda i: spans[i][0])
-    return [words[i] for i in order], [spans[i] for i in order]
+        filler = "\t" * len(MASK_WORD)  # names stand between tabs
+    found = []  # (start, end, word)
+    for match in re.finditer(re.escape(MASK_WORD), text):
+        found.append((*match.span(), MASK_WORD))
+    filled = text.replace(MASK_WORD, filler)
+    for word, (start, end) in zip(*tokenizer.split(filled)):
+        piece = filled[start:end]
+        is_space_of_mask = piece == " " and filled.startswith(filler, end)  # a piece of its own
+        if piece.strip(filler) != "" and not is_space_of_mask:
+            found.append((start, end, word))
+    found.sort(key=lambda place: place[0])  # by start alone: pieces of one character keep order
+    words = [word for _, _, word in found]
+    spans = [(start, end) for start, end, _ in found]
+    return words, spans
 
 
 # Files
 
 
-def read_texts(path, columns, chosen=None, is_set=False):
+def read_texts(path, columns, chosen=None):
     """Read the texts of a file row by row.
 
     Args:
@@ -510,29 +456,22 @@ def read_texts(path, columns, chosen=None, is_set=False):
             one of them with .gz.
         columns: list[str], one for each text. a|b: either name.
         chosen: str, "a,b", names instead of them, or None.
-        is_set: bool, a text may be a list of names.
 
     Yields:
-        int, the row's number from 1, and list, its texts. What is missing or damaged is no str.
+        list, the texts of a row. What is missing or damaged is no str.
     """
-    is_table = get_ending(path) != ".txt"
+    has_tabs = get_ending(path) == ".txt" and len(columns) == 2
     names = None
-    for number, row in enumerate(read_rows(path, keep_wrong=True), 1):
-        if not is_table:
-            texts = [row["text"]]
-            if len(columns) > 1:
-                texts = row["text"].split("\t")
-        else:
-            if names is None:
-                names = choose_columns(path, row, columns, chosen, is_set)
-            texts = [row.get(name) for name in names]
-        if is_set and isinstance(texts[0], list):
-            # a tab after each name: none of them ends at a space
-            texts = ["".join(f"{name}\t" for name in texts[0] if name is not None)]
-        yield number, texts
+    for row in read_rows(path, keep_wrong=True):
+        if has_tabs:
+            yield row["text"].split("\t")
+            continue
+        if names is None:
+            names = choose_columns(path, row, columns, chosen)
+        yield [row.get(name) for name in names]
 
 
-def choose_columns(path, row, columns, chosen, is_set):
+def choose_columns(path, row, columns, chosen):
     """Return the name of each text's column: chosen, the model's own, or the only one that fits."""
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
@@ -541,10 +480,9 @@ def choose_columns(path, row, columns, chosen, is_set):
         for column in columns:
             present = [name for name in column.split("|") if name in row]
             names += present[:1]
-        kind = list if is_set else str
-        fitting = [name for name in row if isinstance(row[name], kind)]
-        if len(fitting) == 1 and (is_set or not names):
-            names = fitting
+        strings = [name for name in row if isinstance(row[name], str)]
+        if not names and len(strings) == 1:
+            names = strings
     if len(names) != len(columns) or not set(names) <= set(row):
         raise InputError(f"{path}: expected {len(columns)} of the columns {', '.join(row)}, "
                          f"got {names}. Use --text, or name a column text.")
@@ -555,12 +493,14 @@ def choose_columns(path, row, columns, chosen, is_set):
 def read_words(path, p):
     """Return the distinct words of a file, as the tokenizer of Predictor p splits them."""
     words = []
-    for _, texts in read_texts(path, ["text"], is_set=not p.config.order):
+    for texts in read_texts(path, ["text"]):
         check_texts(texts, ["text"])  # no word is left out in silence
         [text] = texts
         if not p.config.order:
             text += "\t"  # a line is one name
         words += p.tokenizer.split(text)[0]
+    if not words:
+        raise InputError(f"{path}: expected words, got none.")
     return list(dict.fromkeys(words))
 
 
@@ -576,13 +516,11 @@ def print_prediction(result, text):
         for word, p in best:
             print(f"  {show(word):>16}   {p:6.1%}")
     for i, found in enumerate(result.get("missing", []), 1):
-        proof = "not certified: try a wider --beam"
-        if found["certified"]:
-            proof = "certified: provably the best"
-        print(f"[MASK] {i}   {found['scored']:,} of {found['total']:,} scored, {proof}")
+        scored = f"{found['scored']:,} of {found['total']:,} scored"
+        print(f"[MASK] {i}   {scored}, certified: provably the best")
         for name, score in found["items"]:
             print(f"  {score:8.2f}   {show(name)}")
-    for name, value in result.get("neighbours", []) + result.get("labels", []):
+    for name, value in result.get("neighbors", []) + result.get("labels", []):
         print(f"  {show(name):>16}   {value:.3f}")
     for answer, (start, end), p in result.get("answers", []):
         if answer == "":
@@ -619,7 +557,7 @@ def parser():
     p = argparse.ArgumentParser(
         description=str(__doc__).split("Paper map")[0],  # python -OO leaves None
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.set_defaults(dtype="float32", compile=False)
+    p.set_defaults(dtype="float32", compile=False)  # of resolve_device, not for users
     add = p.add_argument
     add("texts", nargs="*", metavar="TEXT",
         help="the text, or the pair; without any, a prompt asks")
@@ -627,8 +565,7 @@ def parser():
         help="folder of a run of pretrain.py or finetune.py")
     add("--file", metavar="FILE",
         help="one JSON object per row of a .txt (a tab between pairs), .csv, .tsv, .jsonl, .json, "
-             ".parquet, or .gz: line (number), texts, results (a classifier's best label as label) "
-             "or error; exit code 2: all failed")
+             ".parquet, or .gz: line (number), texts, results or error; exit code 2: all failed")
     add("--text", dest="columns", metavar="A[,B]",
         help="columns of --file (default: the task's, text or the only one)")
     add("--words", metavar="FILE",
@@ -636,14 +573,11 @@ def parser():
              "hashes of words (default: the corpus's 50,000 most frequent)")
     add("--near", action="store_true",
         help="list the words whose embeddings are most similar to TEXT's")
-    add("--raw", action="store_true", help="compare hash bits, not embeddings; requires --near")
     add("--vectors", metavar="OUT.npy",
         help="write a vector per TEXT or row instead, float32 (n, d): the mean of the encoder's "
-             "outputs, or with --near the embedding of a word")
+             "outputs")
     add("--top_k", type=at_least(1), default=8, metavar="k",
         help="how many answers to list (default: 8)")
-    add("--beam", type=at_least(1), metavar="B",
-        help="hash buckets to search (default: as many as a certificate needs)")
     add("--device", default="cpu", metavar="NAME", help="cpu, cuda, or auto (default: cpu)")
     return p
 
@@ -652,13 +586,15 @@ def run(args):
     """Load the model, then answer the texts, the file, or the prompt."""
     if args.texts and args.file is not None:
         raise InputError("--file: expected a file or TEXT, got both.")
+    if args.near and args.vectors is not None:
+        raise InputError("--vectors: expected texts, got --near.")
     device, _, _ = resolve_device(args)
     p = Predictor(args.ckpt, device)
     columns = p.columns
     if args.near:
         columns = ["word"]
     if args.words is not None:
-        if not args.near and p.items is not p.words:
+        if not args.near and p.items is not p.words:  # fixed, or the head predicts no hashes
             raise InputError("--words requires --near, or a model that predicts hashes of words.")
         p.set_candidates(read_words(args.words, p))
 
@@ -666,42 +602,26 @@ def run(args):
         """Return what the model says about a text or pair, or about a word."""
         check_texts(texts, columns)
         if args.near:
-            return dict(neighbours=p.neighbors(*texts, args.top_k, args.raw))
-        return p.predict(*texts, k=args.top_k, beam=args.beam)
-
-    def embed(texts):
-        """Return the vector of a text or pair, or of a word: float32 (d,)."""
-        check_texts(texts, columns)
-        if args.near:
-            word = p.read_word(*texts)
-            return p.embed_words([word], args.raw)[0].numpy()
-        return p.embed([texts])[0]
+            return dict(neighbors=p.neighbors(*texts, args.top_k))
+        return p.predict(*texts, k=args.top_k)
 
     if args.file is not None:
-        rows = read_texts(args.file, columns, args.columns, is_set=not p.config.order)
+        rows = read_texts(args.file, columns, args.columns)
     else:
-        rows = [(1, args.texts)]
+        rows = [args.texts]
 
     # a vector for each row
     if args.vectors is not None:
-        vectors = []
-        for number, texts in rows:
-            try:
-                vectors.append(embed(texts))
-            except InputError as error:
-                raise InputError(f"row {number:,}: {error}") from error
-        if len(vectors) == 0:
-            raise InputError(f"{args.file}: expected rows, got none.")
+        vectors = p.embed(rows)  # (n, d)
         with open(args.vectors, "wb") as file:  # np.save would add .npy to a name
             np.save(file, vectors)
-        print(f"Saved {args.vectors}: {len(vectors):,} vectors of {len(vectors[0]):,} numbers",
-              file=sys.stderr)
+        print(f"Saved {args.vectors}: float32 {vectors.shape}", file=sys.stderr)
         return
 
     # a JSON object for each row of a file; a bad row never stops the others
     if args.file is not None:
         num_good = 0
-        for number, texts in rows:
+        for number, texts in enumerate(rows, 1):
             try:
                 result = ask(texts)
                 num_good += 1

@@ -1,180 +1,366 @@
 """Batches of token IDs: windows of text, segments of item sets, padding.
 
-A batch and its noise are a function of (seed, step) alone, so that a resumed run sees the same batches.
+Paper map:
+    [SB §3.1] ItemSetBatches
+Sources:
+    [SB] Superbloom, ICLR 2020 submission
+Out of scope: files (data/corpus.py), what an objective does to a batch (objectives.py). Everything
+    here takes arrays.
+Notation:
+    B batch   L positions   n token IDs of a corpus   V words   W windows   P pages, item sets
 
-Paper map:    [SB §3.1] ItemSetBatches
-Out of scope: files (data/corpus.py); what is done to a batch (objectives.py). Everything here takes arrays.
-Notation:     B batch   L positions   W windows   P pages
+A batch and its noise are a function of (seed, step) alone, so a resumed run sees the same batches
+as one that never stopped. They are defined for the global batch. A rank asks for its rows of it, so
+the number of ranks changes nothing.
 """
+
+import math
 
 import numpy as np
 import torch
 
+MAX_STRETCHES = 20  # of a text; the end of each is held out
+MIN_STRETCH = 100  # windows; a shorter text has fewer stretches
+HELD_OUT = 50  # one word in as many is held out
 MAX_EVAL_WORDS = 65_536  # held-out positions of an evaluation
 MAX_EVAL_PAGES = 2_000  # held-out pages of an evaluation; one item of each is masked
+POOL = 64  # batches whose examples length_batches sorts together
+
+# What a random generator is for: a part of its seed, so that no two of them draw the same numbers
+ORDER = 1
+NOISE = 2
+EVALUATION = 3
+SEGMENTS = 4
 
 
-def sample_noise(seed, batch_size, length, words, rows):
-    """Sample a step's noise for the global batch, then slice rows of it: the same on one rank as on eight.
+def sample_noise(seed, batch_size, length, words):
+    """Sample the noise and the random words of a global batch.
 
-    Args: seed list[int]; batch_size, length int; words int64 (V,), token IDs; rows slice or int array.
-    Returns: noise float32 (3, rows, L) uniform in [0, 1); random_words int64 (rows, L) uniform over words.
+    Args:
+        seed: list[int].
+        batch_size, length: int, B and L.
+        words: int64 (V,), token IDs.
+
+    Returns:
+        noise: float32 (3, B, L), uniform in [0, 1).
+        random_words: int64 (B, L), uniform over words.
     """
     rng = np.random.default_rng(seed)
     noise = rng.random((3, batch_size, length), np.float32)
-    places = rng.integers(0, len(words), (batch_size, length))
-    return torch.from_numpy(noise[:, rows]), torch.from_numpy(words[places[rows]])
+    random_words = rng.choice(words, (batch_size, length))
+    return torch.from_numpy(noise), torch.from_numpy(random_words)
+
+
+# Windows of text
 
 
 def text_windows(num_ids, length):
-    """Cut a corpus into training stretches and held-out windows of length - 1 IDs.
+    """Cut a corpus into training windows and held-out windows of length - 1 IDs.
 
-    The text is cut into up to 20 stretches and the last fiftieth of each is held out: every part of the text
-    is represented, and held-out text is whole passages. No training window reaches into it.
-    Returns: train list of (start, end), windows may lie anywhere inside; held_out int64 (W,), their starts.
-    Raises: ValueError, too few IDs for one window of each.
+    The text is cut into up to 20 stretches, and the last fiftieth of each is held out. So every
+    part of the text is represented, and held-out text is whole passages.
+
+        | training, held out | training, held out | ...
+
+    Each epoch shifts all training windows by the same number of IDs, less than a window.
+
+    Args:
+        num_ids: int, n.
+        length: int, L, with the [CLS] that every window begins with.
+
+    Returns:
+        train, held_out: int64 (W,), the starts of the windows.
+
+    Raises:
+        ValueError: If there are too few IDs for a window of each kind.
     """
     step = length - 1
-    edges = np.linspace(0, num_ids, max(1, min(20, num_ids // (100 * step))) + 1).astype(np.int64)
-    train, held_out = [], []
+    num_stretches = min(MAX_STRETCHES, num_ids // (MIN_STRETCH * step))
+    edges = np.linspace(0, num_ids, max(1, num_stretches) + 1).astype(np.int64)
+    train = []
+    held_out = []
     for start, end in zip(edges[:-1], edges[1:]):
-        middle = end - max((end - start) // 50, step)
+        middle = end - max((end - start) // HELD_OUT, step)
         if middle - start < 2 * step:
-            raise ValueError(f"--data: expected at least {3 * step:,} words for windows of {length}, got "
-                             f"{num_ids:,}. Use a smaller --length or more text.")
-        train.append((start, middle))
-        held_out += range(middle, end - step + 1, step)
-    most = min(len(held_out), max(1, MAX_EVAL_WORDS // length))
-    return train, np.array(held_out)[np.linspace(0, len(held_out) - 1, most).astype(int)]
+            raise ValueError(f"--data: expected at least {3 * step:,} words for windows of "
+                             f"{length}, got {num_ids:,}. Use a smaller --length or more text.")
+        # one window fewer than fits: a shifted one must not reach into held-out text
+        train.extend(range(start, middle - 2 * step + 1, step))
+        held_out.extend(range(middle, end - step + 1, step))
+    # of a large text, windows at equal distances are enough
+    num_windows = min(len(held_out), max(1, MAX_EVAL_WORDS // length))
+    chosen = np.linspace(0, len(held_out) - 1, num_windows).astype(int)
+    return np.array(train), np.array(held_out)[chosen]
 
 
 class TextBatches:
-    """Windows of text: the sequences and noise of a step, sliced to the rows asked for.
+    """Windows of text, each behind a [CLS].
 
-    Args: ids integer (n,), the corpus; length int L; batch_size int, of the global batch; words int64 (V,),
-        token IDs to draw random words from; seed int; first_id int, of [CLS], which every window begins with.
-    Attributes: num_eval, steps_per_epoch int; words_per_sequence float.
-    Raises: ValueError, too few windows for one batch.
+    Args:
+        ids: integer (n,), token IDs of the corpus.
+        length: int, L, [CLS] included.
+        batch_size: int, B, of the global batch.
+        words: int64 (V,), token IDs to draw random words from.
+        seed: int, of order and noise.
+        first_id: int, token ID of [CLS].
+
+    Attributes:
+        num_eval: int, held-out windows.
+        steps_per_epoch: int.
+        words_per_sequence: float, words of a training window.
+
+    Raises:
+        ValueError: If the text has too few windows for one batch.
     """
+
     def __init__(self, ids, length, batch_size, words, seed, first_id):
-        self.ids, self.length, self.batch_size, self.words = ids, length, batch_size, words
-        self.seed, self.first_id, self.epoch, self.words_per_sequence = seed, first_id, None, length - 1
-        train, self.eval_starts = text_windows(len(ids), length)
-        # one window fewer per stretch than would fit: each epoch shifts all by a number of words of its own
-        self.starts = np.concatenate([np.arange(a, b - 2 * (length - 1) + 1, length - 1) for a, b in train])
-        self.num_eval, self.steps_per_epoch = len(self.eval_starts), len(self.starts) // batch_size
-        if not self.steps_per_epoch:
-            raise ValueError(f"--batch: expected at most {len(self.starts):,} windows of this text, got "
-                             f"{batch_size}. Use a smaller --batch or more text.")
+        self.ids = ids
+        self.length = length
+        self.batch_size = batch_size
+        self.words = words
+        self.seed = seed
+        self.first_id = first_id
+        self.words_per_sequence = float(length - 1)
+        self.epoch = None  # of shift and order
+        self.starts, self.eval_starts = text_windows(len(ids), length)
+        self.num_eval = len(self.eval_starts)
+        self.steps_per_epoch = len(self.starts) // batch_size
+        if self.steps_per_epoch == 0:
+            raise ValueError(f"--batch: expected at most {len(self.starts):,} windows of this "
+                             f"text, got {batch_size}. Use a smaller --batch or more text.")
 
     def get_batch(self, step, rows):
-        """Return ids int64 (rows, L), noise and random words of the rows of a step's global batch."""
+        """Return some rows of a step's global batch.
+
+        Args:
+            step: int, from 0 on.
+            rows: slice or int array.
+
+        Returns:
+            ids int64 (rows, L), and the noise and random words of sample_noise for them.
+        """
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self.epoch:
-            rng = np.random.default_rng([self.seed, 1, epoch])
-            self.epoch, self.shift = epoch, rng.integers(self.length - 1)
+            rng = np.random.default_rng([self.seed, ORDER, epoch])
+            self.shift = rng.integers(self.length - 1)
             self.order = rng.permutation(len(self.starts))
-        chosen = self.order[place * self.batch_size:(place + 1) * self.batch_size][rows]
-        noise = sample_noise([self.seed, 2, step], self.batch_size, self.length, self.words, rows)
-        return self._read(self.starts[chosen] + self.shift), *noise
+            self.epoch = epoch
+        first = place * self.batch_size
+        windows = self.order[first:first + self.batch_size][rows]
+        ids = self._read(self.starts[windows] + self.shift)
+        seed = [self.seed, NOISE, step]
+        noise, random_words = sample_noise(seed, self.batch_size, self.length, self.words)
+        return ids, noise[:, rows], random_words[rows]
 
     def micro_batch_rows(self, step, slices):
-        """Return the rows of each micro-batch of this rank: the slices as they are."""
+        """Return the rows of each micro-batch: the slices themselves, as all windows are equal."""
         return slices
 
     def eval_batch(self, rows):
-        """Return held-out windows as get_batch does, the same in every run."""
-        noise = sample_noise([0, 3], self.num_eval, self.length, self.words, rows)
-        return self._read(self.eval_starts[rows]), *noise
+        """Return some of the held-out windows as get_batch does; their noise has a seed of its own.
+
+        Args:
+            rows: slice or int array, of num_eval rows.
+        """
+        ids = self._read(self.eval_starts[rows])
+        seed = [0, EVALUATION]
+        noise, random_words = sample_noise(seed, self.num_eval, self.length, self.words)
+        return ids, noise[:, rows], random_words[rows]
 
     def _read(self, starts):
-        """Return int64 (B, L): the windows that begin at starts."""
-        ids = self.ids[starts[:, None] + np.arange(self.length - 1)].astype(np.int64)  # (B, L - 1)
-        return torch.from_numpy(np.insert(ids, 0, self.first_id, axis=1))
+        """Return int64 (B, L): the windows that begin at starts, int64 (B,)."""
+        places = starts[:, None] + np.arange(self.length - 1)  # (B, L - 1)
+        ids = self.ids[places].astype(np.int64)
+        ids = np.insert(ids, 0, self.first_id, axis=1)
+        return torch.from_numpy(ids)
+
+
+# Segments of item sets
 
 
 class ItemSetBatches:
-    """Segments of item sets: a run of at most L items of one page, wherever it begins; 0 pads. [SB §3.1]
+    """Segments of item sets: a run of at most L items of one page, 0 as padding. [SB §3.1]
 
-    Args, attributes, errors: as TextBatches, and offsets int64 (P + 1,), where each page begins in ids;
-        train_pages, eval_pages int64, their numbers, of which pages of one item are skipped; limits (first,
-        last), the IDs of items.
+    A page is an item set. Each epoch reads another segment of a page that has more than L items.
+
+    Args:
+        ids: integer (n,), token IDs of all pages. IDs outside of limits are left out.
+        offsets: int64 (P + 1,), where each page begins in ids.
+        train_pages, eval_pages: int64, numbers of pages. Those with less than two items are left
+            out: nothing could be predicted from the others.
+        length, batch_size, words, seed: as in TextBatches; no [CLS].
+        limits: (first, last), the token IDs of items are first .. last - 1.
+
+    Attributes:
+        num_eval, steps_per_epoch, words_per_sequence: as in TextBatches.
+
+    Raises:
+        ValueError: If there are too few pages for one batch.
     """
-    def __init__(self, ids, offsets, train_pages, eval_pages, length, batch_size, words, seed, limits):
-        self.length, self.batch_size, self.words, self.seed = length, batch_size, words, seed
-        self.epoch, is_item = None, (ids >= limits[0]) & (ids < limits[1])  # separators are not
-        before = np.append(0, np.cumsum(is_item))
-        self.ids, self.first, self.size = ids[is_item], before[offsets[:-1]], np.diff(before[offsets])
-        self.train, held_out = (pages[self.size[pages] > 1] for pages in (train_pages, eval_pages))
-        self.steps_per_epoch, self.num_eval = len(self.train) // batch_size, len(held_out[:MAX_EVAL_PAGES])
-        if not self.steps_per_epoch or not self.num_eval:
-            raise ValueError(f"--data: expected {batch_size * 10 // 9 + 1:,} sets of two items or more, of "
-                             f"which one in ten is held out, got {len(self.train) + len(held_out):,}. Use a "
-                             "smaller --batch, more sets, or tabs between items.")
-        held_out = held_out[:self.num_eval]
-        self.held_out = held_out[np.argsort(self.size[held_out], kind="stable")]  # equal sizes: less padding
-        self.words_per_sequence = np.minimum(self.size[self.train], length).mean()
 
-    def _pages(self, step):
-        """Return int64 (batch_size,), the pages of a step."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch != self.epoch:
-            rng = np.random.default_rng([self.seed, 1, epoch])
-            self.epoch, self.order = epoch, rng.permutation(self.train)
-        return self.order[place * self.batch_size:(place + 1) * self.batch_size]
-
-    def micro_batch_rows(self, step, slices):
-        """Return this rank's rows dealt anew, pages of equal size together: they need little padding."""
-        rows = np.arange(slices[0].start, slices[-1].stop)
-        rows = rows[np.argsort(np.minimum(self.size[self._pages(step)[rows]], self.length), kind="stable")]
-        return np.split(rows, [part.start - slices[0].start for part in slices[1:]])
+    def __init__(self, ids, offsets, train_pages, eval_pages, length, batch_size, words, seed,
+                 limits):
+        self.length = length
+        self.batch_size = batch_size
+        self.words = words
+        self.seed = seed
+        self.epoch = None  # of order
+        is_item = (ids >= limits[0]) & (ids < limits[1])  # separators are not
+        self.ids = ids[is_item]
+        num_before = np.append(0, np.cumsum(is_item))  # (n + 1,), items before each place
+        edges = num_before[offsets]  # (P + 1,)
+        self.first = edges[:-1]  # of each page, in self.ids
+        self.size = np.diff(edges)  # (P,), items of each page
+        self.segment_size = np.minimum(self.size, length)
+        self.train = train_pages[self.size[train_pages] > 1]
+        held_out = eval_pages[self.size[eval_pages] > 1]
+        held_out = held_out[:MAX_EVAL_PAGES]
+        self.num_eval = len(held_out)
+        self.steps_per_epoch = len(self.train) // batch_size
+        if self.steps_per_epoch == 0 or self.num_eval == 0:
+            raise ValueError(f"--data: expected {batch_size:,} training sets of two items or more "
+                             f"and a held-out one, got {len(self.train):,} and {self.num_eval:,}. "
+                             "Use a smaller --batch, more sets, or tabs between items.")
+        by_size = np.argsort(self.size[held_out], kind="stable")
+        self.held_out = held_out[by_size]  # pages of one size together need little padding
+        self.words_per_sequence = float(self.segment_size[self.train].mean())
 
     def get_batch(self, step, rows):
-        """Return ids int64 (rows, longest), noise and random words of the rows of a step's global batch."""
-        offsets = np.random.default_rng([self.seed, 4, step]).random(self.batch_size)
-        ids = self.read(self._pages(step)[rows], offsets[rows])
-        noise, words = sample_noise([self.seed, 2, step], self.batch_size, self.length, self.words, rows)
-        return ids, noise[..., :ids.shape[1]], words[:, :ids.shape[1]]
+        """Return some rows of a step's global batch.
+
+        Args:
+            step, rows: as in TextBatches.
+
+        Returns:
+            ids int64 (rows, longest), and noise (3, rows, longest) and random words for them.
+        """
+        pages = self._pages(step)
+        offsets = np.random.default_rng([self.seed, SEGMENTS, step]).random(self.batch_size)
+        ids = self.read(pages[rows], offsets[rows])
+        longest = ids.shape[1]
+        seed = [self.seed, NOISE, step]
+        noise, random_words = sample_noise(seed, self.batch_size, self.length, self.words)
+        return ids, noise[:, rows, :longest], random_words[rows, :longest]
+
+    def _pages(self, step):
+        """Return int64 (B,), the pages of a step."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self.epoch:
+            rng = np.random.default_rng([self.seed, ORDER, epoch])
+            self.order = rng.permutation(self.train)
+            self.epoch = epoch
+        first = place * self.batch_size
+        return self.order[first:first + self.batch_size]
+
+    def micro_batch_rows(self, step, slices):
+        """Deal the rows of a rank to its micro-batches by size, as equal sizes need no padding.
+
+            slices 0..1 and 2..3, sizes of rows 0 .. 3:  5 2 4 2        rows 1 3 and 2 0
+
+        Args:
+            step: int.
+            slices: list[slice], the rank's rows, one slice after the other.
+
+        Returns:
+            list of int arrays, the rows of each micro-batch, as many as its slice has.
+        """
+        first = slices[0].start
+        rows = np.arange(first, slices[-1].stop)
+        sizes = self.segment_size[self._pages(step)[rows]]
+        rows = rows[np.argsort(sizes, kind="stable")]
+        return [rows[part.start - first:part.stop - first] for part in slices]
 
     def eval_batch(self, rows):
-        """Mask one item of each held-out page: its noise says "masked", that of all others "left alone"."""
-        random = np.random.default_rng([0, 3]).random((2, self.num_eval))[:, rows]
-        ids = self.read(self.held_out[rows], random[0])
+        """Return some of the held-out pages as get_batch does, with one item of each to be masked.
+
+        An objective masks an item whose noise is low, and leaves it alone where the noise is high.
+        So the noise is 0 for the one item, and 1 for all others.
+
+        Args:
+            rows: slice or int array, of num_eval rows.
+        """
+        pages = self.held_out[rows]
+        offsets, places = np.random.default_rng([0, EVALUATION]).random((2, self.num_eval))
+        ids = self.read(pages, offsets[rows])
+        masked = (places[rows] * self.segment_size[pages]).astype(np.int64)  # (rows,)
         noise = torch.ones(3, *ids.shape)
-        masked = torch.from_numpy(random[1] * np.minimum(self.size[self.held_out[rows]], self.length)).long()
-        noise[:2, torch.arange(len(ids)), masked] = 0.0
-        return ids, noise, torch.full_like(ids, self.words[0])
+        row = torch.arange(len(ids))
+        noise[0, row, masked] = 0.0  # chosen
+        noise[1, row, masked] = 0.0  # and masked
+        random_words = torch.full_like(ids, self.words[0])  # none is used
+        return ids, noise, random_words
 
     def read(self, pages, offsets):
-        """Return int64 (B, longest): a segment of each page; offsets float (B,) in [0, 1) say where."""
-        sizes = np.minimum(self.size[pages], self.length)
-        starts = self.first[pages] + (offsets * (self.size[pages] - sizes + 1)).astype(np.int64)
-        return pad_batch([self.ids[start:stop] for start, stop in zip(starts, starts + sizes)])[0]
+        """Read a segment of each page.
+
+        Args:
+            pages: int64 (B,).
+            offsets: float64 (B,) in [0, 1): where in its page a segment begins.
+
+        Returns:
+            int64 (B, longest).
+        """
+        sizes = self.segment_size[pages]
+        num_starts = self.size[pages] - sizes + 1
+        starts = self.first[pages] + (offsets * num_starts).astype(np.int64)
+        segments = [self.ids[start:start + size] for start, size in zip(starts, sizes)]
+        ids, _ = pad_batch(segments)
+        return ids
+
+
+# Examples of any length
 
 
 def length_batches(lengths, batch_size, rng=None):
-    """Return a list of int64 arrays, indices of examples: those of similar length are batched together.
-    Args: lengths (n,); batch_size int; rng Generator, to shuffle and sort within 64 batches; None sorts all.
+    """Batch examples of similar length together, since they need little padding.
+
+    Args:
+        lengths: (n,), of the examples.
+        batch_size: int.
+        rng: numpy Generator, to shuffle; 64 batches are then sorted by length together. None: all
+            examples, sorted by length.
+
+    Returns:
+        list of int64 arrays, the indices of a batch's examples.
     """
-    lengths, pool_size = np.asarray(lengths), 64 * batch_size if rng else max(len(lengths), 1)
-    order = rng.permutation(len(lengths)) if rng else np.arange(len(lengths))
-    pools = np.split(order, np.arange(pool_size, len(order), pool_size))
-    order = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
-    batches = np.split(order, np.arange(batch_size, len(order), batch_size))
-    return [batches[i] for i in rng.permutation(len(batches))] if rng else batches
+    lengths = np.asarray(lengths)
+    if rng is None:
+        order = np.argsort(lengths, kind="stable")
+        return _cut(order, batch_size)
+    order = rng.permutation(len(lengths))
+    pools = []
+    for pool in _cut(order, POOL * batch_size):
+        pools.append(pool[np.argsort(lengths[pool], kind="stable")])
+    batches = _cut(np.concatenate(pools), batch_size)
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def _cut(array, size):
+    """Cut an array into pieces of a size; the last may be shorter."""
+    return [array[start:start + size] for start in range(0, len(array), size)]
 
 
 def pad_batch(examples, max_length=None):
-    """Pad sequences with 0 to the longest, or to a power of two: a compiler then sees a handful of shapes.
+    """Pad sequences with 0 to one width.
 
-    Args: examples, list of int32 arrays; max_length int, the limit of that power (longer examples keep their
-        length), or None for the longest.
-    Returns: ids int64 (B, L), and mask bool (B, L), True = attend, or None where nothing is padded.
+    Args:
+        examples: list of integer arrays without 0.
+        max_length: int, to pad to a power of two, or to max_length if that is less, so that a
+            compiler sees a handful of shapes. A longer example stays whole. None: to the longest.
+
+    Returns:
+        ids: int64 (B, L).
+        mask: bool (B, L), True = attend, or None where nothing is padded.
     """
-    longest = max(map(len, examples))
-    longest = min(1 << (longest - 1).bit_length(), max(longest, max_length)) if max_length else longest
-    ids = np.zeros((len(examples), longest), np.int64)
-    for row, example in zip(ids, examples):
-        row[:len(example)] = example
-    ids = torch.from_numpy(ids)
-    return ids, None if min(map(len, examples)) == longest else ids != 0
+    longest = max(len(example) for example in examples)
+    width = longest
+    if max_length is not None:
+        power = 2 ** math.ceil(math.log2(longest))
+        width = max(longest, min(power, max_length))
+    ids = torch.zeros(len(examples), width, dtype=torch.int64)
+    for row, example in enumerate(examples):
+        ids[row, :len(example)] = torch.as_tensor(example)
+    mask = ids != 0
+    if mask.all():
+        mask = None
+    return ids, mask

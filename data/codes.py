@@ -1,11 +1,20 @@
-"""Fit a tokenizer to a corpus, and hash each of its words once: the table of codes that a model reads.
+"""Fit a tokenizer to a corpus, and hash each of its words once: the table that a model reads.
 
-Paper map:    [HF §3.2] build_codes   [HF §3.3] fit_hash   [SB App. D] build_bloom_map
-Out of scope: the hash functions (hashing.py), Bloom maps (bloom.py), the tokenizer itself (tokenizer.py).
-Notation:     V words   C code numbers per word   k hash functions of a sketch
+Paper map:
+    [HF §3.2] build_codes
+    [HF §3.3] fit_hash
+    [SB App. D] build_bloom_map
+Sources:
+    [HF] Xue & Aletras 2022, HashFormers
+    [SB] Superbloom, ICLR 2020 submission
+Out of scope: the hash functions (hashing.py), Bloom maps (bloom.py), the tokenizer (tokenizer.py).
+Notation:
+    V words   C code numbers of a word   k hash functions of a sketch   m hashes of an item
+
+What takes long is kept in the folder of the corpus: fitted hashes, coherent maps and tables of
+codes. The name of a file has a fingerprint of everything that its content depends on.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -16,100 +25,169 @@ import torch
 from tqdm import tqdm
 
 from bloom import BloomMap, coherent_map
-from runtime import InputError, blame_input, build_once, fingerprint, start_workers
+from common import InputError, blame_file, blame_input, build_once, fingerprint, start_workers
 from tokenizer import FIRST_WORD_ID, HASHES, HashTokenizer
+
+PART = 20_000  # words that a process hashes at a time
 
 
 def build_tokenizer(args, config, corpus):
     """Build the tokenizer that the flags ask for.
 
-    Args: args, Namespace with the flags of pretrain.py; config, model.Config; corpus, data.corpus.Corpus.
-    Returns: HashTokenizer, whose config is the final one: a fixed vocabulary decides its rows.
+    Args:
+        args: Namespace with the flags of pretrain.py.
+        config: model.Config.
+        corpus: data.corpus.Corpus.
+
+    Returns:
+        HashTokenizer. Its config is the final one: a fixed vocabulary decides its rows or buckets.
     """
-    options = dict(split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed, key=args.key)
-    if config.code_format in ("row", "digest"):
-        words = options["vocabulary"] = corpus.words if corpus.subwords else corpus.words[:args.vocab]
-        rows = dict(rows=FIRST_WORD_ID + len(words))
-        if config.code_format == "digest":
-            bloom_map = options["bloom_map"] = build_bloom_map(args, config, corpus, len(words))
-            rows = dict(buckets=bloom_map.buckets + FIRST_WORD_ID)  # of a block
-        config = dataclasses.replace(config, **rows)
-    elif config.code_format in ("index", "chunks", "bits"):
-        options |= dict(hash_name=args.hash, hash=fit_hash(args, corpus))
+    options = dict(split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed,
+                   key=args.key)
+    if config.code_format in ("index", "chunks", "bits"):
+        options["hash_name"] = args.hash
+        options["hash"] = fit_hash(args, corpus)
+    elif config.code_format in ("row", "digest"):
+        words = corpus.words
+        if corpus.subwords is None:  # else --vocab is the number of pieces, and all are kept
+            words = words[:args.vocab]
+        options["vocabulary"] = words
+        if config.code_format == "row":
+            config = dataclasses.replace(config, rows=FIRST_WORD_ID + len(words))
+        else:
+            bloom_map = build_bloom_map(args, config, corpus, len(words))
+            options["bloom_map"] = bloom_map
+            # of one block of the table: a row for each bucket and special token
+            config = dataclasses.replace(config, buckets=bloom_map.buckets + FIRST_WORD_ID)
     return HashTokenizer(config, **options)
 
 
 def fit_hash(args, corpus):
-    """Return the hash of --hash fitted to the corpus, beside which it is kept. [HF §3.3]"""
+    """Return the hash of --hash, fitted to the words of the corpus. [HF §3.3]"""
     cls = HASHES[args.hash]
     options = {name: getattr(args, flag) for name, flag in cls.options.items()}
     if not cls.needs_counts:
         return cls.fit(None, **options)
 
-    def fit(path):
-        counts = {word: n for word, n in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()) if n}
-        Path(path).write_text(json.dumps(cls.fit(counts, **options).state()))
+    def fit(temporary):
+        counts = {}
+        for word, count in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()):
+            if count > 0:  # some pieces of BPE do not occur
+                counts[word] = count
+        state = cls.fit(counts, **options).state()
+        Path(temporary).write_text(json.dumps(state))
 
     path = os.path.join(corpus.folder, f"fit-{args.hash}-{fingerprint(options)}.json")
-    return _build_and_load(path, fit, lambda path: cls(**json.loads(Path(path).read_text())))
+    build_once(path, fit)
+    with blame_file(path):
+        state = json.loads(Path(path).read_text())
+        return cls(**state)
 
 
 def build_bloom_map(args, config, corpus, num_items):
-    """Return the Bloom map of the flags; --coherent learns from the training pages alone. [SB App. D]"""
+    """Return the Bloom map of the first num_items words: random, or by --coherent. [SB App. D]
+
+    A coherent map has items of the same pages in a bucket. It learns from training pages alone:
+    held-out pages would tell which items go together.
+    """
     shape = dict(n_items=num_items, alpha=args.alpha, m=config.hashes, seed=args.hash_seed)
-    if not args.coherent:
-        with blame_input(f"--alpha of {num_items:,} items"):
+
+    def learn_orders():
+        pages = []
+        train_pages, _ = corpus.split_pages()
+        for number in train_pages:
+            start, end = corpus.offsets[number:number + 2]
+            items = corpus.ids[start:end].astype(np.int64) - FIRST_WORD_ID
+            is_item = (items >= 0) & (items < num_items)  # neither a separator nor unknown
+            pages.append(items[is_item])
+        sizes = np.array([len(items) for items in pages])
+        if sizes.sum() == 0:
+            raise InputError("--coherent: requires training pages, got none. Use more item sets.")
+        items = np.concatenate(pages)
+        bloom_map = coherent_map(items, sizes, coherent=args.coherent, **shape)
+        return np.argsort(bloom_map.digest, axis=0, kind="stable").T  # (m, N)
+
+    with blame_input(f"--alpha of {num_items:,} items"):
+        if not args.coherent:
             return BloomMap(**shape)
-
-    def build(path):
-        spans = (corpus.offsets[i:i + 2] for i in corpus.split_pages()[0])
-        pages = [corpus.ids[start:stop].astype(np.int64) - FIRST_WORD_ID for start, stop in spans]
-        pages = [page[(page >= 0) & (page < num_items)] for page in pages]
-        if not any(map(len, pages)):
-            raise InputError("--coherent requires training pages, and all pages are held out.")
-        sizes = np.array([len(page) for page in pages])
-        bloom_map = coherent_map(np.concatenate(pages), sizes, coherent=args.coherent, **shape)
-        with open(path, "wb") as file:
-            np.save(file, bloom_map.members.reshape(config.hashes, -1)[:, :num_items])
-
-    path = os.path.join(corpus.folder, f"coherent-{fingerprint([*shape.values(), args.coherent])}.npy")
-    return _build_and_load(path, build, lambda path: BloomMap(**shape, orders=np.load(path)))
+        about = [shape, args.coherent]
+        orders = build_array_once(corpus, "coherent", about, learn_orders)
+        return BloomMap(**shape, orders=orders)
 
 
 def build_codes(args, tokenizer, corpus):
-    """Return two tensors: codes (5 + V, C), and what hash-mlm predicts, (5 + V, k), else codes. [HF §3.2]"""
-    c, hash = tokenizer.config, tokenizer.hash
+    """Return the codes of all token IDs, and what a model predicts of them. [HF §3.2]
+
+    Args:
+        args: Namespace with quiet, bool.
+        tokenizer: HashTokenizer of the corpus.
+        corpus: data.corpus.Corpus.
+
+    Returns:
+        codes: integer tensor (5 + V, C).
+        targets: int32 tensor (5 + V, k), the sketches that hash-mlm predicts. For any other head,
+            and where the codes are these sketches, they are the codes.
+    """
+    c = tokenizer.config
     if tokenizer.is_fixed:
         codes = torch.from_numpy(tokenizer.codes())
         return codes, codes
-    about = [c.code_format, tokenizer.hash_name, hash and fingerprint(hash.state()), c.bits, c.chunk, c.rows,
-             c.hashes, c.buckets, c.weights, args.hash_seed, args.key]
-    is_slow = hash is not None and hash.is_slow
-    codes = _hash_corpus(tokenizer.hash_words, tokenizer.special_codes(), corpus, about, is_slow, args.quiet)
+
+    def hash_corpus():
+        is_slow = tokenizer.hash is not None and tokenizer.hash.is_slow
+        codes = hash_in_parts(tokenizer.hash_words, corpus.words, is_slow, args.quiet)
+        return np.concatenate([tokenizer.special_codes(), codes])
+
+    sizes = [c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights]
+    codes = build_array_once(corpus, "codes", [sizes, tokenizer.state()], hash_corpus)
+    codes = torch.from_numpy(codes)
     if c.head != "hash-mlm" or c.code_format == "sketch":
         return codes, codes
-    specials, about = np.zeros((FIRST_WORD_ID, c.hashes), np.int32), ["targets", *about]
-    return codes, _hash_corpus(tokenizer.sketch_targets, specials, corpus, about, False, args.quiet)
+    sketches = hash_in_parts(tokenizer.sketch_targets, corpus.words, False, args.quiet)
+    of_specials = np.zeros((FIRST_WORD_ID, c.hashes), np.int32)
+    targets = np.concatenate([of_specials, sketches])
+    return codes, torch.from_numpy(targets)
 
 
-def _hash_corpus(hash_words, specials, corpus, about, is_slow, quiet):
-    """Return the codes of special tokens and all words as a tensor, computed once for each `about`."""
-    def build(path):
-        parts = [corpus.words[i:i + 20_000] for i in range(0, len(corpus.words), 20_000)]
-        workers = start_workers() if is_slow and len(parts) > 1 else contextlib.nullcontext()
-        with open(path, "wb") as file, workers as pool:
-            hashed = (pool.imap if pool else map)(hash_words, parts)
-            bar = tqdm(hashed, "hashing words", len(parts), disable=quiet or None)
-            np.save(file, np.concatenate([specials, *bar]))
+def hash_in_parts(hash_words, words, is_slow, quiet):
+    """Return hash_words(words), an array (V, C), computed in parallel processes where that pays.
 
-    path = os.path.join(corpus.folder, f"codes-{fingerprint(about)}.npy")
-    return torch.from_numpy(_build_and_load(path, build, np.load))
+    Args:
+        hash_words: function from list[str] to an array (words, C).
+        words: list[str].
+        is_slow: bool, as in hashing.Hash. Other hashes are done before the processes have started.
+        quiet: bool, no progress bar.
+    """
+    parts = [words[start:start + PART] for start in range(0, len(words), PART)]
+
+    def collect(hashed):
+        disable = True if quiet else None  # None: if stderr is no terminal
+        bar = tqdm(hashed, "hashing words", len(parts), disable=disable)
+        return np.concatenate(list(bar))
+
+    if is_slow and len(parts) > 1:
+        with start_workers() as pool:
+            return collect(pool.imap(hash_words, parts))
+    return collect(map(hash_words, parts))
 
 
-def _build_and_load(path, build, load):
-    """Build a file beside the corpus once, and load it; InputError where it is damaged."""
-    build_once(path, build)
-    try:
-        return load(path)
-    except Exception as error:  # whatever the libraries raise
-        raise InputError(f"{path}: damaged file ({error}). Remove its folder: it is built again.") from error
+def build_array_once(corpus, name, about, build):
+    """Return the array that build() returns, kept in a file beside the corpus.
+
+    Args:
+        corpus: data.corpus.Corpus.
+        name: str, how the name of the file begins.
+        about: value of plain types, all that the result depends on besides the corpus.
+        build: function without arguments.
+
+    Raises:
+        InputError: If the file is damaged.
+    """
+    def save(temporary):
+        with open(temporary, "wb") as file:
+            np.save(file, build())
+
+    path = os.path.join(corpus.folder, f"{name}-{fingerprint(about)}.npy")
+    build_once(path, save)
+    with blame_file(path):
+        return np.load(path)

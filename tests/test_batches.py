@@ -1,149 +1,212 @@
-"""data/batches.py: windows of text, segments of item sets, padding; all are functions of (seed, step)."""
-
-from collections import Counter
+"""Tests of data/batches.py: what a batch reads, what is held out, and that (seed, step) decides."""
 
 import numpy as np
 import pytest
 import torch
 
-from data.batches import ItemSetBatches, TextBatches, length_batches, pad_batch, sample_noise, text_windows
+from data.batches import ItemSetBatches, TextBatches, length_batches, pad_batch, text_windows
 
 CLS, SEP, FIRST = 1, 2, 5
 WORDS = np.arange(FIRST, 200)
+NUM_IDS = 30_011
+# 101 item sets of 1 to 11 items, of which 13 are held out. Each item occurs once
+SIZES = np.random.default_rng(1).integers(1, 12, 101)
+ITEMS = FIRST + np.arange(SIZES.sum())
+PAGE_OF_ITEM = np.repeat(np.arange(101), SIZES)
+TRAIN_PAGES = np.arange(13, 101)
 
 
-@pytest.fixture(scope="module")
-def ids():
-    return np.random.default_rng(0).integers(FIRST, 200, 30_011).astype(np.uint16)
+def text_batches(num_ids=NUM_IDS, seed=3, batch_size=13):
+    """Return TextBatches with L 17 of a text in which every ID is its own place."""
+    return TextBatches(np.arange(num_ids), 17, batch_size, WORDS, seed, CLS)
 
 
-@pytest.fixture(scope="module")
-def pages():
-    """ids, offsets of 101 pages of 1 to 11 items out of 120, and train and held-out numbers."""
-    rng = np.random.default_rng(1)
-    parts = [[*rng.permutation(np.arange(FIRST, FIRST + 120))[:rng.integers(1, 12)], SEP] for _ in range(101)]
-    offsets = np.append(0, np.cumsum([len(part) for part in parts]))
-    order = rng.permutation(101)
-    return np.concatenate(parts).astype(np.uint16), offsets, order[13:], order[:13]
+def set_batches(seed=3, batch_size=13, length=5, num_items=len(ITEMS)):
+    """Return ItemSetBatches of the first items."""
+    ids = np.insert(ITEMS, np.cumsum(SIZES), SEP)  # after each page
+    offsets = np.append(0, np.cumsum(SIZES + 1))
+    return ItemSetBatches(ids, offsets, TRAIN_PAGES, np.arange(13), length, batch_size, WORDS, seed,
+                          (FIRST, FIRST + num_items))
 
 
-def item_batches(pages, length=5, batch_size=8, last=FIRST + 120):
-    return ItemSetBatches(*pages, length, batch_size, np.arange(FIRST, last), 3, (FIRST, last))
+def read_epoch(batches, epoch=0):
+    """Return the IDs of each batch of an epoch."""
+    first = epoch * batches.steps_per_epoch
+    steps = range(first, first + batches.steps_per_epoch)
+    return [batches.get_batch(step, slice(None))[0] for step in steps]
 
 
-def items_of(pages, number):
-    return pages[0][pages[1][number]:pages[1][number + 1] - 1].tolist()
+def pages_of(ids):
+    """Return the page of each row, and check that the row is a run of its items."""
+    pages = []
+    for row in ids.numpy():
+        row = row[row > 0]
+        numbers = PAGE_OF_ITEM[row - FIRST]
+        assert (np.diff(row) == 1).all()
+        assert (numbers == numbers[0]).all()
+        pages.append(numbers[0])
+    return pages
 
 
-def test_noise_is_that_of_the_global_batch():
-    noise, words = sample_noise([7, 2, 0], 13, 11, WORDS, slice(None))
-    for rows in (slice(2, 6), np.array([9, 0, 4])):
-        part, random_words = sample_noise([7, 2, 0], 13, 11, WORDS, rows)
-        assert (part == noise[:, rows]).all() and (random_words == words[rows]).all()
-    assert noise.shape == (3, 13, 11) and 0 <= noise.min() < noise.max() < 1 and FIRST <= words.min()
+# Windows of text
 
 
-def test_text_windows_cover_the_text_and_leave_held_out_text_apart():
-    batches = TextBatches(np.arange(30_011), 17, 13, WORDS, 3, CLS)  # every ID is its own place
-    train, held_out = text_windows(30_011, 17)
-    held_out = set((held_out[:, None] + np.arange(16)).ravel().tolist())
-    assert len(train) == 18 and 0.015 < len(held_out) / 30_011 < 0.05
-    epochs = []
-    for numbers in np.arange(3 * batches.steps_per_epoch).reshape(3, -1).tolist():
-        windows = torch.cat([batches.get_batch(step, slice(0, 13))[0] for step in numbers])
-        assert (windows[:, 0] == CLS).all() and (windows[:, 1:].diff() == 1).all()
-        places = windows[:, 1:].flatten().tolist()
-        assert len(set(places)) == len(places) > 0.9 * (30_011 - len(held_out))  # no text twice in an epoch
-        assert not held_out & set(places)
-        epochs.append(windows[:, 1].tolist())
-    assert len({min(starts) for starts in epochs}) > 1 and epochs[0] != sorted(epochs[0])  # shifted, shuffled
+def test_text_epoch_reads_runs_of_the_text_once():
+    windows = torch.cat(read_epoch(text_batches()))  # (W, 17)
+    places = windows[:, 1:]
+    assert (windows[:, 0] == CLS).all()
+    assert (places.diff() == 1).all()
+    assert 0.9 * NUM_IDS < len(places.unique()) == places.numel()
 
 
-def test_text_batch_depends_on_seed_and_step_alone(ids):
-    def batch(step, rows, seed=3, skip=()):
-        batches = TextBatches(ids, 17, 13, WORDS, seed, CLS)
-        for other in skip:
-            batches.get_batch(other, slice(0, 13))
-        return batches.get_batch(step, rows)
-
-    first, whole = batch(5, slice(2, 6), skip=(0, 300, 4)), batch(5, slice(0, 13))
-    assert first[0].shape == first[2].shape == first[1].shape[1:] == (4, 17)
-    assert all((a[..., 2:6, :] == b).all() for a, b in zip(whole, first))
-    for other in (batch(6, slice(2, 6)), batch(5, slice(2, 6), seed=4)):
-        assert not any((a == b).all() for a, b in zip(other, first))
-    # held-out windows are the same for every seed
-    a, b = (TextBatches(ids, 17, 13, WORDS, seed, CLS).eval_batch(slice(1, 4)) for seed in (3, 4))
-    assert all(map(torch.equal, a, b)) and a[0].shape == (3, 17)
+def test_text_epochs_differ_in_order_and_shift():
+    """A word has another position, and stands beside others, in the next epoch."""
+    batches = text_batches()
+    first = torch.cat(read_epoch(batches, 0))[:, 1]
+    second = torch.cat(read_epoch(batches, 1))[:, 1]
+    assert (first.diff() < 0).any()
+    assert first.min() != second.min()
 
 
-def test_too_little_text_is_a_value_error(ids):
-    for n, batch_size, message in ((47, 1, "--data: expected at least 48"), (500, 99, "--batch: expected")):
-        with pytest.raises(ValueError, match=message):
-            TextBatches(ids[:n], 17, batch_size, WORDS, 3, CLS)
+def test_held_out_text_is_never_trained_on():
+    batches = text_batches()
+    _, starts = text_windows(NUM_IDS, 17)
+    held_out = torch.from_numpy(starts[:, None] + np.arange(16))
+    for epoch in range(20):  # each has its own shift
+        places = torch.cat(read_epoch(batches, epoch))[:, 1:]
+        assert not torch.isin(places, held_out).any()
 
 
-def test_item_segments_are_runs_of_their_pages(pages):
-    batches = item_batches(pages)
-    train = [number for number in pages[2] if len(items_of(pages, number)) > 1]
-    num_read, starts = Counter(), set()
-    assert batches.steps_per_epoch == len(train) // 8
-    for step in range(7 * batches.steps_per_epoch):
-        numbers, (ids, noise, random_words) = batches._pages(step), batches.get_batch(step, slice(0, 8))
-        assert ids.shape == random_words.shape == noise.shape[1:] and random_words.min() >= FIRST
-        for row, number in zip(ids.tolist(), numbers):
-            page, row = items_of(pages, number), [i for i in row if i]
-            starts.add(start := page.index(row[0]))
-            assert len(row) == min(5, len(page)) and row == page[start:start + len(row)]
-        num_read.update(numbers.tolist())
-    assert set(num_read) == set(train) and max(num_read.values()) <= 7 and starts == set(range(7))
-    assert (batches.get_batch(3, slice(2, 5))[0] == batches.get_batch(3, np.arange(2, 5))[0]).all()
+def test_held_out_text_is_about_a_fiftieth_from_every_part():
+    _, starts = text_windows(NUM_IDS, 17)
+    parts = starts * 18 // NUM_IDS  # the text is cut into 18 stretches
+    assert set(parts) == set(range(18))
+    assert 0.015 < 16 * len(starts) / NUM_IDS < 0.05
 
 
-def test_held_out_pages_mask_one_item_each(pages):
-    batches = item_batches(pages)
-    ids, noise, _ = batches.eval_batch(slice(None))
-    masked, is_open = noise[0] == 0, noise[:2].sum(0) == 2
-    assert len(ids) == batches.num_eval == sum(len(items_of(pages, page)) > 1 for page in pages[3])
-    assert (masked.sum(1) == 1).all() and (ids[masked] >= FIRST).all() and (masked ^ is_open).all()
-    assert len(set(masked.float().argmax(1).tolist())) > 2  # not always the same position
-    for row, number in zip(ids.tolist(), batches.held_out):
-        assert number in pages[3] and set(row) - {0} <= set(items_of(pages, number))
-    few = batches.eval_batch(slice(0, 4))[0]
-    assert (few == ids[:4, :few.shape[1]]).all()
+@pytest.mark.parametrize("make, sizes, message", [
+    (text_batches, dict(num_ids=47), "--data: expected at least 48 words"),
+    (set_batches, dict(batch_size=101), "--data: expected 101 training sets of two items"),
+])
+def test_batches_of_too_little_data_are_refused(make, sizes, message):
+    with pytest.raises(ValueError, match=message):
+        make(**sizes)
 
 
-def test_smaller_vocabulary_leaves_out_the_other_items(pages):
-    batches = item_batches(pages, batch_size=3, last=FIRST + 60)
-    for step in range(batches.steps_per_epoch):
-        ids, *_ = batches.get_batch(step, slice(0, 3))
-        assert ((ids == 0) | (ids >= FIRST) & (ids < FIRST + 60)).all() and ((ids > 0).sum(1) >= 2).all()
-    with pytest.raises(ValueError, match="--data: expected 113 sets of two items or more"):
-        item_batches(pages, batch_size=101)
+# Both kinds: (seed, step) decides, and ranks share a global batch
+
+both_kinds = pytest.mark.parametrize("make", [text_batches, set_batches])
 
 
-def test_micro_batches_hold_pages_of_a_size(pages):
-    batches = item_batches(pages, length=9, batch_size=24)
-    micro = batches.micro_batch_rows(2, [slice(12, 18), slice(18, 24)])
-    assert sorted(np.concatenate(micro)) == list(range(12, 24)) and [len(part) for part in micro] == [6, 6]
-    small, large = (batches.get_batch(2, rows)[0] for rows in micro)
-    assert small.shape[1] < large.shape[1] and (small > 0).sum(1).max() <= (large > 0).sum(1).min()
-    whole = {tuple(i for i in row if i) for row in batches.get_batch(2, slice(12, 24))[0].tolist()}
-    assert whole == {tuple(i for i in row if i) for row in [*small.tolist(), *large.tolist()]}
+@both_kinds
+def test_batch_depends_on_seed_and_step_alone(make):
+    """A resumed run sees what an uninterrupted one does."""
+    used = make()
+    used.get_batch(300, slice(None))
+    batch = make().get_batch(5, slice(None))
+    for a, b in zip(batch, used.get_batch(5, slice(None))):
+        assert torch.equal(a, b)
+    of_next_step = make().get_batch(6, slice(None))
+    of_other_seed = make(seed=4).get_batch(5, slice(None))
+    for a, b, c in zip(batch, of_next_step, of_other_seed):
+        assert not torch.equal(a, b)
+        assert not torch.equal(a, c)
 
 
-def test_length_batches_hold_all_examples_once_and_little_padding():
+@both_kinds
+def test_rank_gets_its_rows_of_the_global_batch(make):
+    batches = make()
+    rows = np.array([9, 0, 4])
+    whole = batches.get_batch(5, slice(None))
+    part = batches.get_batch(5, rows)
+    width = part[0].shape[1]  # of these sets
+    for a, b in zip(whole, part):
+        assert torch.equal(a[..., rows, :width], b)
+
+
+@both_kinds
+def test_eval_batch_is_the_same_for_every_seed(make):
+    """So the evaluations of two runs can be compared."""
+    other = make(seed=4).eval_batch(slice(1, 4))
+    for a, b in zip(make().eval_batch(slice(1, 4)), other):
+        assert torch.equal(a, b)
+
+
+# Segments of item sets
+
+
+def test_set_epoch_reads_a_segment_of_each_page_once():
+    """[SB §3.1] At most L items; pages of one item are left out."""
+    pages = []
+    for ids in read_epoch(set_batches(batch_size=1)):
+        [page] = pages_of(ids)
+        assert ids.shape == (1, min(5, SIZES[page]))
+        pages.append(page)
+    assert sorted(pages) == TRAIN_PAGES[SIZES[13:] > 1].tolist()
+
+
+def test_set_segments_begin_anywhere_in_their_page():
+    page = SIZES.argmax()
+    offsets = np.linspace(0, 1, 100, endpoint=False)
+    segments = set_batches().read(np.full(100, page), offsets)
+    assert len(segments[:, 0].unique()) == SIZES[page] - 5 + 1
+
+
+def test_set_eval_batch_masks_one_item_of_each_held_out_page():
+    """The noise of that item is 0, all other noise is 1."""
+    ids, noise, _ = set_batches().eval_batch(slice(None))
+    row, column = torch.nonzero(noise[0] == 0, as_tuple=True)
+    expected = torch.ones_like(noise)
+    expected[:2, row, column] = 0
+    assert sorted(pages_of(ids)) == np.flatnonzero(SIZES[:13] > 1).tolist()
+    assert row.tolist() == list(range(len(ids)))
+    assert (ids[row, column] > 0).all()
+    assert torch.equal(noise, expected)
+    assert len(column.unique()) > 2  # not always the same position
+
+
+def test_set_batches_of_a_smaller_vocabulary_leave_out_other_items():
+    for ids in read_epoch(set_batches(num_items=300)):
+        assert ids.max() < FIRST + 300
+
+
+def test_set_micro_batches_hold_pages_of_a_size():
+    """The rows of a rank are dealt anew: small pages, then large ones."""
+    batches = set_batches(length=11, batch_size=24)
+    small, large = batches.micro_batch_rows(2, [slice(12, 18), slice(18, 24)])
+    ids, _, _ = batches.get_batch(2, slice(None))
+    sizes = (ids > 0).sum(1)
+    assert len(small) == len(large)
+    assert sorted([*small, *large]) == list(range(12, 24))
+    assert sizes[small].max() <= sizes[large].min()
+
+
+# Examples of any length
+
+
+@pytest.mark.parametrize("rng", [None, np.random.default_rng(5)], ids=["sorted", "shuffled"])
+def test_length_batches_hold_all_examples_once_and_little_padding(rng):
     lengths = np.random.default_rng(0).integers(1, 90, 1_003)
-    in_order, shuffled = (length_batches(lengths, 7, rng) for rng in (None, np.random.default_rng(5)))
-    for batches in (in_order, shuffled):
-        assert sorted(np.concatenate(batches)) == list(range(1_003)) and len(batches) == 144
-        assert sum(lengths[batch].max() * len(batch) for batch in batches) < 1.2 * lengths.sum()
-    assert (np.diff(lengths[np.concatenate(in_order)]) >= 0).all()
-    assert (np.diff([lengths[batch].max() for batch in shuffled]) < 0).any()
+    batches = length_batches(lengths, 7, rng)
+    widths = [lengths[batch].max() for batch in batches]
+    assert sorted(np.concatenate(batches)) == list(range(1_003))
+    assert 7 * sum(widths) < 1.2 * lengths.sum()
+    assert (widths == sorted(widths)) == (rng is None)
 
 
-@pytest.mark.parametrize("max_length,width", [(None, 5), (7, 7), (6, 6), (64, 8), (4, 5)])
-def test_pad_batch_width(max_length, width):
-    ids, mask = pad_batch([np.arange(1, n + 1, dtype=np.int32) for n in (3, 5, 2)], max_length)
-    assert ids.dtype == torch.int64 and ids[2].tolist() == [1, 2] + [0] * (width - 2)
-    assert mask.sum(1).tolist() == [3, 5, 2] and (mask == (ids != 0)).all()
-    assert pad_batch([np.array([4, 9])] * 3, None)[1] is None
+@pytest.mark.parametrize("max_length, width", [
+    (None, 5),  # the longest
+    (64, 8),  # the next power of two
+    (7, 7),  # limited
+    (4, 5),  # a longer example stays whole
+])
+def test_pad_batch_fills_with_zeros_to_its_width(max_length, width):
+    ids, mask = pad_batch([np.array([1, 2, 3, 4, 5]), np.array([6, 7])], max_length)
+    assert ids[0].tolist() == [1, 2, 3, 4, 5] + [0] * (width - 5)
+    assert ids[1].tolist() == [6, 7] + [0] * (width - 2)
+    assert torch.equal(mask, ids != 0)
+
+
+def test_pad_batch_of_equal_lengths_has_no_mask():
+    _, mask = pad_batch([np.array([4, 9]), np.array([3, 8])])
+    assert mask is None

@@ -1,0 +1,401 @@
+"""What the benches share: a stopwatch, models and runs, comparisons, tables, a command line.
+
+A time is the median of several rounds in one process. Functions that are compared take turns in
+each round, so that a busy moment of the machine hits all alike, and a ratio is the median of the
+ratios of the rounds. One round more comes first, untimed. Each table names its processor.
+"""
+
+import argparse
+import collections
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import platform
+import re
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+
+import finetune
+import pretrain
+from common import InputError, at_least, autocast, has_fast_bfloat16, load_checkpoint, num_cores
+from common import run_script
+from data.corpus import Corpus, prepare
+from hashing import MD5
+from model import PRESETS, Config, Model, count_parameters, load_model, parameter_groups
+from tokenizer import HashTokenizer
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+# Time and memory
+
+
+class Stopwatch:
+    """Times of functions that take turns.
+
+    Args:
+        functions: dict, name -> function(). What they return is lost.
+        rounds: int, timed calls of each; one more comes first.
+        clock: function() that returns seconds.
+
+    Attributes:
+        times: dict, name -> list of the seconds of each round.
+        ms: dict, name -> median milliseconds.
+    """
+
+    def __init__(self, functions, rounds, clock=time.perf_counter):
+        self.times = {name: [] for name in functions}
+        for turn in range(rounds + 1):
+            for name, function in functions.items():
+                start = clock()
+                function()
+                seconds = clock() - start
+                if turn > 0:  # subtle: the first call allocates, and reads what is not in the cache
+                    self.times[name].append(seconds)
+        self.ms = {name: 1000 * statistics.median(times) for name, times in self.times.items()}
+
+    def ratio(self, slow, fast):
+        """Return how many times as long `slow` takes as `fast`."""
+        pairs = zip(self.times[slow], self.times[fast])
+        return statistics.median(a / b for a, b in pairs)
+
+
+def run_in_new_process(function, *args):
+    """Return function(*args), computed by a fresh process: its memory is its own."""
+    # subtle: not "spawn": a child begins with the ru_maxrss of the process that calls exec, ours
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(1, context) as pool:
+        return pool.submit(function, *args).result()
+
+
+def measure_memory(function, *args):
+    """Return function(*args), and the peak GiB of this process or the largest of its children."""
+    result = function(*args)
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return result, max(own, children) / 2**20
+
+
+# Words, models and runs
+
+SYLLABLES = [a + b for a, b in itertools.product("bcdfghjklmnprstvwxyz", "aeiou")]  # 100
+
+
+def made_up_words(stop, start=0):
+    """Return made-up words number start .. stop-1, distinct, list[str] of 2 to 10 letters."""
+    words = []
+    for i in range(start, stop):
+        # 7,919 is prime to 100: neighbors in the list have unrelated spellings
+        number = str(i * 7_919 % 100**5)
+        pairs = re.findall("..", "0" * (len(number) % 2) + number)
+        words.append("".join(SYLLABLES[int(pair)] for pair in pairs))
+    return words
+
+
+def list_dtypes():
+    """Return the dtypes in which this processor trains: bfloat16 too where hardware has it."""
+    if has_fast_bfloat16(torch.device("cpu")):
+        return ["float32", "bfloat16"]
+    return ["float32"]
+
+
+def count_sizes(**config):
+    """Return count_parameters of a Config's model, which is never allocated."""
+    with torch.device("meta"):
+        return count_parameters(Model(Config(**config)))
+
+
+def build_model(words, preset, **changes):
+    """Return an untrained Model of a preset with changes; its IDs are special ones, then words."""
+    model = Model(Config(**PRESETS[preset] | changes))
+    tokenizer = HashTokenizer(model.config, hash=MD5(), vocabulary=words)
+    tokenizer.ids(words)  # it learns them
+    model.set_codes(torch.from_numpy(tokenizer.codes()))
+    return model
+
+
+def training_step(model, compute_loss, dtype, max_norm=None):
+    """Return a function that takes a training step with AdamW on the CPU."""
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), fused=True)
+
+    def step():
+        with autocast(torch.device("cpu"), dtype):
+            loss = compute_loss()
+        loss.backward()
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return step
+
+
+def read_json(*names):
+    """Return the content of a JSON file."""
+    with open(os.path.join(*names)) as file:
+        return json.load(file)
+
+
+def read_log(folder):
+    """Return the lines of a run's log.jsonl, list of dict."""
+    with open(os.path.join(folder, "log.jsonl")) as file:
+        return [json.loads(line) for line in file]
+
+
+def load_run(folder):
+    """Return Model, HashTokenizer and checkpoint of a trained run."""
+    checkpoint = load_checkpoint(folder)
+    model = load_model(checkpoint)
+    tokenizer = HashTokenizer.load(checkpoint["encoder"], model.config)
+    return model, tokenizer, checkpoint
+
+
+def load_corpus(args, split, checkpoint=None):
+    """Return the Corpus of --data; InputError if the checkpoint is of a run on another one."""
+    if checkpoint is None:
+        return Corpus(prepare(args.data, split, args.cache, quiet=True))
+    vocab = checkpoint["run"]["vocab"]  # pieces of a BPE
+    corpus = Corpus(prepare(args.data, split, args.cache, vocab, quiet=True))
+    if corpus.meta["digest"] != checkpoint["run"]["corpus"]:
+        raise InputError("--data: expected the corpus that the run was trained on, "
+                         f"got {args.data}.")
+    return corpus
+
+
+# Comparisons of runs
+
+Job = collections.namedtuple("Job", "name flags folder seed")
+
+
+def run_main(main, argv):
+    """Run the main of a script in this process. It writes to stderr: stdout is for the table."""
+    with contextlib.redirect_stdout(sys.stderr):
+        main([str(word) for word in argv])
+
+
+def train_variant(job):
+    """Train one run; return its last evaluation and its sizes, dict."""
+    run_main(pretrain.main, [*job.flags, "--seed", job.seed, "--out", job.folder])
+    sizes = count_sizes(**load_checkpoint(job.folder)["config"])
+    result = read_log(job.folder)[-1]
+    del result["step"]
+    return result | dict(parameters=sizes["total"], table=sizes["embedding"])
+
+
+def finetune_run(job, tasks, flags):
+    """Fine-tune the run of a job; return dict, task -> score, of tasks dict, task -> epochs."""
+    scores = {}
+    for task, epochs in tasks.items():
+        out = f"{job.folder}-{task}"
+        run = ["--ckpt", job.folder, "--task", task, "--epochs", epochs, "--bag", 0, "--seeds", 1,
+               "--seed", job.seed, "--out", out]
+        run_main(finetune.main, [*run, *flags])
+        scores[task] = read_json(out, "results.json")["tasks"][task]["mean"]
+    return scores
+
+
+def run_jobs(function, jobs):
+    """Yield function(job) of each job, in order: a process per core, with one thread each."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_cores(), context, torch.set_num_threads, (1,)) as pool:
+        yield from pool.map(function, jobs)
+
+
+def compare(args, variants, shared=(), train=train_variant):
+    """Train variants with the same budget, with several seeds each.
+
+    Args:
+        args: Namespace with the flags of COMPARE, and text or data_dir where a bench has them.
+        variants: dict, name -> list of flags of pretrain.py.
+        shared: flags of all variants.
+        train: function(job) that returns a dict of results; a copy runs in another process.
+
+    Yields:
+        dict, a row a variant: its settings, and of each result KEY the mean, KEY_std and KEY_all,
+        one a seed.
+    """
+    try:
+        names = [name for name in variants if re.search(args.only, name)]
+    except re.error:
+        names = []
+    if not names:
+        raise InputError(f"--only: expected a regular expression of {', '.join(variants)}, "
+                         f"got {args.only}.")
+    # one evaluation at the end, and no checkpoint before
+    budget = ["--data", args.data, "--steps", args.steps, "--cache", args.cache,
+              "--eval_every", args.steps, "--save_every", 10**9]
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = []
+        for name in names:
+            for seed in range(args.seeds):
+                flags = [*shared, *variants[name], *budget]
+                jobs.append(Job(name, flags, f"{folder}/{len(jobs)}", seed))
+        results = run_jobs(train, jobs)  # in the order of jobs: the seeds of a variant together
+        for name in names:
+            row = dict(name=name, flags=" ".join(map(str, [*shared, *variants[name]])))
+            for key in ("data", "steps", "seeds", "text", "data_dir"):
+                value = getattr(args, key, None)
+                if value is not None:
+                    row[key] = value
+            runs = list(itertools.islice(results, args.seeds))
+            for key in runs[0]:
+                values = [run[key] for run in runs]
+                row[key] = statistics.mean(values)
+                row[f"{key}_all"] = values
+                if len(values) > 1:
+                    row[f"{key}_std"] = statistics.stdev(values)
+            yield row
+
+
+# Tables
+
+
+def markdown(rows, columns):
+    """Return rows, list of dict, as a markdown table.
+
+    Args:
+        rows: list of dict. Where a row has no value, the table says "not measured".
+        columns: str, a line a column: the key, a format and the heading. The format ± shows mean
+            ± standard deviation, KEY_std, with three digits, ±1 with one. A column that no row
+            has is left out.
+    """
+    lines = [[], []] + [[] for _ in rows]  # headings, alignment, rows; filled column by column
+    for column in columns.strip().splitlines():
+        key, form, *heading = column.split(maxsplit=2)
+        if any(key in row for row in rows):
+            lines[0] += heading or [""]
+            lines[1].append("---" if form[0] in "s±" else "--:")
+            for line, row in zip(lines[2:], rows):
+                line.append(format_cell(row.get(key), form, row.get(f"{key}_std")))
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def format_cell(value, form, std):
+    """Return a cell of a table; see markdown."""
+    if value is None:
+        return "not measured"
+    if form[0] != "±":
+        return format(value, form)
+    digits = form[1:] or "3"
+    text = f"{value:.{digits}f}"
+    if std is not None:
+        text += f" ± {std:.{digits}f}"
+    return text
+
+
+def describe_machine():
+    """Return dict of device, torch, commit and date: where, and of which code, a table is."""
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    else:
+        device = f"{os.cpu_count()} cores, {name_processor()}"
+    commit = run_git("rev-parse", "--short", "HEAD")
+    if run_git("diff", "HEAD", "--", "*.py"):
+        commit += "+changes"  # of no commit: nobody can check them out
+    date = time.strftime("%Y-%m-%d")
+    return dict(device=device, torch=torch.__version__, commit=commit, date=date)
+
+
+def name_processor():
+    """Return the processor's name as Linux knows it, else as Python does."""
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as file:
+            found = re.search(r"model name\s*: (.*)", file.read())
+        if found is not None:
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def run_git(*words):
+    """Return what git prints in this project's folder."""
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def caption(result):
+    """Return the line below a table: its command, and where and of which commit it was measured."""
+    text = "`{command}` on {device}, torch {torch}, commit {commit}, {date}.\n"
+    return text.format(command=result["command"], **result["machine"])
+
+
+# Command line
+
+REQUIRED = object()  # the default of a flag that has none
+COMPARE = dict(data="python", steps=200, seeds=3, only=".", cache="cache")  # defaults of compare
+FLAGS = {  # flag -> options of add_argument
+    "alpha": dict(type=at_least(1), help="items that share a hash token"),
+    "cache": dict(help="folder of prepared corpora"),
+    "data": dict(help="corpus or item sets, as --data of pretrain.py"),
+    "data_dir": dict(help="folder with the files of GLUE"),
+    "device": dict(help="cpu, or cuda for a GPU"),
+    "only": dict(help="run the variants whose names match this regular expression"),
+    "out": dict(help="folder for the figures of --runs alone, instead of all figures in assets/"),
+    "runs": dict(nargs="+", help="folders of trained runs"),
+    "seeds": dict(type=at_least(1, maximum=1_000), help="runs of each variant"),
+    "steps": dict(type=at_least(1), help="optimizer steps of a run"),
+    "text": dict(help="file with texts to hide words of, one a line"),
+}
+# A command: function(args) that returns or yields rows, dict; columns as for markdown; flags, dict
+# of name -> default or REQUIRED
+Bench = collections.namedtuple("Bench", "function columns flags", defaults=("", {}))
+
+
+def build_parser(doc, benches):
+    """Return the parser of a bench file: doc, its docstring; benches dict, command -> Bench."""
+    keep_lines = argparse.RawDescriptionHelpFormatter
+    p = argparse.ArgumentParser(description=doc, formatter_class=keep_lines)
+    commands = p.add_subparsers(dest="name", required=True, metavar="NAME")
+    for name, bench in benches.items():
+        title = (bench.function.__doc__ or name).splitlines()[0]  # -OO strips docstrings
+        title = title.replace("%", "%%")
+        command = commands.add_parser(name, help=title, description=title)
+        command.add_argument("--json", metavar="FILE", help="result file, as those in results/")
+        for flag, default in bench.flags.items():
+            options = dict(FLAGS[flag], metavar=flag.upper())
+            if default is REQUIRED:
+                options["required"] = True
+            elif default is not None:
+                options["default"] = default
+                options["help"] += f" (default: {default})"
+            command.add_argument(f"--{flag}", **options)
+    return p
+
+
+def run_command(subject, doc, benches, argv=None):
+    """Run the command line of bench/SUBJECT.py; bad input ends it with one line."""
+    if argv is None:
+        argv = sys.argv[1:]
+    run_script(f"bench.{subject}", measure, subject, doc, benches, argv)
+
+
+def measure(subject, doc, benches, argv):
+    """Measure one table, print it, and write it to --json."""
+    args = build_parser(doc, benches).parse_args(argv)
+    bench = benches[args.name]
+    machine = describe_machine()
+    if args.json:  # before the work, which may take hours
+        open(args.json, "a").close()
+    rows = []
+    for row in bench.function(args):
+        print(row, file=sys.stderr, flush=True)
+        rows.append(row)
+    if not rows:  # figures.py writes files of its own
+        return
+    command = re.sub(r" --cache \S+", "", shlex.join(argv))  # any folder will do
+    command = re.sub(r"--runs( (?!--)\S+)+", "--runs out/*", command)  # as before the shell's work
+    command = f"python -m bench.{subject} {command}"
+    result = dict(bench=args.name, machine=machine, command=command, rows=rows)
+    print(f"\n{markdown(rows, bench.columns)}\n{caption(result)}")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(result, file, indent=1)
+            file.write("\n")

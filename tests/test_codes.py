@@ -1,0 +1,118 @@
+"""Tests of data/codes.py: what is hashed, and what is kept in files beside the corpus."""
+
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from common import InputError
+from data import codes
+from hashing import md5_bits
+from model import Config
+from tests.support import make_words
+from tokenizer import FIRST_WORD_ID, SEP
+
+WORDS = make_words(120)
+# what the flags of pretrain.py say; of Config, the sizes of all embeddings
+ARGS = dict(split="regex", hash="lsh", features=999, key=None, hash_seed=0, vocab=50, alpha=5,
+            coherent=0, quiet=True)
+SIZES = dict(bits=64, hashes=2, buckets=31, rows=97, weights=53)
+
+
+def make_corpus(folder):
+    """Return a Corpus of 60 pages of two words each, of which the first six are held out."""
+    pages = FIRST_WORD_ID + np.arange(120).reshape(60, 2)
+    ids = np.insert(pages, 2, SEP, axis=1).flatten()
+    counts = np.ones(FIRST_WORD_ID + 120, np.int64)
+    return SimpleNamespace(folder=str(folder), words=WORDS, counts=counts, subwords=None, ids=ids,
+                           offsets=np.arange(0, 181, 3),
+                           split_pages=lambda: (np.arange(6, 60), np.arange(6)))
+
+
+def build(corpus, emb="proj", head="sr", **flags):
+    """Return the tokenizer, the codes and the targets that flags ask for."""
+    args = SimpleNamespace(**ARGS | flags)
+    config = Config(emb=emb, head=head, **SIZES)
+    tokenizer = codes.build_tokenizer(args, config, corpus)
+    return tokenizer, *codes.build_codes(args, tokenizer, corpus)
+
+
+@pytest.mark.parametrize("emb", ["proj", "pool", "emb", "median", "weighted", "lookup", "bloom"])
+def test_codes_are_those_of_each_token_id(tmp_path, emb):
+    tokenizer, table, _ = build(make_corpus(tmp_path), emb)
+    num_words = ARGS["vocab"] if tokenizer.is_fixed else 120
+    expected = tokenizer.hash_words(WORDS[:num_words])
+    assert np.array_equal(table[:FIRST_WORD_ID], tokenizer.special_codes())
+    assert np.array_equal(table[FIRST_WORD_ID:], expected)
+
+
+def test_targets_of_hash_mlm_are_sketches(tmp_path):
+    tokenizer, _, targets = build(make_corpus(tmp_path), "proj", "hash-mlm")
+    expected = tokenizer.sketch_targets(WORDS)
+    assert np.array_equal(targets[FIRST_WORD_ID:], expected)
+
+
+def test_files_of_other_hashes_are_kept_apart(tmp_path):
+    """Codes of another hash would be read without an error."""
+    corpus = make_corpus(tmp_path)
+    variants = [
+        dict(hash="md5"),
+        dict(hash="md5", key="k"),
+        dict(hash="lsh"),
+        dict(hash="lsh", features=70),
+        dict(emb="pool"),  # other codes of the same hash
+        dict(emb="median"),
+        dict(emb="median", hash_seed=1),
+    ]
+    tables = [build(corpus, **variant)[1].tolist() for variant in variants]
+    for i, table in enumerate(tables):
+        assert table not in tables[:i]
+        assert table == build(corpus, **variants[i])[1].tolist()  # from its file
+
+
+@pytest.mark.parametrize("flags, name", [
+    (dict(), "fit-lsh-*.json"),
+    (dict(), "codes-*.npy"),
+    (dict(emb="bloom", coherent=1), "coherent-*.npy"),
+])
+def test_damaged_file_is_refused_by_name(tmp_path, flags, name):
+    corpus = make_corpus(tmp_path)
+    build(corpus, **flags)
+    [path] = Path(tmp_path).glob(name)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match=f"^{path}: "):
+        build(corpus, **flags)
+
+
+def build_coherent_map(folder, moved=slice(0)):
+    """Return the digests of a coherent map; each item of the moved pages goes to the next one."""
+    corpus = make_corpus(folder)
+    first_items = corpus.ids.reshape(60, 3)[moved, 0]
+    first_items[:] = np.roll(first_items, 1)
+    tokenizer, _, _ = build(corpus, "bloom", coherent=1, vocab=120)
+    return tokenizer.bloom_map.digest
+
+
+def test_coherent_map_learns_from_training_pages_alone(tmp_path):
+    """[SB App. D] Held-out pages would tell which items go together."""
+    digest = build_coherent_map(tmp_path / "1")
+    assert np.array_equal(digest, build_coherent_map(tmp_path / "2", moved=slice(0, 6)))
+    assert not np.array_equal(digest, build_coherent_map(tmp_path / "3", moved=slice(6, 60)))
+
+
+@pytest.mark.parametrize("is_slow, num_words, num_pools", [
+    (True, 120, 1),
+    (True, 50, 0),  # one part: no other process would help
+    (False, 120, 0),  # done before the processes have started
+])
+def test_processes_are_started_only_where_they_pay(monkeypatch, is_slow, num_words, num_pools):
+    start_workers = Mock(side_effect=lambda: ThreadPool(2))
+    monkeypatch.setattr(codes, "start_workers", start_workers)
+    monkeypatch.setattr(codes, "PART", 50)
+    words = WORDS[:num_words]
+    hashed = codes.hash_in_parts(md5_bits, words, is_slow, quiet=True)
+    assert np.array_equal(hashed, md5_bits(words))
+    assert start_workers.call_count == num_pools

@@ -1,0 +1,272 @@
+"""Tests of common.py: errors of one line, devices, ranks, files built once, checkpoints."""
+
+import argparse
+import dataclasses
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import common
+from common import InputError, build_once, load_checkpoint, lock_output, save_checkpoint
+from tests.support import ROOT, bloom_model, tiny_model
+
+FORK = multiprocessing.get_context("fork")  # children see the patches of a test
+
+
+def run_in_children(function, count=1):
+    """Run a function in forked processes and return their exit codes."""
+    children = [FORK.Process(target=function) for _ in range(count)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    return [child.exitcode for child in children]
+
+
+# Bad input
+
+
+def raise_error(error):
+    raise error
+
+
+@pytest.mark.parametrize("error, code, line", [
+    (InputError("--lr: expected\n0 or more."), 2, "--lr: expected 0 or more."),
+    (PermissionError(13, "not permitted", "a.txt"), 2, "[Errno 13] not permitted: 'a.txt'"),
+    (MemoryError(), 2, "MemoryError"),
+    (RuntimeError("can't allocate memory"), 2, "Out of memory: can't allocate memory"),  # of torch
+    (KeyboardInterrupt(), 130, "Interrupted."),
+])
+def test_run_script_prints_one_line_and_exits(capsys, error, code, line):
+    with pytest.raises(SystemExit) as end:
+        common.run_script("pretrain.py", raise_error, error)
+    assert end.value.code == code
+    assert capsys.readouterr().err == f"pretrain.py: {line}\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("x"), KeyError("x")])
+def test_run_script_error_of_the_program_keeps_its_traceback(error):
+    with pytest.raises(type(error)):
+        common.run_script("pretrain.py", raise_error, error)
+
+
+@pytest.mark.parametrize("num_lines", [1, 99_999])  # the pipe breaks at the last flush, or earlier
+def test_run_script_ends_silently_when_its_reader_has_left(num_lines):
+    code = f"import common; common.run_script('x.py', print, 'a line\\n' * {num_lines})"
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 141
+    assert errors == b""
+
+
+@pytest.mark.parametrize("context, error, message", [
+    (common.blame_input("--data"), ValueError("x"), "^--data: x$"),
+    (common.blame_input("--data"), InputError("--lr: x"), "^--lr: x$"),  # it names its source
+    (common.blame_file("a.npy"), KeyError("x"), "^a.npy: could not be read"),
+    (common.blame_file("a.npy"), InputError("--lr: x"), "^--lr: x$"),
+])
+def test_blame_names_the_source_once(context, error, message):
+    with pytest.raises(InputError, match=message):
+        with context:
+            raise error
+
+
+@pytest.mark.parametrize("kind, text", [
+    (int, "0"),
+    (int, "8"),
+    (int, "1.5"),
+    (float, "nan"),
+])
+def test_at_least_refuses_other_numbers(kind, text):
+    number = common.at_least(1, kind, maximum=7)
+    assert number("7") == 7
+    message = f"expected {kind.__name__} from 1 to 7, got {text}"
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        number(text)
+
+
+# Device, ranks and signals
+
+
+def resolve(device="cpu"):
+    args = SimpleNamespace(device=device, dtype="auto", compile=None)
+    return common.resolve_device(args)
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "abacus"])
+def test_resolve_device_that_is_not_here_is_refused(name):
+    with pytest.raises(InputError, match=f"^--device: .*got {name}"):
+        resolve(name)
+
+
+@pytest.mark.parametrize("feature, dtype", [("avx512_bf16", "bfloat16"), ("avx2", "float32")])
+def test_resolve_device_dtype_auto_follows_the_processor(monkeypatch, feature, dtype):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: True})
+    assert resolve() == (torch.device("cpu"), dtype, False)
+
+
+def test_read_ranks_reads_torchrun_or_is_alone(monkeypatch):
+    assert common.read_ranks() == (0, 1, 0)
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert common.read_ranks() == (5, 8, 1)
+
+
+def test_catch_signals_collects_them_and_restores_handlers():
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    before = [signal.getsignal(number) for number in numbers]
+    with common.catch_signals() as caught:
+        for number in numbers:
+            signal.raise_signal(number)
+    assert caught == numbers
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+# Files
+
+
+def test_lock_output_refuses_a_second_run(tmp_path):
+    out = str(tmp_path / "a" / "b")
+    with lock_output(out), lock_output(out, rank=1):  # ranks of one run share it
+        with pytest.raises(InputError, match=f"^--out {out}: in use by another run"):
+            with lock_output(out):
+                pass
+    with lock_output(out):  # released
+        pass
+
+
+def test_build_once_from_several_processes_builds_once(tmp_path):
+    start = FORK.Barrier(5)
+    num_builds = FORK.Value("i", 0)
+
+    def build(path):
+        with num_builds.get_lock():
+            num_builds.value += 1
+        Path(path).write_text("x" * 100_000)
+
+    def child():
+        start.wait(30)  # all ask at the same moment
+        path = build_once(str(tmp_path / "folder" / "file"), build)
+        assert len(Path(path).read_text()) == 100_000
+
+    assert run_in_children(child, count=5) == [0] * 5
+    assert num_builds.value == 1
+
+
+def test_build_once_after_a_failure_builds_anew(tmp_path):
+    path = str(tmp_path / "file")
+
+    def fail(temporary):
+        Path(temporary).write_text("half")
+        raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        build_once(path, fail)
+    build_once(path, lambda temporary: Path(temporary).write_text("whole"))
+    assert Path(path).read_text() == "whole"
+
+
+def test_fingerprint_is_fixed_and_tells_values_apart():
+    """Every machine finds the same files."""
+    values = [1, "1", [1], [1, 1], {"a": 1}, {"a": 2}, None, "\ud800", 1.0]
+    digests = {common.fingerprint(value) for value in values}
+    assert len(digests) == len(values)
+    assert common.fingerprint(["a", 1, None]) == "f79cea04f934"
+
+
+# Checkpoints
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A checkpoint of step 1."""
+    path = tmp_path / "ckpt.pt"
+    save_checkpoint(str(path), tiny_model(), {}, step=1)
+    return path
+
+
+def test_checkpoint_round_trip_is_exact(tmp_path):
+    model, tokenizer = bloom_model()
+    save_checkpoint(str(tmp_path / "ckpt.pt"), model, tokenizer.state(), step=3)
+    parts = load_checkpoint(str(tmp_path))  # of a folder, its ckpt.pt
+    assert parts["step"] == 3
+    assert parts["config"] == dataclasses.asdict(model.config)
+    assert parts["encoder"] == tokenizer.state()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(parts["model"][name], weight)
+
+
+class Evil:
+    """Unpickled, it would run a command."""
+
+    def __reduce__(self):
+        return os.system, ("echo owned",)
+
+
+def test_load_checkpoint_cannot_run_code(path, capfd):
+    torch.save(dict(format=common.FORMAT, config=Evil()), path)
+    with pytest.raises(InputError, match="ckpt.pt: could not be read"):
+        load_checkpoint(str(path))
+    assert "owned" not in capfd.readouterr().out
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-99])
+
+
+def change_format(path):
+    torch.save(dict(format=3), path)
+
+
+@pytest.mark.parametrize("damage, message", [
+    (os.remove, "no checkpoint found"),
+    (cut, "could not be read"),
+    (change_format, "expected checkpoint format 4, got 3"),
+])
+def test_load_checkpoint_that_is_not_whole_is_refused(path, damage, message):
+    damage(path)
+    with pytest.raises(InputError, match=f"^{path}: {message}"):
+        load_checkpoint(str(path))
+
+
+def test_save_checkpoint_with_nan_weights_keeps_the_old_one(path):
+    model = tiny_model()
+    model.norm.weight.data[-1] = torch.nan
+    with pytest.raises(InputError, match="^--lr: expected finite weights"):
+        save_checkpoint(str(path), model, {}, step=2)
+    assert load_checkpoint(str(path))["step"] == 1
+
+
+def save_with_full_disk(path):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
+    with pytest.raises(InputError, match="could not be saved"):
+        save_checkpoint(path, tiny_model(), {}, step=2)
+
+
+def save_and_die(path):
+    def write_half(parts, temporary):
+        Path(temporary).write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.save = write_half  # in the child alone
+    save_checkpoint(path, tiny_model(), {}, step=2)
+
+
+@pytest.mark.parametrize("save, code", [(save_with_full_disk, 0), (save_and_die, -signal.SIGKILL)])
+def test_save_checkpoint_that_fails_keeps_the_old_one(path, save, code):
+    assert run_in_children(lambda: save(str(path))) == [code]
+    assert load_checkpoint(str(path))["step"] == 1
+    save_checkpoint(str(path), tiny_model(), {}, step=3)  # over the half file
+    assert load_checkpoint(str(path))["step"] == 3
+    assert os.listdir(path.parent) == ["ckpt.pt"]
