@@ -73,6 +73,7 @@ COLUMNS = ("mean", "std", "min", "max", "last", "majority", "bag_of_words")  # o
 def build_parser():
     """Return the parser of all flags, grouped by idea."""
     p = argparse.ArgumentParser(
+        prog="finetune.py",
         description=(__doc__ or "").split("\nPaper map")[0],
         usage="python finetune.py (--ckpt DIR | --preset NAME) --task NAME [flags]  (see --help)",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -555,6 +555,7 @@ def show(piece):
 def parser():
     """Return the parser of all flags."""
     p = argparse.ArgumentParser(
+        prog="infer.py",
         description=str(__doc__).split("Paper map")[0],  # python -OO leaves None
         formatter_class=argparse.RawDescriptionHelpFormatter)
     p.set_defaults(dtype="float32", compile=False)  # of resolve_device, not for users

@@ -145,6 +145,7 @@ def describe_requirement(flag):
 def build_parser():
     """Return the parser of all flags, grouped by idea. What stays None parse_flags fills in."""
     parser = argparse.ArgumentParser(
+        prog="pretrain.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="python pretrain.py [flags]        (--help explains them)",
         description=(__doc__ or "").split("\nPaper map")[0])
