@@ -44,7 +44,7 @@ def list_commands():
             lines += block.splitlines()
         lines += re.findall(r"\| `((?:python|torchrun) [^`]*)` \|", text)
         lines += re.findall(r"^`(python [^`]*)`$", text, re.M)
-    lines = [line.split("#")[0].split("&&")[-1].strip() for line in lines]
+    lines = [re.split("#| > ", line)[0].split("&&")[-1].strip() for line in lines]
     return list(dict.fromkeys(lines))
 
 
@@ -119,6 +119,7 @@ def folder(tmp_path, monkeypatch, text_path):
     Path("pages.jsonl").write_text("\n".join(pages))
 
     Path("SST-2").mkdir()
+    Path("SST-2/test.tsv").write_text("index\tsentence\n0\ta good film\n")
     context = "It was written by Ada Lovelace in 1843."
     answer = dict(text="Ada Lovelace", answer_start=context.index("Ada"))
     questions = [dict(id=str(i), question="Who wrote it?", answers=[answer]) for i in range(9)]
