@@ -115,6 +115,9 @@ REQUIRES = {
 
 # With --init_from these come from the other run, as does everything that shapes the weights
 WORDS = ("split", "vocab", "hash", "features", "key", "hash_seed", "alpha", "coherent", "objective")
+SEED_STRIDE = 1_000_003  # seed · stride + step: primes, so that runs and ranks share no seed
+RANK_STRIDE = 4_099
+
 # A run may be resumed with other values of these. --data is compared by its content
 FREE = ("data", "field", "cache", "out", "device", "dtype", "compile", "micro", "eval_every",
         "save_every", "quiet", "init_from")
@@ -136,8 +139,9 @@ def describe_requirement(flag):
     for split in SPLITS:
         if split in names:
             choices["split"].append(split)
-    if "lsh-attention" in names:
-        choices["attn"].append("lsh")
+    for attn in CHOICES["attn"]:
+        if f"{attn}-attention" in names:
+            choices["attn"].append(attn)
     parts = [f"--{name} {', '.join(values)}" for name, values in choices.items() if values]
     return " or ".join(parts)
 
@@ -283,10 +287,11 @@ def parse_flags(argv=None):
     """Return all settings as a Namespace, and the checkpoint of --init_from or None.
 
     A setting comes from the first of these that has it: the command line, the checkpoint of
-    --init_from, the preset, the default. Config's fields are settings of the same names.
+    --init_from, the preset, the default. What is open then follows from other settings. Config's
+    fields are settings of the same names; some of them, such as order and head, have no flag.
     """
     parser = build_parser()
-    given = parser.parse_args(argv)  # None where the command line says nothing
+    given = parser.parse_args(argv)  # first to see what is given: the rest is None
     start = None
     inherited = {}
     preset = given.preset or "tiny"
@@ -299,7 +304,7 @@ def parse_flags(argv=None):
     defaults = {field.name: field.default for field in fields} | COMMON
     defaults |= SIZES[preset] | RECIPES[preset] | inherited
     parser.set_defaults(**defaults)
-    args = parser.parse_args(argv)
+    args = parser.parse_args(argv)  # then with the defaults
     args.preset = preset
 
     # what depends on other flags: the kind of words, the embedding, the objective
@@ -374,7 +379,7 @@ def choose_vocab(args):
         return None
     if args.split == "phrases":
         return 1_000_000
-    return getattr(args, "vocab", None) or 50_000
+    return args.vocab or 50_000  # the preset's, if it has one
 
 
 def check_flags(args, given, code_format):
@@ -385,7 +390,7 @@ def check_flags(args, given, code_format):
         options = HASHES[args.hash].options.values()
     for flag, names in REQUIRES.items():
         is_met = flag in options or not in_use.isdisjoint(names.split())
-        if getattr(given, flag) is not None and not is_met and not args.init_from:
+        if getattr(given, flag) is not None and not is_met:
             raise InputError(f"--{flag} requires {describe_requirement(flag)}.")
 
     for flag in ("buckets", "key"):
@@ -488,8 +493,9 @@ def train(args, start):
         known_words = tokenizer.words if tokenizer.is_fixed else corpus.words
         num_ids = FIRST_WORD_ID + len(known_words)
         word_counts = corpus.counts[FIRST_WORD_ID:num_ids]
-        random_words = FIRST_WORD_ID + np.flatnonzero(word_counts)  # those that occur in the corpus
-        sizes = dict(length=config.length, batch_size=args.batch, words=random_words,
+        # random words are drawn from these
+        occurring_words = FIRST_WORD_ID + np.flatnonzero(word_counts)
+        sizes = dict(length=config.length, batch_size=args.batch, words=occurring_words,
                      seed=args.seed)
         if config.order:
             batches = TextBatches(corpus.ids, first_id=CLS, **sizes)
@@ -611,7 +617,7 @@ def train(args, start):
 
     # -----------------------------------------------------------------------------
     # What is about to run, and the loss that theory expects of an untrained model
-    result, counts = evaluate()
+    result, counts = evaluate()  # first, since it raises where nothing can be scored
     if is_first:
         with open(log_path, "a") as file:
             file.truncate(min(log_size, file.tell()))  # the steps after the checkpoint run again
@@ -663,10 +669,12 @@ def train(args, start):
                 break
             num_scored = max(num_scored, 1)
 
-            # dropout depends on seed, step and rank alone: a resumed run draws what this one draws
-            torch.manual_seed(((args.seed * 1_000_003 + step) * 4_099 + rank) % 2**63)
+            # dropout and sampled rows depend on seed, step and rank alone: a resumed run draws the
+            # same
+            step_seed = args.seed * SEED_STRIDE + step
+            torch.manual_seed((step_seed * RANK_STRIDE + rank) % 2**63)
             if config.lsh_redraw:
-                model.redraw_hyperplanes(args.seed * 1_000_003 + step)
+                model.redraw_hyperplanes(step_seed)
             lr = learning_rate(args, step)
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -676,7 +684,8 @@ def train(args, start):
             optimizer.zero_grad()
             total_loss = torch.zeros((), device=device)
             for i, (inputs, labels) in enumerate(micro_batches):
-                ddp_model.require_backward_grad_sync = i == len(micro_batches) - 1
+                if world > 1:
+                    ddp_model.require_backward_grad_sync = i == len(micro_batches) - 1
                 with autocast(device, dtype):
                     loss = objective.loss(ddp_model, to_device(inputs), to_device(labels))
                 # subtle: divided by the global count, or short micro-batches would weigh too much;
@@ -688,7 +697,7 @@ def train(args, start):
             step += 1
             bar.update()
 
-            # loss and norm stay on the device until they are printed: reading them waits for it
+            # loss and norm stay on the device until they are printed: the host waits to read them
             now = time.perf_counter()
             is_last = step == args.steps
             if step % 10 == 0 or is_last:
@@ -758,7 +767,8 @@ def check_same_run(saved, identity, args, path):
     """Raise InputError where the checkpoint in --out is of another run."""
     old = saved["run"]
     changes = []
-    for name, value in identity.items():
+    for name in sorted(old.keys() | identity.keys()):  # init_from may be in one of them alone
+        value = identity.get(name)
         if name == "corpus" and old.get(name) != value:
             changes.append("--data was another text")
         elif old.get(name) != value:

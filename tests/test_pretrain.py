@@ -94,7 +94,8 @@ def evaluate_checkpoint(flags, folder):
 @pytest.mark.parametrize("kind, flags", [
     ("text", "--emb proj --features 999"),  # the default: S+R over LSH bits
     ("text", "--emb lookup --vocab 400 --objective mlm"),  # BPE pieces and their rows
-    ("text", "--emb lookup --vocab 400 --split regex --objective sampled"),  # draws in each step
+    # draws in each step, and has unknown words: the text has 35
+    ("text", "--emb lookup --vocab 20 --split regex --objective sampled --samples 9"),
     ("text", "--emb median"),  # a sketch predicts its own hashes
     ("text", "--emb weighted --weights 13 --objective hash-mlm --rows 97"),  # two tables of codes
     ("text", "--emb bloom --split phrases --alpha 3 --vocab 400"),  # a Bloom map over text
@@ -318,6 +319,13 @@ def test_init_from_takes_weights_words_and_sizes_to_other_data(small, tmp_path, 
     assert then["config"] == start["config"]
     assert then["encoder"] == start["encoder"]
     assert then["run"]["init_from"].endswith("start at step 6")
+
+
+def test_resume_of_a_continued_run_without_init_from_is_refused(small, tmp_path):
+    """It would train the weights of one run on the codes of another."""
+    pretrain.main(small("--hash_seed", "1", out="start"))
+    train_until_step_4(small("--init_from", tmp_path / "start", out="next"))
+    assert_refused(pretrain.main, small(out="next"), "init_from was", "start at step 6 and is None")
 
 
 def test_init_from_takes_the_recipe_and_the_bloom_map(sets, tmp_path):

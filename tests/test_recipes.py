@@ -123,6 +123,10 @@ def test_init_from_with_another_size_or_hash_is_refused(sr_run, flag, value):
     assert_refused(pretrain.main, flags, f"--{flag}: expected", "--init_from", f"got {value}")
 
 
+def test_init_from_with_a_flag_without_effect_is_refused(sr_run):
+    assert_refused(pretrain.main, ["--init_from", sr_run, "--samples", 7], "--samples requires")
+
+
 def test_unknown_schedule_raises():
     args, _ = pretrain.parse_flags([])
     args.schedule = "cosine"
