@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 import pretrain
+from common import InputError
 from tests.recipes import RECIPES
 from tests.support import assert_refused, run_main
 
@@ -85,7 +86,8 @@ def test_sizes_and_recipe_resolve_to(flags, expected):
     ("--emb bloom --buckets 9", "--buckets requires another --emb than bloom"),
 ])
 def test_flag_without_effect_is_refused(flags, reason):
-    assert_refused(pretrain.main, flags.split(), reason)
+    with pytest.raises(InputError, match=reason):
+        pretrain.parse_flags(flags.split())
 
 
 @pytest.mark.parametrize("flag", pretrain.REQUIRES)
@@ -124,7 +126,8 @@ def test_init_from_with_another_size_or_hash_is_refused(sr_run, flag, value):
 
 
 def test_init_from_with_a_flag_without_effect_is_refused(sr_run):
-    assert_refused(pretrain.main, ["--init_from", sr_run, "--samples", 7], "--samples requires")
+    with pytest.raises(InputError, match="--samples requires"):
+        pretrain.parse_flags(["--init_from", str(sr_run), "--samples", "7"])
 
 
 def test_unknown_schedule_raises():
