@@ -6,7 +6,7 @@ Sources:
     [HF] Xue & Aletras 2022, HashFormers
 Out of scope: batches (data/batches.py); labels and metrics of tasks (data/tasks.py).
 
-    read_rows -> choose_column -> read_work -> split_work -> write_corpus -> Corpus
+    read_rows -> choose_columns -> read_work -> split_work -> write_corpus -> Corpus
 """
 
 import csv
@@ -53,13 +53,11 @@ def find_files(path):
     candidates = sorted(walk_files(path))
     if os.path.isfile(path):
         candidates = [path]
-    files = {}  # by real path: a file and a link to it count once
-    for file in candidates:
-        if get_ending(file) in ENDINGS:
-            files[os.path.realpath(file)] = file
+    files = [file for file in candidates if get_ending(file) in ENDINGS]
     if os.path.exists(path) and not files:
         raise InputError(f"{path}: expected files in {', '.join(ENDINGS)} (or .gz), got none.")
-    return list(files.values())
+    # a file and a link to it count once: else one would be held out and the other trained
+    return list({os.path.realpath(file): file for file in files}.values())
 
 
 def read_rows(path, header=None, keep_wrong=False):
@@ -80,10 +78,9 @@ def read_rows(path, header=None, keep_wrong=False):
     ending = get_ending(path)
     if not os.path.isfile(path) or ending not in ENDINGS:
         raise InputError(f"{path}: expected a file in {', '.join(ENDINGS)} (or .gz), got none.")
-    number = 0
+    number = 0  # of rows that could be read
     try:
-        for row in _parse_rows(path, ending, header, keep_wrong):
-            number += 1
+        for number, row in enumerate(_parse_rows(path, ending, header, keep_wrong), 1):
             if not isinstance(row, dict):
                 found = str(row)[:60]
                 raise InputError(f"{path}, row {number:,}: expected an object, got {found!r}.")
@@ -120,7 +117,7 @@ def _parse_rows(path, ending, header, keep_wrong):
         elif ending == ".json":
             rows = json.load(file)
             if isinstance(rows, dict):
-                rows = rows.get("data", rows)
+                rows = rows.get("data", rows)  # as SQuAD's own files have it
             yield from rows
         else:
             yield from _parse_table(path, file, ending, header, keep_wrong)
@@ -133,33 +130,34 @@ def _parse_table(path, file, ending, header, keep_wrong):
     options = dict(strict=True)
     if ending == ".tsv":
         options = dict(delimiter="\t", quoting=csv.QUOTE_NONE)
-    rows = csv.DictReader(file, **options)
-    columns = rows.fieldnames or []
+    lines = csv.reader(file, **options)
+    columns = next(lines, [])
     names = [name for name in columns if name]
     is_uncut = len(names) == 1 and re.search(r"[,;|\t]", names[0])  # cut at another character
     if is_uncut or len(set(names)) < len(names):
         raise InputError(f"{path}: expected columns of different names by comma or tab, "
                          f"got {columns!r:.99}")
+    rows = lines
     if header and len(columns) == len(header) and header[-1] not in columns:
-        yield dict(zip(header, columns))  # the first line is a row
+        rows = itertools.chain([columns], lines)  # the first line is a row
         columns = header
-        rows.fieldnames = header
 
-    number = 0
+    num_rows = 0
     wrong_lines = []
-    for number, row in enumerate(rows, 1):
-        # DictReader stores surplus cells under the column None, and None for missing cells
-        if None not in row and None not in row.values():
-            yield row
+    for cells in filter(None, rows):  # an empty line is no row
+        num_rows += 1
+        if len(cells) == len(columns):
+            yield dict(zip(columns, cells))
         elif keep_wrong:
             yield dict.fromkeys(columns)
         else:
-            wrong_lines.append(rows.line_num)
+            wrong_lines.append(lines.line_num)
     if wrong_lines:
         message = (f"{path}: expected {len(columns)} columns ({', '.join(columns)}), got another "
-                   f"number in {len(wrong_lines):,} of {number:,} rows, the first in line "
+                   f"number in {len(wrong_lines):,} of {num_rows:,} rows, the first in line "
                    f"{wrong_lines[0]:,}.")
-        if len(wrong_lines) > 0.01 * number:
+        # a few are left out, as the hub's loader of GLUE does; many are a sign of another format
+        if len(wrong_lines) > 0.01 * num_rows:
             raise InputError(message)
         print(f"{message} They are left out.", file=sys.stderr)
 
@@ -190,44 +188,43 @@ def _list_columns(rows, kind=object):
     return list(names)
 
 
-def choose_column(source, rows, field=None, advice="Use --field NAME."):
-    """Choose the column of the text: `field`, else "text", else the only column of strings.
+def choose_columns(source, rows, field=None, is_sets=False):
+    """Choose the columns of the documents.
 
     Args:
-        source: str, for the message of an error; advice: str, what it tells the user to do.
+        source: str, for the message of an error.
         rows: list of dict, the first rows.
-        field: str or None.
+        field: str, names joined by commas, or None: a text is the column "text", else the only one
+            of strings; an item set is the only one of lists, else the only one or two at all.
+        is_sets: bool, documents are item sets.
 
     Returns:
-        str.
+        list of str: one name, or of item sets two, a page and one of its items.
 
     Raises:
-        InputError: There is no such column, or there are several columns of strings.
+        InputError: There is no such column, or there are several.
     """
     columns = _list_columns(rows)
-    names = [field]
-    expected = f"a column {field}"
-    if field is None:
-        names = ["text"] if "text" in columns else _list_columns(rows, str)
-        expected = "one column of text"
-    if len(names) != 1 or names[0] not in columns:
-        raise InputError(f"{source}: expected {expected}, got {', '.join(columns)}. {advice}")
-    return names[0]
+    expected = "one column of text"
+    max_names = 1
+    if is_sets:
+        expected = "a list of items, or two columns, a page and an item"
+        max_names = 2
 
-
-def choose_set_columns(source, rows, field=None):
-    """Choose the column of item lists (one name), or of a page and an item a row (two names)."""
-    columns = _list_columns(rows)
-    names = _list_columns(rows, list)
-    expected = "a list of items, or two columns, a page and an item"
     if field is not None:
-        names = [name.strip() for name in field.split(",")]
         expected = f"columns {field}"
-    elif not names:
-        names = columns
-    if len(names) > 2 or not set(names) <= set(columns):
+        names = field.split(",")
+    elif is_sets:
+        names = _list_columns(rows, list)
+        if not names:
+            names = columns
+    elif "text" in columns:
+        names = ["text"]
+    else:
+        names = _list_columns(rows, str)
+    if not 1 <= len(names) <= max_names or not set(names) <= set(columns):
         raise InputError(f"{source}: expected {expected}, got {', '.join(columns)}. "
-                         "Use --field NAME[,NAME].")
+                         "Use --field NAME, of item sets also PAGE,ITEM.")
     return names
 
 
@@ -243,18 +240,17 @@ def split_parts(data):
 
 
 def _list_sources(part):
-    """Yield a name and the rows of each file at a path, or of a hub data set."""
+    """Return (name, rows) of each file at a path, or of a hub data set. Rows are read later."""
     files = find_files(part)
-    for file in files:
-        yield file, read_rows(file)
     if files:
-        return
+        return [(file, read_rows(file)) for file in files]
     # a missing file is looked for nowhere else: the hub would answer after half a minute
     is_hub_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part) is not None
     if part not in HUB and (not is_hub_id or get_ending(part) in ENDINGS):
         raise InputError(f"--data {part}: expected a path, a hub ID or one of "
                          f"{', '.join((*PYTHON, *HUB))}. Nothing was found there.")
-    yield part, read_hub(*HUB.get(part, (part,)))
+    name, config = HUB.get(part, (part, None))
+    return [(part, read_hub(name, config))]
 
 
 def _is_document(value, is_sets):
@@ -266,31 +262,27 @@ def _is_document(value, is_sets):
 
 def _read_documents(part, is_sets, field):
     """Yield the documents of one part of --data, in files or on the hub."""
+    expected = "names or whole numbers" if is_sets else "text"
     for source, rows in _list_sources(part):
         # the first rows decide on the columns, as a single cell may be empty
         head = list(itertools.islice(rows, 100))
         if not head:
             continue
-        if is_sets:
-            columns = choose_set_columns(source, head, field)
-        else:
-            columns = [choose_column(source, head, field)]
+        columns = choose_columns(source, head, field, is_sets)
         is_pair = len(columns) == 2
         pages = {}  # page -> its items, of a table with a row for each item
         for number, row in enumerate(itertools.chain(head, rows), 1):
-            value = row.get(columns[0])
-            has_page = value not in (None, "")
-            if is_pair:
-                value = [value, row.get(columns[1])]
-            if not _is_document(value, is_sets) or (is_pair and not has_page):
-                expected = "names, or whole numbers," if is_sets else "text"
+            cells = [row.get(name) for name in columns]
+            document = cells if is_pair else cells[0]
+            has_no_page = is_pair and cells[0] in (None, "")
+            if has_no_page or not _is_document(document, is_sets):
                 raise InputError(f"{source}, row {number:,}: expected {expected} in "
-                                 f"{', '.join(columns)}, got {str(value)[:60]!r}. Use --field.")
+                                 f"{', '.join(columns)}, got {str(document)[:60]!r}. Use --field.")
             if is_pair:
-                page, item = value
+                page, item = cells
                 pages.setdefault(page, []).append(item)
-            elif value:
-                yield value
+            elif document:
+                yield document
         yield from pages.values()
 
 
@@ -300,7 +292,7 @@ def read_work(data, is_sets=False, field=None):
     Args:
         data: str, names, paths or hub IDs, joined by +.
         is_sets: bool, rows are lists of names, or pairs of a page and a name.
-        field: str, the column, see choose_column and choose_set_columns.
+        field: str or None, see choose_columns.
 
     Yields:
         (kind, payload): "texts" and a list of documents, or a name in PYTHON and a list of paths.
@@ -385,15 +377,13 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None):
     if not quiet and not os.path.exists(path):
         print(f"preparing {data}, once for all runs, in {cache}", flush=True)
 
-    def build(folder):
-        write_corpus(folder, data, split, max_subwords, quiet, field)
-
-    return build_once(path, build)
+    return build_once(
+        path, lambda folder: write_corpus(Path(folder), data, split, max_subwords, quiet, field))
 
 
 def write_corpus(folder, data, split, max_subwords, quiet, field):
     """Write all files of a prepared corpus: number words as they appear, then by frequency."""
-    os.mkdir(folder)
+    folder.mkdir()
     hidden = True if quiet else None  # of progress bars; None: where no terminal shows them
     id_of_word = defaultdict(itertools.count(FIRST_WORD_ID).__next__)  # a new word has the next ID
     subwords = None
@@ -402,21 +392,21 @@ def write_corpus(folder, data, split, max_subwords, quiet, field):
         texts = itertools.chain.from_iterable(map(list_documents, works))
         bar = tqdm(texts, f"training {split}", unit=" documents", disable=hidden)
         subwords = SUBWORDS[split].train(bar, max_subwords)
-        Path(folder, "subwords.json").write_text(subwords.json, "utf-8")
-        id_of_word.update(zip(subwords.units, itertools.count(FIRST_WORD_ID)))
+        (folder / "subwords.json").write_text(subwords.json, "utf-8")
+        for unit in subwords.units:
+            id_of_word[unit]  # a look-up numbers it; units keep the numbers that they have
 
     # First pass: IDs by first appearance, since how frequent a word is shows at the end.
     id_counts = Counter()
-    seen = set()
     num_replaced = 0
+    seen = set()
     works = read_work(data, split == "items", field)
     results = split_all(works, split, subwords)
-    path = os.path.join(folder, "ids.tmp")
-    with open(path, "wb") as file:
+    with open(folder / "ids.tmp", "wb") as file:
         for kind, documents, replaced in tqdm(results, f"preparing {data}", disable=hidden):
             num_replaced += replaced
             ids = []
-            for document in filter(None, documents):
+            for document in documents:
                 words = document.split("\n")
                 if kind in PYTHON:  # code is copied about: keep one, so held-out text stays unseen
                     key = tuple(sorted(words)) if split == "items" else document
@@ -427,46 +417,45 @@ def write_corpus(folder, data, split, max_subwords, quiet, field):
                 ids.append(SEP)
             id_counts.update(ids)
             np.array(ids, np.uint32).tofile(file)
-    num_documents = id_counts.pop(SEP, 0)
-    if num_documents == 0:
+    if not id_counts:
         raise InputError(f"--data {data}: expected text, got no words.")
 
-    # subtle: most_common keeps the order of insertion among equal counts
-    # Order of the old IDs: by frequency, ties by first appearance. Subwords keep their numbers.
-    old_words = list(id_of_word)
-    size = FIRST_WORD_ID + len(old_words)
-    order = [i for i, _ in id_counts.most_common()]
-    if subwords is not None:
-        order = list(range(FIRST_WORD_ID, size))
-    dtype = "uint16" if size <= 1 << 16 else "uint32"
-    new_id = np.arange(size).astype(dtype)  # special tokens keep their IDs
-    new_id[order] = np.arange(FIRST_WORD_ID, size)
+    # order[new ID] is the old ID. Special tokens keep theirs, and so do subwords.
+    size = FIRST_WORD_ID + len(id_of_word)
+    counts = np.array([id_counts[i] for i in range(size)])
+    order = np.arange(size)
+    if subwords is None:
+        # stable: among equal counts the first to appear comes first
+        by_frequency = np.argsort(-counts[FIRST_WORD_ID:], kind="stable")
+        order[FIRST_WORD_ID:] = FIRST_WORD_ID + by_frequency
+    new_id = np.empty(size, "uint16" if size <= 1 << 16 else "uint32")
+    new_id[order] = np.arange(size)  # new_id[old ID]
 
     # Second pass: IDs by frequency. The digest identifies the corpus in checkpoints.
-    old_ids = np.memmap(path, np.uint32, "r")
+    old_ids = np.memmap(folder / "ids.tmp", np.uint32, "r")
     offsets = [[0]]
     digest = hashlib.md5(usedforsecurity=False)
-    with open(os.path.join(folder, "ids.bin"), "wb") as file:
+    with open(folder / "ids.bin", "wb") as file:
         for start in range(0, len(old_ids), PIECE):
             ids = new_id[old_ids[start:start + PIECE]]
             ids.tofile(file)
             digest.update(ids)
             offsets.append(start + 1 + np.flatnonzero(ids == SEP))
-    np.save(os.path.join(folder, "offsets.npy"), np.concatenate(offsets))
-    os.remove(path)
+    os.remove(folder / "ids.tmp")
+    np.save(folder / "offsets.npy", np.concatenate(offsets))
+    np.save(folder / "counts.npy", counts[order])
 
-    counts = np.zeros(size, np.int64)
-    counts[SEP] = num_documents
-    counts[FIRST_WORD_ID:] = [id_counts[i] for i in order]
-    np.save(os.path.join(folder, "counts.npy"), counts)
-    text = "".join(old_words[i - FIRST_WORD_ID] + "\n" for i in order)
+    old_words = list(id_of_word)
+    text = "".join(old_words[i - FIRST_WORD_ID] + "\n" for i in order[FIRST_WORD_ID:])
     text = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
-    Path(folder, "words.txt").write_bytes(text)
+    (folder / "words.txt").write_bytes(text)
     digest.update(text)
+    num_documents = id_counts.pop(SEP)
     meta = dict(
         data=data, split=split, replaced=num_replaced, documents=num_documents,
-        words=id_counts.total(), dtype=dtype, distinct=len(id_counts), digest=digest.hexdigest())
-    Path(folder, "meta.json").write_text(json.dumps(meta, indent=1))
+        words=id_counts.total(), dtype=new_id.dtype.name, distinct=len(id_counts),
+        digest=digest.hexdigest())
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
 def split_work(work, split, subwords=None):
@@ -492,12 +481,12 @@ def split_work(work, split, subwords=None):
     else:
         documents = [list_words(text, split) for text in texts]
     num_replaced = sum(text.count("\ufffd") for text in texts if isinstance(text, str))
-    return work[0], ["\n".join(words) for words in documents], num_replaced
+    return work[0], ["\n".join(words) for words in documents if words], num_replaced
 
 
 def split_all(works, split, subwords):
     """Yield split_work of each unit, in order, on all cores where that pays."""
-    # a single unit is done before processes have started
+    # a small file is one unit; to start processes takes 0.1 s, on macOS and Windows seconds
     head = list(itertools.islice(works, 2))
     works = itertools.chain(head, works)
     if len(head) < 2 or subwords is not None:  # the BPE library has threads of its own
@@ -532,15 +521,16 @@ class Corpus:
         self.folder = folder
         self.subwords = None
         with blame_file(f"{folder} (damaged corpus; remove it and it is built again)"):
+            folder = Path(folder)
+            self.meta = json.loads((folder / "meta.json").read_text())
             # memmap: the IDs stay on disk until a batch reads them
-            self.meta = json.loads(Path(folder, "meta.json").read_text())
-            self.ids = np.memmap(os.path.join(folder, "ids.bin"), self.meta["dtype"], "r")
-            self.counts = np.load(os.path.join(folder, "counts.npy"))
-            self.offsets = np.load(os.path.join(folder, "offsets.npy"))
-            text = Path(folder, "words.txt").read_text("utf-8", "surrogatepass")
+            self.ids = np.memmap(folder / "ids.bin", self.meta["dtype"], "r")
+            self.counts = np.load(folder / "counts.npy")
+            self.offsets = np.load(folder / "offsets.npy")
+            text = (folder / "words.txt").read_text("utf-8", "surrogatepass")
             self.words = text.split("\n")[:-1]
             if self.meta["split"] in SUBWORDS:
-                text = Path(folder, "subwords.json").read_text("utf-8")
+                text = (folder / "subwords.json").read_text("utf-8")
                 self.subwords = SUBWORDS[self.meta["split"]](text)
             num_ids = FIRST_WORD_ID + len(self.words)
             if len(self.ids) != self.offsets[-1] or len(self.counts) != num_ids:

@@ -12,14 +12,14 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 
 
-def walk_files(folder, ending=""):
+def walk_files(folder):
     """Yield the paths of the files below a folder, without hidden ones and linked folders."""
     for root, folders, names in os.walk(folder):
         # in place, as os.walk goes on with this list
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             path = os.path.join(root, name)
-            if name.endswith(ending) and not name.startswith(".") and os.path.isfile(path):
+            if not name.startswith(".") and os.path.isfile(path):
                 yield path  # not a pipe, not a broken link
 
 
@@ -31,9 +31,9 @@ def python_files():
     files = {}
     for place in ("platlib", "purelib", "stdlib"):  # the last one wins
         root = sysconfig.get_path(place)
-        for path in walk_files(root, ".py"):
+        for path in walk_files(root):
             name = os.path.relpath(path, root)
-            if "site-packages" not in name and "/test" not in f"/{name}":
+            if name.endswith(".py") and "site-packages" not in name and "/test" not in f"/{name}":
                 files[name] = path
     return dict(sorted(files.items()))
 
