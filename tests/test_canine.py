@@ -3,6 +3,7 @@
 import functools
 import json
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from data.corpus import read_rows
 from infer import Predictor
 from tests.support import assert_refused, run_main
 from tests.test_finetune import QUICK, own  # noqa: F401  a fixture
-from tokenizer import build_inputs
+from tokenizer import CLS, SEP, build_inputs
 
 SIZES = dict(layers=2, width=24, heads=3, ffn=40, rows=320, positions=320, length=300, types=3,
              dropout=0.0)
@@ -134,29 +135,25 @@ def test_canine_c_has_as_many_parameters_as_the_release():
     assert model.embedding.weight.numel() == 12_582_912
 
 
-def test_ids_are_code_points_plus_5():
-    """Lone surrogates and all planes too."""
+def test_ids_stand_for_code_points():
+    """[PAD] [CLS] [SEP] [UNK] [MASK], as released, then all of Unicode, lone surrogates too."""
     ids = CharacterTokenizer().ids("a\ud800𝄞")
     assert ids.tolist() == [97 + 5, 0xD800 + 5, 0x1D11E + 5]
+    points = canine.code_points(torch.tensor([*range(5), *ids]))
+    assert points.tolist() == [0, 0xE000, 0xE001, 0xE004, 0xE003, 97, 0xD800, 0x1D11E]
 
 
-def test_special_tokens_have_private_code_points():
-    """[PAD] [CLS] [SEP] [UNK] [MASK]: MASK is U+E003 in the release."""
-    points = canine.code_points(torch.arange(5))
-    assert points.tolist() == [0, 0xE000, 0xE001, 0xE004, 0xE003]
-
-
-def test_pairs_have_code_points_and_types_of_canine():
-    """A pair has one [SEP] between. Types are 1 after it, and 0 in padding."""
+def test_pairs_have_one_separator_and_types_of_canine():
+    """Types are 1 after the first [SEP], and 0 in padding."""
     first, second = CharacterTokenizer().ids_of_texts(["No", "go!"])
     ids, _ = build_inputs(first, second, 300, CharacterTokenizer.separator)
 
     ids, types, mask = canine.pad_inputs(torch.from_numpy(ids).long().unsqueeze(0))
 
-    points = [0xE000, *b"No", 0xE001, *b"go!", 0xE001]
-    assert canine.code_points(ids)[0].tolist() == points + [0] * 8
-    assert types[0].tolist() == [0] * 4 + [1] * 4 + [0] * 8
-    assert mask[0].tolist() == [True] * 8 + [False] * 8
+    padding = [0] * 8
+    assert ids[0].tolist() == [CLS, *first, SEP, *second, SEP, *padding]
+    assert types[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, *padding]
+    assert torch.equal(mask, ids > 0)
 
 
 @pytest.mark.parametrize("width", [
@@ -169,14 +166,13 @@ def test_outputs_do_not_depend_on_the_batch(width):
     model = make_canine()
     ids = torch.tensor([[1, 102, 2, 300, 400, 500, 2]])  # the last window is cut
     longer = F.pad(ids, (0, width - 7))
-    mask = torch.arange(width).unsqueeze(0) < 7
 
-    x, pooled = read_characters(model, *canine.pad_inputs(longer, mask))
+    x, _ = read_characters(model, *canine.pad_inputs(longer, longer > 0))
+    logits = model(longer, longer > 0)
 
     expected, expected_pooled = read_characters(model, *canine.pad_inputs(ids))
     torch.testing.assert_close(x[:, :7], expected[:, :7])
-    torch.testing.assert_close(pooled, expected_pooled)
-    torch.testing.assert_close(model(longer, mask), model.head(expected_pooled))
+    torch.testing.assert_close(logits, model.head(expected_pooled))
 
 
 def test_released_weights_round_trip(tmp_path):
@@ -224,11 +220,10 @@ def test_fine_tuning_from_scratch_learns_a_word(flags, own, tmp_path):  # noqa: 
     assert score["bag_of_words"] is None
 
     predictor = Predictor(str(tmp_path / "out"))
-    is_right = []
-    for row in read_rows(own[own.index("--dev") + 1]):
-        label, _ = predictor.classify(row["text"])[0]
-        is_right.append(label == row["label"])
-    assert 100 * sum(is_right) / len(is_right) == pytest.approx(score["max"])
+    rows = list(read_rows(own[own.index("--dev") + 1]))
+    predicted = [predictor.classify(row["text"])[0][0] for row in rows]
+    is_right = np.array(predicted) == [row["label"] for row in rows]
+    assert 100 * is_right.mean() == pytest.approx(score["max"])
     with pytest.raises(InputError, match="--vectors: expected a model of words"):
         predictor.embed(["one text"])
 

@@ -1,4 +1,7 @@
-"""Tests of embeddings.py: each method against its literal formula, then what all methods share."""
+"""Tests of embeddings.py: what all methods share, and the laws of some.
+
+test_all.py has each method by hand; here are those that a small example does not tell apart.
+"""
 
 import copy
 import math
@@ -29,7 +32,7 @@ def random_codes(module, *shape):
 
 
 def assert_matches(module, codes, expected):
-    """Vectors, and gradients of a weighted sum of them, are those of the literal formula."""
+    """Assert that vectors, and gradients of a weighted sum of them, are as expected."""
     vectors = module(codes)
     weights = torch.randn_like(expected)
     parameters = list(module.parameters())
@@ -39,29 +42,7 @@ def assert_matches(module, codes, expected):
     torch.testing.assert_close(gradients, expected_gradients)
 
 
-# A row of a table
-
-
-@pytest.mark.parametrize("cls", [embeddings.LookupEmbedding, embeddings.HashEmbedding])
-def test_lookup_and_hash_return_the_row(cls):
-    """[HF §3.1]"""
-    module = cls(11, 3)
-    codes = random_codes(module, 4, 3)  # (4, 3, 1)
-    assert_matches(module, codes, module.weight[codes[..., 0]])
-
-
 # Chunks and bits
-
-
-def test_pool_matches_weighted_sum_of_rows():
-    """[HF §3.4 eq.1] The softmax is over the chunks, in each dimension apart."""
-    module = embeddings.PoolEmbedding(21, 4, 7)  # J = 6, the last chunk has one bit
-    codes = random_codes(module, 5, 3)
-    weight = module.weight.softmax(0)  # (J, d)
-    expected = 0
-    for j in range(6):
-        expected += weight[j] * module.codebook[codes[..., j]]
-    assert_matches(module, codes, expected)
 
 
 def test_pool_before_training_depends_on_the_order_of_chunks():
@@ -91,16 +72,6 @@ def test_linear_matches_sum_of_rows():
     assert_matches(module, codes, expected)
 
 
-def test_proj_matches_correlation():
-    """[HF §3.4 eq.3]"""
-    module = embeddings.ProjEmbedding(24, 7).double()
-    codes = random_codes(module, 5, 3)
-    a = codes - codes.double().mean(-1, keepdim=True)  # (5, 3, T)
-    b = module.weight - module.weight.mean(-1, keepdim=True)  # (d, T)
-    lengths = a.norm(dim=-1, keepdim=True) * b.norm(dim=-1)  # (5, 3, d)
-    assert_matches(module, codes, a @ b.T / lengths)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_proj_of_equal_bits_is_zero_with_finite_gradients(dtype):
     """Bits that are all 0, or all 1, have no correlation: 0, and not 0 / 0."""
@@ -123,20 +94,6 @@ def rows_of_blocks(module, codes):
     for j in range(codes.shape[-1]):
         rows.append(module.weight[j * R + codes[..., j]])
     return torch.stack(rows, -2)
-
-
-def test_bloom_returns_a_row_of_each_block():
-    """[SB §2.1]"""
-    module = embeddings.BloomEmbedding(2, 11, 3)
-    codes = random_codes(module, 4, 3)
-    assert_matches(module, codes, rows_of_blocks(module, codes))
-
-
-def test_aggregates_by_hand():
-    """[CM] The example of SketchEmbedding: one outlier drags the mean along."""
-    rows = torch.tensor([[1.0, 7], [2, -9], [900, 8]])  # (k, d)
-    assert AGGREGATES["median"](rows).tolist() == [2, 7]
-    assert AGGREGATES["mean"](rows).tolist() == [301, 2]
 
 
 @pytest.mark.parametrize("aggregate", ["median", "mean"])
@@ -179,14 +136,6 @@ def test_sketch_takes_an_aggregate_added_from_outside(monkeypatch):
     codes = random_codes(module, 7)
     expected = rows_of_blocks(module, codes).amax(-2)
     assert torch.equal(module(codes), expected)
-
-
-def test_weighted_by_hand():
-    """[SV §3] A sum, not a mean: row 1 times 2 and row 0 times -1 are 2 · 7 - 1 · 1."""
-    module = embeddings.WeightedEmbedding(2, 2, 1, 1)
-    module.weight.data = torch.tensor([[1.0], [7]])
-    module.importance.data = torch.tensor([[2.0, -1]])
-    assert module(torch.tensor([[1, 0, 0]])).item() == 13
 
 
 def test_weighted_matches_sum_of_rows_times_importance():
@@ -298,7 +247,15 @@ def test_check_compares_wide_integers():
     module.check(torch.tensor([[255]], dtype=torch.uint8))
 
 
-# Copies, compilation and precision
+# Gradients, copies, compilation and precision
+
+
+@METHODS
+def test_every_parameter_has_a_gradient(emb):
+    module = make_module(emb)
+    vectors = module(random_codes(module, 9))
+    vectors.square().sum().backward()
+    assert all(parameter.grad.any() for parameter in module.parameters())
 
 
 @METHODS
