@@ -454,6 +454,10 @@ def check_flags(args):
         for flag in ("text", "label", "regression"):
             if getattr(args, flag):
                 raise InputError(f"--{flag} requires --task own, got {args.task}.")
+    if args.task not in SQUAD:
+        for flag in ("stride", "max_answer"):
+            if getattr(args, flag) is not None:
+                raise InputError(f"--{flag} requires --task {' or '.join(SQUAD)}.")
 
 
 def load_start(args):

@@ -568,7 +568,7 @@ def parser():
         help="one JSON object per row of a .txt (a tab between pairs), .csv, .tsv, .jsonl, .json, "
              ".parquet, or .gz: line (number), texts, results or error; exit code 2: all failed")
     add("--text", dest="columns", metavar="A[,B]",
-        help="columns of --file (default: the task's, text or the only one)")
+        help="columns; requires --file (default: the task's, text or the only one)")
     add("--words", metavar="FILE",
         help="words to search among, new ones too; requires --near or a model that predicts the "
              "hashes of words (default: the corpus's 50,000 most frequent)")
@@ -587,6 +587,8 @@ def run(args):
     """Load the model, then answer the texts, the file, or the prompt."""
     if args.texts and args.file is not None:
         raise InputError("--file: expected a file or TEXT, got both.")
+    if args.columns is not None and args.file is None:
+        raise InputError("--text requires --file.")
     if args.near and args.vectors is not None:
         raise InputError("--vectors: expected texts, got --near.")
     device, _, _ = resolve_device(args)

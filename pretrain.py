@@ -85,7 +85,8 @@ COMMON = dict(emb=None, hash="lsh", hash_seed=0, features=50_000, alpha=25, cohe
               noise=0.10, samples=8_192, decay=0.01, beta2=0.999, schedule="linear", lr_mlm=None)
 
 # What a flag requires of the run: one of these code formats, heads, objectives, splits, or kinds of
-# attention. Without it the flag would have no effect, and is refused. The help says the same
+# attention. Without it the flag would have no effect, and is refused. The help says the same.
+# For example --bits needs an embedding whose codes are chunks or bits: --emb pool, add, proj...
 REQUIRES = {
     "hash": "index chunks bits",
     "bits": "chunks bits",
@@ -115,8 +116,8 @@ REQUIRES = {
 
 # With --init_from these come from the other run, as does everything that shapes the weights
 WORDS = ("split", "vocab", "hash", "features", "key", "hash_seed", "alpha", "coherent", "objective")
-SEED_STRIDE = 1_000_003  # seed · stride + step: primes, so that runs and ranks share no seed
-RANK_STRIDE = 4_099
+SEED_STRIDE = 1_000_003  # seed · stride + step: for runs of fewer steps no two seeds are equal
+RANK_STRIDE = 4_099  # the same for ranks
 
 # A run may be resumed with other values of these. --data is compared by its content
 FREE = ("data", "field", "cache", "out", "device", "dtype", "compile", "micro", "eval_every",
@@ -202,8 +203,8 @@ def build_parser():
         sizes = "{layers} layers of {width}, {steps:,} steps of {batch}".format(**facts)
         presets.append(f"{name}: {sizes}")
     add("preset", "; ".join(presets) + " (default: tiny)", choices=tuple(RECIPES))
-    add("layers", "encoder layers; 0 sees one word at a time (default: the preset's, as of all "
-        "sizes)", type=at_least(0, maximum=1_000), metavar="n")
+    add("layers", "encoder layers; 0 sees one word at a time (default of this and all other sizes: "
+        "the preset's)", type=at_least(0, maximum=1_000), metavar="n")
     add("width", "hidden size d", **count)
     add("heads", "attention heads", **count)
     add("ffn", "feed-forward size (with --width: 4 d)", **count)
@@ -233,7 +234,7 @@ def build_parser():
 
     group = parser.add_argument_group(
         "attention", "lsh: only pairs that collide under SimHash, computed exactly. [BL §2.1]")
-    add("attn", "(default: full, or the preset's)", choices=CHOICES["attn"])
+    add("attn", "full: over all pairs (default: full, or the preset's)", choices=CHOICES["attn"])
     add("lsh_bands", f"hyperplanes of a hash (default: {Config.lsh_bands}, bert-lsh 2)", **count)
     add("lsh_buckets", f"buckets of a hash function (default: {Config.lsh_buckets})", **count)
     add("lsh_hashes", "hash functions; a pair collides if one agrees (default: 1)", **count)
@@ -291,7 +292,7 @@ def parse_flags(argv=None):
     fields are settings of the same names; some of them, such as order and head, have no flag.
     """
     parser = build_parser()
-    given = parser.parse_args(argv)  # first to see what is given: the rest is None
+    given = parser.parse_args(argv)  # first to see what is given: what a preset may set is None
     start = None
     inherited = {}
     preset = given.preset or "tiny"
@@ -307,7 +308,8 @@ def parse_flags(argv=None):
     args = parser.parse_args(argv)  # then with the defaults
     args.preset = preset
 
-    # what depends on other flags: the kind of words, the embedding, the objective
+    # what depends on other flags: the kind of words, the embedding, the objective. Until they are
+    # set here, args.order and args.head are those of the preset
     is_sets = args.split == "items"
     if args.split is None:
         is_sets = args.emb == "bloom" or not args.order
@@ -439,7 +441,7 @@ def name_output(args, code_format):
 
 def learning_rate(args, step):
     """Return a step's rate: warm-up to --lr, then linear [HF Table 4] or rsqrt decay. [SB §3.2]"""
-    rise = (step + 1) / max(args.warmup, 1)
+    rise = (step + 1) / max(args.warmup, 1)  # 1 at the end of the warm-up
     if args.schedule == "linear":
         fall = (args.steps - step) / max(args.steps - args.warmup, 1)
     elif args.schedule == "rsqrt":
@@ -698,7 +700,7 @@ def train(args, start):
             bar.update()
 
             # loss and norm stay on the device until they are printed: the host waits to read them
-            now = time.perf_counter()
+            step_end = time.perf_counter()
             is_last = step == args.steps
             if step % 10 == 0 or is_last:
                 loss = sum_over_ranks(total_loss).item() / num_scored
@@ -707,18 +709,18 @@ def train(args, start):
                     raise InputError(f"--lr: expected finite numbers in step {step}, got loss "
                                      f"{loss}, gradient norm {norm}. What {args.out} holds is "
                                      "older. Try a lower --lr.")
-                now = time.perf_counter()
-                seconds_per_sequence = (now - clock) / ((step - last_logged) * args.batch)
+                step_end = time.perf_counter()
+                seconds_per_sequence = (step_end - clock) / ((step - last_logged) * args.batch)
                 words_per_s = batches.words_per_sequence / seconds_per_sequence
                 ms_per_sample = 1000 * seconds_per_sequence
                 write_log(step=step, loss=loss, lr=lr, grad_norm=norm, words_per_s=words_per_s,
                           ms_per_sample=ms_per_sample)
                 text = f"loss {loss:.3f}, {words_per_s:,.0f} words/s, {ms_per_sample:.2f} ms/sample"
                 bar.set_postfix_str(text)
-                if bar.disable and now > last_shown + 30:  # no terminal: a line each half minute
+                if bar.disable and step_end > last_shown + 30:  # no terminal: a line each 30 s
                     show(f"step {step:,} of {args.steps:,}: {text}")
-                    last_shown = now
-                clock = now
+                    last_shown = step_end
+                clock = step_end
                 last_logged = step
 
             is_evaluated = step % args.eval_every == 0 or is_last
@@ -733,7 +735,7 @@ def train(args, start):
             if is_evaluated:  # shown once it is saved
                 metrics = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
                 show(f"step {step:,}: {metrics}")
-            clock += time.perf_counter() - now  # evaluating and saving do not count as speed
+            clock += time.perf_counter() - step_end  # evaluating and saving do not count as speed
 
     if world > 1:
         dist.barrier()  # subtle: a rank that leaves early aborts the others, which still send

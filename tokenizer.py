@@ -239,7 +239,7 @@ class HashTokenizer:
 
 def make_encodable(text):
     """Return text of equal length for the BPE library: lone surrogates become "?"."""
-    # subtle: İ alone has a lower case of two characters, which would shift all offsets after it
+    # İ alone has a lower case of two characters: the library would add pieces for its dot
     return text.encode("utf-8", "replace").decode().replace("İ", "i")
 
 
@@ -350,7 +350,7 @@ class Phrases:
             if phrase in self.phrases:
                 units.append(phrase)
                 places.append((first, last))
-            else:  # one word, in pieces; BPE lower-cases, and keeps offsets at İ
+            else:  # one word, in pieces of BPE, which lower-cases
                 pieces, inside = self.bpe.split(text[first:last])
                 units.extend(pieces)
                 places.extend((first + a, first + b) for a, b in inside)

@@ -375,6 +375,7 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
     ("OWN --ckpt SETS", "item sets"),  # a model that reads no texts
     ("OWN --weights a", "--weights requires"),  # which would not be read
     ("OWN --task sst2 --label=", "--text requires"),  # a column that would not be read
+    ("OWN --stride 5", "--stride requires --task squad"),
     ("--task sst2 --dev a", "--train requires --dev"),
     ("--task pydoc --train a --dev b", "--train: expected"),  # files that would not be read
     ("--train a --dev b --text c", "got no --label"),

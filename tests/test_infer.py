@@ -232,6 +232,11 @@ def test_candidates_that_do_not_fit_are_refused(paths, tmp_path, name, content, 
     assert_refused(infer.main, ["--ckpt", paths[name], "--words", path, "a [MASK]"], message)
 
 
+def test_columns_without_a_file_are_refused(paths):
+    flags = ["--ckpt", paths["fill"], "--text", "review", "a [MASK]"]
+    assert_refused(infer.main, flags, "--text requires --file")
+
+
 def test_unknown_item_is_refused(sets_run):
     with pytest.raises(InputError, match="expected .* items of this model, .* got 'Miles Dvis'"):
         Predictor(sets_run).predict_missing("Miles Dvis\t[MASK]")
