@@ -31,7 +31,6 @@ Deviations:
 import argparse
 import dataclasses
 import datetime
-import itertools
 import json
 import math
 import os
@@ -51,7 +50,7 @@ from common import fingerprint, gather_from_ranks, load_checkpoint, lock_output,
 from common import resolve_device, run_script, save_checkpoint
 from data.batches import length_batches, pad_batch
 from data.squad import SQUAD, QuestionAnswering, read_squad
-from data.tasks import TASKS, SequenceClassification, read_task
+from data.tasks import GLUE, TASKS, SequenceClassification, draw_rows, read_task
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, count_parameters, load_model
 from tokenizer import HashTokenizer
@@ -64,10 +63,18 @@ RECIPES = {
 PAPER_WIDTH = 512  # models of less than these dimensions have the recipe "small"
 # Flags that may change when a run is resumed; an --out holds results of one choice of the others
 FREE = ("recipe", "device", "compile", "cache", "out")
+# The tasks that a flag requires; with others it would have no effect, and is refused
+REQUIRES = {
+    "text": ("own",),
+    "label": ("own",),
+    "regression": ("own",),
+    "stride": SQUAD,
+    "max_answer": SQUAD,
+}
 EVAL_POSITIONS = 32_768  # that an evaluation reads at once
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # of the cosine
-COLUMNS = ("mean", "std", "min", "max", "last", "majority", "bag_of_words")  # of the printed table
+SCORES = ("mean", "std", "min", "max", "last", "majority", "bag_of_words")  # that are printed
 
 
 def build_parser():
@@ -79,12 +86,14 @@ def build_parser():
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
-    add = p.add_argument_group("start").add_argument
+    group = p.add_argument_group("start")
+    add = group.add_mutually_exclusive_group(required=True).add_argument
     add("--ckpt", metavar="DIR", help="folder of a run of pretrain.py, or its ckpt.pt")
-    add("--from_scratch", action="store_true",
-        help="use the checkpoint's shape and hash, not its weights")
     add("--preset", choices=("proformer", "canine"),
         help="a model with fresh weights, instead of --ckpt [HF §4.1]")
+    add = group.add_argument
+    add("--from_scratch", action="store_true",
+        help="use the checkpoint's shape and hash, not its weights")
     add("--weights", metavar="DIR",
         help="folder of the released CANINE-C; requires --preset canine")
 
@@ -107,9 +116,8 @@ def build_parser():
     add("--max_answer", type=at_least(1),
         help="longest answer, in words; requires SQuAD (default: 30)")
 
-    recipes = [f"{name}: {recipe}" for name, recipe in RECIPES.items()]
-    group = p.add_argument_group("training", "\n".join(["recipes [HF Table 5]", *recipes]))
-    add = group.add_argument
+    recipes = "\n".join(f"{name}: {recipe}" for name, recipe in RECIPES.items())
+    add = p.add_argument_group("training", f"recipes [HF Table 5]\n{recipes}").add_argument
     add("--recipe", choices=tuple(RECIPES),
         help="defaults of the next five flags (default: small for a width below 512, else paper)")
     add("--epochs", type=at_least(0, maximum=999), help="0 only scores")
@@ -174,19 +182,24 @@ def finetune(args):
     # ---------------------------------------------------------------------------------------------
     # Texts: all files are read here, so that what is wrong with them shows before the training
 
-    names = [args.task]
-    if args.task == "glue":
-        names = [name for name, task in TASKS.items() if task.in_average]
-    texts = {}  # name -> Task, training rows, rows to score
+    names = GLUE if args.task == "glue" else [args.task]
+    texts = {}  # name -> Task, training rows, and the rows to score of each split
+    descriptions = {}  # name -> what the checkpoint says of this very task, else {}
     for name in names:
-        if name in SQUAD:
-            train, dev = read_squad(name, args)
-            texts[name] = (None, train, dev)
-        else:
-            texts[name] = read_task(name, args)
-        if args.epochs == 0 and not find_description(checkpoint, name, texts[name][0]):
+        read = read_squad if name in SQUAD else read_task
+        texts[name] = read(name, args)
+        task = texts[name][0]
+        description = checkpoint.get("task", {})
+        if description | task.description() | dict(name=name) != description:
+            description = {}
+        if args.epochs == 0 and not description:
             raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
                              f"very task, {name}, with its columns and labels.")
+        if args.stride is None:
+            args.stride = description.get("stride")
+        if args.max_answer is None:
+            args.max_answer = description.get("longest")
+        descriptions[name] = description
 
     # ---------------------------------------------------------------------------------------------
     # --out is of one run at a time, and of one choice of flags, texts and checkpoint
@@ -201,7 +214,11 @@ def finetune(args):
         scratch = "-scratch" if args.from_scratch else ""
         args.out = os.path.join("out", f"{start}{scratch}-{args.task}")
     with lock_output(args.out, rank):
-        saved = read_settings(args.out)
+        settings_path = os.path.join(args.out, "settings.json")
+        saved = {}
+        if os.path.exists(settings_path):
+            with blame_file(settings_path):
+                saved = dict(json.loads(Path(settings_path).read_text()))
         if args.dtype == "auto":
             args.dtype = saved.get("dtype", "auto")
         args.device, args.dtype, args.compile = resolve_device(args, local_rank)
@@ -214,63 +231,62 @@ def finetune(args):
             settings["checkpoint"] = [file.st_size, file.st_mtime_ns]
         refuse_other_run(args.out, saved, settings)
         if rank == 0:
-            write_json(os.path.join(args.out, "settings.json"), settings)
+            write_json(settings_path, settings)
 
         # -----------------------------------------------------------------------------------------
         # Jobs: one for each task and seed. The file that a job leaves holds its weights and its
         # result, so that the same command goes on after an interruption: it skips finished jobs
 
         folders = {}
+        paths = {}  # (name, seed) -> the job's file
+        seeds = range(args.seed, args.seed + args.seeds)
         for name in names:
             folders[name] = args.out if len(names) == 1 else os.path.join(args.out, name)
             os.makedirs(folders[name], exist_ok=True)
-        seeds = range(args.seed, args.seed + args.seeds)
-        jobs = list(itertools.product(names, seeds))
+            for seed in seeds:
+                paths[name, seed] = os.path.join(folders[name], f"seed-{seed}.pt")
         if rank == 0:
             print_settings(args, config, checkpoint)
         if args.compile:  # graphs of encode: models differ in mask, bag and length
             torch._dynamo.config.recompile_limit = 64
 
-        results = {}
         prepared = None
-        for name, seed in jobs[rank::world]:
-            path = os.path.join(folders[name], f"seed-{seed}.pt")
-            if not os.path.exists(path):
-                description = find_description(checkpoint, name, texts[name][0])
-                if name != prepared:  # the jobs of a task follow each other
-                    data = prepare_data(args, config, checkpoint, description, name, *texts[name])
-                    facts = collect_facts(args, name, data)
-                    prepared = name
+        for name, seed in list(paths)[rank::world]:
+            path = paths[name, seed]
+            if os.path.exists(path):
+                continue
+            if name != prepared:  # the jobs of a task follow each other
+                description = descriptions[name]
+                data, facts = prepare_data(
+                    args, config, checkpoint, description, name, *texts[name])
+                prepared = name
 
-                torch.manual_seed(seed)  # of the new weights and of dropout
-                model = build_model(config, checkpoint, data, is_same_task=bool(description))
-                model.to(args.device)
-                result = train_one(args, name, seed, model, data)
-                result |= dict(facts=facts, size=count_parameters(model))
-                task = data.description()
-                task |= dict(name=name, metric=data.metric, scores=result["best"])
-                save_checkpoint(path, model, data.tokenizer.state(), task=task, run=result,
-                                words=checkpoint.get("words", []))
-            results[name, seed] = load_checkpoint(path)["run"]
+            torch.manual_seed(seed)  # of the new weights and of dropout
+            model = build_model(config, checkpoint, data, is_same_task=bool(description))
+            model.to(args.device)
+            result = train_one(args, name, seed, model, data)
+            result |= dict(facts=facts, size=count_parameters(model))
+            save_checkpoint(path, model, data.tokenizer.state(), run=result,
+                            task=data.description() | dict(name=name),
+                            words=checkpoint.get("words", []))
 
         # -----------------------------------------------------------------------------------------
         # Results: rank 0 writes them, and keeps the best checkpoint of each task
 
-        for part in gather_from_ranks(results):
-            results |= part
+        gather_from_ranks(None)  # waits until all jobs are done
         if rank > 0:
             return None
 
-        log = []  # a line for each evaluation, in the order of the jobs
-        for job in jobs:
-            for row in results[job]["log"]:
-                log.append(json.dumps(row) + "\n")
-        Path(args.out, "log.jsonl").write_text("".join(log))
+        results = {job: load_checkpoint(path)["run"] for job, path in paths.items()}
+        with open(os.path.join(args.out, "log.jsonl"), "w") as file:
+            for result in results.values():
+                for row in result["log"]:
+                    print(json.dumps(row), file=file)
 
-        size = results[jobs[0]]["size"]
         rows = {}
         for name in names:
             rows[name] = summarize([results[name, seed] for seed in seeds])
+        size = results[names[0], args.seed]["size"]
         content = dict(tasks=rows, settings=settings)
         content["model"] = dict(
             parameters=size["total"],
@@ -287,9 +303,8 @@ def finetune(args):
 
         for name, row in rows.items():
             best = row["seeds"][int(np.argmax(row["values"]))]
-            folder = Path(folders[name])
-            os.replace(folder / f"seed-{best}.pt", folder / "ckpt.pt")
-            for file in folder.glob("seed-*.pt"):
+            os.replace(paths[name, best], os.path.join(folders[name], "ckpt.pt"))
+            for file in Path(folders[name]).glob("seed-*.pt"):
                 file.unlink()
 
     print_results(content)
@@ -328,9 +343,8 @@ def learning_rate(step, steps, warmup):
 
 def compute_logits(args, model, examples):
     """Return float32 logits of examples, a list of int32 arrays of token IDs."""
-    max_length = None
-    if args.compile:  # pad to powers of two up to this length: few shapes to compile
-        max_length = model.config.length
+    # to compile few shapes, pad to powers of two up to this length
+    max_length = model.config.length if args.compile else None
     ids, key_mask = pad_batch(examples, max_length)  # (B, L), bool (B, L) or None
     ids = ids.to(args.device)
     if key_mask is not None:
@@ -369,8 +383,8 @@ def train_one(args, name, seed, model, data):
         data: SequenceClassification or QuestionAnswering.
 
     Returns:
-        dict of seed; step, best (scores by metric) and constant_prediction of the best evaluation;
-        last, the scores of the last one; log, a list of one dict for each evaluation.
+        dict of seed; best (scores by metric) and constant_prediction of the best evaluation; last,
+        the scores of the last one; log, a list of one dict for each evaluation.
     """
     optimizer = build_optimizer(model, args.lr)
     if args.compile:
@@ -387,6 +401,7 @@ def train_one(args, name, seed, model, data):
     if eval_every is None:
         eval_every = max(1, steps // max(1, args.epochs) // 2)  # twice per epoch
 
+    metric = data.task.metrics[0]
     log = []
     best = None
     last_step = 0  # of the last evaluation
@@ -400,11 +415,11 @@ def train_one(args, name, seed, model, data):
             loss = total_loss.item() / max(1, step - last_step)
             log.append(dict(task=name, seed=seed, step=step, loss=loss) | scores)
             tqdm.write(f"{name}, seed {seed}, step {step:,} of {steps:,}: loss {loss:.3f}, "
-                       f"{data.metric} {scores[data.metric]:.2f}")
+                       f"{metric} {scores[metric]:.2f}")
             total_loss.zero_()
             last_step = step
-            if best is None or scores[data.metric] > best["best"][data.metric]:
-                best = dict(step=step, best=scores, constant_prediction=constant)
+            if best is None or scores[metric] > best["best"][metric]:
+                best = dict(best=scores, constant_prediction=constant)
                 weights = {key: weight.clone() for key, weight in model.state_dict().items()}
         if is_last:
             break
@@ -435,8 +450,6 @@ def train_one(args, name, seed, model, data):
 
 def check_flags(args):
     """Raise InputError where a flag is missing, or would be ignored without a word."""
-    if (args.ckpt is None) == (args.preset is None):
-        raise InputError("--ckpt: expected a folder of pretrain.py, or else --preset.")
     if args.weights and (args.preset != "canine" or args.from_scratch):
         raise InputError("--weights requires --preset canine, without --from_scratch.")
     if (args.train is None) != (args.dev is None):
@@ -450,14 +463,9 @@ def check_flags(args):
                                  f"--text --label, got no --{flag}.")
         if args.text.count(",") > 1:
             raise InputError(f"--text: expected one column, or two with a comma, got {args.text}.")
-    else:
-        for flag in ("text", "label", "regression"):
-            if getattr(args, flag):
-                raise InputError(f"--{flag} requires --task own, got {args.task}.")
-    if args.task not in SQUAD:
-        for flag in ("stride", "max_answer"):
-            if getattr(args, flag) is not None:
-                raise InputError(f"--{flag} requires --task {' or '.join(SQUAD)}.")
+    for flag, tasks in REQUIRES.items():
+        if getattr(args, flag) and args.task not in tasks:
+            raise InputError(f"--{flag} requires --task {' or '.join(tasks)}, got {args.task}.")
 
 
 def load_start(args):
@@ -480,9 +488,9 @@ def load_start(args):
     else:
         with blame_input(f"--ckpt {args.ckpt}"):
             checkpoint = load_checkpoint(args.ckpt)
-            config_class, model_class, _ = select_classes(checkpoint["config"])
+            *classes, _ = select_classes(checkpoint["config"])
             # raises where weights and config do not fit; the jobs build models of their own
-            config = load_model(checkpoint, (config_class, model_class)).config
+            config = load_model(checkpoint, classes).config
     if not config.order:
         raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
     if config.emb == "canine" and args.task in SQUAD:
@@ -511,63 +519,58 @@ def fill_flags(args, checkpoint, config):
         args.seeds = 1
 
 
-def find_description(checkpoint, name, task):
-    """Return the checkpoint's description of its task if it is this very task, else {}."""
-    description = checkpoint.get("task", {})
-    expected = dict(name=name)
-    if task is not None:  # SQuAD has no Task: the name says all
-        labels = task.labels
-        if labels is not None:
-            labels = list(labels)
-        expected |= dict(labels=labels, texts=list(task.texts), label=task.label)
-    for key, value in expected.items():
-        if description.get(key) != value:
-            return {}
-    return description
-
-
-def prepare_data(args, config, checkpoint, description, name, task, train, dev):
-    """Return the examples of a task as token IDs, with the tokenizer that knows their words.
+def prepare_data(args, config, checkpoint, description, name, task, train, devs):
+    """Return the examples of a task as token IDs, and what results.json says of its rows.
 
     Args:
         description: dict, of this task in a checkpoint that was fine-tuned for it, else {}.
-        name, task, train, dev: of the task, as of read_task. Of SQuAD, task is None.
+        name: str, the task.
+        task, train, devs: as of read_task or read_squad.
 
     Returns:
-        SequenceClassification or QuestionAnswering.
+        SequenceClassification or QuestionAnswering, with the tokenizer that knows their words; and
+        dict of facts, with the scores of baselines.
     """
-    with blame_input(f"--ckpt {args.ckpt}" if args.ckpt else "--preset"):
+    with blame_input(f"--ckpt {args.ckpt}"):
         if checkpoint:
             _, _, tokenizer_class = select_classes(vars(config))
             tokenizer = tokenizer_class.load(checkpoint["encoder"], config)
         else:  # without pre-training, the n-grams are those of the training texts
             counts = Counter()
-            for text in list_texts(task, train):
-                counts.update(list_words(text))
+            for texts, _ in train:
+                for text in texts:
+                    counts.update(list_words(text))
             tokenizer = HashTokenizer(config, hash_name="lsh", hash=NgramLSH.fit(counts))
-        if task is not None:
-            return SequenceClassification(task, train, dev, tokenizer, config.length, args.limit,
-                                          scale=description.get("scale"), has_bag=args.bag > 0)
-        stride = args.stride
-        if stride is None:
-            stride = description.get("stride")
-        max_words = args.max_answer
-        if max_words is None:
-            max_words = description.get("longest")
-        return QuestionAnswering(train, dev, tokenizer, config.length, stride, max_words,
-                                 args.limit, allow_no_answer=name == "squad_v2")
+        train = draw_rows(train, args.limit)
+        if name in SQUAD:
+            data = QuestionAnswering(task, train, devs, tokenizer, config.length, args.stride,
+                                     args.max_answer, allow_no_answer=name == "squad_v2")
+        else:
+            # a bag of words cannot compare two texts
+            has_bag = args.bag > 0 and len(task.texts) == 1
+            data = SequenceClassification(task, train, devs, tokenizer, config.length,
+                                          description.get("scale"), has_bag)
 
-
-def list_texts(task, train):
-    """Return all training texts of a task."""
-    if task is None:
-        texts = []
-        for question in train:
-            texts += [question["context"], question["question"]]
-        return texts
-    if train["second"] is None:
-        return train["first"]
-    return train["first"] + train["second"]
+    if name == "pydoc":
+        split = "held-out files of the installed Python"
+    elif args.dev:
+        split = f"rows of {args.dev}"
+    elif args.data_dir:
+        split = f"dev set, {args.data_dir}"
+    else:
+        split = "dev set, hub"
+    rows = {key: len(part) for key, part in dict(train=train, **devs).items()}
+    columns = [*task.texts, task.label]
+    print(f"{name}: {split}; columns {', '.join(columns)}; rows {rows}; {data.notes}", flush=True)
+    facts = dict(
+        metric=task.metrics[0],
+        n=rows[task.dev[0]],
+        n_train=len(train),
+        split=split,
+        columns=columns,
+        rows=rows,
+    )
+    return data, facts | data.baselines()
 
 
 def build_model(config, checkpoint, data, is_same_task):
@@ -579,9 +582,7 @@ def build_model(config, checkpoint, data, is_same_task):
         data: SequenceClassification or QuestionAnswering.
         is_same_task: bool, the checkpoint was fine-tuned for it: its head and its bag stay.
     """
-    num_rows = config.bag
-    if not data.has_one_text:  # a bag of words cannot compare two texts
-        num_rows = 0
+    num_rows = config.bag if data.has_bag else 0
     config = dataclasses.replace(config, head=data.head, labels=data.num_outputs, bag=num_rows)
     _, model_class, _ = select_classes(vars(config))
     model = model_class(config)
@@ -606,15 +607,6 @@ def build_model(config, checkpoint, data, is_same_task):
 # Files of --out
 
 
-def read_settings(folder):
-    """Return the content of the settings.json of a folder, {} where there is none."""
-    path = Path(folder, "settings.json")
-    if not path.exists():
-        return {}
-    with blame_file(path):
-        return dict(json.loads(path.read_text()))
-
-
 def refuse_other_run(folder, saved, settings):
     """Raise InputError where a folder holds checkpoints or results of other settings than these."""
     changes = []
@@ -635,28 +627,6 @@ def write_json(path, content):
 
 # -------------------------------------------------------------------------------------------------
 # Results
-
-
-def collect_facts(args, name, data):
-    """Print which rows are scored; return what results.json says of them, with the baselines."""
-    if name == "pydoc":
-        split = "held-out files of the installed Python"
-    elif args.dev:
-        split = f"rows of {args.dev}"
-    elif args.data_dir:
-        split = f"dev set, {args.data_dir}"
-    else:
-        split = "dev set, hub"
-    print(f"{name}: {split}; {data.notes}", flush=True)
-    facts = dict(
-        metric=data.metric,
-        n=data.n,
-        n_train=data.rows["train"],
-        split=split,
-        columns=data.columns,
-        rows=data.rows,
-    )
-    return facts | data.baselines()
 
 
 def deviation(values):
@@ -711,32 +681,21 @@ def format_score(score):
 
 
 def print_results(results):
-    """Print the table of scores, and what to know about them."""
+    """Print the scores, and what to know about them."""
     model = results["model"]
     print(f"\nparameters: {model['parameters']:,}, of which embedding {model['embedding']:,} (PoEP "
           f"{model['poep']:.2f} %)")
-    header = [f"{column:>{len(column) + 3}}" for column in COLUMNS]
-    print(f"{'task':>8} {'metric':>8}", *header, "    n")
-    for name, row in results["tasks"].items():
-        cells = [f"{format_score(row[column]):>{len(column) + 3}}" for column in COLUMNS]
-        print(f"{name:>8} {row['metric']:>8}", *cells, f"{row['n']:5,}")
     if "average" in results:
         std = format_score(results["average_std"])
-        print(f"{'average':>8} {'':>8} {results['average']:7.2f} {std:>6}")
-
+        print(f"average over the tasks: {results['average']:.2f}, std {std}")
     for name, row in results["tasks"].items():
-        rows = [f"{n:,} {split}" for split, n in row["rows"].items()]
-        columns = ", ".join(row["columns"])
-        print(f"{name}: {row['split']}; columns {columns}; rows {', '.join(rows)}")
+        scores = ", ".join(f"{key} {format_score(row[key])}" for key in SCORES)
+        print(f"{name}: {row['metric']} of {row['n']:,} rows: {scores}")
         for seed, label in row["one_class"].items():
             print(f"{name}: the run with seed {seed} always predicts {label!r}, which counts in "
                   "the mean")
         bag = row["bag_of_words"]
-        if bag is None:  # of numbers and of answers there is none
-            continue
-        if row["mean"] <= bag:
-            print(f"{name}: no better than a bag of words")
-        elif row["last"] <= bag:
+        if bag is not None and row["last"] <= bag:
             print(f"{name}: no better than a bag of words at the last evaluation")
 
 

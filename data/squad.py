@@ -25,8 +25,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import InputError
-from data.tasks import read_source
+from common import InputError, blame_file
+from data.tasks import Task, read_source
 from tokenizer import sliding_windows
 
 SQUAD = {"squad": "v1.1", "squad_v2": "v2.0"}
@@ -46,59 +46,46 @@ def read_squad(name, args):
         args: Namespace with the flags train, dev and data_dir.
 
     Returns:
-        train and dev: lists of dict, question, context, and answers: list of (text, start).
+        Task; the training rows; and dict, dev -> rows to score. The texts of a row are question
+        and context, its label is a list of the answers, (text, start).
 
     Raises:
         InputError: a file cannot be read, or is not as SQuAD.
     """
-    splits = []
+    splits = {}
     # flags come first, then the original files, then the hub
     for split, path in (("train", args.train), ("dev", args.dev)):
         if not path and args.data_dir:
             path = os.path.join(args.data_dir, f"{split}-{SQUAD[name]}.json")
-        rows, source = read_source(path, (f"rajpurkar/{name}",), split)
-        questions = []
-        try:
-            for row in list_questions(rows):
-                questions.append(parse_question(row))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{source}, question {len(questions) + 1:,}: expected question, "
-                             f"context and answers as in SQuAD ({error!r}).") from error
-        # v1 has no score for "no answer": such a question could not be answered right
-        if not questions:
+        cells, source = read_source(path, (f"rajpurkar/{name}",), split)
+        with blame_file(source):
+            rows = list(parse_questions(cells))
+        if not rows:
             raise InputError(f"{source}: expected questions, got none.")
-        if name == "squad" and not all(question["answers"] for question in questions):
+        # v1 has no score for "no answer": such a question could not be answered right
+        if name == "squad" and not all(answers for _, answers in rows):
             raise InputError(f"{source}: expected an answer to each question. Use --task squad_v2.")
-        splits.append(questions)
-    return splits
+        splits[split] = rows
+    train = splits.pop("train")
+    return Task(["question", "context"], None, ["f1"], "answers"), train, splits
 
 
-def list_questions(rows):
+def parse_questions(cells):
     """Yield a row per question: nested as published, or flat as on the hub."""
-    for row in rows:
-        if "paragraphs" not in row:
-            yield row
-            continue
-        for paragraph in row["paragraphs"]:
-            for question in paragraph["qas"]:
-                yield question | dict(context=paragraph["context"])
-
-
-def parse_question(row):
-    """Return dict of question, context and answers [(text, start)]. It raises whatever is wrong."""
-    answers = row["answers"]
-    if isinstance(answers, dict):  # on the hub
-        pairs = list(zip(answers["text"], answers["answer_start"], strict=True))
-    else:
-        pairs = [(answer["text"], answer["answer_start"]) for answer in answers]
-    question = row["question"]
-    context = row["context"]
-    texts = [question, context, *[text for text, _ in pairs]]
-    are_texts = all(isinstance(text, str) for text in texts)
-    are_starts = all(type(start) is int for _, start in pairs)
-    if not are_texts or not are_starts:
-        raise ValueError("not all are texts, and whole numbers of characters")
-    return dict(question=question, context=context, answers=pairs)
+    for row in cells:
+        for paragraph in row.get("paragraphs", [row]):
+            for question in paragraph.get("qas", [paragraph]):
+                answers = question["answers"]
+                if isinstance(answers, list):  # on the hub it is a dict of lists
+                    texts = [answer["text"] for answer in answers]
+                    starts = [answer["answer_start"] for answer in answers]
+                    answers = dict(text=texts, answer_start=starts)
+                texts = (question["question"], paragraph["context"])
+                for text in (*texts, *answers["text"]):
+                    if not isinstance(text, str):
+                        raise TypeError(f"expected text, got {text!r:.60}")
+                starts = map(int, answers["answer_start"])
+                yield texts, list(zip(answers["text"], starts, strict=True))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -148,10 +135,9 @@ def score_answers(scores, silent, margins):
         return (100 * chosen.mean(0)).tolist()
 
     em, f1 = score(margins > 0)
-    best_threshold = margins.max() + 1  # nothing is answered
-    best_em, best_f1 = score(margins >= best_threshold)
-    # every other threshold there is: two seconds for the dev set of v2
-    for threshold in np.unique(margins)[::-1]:
+    best_f1 = -1
+    # every threshold there is: two seconds for the dev set of v2. At the first nothing is answered
+    for threshold in (margins.max() + 1, *np.unique(margins)[::-1]):
         scores_here = score(margins >= threshold)
         if scores_here[1] > best_f1:
             best_threshold = threshold
@@ -190,54 +176,10 @@ def best_spans(logits, is_context, num_best, max_words):
     return scores, starts, ends, null
 
 
-def find_answer_words(spans, text, start):
-    """Return the (first, last) word that an answer at character `start` touches, or None.
-
-    Args:
-        spans: list of (start, end), characters of each word.
-        text, start: str and int, the answer and where it stands.
-    """
-    touched = []
-    for number, (word_start, word_end) in enumerate(spans):
-        if word_start < start + len(text) and word_end > start:
-            touched.append(number)
-    if not touched:
-        return None
-    return touched[0], touched[-1]
-
-
-def find_targets(questions, places, spans):
-    """Find the answers of questions in their windows.
-
-    Args:
-        questions: list of dict, as read_squad returns them.
-        places, spans: as split_questions returns them.
-
-    Returns:
-        int64 (W, 4), see span_loss; and int, answers that are in no window, or are misplaced.
-    """
-    answers = []  # first and last word of each question's first answer, or None
-    for question, words in zip(questions, spans):
-        answer = None
-        if question["answers"]:
-            text, start = question["answers"][0]
-            if question["context"].startswith(text, start):
-                answer = find_answer_words(words, text, start)
-        answers.append(answer)
-
-    # the positions of the answer in each window that has all of it
-    targets = []
-    found = set()
-    for number, first, start, stop in places:
-        target = (0, 0)  # [CLS]
-        if answers[number] is not None:
-            a, b = answers[number]
-            if start <= a and b < stop:
-                target = (first + a - start, first + b - start)
-                found.add(number)
-        targets.append((*target, first, stop - start))
-    num_answered = sum(len(question["answers"]) > 0 for question in questions)
-    return np.array(targets), num_answered - len(found)
+def mark_context(logits, first, count):
+    """Return bool (B, L), the positions of the context: `count` from `first` on, int64 (B,)."""
+    position = torch.arange(logits.shape[1], device=logits.device)
+    return (position >= first[:, None]) & (position < (first + count)[:, None])
 
 
 def span_loss(logits, targets):
@@ -248,12 +190,56 @@ def span_loss(logits, targets):
         targets: int64 (B, 4), start, end, and position and length of the context.
     """
     start, end, first, count = targets.unbind(1)  # (B,)
-    position = torch.arange(logits.shape[1], device=logits.device)
-    is_context = (position >= first[:, None]) & (position < (first + count)[:, None])  # (B, L)
     # words of the question and padding cannot be right: they take no part in the softmax
-    is_candidate = is_context | (position == 0)
+    is_candidate = mark_context(logits, first, count)  # (B, L)
+    is_candidate[:, 0] = True
     logits = logits.masked_fill(~is_candidate.unsqueeze(-1), -torch.inf)
     return (F.cross_entropy(logits[..., 0], start) + F.cross_entropy(logits[..., 1], end)) / 2
+
+
+def find_answer_words(spans, text, start):
+    """Return list of int, the words that an answer at character `start` touches.
+
+    Args:
+        spans: list of (start, end), characters of each word.
+        text, start: str and int, the answer and where it stands.
+    """
+    end = start + len(text)
+    return [i for i, span in enumerate(spans) if span[0] < end and span[1] > start]
+
+
+def find_targets(rows, places, spans):
+    """Find the first answer to each question in its windows.
+
+    Args:
+        rows: as read_squad returns them.
+        places, spans: as split_questions returns them.
+
+    Returns:
+        int64 (W, 4), see span_loss; and int, answers that are in no window, or are misplaced.
+    """
+    answer_words = []
+    for ((_, context), answers), context_spans in zip(rows, spans):
+        words = []
+        if answers:
+            text, start = answers[0]
+            if context.startswith(text, start):
+                words = find_answer_words(context_spans, text, start)
+        answer_words.append(words)
+
+    # the positions of the answer in each window that has all of it
+    targets = []
+    found = set()
+    for number, first, start, stop in places.tolist():
+        target = (0, 0)  # [CLS]
+        words = answer_words[number]
+        if words and start <= words[0] and words[-1] < stop:
+            shift = first - start
+            target = (words[0] + shift, words[-1] + shift)
+            found.add(number)
+        targets.append((*target, first, stop - start))
+    num_answered = sum(len(answers) > 0 for _, answers in rows)
+    return np.array(targets), num_answered - len(found)
 
 
 class QuestionAnswering:
@@ -264,112 +250,102 @@ class QuestionAnswering:
     (B, L, 2)) of batches in any order.
 
     Args:
-        train, dev: as read_squad returns them.
+        task, train, devs: as read_squad returns them.
         tokenizer: HashTokenizer, which learns the words.
         length: int, L.
         stride: int, words from one window to the next. None: a third of L.
         max_words: int, the longest answer. None: 30.
-        limit: int, training questions, drawn at random. None: all.
         allow_no_answer: bool, some questions have no answer (v2).
 
     Attributes:
         examples: list of int32 token IDs, the W windows of the training questions.
         targets: int64 (W, 4), see span_loss.
-        n: int, questions whose score counts.
+        notes: str, what was lost.
     """
 
     head = "span"
     num_outputs = 2
-    has_one_text = False
-    metric = "f1"
-    columns = ["question", "context", "answers"]
+    has_bag = False
     loss = staticmethod(span_loss)
 
-    def __init__(self, train, dev, tokenizer, length, stride=None, max_words=None, limit=None,
+    def __init__(self, task, train, devs, tokenizer, length, stride=None, max_words=None,
                  allow_no_answer=False):
         if stride is None:
             stride = max(1, length // 3)
         if max_words is None:
             max_words = 30
+        self.task = task
         self.tokenizer = tokenizer
         self.length = length
         self.stride = stride
         self.max_words = max_words
         self.allow_no_answer = allow_no_answer
-
-        if limit is not None:  # the same for all seeds
-            chosen = np.sort(np.random.default_rng(0).permutation(len(train))[:limit])
-            train = [train[i] for i in chosen]
-        self.questions = dev
-        self.n = len(dev)
-        self.rows = dict(train=len(train), dev=self.n)
-        self.truths = [self.list_truths(question) for question in dev]
+        self.dev = devs["dev"]
+        self.truths = [self.list_truths(answers) for _, answers in self.dev]
         # subtle: train is read first, as the tokenizer numbers words by first appearance
         self.examples, places, spans = self.split_questions(train)
         self.targets, self.num_lost = find_targets(train, places, spans)
-        self.windows, self.places, self.spans = self.split_questions(dev)
-        self.notes = (f"{len(train):,} questions, {len(self.examples):,} windows, "
-                      f"{self.num_lost:,} answers found in none; an evaluation reads "
-                      f"{len(self.windows):,}")
+        self.windows, self.places, self.spans = self.split_questions(self.dev)
+        self.notes = (f"{len(self.examples):,} windows, {self.num_lost:,} answers found in none; "
+                      f"an evaluation reads {len(self.windows):,}")
 
-    def list_truths(self, question):
+    def list_truths(self, answers):
         """Return the right answers to a question, each a list of normalized words."""
-        truths = [normalize_answer(text) for text, _ in question["answers"]]
+        truths = [normalize_answer(text) for text, _ in answers]
         if self.allow_no_answer:  # as the official script: punctuation alone is no answer
             truths = [truth for truth in truths if truth]
             if not truths:
                 truths = [[]]
         return truths
 
-    def split_questions(self, questions):
+    def split_questions(self, rows):
         """Cut the questions and their contexts into sliding windows.
 
         Returns:
-            windows, list of W int32 token IDs; places, list of W (question's number, first, start,
-            stop), see sliding_windows; and spans, for each question those of its context's words.
+            windows, list of W int32 token IDs; places, int64 (W, 4): the question's number, then
+            first, start, stop, see sliding_windows; and for each question the spans of its
+            context's words.
         """
         windows = []
         places = []
         spans = []
-        context = None
-        for number, question in enumerate(questions):
-            if question["context"] != context:  # the questions about one text follow each other
-                context = question["context"]
+        last_context = None
+        for number, ((question, context), _) in enumerate(rows):
+            if context != last_context:  # the questions about one text follow each other
                 words, context_spans = self.tokenizer.split(context)
                 context_ids = self.tokenizer.ids(words)
-            words, _ = self.tokenizer.split(question["question"])
+                last_context = context
+            words, _ = self.tokenizer.split(question)
             question_ids = self.tokenizer.ids(words)
             for ids, *place in sliding_windows(question_ids, context_ids, self.length, self.stride):
                 windows.append(ids)
                 places.append((number, *place))
             spans.append(context_spans)
-        return windows, places, spans
+        return windows, np.array(places), spans
 
     def answers(self, predict):
         """Return the best answer to each dev question, and its score minus no answer's, (n,)."""
-        best = np.full(self.n, -np.inf)
-        null = np.full(self.n, np.inf)
-        texts = [""] * self.n
+        best = np.full(len(self.dev), -np.inf)
+        null = np.full(len(self.dev), np.inf)
+        texts = [""] * len(self.dev)
         # of the windows of a question: the highest span, and the lowest "no answer"
         for indices, logits in predict(self.windows):
-            places = [self.places[i] for i in indices]
-            # a batch may have windows of several questions
-            is_context = torch.zeros(logits.shape[:2], dtype=torch.bool)
-            for row, (_, first, start, stop) in zip(is_context, places):
-                row[first:first + stop - start] = True
-            is_context = is_context.to(logits.device)
+            places = torch.from_numpy(self.places[indices])  # (B, 4)
+            numbers, first, start, stop = places.to(logits.device).unbind(1)
+            is_context = mark_context(logits, first, stop - start)
             scores, starts, ends, nulls = best_spans(logits, is_context, 1, self.max_words)
-            spans = zip(scores[:, 0].tolist(), starts[:, 0].tolist(), ends[:, 0].tolist())
-            for place, (score, a, b), none in zip(places, spans, nulls.tolist()):
-                number, first, start, _ = place
+            # position i of a window is word i + start - first of the context
+            shift = (start - first)[:, None]
+            columns = (numbers, nulls, scores, starts + shift, ends + shift)
+            rows = zip(*[column.flatten().tolist() for column in columns])
+            for number, none, score, a, b in rows:
                 null[number] = min(null[number], none)
                 if score > best[number]:
                     best[number] = score
-                    # position a of the window is word start + a - first of the context
-                    words = self.spans[number]
-                    begin = words[start + a - first][0]
-                    end = words[start + b - first][1]
-                    texts[number] = self.questions[number]["context"][begin:end].strip()
+                    (_, context), _ = self.dev[number]
+                    begin, _ = self.spans[number][a]
+                    _, end = self.spans[number][b]
+                    texts[number] = context[begin:end].strip()
         return texts, best - null
 
     def score(self, texts):
@@ -387,7 +363,7 @@ class QuestionAnswering:
         if not self.allow_no_answer:
             em, f1 = (100 * scores.mean(0)).tolist()
             return dict(f1=f1, em=em), None
-        silent = self.score([""] * self.n)
+        silent = self.score([""] * len(texts))
         constant_prediction = "no answer"
         if (margins > 0).any():
             constant_prediction = None
@@ -395,10 +371,10 @@ class QuestionAnswering:
 
     def baselines(self):
         """Return the F1 in percent of giving no answer, as majority."""
-        silent = self.score([""] * self.n)
+        silent = self.score([""] * len(self.dev))
         return dict(majority=100 * float(silent[:, 1].mean()), bag_of_words=None)
 
     def description(self):
         """Return what infer.py has to know, as plain types."""
-        return dict(head=self.head, labels=None, pair=True, stride=self.stride,
-                    longest=self.max_words, null=self.allow_no_answer)
+        options = dict(stride=self.stride, longest=self.max_words, null=self.allow_no_answer)
+        return self.task.description() | options

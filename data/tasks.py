@@ -1,7 +1,7 @@
 """Tasks of one or two texts, classes or numbers: GLUE, your own files, docstrings (pydoc).
 
 Paper map:
-    [GLUE §3] TASKS
+    [GLUE §3] GLUE
 Sources:
     [GLUE] Wang et al. 2019, GLUE
 Out of scope: training (finetune.py); questions and answers (data/squad.py).
@@ -10,7 +10,9 @@ Deviations:
 Notation:
     B batch   n examples
 
-    read_task -> Task, texts and labels -> SequenceClassification -> token IDs, targets -> metrics
+A row is (texts, label): a tuple of one text or two, and the name of a class or a float.
+
+    read_task -> Task and rows -> SequenceClassification -> token IDs, targets -> metrics
 """
 
 import collections
@@ -36,39 +38,40 @@ from tokenizer import build_inputs
 class Task:
     """A row of TASKS: what is known of a task before its files are read."""
 
-    texts: tuple  # columns, of one text or of two; a|b is either name
-    labels: tuple | None  # classes in the hub's order; (): the training file's; None: numbers
-    metrics: tuple  # keys of METRICS; the first is the task's own
+    texts: list  # columns, of one text or of two; a|b is either name
+    labels: list | None  # classes in the hub's order; []: the training file's; None: numbers
+    metrics: list  # keys of METRICS; the first is the task's own
     label: str = "label"  # column
     folder: str = ""  # of the original download, whose labels may be numbers of classes
     dev: tuple = ("dev",)  # splits to score; the first one's score counts
     header: list | None = None  # columns of files without a header line
-    in_average: bool = False  # one of the tasks of --task glue
-    hub: tuple | None = None  # data set and configuration; None: GLUE's, by the task's name
+
+    def description(self):
+        """Return what a checkpoint says about its task. If all of it is equal, the task is."""
+        return dict(texts=self.texts, label=self.label, labels=self.labels)
 
 
 # The original files and the hub name some columns differently.
-PAIR = ("sentence1|#1 String", "sentence2|#2 String")
-ENTAILMENT = ("entailment", "not_entailment")
-ACCURACY = ("accuracy",)
-TASKS = {  # [GLUE §3] The average of eight is without WNLI, as in the papers.
-    "mnli": Task(("premise|sentence1", "hypothesis|sentence2"),
-                 ("entailment", "neutral", "contradiction"), ACCURACY, "label|gold_label", "MNLI",
-                 dev=("dev_matched", "dev_mismatched"), in_average=True),
-    "qnli": Task(("question", "sentence"), ENTAILMENT, ACCURACY, "label", "QNLI", in_average=True),
-    "qqp": Task(("question1", "question2"), ("not_duplicate", "duplicate"), ("f1", "accuracy"),
-                "label|is_duplicate", "QQP", in_average=True),
-    "rte": Task(PAIR, ENTAILMENT, ACCURACY, "label", "RTE", in_average=True),
-    "sst2": Task(("sentence",), ("negative", "positive"), ACCURACY, "label", "SST-2",
-                 in_average=True),
-    "mrpc": Task(PAIR, ("not_equivalent", "equivalent"), ("accuracy", "f1"), "label|Quality",
-                 "MRPC", in_average=True),
-    "cola": Task(("sentence",), ("unacceptable", "acceptable"), ("matthews", "accuracy"), "label",
-                 "CoLA", header=["source", "label", "star", "sentence"], in_average=True),
-    "stsb": Task(PAIR, None, ("spearman", "pearson"), "label|score", "STS-B", in_average=True),
-    "wnli": Task(PAIR, ("not_entailment", "entailment"), ACCURACY, "label", "WNLI"),
+PAIR = ["sentence1|#1 String", "sentence2|#2 String"]
+ENTAILMENT = ["entailment", "not_entailment"]
+ACCURACY = ["accuracy"]
+TASKS = {
+    "mnli": Task(["premise|sentence1", "hypothesis|sentence2"],
+                 ["entailment", "neutral", "contradiction"], ACCURACY, "label|gold_label", "MNLI",
+                 dev=("dev_matched", "dev_mismatched")),
+    "qnli": Task(["question", "sentence"], ENTAILMENT, ACCURACY, "label", "QNLI"),
+    "qqp": Task(["question1", "question2"], ["not_duplicate", "duplicate"], ["f1", "accuracy"],
+                "label|is_duplicate", "QQP"),
+    "rte": Task(PAIR, ENTAILMENT, ACCURACY, "label", "RTE"),
+    "sst2": Task(["sentence"], ["negative", "positive"], ACCURACY, "label", "SST-2"),
+    "mrpc": Task(PAIR, ["not_equivalent", "equivalent"], ["accuracy", "f1"], "label|Quality",
+                 "MRPC"),
+    "cola": Task(["sentence"], ["unacceptable", "acceptable"], ["matthews", "accuracy"], "label",
+                 "CoLA", header=["source", "label", "star", "sentence"]),
+    "stsb": Task(PAIR, None, ["spearman", "pearson"], "label|score", "STS-B"),
+    "wnli": Task(PAIR, ["not_entailment", "entailment"], ACCURACY, "label", "WNLI"),
 }
-HIDDEN = "The labels of a test split are not public. infer.py --file writes predictions."
+GLUE = [name for name in TASKS if name != "wnli"]  # the eight of the papers' average [GLUE §3]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -83,7 +86,7 @@ def read_task(name, args):
         args: Namespace with the flags train, dev, data_dir, text, label, regression and cache.
 
     Returns:
-        the Task; the training split, as parse_rows returns it; and dict, name -> dev split.
+        the Task; the training rows; and dict, name of a split -> rows to score.
 
     Raises:
         InputError: a file cannot be read, or does not fit the task.
@@ -92,18 +95,18 @@ def read_task(name, args):
     folder = args.data_dir
     ending = ".tsv"
     if name == "pydoc":
-        task = Task(("docstring",), (), ("accuracy", "macro_f1"))
+        task = Task(["docstring"], [], ["accuracy", "macro_f1"])
         folder = build_pydoc(args.cache)
         ending = ".jsonl"
     elif name == "own":
-        task = describe_own_files(args)
+        texts = [column.strip() for column in args.text.split(",")]
+        task = Task(texts, [], ["accuracy", "macro_f1"], args.label)
+        if args.regression:
+            task = Task(texts, None, ["spearman", "pearson"], args.label)
     else:
         task = TASKS[name]
 
     # the file of each split, None for the hub
-    hub = task.hub
-    if hub is None:
-        hub = ("nyu-mll/glue", name)
     paths = dict.fromkeys(("train", *task.dev))
     if args.train:
         paths = {"train": args.train, task.dev[0]: args.dev}
@@ -114,23 +117,14 @@ def read_task(name, args):
     # train comes first: dev may have no other classes
     splits = {}
     for split, path in paths.items():
-        rows, source = read_source(path, hub, split, task.header)
+        rows, source = read_source(path, ("nyu-mll/glue", name), split, task.header)
         splits[split] = parse_rows(rows, task, source)
-        if task.labels == ():
-            labels = find_classes(splits["train"]["labels"], source)
-            task = dataclasses.replace(task, labels=labels)
+        if task.labels == []:
+            task = dataclasses.replace(task, labels=find_classes(splits["train"], source))
     train = splits.pop("train")
     if args.train:
         warn_of_leak(train, splits[task.dev[0]], args.dev)
     return task, train, splits
-
-
-def describe_own_files(args):
-    """Return the Task that --text, --label and --regression describe."""
-    texts = tuple(column.strip() for column in args.text.split(","))
-    if args.regression:
-        return Task(texts, None, ("spearman", "pearson"), args.label)
-    return Task(texts, (), ("accuracy", "macro_f1"), args.label)
 
 
 def read_source(path, hub, split, header=None):
@@ -151,39 +145,39 @@ def read_source(path, hub, split, header=None):
     return list(read_hub(*hub, split=split)), f"{'/'.join(hub)}, {split}"
 
 
-def parse_rows(rows, task, source):
-    """Return the texts and labels of rows.
+def draw_rows(rows, limit):
+    """Return `limit` of the rows at random, in their order; all of them if it is None."""
+    if limit is None:
+        return rows
+    chosen = np.random.default_rng(0).permutation(len(rows))[:limit]
+    return [rows[i] for i in np.sort(chosen)]
+
+
+def parse_rows(cells, task, source):
+    """Return the rows of a task.
 
     Args:
-        rows: list of dict, column -> cell.
+        cells: list of dict, column -> cell.
         task: Task, which columns and labels to expect.
         source: str, for messages.
-
-    Returns:
-        dict: first, list of str; second, list of str or None; labels, list of str or of float.
 
     Raises:
         InputError: a column is missing, or a cell is no text or no label of the task.
     """
-    if not rows:
+    if not cells:
         raise InputError(f"{source}: expected rows, got none.")
     # by name: the order of columns, and other columns, do not matter
     known = {}
-    for row in rows[:100]:  # an object of a .jsonl may lack a column
+    for row in cells[:100]:  # an object of a .jsonl may lack a column
         known.update(row)
     columns = [find_column(names, known, source) for names in task.texts]
-    label = find_column(task.label, known, source)
-    first = []
-    second = []
-    labels = []
-    for number, row in enumerate(rows, 1):
+    label_column = find_column(task.label, known, source)
+    rows = []
+    for number, row in enumerate(cells, 1):
         place = f"{source}, row {number:,}"
-        first.append(parse_text(row.get(columns[0]), place))
-        second.append(parse_text(row.get(columns[-1]), place))
-        labels.append(parse_label(row.get(label), task, place))
-    if len(columns) == 1:
-        second = None
-    return dict(first=first, second=second, labels=labels)
+        texts = tuple(parse_text(row.get(column), place) for column in columns)
+        rows.append((texts, parse_label(row.get(label_column), task, place)))
+    return rows
 
 
 def find_column(names, known, source):
@@ -206,18 +200,19 @@ def parse_text(cell, place):
 
 def parse_label(cell, task, place):
     """Return a cell as the name of a class, which may be given by its number, or as a float."""
-    text = ""  # of an empty cell, which is None, or NaN in a column of numbers
-    if isinstance(cell, (str, int, float)) and cell == cell:
-        text = str(cell).strip()
+    text = str(cell).strip()
+    if cell is None or cell != cell:  # an empty cell: NaN in a column of numbers
+        text = ""
     # subtle: -1 is a number, and STS-B would learn it
     if task.folder and text in ("-1", "-1.0"):
-        raise InputError(f"{place}: expected a label, got {text}. {HIDDEN}")
+        raise InputError(f"{place}: expected a label, got {text}. The labels of a test split are "
+                         "not public. infer.py --file writes predictions.")
     if task.labels is None:
         expected = "a number below 1e38"  # float32 holds it
         with contextlib.suppress(ValueError):
             if abs(float(text)) < 1e38:
                 return float(text)
-    elif task.labels == ():
+    elif task.labels == []:
         expected = "any text"
         if text:
             return text
@@ -231,29 +226,25 @@ def parse_label(cell, task, place):
     raise InputError(f"{place}: expected a label ({expected}), got {cell!r:.60}.")
 
 
-def find_classes(labels, source):
+def find_classes(rows, source):
     """Return the distinct labels, sorted: their order in the file does not matter."""
-    classes = tuple(sorted(set(labels)))
+    _, labels = zip(*rows)
+    classes = sorted(set(labels))
     # a class of its own for most rows: numbers, or the wrong column
-    if not 2 <= len(classes) <= max(2, len(labels) // 2):
+    if not 2 <= len(classes) <= max(2, len(rows) // 2):
         raise InputError(f"{source}: expected two labels or more, each for several rows, got "
-                         f"{len(classes):,} for {len(labels):,} rows. --regression is for numbers.")
+                         f"{len(classes):,} for {len(rows):,} rows. --regression is for numbers.")
     return classes
 
 
 def warn_of_leak(train, dev, path):
-    """Say how many rows to score have a text, or a pair, of the training rows."""
+    """Say how many rows to score have the text, or both texts, of a training row."""
     # a model that learned them by heart would score high
-    def list_texts(split):
-        if split["second"] is None:
-            return split["first"]
-        return list(zip(split["first"], split["second"]))
-
-    seen = set(list_texts(train))
-    num_seen = sum(text in seen for text in list_texts(dev))
+    seen = {texts for texts, _ in train}
+    num_seen = sum(texts in seen for texts, _ in dev)
     if num_seen > 0:
-        print(f"warning: {path}: {len(dev['first']):,} rows to score, of which {num_seen:,} have a "
-              "text of --train.", file=sys.stderr)
+        print(f"warning: {path}: {len(dev):,} rows to score, of which {num_seen:,} have a text of "
+              "--train.", file=sys.stderr)
 
 
 def build_pydoc(cache):
@@ -265,7 +256,7 @@ def build_pydoc(cache):
     return build_once(folder, functools.partial(write_pydoc, files))
 
 
-def write_pydoc(files, folder, num_modules=20, max_texts=1_000):
+def write_pydoc(files, folder):
     """Write train.jsonl and dev.jsonl of the largest modules. One file in ten is held out whole."""
     print("preparing pydoc, once for all runs", flush=True)
     texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
@@ -280,13 +271,13 @@ def write_pydoc(files, folder, num_modules=20, max_texts=1_000):
                 seen.add(text)
 
     # the modules with most texts, of those that have some in both splits
-    modules = sorted(texts["train"].keys() & texts["dev"].keys())
-    modules.sort(key=lambda module: len(texts["train"][module]), reverse=True)
+    modules = texts["train"].keys() & texts["dev"].keys()
+    modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
     # a random choice of their texts
     os.makedirs(folder)
     rng = np.random.default_rng(0)
-    for module in modules[:num_modules]:
-        for split, size in (("train", max_texts), ("dev", max_texts // 5)):
+    for module in modules[:20]:
+        for split, size in (("train", 1_000), ("dev", 200)):
             part = texts[split][module]
             with open(os.path.join(folder, f"{split}.jsonl"), "a") as file:
                 for i in rng.permutation(len(part))[:size]:
@@ -361,124 +352,105 @@ class SequenceClassification:
         task, train, devs: as read_task returns them.
         tokenizer: HashTokenizer, which learns the words.
         length: int, positions.
-        limit: int, training rows, drawn at random. None: all.
-        scale: mean and standard deviation of the numbers to predict. None: of the training rows.
-        has_bag: bool, keep the words of a single text that do not fit, for a bag of words.
+        scale: mean and standard deviation of the numbers to predict. None: of the training rows,
+            or the task has classes.
+        has_bag: bool, keep the words of a text that do not fit, for a bag of words.
 
     Attributes:
         examples: list of int32 token IDs, of the training rows.
         targets: (n,), int64 classes, or float32 in units of `scale`.
         devs: dict, name -> examples and targets.
-        n: int, rows whose score counts.
+        notes: str, what was lost.
     """
 
     head = "classify"
 
-    def __init__(self, task, train, devs, tokenizer, length, limit=None, scale=None, has_bag=False):
+    def __init__(self, task, train, devs, tokenizer, length, scale=None, has_bag=False):
         self.task = task
-        self.labels = task.labels
-        self.metric = task.metrics[0]
-        self.columns = [*task.texts, task.label]
-        self.has_one_text = len(task.texts) == 1
         self.tokenizer = tokenizer
         self.length = length
         self.has_bag = has_bag
-        if limit is not None:
-            train = draw_rows(train, limit)
 
         # outputs: a score per class, or one number whose unit is the deviation of the labels
-        self.scale = None
+        self.scale = scale
         self.num_outputs = 1
-        if self.labels is not None:
-            self.num_outputs = len(self.labels)
-        elif scale is not None:
-            self.scale = list(scale)
-        else:
-            deviation = float(np.std(train["labels"]))
+        if task.labels is not None:
+            self.num_outputs = len(task.labels)
+        elif scale is None:
+            _, numbers = zip(*train)
+            deviation = float(np.std(numbers))
             if deviation == 0:
                 deviation = 1.0
-            self.scale = [float(np.mean(train["labels"])), deviation]
+            self.scale = [float(np.mean(numbers)), deviation]
 
         # subtle: train is read first, as the tokenizer numbers words by first appearance
         self.num_cut = 0
         self.examples, self.targets = self.encode(train)
-        self.rows = dict(train=len(self.examples))
-        self.devs = {}
-        for name, dev in devs.items():
-            self.devs[name] = self.encode(dev)
-            self.rows[name] = len(dev["first"])
-        self.n = self.rows[task.dev[0]]
+        self.devs = {name: self.encode(dev) for name, dev in devs.items()}
         self.notes = (f"{self.num_cut:,} texts or pairs exceed the {length} positions that the "
                       "encoder reads")
 
-    def encode(self, split):
-        """Return the examples and the targets of a split."""
-        first = self.tokenizer.ids_of_texts(split["first"])
-        second = [None] * len(first)
-        if split["second"] is not None:
-            second = self.tokenizer.ids_of_texts(split["second"])
-        # a bag of words reads all of a text, the encoder its first words
-        keep_rest = self.has_bag and self.has_one_text
+    def encode(self, rows):
+        """Return the examples and the targets of rows."""
+        texts, labels = zip(*rows)
+        columns = list(zip(*texts))
+        first = self.tokenizer.ids_of_texts(columns[0])
+        second = [None] * len(rows)
+        if len(columns) == 2:
+            second = self.tokenizer.ids_of_texts(columns[1])
         examples = []
         for a, b in zip(first, second):
-            ids, num_cut = build_inputs(a, b, self.length, self.tokenizer.separator, keep_rest)
+            ids, num_cut = build_inputs(a, b, self.length, self.tokenizer.separator, self.has_bag)
             examples.append(ids)
             if num_cut > 0:
                 self.num_cut += 1
-        if self.labels is None:
-            mean, deviation = self.scale
-            targets = (np.array(split["labels"]) - mean) / deviation
-            return examples, targets.astype(np.float32)
-        number_of = {name: i for i, name in enumerate(self.labels)}
-        targets = [number_of[name] for name in split["labels"]]
-        return examples, np.array(targets, np.int64)
+        if self.scale is None:
+            targets = [self.task.labels.index(label) for label in labels]
+            return examples, np.array(targets)
+        mean, deviation = self.scale
+        targets = (np.array(labels) - mean) / deviation
+        return examples, targets.astype(np.float32)
 
     def loss(self, logits, targets):
         """Return the mean loss of logits (B, num_outputs) and targets (B,)."""
-        if self.labels is None:
-            return F.mse_loss(logits[:, 0], targets)
-        return F.cross_entropy(logits, targets)
-
-    def predict_labels(self, examples, predict):
-        """Return (n,) of examples: classes, or values in units of `scale`."""
-        logits = np.zeros((len(examples), self.num_outputs), np.float32)
-        for indices, part in predict(examples):
-            logits[indices] = part.cpu().numpy()
-        if self.labels is None:
-            return logits[:, 0]
-        return logits.argmax(1)
+        if self.scale is None:
+            return F.cross_entropy(logits, targets)
+        return F.mse_loss(logits[:, 0], targets)
 
     def evaluate(self, predict):
         """Return a dict of metrics in percent, and the only label that is predicted, or None."""
         scores = {}
         constant_prediction = None
         for split, (examples, truth) in self.devs.items():
-            predicted = self.predict_labels(examples, predict)
-            is_first = split == self.task.dev[0]
-            prefix = ""  # of MNLI's second split: mismatched_
-            if not is_first:
+            logits = np.zeros((len(examples), self.num_outputs), np.float32)
+            for indices, part in predict(examples):
+                logits[indices] = part.cpu().numpy()
+            predicted = logits[:, 0]
+            if self.scale is None:
+                predicted = logits.argmax(1)
+            prefix = ""
+            if split != self.task.dev[0]:  # MNLI's second split: mismatched_
                 prefix = split.removeprefix("dev_") + "_"
+            elif np.ptp(predicted) < 1e-3:  # nothing was learned, whatever the score says
+                constant_prediction = self.name_label(predicted[0])
             for name in self.task.metrics:
                 scores[prefix + name] = 100 * METRICS[name](predicted, truth)
-            # one output for all rows: nothing was learned, whatever the score says
-            if is_first and np.ptp(predicted) < 1e-3:
-                constant_prediction = self.name_label(predicted[0])
         return scores, constant_prediction
 
     def name_label(self, predicted):
-        """Return a class or a value, as predict_labels returns it, as str."""
-        if self.labels is None:
-            mean, deviation = self.scale
-            return f"{mean + deviation * predicted:.4g}"
-        return self.labels[predicted]
+        """Return a predicted class, or a number in units of `scale`, as str."""
+        if self.scale is None:
+            return self.task.labels[predicted]
+        mean, deviation = self.scale
+        return f"{mean + deviation * predicted:.4g}"
 
     def baselines(self):
         """Return the metric in percent of majority and bag_of_words, which need no transformer."""
         scores = dict(majority=None, bag_of_words=None)
-        if self.labels is None:
+        if self.scale is not None:
             return scores
         examples, truth = self.devs[self.task.dev[0]]
-        metric = METRICS[self.metric]
+        metric = METRICS[self.task.metrics[0]]
         most_frequent = np.bincount(self.targets).argmax()
         scores["majority"] = 100 * metric(np.full_like(truth, most_frequent), truth)
         if self.tokenizer.words:  # CANINE has none
@@ -488,37 +460,21 @@ class SequenceClassification:
 
     def description(self):
         """Return what infer.py has to know, as plain types."""
-        labels = self.labels
-        if labels is not None:
-            labels = list(labels)
-        return dict(head=self.head, labels=labels, scale=self.scale, texts=list(self.task.texts),
-                    label=self.task.label, pair=not self.has_one_text)
+        return self.task.description() | dict(scale=self.scale)
 
 
-def draw_rows(split, limit):
-    """Return the rows of a split, or `limit` of them at random, in their order."""
-    num_rows = len(split["labels"])
-    chosen = np.sort(np.random.default_rng(0).permutation(num_rows)[:limit])
-    drawn = {}
-    for name, column in split.items():
-        if column is not None:
-            column = [column[i] for i in chosen]
-        drawn[name] = column
-    return drawn
-
-
-def bag_of_words(examples, targets, others, num_labels, epochs=5):
+def bag_of_words(examples, targets, others, num_labels):
     """Classify texts by logistic regression on the mean of their distinct words.
 
     Args:
         examples, others: lists of int token IDs (L,): to learn from, and to classify.
         targets: int64 (n,), the classes of the first.
-        num_labels, epochs: int.
+        num_labels: int.
 
     Returns:
         int64, the classes of the others.
     """
-    num_ids = 1 + max(int(ids.max()) for ids in examples + others)
+    num_ids = 1 + np.concatenate(examples + others).max()
     # a word has a weight per class; the logits are their mean. Only rows of a batch get gradients.
     table = torch.zeros(num_ids, num_labels)  # the weights of [CLS] are a bias
     bag = torch.nn.EmbeddingBag.from_pretrained(table, freeze=False, mode="mean", sparse=True)
@@ -529,10 +485,10 @@ def bag_of_words(examples, targets, others, num_labels, epochs=5):
         lengths = torch.tensor([0] + [len(ids) for ids in words[:-1]])
         return bag(torch.cat(words), lengths.cumsum(0))  # (texts, num_labels)
 
-    # the learning rate falls from 0.1 in equal steps
+    # five epochs; the learning rate falls from 0.1 in equal steps
     rng = np.random.default_rng(0)
-    for epoch in range(epochs):
-        optimizer.param_groups[0]["lr"] = 0.1 * (1 - epoch / epochs)
+    for epoch in range(5):
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 - epoch / 5)
         for chosen in length_batches([1] * len(examples), 32, rng):
             logits = compute_logits([examples[i] for i in chosen])
             loss = F.cross_entropy(logits, torch.from_numpy(targets[chosen]))

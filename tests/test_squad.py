@@ -1,6 +1,5 @@
 """Tests of data/squad.py: files, scores by hand, spans and answers against all pairs."""
 
-import gzip
 import json
 import math
 import random
@@ -22,46 +21,49 @@ from tokenizer import HashTokenizer
 WORDS = make_words(60, 3)
 
 
-def make_questions(rng, n, no_answer=0.0):
+def make_rows(rng, n, no_answer=0.0):
     """The answer is "zebra", alone or before "quagga", in a context of up to sixty other words."""
-    questions = []
-    for i in range(n):
+    rows = []
+    for _ in range(n):
         words = rng.choices(WORDS, k=rng.randint(20, 60))
         place = rng.randrange(1, len(words) - 3)
-        count = rng.randint(1, 2)
+        answer = rng.choice(["zebra", "zebra quagga"])
         answers = []
         if rng.random() >= no_answer:
-            words[place:place + count] = ["zebra", "quagga"][:count]
-            text = " ".join(words[place:place + count])
             start = len(" ".join(words[:place])) + 1
-            answers = [(text, start)]
-        context = " ".join(words)
-        questions.append(dict(id=f"q{i}", question="Which word?", context=context, answers=answers))
-    return questions
+            answers = [(answer, start)]
+            words.insert(place, answer)
+        rows.append((("Which word?", " ".join(words)), answers))
+    return rows
 
 
-def nested_file(questions):
+def nested_file(rows):
     """Return the content of a file as published."""
     articles = []
-    for row in questions:
-        answers = [dict(text=text, answer_start=start) for text, start in row["answers"]]
-        qas = [dict(id=row["id"], question=row["question"], answers=answers)]
-        articles.append(dict(title="t", paragraphs=[dict(context=row["context"], qas=qas)]))
-    return dict(version="x", data=articles)
+    for (question, context), answers in rows:
+        answers = [dict(text=text, answer_start=start) for text, start in answers]
+        qas = [dict(id="1", question=question, answers=answers)]
+        articles.append(dict(title="t", paragraphs=[dict(context=context, qas=qas)]))
+    return json.dumps(dict(version="x", data=articles))
 
 
-def flat_row(question):
-    """Return a row as on the hub."""
-    texts = [text for text, _ in question["answers"]]
-    starts = [start for _, start in question["answers"]]
-    return question | dict(title="t", answers=dict(text=texts, answer_start=starts))
+def flat_file(rows):
+    """Return the content of a .jsonl in the columns of the hub."""
+    lines = []
+    for (question, context), answers in rows:
+        texts = [text for text, _ in answers]
+        starts = [start for _, start in answers]
+        answers = dict(text=texts, answer_start=starts)
+        row = dict(id="1", title="t", question=question, context=context, answers=answers)
+        lines.append(json.dumps(row))
+    return "\n".join(lines)
 
 
-def make_data(questions, length, tokenizer=None, **options):
-    """Return the windows of questions that are train and dev at once."""
+def make_data(rows, length, tokenizer=None, **options):
+    """Return the windows of rows that are train and dev at once."""
     if tokenizer is None:
         tokenizer = HashTokenizer(Config(**PRESETS["tiny"]), hash=MD5())
-    return QuestionAnswering(questions, questions, tokenizer, length, **options)
+    return QuestionAnswering(None, rows, {"dev": rows}, tokenizer, length, **options)
 
 
 def batches(examples, logits):
@@ -76,28 +78,24 @@ def batches(examples, logits):
 
 
 def test_nested_and_flat_files_are_equal(tmp_path):
-    """The published file in --data_dir, and a table in the columns of the hub."""
-    questions = make_questions(random.Random(0), 7, 0.3)
+    """The published files in --data_dir, and a file in the columns of the hub."""
+    rows = make_rows(random.Random(0), 7, 0.3)
     for split in ("train", "dev"):
-        path = tmp_path / f"{split}-v2.0.json"
-        path.write_text(json.dumps(nested_file(questions)))
-    flat = tmp_path / "own.jsonl.gz"
-    rows = [json.dumps(flat_row(question)) + "\n" for question in questions]
-    flat.write_bytes(gzip.compress("".join(rows).encode()))
-
-    args = SimpleNamespace(train=None, dev=None, data_dir=str(tmp_path))
-    nested = read_squad("squad_v2", args)
-    args = SimpleNamespace(train=str(flat), dev=str(flat), data_dir=None)
-    own = read_squad("squad_v2", args)
-    for question in questions:
-        del question["id"]
-    assert nested == own == [questions, questions]
+        (tmp_path / f"{split}-v2.0.json").write_text(nested_file(rows))
+    own = tmp_path / "own.jsonl"
+    own.write_text(flat_file(rows))
+    published = SimpleNamespace(train=None, dev=None, data_dir=str(tmp_path))
+    flat = SimpleNamespace(train=str(own), dev=str(own), data_dir=None)
+    task, train, devs = read_squad("squad_v2", published)
+    assert task.texts == ["question", "context"]
+    assert train == devs["dev"] == rows
+    assert read_squad("squad_v2", flat) == (task, train, devs)
 
 
 @pytest.mark.parametrize("change, message", [
-    (dict(answers=None), "own.json, question 1: expected question, context and answers"),
-    (dict(context=5), "not all are texts"),
-    (dict(answers=dict(text=["a"], answer_start=["x"])), "not all are texts"),
+    (dict(answers=None), "own.json: could not be read"),
+    (dict(context=5), "expected text, got 5"),
+    (dict(answers=dict(text=["a"], answer_start=["x"])), "invalid literal"),
     (dict(answers=dict(text=["a", "b"], answer_start=[0])), "shorter"),
     (dict(answers=[]), "Use --task squad_v2"),
 ])
@@ -135,12 +133,12 @@ def test_exact_and_f1_by_hand(answer, truths, allow_no_answer, expected):
 ])
 def test_answer_of_punctuation_is_no_answer_in_v2(allow_no_answer, silent):
     """As in the official script: giving none is right only if all answers normalize to nothing."""
-    row = dict(question="x", context="a b .")
-    questions = [
-        row | dict(answers=[(".", 4), ("b", 2)]),
-        row | dict(answers=[(".", 4)]),
+    texts = ("x", "a b .")
+    rows = [
+        (texts, [(".", 4), ("b", 2)]),
+        (texts, [(".", 4)]),
     ]
-    data = make_data(questions, 20, allow_no_answer=allow_no_answer)
+    data = make_data(rows, 20, allow_no_answer=allow_no_answer)
     assert data.score(["", ""]).tolist() == silent
 
 
@@ -209,9 +207,9 @@ def test_span_loss_ignores_words_of_the_question():
 
 
 @pytest.mark.parametrize("text, start, expected", [
-    ("bc de", 1, (0, 1)),  # parts of both words
-    ("abc", 0, (0, 0)),
-    (" ", 3, None),  # between the words
+    ("bc de", 1, [0, 1]),  # parts of both words
+    ("abc", 0, [0]),
+    (" ", 3, []),  # between the words
 ])
 def test_find_answer_words_by_hand(text, start, expected):
     assert find_answer_words([(0, 3), (4, 7), (8, 9)], text, start) == expected
@@ -226,13 +224,13 @@ def test_find_answer_words_by_hand(text, start, expected):
     ("bpe", 131, 0.0),  # an answer is several pieces
 ])
 def test_targets_read_as_answers_score_100(split, length, no_answer, bpe):
-    questions = make_questions(random.Random(1), 40, no_answer)
+    rows = make_rows(random.Random(1), 40, no_answer)
     tokenizer = None
     if split == "bpe":
         config = Config(**PRESETS["tiny"] | dict(emb="lookup"))
         tokenizer = HashTokenizer(config, split="bpe", subwords=bpe, vocabulary=bpe.units)
-    data = make_data(questions, length, tokenizer, allow_no_answer=no_answer > 0)
-    assert len(data.windows) > data.n == 40
+    data = make_data(rows, length, tokenizer, allow_no_answer=no_answer > 0)
+    assert len(data.windows) > 40
     assert data.num_lost == 0
 
     logits = [torch.zeros(len(ids), 2) for ids in data.examples]
@@ -242,8 +240,8 @@ def test_targets_read_as_answers_score_100(split, length, no_answer, bpe):
     scores, constant = data.evaluate(lambda examples: batches(examples, logits))
     assert scores["f1"] == scores["em"] == scores.get("best_f1", 100) == 100
     assert constant is None
-    num_silent = sum(not question["answers"] for question in questions)
-    assert data.baselines() == dict(majority=100 * num_silent / 40, bag_of_words=None)
+    num_silent = sum(answers == [] for _, answers in rows)
+    assert data.baselines()["majority"] == 100 * num_silent / 40
 
 
 @pytest.mark.parametrize("context, text, start", [
@@ -251,30 +249,27 @@ def test_targets_read_as_answers_score_100(split, length, no_answer, bpe):
     ("a b c", "b c", 1),  # starts elsewhere
 ])
 def test_answer_that_is_in_no_window_is_counted(context, text, start):
-    question = dict(question="x", context=context, answers=[(text, start)])
-    data = make_data([question], 20)
+    data = make_data([(("x", context), [(text, start)])], 20)
     assert data.num_lost == 1
     assert not data.targets[:, :2].any()
 
 
 def test_answers_are_the_best_over_all_windows():
     """Random scores, against going through all pairs of all windows."""
-    questions = make_questions(random.Random(4), 9, 0.3)
-    data = make_data(questions, 25, stride=5, max_words=3, allow_no_answer=True)
+    rows = make_rows(random.Random(4), 9, 0.3)
+    data = make_data(rows, 25, stride=5, max_words=3, allow_no_answer=True)
     logits = [torch.randn(len(ids), 2) for ids in data.windows]
     texts, margins = data.answers(lambda examples: batches(examples, logits))
-    for q, question in enumerate(questions):
-        pairs = []
-        nulls = []
-        for scores, place in zip(logits, data.places):
-            number, first, start, stop = place
-            if number != q:
-                continue
-            nulls.append(scores[0].sum().item())
-            shift = start - first  # from positions to words of the context
-            for score, i, j in list_pairs(scores, first, stop - shift, 3):
-                pairs.append((score, i + shift, j + shift))
-        best, a, b = max(pairs)
-        _, spans = split_words(question["context"])
-        assert texts[q] == question["context"][spans[a][0]:spans[b][1]]
-        assert margins[q] == pytest.approx(best - min(nulls), abs=1e-5)
+
+    pairs = [[] for _ in rows]  # (score, first word, last word) of each question
+    nulls = [[] for _ in rows]
+    for scores, (number, first, start, stop) in zip(logits, data.places.tolist()):
+        shift = start - first  # from positions to words of the context
+        for score, i, j in list_pairs(scores, first, stop - shift, 3):
+            pairs[number].append((score, i + shift, j + shift))
+        nulls[number].append(scores[0].sum().item())
+    for number, ((_, context), _) in enumerate(rows):
+        score, a, b = max(pairs[number])
+        _, spans = split_words(context)
+        assert texts[number] == context[spans[a][0]:spans[b][1]]
+        assert margins[number] == pytest.approx(score - min(nulls[number]), abs=1e-5)

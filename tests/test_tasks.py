@@ -1,30 +1,36 @@
 """Tests of data/tasks.py: labels, columns, sources, metrics by hand, examples, baselines."""
 
-import dataclasses
 import os
 from types import SimpleNamespace
 
-import datasets
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
 
 import data.tasks
 from common import InputError
-from data.tasks import METRICS, TASKS, SequenceClassification, Task, bag_of_words, parse_rows
-from data.tasks import read_task
+from data.tasks import METRICS, TASKS, SequenceClassification, Task, bag_of_words, draw_rows
+from data.tasks import parse_rows, read_task
 from hashing import MD5
 from model import PRESETS, Config
 from tests.support import make_words
 from tokenizer import CLS, SEP, HashTokenizer
 
 WORDS = make_words(60, 3)
+UP_OR_DOWN = Task(["text"], ["down", "up"], ["accuracy"])
+NUMBER = Task(["text"], None, ["spearman"], "score")
 
 
-def make_tokenizer():
-    """Return a tokenizer of which only token IDs are asked for."""
-    return HashTokenizer(Config(**PRESETS["tiny"]), hash=MD5())
+def make_rows(texts, labels):
+    """Return rows of single texts."""
+    return [((text,), label) for text, label in zip(texts, labels, strict=True)]
+
+
+def make_data(task, train, dev=None, **options):
+    """Return the examples of rows, of at most nine positions. Without dev, train is both."""
+    tokenizer = HashTokenizer(Config(**PRESETS["tiny"]), hash=MD5())
+    devs = {"dev": train if dev is None else dev}
+    return SequenceClassification(task, train, devs, tokenizer, 9, **options)
 
 
 def flags(**changes):
@@ -43,37 +49,18 @@ def write_table(path, rows):
     return str(path)
 
 
-def make_split(first, labels, second=None):
-    """Return a split as parse_rows returns it."""
-    return dict(first=first, second=second, labels=labels)
-
-
-def make_data(task, train, dev=None, **options):
-    """Return the examples of splits, of at most nine positions. Without dev, train is both."""
-    if dev is None:
-        dev = train
-    return SequenceClassification(task, train, {"dev": dev}, make_tokenizer(), 9, **options)
-
-
-def test_average_is_of_eight_tasks():
-    """[GLUE §3] The average of the papers is without WNLI."""
-    in_average = [name for name, task in TASKS.items() if task.in_average]
-    assert in_average == ["mnli", "qnli", "qqp", "rte", "sst2", "mrpc", "cola", "stsb"]
-    assert set(TASKS) == {*in_average, "wnli"}
-
-
 # Labels and columns
 
 
 @pytest.mark.parametrize("name, cell, label", [
     ("sst2", "negative", "negative"),  # by name
-    ("sst2", "1", "positive"),  # by number, as in a table
-    ("sst2", 1, "positive"),  # as in a .jsonl
+    ("sst2", 1, "positive"),  # by number
     ("stsb", "2.5", 2.5),
 ])
 def test_parse_rows_reads_label_by_name_or_number(name, cell, label):
     row = dict(sentence="a", sentence1="a", sentence2="b", label=cell)
-    assert parse_rows([row], TASKS[name], "here")["labels"] == [label]
+    [(_, parsed)] = parse_rows([row], TASKS[name], "here")
+    assert parsed == label
 
 
 @pytest.mark.parametrize("name, cell, message", [
@@ -85,26 +72,34 @@ def test_parse_rows_reads_label_by_name_or_number(name, cell, label):
 ])
 def test_parse_rows_refuses_label(name, cell, message):
     row = dict(sentence="a", sentence1="a", sentence2="b")
-    rows = [row | dict(label="0"), row | dict(label=cell)]
+    cells = [row | dict(label="0"), row | dict(label=cell)]
     with pytest.raises(InputError, match=f"here, row 2: .*{message}"):
-        parse_rows(rows, TASKS[name], "here")
+        parse_rows(cells, TASKS[name], "here")
 
 
 def test_parse_rows_chooses_columns_by_name():
     """The original files and the hub name them differently. An empty cell is an empty text."""
-    rows = [{"Quality": "1", "#1 ID": "7", "#2 String": "b", "#1 String": None}]
-    split = parse_rows(rows, TASKS["mrpc"], "here")
-    assert split == make_split([""], ["equivalent"], ["b"])
+    row = {"Quality": "1", "#1 ID": "7", "#2 String": "b", "#1 String": None}
+    assert parse_rows([row], TASKS["mrpc"], "here") == [(("", "b"), "equivalent")]
 
 
-@pytest.mark.parametrize("rows, message", [
+@pytest.mark.parametrize("cells, message", [
     ([], "here: expected rows, got none"),
     ([dict(sentence1="a", label=0)], "expected a column sentence2 or #2 String, got sentence1"),
     ([dict(sentence1="a", sentence2=5, label=0)], "here, row 1: expected text, got 5"),
 ])
-def test_parse_rows_refuses_other_rows(rows, message):
+def test_parse_rows_refuses_other_rows(cells, message):
     with pytest.raises(InputError, match=message):
-        parse_rows(rows, TASKS["rte"], "here")
+        parse_rows(cells, TASKS["rte"], "here")
+
+
+def test_draw_rows_is_at_random_and_in_order():
+    rows = list(range(60))
+    drawn = draw_rows(rows, 7)
+    assert len(set(drawn)) == 7
+    assert drawn == sorted(drawn)
+    assert drawn != rows[:7]
+    assert draw_rows(rows, None) == rows
 
 
 # Sources: files of one's own, original files, the hub, the installed Python
@@ -123,10 +118,10 @@ def own_flags(folder, train, dev, text="title, body"):
 
 def test_own_files_have_classes(tmp_path):
     """They are sorted, so that their order in the file does not matter."""
-    rows = [("a", "b", 2), ("c", "d", 1), ("e", "f", 2)]
-    task, train, devs = read_task("own", own_flags(tmp_path, rows, rows))
-    assert task == Task(("title", "body"), ("1", "2"), ("accuracy", "macro_f1"), "topic")
-    assert train == make_split(["a", "c", "e"], ["2", "1", "2"], ["b", "d", "f"])
+    table = [("a", "b", 2), ("c", "d", 1), ("e", "f", 2)]
+    task, train, devs = read_task("own", own_flags(tmp_path, table, table))
+    assert task == Task(["title", "body"], ["1", "2"], ["accuracy", "macro_f1"], "topic")
+    assert train == [(("a", "b"), "2"), (("c", "d"), "1"), (("e", "f"), "2")]
     assert devs == {"dev": train}
 
 
@@ -134,8 +129,8 @@ def test_own_files_have_numbers_with_regression(tmp_path):
     args = own_flags(tmp_path, [("a", "b", 2.5)], [("c", "d", 1)])
     args.regression = True
     task, train, _ = read_task("own", args)
-    assert task == Task(("title", "body"), None, ("spearman", "pearson"), "topic")
-    assert train["labels"] == [2.5]
+    assert task == Task(["title", "body"], None, ["spearman", "pearson"], "topic")
+    assert train == [(("a", "b"), 2.5)]
 
 
 @pytest.mark.parametrize("labels, message", [
@@ -168,28 +163,21 @@ def test_original_files_of_cola_have_no_header(tmp_path):
         path = tmp_path / "CoLA" / f"{split}.tsv"
         write_table(path, [("gj04", 0, "*", f"A {split}.")])
     _, train, devs = read_task("cola", flags(data_dir=str(tmp_path)))
-    assert train == make_split(["A train."], ["unacceptable"])
-    assert devs["dev"] == make_split(["A dev."], ["unacceptable"])
+    assert train == [(("A train.",), "unacceptable")]
+    assert devs == {"dev": [(("A dev.",), "unacceptable")]}
 
 
-def test_hub_labels_travel_by_name(monkeypatch):
-    """A hub that numbers the classes another way than TASKS."""
-    names = ["not_entailment", "entailment"]
-    text = datasets.Value("string")
-    label = datasets.ClassLabel(names=names)
-    features = datasets.Features(sentence1=text, sentence2=text, label=label)
-    columns = dict(sentence1=["a", "c"], sentence2=["b", "d"], label=[0, 1])
-    hub = datasets.Dataset.from_dict(columns, features)
+def test_splits_of_the_hub_are_its_own(monkeypatch):
+    """test_corpus.py has the names of its labels."""
     asked = []
 
-    def load_dataset(*hub_name, split, streaming):
-        asked.append((*hub_name, split))
-        return hub
+    def read_hub(*hub, split):
+        asked.append((*hub, split))
+        return [dict(sentence1="a", sentence2="b", label="entailment")]
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *args, **options: None)
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(data.tasks, "read_hub", read_hub)
     _, train, devs = read_task("rte", flags())
-    assert train == devs["dev"] == make_split(["a", "c"], names, ["b", "d"])
+    assert train == devs["dev"] == [(("a", "b"), "entailment")]
     assert asked == [
         ("nyu-mll/glue", "rte", "train"),
         ("nyu-mll/glue", "rte", "validation"),
@@ -214,11 +202,16 @@ def test_pydoc_holds_out_whole_files(tmp_path, monkeypatch):
     monkeypatch.setattr(data.tasks, "python_files", lambda: files)
 
     task, train, devs = read_task("pydoc", flags(cache=str(tmp_path / "cache")))
-    assert task.labels == ("a", "b")
-    names = [text.split()[-2] for text in train["first"]]
-    held_out = [text.split()[-2] for text in devs["dev"]["first"]]
-    assert [name[0] for name in names] == train["labels"]
-    assert held_out and not set(names) & set(held_out)
+
+    assert task.labels == ["a", "b"]
+    names = []
+    for (text,), label in train:
+        name = text.split()[-2]
+        assert name[0] == label
+        names.append(name)
+    held_out = [text.split()[-2] for (text,), _ in devs["dev"]]
+    assert len(held_out) > 0
+    assert not set(names) & set(held_out)
     assert len(names + held_out) == 2 * 60 * 2
 
 
@@ -244,55 +237,41 @@ def test_metric_by_hand(metric, predicted, truth, expected):
 # Examples and baselines
 
 
-UP_OR_DOWN = Task(("text",), ("down", "up"), ("accuracy",))
-NUMBER = Task(("text",), None, ("spearman",), "score")
-
-
 def test_examples_are_pairs_cut_to_the_length():
-    split = make_split(["x y", "z"], [1.0, 2.0], ["y", " ".join(WORDS)])
-    data = make_data(Task(("a", "b"), None, ("spearman",)), split)
+    long_text = " ".join(WORDS)
+    rows = [(("x y", "y"), 1.0), (("z", long_text), 2.0)]
+    data = make_data(Task(["a", "b"], None, ["spearman"]), rows)
     assert data.examples[0].tolist() == [CLS, 5, 6, SEP, SEP, 6, SEP]
     assert len(data.examples[1]) == 9
     assert data.notes.startswith("2 texts or pairs exceed the 9")  # one of train, one of dev
 
 
 def test_numbers_are_standardized():
-    data = make_data(NUMBER, make_split(["x", "y", "z"], [1.0, 3.0, 8.0]))
+    data = make_data(NUMBER, make_rows("xyz", [1.0, 3.0, 8.0]))
     mean, deviation = data.scale
     assert (mean, deviation) == pytest.approx((4, np.std([1, 3, 8])))
     assert data.targets * deviation + mean == pytest.approx([1, 3, 8])
-    assert data.description() == dict(head="classify", labels=None, scale=[mean, deviation],
-                                      texts=["text"], label="score", pair=False)
+    assert data.description() == dict(texts=["text"], label="score", labels=None,
+                                      scale=[mean, deviation])
 
 
 def test_constant_prediction_is_named_in_the_unit_of_the_labels():
     """A checkpoint that was trained for this task keeps its scale: here mean 3, deviation 2."""
-    data = make_data(NUMBER, make_split(["x", "y"], [1.0, 9.0]), scale=(3.0, 2.0))
+    data = make_data(NUMBER, make_rows("xy", [1.0, 9.0]), scale=[3.0, 2.0])
     assert data.targets.tolist() == [-1, 3]
     scores, constant = data.evaluate(lambda examples: [([0, 1], torch.full((2, 1), 0.5))])
     assert scores == dict(spearman=0)
     assert constant == "4"
 
 
-def test_limit_draws_rows_with_their_labels():
-    task = Task(("a", "b"), tuple(WORDS), ("accuracy",))
-    data = make_data(task, make_split(WORDS, WORDS, WORDS[::-1]), limit=7)
-    assert data.rows == dict(train=7, dev=60)
-    assert data.targets.tolist() != list(range(7))  # at random
-    number = data.tokenizer.id_of_word
-    for target, ids in zip(data.targets, data.examples, strict=True):
-        assert ids[1] == number[WORDS[target]]
-        assert ids[4] == number[WORDS[-1 - target]]
-
-
 def test_evaluate_restores_the_order_of_batches():
     """Logits that know the label by its word come in another order. A second dev split is wrong."""
     words = ["up", "down", "up", "up"]
-    right = make_split(words, words)
-    wrong = make_split(words, ["down", "up", "down", "down"])
-    task = dataclasses.replace(UP_OR_DOWN, dev=("dev_a", "dev_b"))
-    devs = {"dev_a": right, "dev_b": wrong}
-    data = SequenceClassification(task, right, devs, make_tokenizer(), 9)
+    right = make_rows(words, words)
+    wrong = make_rows(words, ["down", "up", "down", "down"])
+    task = Task(["text"], ["down", "up"], ["accuracy"], dev=("dev", "dev_b"))
+    data = make_data(task, right)
+    data.devs["dev_b"] = data.encode(wrong)
 
     def predict(examples):
         up = data.tokenizer.id_of_word["up"]
@@ -306,8 +285,8 @@ def test_evaluate_restores_the_order_of_batches():
 
 
 def test_majority_is_the_most_frequent_class_of_train():
-    train = make_split(["a"] * 3, ["up", "up", "down"])
-    dev = make_split(["a"] * 4, ["up", "down", "down", "down"])
+    train = make_rows("aaa", ["up", "up", "down"])
+    dev = make_rows("aaaa", ["up", "down", "down", "down"])
     baselines = make_data(UP_OR_DOWN, train, dev).baselines()
     assert baselines["majority"] == 25
 
