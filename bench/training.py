@@ -201,7 +201,7 @@ def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), roun
         functions = {}
         for unit, (model, tokenizer) in readers.items():
             length = model.config.length
-            data = SequenceClassification(task, train, devs, tokenizer, length, limit=1)
+            data = SequenceClassification(task, train[:1], devs, tokenizer, length)
             model.eval().set_codes(torch.from_numpy(tokenizer.codes()))
             examples, _ = data.devs[task.dev[0]]
             row[unit] = np.mean([len(ids) for ids in examples])

@@ -172,14 +172,14 @@ def test_run_of_one_class_is_named(sr_run, own, tmp_path):
 def test_regression_of_pairs_is_learned(tune, tmp_path):
     """The number of words of the second text, in units of its own."""
     rng = random.Random(4)
-    flags = ["--text", "a,b", "--label", "score", "--regression", "--seeds", 1, "--epochs", 6]
-    for split, n in (("train", 700), ("dev", 90)):
-        rows = [("a", "b", "score")]
-        for amount in rng.choices(range(5), k=n):
-            rows.append((sentence(rng), "more " * amount + "end", 1000 + 100 * amount))
-        flags += [f"--{split}", write_table(tmp_path / f"{split}.tsv", rows)]
-    row = tune(tmp_path / "out", *flags)["tasks"]["own"]
-    assert row["mean"] > 90  # Spearman's correlation
+    rows = [("a", "b", "score")]
+    for amount in rng.choices(range(5), k=700):
+        rows.append((sentence(rng), "more " * amount + "end", 1000 + 100 * amount))
+    train = write_table(tmp_path / "train.tsv", rows)
+    dev = write_table(tmp_path / "dev.tsv", rows[:90])
+    flags = ["--train", train, "--dev", dev, "--text", "a,b", "--label", "score", "--regression"]
+    results = tune(tmp_path / "out", *flags, "--seeds", 1, "--epochs", 6)
+    assert results["tasks"]["own"]["mean"] > 90  # Spearman's correlation
     predictor = Predictor(str(tmp_path / "out"))
     [(_, few)] = predictor.classify("a b c", "end")
     [(_, many)] = predictor.classify("a b c", "more more more more end")
@@ -193,15 +193,15 @@ def test_regression_of_pairs_is_learned(tune, tmp_path):
 
 def test_squad_is_learned_and_read_back(tune, tmp_path):
     """It learns where the answer stands, in windows; infer.py gives the same answers."""
-    flags = ["--task", "squad_v2", "--seeds", 1]
     for split, seed, n in (("train", 1, 500), ("dev", 2, 40)):
         rows = make_rows(random.Random(seed), n, 0.2)
-        path = tmp_path / f"{split}.json"
-        path.write_text(nested_file(rows))
-        flags += [f"--{split}", path]
-    row = tune(tmp_path / "out", *flags)["tasks"]["squad_v2"]
+        (tmp_path / f"{split}-v2.0.json").write_text(nested_file(rows))
+    results = tune(tmp_path, "--task", "squad_v2", "--data_dir", tmp_path, "--seeds", 1)
+    row = results["tasks"]["squad_v2"]
+    is_silent = [answers == [] for _, answers in rows]
+    assert row["majority"] == pytest.approx(100 * np.mean(is_silent))
     assert row["mean"] > row["majority"] + 20
-    predictor = Predictor(str(tmp_path / "out"))
+    predictor = Predictor(str(tmp_path))
     is_right = []
     for texts, answers in rows:
         truths = [text for text, _ in answers] or [""]
@@ -384,15 +384,8 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
 ])
 def test_bad_input_is_refused_before_anything_is_written(
         flags, fragment, refuse, sets_run, own, tmp_path):
-    words = []
-    for word in flags.split():
-        if word == "OWN":
-            words += own
-        elif word == "SETS":
-            words.append(sets_run)
-        else:
-            words.append(word)
-    refuse(tmp_path / "out", words, fragment)
+    flags = flags.replace("OWN", " ".join(own)).replace("SETS", str(sets_run))
+    refuse(tmp_path / "out", flags.split(), fragment)
     assert not (tmp_path / "out").exists()
 
 

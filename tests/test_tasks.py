@@ -116,21 +116,18 @@ def own_flags(folder, train, dev, text="title, body"):
     )
 
 
-def test_own_files_have_classes(tmp_path):
-    """They are sorted, so that their order in the file does not matter."""
-    table = [("a", "b", 2), ("c", "d", 1), ("e", "f", 2)]
-    task, train, devs = read_task("own", own_flags(tmp_path, table, table))
-    assert task == Task(["title", "body"], ["1", "2"], ["accuracy", "macro_f1"], "topic")
-    assert train == [(("a", "b"), "2"), (("c", "d"), "1"), (("e", "f"), "2")]
+@pytest.mark.parametrize("regression, classes, metrics, labels", [
+    (False, ["1", "2"], ["accuracy", "macro_f1"], ["2", "1"]),  # their order does not matter
+    (True, None, ["spearman", "pearson"], [2.0, 1.0]),
+])
+def test_own_files_have_classes_or_numbers(tmp_path, regression, classes, metrics, labels):
+    table = [("a", "b", 2), ("c", "d", 1)]
+    args = own_flags(tmp_path, table, table)
+    args.regression = regression
+    task, train, devs = read_task("own", args)
+    assert task == Task(["title", "body"], classes, metrics, "topic")
+    assert train == [(("a", "b"), labels[0]), (("c", "d"), labels[1])]
     assert devs == {"dev": train}
-
-
-def test_own_files_have_numbers_with_regression(tmp_path):
-    args = own_flags(tmp_path, [("a", "b", 2.5)], [("c", "d", 1)])
-    args.regression = True
-    task, train, _ = read_task("own", args)
-    assert task == Task(["title", "body"], None, ["spearman", "pearson"], "topic")
-    assert train == [(("a", "b"), 2.5)]
 
 
 @pytest.mark.parametrize("labels, message", [
@@ -251,8 +248,6 @@ def test_numbers_are_standardized():
     mean, deviation = data.scale
     assert (mean, deviation) == pytest.approx((4, np.std([1, 3, 8])))
     assert data.targets * deviation + mean == pytest.approx([1, 3, 8])
-    assert data.description() == dict(texts=["text"], label="score", labels=None,
-                                      scale=[mean, deviation])
 
 
 def test_constant_prediction_is_named_in_the_unit_of_the_labels():
@@ -265,7 +260,7 @@ def test_constant_prediction_is_named_in_the_unit_of_the_labels():
 
 
 def test_evaluate_restores_the_order_of_batches():
-    """Logits that know the label by its word come in another order. A second dev split is wrong."""
+    """Logits of the right labels come in another order. A second dev split is wrong."""
     words = ["up", "down", "up", "up"]
     right = make_rows(words, words)
     wrong = make_rows(words, ["down", "up", "down", "down"])
@@ -274,10 +269,9 @@ def test_evaluate_restores_the_order_of_batches():
     data.devs["dev_b"] = data.encode(wrong)
 
     def predict(examples):
-        up = data.tokenizer.id_of_word["up"]
+        logits = torch.eye(2)[data.targets]
         for indices in ([3, 1], [2, 0]):
-            logits = [[0.5, float(examples[i][1] == up)] for i in indices]
-            yield indices, torch.tensor(logits)
+            yield indices, logits[indices]
 
     scores, constant = data.evaluate(predict)
     assert scores == dict(accuracy=100, b_accuracy=0)
