@@ -164,8 +164,8 @@ def finetune(args):
     check_flags(args)
 
     # ---------------------------------------------------------------------------------------------
-    # Ranks: torchrun starts one process for each GPU, and each does its share of the jobs. They
-    # exchange results alone, and each works for hours without a word
+    # Ranks: torchrun starts one process for each GPU, and each does its share of the jobs, for
+    # hours without a word to the others
 
     rank, world, local_rank = read_ranks()
     if world > 1:  # first: a rank notices that another one ends, but not that it never comes
@@ -189,6 +189,7 @@ def finetune(args):
         read = read_squad if name in SQUAD else read_task
         texts[name] = read(name, args)
         task = texts[name][0]
+        # of the very same task the head, the bag, and the units or windows stay
         description = checkpoint.get("task", {})
         if description | task.description() | dict(name=name) != description:
             description = {}
@@ -273,7 +274,7 @@ def finetune(args):
         # -----------------------------------------------------------------------------------------
         # Results: rank 0 writes them, and keeps the best checkpoint of each task
 
-        gather_from_ranks(None)  # waits until all jobs are done
+        gather_from_ranks(None)  # waits for the jobs of all ranks
         if rank > 0:
             return None
 
