@@ -33,22 +33,52 @@ EVALUATION = 3
 SEGMENTS = 4
 
 
-def sample_noise(seed, batch_size, length, words):
-    """Sample the noise and the random words of a global batch.
+class Batches:
+    """What both kinds of batches share: the order of an epoch, and the noise of a batch.
 
     Args:
-        seed: list[int].
-        batch_size, length: int, B and L.
-        words: int64 (V,), token IDs.
-
-    Returns:
-        noise: float32 (3, B, L), uniform in [0, 1).
-        random_words: int64 (B, L), uniform over words.
+        length: int, L.
+        batch_size: int, B, of the global batch.
+        words: int64 (V,), token IDs to draw random words from.
+        seed: int, of order and noise.
     """
-    rng = np.random.default_rng(seed)
-    noise = rng.random((3, batch_size, length), np.float32)
-    random_words = rng.choice(words, (batch_size, length))
-    return torch.from_numpy(noise), torch.from_numpy(random_words)
+
+    def __init__(self, length, batch_size, words, seed):
+        self.length = length
+        self.batch_size = batch_size
+        self.words = words
+        self.seed = seed
+        self.epoch = None  # whose order is kept
+
+    def examples(self, step):
+        """Return int64 (B,), the training examples of a step. Each epoch shuffles them anew."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self.epoch:
+            rng = np.random.default_rng([self.seed, ORDER, epoch])
+            self.order = self.shuffle(rng)
+            self.epoch = epoch
+        first = place * self.batch_size
+        return self.order[first:first + self.batch_size]
+
+    def add_noise(self, ids, seed, size, rows):
+        """Return the IDs of some rows of a batch, with the noise and random words of these rows.
+
+        Args:
+            ids: int64 (rows, longest).
+            seed: list[int], of the batch.
+            size: int, all rows of the batch: each draws its own, whoever asks for it.
+            rows: slice or int array.
+
+        Returns:
+            ids.
+            noise: float32 (3, rows, longest), uniform in [0, 1).
+            random_words: int64 (rows, longest), uniform over words.
+        """
+        rng = np.random.default_rng(seed)
+        noise = torch.from_numpy(rng.random((3, size, self.length), np.float32))
+        random_words = torch.from_numpy(rng.choice(self.words, (size, self.length)))
+        longest = ids.shape[1]
+        return ids, noise[:, rows, :longest], random_words[rows, :longest]
 
 
 # Windows of text
@@ -93,15 +123,12 @@ def text_windows(num_ids, length):
     return np.array(train), np.array(held_out)[chosen]
 
 
-class TextBatches:
+class TextBatches(Batches):
     """Windows of text, each behind a [CLS].
 
     Args:
         ids: integer (n,), token IDs of the corpus.
-        length: int, L, [CLS] included.
-        batch_size: int, B, of the global batch.
-        words: int64 (V,), token IDs to draw random words from.
-        seed: int, of order and noise.
+        length, batch_size, words, seed: as in Batches; of length, one position is [CLS].
         first_id: int, token ID of [CLS].
 
     Attributes:
@@ -114,20 +141,21 @@ class TextBatches:
     """
 
     def __init__(self, ids, length, batch_size, words, seed, first_id):
+        super().__init__(length, batch_size, words, seed)
         self.ids = ids
-        self.length = length
-        self.batch_size = batch_size
-        self.words = words
-        self.seed = seed
         self.first_id = first_id
         self.words_per_sequence = float(length - 1)
-        self.epoch = None  # of shift and order
         self.starts, self.eval_starts = text_windows(len(ids), length)
         self.num_eval = len(self.eval_starts)
         self.steps_per_epoch = len(self.starts) // batch_size
         if self.steps_per_epoch == 0:
             raise ValueError(f"--batch: expected at most {len(self.starts):,} windows of this "
                              f"text, got {batch_size}. Use a smaller --batch or more text.")
+
+    def shuffle(self, rng):
+        """Return the starts of an epoch's windows, in its order and with its shift."""
+        shift = rng.integers(self.length - 1)
+        return rng.permutation(self.starts) + shift
 
     def get_batch(self, step, rows):
         """Return some rows of a step's global batch.
@@ -137,20 +165,10 @@ class TextBatches:
             rows: slice or int array.
 
         Returns:
-            ids int64 (rows, L), and the noise and random words of sample_noise for them.
+            ids int64 (rows, L), and the noise and random words of add_noise for them.
         """
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch != self.epoch:
-            rng = np.random.default_rng([self.seed, ORDER, epoch])
-            self.shift = rng.integers(self.length - 1)
-            self.order = rng.permutation(len(self.starts))
-            self.epoch = epoch
-        first = place * self.batch_size
-        windows = self.order[first:first + self.batch_size][rows]
-        ids = self._read(self.starts[windows] + self.shift)
-        seed = [self.seed, NOISE, step]
-        noise, random_words = sample_noise(seed, self.batch_size, self.length, self.words)
-        return ids, noise[:, rows], random_words[rows]
+        ids = self.read(self.examples(step)[rows])
+        return self.add_noise(ids, [self.seed, NOISE, step], self.batch_size, rows)
 
     def micro_batch_rows(self, step, slices):
         """Return the rows of each micro-batch: the slices themselves, as all windows are equal."""
@@ -162,12 +180,10 @@ class TextBatches:
         Args:
             rows: slice or int array, of num_eval rows.
         """
-        ids = self._read(self.eval_starts[rows])
-        seed = [0, EVALUATION]
-        noise, random_words = sample_noise(seed, self.num_eval, self.length, self.words)
-        return ids, noise[:, rows], random_words[rows]
+        ids = self.read(self.eval_starts[rows])
+        return self.add_noise(ids, [0, EVALUATION], self.num_eval, rows)
 
-    def _read(self, starts):
+    def read(self, starts):
         """Return int64 (B, L): the windows that begin at starts, int64 (B,)."""
         places = starts[:, None] + np.arange(self.length - 1)  # (B, L - 1)
         ids = self.ids[places].astype(np.int64)
@@ -178,7 +194,7 @@ class TextBatches:
 # Segments of item sets
 
 
-class ItemSetBatches:
+class ItemSetBatches(Batches):
     """Segments of item sets: a run of at most L items of one page, 0 as padding. [SB §3.1]
 
     A page is an item set. Each epoch reads another segment of a page that has more than L items.
@@ -188,7 +204,7 @@ class ItemSetBatches:
         offsets: int64 (P + 1,), where each page begins in ids.
         train_pages, eval_pages: int64, numbers of pages. Those with less than two items are left
             out: nothing could be predicted from the others.
-        length, batch_size, words, seed: as in TextBatches; no [CLS].
+        length, batch_size, words, seed: as in Batches.
         limits: (first, last), the token IDs of items are first .. last - 1.
 
     Attributes:
@@ -200,11 +216,7 @@ class ItemSetBatches:
 
     def __init__(self, ids, offsets, train_pages, eval_pages, length, batch_size, words, seed,
                  limits):
-        self.length = length
-        self.batch_size = batch_size
-        self.words = words
-        self.seed = seed
-        self.epoch = None  # of order
+        super().__init__(length, batch_size, words, seed)
         is_item = (ids >= limits[0]) & (ids < limits[1])  # separators are not
         self.ids = ids[is_item]
         num_before = np.append(0, np.cumsum(is_item))  # (n + 1,), items before each place
@@ -213,8 +225,7 @@ class ItemSetBatches:
         self.size = np.diff(edges)  # (P,), items of each page
         self.segment_size = np.minimum(self.size, length)
         self.train = train_pages[self.size[train_pages] > 1]
-        held_out = eval_pages[self.size[eval_pages] > 1]
-        held_out = held_out[:MAX_EVAL_PAGES]
+        held_out = eval_pages[self.size[eval_pages] > 1][:MAX_EVAL_PAGES]
         self.num_eval = len(held_out)
         self.steps_per_epoch = len(self.train) // batch_size
         if self.steps_per_epoch == 0 or self.num_eval == 0:
@@ -234,23 +245,14 @@ class ItemSetBatches:
         Returns:
             ids int64 (rows, longest), and noise (3, rows, longest) and random words for them.
         """
-        pages = self._pages(step)
+        pages = self.examples(step)
         offsets = np.random.default_rng([self.seed, SEGMENTS, step]).random(self.batch_size)
         ids = self.read(pages[rows], offsets[rows])
-        longest = ids.shape[1]
-        seed = [self.seed, NOISE, step]
-        noise, random_words = sample_noise(seed, self.batch_size, self.length, self.words)
-        return ids, noise[:, rows, :longest], random_words[rows, :longest]
+        return self.add_noise(ids, [self.seed, NOISE, step], self.batch_size, rows)
 
-    def _pages(self, step):
-        """Return int64 (B,), the pages of a step."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch != self.epoch:
-            rng = np.random.default_rng([self.seed, ORDER, epoch])
-            self.order = rng.permutation(self.train)
-            self.epoch = epoch
-        first = place * self.batch_size
-        return self.order[first:first + self.batch_size]
+    def shuffle(self, rng):
+        """Return the pages of an epoch in its order."""
+        return rng.permutation(self.train)
 
     def micro_batch_rows(self, step, slices):
         """Deal the rows of a rank to its micro-batches by size, as equal sizes need no padding.
@@ -266,7 +268,7 @@ class ItemSetBatches:
         """
         first = slices[0].start
         rows = np.arange(first, slices[-1].stop)
-        sizes = self.segment_size[self._pages(step)[rows]]
+        sizes = self.segment_size[self.examples(step)[rows]]
         rows = rows[np.argsort(sizes, kind="stable")]
         return [rows[part.start - first:part.stop - first] for part in slices]
 
@@ -285,8 +287,7 @@ class ItemSetBatches:
         masked = (places[rows] * self.segment_size[pages]).astype(np.int64)  # (rows,)
         noise = torch.ones(3, *ids.shape)
         row = torch.arange(len(ids))
-        noise[0, row, masked] = 0.0  # chosen
-        noise[1, row, masked] = 0.0  # and masked
+        noise[:2, row, masked] = 0.0  # chosen, and masked
         random_words = torch.full_like(ids, self.words[0])  # none is used
         return ids, noise, random_words
 
@@ -324,15 +325,16 @@ def length_batches(lengths, batch_size, rng=None):
         list of int64 arrays, the indices of a batch's examples.
     """
     lengths = np.asarray(lengths)
-    if rng is None:
-        order = np.argsort(lengths, kind="stable")
-        return _cut(order, batch_size)
-    order = rng.permutation(len(lengths))
-    pools = []
-    for pool in _cut(order, POOL * batch_size):
-        pools.append(pool[np.argsort(lengths[pool], kind="stable")])
-    batches = _cut(np.concatenate(pools), batch_size)
-    return [batches[i] for i in rng.permutation(len(batches))]
+    pools = [np.arange(len(lengths))]
+    if rng is not None:
+        pools = _cut(rng.permutation(len(lengths)), POOL * batch_size)
+    batches = []
+    for pool in pools:
+        by_length = np.argsort(lengths[pool], kind="stable")
+        batches.extend(_cut(pool[by_length], batch_size))
+    if rng is not None:
+        batches = [batches[i] for i in rng.permutation(len(batches))]
+    return batches
 
 
 def _cut(array, size):

@@ -134,8 +134,7 @@ def build_codes(args, tokenizer, corpus):
         return codes, codes
 
     def hash_corpus():
-        is_slow = tokenizer.hash is not None and tokenizer.hash.is_slow
-        codes = hash_in_parts(tokenizer.hash_words, corpus.words, is_slow, args.quiet)
+        codes = hash_in_parts(tokenizer, corpus.words, args.quiet)
         return np.concatenate([tokenizer.special_codes(), codes])
 
     sizes = [c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights]
@@ -143,32 +142,21 @@ def build_codes(args, tokenizer, corpus):
     codes = torch.from_numpy(codes)
     if c.head != "hash-mlm" or c.code_format == "sketch":
         return codes, codes
-    sketches = hash_in_parts(tokenizer.sketch_targets, corpus.words, False, args.quiet)
     of_specials = np.zeros((FIRST_WORD_ID, c.hashes), np.int32)
-    targets = np.concatenate([of_specials, sketches])
+    targets = np.concatenate([of_specials, tokenizer.sketch_targets(corpus.words)])
     return codes, torch.from_numpy(targets)
 
 
-def hash_in_parts(hash_words, words, is_slow, quiet):
-    """Return hash_words(words), an array (V, C), computed in parallel processes where that pays.
-
-    Args:
-        hash_words: function from list[str] to an array (words, C).
-        words: list[str].
-        is_slow: bool, as in hashing.Hash. Other hashes are done before the processes have started.
-        quiet: bool, no progress bar.
-    """
+def hash_in_parts(tokenizer, words, quiet):
+    """Return the codes (V, C) of words, computed in parallel processes where that pays."""
     parts = [words[start:start + PART] for start in range(0, len(words), PART)]
-
-    def collect(hashed):
-        disable = True if quiet else None  # None: if stderr is no terminal
-        bar = tqdm(hashed, "hashing words", len(parts), disable=disable)
-        return np.concatenate(list(bar))
-
-    if is_slow and len(parts) > 1:
-        with start_workers() as pool:
-            return collect(pool.imap(hash_words, parts))
-    return collect(map(hash_words, parts))
+    is_slow = tokenizer.hash is not None and tokenizer.hash.is_slow
+    if not is_slow or len(parts) == 1:  # done before the processes have started
+        return np.concatenate([tokenizer.hash_words(part) for part in parts])
+    hidden = True if quiet else None  # of the progress bar; None: where no terminal shows it
+    with start_workers() as pool:
+        codes = pool.imap(tokenizer.hash_words, parts)
+        return np.concatenate(list(tqdm(codes, "hashing words", len(parts), disable=hidden)))
 
 
 def build_array_once(corpus, name, about, build):

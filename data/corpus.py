@@ -30,9 +30,9 @@ from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
 
 PYTHON = ("python", "python-names")  # docstrings of the installed Python; names in its functions
-HUB = {  # name -> data set and its configuration on the hub
+HUB = {  # name -> data set on the hub, and its configuration
     "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
-    "bookcorpus": ("rojagtap/bookcorpus", None),
+    "bookcorpus": ("rojagtap/bookcorpus",),
 }
 ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")  # each may end in .gz too
 FORMAT = 8  # of prepared corpora
@@ -50,12 +50,9 @@ def get_ending(path):
 
 def find_files(path):
     """Return the data files at a path, itself or those below a folder; [] where nothing is."""
-    candidates = sorted(walk_files(path))
     if os.path.isfile(path):
-        candidates = [path]
-    files = [file for file in candidates if get_ending(file) in ENDINGS]
-    if os.path.exists(path) and not files:
-        raise InputError(f"{path}: expected files in {', '.join(ENDINGS)} (or .gz), got none.")
+        return [path]
+    files = [file for file in sorted(walk_files(path)) if get_ending(file) in ENDINGS]
     # a file and a link to it count once: else one would be held out and the other trained
     return list({os.path.realpath(file): file for file in files}.values())
 
@@ -76,19 +73,19 @@ def read_rows(path, header=None, keep_wrong=False):
         InputError: No such file, another kind, or a damaged one. Rows count from 1.
     """
     ending = get_ending(path)
-    if not os.path.isfile(path) or ending not in ENDINGS:
-        raise InputError(f"{path}: expected a file in {', '.join(ENDINGS)} (or .gz), got none.")
-    number = 0  # of rows that could be read
+    if ending not in ENDINGS:
+        raise InputError(f"{path}: expected a file in {', '.join(ENDINGS)} (or .gz).")
+    num_rows = 0  # that could be read
     try:
-        for number, row in enumerate(_parse_rows(path, ending, header, keep_wrong), 1):
+        for row in _parse_rows(path, ending, header, keep_wrong):
             if not isinstance(row, dict):
-                found = str(row)[:60]
-                raise InputError(f"{path}, row {number:,}: expected an object, got {found!r}.")
+                raise ValueError(f"expected an object, got {row!r:.60}")
             yield row
+            num_rows += 1
     except InputError:
         raise
     except Exception as error:  # of gzip, csv, json and pyarrow, which do not name the file
-        raise InputError(f"{path}: could not be read as {ending} after row {number:,}: "
+        raise InputError(f"{path}: could not be read as {ending} after row {num_rows:,}: "
                          f"{error!r}") from error
 
 
@@ -127,24 +124,23 @@ def _parse_table(path, file, ending, header, keep_wrong):
     """Yield the rows of a .csv or .tsv; up to 1 % of them may have another number of cells."""
     csv.field_size_limit(sys.maxsize)  # a cell may be a whole article
     # strict: else a stray quote takes all rows up to the next one into its cell
-    options = dict(strict=True)
+    lines = csv.reader(file, strict=True)
     if ending == ".tsv":
-        options = dict(delimiter="\t", quoting=csv.QUOTE_NONE)
-    lines = csv.reader(file, **options)
+        lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
     columns = next(lines, [])
     names = [name for name in columns if name]
     is_uncut = len(names) == 1 and re.search(r"[,;|\t]", names[0])  # cut at another character
     if is_uncut or len(set(names)) < len(names):
         raise InputError(f"{path}: expected columns of different names by comma or tab, "
                          f"got {columns!r:.99}")
-    rows = lines
-    if header and len(columns) == len(header) and header[-1] not in columns:
-        rows = itertools.chain([columns], lines)  # the first line is a row
+    first = []
+    if header and header[-1] not in columns:
+        first = columns  # the first line is a row
         columns = header
 
     num_rows = 0
     wrong_lines = []
-    for cells in filter(None, rows):  # an empty line is no row
+    for cells in filter(None, itertools.chain([first], lines)):  # an empty line is no row
         num_rows += 1
         if len(cells) == len(columns):
             yield dict(zip(columns, cells))
@@ -178,22 +174,12 @@ def read_hub(name, config=None, split="train"):
             yield row
 
 
-def _list_columns(rows, kind=object):
-    """Return the names of the columns that hold a value of a type, in order."""
-    names = {}  # a dict keeps the order
-    for row in rows:
-        for name, value in row.items():
-            if isinstance(value, kind):
-                names[name] = True
-    return list(names)
-
-
-def choose_columns(source, rows, field=None, is_sets=False):
+def choose_columns(source, row, field=None, is_sets=False):
     """Choose the columns of the documents.
 
     Args:
         source: str, for the message of an error.
-        rows: list of dict, the first rows.
+        row: dict, the columns and a value of each.
         field: str, names joined by commas, or None: a text is the column "text", else the only one
             of strings; an item set is the only one of lists, else the only one or two at all.
         is_sets: bool, documents are item sets.
@@ -204,26 +190,23 @@ def choose_columns(source, rows, field=None, is_sets=False):
     Raises:
         InputError: There is no such column, or there are several.
     """
-    columns = _list_columns(rows)
     expected = "one column of text"
     max_names = 1
+    kind = str
     if is_sets:
         expected = "a list of items, or two columns, a page and an item"
         max_names = 2
-
+        kind = list
+    names = [name for name in row if isinstance(row[name], kind)]
     if field is not None:
         expected = f"columns {field}"
         names = field.split(",")
-    elif is_sets:
-        names = _list_columns(rows, list)
-        if not names:
-            names = columns
-    elif "text" in columns:
+    elif "text" in row and not is_sets:
         names = ["text"]
-    else:
-        names = _list_columns(rows, str)
-    if not 1 <= len(names) <= max_names or not set(names) <= set(columns):
-        raise InputError(f"{source}: expected {expected}, got {', '.join(columns)}. "
+    elif is_sets and not names:
+        names = list(row)
+    if not 1 <= len(names) <= max_names or not set(names) <= set(row):
+        raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
                          "Use --field NAME, of item sets also PAGE,ITEM.")
     return names
 
@@ -245,12 +228,11 @@ def _list_sources(part):
     if files:
         return [(file, read_rows(file)) for file in files]
     # a missing file is looked for nowhere else: the hub would answer after half a minute
-    is_hub_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part) is not None
-    if part not in HUB and (not is_hub_id or get_ending(part) in ENDINGS):
-        raise InputError(f"--data {part}: expected a path, a hub ID or one of "
-                         f"{', '.join((*PYTHON, *HUB))}. Nothing was found there.")
-    name, config = HUB.get(part, (part, None))
-    return [(part, read_hub(name, config))]
+    is_path = os.path.exists(part) or get_ending(part) in ENDINGS
+    if part not in HUB and (is_path or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part)):
+        raise InputError(f"--data {part}: expected files in {', '.join(ENDINGS)} (or .gz), a hub "
+                         f"ID or one of {', '.join((*PYTHON, *HUB))}. Nothing was found there.")
+    return [(part, read_hub(*HUB.get(part, (part,))))]
 
 
 def _is_document(value, is_sets):
@@ -262,13 +244,17 @@ def _is_document(value, is_sets):
 
 def _read_documents(part, is_sets, field):
     """Yield the documents of one part of --data, in files or on the hub."""
-    expected = "names or whole numbers" if is_sets else "text"
     for source, rows in _list_sources(part):
         # the first rows decide on the columns, as a single cell may be empty
         head = list(itertools.islice(rows, 100))
         if not head:
             continue
-        columns = choose_columns(source, head, field, is_sets)
+        known = {}  # column -> a value
+        for row in head:
+            for name, value in row.items():
+                if known.get(name) is None:
+                    known[name] = value
+        columns = choose_columns(source, known, field, is_sets)
         is_pair = len(columns) == 2
         pages = {}  # page -> its items, of a table with a row for each item
         for number, row in enumerate(itertools.chain(head, rows), 1):
@@ -276,8 +262,9 @@ def _read_documents(part, is_sets, field):
             document = cells if is_pair else cells[0]
             has_no_page = is_pair and cells[0] in (None, "")
             if has_no_page or not _is_document(document, is_sets):
-                raise InputError(f"{source}, row {number:,}: expected {expected} in "
-                                 f"{', '.join(columns)}, got {str(document)[:60]!r}. Use --field.")
+                raise InputError(f"{source}, row {number:,}: expected text, or of an item set "
+                                 f"names or whole numbers, in {', '.join(columns)}, "
+                                 f"got {document!r:.60}. Use --field.")
             if is_pair:
                 page, item = cells
                 pages.setdefault(page, []).append(item)
@@ -371,8 +358,7 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None):
         for file in files:
             stat = os.stat(file)
             identity.append((os.path.abspath(file), stat.st_size, stat.st_mtime_ns))
-    name = re.sub(r"[\W_]", "-", os.path.basename(data.rstrip("/")))[:40]
-    path = os.path.join(cache, f"{name}-{split}-{fingerprint(identity)}")
+    path = os.path.join(cache, f"{Path(data).stem[:40]}-{split}-{fingerprint(identity)}")
 
     if not quiet and not os.path.exists(path):
         print(f"preparing {data}, once for all runs, in {cache}", flush=True)
@@ -385,7 +371,6 @@ def write_corpus(folder, data, split, max_subwords, quiet, field):
     """Write all files of a prepared corpus: number words as they appear, then by frequency."""
     folder.mkdir()
     hidden = True if quiet else None  # of progress bars; None: where no terminal shows them
-    id_of_word = defaultdict(itertools.count(FIRST_WORD_ID).__next__)  # a new word has the next ID
     subwords = None
     if split in SUBWORDS:
         works = read_work(data, field=field)
@@ -393,10 +378,9 @@ def write_corpus(folder, data, split, max_subwords, quiet, field):
         bar = tqdm(texts, f"training {split}", unit=" documents", disable=hidden)
         subwords = SUBWORDS[split].train(bar, max_subwords)
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
-        for unit in subwords.units:
-            id_of_word[unit]  # a look-up numbers it; units keep the numbers that they have
 
     # First pass: IDs by first appearance, since how frequent a word is shows at the end.
+    id_of_word = defaultdict(itertools.count(FIRST_WORD_ID).__next__)  # a new word has the next ID
     id_counts = Counter()
     num_replaced = 0
     seen = set()
@@ -420,14 +404,14 @@ def write_corpus(folder, data, split, max_subwords, quiet, field):
     if not id_counts:
         raise InputError(f"--data {data}: expected text, got no words.")
 
-    # order[new ID] is the old ID. Special tokens keep theirs, and so do subwords.
-    size = FIRST_WORD_ID + len(id_of_word)
-    counts = np.array([id_counts[i] for i in range(size)])
-    order = np.arange(size)
+    # order[new ID] is the old ID. Special tokens keep theirs, and subwords the order of their units
+    order = list(range(FIRST_WORD_ID))
     if subwords is None:
-        # stable: among equal counts the first to appear comes first
-        by_frequency = np.argsort(-counts[FIRST_WORD_ID:], kind="stable")
-        order[FIRST_WORD_ID:] = FIRST_WORD_ID + by_frequency
+        by_frequency = id_counts.most_common()  # among equal counts the first to appear comes first
+        order.extend(i for i, _ in by_frequency if i != SEP)
+    else:
+        order.extend(id_of_word[unit] for unit in subwords.units)
+    size = len(order)
     new_id = np.empty(size, "uint16" if size <= 1 << 16 else "uint32")
     new_id[order] = np.arange(size)  # new_id[old ID]
 
@@ -443,7 +427,7 @@ def write_corpus(folder, data, split, max_subwords, quiet, field):
             offsets.append(start + 1 + np.flatnonzero(ids == SEP))
     os.remove(folder / "ids.tmp")
     np.save(folder / "offsets.npy", np.concatenate(offsets))
-    np.save(folder / "counts.npy", counts[order])
+    np.save(folder / "counts.npy", [id_counts[i] for i in order])
 
     old_words = list(id_of_word)
     text = "".join(old_words[i - FIRST_WORD_ID] + "\n" for i in order[FIRST_WORD_ID:])

@@ -30,7 +30,8 @@ from tqdm import tqdm
 
 from common import InputError, build_once, fingerprint
 from data.batches import length_batches
-from data.corpus import list_documents, python_files, read_hub, read_rows
+from data.corpus import read_hub, read_rows
+from data.python_source import python_files, python_texts
 from tokenizer import build_inputs
 
 
@@ -265,7 +266,7 @@ def write_pydoc(files, folder):
         module = name.split(os.sep)[0].removesuffix(".py")
         is_held_out = int(fingerprint(name), 16) % 10 == 0
         split = "dev" if is_held_out else "train"
-        for text in list_documents(("python", [path])):
+        for text in python_texts(path):
             if len(text.split()) >= 5 and text not in seen:
                 texts[split][module].append(text)
                 seen.add(text)

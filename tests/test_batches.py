@@ -5,35 +5,40 @@ import pytest
 import torch
 
 from data.batches import ItemSetBatches, TextBatches, length_batches, pad_batch, text_windows
+from tokenizer import CLS, FIRST_WORD_ID, SEP
 
-CLS, SEP, FIRST = 1, 2, 5
-WORDS = np.arange(FIRST, 200)
+WORDS = np.arange(FIRST_WORD_ID, 200)
+ALL = slice(None)  # rows
 NUM_IDS = 30_011
 # 101 item sets of 1 to 11 items, of which 13 are held out. Each item occurs once
 SIZES = np.random.default_rng(1).integers(1, 12, 101)
-ITEMS = FIRST + np.arange(SIZES.sum())
+ITEMS = FIRST_WORD_ID + np.arange(SIZES.sum())
 PAGE_OF_ITEM = np.repeat(np.arange(101), SIZES)
+HELD_OUT_PAGES = np.arange(13)
 TRAIN_PAGES = np.arange(13, 101)
 
 
 def text_batches(num_ids=NUM_IDS, seed=3, batch_size=13):
     """Return TextBatches with L 17 of a text in which every ID is its own place."""
-    return TextBatches(np.arange(num_ids), 17, batch_size, WORDS, seed, CLS)
+    ids = np.arange(num_ids)
+    return TextBatches(ids, 17, batch_size, WORDS, seed, CLS)
 
 
 def set_batches(seed=3, batch_size=13, length=5, num_items=len(ITEMS)):
     """Return ItemSetBatches of the first items."""
-    ids = np.insert(ITEMS, np.cumsum(SIZES), SEP)  # after each page
-    offsets = np.append(0, np.cumsum(SIZES + 1))
-    return ItemSetBatches(ids, offsets, TRAIN_PAGES, np.arange(13), length, batch_size, WORDS, seed,
-                          (FIRST, FIRST + num_items))
+    ends = np.cumsum(SIZES)
+    ids = np.insert(ITEMS, ends, SEP)  # after each page
+    offsets = np.append(0, ends + np.arange(1, 102))
+    limits = (FIRST_WORD_ID, FIRST_WORD_ID + num_items)
+    return ItemSetBatches(
+        ids, offsets, TRAIN_PAGES, HELD_OUT_PAGES, length, batch_size, WORDS, seed, limits)
 
 
 def read_epoch(batches, epoch=0):
     """Return the IDs of each batch of an epoch."""
     first = epoch * batches.steps_per_epoch
     steps = range(first, first + batches.steps_per_epoch)
-    return [batches.get_batch(step, slice(None))[0] for step in steps]
+    return [batches.get_batch(step, ALL)[0] for step in steps]
 
 
 def pages_of(ids):
@@ -41,10 +46,9 @@ def pages_of(ids):
     pages = []
     for row in ids.numpy():
         row = row[row > 0]
-        numbers = PAGE_OF_ITEM[row - FIRST]
+        [page] = set(PAGE_OF_ITEM[row - FIRST_WORD_ID])
         assert (np.diff(row) == 1).all()
-        assert (numbers == numbers[0]).all()
-        pages.append(numbers[0])
+        pages.append(page)
     return pages
 
 
@@ -70,8 +74,7 @@ def test_text_epochs_differ_in_order_and_shift():
 
 def test_held_out_text_is_never_trained_on():
     batches = text_batches()
-    _, starts = text_windows(NUM_IDS, 17)
-    held_out = torch.from_numpy(starts[:, None] + np.arange(16))
+    held_out = batches.read(batches.eval_starts)[:, 1:]
     for epoch in range(20):  # each has its own shift
         places = torch.cat(read_epoch(batches, epoch))[:, 1:]
         assert not torch.isin(places, held_out).any()
@@ -102,22 +105,20 @@ both_kinds = pytest.mark.parametrize("make", [text_batches, set_batches])
 def test_batch_depends_on_seed_and_step_alone(make):
     """A resumed run sees what an uninterrupted one does."""
     used = make()
-    used.get_batch(300, slice(None))
-    batch = make().get_batch(5, slice(None))
-    for a, b in zip(batch, used.get_batch(5, slice(None))):
-        assert torch.equal(a, b)
-    of_next_step = make().get_batch(6, slice(None))
-    of_other_seed = make(seed=4).get_batch(5, slice(None))
-    for a, b, c in zip(batch, of_next_step, of_other_seed):
-        assert not torch.equal(a, b)
-        assert not torch.equal(a, c)
+    used.get_batch(300, ALL)
+    batch = make().get_batch(5, ALL)
+    next_step = make().get_batch(6, ALL)
+    other_seed = make(seed=4).get_batch(5, ALL)
+    assert all(map(torch.equal, batch, used.get_batch(5, ALL)))
+    assert not any(map(torch.equal, batch, next_step))
+    assert not any(map(torch.equal, batch, other_seed))
 
 
 @both_kinds
 def test_rank_gets_its_rows_of_the_global_batch(make):
     batches = make()
     rows = np.array([9, 0, 4])
-    whole = batches.get_batch(5, slice(None))
+    whole = batches.get_batch(5, ALL)
     part = batches.get_batch(5, rows)
     width = part[0].shape[1]  # of these sets
     for a, b in zip(whole, part):
@@ -127,9 +128,9 @@ def test_rank_gets_its_rows_of_the_global_batch(make):
 @both_kinds
 def test_eval_batch_is_the_same_for_every_seed(make):
     """So the evaluations of two runs can be compared."""
-    other = make(seed=4).eval_batch(slice(1, 4))
-    for a, b in zip(make().eval_batch(slice(1, 4)), other):
-        assert torch.equal(a, b)
+    rows = slice(1, 4)
+    batch = make().eval_batch(rows)
+    assert all(map(torch.equal, batch, make(seed=4).eval_batch(rows)))
 
 
 # Segments of item sets
@@ -149,32 +150,33 @@ def test_set_segments_begin_anywhere_in_their_page():
     page = SIZES.argmax()
     offsets = np.linspace(0, 1, 100, endpoint=False)
     segments = set_batches().read(np.full(100, page), offsets)
-    assert len(segments[:, 0].unique()) == SIZES[page] - 5 + 1
+    starts = segments[:, 0].unique()
+    assert len(starts) == SIZES[page] - 5 + 1
 
 
 def test_set_eval_batch_masks_one_item_of_each_held_out_page():
     """The noise of that item is 0, all other noise is 1."""
-    ids, noise, _ = set_batches().eval_batch(slice(None))
+    ids, noise, _ = set_batches().eval_batch(ALL)
     row, column = torch.nonzero(noise[0] == 0, as_tuple=True)
     expected = torch.ones_like(noise)
     expected[:2, row, column] = 0
+    assert torch.equal(noise, expected)
     assert sorted(pages_of(ids)) == np.flatnonzero(SIZES[:13] > 1).tolist()
     assert row.tolist() == list(range(len(ids)))
     assert (ids[row, column] > 0).all()
-    assert torch.equal(noise, expected)
     assert len(column.unique()) > 2  # not always the same position
 
 
 def test_set_batches_of_a_smaller_vocabulary_leave_out_other_items():
     for ids in read_epoch(set_batches(num_items=300)):
-        assert ids.max() < FIRST + 300
+        assert ids.max() < FIRST_WORD_ID + 300
 
 
 def test_set_micro_batches_hold_pages_of_a_size():
     """The rows of a rank are dealt anew: small pages, then large ones."""
     batches = set_batches(length=11, batch_size=24)
     small, large = batches.micro_batch_rows(2, [slice(12, 18), slice(18, 24)])
-    ids, _, _ = batches.get_batch(2, slice(None))
+    ids, _, _ = batches.get_batch(2, ALL)
     sizes = (ids > 0).sum(1)
     assert len(small) == len(large)
     assert sorted([*small, *large]) == list(range(12, 24))
@@ -195,15 +197,14 @@ def test_length_batches_hold_all_examples_once_and_little_padding(rng):
 
 
 @pytest.mark.parametrize("max_length, width", [
-    (None, 5),  # the longest
-    (64, 8),  # the next power of two
-    (7, 7),  # limited
-    (4, 5),  # a longer example stays whole
+    (None, 3),  # the longest
+    (64, 4),  # the next power of two
+    (2, 3),  # a longer example stays whole
 ])
 def test_pad_batch_fills_with_zeros_to_its_width(max_length, width):
-    ids, mask = pad_batch([np.array([1, 2, 3, 4, 5]), np.array([6, 7])], max_length)
-    assert ids[0].tolist() == [1, 2, 3, 4, 5] + [0] * (width - 5)
-    assert ids[1].tolist() == [6, 7] + [0] * (width - 2)
+    ids, mask = pad_batch([np.array([7, 8, 9]), np.array([6])], max_length)
+    padding = [0] * (width - 3)
+    assert ids.tolist() == [[7, 8, 9, *padding], [6, 0, 0, *padding]]
     assert torch.equal(mask, ids != 0)
 
 
