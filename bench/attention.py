@@ -40,6 +40,12 @@ from data.python_source import python_files, python_texts
 DENSE = F.scaled_dot_product_attention
 
 
+def draw_functions(num_heads, num_hyperplanes=8, num_buckets=256, size=64):
+    """Draw a hash function for each head, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    return attention.draw_hyperplanes(num_heads, 1, num_hyperplanes, size, num_buckets, generator)
+
+
 def hash_both(q, k, draw, num_buckets=256):
     """Return the buckets of queries and keys under a draw of hyperplanes."""
     return attention.simhash(q, *draw, num_buckets), attention.simhash(k, *draw, num_buckets)
@@ -94,30 +100,27 @@ FLOPS = """
 
 def bench_flops(args, *, rounds=301):
     """[BL Table 1]: ten positions, two heads of 64; of dense attention q kᵀ alone is counted."""
-    generator = torch.Generator().manual_seed(0)
-    draw = attention.draw_hyperplanes(2, 1, 2, 64, 64, generator)
+    draw = draw_functions(2, 2, 64)
     q, k, v = torch.randn(3, 1, 2, 10, 64)
     # the law counts pairs in expectation; here they are counted in 100 draws of vectors
-    dots = []
-    for queries, keys in torch.randn(100, 2, 1, 2, 10, 64):
-        is_collision = attention.collisions(*hash_both(queries, keys, draw, 64))
-        dots.append(is_collision.triu().sum().item())
+    queries, keys = torch.randn(100, 2, 2, 10, 64).unbind(1)  # (100, 2, 10, 64)
+    is_collision = attention.collisions(*hash_both(queries, keys, draw, 64))
+    mean_dots = is_collision.triu().sum().item() / 100
 
     def lsh():
         hq, hk = hash_both(q, k, draw, 64)
         return attention.lsh_attention(q, k, v, hq, hk, pairs="upper")
 
     ms = Stopwatch(dict(full=lambda: attention.full_attention(q, k, v), lsh=lsh), rounds).ms
-    # in thousands, as the paper prints them
     cost = attention_flops(10, 2, 64, 2, 64)
-    full = cost["full"] / 1e3
+    full = cost["full"] / 1e3  # in thousands, as the paper prints them
     hashing = cost["hashing"] / 1e3
     with_scores = hashing + cost["pairs"] / 1e3
     lines = (  # what, of dense attention: ours, the paper's; of LSH attention: ours, the paper's
         ("KFLOPs, hashing alone", full, "25.60", hashing, "10.24"),
         ("KFLOPs, with the dot products", full, None, with_scores, None),
         ("dot products of the triangle, by law", 200, "200", cost["dots"], "28.5"),
-        ("the same, mean of 100 draws", 200, "200", statistics.mean(dots), "28.5"),
+        ("the same, mean of 100 draws", 200, "200", mean_dots, "28.5"),
         ("dot products of Algorithm 1 as printed, by law", 200, None, cost["all"], None),
         ("microseconds, the whole attention", 1000 * ms["full"], "12.2 (q kᵀ)",
          1000 * ms["lsh"], "337 (scores)"),
@@ -131,9 +134,8 @@ def bench_flops(args, *, rounds=301):
 
 def lsh_all_pairs(q, k, v):
     """Return LSH attention over all colliding pairs, 8 hyperplanes, 256 buckets, with hashing."""
-    generator = torch.Generator().manual_seed(0)
-    draw = attention.draw_hyperplanes(q.shape[1], 1, 8, q.shape[3], 256, generator)
-    return attention.lsh_attention(q, k, v, *hash_both(q, k, draw))
+    hq, hk = hash_both(q, k, draw_functions(q.shape[1]))
+    return attention.lsh_attention(q, k, v, hq, hk)
 
 
 def memory_of_passes(attend, length):
@@ -143,12 +145,6 @@ def memory_of_passes(attend, length):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         attend(q, k, v).sum().backward()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
-
-
-def count_sizes(h, num_buckets=256):
-    """Count the vectors of each bucket, float64 (B, H, n, m)."""
-    counts = torch.zeros(*h.shape[:3], num_buckets, dtype=torch.float64)
-    return counts.scatter_add(-1, h, torch.ones(h.shape, dtype=torch.float64))
 
 
 ATTENTION = """
@@ -176,64 +172,55 @@ def bench_attention(args, *, positions=16_384, rounds=5,
     # new hyperplanes for every run: how evenly one draw fills the buckets is luck
     draws = [attention.draw_hyperplanes(2, 1, 8, 64, 256, generator) for _ in range(16)]
     for L in lengths:
-        B = max(positions // L, 1)
-        yield measure_length(L, random_qkv(B, 2, L, 64), draws, rounds)
+        q, k, v = random_qkv(max(positions // L, 1), 2, L, 64)
+        cotangent = torch.randn_like(q)
 
+        # the pairs that collide, a mean over the draws, and as many pairs at random positions
+        permuted = []
+        num_pairs = 0
+        for draw in draws:
+            hq, hk = hash_both(q, k, draw)  # (B, H, 1, L)
+            permuted.append((permute_buckets(hq), permute_buckets(hk)))
+            sizes_q = F.one_hot(hq, 256).sum(-2)  # (B, H, 1, m)
+            sizes_k = F.one_hot(hk, 256).sum(-2)
+            num_pairs += (sizes_q * sizes_k).sum().item() / len(draws)
 
-def measure_length(L, qkv, draws, rounds):
-    """Return a row of the table: time, pairs, operations and memory at L positions."""
-    q, k, v = qkv
-    cotangent = torch.randn_like(q)
+        def run(name, turns):
+            draw, (hq, hk) = next(turns)
+            with torch.set_grad_enabled("forward" not in name):
+                if "dense" in name:
+                    out = DENSE(q, k, v)
+                else:
+                    if name != "random":
+                        hq, hk = hash_both(q, k, draw)
+                    pairs = "upper" if name == "upper" else "all"
+                    out = attention.lsh_attention(q, k, v, hq, hk, pairs=pairs)
+            if out.requires_grad:
+                torch.autograd.grad(out, (q, k, v), cotangent)
 
-    # the pairs that collide, a mean over the draws, and as many pairs at random positions
-    permuted = []
-    num_pairs = 0
-    for draw in draws:
-        hq, hk = hash_both(q, k, draw)
-        permuted.append((permute_buckets(hq), permute_buckets(hk)))
-        num_pairs += (count_sizes(hq) * count_sizes(hk)).sum().item() / len(draws)
+        names = ["ours", "forward", "random"]
+        if L <= 1024:  # the literal formula takes matrices of L x L
+            names.append("upper")
+        if L <= 16_384:
+            names += ["dense", "dense_forward"]
+        functions = {}
+        for name in names:  # an iterator for each, so that all see the same draws
+            functions[name] = functools.partial(run, name, itertools.cycle(zip(draws, permuted)))
+        watch = Stopwatch(functions, rounds)
 
-    def hash_anew():  # computed when asked for, so that it is timed
-        for draw in itertools.cycle(draws):
-            yield hash_both(q, k, draw)
-
-    def lsh(hashes, pairs="all"):
-        hq, hk = next(hashes)
-        return attention.lsh_attention(q, k, v, hq, hk, pairs=pairs)
-
-    def both_passes(attend, *args):
-        torch.autograd.grad(attend(*args), (q, k, v), cotangent)
-
-    def forward_pass(attend, *args):
-        with torch.no_grad():
-            attend(*args)
-
-    # each function has an iterator of its own, so that all see the same draws
-    functions = dict(
-        ours=functools.partial(both_passes, lsh, hash_anew()),
-        forward=functools.partial(forward_pass, lsh, hash_anew()),
-        random=functools.partial(both_passes, lsh, itertools.cycle(permuted)),
-    )
-    if L <= 1024:  # the literal formula takes matrices of L x L
-        functions["upper"] = functools.partial(both_passes, lsh, hash_anew(), "upper")
-    if L <= 16_384:
-        functions["dense"] = functools.partial(both_passes, DENSE, q, k, v)
-        functions["dense_forward"] = functools.partial(forward_pass, DENSE, q, k, v)
-    watch = Stopwatch(functions, rounds)
-
-    num_vectors = hq.numel()  # of queries, and of keys
-    all_pairs = num_vectors * L
-    # a pair: 2 e for each of two products forward and five backward. Hashing: 2 e r a vector
-    row = dict(L=L, share=100 * num_pairs / all_pairs, dense_gflop=14 * 64 * all_pairs / 1e9,
-               gflop=(14 * 64 * num_pairs + 2 * 64 * 8 * 2 * num_vectors) / 1e9, **watch.ms)
-    row["memory"] = harness.run_in_new_process(memory_of_passes, lsh_all_pairs, L)
-    if "dense" in functions:
-        row["ratio"] = watch.ratio("dense", "ours")
-        row["ratio_forward"] = watch.ratio("dense_forward", "forward")
-        row["dense_memory"] = harness.run_in_new_process(memory_of_passes, DENSE, L)
-    if "upper" in functions:
-        row["ratio_upper"] = watch.ratio("dense", "upper")
-    return row
+        num_vectors = hq.numel()  # of queries, and of keys
+        all_pairs = num_vectors * L
+        # a pair: 2 e for each of two products forward and five backward. Hashing: 2 e r a vector
+        row = dict(L=L, share=100 * num_pairs / all_pairs, dense_gflop=14 * 64 * all_pairs / 1e9,
+                   gflop=(14 * 64 * num_pairs + 2 * 64 * 8 * 2 * num_vectors) / 1e9, **watch.ms)
+        row["memory"] = harness.run_in_new_process(memory_of_passes, lsh_all_pairs, L)
+        if "dense" in names:
+            row["ratio"] = watch.ratio("dense", "ours")
+            row["ratio_forward"] = watch.ratio("dense_forward", "forward")
+            row["dense_memory"] = harness.run_in_new_process(memory_of_passes, DENSE, L)
+        if "upper" in names:
+            row["ratio_upper"] = watch.ratio("dense", "upper")
+        yield row
 
 
 AUTO = """
@@ -258,9 +245,7 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
     # --device is not here: one line, before the work
     resolve_device(argparse.Namespace(device=args.device, dtype="float32", compile=False))
     keep_freed_memory()
-    generator = torch.Generator().manual_seed(0)
-    planes, coef = attention.draw_hyperplanes(heads, 1, 8, 64, 256, generator)
-    draw = (planes.to(args.device), coef.to(args.device))
+    draw = [part.to(args.device) for part in draw_functions(heads)]
     for dtype, L in itertools.product((torch.float32, torch.bfloat16), lengths):
         B = max(positions // (heads * L), 1)
         q, k, v = random_qkv(B, heads, L, 64, device=args.device, dtype=dtype)
@@ -301,12 +286,11 @@ def trained_layers(folder, sequences):
     model, tokenizer, _ = harness.load_run(folder)
     num_words = sequences * model.config.length
     ids = []  # of one long text, cut into sequences
-    for path in python_files().values():
+    for text in itertools.chain.from_iterable(map(python_texts, python_files().values())):
         if len(ids) >= num_words:
             break
-        for text in python_texts(path):
-            words, _ = tokenizer.split(text)
-            ids += tokenizer.ids(words).tolist()
+        words, _ = tokenizer.split(text)
+        ids += tokenizer.ids(words).tolist()
     model.set_codes(torch.from_numpy(tokenizer.codes()))
     ids = torch.tensor(ids[:num_words]).view(sequences, -1)
     x = model.embed_inputs(ids).detach()  # (B, L, d)
@@ -344,9 +328,7 @@ def measure_layer(qkv, bands, rounds):
     """Return a row of the table: what shares a bucket in one layer, and times of attention."""
     q, k, v = [x.contiguous().requires_grad_() for x in qkv]  # (B, H, L, e)
     _, H, L, e = q.shape
-    generator = torch.Generator().manual_seed(0)
-    draw = attention.draw_hyperplanes(H, 1, bands, e, 256, generator)
-    hq, hk = hash_both(q, k, draw)
+    hq, hk = hash_both(q, k, draw_functions(H, bands, size=e))
     sizes = hk[0, 0, 0].bincount()  # buckets of the first head of the first row
     row = dict(L=L, largest=100 * sizes.max().item() / L)
     with torch.no_grad():

@@ -11,9 +11,8 @@ Out of scope: the fine-tunings, each an --out of finetune.py.
 """
 
 import argparse
-import json
-import os
 
+from bench.harness import read_json
 from common import InputError, blame_file, run_script
 
 
@@ -36,9 +35,9 @@ def compare(results, baseline):
     total = 0.0
     baseline_total = 0.0
     for name, row in results["tasks"].items():
-        other = baseline["tasks"].get(name)
-        if other is None:
+        if name not in baseline["tasks"]:
             continue
+        other = baseline["tasks"][name]
         for key in ("metric", "n"):
             if row[key] != other[key]:
                 raise InputError(f"{name}: expected equal {key}, got {row[key]} and {other[key]}. "
@@ -48,15 +47,13 @@ def compare(results, baseline):
         baseline_total += other["mean"]
     if not prr:
         raise InputError("results.json: expected a task that is in both, got none.")
-
-    compression = {}
-    for name in ("parameters", "embedding"):
-        compression[name] = 100 - percent(results["model"][name], baseline["model"][name])
+    model = results["model"]
+    baseline_model = baseline["model"]
     return dict(
         prr=prr,
         prr_average=percent(total, baseline_total),
-        pcr_all=compression["parameters"],
-        pcr_emb=compression["embedding"],
+        pcr_all=100 - percent(model["parameters"], baseline_model["parameters"]),
+        pcr_emb=100 - percent(model["embedding"], baseline_model["embedding"]),
     )
 
 
@@ -67,18 +64,10 @@ def percent(value, whole):
     return 100 * value / whole
 
 
-def read_results(folder):
-    """Return the content of the results.json of an --out of finetune.py."""
-    path = os.path.join(folder, "results.json")
-    with open(path) as file, blame_file(path):
-        return json.load(file)
-
-
-def print_comparison(folder, baseline_folder):
+def print_comparison(*folders):
     """Print each ratio of two fine-tunings on a line."""
-    results = read_results(folder)
-    baseline = read_results(baseline_folder)
-    with blame_file(f"{folder} or {baseline_folder}"):
+    with blame_file(" or ".join(folders)):
+        results, baseline = [read_json(folder, "results.json") for folder in folders]
         compared = compare(results, baseline)
     lines = {f"PRR {task}": ratio for task, ratio in compared["prr"].items()}
     lines["PRR average"] = compared["prr_average"]

@@ -22,19 +22,20 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import torch
 
 import finetune
 import pretrain
-from common import InputError, at_least, autocast, has_fast_bfloat16, load_checkpoint, num_cores
-from common import run_script
+from common import InputError, at_least, autocast, blame_file, has_fast_bfloat16, load_checkpoint
+from common import num_cores, run_script
 from data.corpus import Corpus, prepare
 from hashing import MD5
 from model import PRESETS, Config, Model, count_parameters, load_model, parameter_groups
 from tokenizer import HashTokenizer
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = Path(__file__).resolve().parents[1]
 
 
 # Time and memory
@@ -95,10 +96,13 @@ def made_up_words(stop, start=0):
     """Return made-up words number start .. stop-1, distinct, list[str] of 2 to 10 letters."""
     words = []
     for i in range(start, stop):
-        # 7,919 is prime to 100: neighbors in the list have unrelated spellings
-        number = str(i * 7_919 % 100**5)
-        pairs = re.findall("..", "0" * (len(number) % 2) + number)
-        words.append("".join(SYLLABLES[int(pair)] for pair in pairs))
+        # a syllable for two digits. 7,919 is prime to 100: neighbors have unrelated spellings
+        number = i * 7_919 % 100**5
+        word = SYLLABLES[number % 100]
+        while number >= 100:
+            number //= 100
+            word = SYLLABLES[number % 100] + word
+        words.append(word)
     return words
 
 
@@ -141,14 +145,13 @@ def training_step(model, compute_loss, dtype, max_norm=None):
 
 def read_json(*names):
     """Return the content of a JSON file."""
-    with open(os.path.join(*names)) as file:
-        return json.load(file)
+    return json.loads(Path(*names).read_text())
 
 
 def read_log(folder):
     """Return the lines of a run's log.jsonl, list of dict."""
-    with open(os.path.join(folder, "log.jsonl")) as file:
-        return [json.loads(line) for line in file]
+    lines = Path(folder, "log.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def load_run(folder):
@@ -159,13 +162,15 @@ def load_run(folder):
     return model, tokenizer, checkpoint
 
 
-def load_corpus(args, split, checkpoint=None):
-    """Return the Corpus of --data; InputError if the checkpoint is of a run on another one."""
-    if checkpoint is None:
-        return Corpus(prepare(args.data, split, args.cache, quiet=True))
-    vocab = checkpoint["run"]["vocab"]  # pieces of a BPE
-    corpus = Corpus(prepare(args.data, split, args.cache, vocab, quiet=True))
-    if corpus.meta["digest"] != checkpoint["run"]["corpus"]:
+def load_corpus(args, split, vocab=50_000):
+    """Return the Corpus of --data; vocab is how many pieces a BPE has at most."""
+    return Corpus(prepare(args.data, split, args.cache, vocab, quiet=True))
+
+
+def load_corpus_of(run, args):
+    """Return the Corpus of --data; InputError if a checkpoint's run was trained on another one."""
+    corpus = load_corpus(args, run["split"], run["vocab"])
+    if corpus.meta["digest"] != run["corpus"]:
         raise InputError("--data: expected the corpus that the run was trained on, "
                          f"got {args.data}.")
     return corpus
@@ -223,10 +228,8 @@ def compare(args, variants, shared=(), train=train_variant):
         dict, a row a variant: its settings, and of each result KEY the mean, KEY_std and KEY_all,
         one a seed.
     """
-    try:
+    with blame_file("--only"):  # re has an error of its own
         names = [name for name in variants if re.search(args.only, name)]
-    except re.error:
-        names = []
     if not names:
         raise InputError(f"--only: expected a regular expression of {', '.join(variants)}, "
                          f"got {args.only}.")
@@ -242,9 +245,8 @@ def compare(args, variants, shared=(), train=train_variant):
         results = run_jobs(train, jobs)  # in the order of jobs: the seeds of a variant together
         for name in names:
             row = dict(name=name, flags=" ".join(map(str, [*shared, *variants[name]])))
-            for key in ("data", "steps", "seeds", "text", "data_dir"):
-                value = getattr(args, key, None)
-                if value is not None:
+            for key, value in vars(args).items():
+                if key in ("data", "steps", "seeds", "text", "data_dir") and value is not None:
                     row[key] = value
             runs = list(itertools.islice(results, args.seeds))
             for key in runs[0]:
@@ -308,10 +310,9 @@ def describe_machine():
 def name_processor():
     """Return the processor's name as Linux knows it, else as Python does."""
     if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as file:
-            found = re.search(r"model name\s*: (.*)", file.read())
-        if found is not None:
-            return found[1]
+        names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        if names:
+            return names[0]
     return platform.processor() or platform.machine()
 
 
@@ -323,13 +324,13 @@ def run_git(*words):
 
 def caption(result):
     """Return the line below a table: its command, and where and of which commit it was measured."""
-    text = "`{command}` on {device}, torch {torch}, commit {commit}, {date}.\n"
-    return text.format(command=result["command"], **result["machine"])
+    place = "on {device}, torch {torch}, commit {commit}, {date}.\n".format(**result["machine"])
+    return f"`{result['command']}` {place}"
 
 
 # Command line
 
-REQUIRED = object()  # the default of a flag that has none
+REQUIRED = "required"  # instead of the default of a flag
 COMPARE = dict(data="python", steps=200, seeds=3, only=".", cache="cache")  # defaults of compare
 FLAGS = {  # flag -> options of add_argument
     "alpha": dict(type=at_least(1), help="items that share a hash token"),
@@ -355,15 +356,12 @@ def build_parser(doc, benches):
     p = argparse.ArgumentParser(description=doc, formatter_class=keep_lines)
     commands = p.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, bench in benches.items():
-        title = (bench.function.__doc__ or name).splitlines()[0]  # -OO strips docstrings
-        title = title.replace("%", "%%")
+        title = bench.function.__doc__.splitlines()[0]
         command = commands.add_parser(name, help=title, description=title)
         command.add_argument("--json", metavar="FILE", help="result file, as those in results/")
         for flag, default in bench.flags.items():
-            options = dict(FLAGS[flag], metavar=flag.upper())
-            if default is REQUIRED:
-                options["required"] = True
-            elif default is not None:
+            options = FLAGS[flag] | dict(metavar=flag.upper(), required=default == REQUIRED)
+            if default not in (None, REQUIRED):
                 options["default"] = default
                 options["help"] += f" (default: {default})"
             command.add_argument(f"--{flag}", **options)
@@ -396,6 +394,4 @@ def measure(subject, doc, benches, argv):
     result = dict(bench=args.name, machine=machine, command=command, rows=rows)
     print(f"\n{markdown(rows, bench.columns)}\n{caption(result)}")
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
+        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")

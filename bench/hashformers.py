@@ -11,9 +11,10 @@ compare their scores, mean ± standard deviation; `paper` is the average of the 
 
 Paper map:
     [HF Table 2] count_paper_models
-    [HF §4.3] list_variants
+    [HF §4.3] MODELS
     [HF §4.4 eq.4, 5, 7] bench_glue
-    [HF Tables 1, 2, 6] bench_glue
+    [HF Tables 1, 6] MODELS
+    [HF Table 2] bench_glue
 """
 
 import functools
@@ -101,17 +102,20 @@ def bench_hashing(args, *, num_words=100_000, repeats=20_000, rounds=5):
     fit_seconds = time.perf_counter() - start
     tokenizer = HashTokenizer(Config(), hash=hashing.MD5())
     tenth = words[::10]  # the index is the slowest
-    cases = {  # name -> words or characters, function
-        "MD5 digests": (num_words, lambda: hashing.md5_digests(words)),
-        "MD5 index, N 50,260": (num_words, lambda: hashing.md5_index(words, n)),
-        "LSH bits, T 128": (num_words, lambda: lsh.bits(words, 128)),
-        "LSH index, N 50,260": (len(tenth), lambda: lsh.index(tenth, n)),
-        "text to words, characters": (len(text), lambda: hashing.list_words(text)),
-        "text to ids, characters": (len(text), lambda: tokenizer.ids_of_texts([text])),
+    functions = {
+        "MD5 digests": lambda: hashing.md5_digests(words),
+        "MD5 index, N 50,260": lambda: hashing.md5_index(words, n),
+        "LSH bits, T 128": lambda: lsh.bits(words, 128),
+        "LSH index, N 50,260": lambda: lsh.index(tenth, n),
+        "text to words, characters": lambda: hashing.list_words(text),
+        "text to ids, characters": lambda: tokenizer.ids_of_texts([text]),
     }
-    watch = Stopwatch({name: function for name, (_, function) in cases.items()}, rounds)
-    for name, ms in watch.ms.items():
-        size, _ = cases[name]
+    for name, ms in Stopwatch(functions, rounds).ms.items():
+        size = num_words
+        if "characters" in name:
+            size = len(text)
+        elif "LSH index" in name:
+            size = len(tenth)
         yield dict(name=name, rate=1000 * size / ms)
     yield dict(name="LSH fit", rate=num_words / fit_seconds)
 
@@ -176,8 +180,7 @@ def bench_words(args, *, num_words=12_000_000, flags=()):
         path = f"{folder}/words.txt"
         with open(path, "w") as file:  # in parts: this process stays small
             for start in range(0, num_words, 1_000):
-                words = made_up_words(min(start + 1_000, num_words), start)
-                file.write(" ".join(words) + "\n")
+                print(*made_up_words(start + 1_000, start), file=file)
         run = ["--data", path, "--cache", folder, "--steps", 2, "--device", "cpu", *flags, "--out"]
         steps = {  # name -> function and its arguments, each in a process of its own
             "prepare": (prepare, path, "regex", folder, 50_000, True),
@@ -192,40 +195,25 @@ def bench_words(args, *, num_words=12_000_000, flags=()):
             yield dict(name=name, words=num_words, seconds=seconds, gigabytes=memory)
 
 
-# name -> average of eight tasks [HF Table 1] [HF Table 6]; emb has 50,260 rows there
-PAPER = {
-    "emb, md5": 79.9,
-    "emb, lsh": 76.0,
-    "pool, md5": 75.3,
-    "pool, lsh": 78.9,
-    "add, md5": 75.7,
-    "add, lsh": 78.9,
-    "proj, md5": 75.7,
-    "proj, lsh": 79.1,
-    "lookup of BPE pieces": 79.6,
-    "lookup of BPE pieces, MLM": 79.5,
-    "emb, md5, of BPE pieces": 78.5,
-    "emb, lsh, of BPE pieces": 66.0,
-    "proj, md5, of BPE pieces": 74.1,
-    "proj, lsh, of BPE pieces": 78.3,
+MODELS = {  # name -> flags of pretrain.py [HF §4.3], average of eight tasks [HF Tables 1, 6]
+    "emb, md5": ("--emb emb --hash md5", 79.9),  # with 50,260 rows in the paper
+    "emb, lsh": ("--emb emb --hash lsh", 76.0),
+    "pool, md5": ("--emb pool --hash md5", 75.3),
+    "pool, lsh": ("--emb pool --hash lsh", 78.9),
+    "add, md5": ("--emb add --hash md5", 75.7),
+    "add, lsh": ("--emb add --hash lsh", 78.9),
+    "proj, md5": ("--emb proj --hash md5", 75.7),
+    "proj, lsh": ("--emb proj --hash lsh", 79.1),
+    "lookup of BPE pieces": ("--emb lookup", 79.6),
+    "emb, md5, of BPE pieces": ("--emb emb --hash md5 --split bpe", 78.5),
+    "emb, lsh, of BPE pieces": ("--emb emb --hash lsh --split bpe", 66.0),
+    "proj, md5, of BPE pieces": ("--emb proj --hash md5 --split bpe", 74.1),
+    "proj, lsh, of BPE pieces": ("--emb proj --hash lsh --split bpe", 78.3),
+    "lookup of BPE pieces, MLM": ("--emb lookup --objective mlm", 79.5),
+    "proj, lsh, no layers": ("--layers 0", None),
 }
 BERT = "lookup of BPE pieces, MLM"
-
-
-def list_variants():
-    """Return dict, name -> flags of pretrain.py. [HF §4.3]"""
-    variants = {}
-    for emb in ("emb", "pool", "add", "proj"):
-        for hash_name in ("md5", "lsh"):
-            variants[f"{emb}, {hash_name}"] = ["--emb", emb, "--hash", hash_name]
-    variants["lookup of BPE pieces"] = ["--emb", "lookup"]
-    for emb in ("emb", "proj"):
-        for hash_name in ("md5", "lsh"):
-            name = f"{emb}, {hash_name}, of BPE pieces"
-            variants[name] = ["--emb", emb, "--hash", hash_name, "--split", "bpe"]
-    variants[BERT] = ["--emb", "lookup", "--objective", "mlm"]
-    variants["proj, lsh, no layers"] = ["--layers", "0"]
-    return variants
+FLAGS = {name: flags.split() for name, (flags, _) in MODELS.items()}
 
 
 VARIANTS = """
@@ -240,7 +228,7 @@ VARIANTS = """
 
 def bench_variants(args):
     """Every variant with the same budget and seeds on one corpus: the last evaluation."""
-    return harness.compare(args, list_variants())
+    return harness.compare(args, FLAGS)
 
 
 GLUE = """
@@ -263,23 +251,22 @@ def train_and_tune(job, flags):
     result = harness.train_variant(job)
     scores = harness.finetune_run(job, dict(sst2=1, cola=5, mrpc=5, rte=5, stsb=5), flags)
     sizes = harness.read_json(f"{job.folder}-sst2", "results.json")["model"]
-    result |= scores
-    result["average"] = statistics.mean(scores.values())
-    return result | dict(parameters=sizes["parameters"], poep=sizes["poep"])
+    return result | scores | dict(average=statistics.mean(scores.values()),
+                                  parameters=sizes["parameters"], poep=sizes["poep"])
 
 
 def bench_glue(args):
-    """Every variant, pre-trained, then fine-tuned. [HF Tables 1, 2, 6] [HF §4.4 eq.4, 5, 7]"""
-    flags = ["--data_dir", args.data_dir, "--cache", args.cache]
-    train = functools.partial(train_and_tune, flags=flags)
-    rows = list(harness.compare(args, list_variants(), train=train))
+    """Every variant, pre-trained, then fine-tuned. [HF Table 2] [HF §4.4 eq.4, 5, 7]"""
+    train = functools.partial(
+        train_and_tune, flags=["--data_dir", args.data_dir, "--cache", args.cache])
+    rows = list(harness.compare(args, FLAGS, train=train))
     # BERT's row may come last, or not at all with --only
     for bert in rows:
         if bert["name"] == BERT:
             for row in rows:
                 row["prr"] = 100 * row["average"] / bert["average"]
                 row["pcr"] = 100 * (1 - row["parameters"] / bert["parameters"])
-                row["paper"] = PAPER.get(row["name"])
+                row["paper"] = MODELS[row["name"]][1]
     return rows
 
 

@@ -29,7 +29,7 @@ from data.batches import TextBatches
 from hashing import sketch_index, split_words
 from model import count_parameters
 from objectives import MaskedHashes, rank_words
-from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP
+from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK
 
 SKETCH = """
     name          s      4,096 words, d 512, k 5, R 500
@@ -64,9 +64,7 @@ def bench_sketch(args, *, num_words=30_000, shape=(8, 512), rounds=60):
     for name, changes in kinds.items():
         model = harness.build_model(words, "median", layers=0, **changes)
         parameters[name] = count_parameters(model)["embedding"]
-        embed = model.embed
-        if "each" in name:
-            embed = model.embed_tokens
+        embed = model.embed_tokens if "each" in name else model.embed
         functions[name] = functools.partial(both_passes, model, embed)
     watch = Stopwatch(functions, rounds)
     for name, ms in watch.ms.items():
@@ -100,10 +98,10 @@ def bench_collisions(args):
         _, sizes = np.unique(index, axis=0, return_counts=True)  # words with all buckets equal
         yield dict(
             name=f"k {k}, R {R:,}", words=V / R,
-            most=int(np.bincount(index[:, 0]).max()),
+            most=np.bincount(index[:, 0]).max().item(),
             one=100 * counts[num_behind > 0].sum() / counts.sum(),
             half=100 * counts[2 * num_behind > k].sum() / counts.sum(),
-            counted=int((sizes * (sizes - 1) // 2).sum()),
+            counted=np.sum(sizes * (sizes - 1) // 2).item(),
             expected=V * (V - 1) / 2 / R**k)
 
 
@@ -137,12 +135,11 @@ def hide_words(texts, tokenizer):
                 continue
             if tokenizer.subwords is not None:
                 start -= 1  # a piece may hold the space before it, or be it
-            places = [i for i, (a, b) in enumerate(unit_spans) if a < end and b > start]
+            positions = [i for i, (a, b) in enumerate(unit_spans, 1) if a < end and b > start]
             # pieces that reach into other words would hide more of one model's text
-            if [units[i] for i in places] != split_word(word, tokenizer):
+            if [units[i - 1] for i in positions] != split_word(word, tokenizer):
                 raise InputError(f"--text: expected pieces of {word!r} alone, "
                                  f"got others: {text[:60]!r}.")
-            positions = [1 + i for i in places]
             gaps.append((word, positions))
             for i in positions:
                 row[i] = MASK
@@ -170,43 +167,37 @@ def name_hidden(folder, words, texts):
     rows, hidden = hide_words(texts, tokenizer)
     model.set_codes(torch.from_numpy(tokenizer.codes()))
 
-    # the buckets, or rows, of each candidate; those of as many pieces compete
+    # candidates compete with those of as many positions: word -> its buckets, or rows of pieces
     is_hashed = model.config.head == "hash-mlm"
+    rivals = collections.defaultdict(dict)
     if is_hashed:
-        digests = tokenizer.sketch_targets(words).tolist()
+        rivals[1] = dict(zip(words, tokenizer.sketch_targets(words)))
     else:
-        digests = []
         for word in words:
-            pieces = split_word(word, tokenizer)
-            ids = [tokenizer.id_of_word.get(piece, -1) for piece in pieces]
-            digests.append([number - FIRST_WORD_ID for number in ids])
-    rivals = collections.defaultdict(list)  # number of pieces -> digests
-    number_of = {}  # word -> its place there
-    for word, digest in zip(words, digests):
-        if min(digest) >= 0:
-            number_of[word] = len(digest), len(rivals[len(digest)])
-            rivals[len(digest)].append(digest)
-    rivals = {size: torch.tensor(digests) for size, digests in rivals.items()}
+            ids = tokenizer.ids(split_word(word, tokenizer))
+            if UNK not in ids:
+                rivals[len(ids)][word] = ids - FIRST_WORD_ID
+    digests = {n: torch.from_numpy(np.stack([*rivals[n].values()])) for n in rivals}
 
     candidates = set(words)
     num_asked = 0
-    ranks = []
+    ranks = []  # how many words score as much or more; none of words without a row
     for row, gaps in zip(rows, hidden):
-        positions = [i for i, number in enumerate(row) if number == MASK]
-        if not positions:
+        if not gaps:
             continue
-        logits = model(torch.tensor([row]), masked_positions=torch.tensor(positions))
+        masked = torch.tensor(row) == MASK
+        logits = model(torch.tensor([row]), masked_positions=masked.nonzero().flatten())
         if not is_hashed:  # one distribution a position, as of one hash function
             logits = logits[:, None, FIRST_WORD_ID:]  # (M, 1, V)
-        logp_at = dict(zip(positions, logits.log_softmax(-1)))  # position -> (k, R)
+        logp = iter(logits.log_softmax(-1))  # (k, R) of each masked position
         for word, positions in gaps:
+            part = torch.cat([next(logp) for _ in positions])  # (k or pieces, R)
             num_asked += word in candidates
-            if word in number_of:
-                size, number = number_of[word]
-                logp = torch.cat([logp_at[i] for i in positions])  # (k or pieces, R)
-                rank = rank_words(logp.unsqueeze(0), rivals[size], torch.tensor([number]))
-                ranks.append(rank.item())
-    ranks = np.array(ranks)  # words that score as much or more; none of words without a row
+            n = len(positions)
+            if word in rivals[n]:
+                number = torch.tensor([list(rivals[n]).index(word)])
+                ranks.append(rank_words(part.unsqueeze(0), digests[n], number).item())
+    ranks = np.array(ranks)
     first = 100 * (ranks < 1).sum().item() / num_asked
     ten = 100 * (ranks < 10).sum().item() / num_asked
     return dict(first=first, ten=ten, asked=num_asked)
@@ -255,8 +246,8 @@ def bench_gaps(args, *flags):
         raise InputError("gaps requires --text, a file that is no part of --data, or --data_dir.")
     texts = []
     if args.text:
-        with open(args.text, encoding="utf-8") as file:
-            texts = [line for line in file.read().split("\n") if line.strip()]
+        lines = Path(args.text).read_text(encoding="utf-8").split("\n")
+        texts = [line for line in lines if line.strip()]
     tuning = []
     if args.data_dir:
         tuning = ["--data_dir", args.data_dir, "--cache", args.cache]
@@ -303,7 +294,7 @@ def bench_robust(args):
         if c.code_format != "sketch" or c.head != "hash-mlm" or not c.order or c.buckets % 2 == 1:
             raise InputError("--runs: expected text, --emb mean or median and even --buckets, "
                              f"got {folder}.")
-        corpus = load_corpus(args, checkpoint["run"]["split"], checkpoint)
+        corpus = harness.load_corpus_of(checkpoint["run"], args)
         tokenizer.ids(corpus.words)
         model.set_codes(torch.from_numpy(tokenizer.codes()))
         words = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:])

@@ -21,6 +21,7 @@ Notation:
 """
 
 import collections
+import itertools
 import math
 import time
 from pathlib import Path
@@ -29,11 +30,11 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import COMPARE, REQUIRED, Bench, compare, count_sizes, load_corpus, load_run
+from bench.harness import COMPARE, REQUIRED, Bench, compare, count_sizes, load_corpus
 from bloom import BloomMap, beam_search, exhaustive, hash_logp
 from common import InputError, blame_input
 from data.batches import ItemSetBatches
-from model import PRESETS, Config, Model
+from model import PRESETS, Config, Model, count_parameters
 from objectives import RECALL, MaskedHashes
 from tokenizer import FIRST_WORD_ID, MASK
 
@@ -69,15 +70,15 @@ def bench_sizes(args=None):
     """The parameters of [SB Tables 1, 3 and 4], exact; M and G are 2^20 and 2^30 there."""
     for name, num_items, alpha, d, heads, ffn, layers, printed in SIZES:
         is_text = name.startswith("Table 4")
-        buckets = math.ceil(num_items / alpha)
-        # on text there are positions, in their order
         shape = dict(width=d, heads=heads, ffn=ffn, layers=layers, act="relu", types=2)
+        # on text there are positions, in their order
         shape |= dict(order=is_text, length=512 if is_text else 32)
         if alpha == 1:
-            vocabulary = num_items
-            shape |= dict(emb="lookup", head="mlm", rows=vocabulary)
+            rows = num_items
+            shape |= dict(emb="lookup", head="mlm", rows=rows)
         else:
-            vocabulary = 2 * buckets
+            buckets = math.ceil(num_items / alpha)
+            rows = 2 * buckets
             shape |= dict(emb="bloom", head="hash-mlm", hashes=2, buckets=buckets)
         total = count_sizes(**shape)["total"]
         paper = total + d * d + d  # BERT's pooler, which their formula has and nothing uses
@@ -85,8 +86,7 @@ def bench_sizes(args=None):
             shown = f"{paper / 2**30:.1f}G"
         else:
             shown = f"{paper / 2**20:.{int(is_text)}f}M"
-        yield dict(name=name, rows=vocabulary, total=total, paper=paper, shown=shown,
-                   printed=printed)
+        yield dict(name=name, rows=rows, total=total, paper=paper, shown=shown, printed=printed)
 
 
 # Times
@@ -144,22 +144,20 @@ def compare_searches(logp, bloom_map, rounds):
     _, expected, *_ = exhaustive(some, bloom_map)
     is_equal = torch.equal(scores[:len(some)], expected)
     is_equal = is_equal and torch.equal(scores[0], search_by_blocks(logp[0], columns))
-    P = len(logp)
-    share = P / len(some)  # of ratios: the exhaustive searches had fewer positions
-    return dict(
+    share = len(logp) / len(some)  # of times: the exhaustive searches had fewer positions
+    row = dict(
         certified=100 * certified.double().mean().item(),
         scored=scored.double().mean().item(),
         scored_sure=scored_sure.double().mean().item(),
         exact=str(is_equal),
-        beam=watch.ms["beam"] / P,
-        sure=watch.ms["sure"] / P,
-        best=watch.ms["best"] / P,
-        all=watch.ms["all"] / len(some),
-        plain=watch.ms["plain"] / len(some),
         ratio=share * watch.ratio("plain", "beam"),
         ratio_all=share * watch.ratio("all", "beam"),
         ratio_sure=share * watch.ratio("plain", "sure"),
     )
+    for name, ms in watch.ms.items():
+        num_positions = len(some) if name in ("all", "plain") else len(logp)
+        row[name] = ms / num_positions
+    return row
 
 
 def search_by_blocks(logp, columns, k=20, block=64):
@@ -201,8 +199,8 @@ def time_step(preset, batch, num_items, alpha, dtype):
     bloom_map = BloomMap(num_items, alpha)
     rows = bloom_map.buckets + FIRST_WORD_ID
     model = Model(Config(**PRESETS[preset] | dict(buckets=rows, dropout=0.0))).train()
-    specials = np.arange(bloom_map.buckets, rows, dtype=np.int32)
-    codes = np.concatenate([np.stack([specials, specials], 1), bloom_map.digest])
+    specials = np.arange(bloom_map.buckets, rows, dtype=np.int32)[:, None]
+    codes = np.concatenate([specials.repeat(2, 1), bloom_map.digest])
     model.set_codes(torch.from_numpy(codes))
     objective = MaskedHashes(model.config, mask_rate=0.15, mask_id=MASK,
                              first_word_id=FIRST_WORD_ID, targets=model.codes, bloom_map=bloom_map)
@@ -217,7 +215,7 @@ def time_step(preset, batch, num_items, alpha, dtype):
         start = time.perf_counter()
         step()
         seconds = time.perf_counter() - start
-    return sum(p.numel() for p in model.parameters()), seconds
+    return count_parameters(model)["total"], seconds
 
 
 # Recall
@@ -225,12 +223,11 @@ def time_step(preset, batch, num_items, alpha, dtype):
 
 def read_sets(corpus, length):
     """Return ItemSetBatches, and of held-out sets IDs int64 (P, L) and the masked columns (P,)."""
-    limits = (FIRST_WORD_ID, FIRST_WORD_ID + len(corpus.words))
-    train, held_out = corpus.split_pages()
+    limits = (FIRST_WORD_ID, len(corpus.counts))
     with blame_input():
-        sets = ItemSetBatches(corpus.ids, corpus.offsets, train, held_out, length, 1,
+        sets = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), length, 1,
                               np.array(limits), 0, limits)
-    ids, noise, _ = sets.eval_batch(slice(0, sets.num_eval))
+    ids, noise, _ = sets.eval_batch(slice(None))
     # noise[0] is 0 at the masked item and 1 elsewhere
     return sets, ids, noise[0].argmin(1)
 
@@ -242,7 +239,7 @@ def score_neighbors(args):
     """Yield rows of recall@k of what needs no training: popularity and neighbors."""
     corpus = load_corpus(args, "items")
     sets, ids, masked = read_sets(corpus, 32)
-    num_ids = FIRST_WORD_ID + len(corpus.words)
+    num_ids = len(corpus.counts)
     pages_of = collections.defaultdict(list)  # item -> its training pages
     for i in sets.train:
         page = sets.ids[sets.first[i]:sets.first[i] + sets.size[i]]
@@ -257,9 +254,8 @@ def score_neighbors(args):
     for row, column in zip(ids.numpy(), masked.tolist()):
         correct = row[column]
         visible = np.delete(row, column)
-        visible = visible[visible >= FIRST_WORD_ID]
         scores = score_items(visible.tolist(), pages_of, frequency)  # (4, V)
-        # special tokens and visible items are no candidates
+        # special tokens, padding among them, and visible items are no candidates
         scores[:, :FIRST_WORD_ID] = -1
         scores[:, visible] = -1
         least = scores[:, [correct]]
@@ -285,7 +281,7 @@ def score_items(visible, pages_of, frequency):
     scores[0] = frequency
     for item in visible:
         pages = pages_of.get(item)
-        if pages:
+        if pages:  # not of padding
             others = np.concatenate(pages)
             sizes = np.array([len(page) for page in pages])
             both = np.bincount(others, minlength=num_ids)
@@ -314,10 +310,10 @@ def find_width(num_items, alpha):
     buckets = math.ceil(num_items / alpha) + FIRST_WORD_ID
     limit = count_sizes(**shape | dict(buckets=buckets))["total"]
     lookup = shape | dict(emb="lookup", head="mlm", rows=num_items + FIRST_WORD_ID)
-    width = shape["heads"]
-    while count_sizes(**lookup | dict(width=width, ffn=2 * width))["total"] <= limit:
-        width += shape["heads"]
-    return width - shape["heads"]
+    heads = shape["heads"]
+    for width in itertools.count(heads, heads):
+        if count_sizes(**lookup | dict(width=width, ffn=2 * width))["total"] > limit:
+            return width - heads
 
 
 def bench_entities(args):
@@ -325,11 +321,11 @@ def bench_entities(args):
 
     The lookup table has a softmax over all items, which takes hours for more than some 20,000.
     """
-    num_items = load_corpus(args, "items").meta["distinct"]
     variants = {}
     for n in range(3):
         flags = ["--alpha", args.alpha, "--coherent", n]
         variants[f"superbloom, {n} of 2 maps coherent"] = flags
+    num_items = len(load_corpus(args, "items").words)
     width = find_width(num_items, args.alpha)
     flags = ["--emb", "lookup", "--width", width, "--ffn", 2 * width]
     variants[f"lookup, as many parameters (d {width})"] = flags
@@ -362,33 +358,34 @@ BEAMS = """
 def bench_beams(args):
     """Recall by beam width [SB Table 6], by how frequent the item is [SB Figure 3]; neighbors."""
     for folder in args.runs:
-        model, tokenizer, checkpoint = load_run(folder)
+        model, tokenizer, checkpoint = harness.load_run(folder)
         bloom_map = tokenizer.bloom_map
         if bloom_map is None or checkpoint["run"]["vocab"]:
             raise InputError(f"--runs: expected runs of --emb bloom without --vocab, got {folder}.")
-        corpus = load_corpus(args, "items", checkpoint)
+        corpus = harness.load_corpus_of(checkpoint["run"], args)
         _, ids, masked = read_sets(corpus, model.config.length)
         correct = ids.gather(1, masked[:, None])  # (P, 1)
         inputs = ids.scatter(1, masked[:, None], MASK)
         # log-probabilities of the hashes at the masked item, 64 sets at a time
         model.set_codes(torch.from_numpy(tokenizer.codes()))
         parts = []
-        for part, columns in zip(inputs.split(64), masked.split(64)):
-            positions = columns + part.shape[1] * torch.arange(len(part))
+        for part in inputs.split(64):
+            positions = (part == MASK).flatten().nonzero().flatten()
             parts.append(hash_logp(model(part, masked_positions=positions), bloom_map))
         logp = torch.cat(parts)  # (P, m, R)
 
         name = Path(folder).name
         visible = (inputs - FIRST_WORD_ID).clamp(min=-1)
         # one round of a fixed width, then widened until it provably has the best
-        searches = {f"{name}, B {beam}": (beam, 1) for beam in (1, 10, 20, 100)}
-        searches[f"{name}, until certified"] = (20, None)
-        for title, (beam, rounds) in searches.items():
+        searches = {f"B {beam}": (beam, 1) for beam in (1, 10, 20, 100)}
+        searches["until certified"] = (20, None)
+        for search, (beam, rounds) in searches.items():
             best, _, certified, scored = beam_search(logp, bloom_map, 20, beam, rounds,
                                                      exclude=visible)
             is_hit = best + FIRST_WORD_ID == correct  # (P, 20)
-            row = dict(name=title, certified=100 * certified.double().mean().item())
-            row["scored"] = scored.double().mean().item()
+            row = dict(name=f"{name}, {search}",
+                       certified=100 * certified.double().mean().item(),
+                       scored=scored.double().mean().item())
             for k in RECALL:
                 row[f"rec@{k}"] = is_hit[:, :k].any(1).double().mean().item()
             yield row
@@ -405,7 +402,7 @@ def recall_by_frequency(name, corpus, correct, is_first):
     for i in range(10):
         row = {"name": f"{name}, links {10 * i} to {10 * i + 10} % by frequency", "rec@1": None}
         if (tenths == i).any():
-            row["rec@1"] = float(is_first[tenths == i].mean())
+            row["rec@1"] = is_first[tenths == i].mean().item()
         yield row
 
 

@@ -16,7 +16,6 @@ Paper map:
 import argparse
 import functools
 import itertools
-import os
 import sys
 from pathlib import Path
 
@@ -45,20 +44,20 @@ def objective_step(model, name, ids, dtype, compute_loss=None, max_norm=None):
         name: str, a key of OBJECTIVES, which corrupts the IDs.
         ids: int64 (B, L).
         dtype: str, of matrix products.
-        compute_loss: function(inputs, labels) of another loss than the objective's, or None.
+        compute_loss: function(model, inputs, labels) of a loss summed over positions, instead of
+            the objective's.
         max_norm: float, of the gradient, or None.
     """
     config = Config(emb="lookup", head=OBJECTIVES[name].head)
     objective = OBJECTIVES[name](config, mask_rate=0.15, mask_id=MASK, first_word_id=FIRST_WORD_ID)
     # the same words are masked in each step: what varies is the time alone
-    noise = np.random.default_rng(0).random((3, *ids.shape), np.float32)
-    noise = torch.from_numpy(noise)
+    noise = torch.rand(3, *ids.shape, generator=torch.Generator().manual_seed(0))
+    if compute_loss is None:
+        compute_loss = objective.loss
 
     def corrupt_and_compute():
         inputs, labels = objective.corrupt(ids, noise, ids.flip(0))
-        if compute_loss is None:
-            return objective.loss(model, inputs, labels) / labels.numel()
-        return compute_loss(inputs, labels)
+        return compute_loss(model, inputs, labels) / labels.numel()
     return harness.training_step(model, corrupt_and_compute, dtype, max_norm)
 
 
@@ -123,15 +122,12 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
         functions = {}
         for name, (emb, objective) in models.items():
             model = build_model(words, preset, emb=emb, rows=num_rows, head=objective).train()
-            loss = None
-            if name == MLM_ALL:
-                loss = functools.partial(loss_of_all_positions, model)
+            loss = loss_of_all_positions if name == MLM_ALL else None
             functions[name] = objective_step(model, objective, ids, dtype, loss, max_norm=1.0)
         model = build_transformers_model(PRESETS[preset], num_rows)
         if model is not None:
-            loss = functools.partial(loss_by_transformers, model)
-            step = objective_step(model, "mlm", ids, dtype, loss, max_norm=1.0)
-            functions[MLM_TRANSFORMERS] = step
+            functions[MLM_TRANSFORMERS] = objective_step(
+                model, "mlm", ids, dtype, loss_by_transformers, max_norm=1.0)
         watch = Stopwatch(functions, rounds)
         for name, ms in watch.ms.items():
             row = dict(name=f"{preset}: {name}", dtype=dtype, batch=batch, ms=ms / batch)
@@ -144,12 +140,12 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
 def loss_of_all_positions(model, inputs, labels):
     """Return the MLM loss by way of the logits of every position, as most code computes it."""
     logits = model(inputs, masked_positions=torch.arange(inputs.numel())).float()
-    return F.cross_entropy(logits, labels.flatten(), reduction="sum") / labels.numel()
+    return F.cross_entropy(logits, labels.flatten(), reduction="sum")
 
 
 def loss_by_transformers(model, inputs, labels):
-    """Return the MLM loss of a model of Hugging Face Transformers."""
-    return model(input_ids=inputs, labels=labels).loss
+    """Return the MLM loss of a model of Hugging Face Transformers, whose loss is a mean."""
+    return model(input_ids=inputs, labels=labels).loss * labels.numel()
 
 
 def build_transformers_model(shape, num_rows):
@@ -208,8 +204,8 @@ def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), roun
             # 64 examples in batches of 16, the same for every reader
             chosen = np.random.default_rng(0).permutation(len(examples))[:64]
             batches = []
-            for numbers in np.split(chosen, range(16, len(chosen), 16)):
-                batches.append(pad_batch([examples[i] for i in numbers]))
+            for start in range(0, len(chosen), 16):
+                batches.append(pad_batch([examples[i] for i in chosen[start:start + 16]]))
             functions[unit] = functools.partial(run_batches, model, batches)
         watch = Stopwatch(functions, rounds)
         for unit, ms in watch.ms.items():
@@ -248,13 +244,11 @@ def bench_tasks(args):
     majority = dict(name="majority class")
     bag_of_words = dict(name="bag of words")
     for folder in args.runs:
-        if not os.path.exists(os.path.join(folder, "results.json")):
+        if not Path(folder, "results.json").exists():
             continue  # out/* has pre-trained models too
         run = read_json(folder, "results.json")
         name = name_model(run["settings"])
-        if name not in rows:
-            rows[name] = dict(name=name, parameters=0)
-        row = rows[name]
+        row = rows.setdefault(name, dict(name=name, parameters=0))
         # of runs on several tasks the largest head counts
         row["parameters"] = max(row["parameters"], run["model"]["parameters"])
         for task, result in run["tasks"].items():
@@ -317,10 +311,9 @@ def bench_files(args):
         name = f"{Path(run['settings']['train']).parent.name}, {result['n_train']:,} rows"
         if run["settings"]["bag"] == 0:
             name += ", --bag 0"
-        row = dict(name=name, score=result["mean"], score_std=result["std"])
-        for key in ("last", "bag_of_words", "majority", "n"):
-            row[key] = result[key]
-        yield row
+        yield dict(name=name, score=result["mean"], score_std=result["std"], last=result["last"],
+                   bag_of_words=result["bag_of_words"], majority=result["majority"],
+                   n=result["n"])
 
 
 BENCHES = {
