@@ -94,8 +94,8 @@ def test_units_of_work_stay_in_order(write, load):
 @pytest.mark.parametrize("split", ["bpe", "phrases"])
 def test_subwords_keep_their_own_numbers(split, write, load):
     corpus = load(write("a.txt", "the cat sat on the mat\n" * 31), split, max_subwords=271)
-    [numbers] = corpus.subwords.number_texts(["the cat sat on the mat"])
-    page = [FIRST_WORD_ID + number for number in numbers]
+    [pieces] = corpus.subwords.split_texts(["the cat sat on the mat"])
+    page = [FIRST_WORD_ID + corpus.words.index(piece) for piece in pieces]
     assert corpus.ids.tolist() == [*page, SEP] * 31
     assert corpus.words == corpus.subwords.units
 
