@@ -99,7 +99,7 @@ class BloomMap:
         """Change maps until no two items share all m buckets; return whether that succeeds.
 
         Random maps with few digests are dealt anew, all but the first. Then items are swapped in
-        the last map. Where that fails, as of given orders it can, the last map is dealt.
+        the last map. If that fails, the last map is dealt: given orders may have few digests.
         """
         digests_per_bucket = self.buckets ** (self.m - 1)  # that the items of one bucket can have
         if digests_per_bucket < min(self.alpha, self.n_items):
@@ -141,9 +141,9 @@ class BloomMap:
         """Make map j anew: items with equal buckets in all maps before it get different ones.
 
         The largest group of such items goes first, one to each of the buckets with most room, ties
-        at random; those that find no other bucket with room share. For m = 2 this finds a map
-        wherever there is one, since a map is a 0/1 matrix of groups and buckets with given row and
-        column sums (Gale and Ryser).
+        at random. Where a group is larger than the number of these buckets, some items share one.
+        For m = 2 this finds a map wherever there is one, since a map is a 0/1 matrix of groups and
+        buckets with given row and column sums (Gale and Ryser).
         """
         cell = self.number_cells(j)
         order = random_order(self.n_items, self.seed, self.m, j)
@@ -153,7 +153,7 @@ class BloomMap:
         room = np.bincount(np.arange(self.n_items) // self.alpha)  # (R,), free places
         for number, group in enumerate(groups):
             shuffled = random_order(self.buckets, self.seed, self.m, j, number)
-            while len(group) > 0:  # once, or more often if the group has more items than buckets
+            while len(group) > 0:  # once, if there are enough buckets
                 by_room = np.argsort(-room[shuffled], kind="stable")
                 best = shuffled[by_room][:len(group)]
                 best = best[room[best] > 0]
@@ -571,7 +571,7 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     weight = 1 / np.sqrt(num_sets[items] * sizes[sets])  # (links,), the numbers of A
 
     def multiply(rows, columns, num_rows, vectors):
-        """Return A · vectors or Aᵀ · vectors, as rows and columns are sets and items or not."""
+        """Return A · vectors (rows are sets, columns items) or Aᵀ · vectors (the reverse)."""
         products = []
         for vector in vectors.T:
             products.append(np.bincount(rows, weight * vector[columns], num_rows))

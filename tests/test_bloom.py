@@ -41,6 +41,11 @@ def bucket_sizes(n, alpha):
     return [alpha] * num_full + [n - alpha * num_full]
 
 
+def test_bloom_map_of_four_maps_tells_items_apart():
+    """38 of 3⁴ digests are taken: the largest groups have to be dealt first."""
+    assert_is_bloom_map(BloomMap(38, 16, 4, seed=5), 38, 16, 4)
+
+
 def has_binary_matrix(sums):
     """Return whether a 0/1 matrix has these row sums, descending, and the same column sums.
 
