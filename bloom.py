@@ -76,9 +76,6 @@ class BloomMap:
     """
 
     def __init__(self, n_items, alpha, m=2, seed=0, orders=None):
-        if min(n_items, alpha, m) < 1:
-            raise ValueError("n_items, alpha, m: expected 1 or more, "
-                             f"got {n_items}, {alpha}, {m}.")
         self.n_items = n_items
         self.alpha = alpha
         self.m = m
@@ -90,10 +87,8 @@ class BloomMap:
         elif np.shape(orders) != (m, n_items) or (np.sort(orders) != np.arange(n_items)).any():
             raise ValueError(f"orders: expected {m} permutations of 0 .. {n_items - 1:,}, "
                              "got other numbers.")
-        columns = np.empty((m, n_items), np.int32)
-        for j, order in enumerate(orders):
-            columns[j] = cut_order(order, alpha)
-        self.digest = columns.T  # (N, m); in memory each map's column is in one piece
+        columns = [cut_order(order, alpha) for order in orders]
+        self.digest = np.stack(columns).T  # (N, m); in memory each map's column is in one piece
         if not self.separate_items():
             largest = int(n_items ** (1 - 1 / m))
             raise ValueError(f"alpha: expected about {largest:,} at most, got {alpha}. Near it, "
@@ -104,18 +99,18 @@ class BloomMap:
         """Change maps until no two items share all m buckets; return whether that succeeds.
 
         Random maps with few digests are dealt anew, all but the first. Then items are swapped in
-        the last map. Where that fails, the last of given orders is dealt.
+        the last map. If that fails, the last map is dealt: given orders may have few digests.
         """
         digests_per_bucket = self.buckets ** (self.m - 1)  # that the items of one bucket can have
         if digests_per_bucket < min(self.alpha, self.n_items):
             return False
         if digests_per_bucket < CROWDED * self.alpha and not self.has_orders:
             for j in range(1, self.m):
-                if not self.deal(j):
-                    return False
+                self.deal(j)
         if self.swap_repeated():
             return True
-        return self.has_orders and self.deal(self.m - 1)
+        self.deal(self.m - 1)
+        return self.swap_repeated()
 
     def swap_repeated(self):
         """Swap each item that shares all m buckets with another, with a random item.
@@ -145,13 +140,10 @@ class BloomMap:
     def deal(self, j):
         """Make map j anew: items with equal buckets in all maps before it get different ones.
 
-        In a map before the last, where possible. The largest group of such items goes first, one to
-        each of the buckets with most room, ties at random. For m = 2 this finds a map wherever
-        there is one, since a map is a 0/1 matrix of groups and buckets with given row and column
-        sums (Gale and Ryser).
-
-        Returns:
-            False if j is the last map, and a group finds too few buckets with room.
+        The largest group of such items goes first, one to each of the buckets with most room, ties
+        at random. Where a group is larger than the number of these buckets, some items share one.
+        For m = 2 this finds a map wherever there is one, since a map is a 0/1 matrix of groups and
+        buckets with given row and column sums (Gale and Ryser).
         """
         cell = self.number_cells(j)
         order = random_order(self.n_items, self.seed, self.m, j)
@@ -161,25 +153,20 @@ class BloomMap:
         room = np.bincount(np.arange(self.n_items) // self.alpha)  # (R,), free places
         for number, group in enumerate(groups):
             shuffled = random_order(self.buckets, self.seed, self.m, j, number)
-            # one round in the last map; in an earlier one two items of a group may share a bucket
-            while len(group) > 0:
+            while len(group) > 0:  # once, if there are enough buckets
                 by_room = np.argsort(-room[shuffled], kind="stable")
                 best = shuffled[by_room][:len(group)]
                 best = best[room[best] > 0]
                 room[best] -= 1
                 self.digest[group[:len(best)], j] = best
                 group = group[len(best):]
-                if len(group) > 0 and j == self.m - 1:
-                    return False
-        return True
 
     def number_cells(self, num_maps):
         """Return the cell of each item, int64 (N,): items with equal buckets in the first maps."""
-        cell = np.zeros(self.n_items, np.int64)
-        for j in range(num_maps):
+        cell = self.digest[:, 0].astype(np.int64)
+        for j in range(1, num_maps):
             cell = cell * self.buckets + self.digest[:, j]
-            if j > 0:  # number the cells 0, 1, 2, ..., or R^m would overflow
-                cell = np.unique(cell, return_inverse=True)[1]
+            cell = np.unique(cell, return_inverse=True)[1]  # 0, 1, 2, ..., or R^m would overflow
         return cell
 
     def checksum(self):
@@ -190,23 +177,21 @@ class BloomMap:
         """Return a dict of plain types: the seed, or the orders of a map that was given orders."""
         orders = None
         if self.has_orders:
-            orders = []
-            for column in self.digest.T:
-                order = np.argsort(column, kind="stable").astype(np.int32)
-                orders.append(order.tobytes())
+            orders = np.argsort(self.digest, axis=0, kind="stable").astype(np.int32)  # (N, m)
+            orders = [order.tobytes() for order in orders.T]
         return dict(n_items=self.n_items, alpha=self.alpha, m=self.m, seed=self.seed,
                     check=self.checksum(), orders=orders)
 
     @classmethod
     def load(cls, state):
         """Return the BloomMap of a state(); ValueError if its digests are not the saved ones."""
-        orders = None
-        if state["orders"] is not None:
-            orders = [np.frombuffer(order, np.int32) for order in state["orders"]]
-        bloom_map = cls(state["n_items"], state["alpha"], state["m"], state["seed"], orders)
-        if bloom_map.checksum() != state["check"]:
-            raise ValueError(f"Bloom map: expected check {state['check']}, "
-                             f"got {bloom_map.checksum()}.")
+        options = dict(state)
+        check = options.pop("check")
+        if options["orders"] is not None:
+            options["orders"] = [np.frombuffer(order, np.int32) for order in options["orders"]]
+        bloom_map = cls(**options)
+        if bloom_map.checksum() != check:
+            raise ValueError(f"Bloom map: expected check {check}, got {bloom_map.checksum()}.")
         return bloom_map
 
 
@@ -223,25 +208,17 @@ class SketchMap:
     """
 
     def __init__(self, digest, num_buckets):
-        digest = np.asarray(digest)
-        is_integer = digest.dtype.kind in "iu"
-        is_outside = (digest < 0) | (digest >= num_buckets)
-        if digest.ndim != 2 or not is_integer or is_outside.any():
-            raise ValueError(f"digest: expected int (N, m) in 0 .. {num_buckets - 1}, "
-                             f"got {digest.dtype} {[*digest.shape]}, or out of range.")
         self.n_items, self.m = digest.shape
         self.buckets = num_buckets
         self.digest = digest.astype(np.int32)
-        self.alpha = 0
-        for column in self.digest.T:
-            largest = np.bincount(column, minlength=num_buckets).max()
-            self.alpha = max(self.alpha, int(largest))
+        sizes = [np.bincount(column).max() for column in digest.T]  # of the largest buckets
+        self.alpha = int(max(sizes))
         self.members = list_members(self.digest, num_buckets, self.alpha)
 
 
 def cut_order(order, alpha):
     """Return the bucket of each item, (N,), of an order (N,) cut after every alpha items."""
-    bucket = np.empty(len(order), np.int64)
+    bucket = np.empty(len(order), np.int32)
     bucket[order] = np.arange(len(order)) // alpha
     return bucket
 
@@ -271,7 +248,7 @@ def random_order(n, *key):
 
     start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2^64
     for part in key:
-        start = mix(start + np.uint64(int(part) % 2**64) + step)
+        start = mix(start + np.uint64(part) + step)
     numbers = mix(start + np.arange(n, dtype=np.uint64) * step)  # all different: mix is one-to-one
     return np.argsort(numbers)
 
@@ -304,13 +281,10 @@ def hash_logp(logits, bloom_map):
     """
     m = bloom_map.m
     R = bloom_map.buckets
-    rows = logits.shape[-1]
-    has_blocks = rows % m == 0 and rows >= m * R
-    if logits.ndim != 3 or logits.shape[1] != m or (rows != R and not has_blocks):
-        raise ValueError(f"logits: expected (P, {m}, {R}), or {m} blocks of {R} rows or more, "
-                         f"got {[*logits.shape]}.")
+    if logits.shape[1] != m:
+        raise ValueError(f"logits: expected (P, {m}, rows), got {[*logits.shape]}.")
     logp = logits.log_softmax(-1)
-    if rows == R:
+    if logits.shape[2] == R:
         return logp
     blocks = logp.unflatten(-1, (m, -1))  # (P, m vectors, m blocks, S)
     return torch.stack([blocks[:, j, j, :R] for j in range(m)], 1)
@@ -319,7 +293,7 @@ def hash_logp(logits, bloom_map):
 @torch.no_grad()
 def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
     """Return the k best of all items, ids int64 (P, k) and scores (P, k); see beam_search."""
-    check_search(logp, bloom_map, exclude)
+    exclude = check_search(logp, bloom_map, exclude)
     gamma = SCORES.get(score, score)
     P, m, _ = logp.shape
     k = min(k, bloom_map.n_items)
@@ -329,9 +303,8 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
     for p in range(P):
         parts = [logp[p, j].index_select(0, digest[:, j]) for j in range(m)]
         every = gamma(parts)  # (N,)
-        if exclude is not None:
-            left_out = exclude[p]
-            every[left_out[left_out >= 0]] = -torch.inf
+        is_item = exclude[p] >= 0
+        every[exclude[p, is_item]] = -torch.inf
         scores[p], ids[p] = every.topk(k)
     refuse_nan(scores)
     return ids.masked_fill(scores == -torch.inf, -1), scores
@@ -353,35 +326,38 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
     gamma = SCORES.get(score, score)
     m, R = logp.shape
     N = bloom_map.n_items
-    k = min(k, N)
     digest = bloom_map.digest.tolist()
+
+    def score_buckets(buckets):
+        """Return the score of an item with these buckets, a list of m."""
+        return float(gamma([logp[j, bucket] for j, bucket in enumerate(buckets)]))
+
     ranked = logp.argsort(dim=1, descending=True).tolist()  # line 2: the buckets, best first
     best = []
     certified = False
-    beam_width = beam
     turn = 0
     while not certified and (rounds is None or turn < rounds):  # line 3: B, 2B, 4B, ... buckets
-        if turn > 0 and m * beam_width * bloom_map.alpha >= N:
-            beam_width = R  # a beam that may have all items scores all
+        if turn > 0 and m * beam * bloom_map.alpha >= N:
+            beam = R  # a beam that may have all items scores all
         # line 4: the beam of each map, and the score of the last buckets of the beams
-        beams = [order[:beam_width] for order in ranked]
-        bound = float(gamma([logp[j, beams[j][-1]] for j in range(m)]))
+        beams = [buckets[:beam] for buckets in ranked]
+        bound = score_buckets([buckets[-1] for buckets in beams])
         # lines 5 and 6: score the items with a bucket in a beam
         pairs = []
         for item in range(N):
             is_candidate = any(digest[item][j] in beams[j] for j in range(m))
             if is_candidate and item not in exclude:
-                value = float(gamma([logp[j, digest[item][j]] for j in range(m)]))
+                value = score_buckets(digest[item])
                 if value > -math.inf:
                     pairs.append((value, item))
         best = sorted(pairs, reverse=True)[:k]
         # line 7: stop if the k-th item scores what no other item can exceed
         last_value = -math.inf
-        if len(best) == k:
-            last_value = best[-1][0]
-        certified = beam_width >= R or last_value >= bound
+        if len(best) == min(k, N):
+            last_value, _ = best[-1]
+        certified = beam >= R or last_value >= bound
         turn = turn + 1
-        beam_width = 2 * beam_width
+        beam = 2 * beam
     ids = [item for _, item in best]  # line 8
     scores = [value for value, _ in best]
     return ids, scores, certified
@@ -425,45 +401,38 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         logp = hash_logp(logits, bloom_map)
         ids, scores, certified, num_scored = beam_search(logp, bloom_map)
     """
-    check_search(logp, bloom_map, exclude)
+    exclude = check_search(logp, bloom_map, exclude)
     gamma = SCORES.get(score, score)
     P, m, R = logp.shape
     k = min(k, bloom_map.n_items)
+    beam = min(beam, R)
     ids = torch.full((P, k), -1, device=logp.device)
     scores = logp.new_full((P, k), -torch.inf)
     certified = torch.zeros(P, dtype=torch.bool, device=logp.device)
     num_scored = torch.zeros(P, dtype=torch.int64, device=logp.device)
-
-    todo = torch.arange(P, device=logp.device)  # the positions without a certificate
-    logp_todo = logp
-    exclude_todo = exclude
-    beam_width = min(beam, R)
+    todo = slice(None)  # first all positions, by a slice, which copies nothing
     turn = 0
-    while len(todo) > 0 and (rounds is None or turn < rounds):
-        if turn > 0:
-            logp_todo = logp[todo]
-            if exclude is not None:
-                exclude_todo = exclude[todo]
-        if turn > 0 and m * beam_width * bloom_map.alpha >= bloom_map.n_items:
-            ids[todo], scores[todo] = exhaustive(logp_todo, bloom_map, k, score, exclude_todo)
+    while (rounds is None or turn < rounds) and not certified.all():
+        x = logp[todo]  # (P, m, R), of the positions without a certificate
+        if turn > 0 and m * beam * bloom_map.alpha >= bloom_map.n_items:
+            ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score, exclude[todo])
             certified[todo] = True
             num_scored[todo] = bloom_map.n_items
-            break  # nothing is left to do
+            break
         # lines 2 and 4: the best buckets of each map, and the bound for all items outside of them
-        values, buckets = logp_todo.topk(beam_width)  # (P, m, B)
+        values, buckets = x.topk(beam)  # (P, m, B)
         bound = gamma(list(values[:, :, -1].unbind(1)))  # (P,)
         # lines 5 and 6: the items of these buckets, and the best of them
-        items = list_candidates(bloom_map, buckets, exclude_todo, k)  # (P, C)
-        item_scores = score_items(logp_todo, bloom_map, items, gamma)  # (P, C)
+        items = list_candidates(bloom_map, buckets, exclude[todo], k)  # (P, C)
+        item_scores = score_items(x, bloom_map, items, gamma)  # (P, C)
         best, place = item_scores.topk(k)  # (P, k)
         ids[todo] = items.gather(1, place).masked_fill(best == -torch.inf, -1)
         scores[todo] = best
         num_scored[todo] = (items >= 0).sum(1)
         # line 7: stop where the k-th item reaches the bound, or where the beam has all buckets
-        is_sure = (best[:, -1] >= bound) | (beam_width == R)
-        certified[todo] = is_sure
-        todo = todo[~is_sure]
-        beam_width = min(2 * beam_width, R)
+        certified[todo] = (best[:, -1] >= bound) | (beam == R)
+        todo = (~certified).nonzero().squeeze(1)
+        beam = min(2 * beam, R)
         turn = turn + 1
     refuse_nan(scores)
     return ids, scores, certified, num_scored
@@ -480,10 +449,9 @@ def list_candidates(bloom_map, buckets, exclude, k):
     # an item may be in a bucket of several maps: sort, and remove those that repeat the one before
     items = items.sort(1).values.long()
     is_repeated = items[:, 1:] == items[:, :-1]
-    items[:, 1:] = items[:, 1:].masked_fill(is_repeated, -1)
-    if exclude is not None:
-        for left_out in exclude.unbind(1):
-            items = items.masked_fill(items == left_out.unsqueeze(1), -1)
+    items[:, 1:].masked_fill_(is_repeated, -1)
+    for left_out in exclude.unbind(1):
+        items.masked_fill_(items == left_out.unsqueeze(1), -1)
     num_missing = max(k - items.shape[1], 0)
     return F.pad(items, (0, num_missing), value=-1)
 
@@ -491,29 +459,26 @@ def list_candidates(bloom_map, buckets, exclude, k):
 def score_items(logp, bloom_map, items, gamma):
     """Return the scores (P, C) of items int64 (P, C), -inf for -1; logp float (P, m, R)."""
     digest = torch.from_numpy(bloom_map.digest).to(logp.device)  # (N, m)
-    is_item = items >= 0
-    items = items.clamp(min=0)
     parts = []
     for j in range(bloom_map.m):
-        bucket = digest[:, j][items].long()  # (P, C)
+        bucket = digest[:, j][items].long()  # (P, C); -1 reads the last item, and is masked below
         parts.append(logp[:, j].gather(1, bucket))
-    return gamma(parts).masked_fill(~is_item, -torch.inf)
+    return gamma(parts).masked_fill(items < 0, -torch.inf)
 
 
 def check_search(logp, bloom_map, exclude):
-    """Raise a ValueError where a search would read other buckets, positions or items than meant."""
-    m = bloom_map.m
-    R = bloom_map.buckets
-    if logp.shape[1:] != (m, R):
-        raise ValueError(f"logp: expected (P, {m}, {R}), got {[*logp.shape]}.")
+    """Return exclude (P, E), E = 0 for None; ValueError if a search would read other buckets."""
+    expected = (bloom_map.m, bloom_map.buckets)
+    if logp.shape[1:] != expected:
+        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
+                         f"got {[*logp.shape]}.")
     if exclude is None:
-        return
+        return logp.new_empty((len(logp), 0), dtype=torch.int64)
     # a mask of bool (P, N) would be read as the items 0 and 1
-    if exclude.dtype != torch.int64 or exclude.ndim != 2 or len(exclude) != len(logp):
+    if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
         raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
                          f"got {exclude.dtype} {[*exclude.shape]}.")
-    if (exclude >= bloom_map.n_items).any():
-        raise ValueError(f"exclude: expected items below {bloom_map.n_items:,}, got others.")
+    return exclude
 
 
 def refuse_nan(scores):
@@ -525,7 +490,7 @@ def refuse_nan(scores):
 # Similar items in one bucket
 
 
-def coherent_map(items, sizes, n_items, alpha, m=2, coherent=None, width=64, seed=0):
+def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
     """Return a Bloom map whose buckets have similar items. [SB App. D]
 
     In order of frequency, each free item opens a bucket with the alpha - 1 nearest free items.
@@ -533,27 +498,24 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=None, width=64, see
     million take hours.
 
     Args:
-        items, sizes, n_items, width: as in item_vectors.
+        items, sizes, n_items: as in item_vectors.
         alpha, m, seed: as in BloomMap.
-        coherent: int, number of maps built so; None: all m. The others are random.
+        coherent: int, number of maps built so. The others are random.
     """
-    if coherent is None:
-        coherent = m
-    vectors = item_vectors(items, sizes, n_items, width, seed)
+    vectors = item_vectors(items, sizes, n_items, seed=seed)
     frequency = np.bincount(items, minlength=n_items)
     by_frequency = np.argsort(-frequency, kind="stable")
     orders = []
-    earlier = np.empty((n_items, 0), np.int64)  # the buckets of each item in the maps so far
-    for _ in range(coherent):
+    digest = np.empty((n_items, coherent), np.int32)
+    for j in range(coherent):
         order = []
         left = by_frequency
         while len(left) > 0:
-            bucket = pick_similar(left, vectors, earlier, alpha)
-            order.extend(bucket)
-            left = left[~np.isin(left, bucket)]
-        orders.append(np.array(order))
-        column = cut_order(orders[-1], alpha)
-        earlier = np.append(earlier, column[:, None], 1)
+            chosen = pick_similar(left, vectors, digest[:, :j], alpha)
+            order.extend(chosen)
+            left = left[~np.isin(left, chosen)]
+        orders.append(order)
+        digest[:, j] = cut_order(order, alpha)
     for j in range(coherent, m):
         orders.append(random_order(n_items, seed, j))
     return BloomMap(n_items, alpha, m, seed, orders)
@@ -570,8 +532,8 @@ def pick_similar(left, vectors, earlier, alpha):
         earlier: int (N, maps), the buckets of each item in earlier maps.
     """
     similarity = vectors[left] @ vectors[left[0]]
+    similarity[0] = np.inf  # itself first
     near = left[np.argsort(-similarity, kind="stable")]
-    near = np.append(left[0], near[near != left[0]])  # itself, then by similarity
     shared = earlier[near]  # (n, maps)
     # rank 2: chosen; 1: shares a bucket of an earlier map with a chosen item; 0: neither
     rank = np.zeros(len(near), np.int8)
@@ -608,25 +570,19 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     num_sets = np.bincount(items, minlength=n_items)  # (N,), of each item
     weight = 1 / np.sqrt(num_sets[items] * sizes[sets])  # (links,), the numbers of A
 
-    def times_A(vectors):
-        """Return A · vectors, (sets, width), of vectors (N, width)."""
+    def multiply(rows, columns, num_rows, vectors):
+        """Return A · vectors (rows are sets, columns items) or Aᵀ · vectors (the reverse)."""
         products = []
         for vector in vectors.T:
-            products.append(np.bincount(sets, weight * vector[items], len(sizes)))
+            products.append(np.bincount(rows, weight * vector[columns], num_rows))
         return np.stack(products, 1)
 
-    def times_A_transposed(vectors):
-        """Return Aᵀ · vectors, (N, width), of vectors (sets, width)."""
-        products = []
-        for vector in vectors.T:
-            products.append(np.bincount(items, weight * vector[sets], n_items))
-        return np.stack(products, 1)
-
-    generator = np.random.default_rng(seed)
-    V = generator.standard_normal((n_items, min(width, n_items)))
+    V = np.random.default_rng(seed).standard_normal((n_items, min(width, n_items)))
     for _ in range(POWER_ITERATIONS):
-        V, _ = np.linalg.qr(times_A_transposed(times_A(V)))
-    AV = times_A(V)
+        AV = multiply(sets, items, len(sizes), V)  # (sets, width)
+        AAV = multiply(items, sets, n_items, AV)  # (N, width), Aᵀ A V
+        V, _ = np.linalg.qr(AAV)
+    AV = multiply(sets, items, len(sizes), V)
     squares, rotation = np.linalg.eigh(AV.T @ AV)  # Σ² of the leading singular vectors
     vectors = (V @ rotation) * np.sqrt(np.maximum(squares, 0))  # V Σ
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -638,31 +594,24 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
 def main():
     """Show two small Bloom maps, the score of an item, and beam search beside exhaustive search."""
     bloom_map = BloomMap(12, alpha=3, m=2, seed=1)
-    probabilities = torch.tensor([[[0.64, 0.19, 0.14, 0.03], [0.56, 0.02, 0.22, 0.20]]])
-    logp = probabilities.log()  # (P 1, m 2, R 4)
+    probabilities = torch.tensor([[0.64, 0.19, 0.14, 0.03], [0.56, 0.02, 0.22, 0.20]])  # (m, R)
     print("Two maps of 12 items in buckets of 3, and the probability that a model gives to each "
           "bucket:\n")
     for j in range(2):
-        cells = []
-        for p, items in zip(probabilities[0, j].tolist(), bloom_map.members[j].tolist()):
-            cells.append(f"{p:.2f} {items}")
-        print(f"  map {j}:   ", "  ".join(cells))
-    first, second = bloom_map.digest[9].tolist()
-    value = logp[0, 0, first] + logp[0, 1, second]
-    print(f"\nItem 9 has the digest {[first, second]}: its bucket in each map. Its score is "
-          f"log {probabilities[0, 0, first]:.2f} + log {probabilities[0, 1, second]:.2f} = "
-          f"{value:.2f}.\nA beam of B scores the items of the B best buckets of each map. Others "
-          "score at most the bound.\nIf the last answer reaches the bound, the answers are "
-          "certified: provably the best of all items.\n")
-    ranked = logp[0].sort(descending=True).values  # (m, R)
+        print(f"map {j}")
+        for p, items in zip(probabilities[j], bloom_map.members[j]):
+            print(f"    {p:.2f}  {items}")
+    print(f"""
+Item 9 has the digest {bloom_map.digest[9]}, a bucket in each map, and the score
+log 0.64 + log 0.22 = -1.96. A beam of B scores the items of the B best buckets of each map. All
+others have at most the score of the B-th best buckets. If the last answer reaches it, the answers
+are certified: provably the best of all items.
+""")
+    logp = probabilities.log().unsqueeze(0)  # (P 1, m, R)
     for beam in (1, 2):
         ids, scores, certified, num_scored = beam_search(logp, bloom_map, 2, beam)
-        certificate = "not certified"
-        if certified[0]:
-            certificate = "certified"
-        bound = ranked[:, beam - 1].sum()
         print(f"Beam of {beam}: best items {ids[0].tolist()}, scores {scores[0].numpy().round(2)}, "
-              f"bound {bound:.2f}, {num_scored[0]} items scored, {certificate}")
+              f"{num_scored[0]} items scored, certified: {certified[0]}")
     ids, _ = exhaustive(logp, bloom_map, 2)
     print(f"Exhaustive: best items {ids[0].tolist()}")
 

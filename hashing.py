@@ -149,7 +149,7 @@ def md5_index(words, n, key=None):
 
     Args:
         words, key: as in md5_digests.
-        n: int, number of buckets, up to 2^32.
+        n: int, number of buckets.
 
     Returns:
         int64 (V,) in 0 .. n-1.
@@ -157,12 +157,9 @@ def md5_index(words, n, key=None):
     Example:
         md5_index(["play"], 50_000)  # [15933]
     """
-    if not 1 <= n <= 2**32:  # above, the products below exceed 64 bits
-        raise ValueError(f"n: expected 1 to 4,294,967,296, got {n}.")
-    halves = md5_digests(words, 1, key).view(">u8") % np.uint64(n)  # (V, 2), high and low 64 bits
-    high_value = np.uint64(2**64 % int(n))  # 2^64 modulo n
-    index = (halves[:, 0] * high_value + halves[:, 1]) % np.uint64(n)  # 2^64 · high + low
-    return index.astype(np.int64)
+    check_words(words)
+    numbers = [int.from_bytes(md5_digest(encode(word), key), "big") % n for word in words]
+    return np.array(numbers, np.int64)
 
 
 def sketch_index(words, k, buckets, seed=0, key=None):

@@ -73,27 +73,8 @@ class HashTokenizer:
 
     def __init__(self, config, split="regex", hash_name="md5", hash=None, subwords=None,
                  vocabulary=None, bloom_map=None, hash_seed=0, key=None):
-        code_format = config.code_format
-        # a word of a fixed vocabulary is a row, or an item of a Bloom map; any other is hashed
-        self.is_fixed = code_format in ("row", "digest")
-        if split not in SPLITS:
-            raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}.")
-        subwords_class = SUBWORDS.get(split, type(None))  # the other splits have none
-        if not isinstance(subwords, subwords_class):
-            raise ValueError(f"subwords: expected those of split {split!r}, got {subwords!r:.60}.")
-        if code_format in ("index", "chunks", "bits") and hash is None:
-            raise ValueError("hash: expected a fitted one, such as NgramLSH.fit(counts), got None.")
-        if hash is not None and not isinstance(hash, HASHES[hash_name]):
+        if hash is not None and not isinstance(hash, HASHES[hash_name]):  # load could not read it
             raise ValueError(f"hash_name: expected that of {hash!r:.60}, got {hash_name!r}.")
-        if self.is_fixed:
-            check_words(vocabulary)
-            # a repeated word gets no second ID, so all later IDs would shift
-            if len(set(vocabulary)) < len(vocabulary):
-                raise ValueError("vocabulary: expected each word once, got one twice.")
-        if code_format == "digest" and (bloom_map is None or bloom_map.n_items != len(vocabulary)):
-            raise ValueError(f"bloom_map: expected that of {len(vocabulary)} words, "
-                             f"got {bloom_map!r}.")
-
         self.config = config
         self.split_name = split
         self.subwords = subwords
@@ -105,15 +86,23 @@ class HashTokenizer:
         self.words = []  # of IDs FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
         self.id_of_word = {}  # word -> ID
         self.max_words = 1  # words of the longest item name, "New York" has 2
-        self.code_table = None  # codes of all words so far
+        # a word of a fixed vocabulary is a row, or an item of a Bloom map; any other is hashed
+        self.is_fixed = config.code_format in ("row", "digest")
         if self.is_fixed:
             self.add_words(vocabulary)
+            # a repeated word gets no second ID, so all later IDs would shift
+            if len(self.words) < len(vocabulary):
+                raise ValueError("vocabulary: expected each word once, got one twice.")
+        if bloom_map is not None and bloom_map.n_items != len(self.words):
+            raise ValueError(f"bloom_map: expected that of {len(self.words)} words, "
+                             f"got one of {bloom_map.n_items}.")
+        self.code_table = self.special_codes()  # codes adds the words
 
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
         if self.split_name == "items":
             return split_names(text, self.id_of_word, self.max_words)
-        if self.subwords is not None:
+        if self.split_name in SUBWORDS:
             return self.subwords.split(text)
         return split_words(text, self.split_name)
 
@@ -134,15 +123,11 @@ class HashTokenizer:
 
     def ids_of_texts(self, texts):
         """Return int32 (words,) for each text, faster than split and ids; not for split items."""
-        ids = []
-        if self.subwords is None:  # regex and space: no spans are needed
-            for text in texts:
-                ids.append(self.ids(list_words(text, self.split_name)))
-            return ids
-        for numbers in self.subwords.number_texts(texts):  # at once: BPE takes all cores
-            units = [self.subwords.units[i] for i in numbers]
-            ids.append(self.ids(units))
-        return ids
+        if self.split_name in SUBWORDS:
+            texts_words = self.subwords.split_texts(texts)  # at once: BPE takes all cores
+        else:  # regex and space: no spans are needed
+            texts_words = [list_words(text, self.split_name) for text in texts]
+        return [self.ids(words) for words in texts_words]
 
     def hash_words(self, words):
         """Return the codes (len(words), C) of words, with the dtype and C of their format."""
@@ -150,7 +135,8 @@ class HashTokenizer:
         if c.code_format == "row":
             return self.ids(words)[:, None]
         if c.code_format == "digest":
-            return self.codes()[self.ids(words)]
+            codes = np.concatenate([self.special_codes(), self.bloom_map.digest])
+            return codes[self.ids(words)]
         if c.code_format == "index":
             index = self.hash.index(words, c.rows)  # (V,)
             return index.astype(np.int32)[:, None]
@@ -161,8 +147,8 @@ class HashTokenizer:
         if c.code_format == "sketch":
             return self.sketch_targets(words)
         if c.code_format == "weighted":
-            # the same k + 1 hashes modulo two numbers: k choose rows, the last importance weights
-            rows = self.sketch(words, c.hashes + 1, c.rows)[:, :-1]  # (V, k)
+            # of k + 1 hash functions k choose rows, the last the row of importance weights
+            rows = self.sketch(words, c.hashes, c.rows)  # (V, k)
             weights = self.sketch(words, c.hashes + 1, c.weights)[:, -1:]  # (V, 1)
             return np.concatenate([rows, weights], 1)
         raise ValueError("code_format: expected one that HashTokenizer lists, "
@@ -178,25 +164,20 @@ class HashTokenizer:
 
     def special_codes(self):
         """Return the codes of special tokens, (FIRST_WORD_ID, C): zeros, or rows of their own."""
-        if self.config.code_format == "digest":  # a block has rows for R buckets, then for these
-            rows = self.bloom_map.buckets + np.arange(FIRST_WORD_ID, dtype=np.int32)
-            return np.tile(rows[:, None], self.bloom_map.m)
+        numbers = np.arange(FIRST_WORD_ID, dtype=np.int32)[:, None]
         if self.config.code_format == "row":
-            return np.arange(FIRST_WORD_ID, dtype=np.int32)[:, None]
+            return numbers
+        if self.config.code_format == "digest":  # a block has rows for R buckets, then for these
+            return np.tile(self.bloom_map.buckets + numbers, self.bloom_map.m)
         some = self.hash_words([""] * FIRST_WORD_ID)  # of the right shape and dtype
         return np.zeros_like(some)
 
     def codes(self):
         """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
-        if self.code_table is None:
-            self.code_table = self.special_codes()
         num_hashed = len(self.code_table) - FIRST_WORD_ID
         new_words = self.words[num_hashed:]
         if new_words:
-            if self.config.code_format == "digest":  # all words are new, and no others will follow
-                added = self.bloom_map.digest
-            else:
-                added = self.hash_words(new_words)
+            added = self.hash_words(new_words)
             self.code_table = np.concatenate([self.code_table, added])
         return self.code_table
 
@@ -224,12 +205,8 @@ class HashTokenizer:
             if parts["subwords"] is not None:
                 parts["subwords"] = SUBWORDS[parts["split"]](parts["subwords"])
             if parts["bloom_map"] is not None:
-                num_items = len(parts["vocabulary"])  # the map's own number is not trusted
-                parts["bloom_map"] = BloomMap.load(parts["bloom_map"] | dict(n_items=num_items))
-            tokenizer = cls(config, **parts)
-            words, _ = tokenizer.split("a")
-            tokenizer.hash_words(["a", *words])  # raises here if a part is wrong
-            return tokenizer
+                parts["bloom_map"] = BloomMap.load(parts["bloom_map"])
+            return cls(config, **parts)
         except Exception as error:  # numpy and the BPE library raise many types
             raise ValueError(f"not the state of a tokenizer for this model: {error!r}") from error
 
@@ -256,8 +233,6 @@ class BPE:
         units: list[str], the pieces by the library's own number.
     """
 
-    MAX_PIECES = 10_000_000  # the library reserves memory for all pieces at its start
-
     def __init__(self, text):
         self.json = text
         self.tokenizer = Tokenizer.from_str(text)
@@ -265,20 +240,18 @@ class BPE:
         self.units = sorted(number_of_piece, key=number_of_piece.get)
 
     @classmethod
-    def train(cls, texts, size=50_000, min_frequency=5):
+    def train(cls, texts, size=50_000):
         """Learn pieces from texts.
 
         Args:
             texts: iterator of str. Words are cut every 1,000 letters, as the time for a word grows
                 with the square of its length.
             size: int, number of pieces. There are 256 at least, the bytes.
-            min_frequency: int; pairs that are rarer stay apart.
         """
-        if not 1 <= size <= cls.MAX_PIECES:
-            raise ValueError(f"size: expected 1 to {cls.MAX_PIECES:,}, got {size}.")
         texts = (re.sub(r"\S{1000}", r"\g<0> ", make_encodable(text)) for text in texts)
         tokenizer = ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True)
-        tokenizer.train_from_iterator(texts, size, min_frequency, show_progress=False)
+        # a pair of pieces that occurs less than five times stays apart
+        tokenizer.train_from_iterator(texts, size, min_frequency=5, show_progress=False)
         return cls(tokenizer.to_str())
 
     def split(self, text):
@@ -286,10 +259,13 @@ class BPE:
         encoding = self.tokenizer.encode(make_encodable(text))
         return encoding.tokens, encoding.offsets
 
-    def number_texts(self, texts):
-        """Return list of lists of int, each piece's index in units, computed on all cores."""
+    def split_texts(self, texts):
+        """Return the pieces of each text, list[list[str]], without spans, on all cores."""
         encodings = self.tokenizer.encode_batch_fast([make_encodable(text) for text in texts])
-        return [encoding.ids for encoding in encodings]
+        texts_pieces = []
+        for encoding in encodings:  # the fast form has numbers only
+            texts_pieces.append([self.units[i] for i in encoding.ids])
+        return texts_pieces
 
 
 class Phrases:
@@ -315,7 +291,6 @@ class Phrases:
         # subtle: a piece that is spelled like a phrase shares its unit
         pieces = [piece for piece in self.bpe.units if piece not in self.phrases]
         self.units = state["phrases"] + pieces
-        self.number_of_unit = {unit: i for i, unit in enumerate(self.units)}
 
     @classmethod
     def train(cls, texts, size=1_000_000, max_pieces=30_000):
@@ -356,21 +331,17 @@ class Phrases:
                 places.extend((first + a, first + b) for a, b in inside)
         return units, places
 
-    def number_texts(self, texts):
-        """Return list of lists of int, each unit's index in units."""
-        numbers = []
-        for text in texts:
-            units, _ = self.split(text)
-            numbers.append([self.number_of_unit[unit] for unit in units])
-        return numbers
+    def split_texts(self, texts):
+        """Return the units of each text, list[list[str]]."""
+        return [self.split(text)[0] for text in texts]
 
 
 def drop_rarer_half(counts):
     """Remove the keys of a Counter whose count is at most the median: half of them, or more."""
     median = sorted(counts.values())[len(counts) // 2]
-    rare = [key for key, count in counts.items() if count <= median]
-    for key in rare:
-        del counts[key]
+    for key, count in list(counts.items()):
+        if count <= median:
+            del counts[key]
 
 
 SUBWORDS = {"bpe": BPE, "phrases": Phrases}  # ways to split that are learned from the corpus
@@ -418,20 +389,17 @@ def split_names(text, names, max_words):
         names list[str], inner spaces single, and spans list[(start, end)] in characters of text.
         Between tabs a span includes the spaces around the name.
     """
-    found = []
     spans = []
     if "\t" in text:
         for match in re.finditer("[^\t]+", text):
-            name = " ".join(match.group().split())
-            if name:
-                found.append(name)
+            if match.group().strip():
                 spans.append(match.span())
-        return found, spans
-    matches = list(re.finditer(r"\S+", text))
-    words = [match.group() for match in matches]
-    for start, stop in match_longest(words, names, max_words):
-        found.append(" ".join(words[start:stop]))
-        spans.append((matches[start].start(), matches[stop - 1].end()))
+    else:
+        matches = list(re.finditer(r"\S+", text))
+        words = [match.group() for match in matches]
+        for start, stop in match_longest(words, names, max_words):
+            spans.append((matches[start].start(), matches[stop - 1].end()))
+    found = [" ".join(text[start:end].split()) for start, end in spans]
     return found, spans
 
 

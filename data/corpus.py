@@ -456,10 +456,8 @@ def split_work(work, split, subwords=None):
         num_replaced: int, characters that are not UTF-8.
     """
     texts = list_documents(work)
-    documents = []
     if subwords is not None:
-        for numbers in subwords.number_texts(texts):
-            documents.append([subwords.units[i] for i in numbers])
+        documents = subwords.split_texts(texts)
     elif split == "items":
         documents = map(item_names, texts)
     else:

@@ -74,14 +74,6 @@ def test_md5_of_any_word_is_that_of_its_utf8(word):
     assert bytes(keyed) == hmac.digest(b"secret", data, "md5")
 
 
-@pytest.mark.parametrize("n", [1, np.int64(2**31 - 1), 4_000_000_007, 2**32])
-def test_md5_index_at_the_limits_is_the_big_integer_modulo_n(n):
-    integer = int(hashlib.md5(b"play").hexdigest(), 16)
-    index = hashing.md5_index(["play"], n)
-    assert index == integer % int(n)
-    assert index.dtype == np.int64
-
-
 def test_md5_bits_after_128_are_of_further_digests():
     bits = hashing.md5_bits(["play"], 251)[0]  # uint8 (251,)
     digests = hashlib.md5(b"play").digest() + hashlib.md5(b"play\0\0\0\1").digest()
@@ -92,17 +84,13 @@ def test_md5_bits_after_128_are_of_further_digests():
 # Sketches and chunks
 
 
-@pytest.mark.parametrize("first, second", [
-    (dict(), dict(seed=1)),
-    (dict(seed=1), dict(seed=2)),
-    (dict(), dict(key="k")),
-    (dict(key="k"), dict(key="l")),
-])
-def test_sketch_index_depends_on_seed_and_key(first, second):
+def test_sketch_index_depends_on_seed_and_key():
     words = make_words(50)
-    index = hashing.sketch_index(words, 5, 23, **first)
-    other = hashing.sketch_index(words, 5, 23, **second)
-    assert (index != other).mean() > 0.9
+    options = [dict(), dict(seed=1), dict(seed=2), dict(key="k"), dict(key="l")]
+    sketches = [hashing.sketch_index(words, 5, 23, **each) for each in options]
+    for i in range(5):
+        for j in range(i):
+            assert (sketches[i] != sketches[j]).mean() > 0.9
 
 
 def test_sketch_hash_functions_are_independent():
@@ -159,15 +147,6 @@ def test_ngram_lsh_fit_chooses_the_most_frequent_ngrams(features):
     assert len(grams) == len(set(grams))
 
 
-def test_ngram_lsh_fit_shuffles_the_ngrams_by_seed():
-    counts = dict.fromkeys(make_words(67), 1)
-    first, again, other = [NgramLSH.fit(counts, 113, seed).grams for seed in (0, 0, 1)]
-    assert again == first
-    for grams in (other, rank_grams(counts)):
-        num_equal = sum(a == b for a, b in zip(first, grams))
-        assert num_equal < 9
-
-
 def effective_bits(lsh, words, T=128):
     """Return T² / Σ_ij c_ij², with c_ij the correlation of bits i and j over random eta.
 
@@ -200,18 +179,12 @@ def test_ngram_lsh_bits_are_nearly_independent():
     assert 100 < effective_bits(ranked, words) < 116
 
 
-@pytest.mark.parametrize("counts", [{}, {"": 3}])
-def test_ngram_lsh_without_features_is_zero(counts):
-    lsh = NgramLSH.fit(counts, 7)
+def test_ngram_lsh_without_features_is_zero():
+    lsh = NgramLSH.fit({"": 3}, 7)
     assert lsh.grams == []
     assert not lsh.bits(["a", ""], 5).any()
     assert not lsh.index(["a", ""], 5).any()
     assert lsh.bits([], 5).shape == (0, 5)
-
-
-def test_ngram_lsh_of_other_case_knows_no_ngram(lsh):
-    assert lsh.bits(["play"], 131).any()
-    assert not lsh.bits(["PLAY"], 131).any()
 
 
 def test_ngram_lsh_of_a_long_word_does_not_overflow():
@@ -236,52 +209,30 @@ def test_hashes_have_golden_values():
 # HASHES, refusals, the demo
 
 
-OPTIONS = {"md5": dict(key="k"), "lsh": dict(features=499, seed=7)}
-
-
+OPTIONS = {"md5": dict(key="k"), "lsh": dict(features=499, seed=7)}  # none is the default
 WORDS = make_words(29)
 COUNTS = dict.fromkeys(WORDS, 1)
-EACH_HASH = pytest.mark.parametrize("name", HASHES)
 
 
-@EACH_HASH
-def test_hash_class_returns_bits_and_buckets(name):
-    fitted = HASHES[name].fit(COUNTS, **OPTIONS[name])
-    bits = fitted.bits(WORDS, 130)
-    assert bits.dtype == np.uint8
-    assert bits.shape == (29, 130)
-    assert set(bits.flat) == {0, 1}
-    index = fitted.index(WORDS, 101)
-    assert index.dtype == np.int64
-    assert index.shape == (29,)
-    assert 0 <= index.min() and index.max() < 101
-
-
-@EACH_HASH
+@pytest.mark.parametrize("name", HASHES)
 def test_hash_class_is_restored_from_its_state(name):
     fitted = HASHES[name].fit(COUNTS, **OPTIONS[name])
     state = json.loads(json.dumps(fitted.state()))
     restored = HASHES[name](**state)
-    assert (restored.bits(WORDS, 130) == fitted.bits(WORDS, 130)).all()
-    assert restored.state() == fitted.state()
-
-
-@EACH_HASH
-def test_hash_class_depends_on_its_options(name):
-    assert OPTIONS[name].keys() == HASHES[name].options.keys()
-    default = HASHES[name].fit(COUNTS)
-    changed = HASHES[name].fit(COUNTS, **OPTIONS[name])
-    assert (default.bits(WORDS, 130) != changed.bits(WORDS, 130)).any()
-    assert (default.index(WORDS, 101) != changed.index(WORDS, 101)).any()
+    bits = restored.bits(WORDS, 130)
+    assert bits.dtype == np.uint8
+    assert (bits == fitted.bits(WORDS, 130)).all()
+    index = restored.index(WORDS, 101)
+    assert index.dtype == np.int64
+    assert (index == fitted.index(WORDS, 101)).all()
 
 
 @pytest.mark.parametrize("function, args, message", [
     # a plain str would be hashed letter by letter
     (hashing.md5_digests, ("play",), "words: expected a list of str, got 'play'"),
-    (hashing.sketch_index, ("play", 3, 9), "words: expected a list of str, got 'play'"),
+    (hashing.md5_index, ("play", 9), "words: expected a list of str, got 'play'"),
     (NgramLSH(["a"], 9).bits, ("play", 9), "words: expected a list of str, got 'play'"),
-    # sums of 64 bits would overflow
-    (hashing.md5_index, (["a"], 2**32 + 1), "n: expected 1 to 4,294,967,296, got 4294967297"),
+    (NgramLSH(["a"], 9).index, ("play", 9), "words: expected a list of str, got 'play'"),
     # numpy gives 0 for every word
     (hashing.sketch_index, (["a"], 3, 0), "k, buckets: expected 1 or more, got 3 and 0"),
     # int16 would overflow
