@@ -86,19 +86,20 @@ class Embedding(nn.Module):
         """
         return INIT_STD
 
+    def check_form(self, codes):
+        """Raise a ValueError unless codes are integers (..., C)."""
+        num_codes = len(self.code_limits)  # C
+        if codes.is_floating_point() or codes.shape[-1] != num_codes:
+            raise ValueError(f"codes: expected integers (..., {num_codes}), "
+                             f"got {codes.dtype} {[*codes.shape]}.")
+
     def check(self, codes):
         """Raise a ValueError unless codes, integers (V, C), are within code_limits."""
-        limits = torch.tensor(self.code_limits)
-        is_integer = not codes.is_floating_point()
-        if not is_integer or codes.ndim != 2 or codes.shape[1] != len(limits):
-            raise ValueError(f"codes: expected integers (V, {len(limits)}), "
-                             f"got {codes.dtype} {[*codes.shape]}.")
-        codes = codes.cpu().long()
-        is_outside = (codes < 0) | (codes >= limits)
+        self.check_form(codes)
+        codes = codes.long()  # subtle: a limit of 256 would be 0 as uint8
+        is_outside = (codes < 0) | (codes >= torch.tensor(self.code_limits))
         if is_outside.any():
-            column = int(is_outside.any(0).nonzero()[0])
-            raise ValueError(f"codes: expected 0 to {self.code_limits[column] - 1:,} in column "
-                             f"{column}, got another number.")
+            raise ValueError("codes: expected 0 to the limit of each column, got another number.")
 
     def forward(self, codes):
         """Return vectors (..., d), or (..., m, d), of codes (..., C).
@@ -107,10 +108,7 @@ class Embedding(nn.Module):
         than 0 and 1 is not detected.
         """
         codes = torch.as_tensor(codes)
-        # subtle: without this check some formulas broadcast codes of another size
-        if codes.shape[-1] != len(self.code_limits) or codes.is_floating_point():
-            raise ValueError(f"codes: expected integers (..., {len(self.code_limits)}), "
-                             f"got {codes.dtype} {[*codes.shape]}.")
+        self.check_form(codes)  # subtle: some formulas would broadcast codes of another size
         return self.embed(codes)
 
 
@@ -381,8 +379,6 @@ class SketchEmbedding(Embedding):
         super().__init__([rows] * hashes)
         if hashes % 2 == 0:
             raise ValueError(f"hashes: expected an odd number for a sketch, got {hashes}.")
-        if aggregate not in AGGREGATES:
-            raise ValueError(f"aggregate: expected {' or '.join(AGGREGATES)}, got {aggregate!r}.")
         self.aggregate = aggregate
         self.weight = nn.Parameter(init_normal(torch.empty(hashes * rows, width)))  # (k·R, d)
 

@@ -487,7 +487,7 @@ def load_start(args):
             with blame_input(f"--weights {args.weights}"):
                 config, checkpoint["model"] = load_released(args.weights)
     else:
-        with blame_input(f"--ckpt {args.ckpt}"):
+        with blame_file(args.ckpt):
             checkpoint = load_checkpoint(args.ckpt)
             *classes, _ = select_classes(checkpoint["config"])
             # raises where weights and config do not fit; the jobs build models of their own

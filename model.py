@@ -106,8 +106,6 @@ class Config:
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}.")
-        if self.width % self.heads != 0:
-            raise ValueError(f"width: expected a multiple of {self.heads} heads, got {self.width}.")
         if not 0 <= self.dropout < 1:  # nn.Dropout allows 1, which trains nothing
             raise ValueError(f"dropout: expected at least 0 and less than 1, got {self.dropout}.")
         if self.attn == "lsh" and self.lsh_pairs == "upper" and not self.order:
@@ -116,27 +114,24 @@ class Config:
         embedding = EMBEDDINGS[self.emb]
         self.code_format = embedding.code_format  # a word's codes: tokenizer.HashTokenizer
         self.predicts_rows = self.head in ("mlm", "hash-mlm")
-        # mlm needs a row per word, hash-mlm needs hashes to predict
         masked_head = "hash-mlm"
-        if self.code_format == "row":
+        if self.code_format == "row":  # a row for each word, and no hashes to predict
             masked_head = "mlm"
-        allowed = [masked_head]
-        if self.order:  # a set has no order to shuffle, and it is no text
-            allowed = ["sr", masked_head, "classify", "span"]
+        allowed = ["sr", masked_head, "classify", "span"]
+        if not self.order:  # a set has no order to shuffle, and it is no text
+            allowed = [masked_head]
         if self.head not in allowed:
             raise ValueError(f"objective: expected {' or '.join(allowed[:2])} for {self.emb}, "
                              f"got {self.head}.")
 
-        # what a field means that is None, or that has no use
-        if not self.predicts_rows:
-            self.tied = None
-        elif self.tied is None:
+        # what a field means that is None
+        if self.predicts_rows and self.tied is None:
             self.tied = embedding.is_tied
-        elif self.tied and not embedding.can_tie:
+        if self.tied and not embedding.can_tie:
             able = [name for name, cls in EMBEDDINGS.items() if cls.can_tie]
             raise ValueError(f"tied requires emb {', '.join(able)}, got {self.emb}.")
         if self.head != "hash-mlm" and self.code_format not in ("digest", "sketch", "weighted"):
-            self.hashes = None
+            self.hashes = None  # no effect: codes that are cached have one name
         elif self.hashes is None:
             self.hashes = 2 if embedding.is_stacked else 5
 
@@ -174,15 +169,13 @@ class TransformerLayer(nn.Module):
     def __init__(self, c, number):
         super().__init__()
         self.number = number
-        if c.attn == "full":
-            self.attention = SelfAttention(c.width, c.heads, dropout=c.dropout)
-        else:
-            # subtle: a generator of its own, so that the weights equal those of the dense model
-            generator = self.make_generator(torch.initial_seed())
-            self.attention = SelfAttention(
-                c.width, c.heads, attn=c.attn, dropout=c.dropout, num_functions=c.lsh_hashes,
-                num_hyperplanes=c.lsh_bands, num_buckets=c.lsh_buckets, fill=c.lsh_fill,
-                pairs=c.lsh_pairs, generator=generator)
+        # subtle: hyperplanes have a generator of their own, so that the weights of a model with LSH
+        # attention equal those of the dense model
+        generator = self.make_generator(torch.initial_seed())
+        self.attention = SelfAttention(
+            c.width, c.heads, attn=c.attn, dropout=c.dropout, num_functions=c.lsh_hashes,
+            num_hyperplanes=c.lsh_bands, num_buckets=c.lsh_buckets, fill=c.lsh_fill,
+            pairs=c.lsh_pairs, generator=generator)
         self.up = nn.Linear(c.width, c.ffn)
         self.down = nn.Linear(c.ffn, c.width)
         self.act = nn.GELU() if c.act == "gelu" else nn.ReLU()
@@ -210,8 +203,8 @@ class MaskedLMHead(nn.Module):
         num_rows: int, N.
 
     Shape:
-        x float (..., d) to logits (..., N), or (..., S) of the rows int64 (S,). The table float
-        (N, d) is that of the embedding, or None: its own.
+        x float (..., d) and table float (N, d), the head's own or that of the embedding, to logits
+        (..., N), or (..., S) of the rows int64 (S,).
     """
 
     def __init__(self, c, num_rows):
@@ -219,13 +212,10 @@ class MaskedLMHead(nn.Module):
         self.transform = nn.Linear(c.width, c.width)
         self.norm = nn.LayerNorm(c.width)
         self.bias = nn.Parameter(torch.zeros(num_rows))
-        self.table = None
         if not c.tied:
             self.table = nn.Parameter(init_normal(torch.empty(num_rows, c.width)))  # (N, d)
 
-    def forward(self, x, table=None, rows=None):
-        if table is None:
-            table = self.table
+    def forward(self, x, table, rows=None):
         bias = self.bias
         if rows is not None:
             table = table[rows]
@@ -252,7 +242,7 @@ def build_head(c):
         return nn.Sequential(
             nn.Dropout(c.dropout), nn.Linear(c.width, c.width), nn.Tanh(),
             nn.Dropout(c.dropout), nn.Linear(c.width, c.labels))
-    raise ValueError(f"head: expected one of {', '.join(CHOICES['head'])}, got {c.head!r}.")
+    raise ValueError(f"head: expected one that is built here, got {c.head!r}.")
 
 
 class Model(nn.Module):
@@ -294,13 +284,15 @@ class Model(nn.Module):
         The word embedding and MaskedLMHead have filled their own tables.
         """
         c = self.config
-        scaled_std = INIT_STD * math.sqrt(BERT_WIDTH / c.width)
+        scaled = ("layers",)
+        if c.head in ("classify", "span"):
+            scaled = ("layers", "head")
         for name, module in self.named_modules():
-            is_scaled = name.startswith("layers")
-            if c.head in ("classify", "span"):
-                is_scaled = is_scaled or name.startswith("head")
+            std = INIT_STD
+            if name.startswith(scaled):
+                std = INIT_STD * math.sqrt(BERT_WIDTH / c.width)
             if isinstance(module, (nn.Embedding, nn.Linear)):
-                init_normal(module.weight, scaled_std if is_scaled else INIT_STD)
+                init_normal(module.weight, std)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
         if c.order and not self.positions.weight.is_meta:  # which has nothing to fill
@@ -333,8 +325,6 @@ class Model(nn.Module):
 
     def embed(self, ids):
         """Return word vectors (..., L·m, d) of ids (..., L): no positions, no norm. [HF §3.1]"""
-        if self.codes is None:
-            raise ValueError("codes: expected set_codes(codes) before the model is used, got none.")
         is_eager_cpu = ids.is_cpu and not torch.compiler.is_compiling()  # unique has no fixed size
         if self.embedding.is_costly and is_eager_cpu:  # a word occurs about twice in a batch
             words, places = ids.unique(return_inverse=True)  # (words,) and (..., L)
@@ -366,9 +356,6 @@ class Model(nn.Module):
         c = self.config
         m = self.vectors_per_item
         L = ids.shape[1]
-        if L > c.length:
-            raise ValueError(f"text: expected at most {c.length} positions (--length), got {L}. "
-                             "Shorten it.")
         x = self.embed(ids)  # (B, L·m, d)
         if c.order and c.types > 1:
             types = self.types(self.find_second_text(ids)).repeat_interleave(m, 1)  # (B, L·m, d)
@@ -376,7 +363,7 @@ class Model(nn.Module):
             types = self.types.weight[0]
         x = x + types
         if c.order:  # an item's m vectors share one position
-            positions = self.positions.weight[c.spare_positions:][:L]
+            positions = self.positions.weight[c.spare_positions:][:L]  # fails beyond c.length
             x = x + positions.repeat_interleave(m, 0)
         return self.dropout(self.norm(x))
 
@@ -390,18 +377,13 @@ class Model(nn.Module):
         is_second = is_divided.cumsum(1).clamp(max=1)
         return F.pad(is_second, (1, 0))
 
-    def padding_mask(self, ids, key_mask=None):
-        """Return the mask of the vectors, bool (B, L·m) or None; sets are padded with ID 0."""
-        if key_mask is None and not self.config.order:
-            key_mask = ids != 0
-        if key_mask is None:
-            return None
-        return key_mask.repeat_interleave(self.vectors_per_item, 1)
-
     def encode(self, ids, key_mask=None):
         """Return the last layer's vectors (B, L·m, d) of ids (B, L); key_mask as in forward."""
+        if key_mask is None and not self.config.order:  # sets are padded with ID 0
+            key_mask = ids != 0
+        if key_mask is not None:
+            key_mask = key_mask.repeat_interleave(self.vectors_per_item, 1)  # (B, L·m)
         x = self.embed_inputs(ids)
-        key_mask = self.padding_mask(ids, key_mask)
         for layer in self.layers:
             x = layer(x, key_mask)
         return x
@@ -439,30 +421,21 @@ class Model(nn.Module):
         if c.predicts_rows != (masked_positions is not None):
             raise ValueError("masked_positions: expected with head mlm or hash-mlm alone, "
                              f"this is {c.head}.")
-        if rows is not None and not (c.head == "mlm" or self.embedding.is_stacked):
-            raise ValueError(f"rows: expected with head mlm or emb bloom alone, this is {c.head}, "
-                             f"{c.emb}.")
         x = self.encode(ids, key_mask)  # (B, L·m, d)
         if self.embedding.is_stacked:
             x = x.unflatten(1, (-1, self.vectors_per_item))  # (B, L, m, d)
         if c.predicts_rows:
-            return self.predict_rows(x.flatten(0, 1)[masked_positions], rows)
+            x = x.flatten(0, 1)[masked_positions]  # (M, d), or (M, m, d)
+            table = self.embedding.weight if c.tied else self.head.table
+            logits = self.head(x, table, rows)
+            if c.head == "hash-mlm" and not self.embedding.is_stacked:
+                logits = logits.unflatten(-1, (c.hashes, c.buckets))  # (M, k, R)
+            return logits
         if self.embedding.is_stacked:
             x = x.mean(2)  # (B, L, d)
         if c.head == "classify":
             return self.head(self.pool_text(x, key_mask))
         return self.head(self.dropout(x))
-
-    def predict_rows(self, x, rows):
-        """Return the logits of x (M, d) or (M, m, d), as forward has them for mlm and hash-mlm."""
-        c = self.config
-        table = None
-        if c.tied:
-            table = self.embedding.weight
-        logits = self.head(x, table, rows)
-        if c.head == "hash-mlm" and not self.embedding.is_stacked:
-            return logits.unflatten(-1, (c.hashes, c.buckets))  # (M, k, R)
-        return logits
 
 
 def sinusoids(length, width):
@@ -475,13 +448,8 @@ def sinusoids(length, width):
 
 def parameter_groups(model, decay):
     """Return groups for AdamW: weight decay for matrices, none for vectors. [HF Table 4]"""
-    matrices = []
-    vectors = []
-    for parameter in model.parameters():
-        if parameter.ndim >= 2:
-            matrices.append(parameter)
-        else:
-            vectors.append(parameter)
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
     return [dict(params=matrices, weight_decay=decay), dict(params=vectors, weight_decay=0.0)]
 
 
@@ -493,11 +461,8 @@ def count_parameters(model):
         and poep, the share of parameters that embed words, in [0, 1].
     """
     def count(*modules):
-        total = 0
-        for module in modules:
-            if module is not None:
-                total += sum(p.numel() for p in module.parameters())
-        return total
+        modules = nn.ModuleList(modules)  # None, a part that this model lacks, has no parameters
+        return sum(p.numel() for p in modules.parameters())
 
     counts = dict(
         embedding=count(model.embedding),
@@ -512,33 +477,18 @@ def count_parameters(model):
     return counts
 
 
-def load_config(checkpoint, config_class=Config):
-    """Return the config of a checkpoint; ValueError for an unknown field or a contradiction."""
-    try:
-        return config_class(**checkpoint["config"])
-    except (TypeError, ZeroDivisionError) as error:
-        raise ValueError(f"config: expected that of a model, got another: {error}.") from error
-
-
 def load_model(checkpoint, classes=(Config, Model)):
-    """Return the model of a checkpoint, in evaluation mode.
+    """Return the model of a checkpoint, in evaluation mode; an error if the parts do not fit.
 
     Args:
         checkpoint: dict with config, dict of plain types, and model, a state dict.
         classes: the classes of config and model.
-
-    Raises:
-        ValueError: If weights and config do not fit.
     """
     config_class, model_class = classes
-    config = load_config(checkpoint, config_class)
-    try:
-        with torch.device("meta"):  # without memory: the weights take their places
-            model = model_class(config)
-        model.load_state_dict(checkpoint["model"], assign=True)
-    except Exception as error:  # sizes that are no sizes make torch raise many types
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"weights: they do not fit the config: {reason}") from error
+    config = config_class(**checkpoint["config"])
+    with torch.device("meta"):  # without memory: the weights take their places
+        model = model_class(config)
+    model.load_state_dict(checkpoint["model"], assign=True)
     return model.eval()
 
 

@@ -3,16 +3,16 @@
     python -m pytest -q test_all.py        under a minute, no network
     python -m pytest -q -n 2               everything: the laws, edge cases and faults are in tests/
 
-A section is about one file and needs only the sections above it:
+A section is about one file, in the order of the README, and needs only the sections above it:
 
     hashing.py       a text becomes words, a word becomes bits or a bucket
-    embeddings.py    bits and buckets become a vector
     bloom.py         an item becomes m hash tokens, and a search finds the item again
+    embeddings.py    bits and buckets become a vector
     attention.py     each vector becomes an average of all; LSH scores only pairs in a bucket
-    tokenizer.py     words become token IDs, and IDs become the input of a model
     model.py         layers of attention, and how many parameters they have
     objectives.py    what a model learns from a text without labels
-    pretrain.py      a run and its checkpoint
+    tokenizer.py     words become token IDs, and IDs become the input of a model
+    pretrain.py      a run from its first loss on
     infer.py         scores of a trained model, and what hashing brings
 
 Tags such as [HF §3.2] name a paper, as in the headers of the files. Seeds are fixed, and a measured
@@ -37,7 +37,7 @@ import pretrain
 from attention import collision_probability, draw_hyperplanes, full_attention, simhash
 from attention import full_attention_reference, lsh_attention, lsh_attention_reference
 from bloom import BloomMap, SketchMap, beam_search, coherent_map, exhaustive
-from common import load_checkpoint, save_checkpoint
+from common import save_checkpoint
 from data.corpus import Corpus, prepare
 from data.squad import exact_and_f1, normalize_answer
 from data.tasks import METRICS
@@ -175,6 +175,139 @@ def test_sketch_index_by_hand():
     assert index[0, :2].tolist() == [5, 13]
     second = hashlib.md5(b"play\0\0\0\1").hexdigest()
     assert index[0, 2] == int(second[15], 16)
+
+
+# == bloom.py: an item becomes m hash tokens, and a search finds the item again
+#
+# Of N items each gets one of R buckets in each of m maps. An item shares each of its buckets with
+# alpha - 1 others, but no two items share all m, so m small numbers name one of many items. A model
+# predicts a probability for each bucket. The best item has the largest sum of logarithms.
+
+
+def test_bloom_map_by_hand():
+    """A map is an order of the items, cut after every alpha = 2 of them. [SB §3.2]
+
+        map 0   0 1 | 2 3 | 4 5        item 3 is in bucket 1 of map 0 and in bucket 0 of map 1
+        map 1   0 3 | 1 4 | 2 5
+    """
+    bloom_map = BloomMap(6, 2, orders=[
+        [0, 1, 2, 3, 4, 5],
+        [0, 3, 1, 4, 2, 5],
+    ])
+    assert bloom_map.buckets == 3
+    assert bloom_map.members[1].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert bloom_map.digest.T.tolist() == [  # by map, and then by item
+        [0, 0, 1, 1, 2, 2],
+        [0, 1, 2, 0, 1, 2],
+    ]
+
+
+@pytest.mark.parametrize("num_items, alpha, m", [
+    (1_000, 7, 2),  # two random orders alone would give about (7 - 1)² / 2 = 18 digests twice
+    (27, 9, 3),  # 27 of 3³ digests: all are taken
+])
+def test_bloom_map_fills_buckets_and_tells_items_apart(num_items, alpha, m):
+    bloom_map = BloomMap(num_items, alpha, m, seed=5)
+    num_full = bloom_map.buckets - 1
+    sizes = [alpha] * num_full
+    sizes.append(num_items - alpha * num_full)
+    for j in range(m):
+        column = bloom_map.digest[:, j]
+        assert np.bincount(column).tolist() == sizes
+    assert len(np.unique(bloom_map.digest, axis=0)) == num_items
+
+
+def test_coherent_map_keeps_companions_together():
+    """Items that occur in the same sets share a bucket, here 0 with 3 and 1 with 2. [SB App. D]"""
+    items = np.array([0, 3, 1, 2, 0, 3, 1, 2])  # of four sets, one after another
+    sizes = np.array([2, 2, 2, 2])
+    bloom_map = coherent_map(items, sizes, n_items=4, alpha=2, coherent=1)  # map 1 is random
+    digest = bloom_map.digest[:, 0]
+    assert digest[0] == digest[3]
+    assert digest[1] == digest[2]
+    assert digest[0] != digest[1]
+
+
+def search_four_items(k):
+    """Search the best k of the items a b c d, numbered 0 1 2 3, with a beam of one bucket a map.
+
+        map 0   a b | c d    0.6 | 0.4        a 0.6 · 0.3 = 0.18    b 0.6 · 0.7 = 0.42
+        map 1   a c | b d    0.3 | 0.7        c 0.4 · 0.3 = 0.12    d 0.4 · 0.7 = 0.28
+    """
+    bloom_map = BloomMap(4, 2, orders=[
+        [0, 1, 2, 3],
+        [0, 2, 1, 3],
+    ])
+    p = torch.tensor([
+        [0.6, 0.4],
+        [0.3, 0.7],
+    ])
+    logp = p.log().unsqueeze(0)  # (1, m, R): one position
+    return beam_search(logp, bloom_map, k, beam=1)
+
+
+def test_beam_search_certifies_the_best_item_by_hand():
+    """The beam is {a, b} and {b, d}. So a, b and d are scored, and b is first. [SB §2.5 Alg.1]
+
+    An item outside has at most the last bucket of the beam in each map: 0.6 · 0.7 = 0.42. b has
+    as much, so it is certified: no other item is better, although c was not scored.
+    """
+    items, scores, certified, num_scored = search_four_items(k=1)
+    assert items.tolist() == [[1]]
+    assert scores.exp().item() == pytest.approx(0.42)
+    assert certified.item() is True
+    assert num_scored.item() == 3
+
+
+def test_beam_search_does_not_certify_the_second_item_by_hand():
+    """d, the second, has 0.28 < 0.42: an item outside might have more."""
+    items, _, certified, _ = search_four_items(k=2)
+    assert items.tolist() == [[1, 3]]
+    assert certified.item() is False
+
+
+def test_beam_search_matches_scoring_all_items():
+    """The answer is certified where the k-th best of all items reaches the bound; then it is right.
+
+    The bound adds up the B-th largest log-probability of each map. On these random predictions it
+    is reached about once in five times.
+    """
+    for seed in range(200):
+        bloom_map = BloomMap(200 + seed, 1 + seed % 8, seed=seed)
+        logits = 3 * torch.randn(1, 2, bloom_map.buckets, dtype=torch.float64)
+        logp = logits.log_softmax(-1)
+        scores = []
+        for bucket_0, bucket_1 in bloom_map.digest:
+            score = logp[0, 0, bucket_0] + logp[0, 1, bucket_1]
+            scores.append(score.item())
+        scores.sort(reverse=True)
+        best = pytest.approx(scores[:7])
+        bound = logp.topk(4).values[0, :, 3].sum()
+
+        _, found, certified, _ = beam_search(logp, bloom_map, k=7, beam=4)
+        assert certified.item() == (scores[6] >= bound)
+        if certified:
+            assert found[0].tolist() == best
+        # rounds=None doubles the beam until the answer is certified
+        _, found, certified, _ = beam_search(logp, bloom_map, k=7, beam=4, rounds=None)
+        assert certified.item()
+        assert found[0].tolist() == best
+        _, found = exhaustive(logp, bloom_map, k=7)
+        assert found[0].tolist() == best
+
+
+def test_sketch_map_finds_the_word_of_predicted_buckets():
+    """The same search finds a word by its sketch: the buckets of "play" have the largest p. [CM]"""
+    words = ["play", *make_words(200)]
+    digest = hashing.sketch_index(words, 3, 23)  # (V, k)
+    logits = torch.zeros(1, 3, 23)
+    for j, bucket in enumerate(digest[0]):
+        logits[0, j, bucket] = 5
+    logp = logits.log_softmax(-1)
+    sketch_map = SketchMap(digest, 23)
+    items, _, certified, _ = beam_search(logp, sketch_map, k=1, beam=1)
+    assert items.item() == 0
+    assert certified.item() is True
 
 
 # == embeddings.py: bits and buckets become a vector
@@ -326,145 +459,6 @@ def test_weighted_by_hand():
     assert vectors.tolist() == [[9, 10]]
 
 
-# == bloom.py: an item becomes m hash tokens, and a search finds the item again
-#
-# Of N items each gets one of R buckets in each of m maps. An item shares each of its buckets with
-# alpha - 1 others, but no two items share all m, so m small numbers name one of many items. A model
-# predicts a probability for each bucket. The best item has the largest sum of logarithms.
-
-
-def test_bloom_map_by_hand():
-    """A map is an order of the items, cut after every alpha = 2 of them. [SB §3.2]
-
-        map 0   0 1 | 2 3 | 4 5        item 3 is in bucket 1 of map 0 and in bucket 0 of map 1
-        map 1   0 3 | 1 4 | 2 5
-    """
-    bloom_map = BloomMap(6, 2, orders=[
-        [0, 1, 2, 3, 4, 5],
-        [0, 3, 1, 4, 2, 5],
-    ])
-    assert bloom_map.buckets == 3
-    assert bloom_map.members[1].tolist() == [[0, 3], [1, 4], [2, 5]]
-    assert bloom_map.digest.T.tolist() == [  # by map, and then by item
-        [0, 0, 1, 1, 2, 2],
-        [0, 1, 2, 0, 1, 2],
-    ]
-
-
-@pytest.mark.parametrize("num_items, alpha, m", [
-    (1_000, 7, 2),  # two random orders alone would give about (7 - 1)² / 2 = 18 digests twice
-    (2_601, 50, 2),  # 2,601 of 53² digests: nearly all are taken
-    (27, 9, 3),  # 27 of 3³ digests: all are taken
-])
-def test_bloom_map_fills_buckets_and_tells_items_apart(num_items, alpha, m):
-    bloom_map = BloomMap(num_items, alpha, m, seed=5)
-    num_full = bloom_map.buckets - 1
-    sizes = [alpha] * num_full
-    sizes.append(num_items - alpha * num_full)
-    for j in range(m):
-        column = bloom_map.digest[:, j]
-        assert np.bincount(column).tolist() == sizes
-    assert len(np.unique(bloom_map.digest, axis=0)) == num_items
-
-
-def test_coherent_map_keeps_companions_together():
-    """Items that occur in the same sets share a bucket, here 0 with 3 and 1 with 2. [SB App. D]"""
-    items = np.array([0, 3, 1, 2, 0, 3, 1, 2])  # of four sets, one after another
-    sizes = np.array([2, 2, 2, 2])
-    bloom_map = coherent_map(items, sizes, n_items=4, alpha=2, coherent=1)  # map 1 is random
-    digest = bloom_map.digest[:, 0]
-    assert digest[0] == digest[3]
-    assert digest[1] == digest[2]
-    assert digest[0] != digest[1]
-
-
-def search_four_items(**options):
-    """Search the items a b c d, numbered 0 1 2 3, with a beam of one bucket in each map.
-
-        map 0   a b | c d    0.6 | 0.4        a 0.6 · 0.3 = 0.18    b 0.6 · 0.7 = 0.42
-        map 1   a c | b d    0.3 | 0.7        c 0.4 · 0.3 = 0.12    d 0.4 · 0.7 = 0.28
-    """
-    bloom_map = BloomMap(4, 2, orders=[
-        [0, 1, 2, 3],
-        [0, 2, 1, 3],
-    ])
-    p = torch.tensor([
-        [0.6, 0.4],
-        [0.3, 0.7],
-    ])
-    logp = p.log().unsqueeze(0)  # (1, m, R): one position
-    return beam_search(logp, bloom_map, beam=1, **options)
-
-
-def test_beam_search_certifies_the_best_item_by_hand():
-    """The beam is {a, b} and {b, d}. So a, b and d are scored, and b is first. [SB §2.5 Alg.1]
-
-    An item outside has at most the last bucket of the beam in each map: 0.6 · 0.7 = 0.42. b has
-    as much, so it is certified: no other item is better, although c was not scored.
-    """
-    items, scores, certified, num_scored = search_four_items(k=1)
-    assert items.tolist() == [[1]]
-    assert scores.exp().item() == pytest.approx(0.42)
-    assert certified.item() is True
-    assert num_scored.item() == 3
-
-
-def test_beam_search_does_not_certify_the_second_item_by_hand():
-    """d, the second, has 0.28 < 0.42: an item outside might have more."""
-    items, _, certified, _ = search_four_items(k=2)
-    assert items.tolist() == [[1, 3]]
-    assert certified.item() is False
-
-
-def test_beam_search_widens_until_certified_by_hand():
-    """rounds=None doubles the beam until the answer is certified: b, d, a, c."""
-    items, _, certified, _ = search_four_items(k=4, rounds=None)
-    assert items.tolist() == [[1, 3, 0, 2]]
-    assert certified.item() is True
-
-
-def test_beam_search_matches_scoring_all_items():
-    """The answer is certified where the k-th best of all items reaches the bound; then it is right.
-
-    The bound adds up the B-th largest log-probability of each map. On these random predictions it
-    is reached about once in five times.
-    """
-    for seed in range(200):
-        bloom_map = BloomMap(200 + seed, 1 + seed % 8, seed=seed)
-        logits = 3 * torch.randn(1, 2, bloom_map.buckets, dtype=torch.float64)
-        logp = logits.log_softmax(-1)
-        scores = []
-        for bucket_0, bucket_1 in bloom_map.digest:
-            score = logp[0, 0, bucket_0] + logp[0, 1, bucket_1]
-            scores.append(score.item())
-        scores.sort(reverse=True)
-        best = scores[:7]
-        bound = logp.topk(4).values[0, :, 3].sum()
-
-        _, found, certified, _ = beam_search(logp, bloom_map, k=7, beam=4)
-        assert certified.item() == (best[6] >= bound)
-        if certified:
-            assert found[0].tolist() == pytest.approx(best)
-        _, found, _, _ = beam_search(logp, bloom_map, k=7, beam=4, rounds=None)
-        assert found[0].tolist() == pytest.approx(best)
-        _, found = exhaustive(logp, bloom_map, k=7)
-        assert found[0].tolist() == pytest.approx(best)
-
-
-def test_sketch_map_finds_the_word_of_predicted_buckets():
-    """The same search finds a word by its sketch: the buckets of "play" have the largest p. [CM]"""
-    words = ["play", *make_words(200)]
-    digest = hashing.sketch_index(words, 3, 23)  # (V, k)
-    logits = torch.zeros(1, 3, 23)
-    for j, bucket in enumerate(digest[0]):
-        logits[0, j, bucket] = 5
-    logp = logits.log_softmax(-1)
-    sketch_map = SketchMap(digest, 23)
-    items, _, certified, _ = beam_search(logp, sketch_map, k=1, beam=1)
-    assert items.item() == 0
-    assert certified.item() is True
-
-
 # == attention.py: each vector becomes an average of all; LSH scores only pairs in a bucket
 #
 # Attention averages the values of all positions by the similarity of a query with their keys: L²
@@ -546,8 +540,8 @@ def test_lsh_attention_in_three_numbers(impl):
     q = column(math.log(3), 0, 0)
     k = column(1.0, 1, 1)
     v = column(1.0, 2, 3)
-    hq = torch.tensor([[[[0, 5, 5]]]])  # (B, H, n, L)
-    hk = torch.tensor([[[[0, 1, 2]]]])
+    hq = column(0, 5, 5).mT  # (B, H, n, L)
+    hk = column(0, 1, 2).mT
     out = lsh_attention(q, k, v, hq, hk, impl=impl)
     assert out[0, 0, 0].item() == pytest.approx(1.6)
 
@@ -580,89 +574,7 @@ def test_lsh_attention_matches_loops():
 def test_attention_in_one_bucket_is_full_attention():
     q, k, v = torch.randn(3, 1, 1, 11, 5)
     h = torch.zeros(1, 1, 1, 11, dtype=torch.int64)
-    expected = attend_in_loops(q, k, v, h, h)
-    assert_close(full_attention(q, k, v), expected)
-    assert_close(lsh_attention(q, k, v, h, h, impl="blocks"), expected)
-
-
-@pytest.mark.parametrize("fill", [
-    "zero",  # the paper: other pairs have the score 0
-    "mask",  # other pairs have no weight, but each position sees itself
-])
-def test_lsh_attention_by_buckets_matches_literal_formula(fill):
-    """With several heads and padding, outputs and gradients."""
-    vectors = torch.randn(3, 3, 2, 63, 5, requires_grad=True)
-    q, k, v = vectors  # each (B, H, L, e)
-    generator = torch.Generator().manual_seed(0)
-    planes, coef = draw_hyperplanes(2, 1, 3, 5, 8, generator)
-    hq = simhash(q, planes, coef, 8)
-    hk = simhash(k, planes, coef, 8)
-    is_word = torch.arange(63) < torch.tensor([[63], [17], [40]])  # (B, L), False = padding
-    options = dict(fill=fill, key_mask=is_word)
-
-    literal = lsh_attention_reference(q, k, v, hq, hk, **options)
-    blocks = lsh_attention(q, k, v, hq, hk, **options, impl="blocks")
-    assert_close(blocks, literal)
-    cotangent = torch.randn_like(literal)
-    expected = torch.autograd.grad(literal, vectors, cotangent, retain_graph=True)
-    gradient = torch.autograd.grad(blocks, vectors, cotangent)
-    assert_close(gradient, expected, rtol=1e-3, atol=1e-4)
-
-
-# == tokenizer.py, data/corpus.py: words become token IDs, and IDs become the input of a model
-#
-# A corpus on disk is a row of token IDs. The tokenizer keeps the word of each ID, and hashes each
-# word once.
-
-
-def test_tokenizer_gives_a_new_word_the_next_id():
-    """No word is unknown: it gets the next free ID, and its codes are its hash. [HF §3.1]"""
-    config = Config(emb="emb", rows=16)
-    tokenizer = HashTokenizer(config, hash=hashing.MD5())
-    words, _ = tokenizer.split("Play! The play")
-    ids = tokenizer.ids(words)
-    assert ids.tolist() == [5, 6, 7, 5]
-    codes = tokenizer.codes()  # (IDs, 1)
-    assert not codes[:FIRST_WORD_ID].any()  # special tokens are never hashed
-    expected = hashing.md5_index(["play", "!", "the"], 16)
-    assert codes[FIRST_WORD_ID:, 0].tolist() == expected.tolist()
-
-
-def test_tokenizer_of_a_vocabulary_has_unknown_words():
-    """The baseline: a table has rows for the words of a list alone."""
-    config = Config(emb="lookup", head="mlm", rows=7)
-    tokenizer = HashTokenizer(config, vocabulary=["the", "cat"])
-    ids = tokenizer.ids(["cat", "dog", "the"])
-    assert ids.tolist() == [6, UNK, 5]
-
-
-def test_prepare_by_hand(tmp_path):
-    """IDs go by frequency, ties by first appearance. SEP closes a document, here a line."""
-    path = tmp_path / "a.txt"
-    path.write_text("The cat.\n\nthe Dog the\n")
-    folder = prepare(str(path), "regex", str(tmp_path / "cache"), quiet=True)
-    corpus = Corpus(folder)
-    assert corpus.words == ["the", "cat", ".", "dog"]
-    assert corpus.ids.tolist() == [5, 6, 7, SEP, 5, 8, 5, SEP]
-    assert corpus.counts.tolist() == [0, 0, 2, 0, 0, 3, 1, 1, 1]  # by ID
-
-
-def test_build_inputs_by_hand():
-    """[CLS] A [SEP] for one text, which is cut to fit: 10 words, and room for 5 - 2 = 3."""
-    words = np.arange(100, 110)
-    ids, num_cut = build_inputs(words, None, 5)
-    assert ids.tolist() == [CLS, 100, 101, 102, SEP]
-    assert num_cut == 7
-
-
-def test_build_inputs_of_a_pair_cuts_the_longer_text_by_hand():
-    """[CLS] A [SEP] [SEP] B [SEP]: 10 and 3 words, and room for 12 - 4 = 8. A keeps 5."""
-    a = np.arange(100, 110)
-    b = np.arange(200, 203)
-    ids, num_cut = build_inputs(a, b, 12)
-    assert ids[:7].tolist() == [CLS, 100, 101, 102, 103, 104, SEP]
-    assert ids[7:].tolist() == [SEP, 200, 201, 202, SEP]
-    assert num_cut == 5
+    assert_close(full_attention(q, k, v), attend_in_loops(q, k, v, h, h))
 
 
 # == model.py: layers of attention, and how many parameters they have
@@ -697,8 +609,8 @@ def test_parameter_counts_match_paper(emb, expected):
 
 def test_transformer_layer_matches_formula():
     """LN(x + Attention(x)), and then LN(x + FFN(x)). [BERT §3]"""
-    config = Config(layers=1, width=12, heads=3, ffn=20, dropout=0.0)
-    layer = Model(config).layers[0]
+    config = Config(layers=1, width=12, heads=3, ffn=20)
+    layer = Model(config).eval().layers[0]
     x = torch.randn(2, 5, 12)  # (B, L, d)
     q, k, v = layer.attention.project(x)
     a = full_attention_reference(q, k, v)  # (B, H, L, e)
@@ -711,18 +623,22 @@ def test_transformer_layer_matches_formula():
 
 
 def test_set_model_ignores_order():
-    """A set has no positions: reorder its items, and the outputs are reordered alike. [SB §3.2]"""
-    sizes = dict(buckets=60, layers=2, width=12, heads=3, ffn=20)
-    config = Config(emb="bloom", head="hash-mlm", order=False, **sizes)
+    """A set has no positions: reverse its items, and the outputs are reversed alike. [SB §3.2]
+
+    So the two masked items, which differ in their place alone, have equal outputs.
+    """
+    config = Config(
+        emb="bloom", head="hash-mlm", order=False, buckets=60,
+        layers=2, width=12, heads=3, ffn=20)
     model = Model(config).eval()
-    codes = torch.randint(0, 60, (40, 2))  # m = 2 hash tokens for each of 40 IDs
+    codes = torch.randint(60, (40, 2))  # m = 2 hash tokens for each of 40 IDs
     model.set_codes(codes)
-    ids = torch.tensor([[8, 12, 30, 9, 22]])
-    order = [3, 0, 4, 2, 1]
-    out = model.encode(ids)  # (B, L·m, d)
-    permuted = model.encode(ids[:, order])
-    out = out.unflatten(1, (5, 2))[:, order]  # (B, L, m, d)
-    assert_close(out.flatten(1, 2), permuted)
+    ids = torch.tensor([[8, MASK, 30, 9, MASK]])
+    out = model.encode(ids)[0]  # (L·m, d)
+    out = out.view(5, 24)  # a row for each item
+    reversed_out = model.encode(ids.flip(1))[0].view(5, 24)
+    assert_close(reversed_out, out.flip(0))
+    assert_close(out[1], out[4])
 
 
 # == objectives.py: what a model learns from a text without labels
@@ -735,21 +651,24 @@ def test_set_model_ignores_order():
 def test_shuffle_random_by_hand():
     """Words trade places, others are replaced; is each intact, shuffled or random? [HF §3.6]
 
-        position   0   1 2 3 4 5 6 7 8
-        text       CLS a b c d e f g SEP    b, d, f are chosen to trade places, g to be replaced
-        inputs     CLS a f c b e d x SEP    in the random order 6 2 4: 2 gets f, 4 gets b, 6 gets d
-        labels     -   0 1 0 1 0 1 2 -
+        position   0   1  2  3  4  5  6  7  8
+        text       CLS 10 11 12 13 14 15 16 SEP    11, 13, 15 are chosen to trade places, 16 to go
+        inputs     CLS 10 15 12 11 14 13 99 SEP    in the random order 6 2 4: position 2 gets 15,
+        labels     -   0  1  0  1  0  1  2  -      4 gets 11, 6 gets 13; and 7 gets a random word
     """
-    a, b, c, d, e, f, g, x = range(10, 18)
-    ids = torch.tensor([[CLS, a, b, c, d, e, f, g, SEP]])
-    noise = torch.full((3, 1, 9), 0.99)
-    noise[0, 0, [2, 4, 6]] = 0.05  # shuffled: below the rate of 10 %
-    noise[1, 0, [0, 7, 8]] = 0.05  # replaced: only the word at 7, as CLS and SEP are no words
-    noise[2, 0, [6, 2, 4]] = torch.tensor([0.1, 0.2, 0.3])  # sorted, this is the new order
+    ids = torch.tensor([[CLS, 10, 11, 12, 13, 14, 15, 16, SEP]])
+    shuffle, replace, order = torch.full((3, 9), 0.99)  # the noise of each decision, (L,)
+    shuffle[[2, 4, 6]] = 0.05  # below the rate of 10 %
+    replace[[0, 7, 8]] = 0.05  # only the word at 7, as CLS and SEP are no words
+    order[[6, 2, 4]] = torch.tensor([0.1, 0.2, 0.3])  # sorted, this is the new order
+    noise = torch.stack([shuffle, replace, order]).unsqueeze(1)  # (3, B, L)
+    random_words = torch.full_like(ids, 99)
+
     objective = ShuffleRandom(None, first_word_id=FIRST_WORD_ID)
-    inputs, labels = objective.corrupt(ids, noise, torch.full_like(ids, x))
-    assert inputs.tolist() == [[CLS, a, f, c, b, e, d, x, SEP]]
-    assert labels.tolist() == [[IGNORE_INDEX, 0, 1, 0, 1, 0, 1, 2, IGNORE_INDEX]]
+    inputs, labels = objective.corrupt(ids, noise, random_words)
+    assert inputs.tolist() == [[CLS, 10, 15, 12, 11, 14, 13, 99, SEP]]
+    assert labels[0, 1:8].tolist() == [0, 1, 0, 1, 0, 1, 2]
+    assert labels[0, 0] == labels[0, 8] == IGNORE_INDEX
 
 
 def fixed_model(logits):
@@ -833,48 +752,78 @@ def test_masked_hashes_loss_by_hand():
     assert loss.item() == pytest.approx(mean)
 
 
-# == pretrain.py: a run and its checkpoint
+# == tokenizer.py, data/corpus.py: words become token IDs, and IDs become the input of a model
 #
-# A model of one layer trains on a small text in a second. Its first loss is that of guessing. Its
-# checkpoint holds all that a later process needs to resume exactly.
+# A corpus on disk is a row of token IDs. The tokenizer keeps the word of each ID, and hashes each
+# word once.
 
 
-def pretrain_small(text_path, tmp_path, name, *flags):
-    """Train with SMALL: one layer, six steps, saved after each third. Return result, checkpoint."""
-    out = str(tmp_path / name)
-    paths = ["--data", str(text_path), "--cache", str(tmp_path / "cache"), "--out", out]
-    result = pretrain.main([*paths, *SMALL, *flags])
-    return result, load_checkpoint(out)
+def test_tokenizer_gives_a_new_word_the_next_id():
+    """No word is unknown: it gets the next free ID, and its codes are its hash. [HF §3.1]"""
+    config = Config(emb="emb", rows=16)
+    tokenizer = HashTokenizer(config, hash=hashing.MD5())
+    words, _ = tokenizer.split("Play! The play")
+    ids = tokenizer.ids(words)
+    assert ids.tolist() == [5, 6, 7, 5]
+    codes = tokenizer.codes()  # (IDs, 1)
+    assert not codes[:FIRST_WORD_ID].any()  # special tokens are never hashed
+    expected = hashing.md5_index(["play", "!", "the"], 16)
+    assert codes[FIRST_WORD_ID:, 0].tolist() == expected.tolist()
+
+
+def test_tokenizer_of_a_vocabulary_has_unknown_words():
+    """The baseline: a table has rows for the words of a list alone."""
+    config = Config(emb="lookup", head="mlm", rows=7)
+    tokenizer = HashTokenizer(config, vocabulary=["the", "cat"])
+    ids = tokenizer.ids(["cat", "dog", "the"])
+    assert ids.tolist() == [6, UNK, 5]
+
+
+def test_prepare_by_hand(tmp_path):
+    """IDs go by frequency, ties by first appearance. SEP closes a document, here a line."""
+    path = tmp_path / "a.txt"
+    path.write_text("The cat.\n\nthe Dog the\n")
+    folder = prepare(str(path), "regex", str(tmp_path / "cache"), quiet=True)
+    corpus = Corpus(folder)
+    assert corpus.words == ["the", "cat", ".", "dog"]
+    assert corpus.ids.tolist() == [5, 6, 7, SEP, 5, 8, 5, SEP]
+    assert corpus.counts.tolist() == [0, 0, 2, 0, 0, 3, 1, 1, 1]  # by ID
+
+
+def test_build_inputs_by_hand():
+    """[CLS] A [SEP] for one text, which is cut to fit: 10 words, and room for 5 - 2 = 3."""
+    words = np.arange(100, 110)
+    ids, num_cut = build_inputs(words, None, 5)
+    assert ids.tolist() == [CLS, 100, 101, 102, SEP]
+    assert num_cut == 7
+
+
+def test_build_inputs_of_a_pair_cuts_the_longer_text_by_hand():
+    """[CLS] A [SEP] [SEP] B [SEP]: 10 and 3 words, and room for 12 - 4 = 8. A keeps 5."""
+    a = np.arange(100, 110)
+    b = np.arange(200, 203)
+    ids, num_cut = build_inputs(a, b, 12)
+    assert ids[:7].tolist() == [CLS, 100, 101, 102, 103, 104, SEP]
+    assert ids[7:].tolist() == [SEP, 200, 201, 202, SEP]
+    assert num_cut == 5
+
+
+# == pretrain.py: a run from its first loss on
+#
+# A model of one layer trains on a small text in a second. tests/test_pretrain.py has the laws of
+# longer runs: a run that is stopped and resumed ends with the same weights, bit for bit.
 
 
 def test_pretrain_starts_at_uniform_baseline_and_learns_the_frequencies(
         text_path, tmp_path, capsys):
     """Three classes: a loss near ln 3 at step 0, and less after 60, as most words are intact."""
+    files = ["--data", str(text_path), "--cache", str(tmp_path), "--out", str(tmp_path / "run")]
     flags = "--steps 60 --warmup 5 --lr 3e-3 --eval_every 30".split()
-    result, _ = pretrain_small(text_path, tmp_path, "run", *flags)
+    result = pretrain.main([*files, *SMALL, *flags])
     printed = capsys.readouterr().out
     first = float(re.search(r"eval_loss: ([\d.]+) at step 0", printed)[1])
     assert abs(first - math.log(3)) < 0.2
     assert result["eval_loss"] < 0.6 * first
-
-
-def test_resumed_run_matches_uninterrupted_run(text_path, tmp_path, monkeypatch):
-    """Stopped after step 3 and started again: the same weights, bit for bit."""
-    learning_rate = pretrain.learning_rate  # which every step asks for
-
-    def fail_at_step_3(args, step):
-        if step == 3:
-            raise KeyError("the machine is lost")
-        return learning_rate(args, step)
-
-    _, whole = pretrain_small(text_path, tmp_path, "whole", "--dropout", "0.1")
-    with monkeypatch.context() as patch:
-        patch.setattr(pretrain, "learning_rate", fail_at_step_3)
-        with pytest.raises(KeyError, match="lost"):
-            pretrain_small(text_path, tmp_path, "parts", "--dropout", "0.1")
-    _, parts = pretrain_small(text_path, tmp_path, "parts", "--dropout", "0.1")
-    for name, weight in whole["model"].items():
-        assert torch.equal(weight, parts["model"][name]), name
 
 
 # == data/tasks.py, data/squad.py, infer.py: scores of a trained model, and what hashing brings

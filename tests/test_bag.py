@@ -107,5 +107,3 @@ def test_model_with_bag_starts_as_one_without_and_reads_whole_texts(emb):
     expected = model.bag(model.bag_rows[ids], mask, logits)
     torch.testing.assert_close(model(ids, mask), expected)
     assert not torch.allclose(expected, logits)
-    with pytest.raises(ValueError, match="at most 9 positions"):
-        plain(ids)

@@ -3,9 +3,7 @@
 test_all.py has each method by hand; here are those that a small example does not tell apart.
 """
 
-import copy
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -31,17 +29,6 @@ def random_codes(module, *shape):
     return torch.stack(columns, -1)
 
 
-def assert_matches(module, codes, expected):
-    """Assert that vectors, and gradients of a weighted sum of them, are as expected."""
-    vectors = module(codes)
-    weights = torch.randn_like(expected)
-    parameters = list(module.parameters())
-    gradients = torch.autograd.grad(vectors, parameters, weights)
-    expected_gradients = torch.autograd.grad(expected, parameters, weights)
-    torch.testing.assert_close(vectors, expected)
-    torch.testing.assert_close(gradients, expected_gradients)
-
-
 # Chunks and bits
 
 
@@ -50,26 +37,6 @@ def test_pool_before_training_depends_on_the_order_of_chunks():
     module = embeddings.PoolEmbedding(8, 4, 5)
     vectors = module(torch.tensor([[1, 2], [2, 1]]))
     assert not torch.allclose(vectors[0], vectors[1], atol=1e-6)
-
-
-def test_add_matches_sum_of_chosen_rows():
-    """[HF §3.4 eq.2]"""
-    module = embeddings.AddEmbedding(23, 7)
-    codes = random_codes(module, 5, 3)
-    expected = 0
-    for j in range(23):
-        expected += module.codebooks[j, codes[..., j]] / math.sqrt(23)
-    assert_matches(module, codes, expected)
-
-
-def test_linear_matches_sum_of_rows():
-    """[HF App. B eq.11]"""
-    module = embeddings.LinearEmbedding(23, 7)
-    codes = random_codes(module, 5, 3)
-    expected = 0
-    for j in range(23):
-        expected += codes[..., j, None] * module.weight[j]
-    assert_matches(module, codes, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -87,25 +54,15 @@ def test_proj_of_equal_bits_is_zero_with_finite_gradients(dtype):
 # Several hash functions
 
 
-def rows_of_blocks(module, codes):
-    """Return float (..., m, d): row codes[..., j] of block j, which has R rows from j·R on."""
-    R = module.code_limits[0]
-    rows = []
-    for j in range(codes.shape[-1]):
-        rows.append(module.weight[j * R + codes[..., j]])
-    return torch.stack(rows, -2)
-
-
-@pytest.mark.parametrize("aggregate", ["median", "mean"])
-def test_sketch_matches_sort_and_mean(aggregate):
-    """[CM] The median is the middle one of the sorted numbers, which has all of the gradient."""
-    module = SketchEmbedding(5, 17, 8, aggregate)
+def test_sketch_takes_the_aggregate_of_a_row_of_each_block(monkeypatch):
+    """[CM] Block j has R rows from j·R on. Another aggregate can be added from outside."""
+    monkeypatch.setitem(AGGREGATES, "max", lambda rows: rows.amax(-2))
+    module = SketchEmbedding(5, 17, 8, "max")
     codes = random_codes(module, 4, 3)
-    rows = rows_of_blocks(module, codes)  # (4, 3, k, d)
-    expected = rows.sum(-2) / 5
-    if aggregate == "median":
-        expected = rows.sort(-2).values[..., 2, :]
-    assert_matches(module, codes, expected)
+    rows = []
+    for j in range(5):
+        rows.append(module.weight[17 * j + codes[..., j]])  # (4, 3, d)
+    assert torch.equal(module(codes), torch.stack(rows).amax(0))
 
 
 def test_median_of_equal_rows_has_gradient_of_one_row():
@@ -130,25 +87,6 @@ def test_median_of_four_normals_is_biased():
     assert abs(AGGREGATES["median"](x).mean() + 0.297) < 0.008
 
 
-def test_sketch_takes_an_aggregate_added_from_outside(monkeypatch):
-    monkeypatch.setitem(AGGREGATES, "max", lambda rows: rows.amax(-2))
-    module = SketchEmbedding(3, 5, 4, "max")
-    codes = random_codes(module, 7)
-    expected = rows_of_blocks(module, codes).amax(-2)
-    assert torch.equal(module(codes), expected)
-
-
-def test_weighted_matches_sum_of_rows_times_importance():
-    """[SV §3]"""
-    module = embeddings.WeightedEmbedding(3, 11, 7, 4)
-    codes = random_codes(module, 4, 5)
-    p = module.importance[codes[..., 3]]  # (4, 5, k)
-    expected = 0
-    for j in range(3):
-        expected += p[..., j, None] * module.weight[codes[..., j]]
-    assert_matches(module, codes, expected)
-
-
 # Sizes
 
 
@@ -158,17 +96,10 @@ def test_weighted_from_config_has_tables_of_rows_and_of_weights():
     assert module.importance.shape == (797, 5)
 
 
-@METHODS
-def test_method_that_is_tied_can_be_tied(emb):
-    cls = EMBEDDINGS[emb]
-    assert cls.can_tie or not cls.is_tied
-
-
 @pytest.mark.parametrize("cls, arguments, message", [
     (embeddings.PoolEmbedding, (128, 0, 3), "chunk: expected 1 to 15 bits, got 0"),
     (embeddings.PoolEmbedding, (128, 16, 3), "chunk: expected 1 to 15 bits, got 16"),
     (SketchEmbedding, (4, 5, 3), "hashes: expected an odd number"),
-    (SketchEmbedding, (3, 5, 3, "max"), "aggregate: expected median or mean, got 'max'"),
 ])
 def test_constructor_refuses_impossible_arguments(cls, arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -224,15 +155,13 @@ def test_check_accepts_the_codes_that_have_vectors(emb):
     module.check(codes)
     module.check(torch.zeros_like(codes))
     assert module(codes).isfinite().all()
-    with pytest.raises(ValueError, match="codes: expected 0 to"):
-        module.check(codes + 1)
 
 
 @pytest.mark.parametrize("codes", [
     [[16, 16, 7]],  # the last number has a limit of its own
+    [[17, 0, 0]],
     [[0, -1, 0]],
     [[0, 0]],  # a number is missing
-    [0, 0, 0],
     [[0.0, 0, 0]],
 ])
 def test_check_refuses_codes_beyond_limits_or_of_another_form(codes):
@@ -247,7 +176,7 @@ def test_check_compares_wide_integers():
     module.check(torch.tensor([[255]], dtype=torch.uint8))
 
 
-# Gradients, copies, compilation and precision
+# Gradients, compilation and precision
 
 
 @METHODS
@@ -260,12 +189,10 @@ def test_every_parameter_has_a_gradient(emb):
 
 @METHODS
 @pytest.mark.parametrize("transform, tolerance", [
-    (copy.deepcopy, 0),
-    (lambda module: pickle.loads(pickle.dumps(module)), 0),
     (lambda module: torch.compile(module, fullgraph=True, backend="aot_eager"), 1e-6),
     (lambda module: module.half(), 0.005),  # 11 bits of mantissa
     (lambda module: torch.autocast("cpu", torch.bfloat16)(module.forward), 0.02),  # 8 bits
-], ids=["deepcopy", "pickle", "compile", "half", "autocast"])
+], ids=["compile", "half", "autocast"])
 def test_transformed_module_gives_the_same_vectors(emb, transform, tolerance):
     """Up to the rounding of the type, relative to the largest number."""
     torch._dynamo.reset()

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import pretrain
 from common import load_checkpoint, lock_output
-from model import Model, load_config
+from model import Config, Model
 from tests.support import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights, make_words
 from tests.support import run_main, run_script, torchrun
 from tokenizer import FIRST_WORD_ID
@@ -233,7 +233,7 @@ def test_hyperplanes_are_redrawn_only_by_flag(small, tmp_path, flags, is_redrawn
     pretrain.main(small("--attn", "lsh", *flags.split()))
     checkpoint = load_checkpoint(str(tmp_path / "run"))
     torch.manual_seed(0)
-    initial = Model(load_config(checkpoint)).layers[0].attention.planes
+    initial = Model(Config(**checkpoint["config"])).layers[0].attention.planes
     planes = checkpoint["model"]["layers.0.attention.planes"]
     assert torch.equal(planes, initial) == (not is_redrawn)
 

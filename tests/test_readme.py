@@ -27,7 +27,8 @@ from tests.support import ROOT, SMALL, make_words, run_main
 
 PAGES = {path.name: path.read_text(encoding="utf-8")
          for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
-TEXT = " ".join(" ".join(PAGES.values()).split())  # without line breaks
+ALL = "\n".join(PAGES.values())
+TEXT = " ".join(ALL.split())  # without line breaks
 FAST = "--data_dir . --seeds 1 --batch 16 --device cpu --dtype float32 --no-compile".split()
 YEAR = 365 * 24 * 3600
 
@@ -36,40 +37,22 @@ YEAR = 365 * 24 * 3600
 # Commands and code
 
 
-def list_commands():
-    """Return the commands of shell blocks and table cells, in the order of the pages."""
-    lines = []
-    for text in PAGES.values():
-        for block in re.findall(r"```sh\n(.*?)```", text, re.S):
-            lines += block.splitlines()
-        lines += re.findall(r"\| `((?:python|torchrun) [^`]*)` \|", text)
-        lines += re.findall(r"^`(python [^`]*)`$", text, re.M)
-    lines = [re.split("#| > ", line)[0].split("&&")[-1].strip() for line in lines]
-    return list(dict.fromkeys(lines))
-
-
-def list_flags(script):
-    """Return the words of each command that come after the name of a script, list of list[str]."""
-    commands = []
-    for line in list_commands():
-        _, name, flags = line.partition(script.__name__ + ".py")
+def list_commands(script):
+    """Return what follows a script's name in each command of the pages, list of list[str]."""
+    commands = re.findall(r"(?:^|&& )((?:python|torchrun) [^`#>\n]*)", ALL, re.M)  # a line
+    commands += re.findall(r"`((?:python|torchrun) [^`]*)`", ALL)  # in a table or a sentence
+    found = []
+    for command in dict.fromkeys(commands):
+        _, name, flags = command.partition(script)
         if name:
-            commands.append(shlex.split(flags))
-    return commands
+            found.append(shlex.split(flags))
+    return found
 
 
-def python_blocks():
-    """Return (files that the block needs, code) of all Python blocks."""
-    blocks = []
-    for text in PAGES.values():
-        for code in re.findall(r"```python\n(.*?)```", text, re.S):
-            blocks.append((re.search(r"# needs: (.*)", code)[1], code))
-    return blocks
-
-
-@pytest.mark.parametrize("needs, code", python_blocks())
-def test_python_block_with_the_files_it_names_runs(needs, code, tmp_path, sr_run):
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", ALL, re.S))
+def test_python_block_with_the_files_it_names_runs(code, tmp_path, sr_run):
     search_path = ""
+    needs = re.search(r"# needs: (.*)", code)[1]
     if needs == "a trained model":
         shutil.copytree(sr_run, tmp_path / "out/proj-lsh")
         search_path = str(ROOT)
@@ -86,20 +69,20 @@ def test_python_block_with_the_files_it_names_runs(needs, code, tmp_path, sr_run
 @pytest.mark.parametrize("script, build_parser", [
     (pretrain, pretrain.build_parser), (finetune, finetune.build_parser), (infer, infer.parser)])
 def test_commands_parse(script, build_parser):
-    commands = list_flags(script)
+    commands = list_commands(script.__name__ + ".py")
     assert len(commands) >= 8
     for flags in commands:
         build_parser().parse_args(flags)
 
 
 def test_bench_commands_and_their_flags_exist():
-    commands = re.findall(r"-m (bench\.\w+) (\w+)(.*)", "\n".join(list_commands()))
+    commands = list_commands("-m bench.")
     assert commands
-    for module, name, flags in commands:
-        done = run_main(importlib.import_module(module).main, name, "--help")
+    for module, name, *flags in commands:
+        done = run_main(importlib.import_module(f"bench.{module}").main, name, "--help")
         assert done.code == 0, done.err
-        for flag in re.findall(r"--\w+", flags):
-            assert flag in done.out
+        for flag in flags:
+            assert not flag.startswith("--") or flag in done.out
 
 
 @pytest.fixture
@@ -141,19 +124,19 @@ def test_commands_run(folder, cache_dir):
 
     Not those that need a download or a large model: finetune.py runs for three kinds of tasks.
     """
-    for i, flags in enumerate(list_flags(pretrain)):
+    for i, flags in enumerate(list_commands("pretrain.py")):
         args, _ = pretrain.parse_flags(flags)  # the flags as printed go together
         if os.path.exists(args.out):
             flags += ["--out", f"out/{i}"]
         if not os.path.exists(args.data):  # the installed Python, or a download
             flags += ["--data", "my_texts" if args.order else "pages.jsonl"]
         run(pretrain.main, *flags, "--cache", cache_dir, *SMALL, "--length", 33)
-    for flags in list_flags(finetune):
+    for flags in list_commands("finetune.py"):
         command = " ".join(flags)
         if re.search(r"--ckpt out/proj-lsh.* --(train|task sst2|task squad)", command):
             num_epochs = 0 if "--epochs 0" in command else 1
             run(finetune.main, *flags, "--epochs", num_epochs, "--cache", cache_dir, *FAST)
-    for flags in list_flags(infer):
+    for flags in list_commands("infer.py"):
         run(infer.main, *flags)
     assert np.load("out/vectors.npy").shape[0] == 1
 
