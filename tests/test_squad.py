@@ -220,6 +220,9 @@ def test_targets_read_as_answers_score_100(split, length, no_answer, bpe):
     data = make_data(rows, length, tokenizer, allow_no_answer=no_answer > 0)
     assert len(data.windows) > 40
     assert data.num_lost == 0
+    start, end, first, count = data.targets.T
+    is_inside = (start >= first) & (end < first + count)
+    assert np.all(is_inside | (end == 0))  # [CLS] where the window does not have the answer
 
     logits = [torch.zeros(len(ids), 2) for ids in data.examples]
     for scores, (start, end, _, _) in zip(logits, data.targets):
