@@ -26,7 +26,7 @@ def write(tmp_path):
     """Return a function that writes a file below tmp_path: bytes, or text, zipped for .gz."""
     def write(name, content):
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, str):
             content = content.encode()
             if name.endswith(".gz"):
@@ -323,9 +323,9 @@ def test_damaged_files_are_named(name, content, message, write, load):
         load(write(name, content))
 
 
-@pytest.mark.parametrize("name", ["", "sub/absent.csv", "a.txt+", "folder"])  # none is a hub ID
+@pytest.mark.parametrize("name", ["", "sub/absent.csv", "a.txt+", "my/folder"])  # no hub IDs
 def test_data_that_is_nowhere_is_refused(name, write, load, tmp_path, monkeypatch):
-    write("folder/notes.bin", "x")
+    write("my/folder/notes.bin", "x")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="--data.*Nothing was found there"):
         load(name)
