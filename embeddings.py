@@ -96,8 +96,8 @@ class Embedding(nn.Module):
     def check(self, codes):
         """Raise a ValueError unless codes, integers (V, C), are within code_limits."""
         self.check_form(codes)
-        codes = codes.long()  # subtle: a limit of 256 would be 0 as uint8
-        is_outside = (codes < 0) | (codes >= torch.tensor(self.code_limits))
+        limits = torch.tensor(self.code_limits)  # subtle: int64, as a limit of 256 is 0 as uint8
+        is_outside = (codes < 0) | (codes >= limits)
         if is_outside.any():
             raise ValueError("codes: expected 0 to the limit of each column, got another number.")
 

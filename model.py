@@ -106,6 +106,8 @@ class Config:
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}.")
+        if self.width % self.heads != 0:
+            raise ValueError(f"width: expected a multiple of {self.heads} heads, got {self.width}.")
         if not 0 <= self.dropout < 1:  # nn.Dropout allows 1, which trains nothing
             raise ValueError(f"dropout: expected at least 0 and less than 1, got {self.dropout}.")
         if self.attn == "lsh" and self.lsh_pairs == "upper" and not self.order:
