@@ -52,8 +52,9 @@ def read_log(folder):
     with open(folder / "log.jsonl") as file:
         for line in file:
             row = json.loads(line)
-            row.pop("words_per_s", None)
-            row.pop("ms_per_sample", None)
+            if "loss" in row:
+                del row["words_per_s"]
+                del row["ms_per_sample"]
             rows.append(row)
     return rows
 
@@ -192,8 +193,8 @@ def test_gradients_are_clipped_to_a_norm(small, tmp_path, clip, low, high):
     def record(optimizer, *_):
         gradients = []
         for group in optimizer.param_groups:
-            gradients += [parameter.grad.flatten() for parameter in group["params"]]
-        norms.append(torch.cat(gradients).norm().item())
+            gradients += [parameter.grad for parameter in group["params"]]
+        norms.append(torch.nn.utils.get_total_norm(gradients).item())
 
     with register_optimizer_step_pre_hook(record):
         pretrain.main(small("--clip", clip, "--steps", "10"))
@@ -205,10 +206,9 @@ def test_gradients_are_clipped_to_a_norm(small, tmp_path, clip, low, high):
 
 def test_log_has_a_row_each_ten_steps_and_each_evaluation(small, tmp_path):
     result = pretrain.main(small("--steps", "12", "--eval_every", "6"))
-    with open(tmp_path / "run" / "log.jsonl") as file:
-        rows = [json.loads(line) for line in file]
+    rows = read_log(tmp_path / "run")
     assert [row["step"] for row in rows] == [6, 10, 12, 12]
-    assert set(rows[1]) == {"step", "loss", "lr", "grad_norm", "words_per_s", "ms_per_sample"}
+    assert set(rows[1]) == {"step", "loss", "lr", "grad_norm"}  # and the speed
     assert rows[3] == pytest.approx(result | dict(step=12), rel=1e-5)
 
 
@@ -265,17 +265,15 @@ def test_resume_of_a_run_on_another_text_is_refused(small, tmp_path, text_path):
 
 
 def test_best_checkpoint_has_the_lowest_loss_and_survives_a_crash(small, tmp_path):
-    flags = "--lr 0.3 --warmup 0 --eval_every 1".split()  # too high: the loss rises again
-    pretrain.main(small(*flags, out="whole"))
-    train_until_step_4(small(*flags, out="resumed"))
-    pretrain.main(small(*flags, out="resumed"))
+    flags = "--lr 0.25 --warmup 0 --eval_every 1".split()  # too high: the loss rises again
+    train_until_step_4(small(*flags))
+    pretrain.main(small(*flags))
 
-    losses = {row["step"]: row["eval_loss"] for row in read_log(tmp_path / "whole")
-              if "eval_loss" in row}
-    best = load_checkpoint(str(tmp_path / "whole" / "best.pt"))
-    assert best["step"] == min(losses, key=losses.get) < 6
+    rows = [row for row in read_log(tmp_path / "run") if "eval_loss" in row]
+    lowest = min(rows, key=lambda row: row["eval_loss"])
+    best = load_checkpoint(str(tmp_path / "run" / "best.pt"))
+    assert best["step"] == lowest["step"] < 4  # before the crash
     assert "optimizer" not in best
-    assert equal_weights(tmp_path / "whole" / "best.pt", tmp_path / "resumed" / "best.pt")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -331,14 +329,12 @@ def test_init_from_with_words_of_another_corpus_is_refused(
 ], ids=["sr", "lsh", "idle"])
 def test_ranks_compute_the_loss_and_gradients_of_one(small, tmp_path, ranks, flags):
     flags = ["--dropout", "0", *flags.split()]
-    for name in ("one", "several"):
-        (tmp_path / name).mkdir()
     script = SCRIPTS / "save_gradients.py"
-    run_script(script, tmp_path / "one", *small(*flags, out="a"), check=True)
-    torchrun(ranks, script, tmp_path / "several", *small(*flags, out="b"))
+    run_script(script, tmp_path / "one-rank-", *small(*flags, out="a"), check=True, RANK="0")
+    torchrun(ranks, script, tmp_path / "rank-", *small(*flags, out="b"))
 
-    one = torch.load(tmp_path / "one" / "rank-0.pt")
-    several = [torch.load(tmp_path / "several" / f"rank-{rank}.pt") for rank in range(ranks)]
+    one = torch.load(tmp_path / "one-rank-0.pt")
+    several = [torch.load(tmp_path / f"rank-{rank}.pt") for rank in range(ranks)]
     for rank in several:  # DDP gives every rank the mean
         torch.testing.assert_close(rank["gradients"], one["gradients"], rtol=1e-5, atol=1e-6)
     assert len({rank["seed"] for rank in several}) == ranks  # each draws a dropout of its own
@@ -478,11 +474,9 @@ def test_output_without_a_terminal_is_plain_lines(small):
     assert lines[-1].startswith("Next: python infer.py --ckpt")
 
 
-def test_quiet_run_prints_nothing(small):
-    pretrain.main(small(out="prepared"))
-    done = run_main(pretrain.main, *small("--quiet"))
-    assert done.out == ""
-    assert done.err == ""
+def test_quiet_run_prints_nothing(small, tmp_path):
+    done = run_main(pretrain.main, *small("--quiet", "--cache", tmp_path / "cache"))
+    assert done.out + done.err == ""
 
 
 def test_two_runs_in_one_folder_are_refused(small, tmp_path):

@@ -1,6 +1,6 @@
 """Pre-train, and save what each rank has in its first step: gradients, seed, scored positions.
 
-    torchrun ... tests/scripts/save_gradients.py FOLDER [flags of pretrain.py]
+    torchrun ... tests/scripts/save_gradients.py PREFIX [flags of pretrain.py]
 """
 
 import os
@@ -13,7 +13,7 @@ import pretrain
 from objectives import IGNORE_INDEX, Objective
 
 
-def main(folder, *flags):
+def main(prefix, *flags):
     corrupt = Objective.corrupt
     counts = [None]  # of masked words; Shuffle+Random has a corrupt of its own
 
@@ -26,9 +26,9 @@ def main(folder, *flags):
         gradients = []
         for group in optimizer.param_groups:
             gradients += [parameter.grad for parameter in group["params"]]
-        rank = os.environ.get("RANK", "0")
+        rank = os.environ["RANK"]
         content = dict(gradients=gradients, seed=torch.initial_seed(), num_scored=counts[-1])
-        torch.save(content, os.path.join(folder, f"rank-{rank}.pt"))
+        torch.save(content, f"{prefix}{rank}.pt")
 
     Objective.corrupt = corrupt_and_count
     with register_optimizer_step_pre_hook(save):
