@@ -81,38 +81,30 @@ RECIPES = {
 }
 SIZES = PRESETS | {"bert-lsh-fast": PRESETS["bert-lsh"]}
 # Defaults of flags that a recipe does not name. Those of sizes are the defaults of model.Config
-COMMON = dict(emb=None, hash="lsh", hash_seed=0, features=50_000, alpha=25, coherent=0, mask=0.15,
-              noise=0.10, samples=8_192, decay=0.01, beta2=0.999, schedule="linear", lr_mlm=None)
+COMMON = dict(data="python", preset="tiny", emb=None, vocab=50_000, hash="lsh", hash_seed=0,
+              features=50_000, alpha=25, coherent=0, mask=0.15, noise=0.10, samples=8_192,
+              decay=0.01, beta2=0.999, schedule="linear", lr_mlm=None)
+# Defaults of item sets. A set has no order: of its pairs (i, j) and (j, i) are equal
+SETS = dict(data="python-names", vocab=None, length=32, lsh_pairs="all")
 
-# What a flag requires of the run: one of these code formats, heads, objectives, splits, or kinds of
-# attention. Without it the flag would have no effect, and is refused. The help says the same.
-# For example --bits needs an embedding whose codes are chunks or bits: --emb pool, add, proj...
-REQUIRES = {
-    "hash": "index chunks bits",
-    "bits": "chunks bits",
-    "chunk": "chunks",
-    "rows": "index weighted",
-    "weights": "weighted",
-    "vocab": "row digest bpe phrases",
-    "alpha": "digest",
-    "coherent": "digest",
-    "hashes": "digest sketch weighted hash-mlm",
-    "buckets": "sketch hash-mlm",
-    "mask": "mlm hash-mlm",
-    "tied": "mlm hash-mlm",
-    "noise": "sr",
-    "samples": "sampled",
-    "lsh_bands": "lsh-attention",
-    "lsh_buckets": "lsh-attention",
-    "lsh_hashes": "lsh-attention",
-    "lsh_fill": "lsh-attention",
-    "lsh_pairs": "lsh-attention",
-    "lsh_redraw": "lsh-attention",
-    # these, or a hash that has the flag among its options
-    "features": "",
-    "hash_seed": "digest sketch weighted hash-mlm",
-    "key": "sketch weighted hash-mlm",
+# The flags that only some runs use: those whose --emb has such codes, whose --objective has such a
+# head, and those with --attn lsh. In any other run such a flag has no effect and is refused; its
+# help says what it requires
+FORMAT_FLAGS = {
+    "row": "vocab",
+    "index": "hash rows",
+    "chunks": "hash bits chunk",
+    "bits": "hash bits",
+    "digest": "vocab alpha coherent hashes hash_seed",
+    "sketch": "hashes buckets hash_seed key",
+    "weighted": "hashes rows weights hash_seed key",
 }
+HEAD_FLAGS = {
+    "sr": "noise",
+    "mlm": "mask tied",
+    "hash-mlm": "mask tied hashes buckets hash_seed key",
+}
+LSH_FLAGS = "lsh_bands lsh_buckets lsh_hashes lsh_fill lsh_pairs lsh_redraw"
 
 # With --init_from these come from the other run, as does everything that shapes the weights
 WORDS = ("split", "vocab", "hash", "features", "key", "hash_seed", "alpha", "coherent", "objective")
@@ -124,26 +116,28 @@ FREE = ("data", "field", "cache", "out", "device", "dtype", "compile", "micro", 
         "save_every", "quiet", "init_from")
 
 
+def list_uses():
+    """Return dict: flag -> its choices -> the flags above that a run with this choice uses.
+
+    For example list_uses()["emb"]["pool"] is "hash bits chunk".
+    """
+    objectives = {name: HEAD_FLAGS[cls.head] for name, cls in OBJECTIVES.items()}
+    objectives["sampled"] += " samples"
+    return dict(
+        emb={name: FORMAT_FLAGS[cls.code_format] for name, cls in EMBEDDINGS.items()},
+        objective=objectives,
+        hash={name: " ".join(cls.options.values()) for name, cls in HASHES.items()},
+        split=dict(bpe="vocab", phrases="vocab"),
+        attn=dict(lsh=LSH_FLAGS))
+
+
 def describe_requirement(flag):
-    """Return the choices of which a flag requires one: "--emb pool, add or --hash md5"."""
-    names = REQUIRES[flag].split()
-    choices = dict(emb=[], objective=[], hash=[], split=[], attn=[])
-    for emb, cls in EMBEDDINGS.items():
-        if cls.code_format in names:
-            choices["emb"].append(emb)
-    for objective, cls in OBJECTIVES.items():
-        if objective in names or cls.head in names:
-            choices["objective"].append(objective)
-    for hash_name, cls in HASHES.items():
-        if flag in cls.options.values():
-            choices["hash"].append(hash_name)
-    for split in SPLITS:
-        if split in names:
-            choices["split"].append(split)
-    for attn in CHOICES["attn"]:
-        if f"{attn}-attention" in names:
-            choices["attn"].append(attn)
-    parts = [f"--{name} {', '.join(values)}" for name, values in choices.items() if values]
+    """Return the choices that use a flag, as "--emb lookup, bloom or --split bpe, phrases"."""
+    parts = []
+    for name, uses in list_uses().items():
+        choices = [choice for choice, flags in uses.items() if flag in flags.split()]
+        if choices:
+            parts.append(f"--{name} {', '.join(choices)}")
     return " or ".join(parts)
 
 
@@ -154,41 +148,41 @@ def build_parser():
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="python pretrain.py [flags]        (--help explains them)",
         description=(__doc__ or "").split("\nPaper map")[0])
-    count = dict(type=at_least(1), metavar="n")
+    count = dict(type=at_least(1))
+    share = dict(type=at_least(0.001, float, 0.999))
     group = None
 
     def add(flag, help, **options):
-        if flag in REQUIRES:
-            help = f"{help}; requires {describe_requirement(flag)}"
+        requirement = describe_requirement(flag)
+        if requirement:
+            help = f"{help}; requires {requirement}"
         group.add_argument(f"--{flag}", help=help, **options)
 
     group = parser.add_argument_group(
         "words", "Every distinct word gets an ID, however many there are. [HF §3.1]")
     add("data", "python: docstrings of the installed Python; python-names: names its functions "
         "use; wikipedia, bookcorpus or any hub ID; a file or folder of .txt .tsv .csv .jsonl .json "
-        ".parquet, .gz too. A row is a document, of .txt a line; with --split items a set: a list, "
-        "text with names between tabs or spaces, or page and item (default: python, of sets "
-        "python-names)", metavar="A+B")
+        ".parquet, .gz too; or several, joined by +. A row is a document, of .txt a line; with "
+        "--split items a set: a list, text with names between tabs or spaces, or page and item "
+        "(default: python, of sets python-names)")
     add("split", "runs of letters or punctuation; white space; BPE pieces; frequent words and "
         "pairs, and pieces for the rest; item sets (default: regex, of lookup bpe, of bloom items)",
         choices=SPLITS)
-    add("field", "column of text or lists; of sets also PAGE,ITEM (default: text)", metavar="NAME")
+    add("field", "column of text or lists; of sets also PAGE,ITEM (default: text)")
     add("vocab", "BPE pieces, phrases, words of a lookup or items (default: 50,000 or the "
-        "preset's, phrases 1,000,000, items all)", type=at_least(1, maximum=10_000_000),
-        metavar="V")
+        "preset's, phrases 1,000,000, items all)", type=at_least(1, maximum=10_000_000))
     add("cache", "folder of prepared corpora, which fit every hash (default: cache)",
-        default="cache", metavar="DIR")
+        default="cache")
 
     group = parser.add_argument_group(
         "hashes",
         "MD5 gives words random bits, LSH similar words similar bits. [HF §3.2] [HF §3.3]")
     add("hash", "lsh: of n-grams (default: lsh)", choices=tuple(HASHES))
-    add("bits", f"T of each hash (default: {Config.bits})", type=at_least(8, maximum=1 << 16),
-        metavar="T")
+    add("bits", f"T of each hash (default: {Config.bits})", type=at_least(8, maximum=1 << 16))
     add("chunk", f"bits of a chunk (default: {Config.chunk})", **count)
     add("features", "frequent n-grams, raised to --bits or --rows (default: 50,000)", **count)
     add("key", "secret key (default: none)")
-    add("hash_seed", "seed (default: 0)", type=at_least(0), metavar="S")
+    add("hash_seed", "seed (default: 0)", type=at_least(0))
 
     group = parser.add_argument_group(
         "model", "A post-LN transformer over the embedded words. [HF §4.2]")
@@ -197,22 +191,18 @@ def build_parser():
         idea = (cls.__doc__ or "").partition(": ")[2].partition(".")[0]
         methods.append(f"{emb}: {idea}")
     add("emb", "; ".join(methods) + " (default: proj, or the preset's)", choices=tuple(EMBEDDINGS))
-    presets = []
-    for name, recipe in RECIPES.items():
-        facts = SIZES[name] | recipe
-        sizes = "{layers} layers of {width}, {steps:,} steps of {batch}".format(**facts)
-        presets.append(f"{name}: {sizes}")
-    add("preset", "; ".join(presets) + " (default: tiny)", choices=tuple(RECIPES))
+    add("preset", "sizes and recipe: those of a paper, or ours for two cores (default: tiny)",
+        choices=tuple(RECIPES))
     add("layers", "encoder layers; 0 sees one word at a time (default of this and all other sizes: "
-        "the preset's)", type=at_least(0, maximum=1_000), metavar="n")
+        "the preset's)", type=at_least(0, maximum=1_000))
     add("width", "hidden size d", **count)
     add("heads", "attention heads", **count)
     add("ffn", "feed-forward size (with --width: 4 d)", **count)
-    add("length", "positions, [CLS] included", type=at_least(2), metavar="n")
+    add("length", "positions, [CLS] included", type=at_least(2))
     add("types", "token type embeddings", **count)
     add("rows", "hash buckets", **count)
     add("act", "feed-forward activation", choices=CHOICES["act"])
-    add("dropout", "also of attention", type=float, metavar="p")
+    add("dropout", "also of attention", type=float)
     add("tied", "predict masked words by the embedding's rows and not the head's, which learn "
         "sooner and take as many parameters again (default: of lookup and bloom)",
         action=argparse.BooleanOptionalAction)
@@ -220,10 +210,9 @@ def build_parser():
     group = parser.add_argument_group(
         "Bloom digests", "An item is m hash tokens, alpha items share one. [SB §3.2]")
     add("alpha", "items that share a token, at most √N (default: 25, superbloom 50)", **count)
-    add("coherent", "maps with items of a page together (default: 0)", type=at_least(0),
-        metavar="n")
+    add("coherent", "maps with items of a page together (default: 0)", type=at_least(0))
     add("hashes", "m of an item (default: 2), k of a sketch (default: 5)",
-        type=at_least(1, maximum=99), metavar="n")
+        type=at_least(1, maximum=99))
 
     group = parser.add_argument_group(
         "count-median sketch",
@@ -251,33 +240,30 @@ def build_parser():
         "sampled: mlm over sampled rows. [SB §3.3] hash-mlm: hashes of masked words. [SB §2.4]")
     add("objective", "mlm and sampled require --emb lookup, hash-mlm any other (default: sr; mlm "
         "or hash-mlm for sketches, sets and presets that predict words)", choices=tuple(OBJECTIVES))
-    add("mask", "share of words masked (default: 0.15, superbloom-small 0.40)", type=float,
-        metavar="p")
-    add("noise", "share of words shuffled, and of the others replaced (default: 0.10)", type=float,
-        metavar="p")
+    add("mask", "share of words masked (default: 0.15, superbloom-small 0.40)", **share)
+    add("noise", "share of words shuffled, and of the others replaced (default: 0.10)", **share)
     add("samples", "rows of the sampled softmax (default: 8,192)", **count)
 
     group = parser.add_argument_group(
         "training", "Warm-up, then decay: linear [HF Table 4] or inverse square root. [SB §3.2]")
-    add("init_from", "start from weights of another run, whose words and sizes stay", metavar="DIR")
+    add("init_from", "start from weights of another run, whose words and sizes stay")
     add("batch", "sequences per step, all ranks (default: the preset's)", **count)
     add("micro", "sequences a device holds at once", **count)
     add("steps", "optimizer steps", **count)
-    add("lr", "peak learning rate", type=at_least(0, float), metavar="x")
-    add("warmup", "steps to the peak", type=at_least(0), metavar="n")
+    add("lr", "peak learning rate", type=at_least(0, float))
+    add("warmup", "steps to the peak", type=at_least(0))
     add("schedule", "decay (default: linear, superbloom rsqrt)", choices=("linear", "rsqrt"))
     add("decay", "weight decay of AdamW; 0: Adam (default: 0.01, superbloom 0)",
-        type=at_least(0, float), metavar="w")
+        type=at_least(0, float))
     add("clip", "gradient clipping norm; 0: none (default: 1)", type=at_least(0, float),
-        default=1.0, metavar="g")
-    add("seed", "of weights, batches, noise, dropout (default: 0)", type=at_least(0), default=0,
-        metavar="S")
+        default=1.0)
+    add("seed", "of weights, batches, noise, dropout (default: 0)", type=at_least(0), default=0)
 
     group = parser.add_argument_group(
         "device and files", "SIGTERM and Ctrl-C save; the same command resumes.")
     add_device_flags(group.add_argument)
     add("out", "folder of checkpoints and log (default: out/ and a name from the flags, such as "
-        "out/proj-lsh)", metavar="DIR")
+        "out/proj-lsh)")
     add("eval_every", "steps between evaluations (default: 1,000)", default=1_000, **count)
     add("save_every", "steps between checkpoints (default: 1,000)", default=1_000, **count)
     add("quiet", "print errors alone", action="store_true")
@@ -287,63 +273,51 @@ def build_parser():
 def parse_flags(argv=None):
     """Return all settings as a Namespace, and the checkpoint of --init_from or None.
 
-    A setting comes from the first of these that has it: the command line, the checkpoint of
-    --init_from, the preset, the default. What is open then follows from other settings. Config's
-    fields are settings of the same names; some of them, such as order and head, have no flag.
+    Config's fields are settings of the same names; some of them, as order and head, have no flag.
     """
-    parser = build_parser()
-    given = parser.parse_args(argv)  # first to see what is given: what a preset may set is None
+    flags = vars(build_parser().parse_args(argv))
+    given = {flag: value for flag, value in flags.items() if value is not None}
     start = None
     inherited = {}
-    preset = given.preset or "tiny"
-    if given.init_from:
-        start = load_checkpoint(given.init_from)
+    if flags["init_from"]:
+        start = load_checkpoint(flags["init_from"])
         inherited = read_inherited(start, given)
-        preset = given.preset or inherited["preset"]
+    fixed = inherited | given
+    preset = (COMMON | fixed)["preset"]
 
-    fields = dataclasses.fields(Config)
-    defaults = {field.name: field.default for field in fields} | COMMON
-    defaults |= SIZES[preset] | RECIPES[preset] | inherited
-    parser.set_defaults(**defaults)
-    args = parser.parse_args(argv)  # then with the defaults
-    args.preset = preset
+    # each line goes before those above it: defaults, preset, other run, command line
+    settings = flags | {field.name: field.default for field in dataclasses.fields(Config)} | COMMON
+    settings |= SIZES[preset] | RECIPES[preset]
+    settings |= inherited
+    settings |= given
+    args = argparse.Namespace(**settings)
 
-    # what depends on other flags: the kind of words, the embedding, the objective. Until they are
-    # set here, args.order and args.head are those of the preset
+    # what is open follows from the others. Until they are set here, order and head are the preset's
+    if args.split is None and (args.emb == "bloom" or not args.order):
+        args.split = "items"
     is_sets = args.split == "items"
-    if args.split is None:
-        is_sets = args.emb == "bloom" or not args.order
+    args.order = not is_sets
+    if is_sets:
+        vars(args).update(SETS | fixed)
     if args.emb is None:
         args.emb = "bloom" if is_sets else "proj"
     code_format = EMBEDDINGS[args.emb].code_format
-    if args.split is None and is_sets:
-        args.split = "items"
-    elif args.split is None:
+    if args.split is None:
         args.split = "bpe" if code_format == "row" else "regex"
-    args.order = not is_sets
-    if args.data is None:
-        args.data = "python-names" if is_sets else "python"
     if args.objective is None:
         args.objective = choose_objective(code_format, is_sets or args.head != "sr")
     args.head = OBJECTIVES[args.objective].head
-
-    # sizes and rates that follow from others
-    if given.vocab is None and start is None:
-        args.vocab = choose_vocab(args)
-    if given.width is not None and given.ffn is None and start is None:
-        args.ffn = 4 * given.width
-    if is_sets and given.length is None and start is None:
-        args.length = min(args.length, 32)
-    if is_sets and given.lsh_pairs is None:
-        args.lsh_pairs = "all"  # a set has no order, so (i, j) and (j, i) are equal
-    if given.lr is None and args.head != "sr" and args.lr_mlm is not None:
+    if "vocab" not in fixed and args.split == "phrases":
+        args.vocab = 1_000_000
+    if "width" in given and "ffn" not in fixed:
+        args.ffn = 4 * args.width
+    if "lr" not in given and args.head != "sr" and args.lr_mlm is not None:
         args.lr = args.lr_mlm
-    if given.warmup is None:
+    if "warmup" not in given:
         args.warmup = min(args.warmup, args.steps // 10)
-    if start is None:
-        # rotations of F numbers give F hyperplanes: F is at least the number of bits or rows
-        num_hyperplanes = args.rows if code_format == "index" else args.bits
-        args.features = max(args.features, num_hyperplanes)
+    # rotations of F numbers give F hyperplanes: F is at least the number of bits or rows
+    num_hyperplanes = args.rows if code_format == "index" else args.bits
+    args.features = max(args.features, num_hyperplanes)
 
     check_flags(args, given, code_format)
     if args.out is None:
@@ -353,16 +327,14 @@ def parse_flags(argv=None):
 
 def read_inherited(start, given):
     """Return the settings that a run takes from the checkpoint of --init_from: sizes and words."""
-    run = start.get("run", {})
-    names = ("preset", *WORDS)
-    if not run.keys() >= set(names) or run["preset"] not in RECIPES:
-        raise InputError(f"--init_from {given.init_from}: expected a checkpoint of pretrain.py.")
-    inherited = {name: run[name] for name in names} | start["config"]
+    if not start["run"].keys() >= {"preset", *WORDS}:  # of finetune.py
+        raise InputError(f"--init_from {given['init_from']}: expected a checkpoint of pretrain.py.")
+    inherited = {name: start["run"][name] for name in ("preset", *WORDS)} | start["config"]
     for name, value in inherited.items():
-        other = getattr(given, name, None)
-        if name not in ("preset", "dropout") and other not in (None, value):
-            raise InputError(f"--{name}: expected {value}, as in --init_from {given.init_from}, "
-                             f"got {other}. Remove one of the two flags.")
+        other = given.get(name, value)
+        if name not in ("preset", "dropout") and other != value:
+            raise InputError(f"--{name}: expected {value}, as in --init_from "
+                             f"{given['init_from']}, got {other}. Remove one of the two flags.")
     return inherited
 
 
@@ -375,37 +347,24 @@ def choose_objective(code_format, predicts_words):
     return "hash-mlm"
 
 
-def choose_vocab(args):
-    """Return the default size of the vocabulary; None is all items."""
-    if args.split == "items":
-        return None
-    if args.split == "phrases":
-        return 1_000_000
-    return args.vocab or 50_000  # the preset's, if it has one
-
-
 def check_flags(args, given, code_format):
     """Raise InputError for a flag without effect, or flags that contradict each other."""
-    in_use = {code_format, args.head, args.objective, args.split, f"{args.attn}-attention"}
-    options = []
-    if code_format in REQUIRES["hash"].split():
-        options = HASHES[args.hash].options.values()
-    for flag, names in REQUIRES.items():
-        is_met = flag in options or not in_use.isdisjoint(names.split())
-        if getattr(given, flag) is not None and not is_met:
-            raise InputError(f"--{flag} requires {describe_requirement(flag)}.")
+    in_use = []
+    for name, uses in list_uses().items():
+        if name != "hash" or "hash" in in_use:  # not every embedding has a hash
+            in_use += uses.get(getattr(args, name), "").split()
+    for flag in given:
+        requirement = describe_requirement(flag)
+        if requirement and flag not in in_use:
+            raise InputError(f"--{flag} requires {requirement}.")
 
     for flag in ("buckets", "key"):
-        if code_format == "digest" and getattr(given, flag) is not None:
+        if code_format == "digest" and flag in given:
             raise InputError(f"--{flag} requires another --emb than {args.emb}, whose buckets "
                              "--alpha and --hash_seed decide.")
     if args.coherent and (args.split != "items" or args.coherent > (args.hashes or 2)):
         raise InputError("--coherent requires --split items, and at most as many as --hashes, got "
                          f"{args.coherent}.")
-    for name in ("mask", "noise"):
-        share = getattr(args, name)
-        if not 0 < share < 1:
-            raise InputError(f"--{name}: expected more than 0 and less than 1, got {share}.")
     if args.warmup > args.steps:
         raise InputError(f"--warmup: expected at most {args.steps:,} --steps, got {args.warmup:,}.")
     with blame_input(), torch.device("meta"):
@@ -420,7 +379,7 @@ def build_config(args):
 def name_output(args, code_format):
     """Return the default --out, which tells runs apart: out/proj-lsh, out/lookup-bpe-mlm."""
     parts = [args.emb]
-    if code_format in REQUIRES["hash"].split():
+    if "hash" in FORMAT_FLAGS[code_format].split():
         parts.append(args.hash)
     if args.split != "regex":
         parts.append(args.split)
@@ -452,7 +411,10 @@ def learning_rate(args, step):
 
 
 def train(args, start):
-    """Train until the last step or a signal; return the last evaluation."""
+    """Train until the last step or a signal; return the last evaluation.
+
+    The parts: ranks; data; model, objective, optimizer; resume; what a step calls; summary; loop.
+    """
     # -----------------------------------------------------------------------------
     # Ranks: torchrun starts one process for each GPU. Only the first one prints and writes
     rank, world, local_rank = read_ranks()
@@ -466,16 +428,11 @@ def train(args, start):
         patience = datetime.timedelta(hours=12)  # one node may prepare the corpus for hours
         dist.init_process_group(backend, timeout=patience)
 
-    def sum_over_ranks(tensor):
-        """Sum a tensor of the device over all ranks, in place; return it."""
-        if world > 1:
-            dist.all_reduce(tensor)
-        return tensor
-
-    def show(text):
-        if not is_quiet:
-            with contextlib.suppress(OSError):  # a reader that has left does not end a run
-                tqdm.write(text)  # above the progress bar
+    # of each step's sequences this rank has a share, in micro-batches
+    share = args.batch // world
+    micro = min(args.micro, share)
+    end = share * (rank + 1)
+    slices = [slice(i, min(i + micro, end)) for i in range(share * rank, end, micro)]
 
     # -----------------------------------------------------------------------------
     # Data: token IDs on disk, and the hash codes of each distinct word
@@ -506,11 +463,20 @@ def train(args, start):
             batches = ItemSetBatches(corpus.ids, corpus.offsets, train_pages, eval_pages,
                                      limits=(FIRST_WORD_ID, num_ids), **sizes)
 
-    # of each step's sequences this rank has a share, in micro-batches
-    share = args.batch // world
-    micro = min(args.micro, share)
-    end = share * (rank + 1)
-    slices = [slice(i, min(i + micro, end)) for i in range(share * rank, end, micro)]
+    # -----------------------------------------------------------------------------
+    # Model, objective, optimizer
+    torch.manual_seed(args.seed)
+    model = Model(config)
+    if start is not None:
+        model.load_state_dict(start["model"])
+    model.to(device).train()
+    model.set_codes(codes)
+    objective = OBJECTIVES[args.objective](
+        config, mask_rate=args.mask, noise_rate=args.noise, mask_id=MASK,
+        first_word_id=FIRST_WORD_ID, targets=targets.to(device), bloom_map=tokenizer.bloom_map,
+        num_samples=args.samples)
+    groups = parameter_groups(model, args.decay)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, args.beta2), fused=True)
 
     # -----------------------------------------------------------------------------
     # Resume: the same command goes on where the checkpoint in --out ends
@@ -522,39 +488,23 @@ def train(args, start):
         identity["bloom"] = tokenizer.bloom_map.checksum()
     if start is not None:
         identity["init_from"] = f"{args.init_from} at step {start['step']}"
-    saved = None
-    if os.path.exists(path):
-        saved = load_checkpoint(path)
-        check_same_run(saved, identity, args, path)
-        if args.dtype == "auto":
-            dtype = saved["dtype"]
-
-    # -----------------------------------------------------------------------------
-    # Model, objective, optimizer
-    torch.manual_seed(args.seed)
-    model = Model(config)
     step = 0
     best = math.inf  # the lowest eval_loss
     log_size = 0
-    optimizer_state = None
-    if start is not None:
-        model.load_state_dict(start["model"])
-    if saved is not None:
+    if os.path.exists(path):
+        saved = load_checkpoint(path)
+        check_same_run(saved["run"], identity, args, path)
         model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
         best = saved["best"]
         log_size = saved["log_size"]
-        optimizer_state = saved["optimizer"]
-    model.to(device).train()
-    model.set_codes(codes)
-    objective = OBJECTIVES[args.objective](
-        config, mask_rate=args.mask, noise_rate=args.noise, mask_id=MASK,
-        first_word_id=FIRST_WORD_ID, targets=targets.to(device), bloom_map=tokenizer.bloom_map,
-        num_samples=args.samples)
-    groups = parameter_groups(model, args.decay)
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, args.beta2), fused=True)
-    if optimizer_state is not None:
-        optimizer.load_state_dict(optimizer_state)
+        if args.dtype == "auto":
+            dtype = saved["dtype"]
+    if is_first:
+        with open(log_path, "a") as file:
+            file.truncate(min(log_size, file.tell()))  # the steps after the checkpoint run again
+
     if use_compile:
         model.encode = torch.compile(model.encode)
     ddp_model = model
@@ -567,16 +517,20 @@ def train(args, start):
         # hyperplanes, the buffers, are equal on all ranks
         ddp_model = DistributedDataParallel(model, forward_sync_buffers=False)
 
+    # -----------------------------------------------------------------------------
+    # What a step calls
     def corrupt(batch):
-        """Return inputs and labels, int64 (B, L), on the host, where labels are counted."""
+        """Return inputs and labels, int64 (B, L) on the device, and how many labels are scored."""
         ids, noise, random_words = batch
         ids = ids.masked_fill(ids >= num_ids, UNK)
-        return objective.corrupt(ids, noise, random_words)
-
-    def to_device(tensor):
-        if device.type == "cuda":  # from pinned memory, so that the copy does not wait for the GPU
-            return tensor.pin_memory().to(device, non_blocking=True)
-        return tensor.to(device)
+        inputs, labels = objective.corrupt(ids, noise, random_words)
+        num_scored = int((labels != IGNORE_INDEX).sum())  # on the host: no wait for a GPU
+        if device.type == "cuda":  # nor for a copy from pinned memory
+            inputs = inputs.pin_memory()
+            labels = labels.pin_memory()
+        inputs = inputs.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        return inputs, labels, num_scored
 
     @torch.no_grad()
     def evaluate():
@@ -585,22 +539,20 @@ def train(args, start):
         rows = np.array_split(np.arange(batches.num_eval), world)[rank]
         total = torch.zeros(2 + objective.num_counts, dtype=torch.float64)  # on the host
         for i in range(0, len(rows), micro):
-            inputs, labels = corrupt(batches.eval_batch(rows[i:i + micro]))
+            inputs, labels, num_scored = corrupt(batches.eval_batch(rows[i:i + micro]))
             with autocast(device, dtype):
-                loss, counts = objective.evaluate(model, to_device(inputs), to_device(labels))
+                loss, counts = objective.evaluate(model, inputs, labels)
             total[0] += loss.item()
-            total[1] += count_scored(labels)
+            total[1] += num_scored
             total[2:] += counts.cpu()
         model.train()
         if world > 1:
-            total = sum_over_ranks(total.to(device))
+            total = total.to(device)
+            dist.all_reduce(total)
         loss, num_scored, *counts = total.tolist()
         if num_scored == 0:
             raise InputError("--data: expected words to predict in the held-out text, got none. "
                              "Use more text or a larger --mask.")
-        if not math.isfinite(loss):
-            raise InputError(f"--lr: expected a finite loss at step {step}, got {loss}. "
-                             "Try a lower --lr.")
         return dict(eval_loss=loss / num_scored, **objective.metrics(counts)), counts
 
     def save(name, **more):
@@ -610,19 +562,25 @@ def train(args, start):
                             words=corpus.frequent(50_000), **more)
 
     def write_log(**row):
+        """Append a row to the log, with six digits. All ranks have the same numbers."""
+        for name, value in row.items():
+            if not math.isfinite(value):
+                raise InputError(f"--lr: expected finite numbers in step {step}, got {name} "
+                                 f"{value}. What {args.out} holds is older. Try a lower --lr.")
+            if isinstance(value, float):
+                row[name] = float(f"{value:.6g}")
         if is_first:
-            for name, value in row.items():
-                if isinstance(value, float):
-                    row[name] = float(f"{value:.6g}")
             with open(log_path, "a") as file:
                 file.write(json.dumps(row) + "\n")
 
+    def show(text):
+        if not is_quiet:
+            with contextlib.suppress(OSError):  # a reader that has left does not end a run
+                tqdm.write(text)  # above the progress bar
+
     # -----------------------------------------------------------------------------
-    # What is about to run, and the loss that theory expects of an untrained model
+    # Summary: what is about to run, and the loss that theory expects of an untrained model
     result, counts = evaluate()  # first, since it raises where nothing can be scored
-    if is_first:
-        with open(log_path, "a") as file:
-            file.truncate(min(log_size, file.tell()))  # the steps after the checkpoint run again
     size = count_parameters(model)
     num_classes, unigram_loss = objective.expected_loss(word_counts, counts)
     epochs = args.steps / batches.steps_per_epoch
@@ -649,23 +607,25 @@ def train(args, start):
 
     # -----------------------------------------------------------------------------
     # Training loop
-    bar = tqdm(total=args.steps, initial=step, unit="step", disable=True if is_quiet else None)
-    clock = time.perf_counter()
+    no_bar = True if is_quiet else None  # None: if stderr is no terminal
+    bar = tqdm(total=args.steps, initial=step, unit="step", disable=no_bar)
+    clock = time.perf_counter()  # speed is measured from this time and step on
+    clock_step = step
     last_shown = clock
-    last_logged = step
     with catch_signals() as signals, bar:
         while step < args.steps:
             # read the batch, and count the positions that are scored in the batch of all ranks
             micro_batches = []
             num_scored = 0
             for rows in batches.micro_batch_rows(step, slices):
-                inputs, labels = corrupt(batches.get_batch(step, rows))
-                num_scored += count_scored(labels)
+                inputs, labels, count = corrupt(batches.get_batch(step, rows))
                 micro_batches.append((inputs, labels))
+                num_scored += count
             must_stop = len(signals)
             if world > 1:  # one sum over the ranks says, too, whether any of them has to stop
                 numbers = torch.tensor([num_scored, must_stop], device=device)
-                num_scored, must_stop = sum_over_ranks(numbers).tolist()
+                dist.all_reduce(numbers)
+                num_scored, must_stop = numbers.tolist()
             if must_stop:
                 save("ckpt.pt", optimizer=optimizer.state_dict())
                 break
@@ -689,7 +649,7 @@ def train(args, start):
                 if world > 1:
                     ddp_model.require_backward_grad_sync = i == len(micro_batches) - 1
                 with autocast(device, dtype):
-                    loss = objective.loss(ddp_model, to_device(inputs), to_device(labels))
+                    loss = objective.loss(ddp_model, inputs, labels)
                 # subtle: divided by the global count, or short micro-batches would weigh too much;
                 # times world, since DDP averages
                 (loss * (world / num_scored)).backward()
@@ -699,50 +659,47 @@ def train(args, start):
             step += 1
             bar.update()
 
-            # loss and norm stay on the device until they are printed: the host waits to read them
-            step_end = time.perf_counter()
+            # loss and norm stay on the device until they are logged: the host waits to read them
             is_last = step == args.steps
-            if step % 10 == 0 or is_last:
-                loss = sum_over_ranks(total_loss).item() / num_scored
+            is_logged = step % 10 == 0 or is_last
+            is_evaluated = step % args.eval_every == 0 or is_last
+            is_saved = step % args.save_every == 0 or is_last
+            if is_logged:
+                if world > 1:
+                    dist.all_reduce(total_loss)
+                loss = total_loss.item() / num_scored
                 norm = norm.item()
-                if not math.isfinite(loss + norm):
-                    raise InputError(f"--lr: expected finite numbers in step {step}, got loss "
-                                     f"{loss}, gradient norm {norm}. What {args.out} holds is "
-                                     "older. Try a lower --lr.")
-                step_end = time.perf_counter()
-                seconds_per_sequence = (step_end - clock) / ((step - last_logged) * args.batch)
-                words_per_s = batches.words_per_sequence / seconds_per_sequence
-                ms_per_sample = 1000 * seconds_per_sequence
+                seconds = time.perf_counter() - clock
+                ms_per_sample = 1000 * seconds / ((step - clock_step) * args.batch)
+                words_per_s = 1000 * batches.words_per_sequence / ms_per_sample
                 write_log(step=step, loss=loss, lr=lr, grad_norm=norm, words_per_s=words_per_s,
                           ms_per_sample=ms_per_sample)
-                text = f"loss {loss:.3f}, {words_per_s:,.0f} words/s, {ms_per_sample:.2f} ms/sample"
+                text = f"loss {loss:.3f}, {words_per_s:,.0f} words/s"
                 bar.set_postfix_str(text)
-                if bar.disable and step_end > last_shown + 30:  # no terminal: a line each 30 s
+                if bar.disable and time.perf_counter() > last_shown + 30:  # no terminal: lines
                     show(f"step {step:,} of {args.steps:,}: {text}")
-                    last_shown = step_end
-                clock = step_end
-                last_logged = step
-
-            is_evaluated = step % args.eval_every == 0 or is_last
+                    last_shown = time.perf_counter()
             if is_evaluated:
                 result, _ = evaluate()
                 write_log(step=step, **result)
                 if result["eval_loss"] < best:
                     best = result["eval_loss"]
                     save("best.pt")
-            if step % args.save_every == 0 or is_last:
-                save("ckpt.pt", optimizer=optimizer.state_dict())
-            if is_evaluated:  # shown once it is saved
                 metrics = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
                 show(f"step {step:,}: {metrics}")
-            clock += time.perf_counter() - step_end  # evaluating and saving do not count as speed
+            if is_saved:
+                save("ckpt.pt", optimizer=optimizer.state_dict())
+            # evaluating and saving are no part of the speed. They also wait for steps that are in
+            # the queue of a GPU, so the next row's speed is of the steps after them alone
+            if is_logged or is_evaluated or is_saved:
+                clock = time.perf_counter()
+                clock_step = step
 
     if world > 1:
         dist.barrier()  # subtle: a rank that leaves early aborts the others, which still send
     if step < args.steps:
-        show(f"Interrupted at step {step:,}; saved {path}.")
-        show("Rerun the same command to resume, bit for bit on the same device, ranks, threads and "
-             "--micro.")
+        show(f"Interrupted at step {step:,}; saved {path}. Rerun the same command to resume, bit "
+             "for bit on the same device, ranks, threads and --micro.")
         number = signals[0] if signals else signal.SIGTERM  # of another rank
         raise SystemExit(128 + number)
     show(f"Saved {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
@@ -750,35 +707,26 @@ def train(args, start):
     return result
 
 
-def count_scored(labels):
-    """Return how many positions a batch scores, int."""
-    return int((labels != IGNORE_INDEX).sum())
-
-
 def check_vocabulary(args, tokenizer, corpus):
     """Raise InputError unless the token IDs of --init_from are those of the corpus."""
-    own = tokenizer.subwords and tokenizer.subwords.json
-    pieces = corpus.subwords and corpus.subwords.json
+    own = getattr(tokenizer.subwords, "json", None)  # of BPE or phrases
+    pieces = getattr(corpus.subwords, "json", None)
     if own != pieces or tokenizer.words != corpus.words[:len(tokenizer.words)]:
         raise InputError(f"--init_from {args.init_from}: requires the pieces and words of its own "
                          f"corpus, got those of --data {args.data}. Use the same --data, or hashed "
                          "whole words.")
 
 
-def check_same_run(saved, identity, args, path):
+def check_same_run(old, new, args, path):
     """Raise InputError where the checkpoint in --out is of another run."""
-    old = saved["run"]
     changes = []
-    for name in sorted(old.keys() | identity.keys()):  # init_from may be in one of them alone
-        value = identity.get(name)
-        if name == "corpus" and old.get(name) != value:
-            changes.append("--data was another text")
-        elif old.get(name) != value:
-            changes.append(f"{name} was {old.get(name)} and is {value}")
+    for name in sorted(old.keys() | new.keys()):  # init_from may be in one of them alone
+        if old.get(name) != new.get(name):
+            changes.append(f"{name} was {old.get(name)} and is {new.get(name)}")
     if changes:
-        found = "; ".join(changes)
-        raise InputError(f"{path}: expected a checkpoint of this run, got another: {found}. Use "
-                         f"another --out; there --init_from {args.out} starts from these weights.")
+        raise InputError(f"{path}: expected a checkpoint of this run, got another: "
+                         f"{'; '.join(changes)}. Use another --out; there --init_from {args.out} "
+                         "starts from these weights.")
 
 
 def pretrain(argv):

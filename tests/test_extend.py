@@ -105,7 +105,7 @@ def test_help_of_toys_lists_them(toy_flags):
 
 @pytest.mark.parametrize("flag, needed", [
     ("alpha", "bloom"),  # another code format
-    ("mask", "mlm"),  # another head
+    ("buckets", "hash-mlm"),  # another head
     ("key", "--hash"),  # another hash
 ])
 def test_flag_that_a_toy_does_not_use_is_refused(toy_flags, flag, needed):

@@ -1,6 +1,6 @@
 """Pre-train, and save what each rank has in its first step: gradients, seed, scored positions.
 
-    torchrun ... tests/scripts/save_gradients.py FOLDER [flags of pretrain.py]
+    torchrun ... tests/scripts/save_gradients.py PREFIX [flags of pretrain.py]
 """
 
 import os
@@ -10,25 +10,27 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import pretrain
+from objectives import IGNORE_INDEX, Objective
 
 
-def main(folder, *flags):
-    count_scored = pretrain.count_scored
-    counts = []
+def main(prefix, *flags):
+    corrupt = Objective.corrupt
+    counts = [None]  # of masked words; Shuffle+Random has a corrupt of its own
 
-    def count_and_record(labels):
-        counts.append(count_scored(labels))
-        return counts[-1]
+    def corrupt_and_count(self, *batch):
+        inputs, labels = corrupt(self, *batch)
+        counts.append(int((labels != IGNORE_INDEX).sum()))
+        return inputs, labels
 
     def save(optimizer, *_):
         gradients = []
         for group in optimizer.param_groups:
             gradients += [parameter.grad for parameter in group["params"]]
-        rank = os.environ.get("RANK", "0")
+        rank = os.environ["RANK"]
         content = dict(gradients=gradients, seed=torch.initial_seed(), num_scored=counts[-1])
-        torch.save(content, os.path.join(folder, f"rank-{rank}.pt"))
+        torch.save(content, f"{prefix}{rank}.pt")
 
-    pretrain.count_scored = count_and_record
+    Objective.corrupt = corrupt_and_count
     with register_optimizer_step_pre_hook(save):
         pretrain.main([*flags, "--steps", "1", "--warmup", "0", "--clip", "0"])
 
