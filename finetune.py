@@ -20,7 +20,9 @@ Sources:
 Out of scope: tasks and metrics (data/), labels of new texts (infer.py), the comparison of two
     fine-tunings (bench/compare.py).
 Deviations:
-    1. The score is the best evaluation's on the scored rows; the last one's is reported too.
+    1. A tenth of the training rows chooses the evaluation whose weights are scored (--select).
+       Papers choose on the scored rows, which flatters. The last evaluation's score is reported
+       too.
     2. Two evaluations per epoch (--eval_every). [HF Table 5]: five, of small tasks in 3 epochs.
     3. Gradients are clipped at norm 1, which the paper does not name.
     4. The cosine restarts after each fifth of the steps. The paper does not say how often.
@@ -43,22 +45,23 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from baselines.bag import HashedBag
+from baselines.bag import BagOfWords, HashedBag
 from baselines.canine import CanineConfig, CharacterTokenizer, load_released, select_classes
 from common import InputError, add_device_flags, at_least, autocast, blame_file, blame_input
 from common import fingerprint, gather_from_ranks, load_checkpoint, lock_output, read_ranks
 from common import resolve_device, run_script, save_checkpoint
 from data.batches import length_batches, pad_batch
 from data.squad import SQUAD, QuestionAnswering, read_squad
-from data.tasks import GLUE, TASKS, SequenceClassification, draw_rows, read_task
+from data.tasks import GLUE, TASKS, SequenceClassification, compare_predictions, draw_rows
+from data.tasks import measure_scale, read_task
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, count_parameters, load_model
 from tokenizer import HashTokenizer
 
-# Defaults of the flags of the same names. bag: rows of the hashed bag of words, 0: no bag
+# Defaults of the flags of the same names
 RECIPES = {
     "paper": dict(epochs=5, batch=32, lr=3e-5, pool="cls", bag=0),  # [HF Table 5]
-    "small": dict(epochs=5, batch=32, lr=1e-3, pool="mean", bag=65_536),
+    "small": dict(epochs=5, batch=32, lr=1e-3, pool="mean", bag=0),
 }
 PAPER_WIDTH = 512  # models of less than these dimensions have the recipe "small"
 # Flags that may change when a run is resumed; an --out holds results of one choice of the others
@@ -74,7 +77,7 @@ REQUIRES = {
 EVAL_POSITIONS = 32_768  # that an evaluation reads at once
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # of the cosine
-SCORES = ("mean", "std", "min", "max", "last", "majority", "bag_of_words")  # that are printed
+SCORES = ("mean", "std", "min", "max", "last", "bag_of_words", "majority")  # that are printed
 
 
 def build_parser():
@@ -127,7 +130,11 @@ def build_parser():
         help="what the head sees: the first position, or the mean of all; of a checkpoint that was "
         "fine-tuned before, its own")
     add("--bag", type=at_least(0, maximum=1 << 24),
-        help="rows of a hashed bag of words beside the encoder, for tasks of one text; 0: none")
+        help="rows of a hashed bag of words beside the encoder, for tasks of one text: the hybrid, "
+        "which is in none of the papers; 0: none")
+    add("--select", type=at_least(0, float, 0.5), default=0.1, metavar="SHARE",
+        help="share of the training rows that chooses the evaluation whose weights are scored; 0: "
+        "the last one's (default: 0.1)")
     add("--dropout", type=float, help="dropout probability (default: the checkpoint's)")
     add("--seeds", type=at_least(1, maximum=999), default=3,
         help="runs of each task (default: 3)")
@@ -260,15 +267,22 @@ def finetune(args):
                 description = descriptions[name]
                 data, facts = prepare_data(
                     args, config, checkpoint, description, name, *texts[name])
+                train = data["train"]
                 prepared = name
 
             torch.manual_seed(seed)  # of the new weights and of dropout
-            model = build_model(config, checkpoint, data, is_same_task=bool(description))
+            model = build_model(config, checkpoint, train, is_same_task=bool(description))
             model.to(args.device)
+            if args.compile:
+                model.encode = torch.compile(model.encode)
             result = train_one(args, name, seed, model, data)
             result |= dict(facts=facts, size=count_parameters(model))
-            save_checkpoint(path, model, data.tokenizer.state(), run=result,
-                            task=data.description() | dict(name=name),
+            control = build_bag_of_words(data)
+            if control is not None and args.epochs > 0:
+                control.to(args.device)
+                result["control"] = train_one(args, f"{name}, bag of words", seed, control, data)
+            save_checkpoint(path, model, train.tokenizer.state(), run=result,
+                            task=train.description() | dict(name=name),
                             words=checkpoint.get("words", []))
 
         # -----------------------------------------------------------------------------------------
@@ -284,9 +298,11 @@ def finetune(args):
                 for row in result["log"]:
                     print(json.dumps(row), file=file)
 
+        predictions = collect_predictions(results)
         rows = {}
         for name in names:
-            rows[name] = summarize([results[name, seed] for seed in seeds])
+            by_seed = [results[name, seed] for seed in seeds]
+            rows[name] = summarize(by_seed, predictions[name])
         size = results[names[0], args.seed]["size"]
         content = dict(tasks=rows, settings=settings)
         content["model"] = dict(
@@ -302,8 +318,10 @@ def finetune(args):
             content["average_std"] = deviation(by_seed)
         write_json(os.path.join(args.out, "results.json"), content)
 
-        for name, row in rows.items():
-            best = row["seeds"][int(np.argmax(row["values"]))]
+        write_json(os.path.join(args.out, "predictions.json"), predictions)
+        for name in names:
+            # the scored rows do not choose the seed, either
+            best = max(seeds, key=lambda seed: results[name, seed]["selection"])
             os.replace(paths[name, best], os.path.join(folders[name], "ckpt.pt"))
             for file in Path(folders[name]).glob("seed-*.pt"):
                 file.unlink()
@@ -357,7 +375,7 @@ def compute_logits(args, model, examples):
 
 @torch.no_grad()
 def evaluate(args, model, data):
-    """Return scores in percent, and the only label that the model ever predicts, or None."""
+    """Return the scores of a split, a dict, and what was predicted."""
     model.eval()
     batch_size = max(1, EVAL_POSITIONS // model.config.length)
 
@@ -373,26 +391,38 @@ def evaluate(args, model, data):
     return data.evaluate(predict)
 
 
+def evaluate_dev(args, model, data):
+    """Return the scores of all splits to score, and what was predicted of the first."""
+    first, *others = data["train"].task.dev
+    scores, predicted = evaluate(args, model, data[first])
+    for split in others:  # of MNLI: mismatched_
+        more, _ = evaluate(args, model, data[split])
+        for metric, score in more.items():
+            scores[f"{split.removeprefix('dev_')}_{metric}"] = score
+    return scores, predicted
+
+
 def train_one(args, name, seed, model, data):
-    """Train a model on a task. Leave the weights of the best evaluation in it.
+    """Train a model on a task, and score it. Leave the chosen weights in it.
 
     Args:
         args: the flags, with device, dtype and compile as of resolve_device.
         name: str, the task, for the log.
         seed: int, orders the examples.
         model: nn.Module with token IDs (B, L) and mask to logits; its weights are overwritten.
-        data: SequenceClassification or QuestionAnswering.
+        data: dict of split -> SequenceClassification or QuestionAnswering: train; select, whose
+            score chooses the weights, or no such split; and the splits to score.
 
     Returns:
-        dict of seed; best (scores by metric) and constant_prediction of the best evaluation; last,
-        the scores of the last one; log, a list of one dict for each evaluation.
+        dict of seed; best and last, the scores of the chosen and the last weights; predicted, by
+        the chosen ones; constant_prediction, their only label or None; selection, the score that
+        chose them; log, a list of one dict for each evaluation.
     """
+    train = data["train"]
     optimizer = build_optimizer(model, args.lr)
-    if args.compile:
-        model.encode = torch.compile(model.encode)
 
     # the batches of all epochs: examples of similar length together
-    lengths = [len(example) for example in data.examples]
+    lengths = [len(example) for example in train.examples]
     batches = []
     for epoch in range(args.epochs):
         batches += length_batches(lengths, args.batch, np.random.default_rng([seed, epoch]))
@@ -402,26 +432,30 @@ def train_one(args, name, seed, model, data):
     if eval_every is None:
         eval_every = max(1, steps // max(1, args.epochs) // 2)  # twice per epoch
 
-    metric = data.task.metrics[0]
+    metric = train.task.metrics[0]
     log = []
-    best = None
+    selection = -math.inf  # the highest score of the rows that choose
+    weights = None  # with that score
     last_step = 0  # of the last evaluation
     total_loss = torch.zeros((), device=args.device)  # since then
     # disable=None: no bar where there is no terminal
     for step in tqdm(range(steps + 1), f"{name}, seed {seed}", leave=False, disable=None):
-        # score the dev rows, and keep the best weights; with --epochs 0 this is all
         is_last = step == steps
         if is_last or (step > 0 and step % eval_every == 0):
-            scores, constant = evaluate(args, model, data)
             loss = total_loss.item() / max(1, step - last_step)
-            log.append(dict(task=name, seed=seed, step=step, loss=loss) | scores)
-            tqdm.write(f"{name}, seed {seed}, step {step:,} of {steps:,}: loss {loss:.3f}, "
-                       f"{metric} {scores[metric]:.2f}")
+            row = dict(task=name, seed=seed, step=step, loss=loss)
+            text = f"{name}, seed {seed}, step {step:,} of {steps:,}: loss {loss:.3f}"
+            if "select" in data:
+                scores, _ = evaluate(args, model, data["select"])
+                row |= scores
+                text += f", select {metric} {scores[metric]:.2f}"
+                if scores[metric] > selection:
+                    selection = scores[metric]
+                    weights = {key: weight.clone() for key, weight in model.state_dict().items()}
+            log.append(row)
+            tqdm.write(text)
             total_loss.zero_()
             last_step = step
-            if best is None or scores[metric] > best["best"][metric]:
-                best = dict(best=scores, constant_prediction=constant)
-                weights = {key: weight.clone() for key, weight in model.state_dict().items()}
         if is_last:
             break
 
@@ -432,17 +466,30 @@ def train_one(args, name, seed, model, data):
         if model.config.lsh_redraw:
             model.redraw_hyperplanes(seed * 1_000_003 + step)  # seeds share none, nor do steps
         chosen = batches[step]
-        targets = torch.from_numpy(data.targets[chosen]).to(args.device)
-        logits = compute_logits(args, model, [data.examples[i] for i in chosen])
-        loss = data.loss(logits, targets)
+        targets = torch.from_numpy(train.targets[chosen]).to(args.device)
+        logits = compute_logits(args, model, [train.examples[i] for i in chosen])
+        loss = train.loss(logits, targets)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         total_loss += loss.detach()
 
-    model.load_state_dict(weights)
-    return best | dict(seed=seed, last=scores, log=log)
+    last, predicted = evaluate_dev(args, model, data)
+    best = last
+    if weights is not None:
+        model.load_state_dict(weights)
+        best, predicted = evaluate_dev(args, model, data)
+    dev = data[train.task.dev[0]]
+    return dict(
+        seed=seed,
+        best=best,
+        last=last,
+        predicted=np.asarray(predicted).tolist(),
+        constant_prediction=dev.name_constant(predicted),
+        selection=selection,
+        log=log,
+    )
 
 
 # -------------------------------------------------------------------------------------------------
@@ -516,12 +563,13 @@ def fill_flags(args, checkpoint, config):
     for flag, value in defaults.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
-    if args.epochs == 0:  # nothing is random
+    if args.epochs == 0:  # nothing is random, and nothing is chosen
         args.seeds = 1
+        args.select = 0.0
 
 
 def prepare_data(args, config, checkpoint, description, name, task, train, devs):
-    """Return the examples of a task as token IDs, and what results.json says of its rows.
+    """Return a task's rows as token IDs, and what results.json says of them.
 
     Args:
         description: dict, of this task in a checkpoint that was fine-tuned for it, else {}.
@@ -529,9 +577,15 @@ def prepare_data(args, config, checkpoint, description, name, task, train, devs)
         task, train, devs: as of read_task or read_squad.
 
     Returns:
-        SequenceClassification or QuestionAnswering, with the tokenizer that knows their words; and
-        dict of facts, with the scores of baselines.
+        dict of split (train, select, and those to score) -> SequenceClassification or
+        QuestionAnswering, which share the tokenizer that knows their words; and dict of facts.
     """
+    if args.limit is not None:
+        train, _ = draw_rows(train, args.limit, seed=0)
+    select, train = draw_rows(train, round(args.select * len(train)), seed=1)
+    splits = dict(train=train, select=select, **devs)  # subtle: the tokenizer numbers train first
+    if not select:
+        del splits["select"]
     with blame_input(f"--ckpt {args.ckpt}"):
         if checkpoint:
             _, _, tokenizer_class = select_classes(vars(config))
@@ -542,36 +596,46 @@ def prepare_data(args, config, checkpoint, description, name, task, train, devs)
                 for text in texts:
                     counts.update(list_words(text))
             tokenizer = HashTokenizer(config, hash_name="lsh", hash=NgramLSH.fit(counts))
-        train = draw_rows(train, args.limit)
-        if name in SQUAD:
-            data = QuestionAnswering(task, train, devs, tokenizer, config.length, args.stride,
-                                     args.max_answer, allow_no_answer=name == "squad_v2")
-        else:
-            # a bag of words cannot compare two texts
-            has_bag = args.bag > 0 and len(task.texts) == 1
-            data = SequenceClassification(task, train, devs, tokenizer, config.length,
-                                          description.get("scale"), has_bag)
+        scale = description.get("scale")
+        if task.labels is None and name not in SQUAD and scale is None:
+            scale = measure_scale(train)
+        has_bag = args.bag > 0 and len(task.texts) == 1  # a bag cannot compare two texts
+        data = {}
+        for split, rows in splits.items():
+            if name in SQUAD:
+                data[split] = QuestionAnswering(task, rows, tokenizer, config.length, args.stride,
+                                                args.max_answer, name == "squad_v2")
+            else:
+                data[split] = SequenceClassification(task, rows, tokenizer, config.length, scale,
+                                                     has_bag)
 
     if name == "pydoc":
-        split = "held-out files of the installed Python"
+        source = "held-out files of the installed Python"
     elif args.dev:
-        split = f"rows of {args.dev}"
+        source = f"rows of {args.dev}"
     elif args.data_dir:
-        split = f"dev set, {args.data_dir}"
+        source = f"dev set, {args.data_dir}"
     else:
-        split = "dev set, hub"
-    rows = {key: len(part) for key, part in dict(train=train, **devs).items()}
+        source = "dev set, hub"
+    rows = {key: len(part) for key, part in splits.items()}
     columns = [*task.texts, task.label]
-    print(f"{name}: {split}; columns {', '.join(columns)}; rows {rows}; {data.notes}", flush=True)
+    print(f"{name}: {source}; columns {', '.join(columns)}; rows {rows}; of train "
+          f"{data['train'].notes}", flush=True)
+    dev = data[task.dev[0]]
+    truth = None  # of SQuAD, whose answers are texts
+    if dev.head == "classify":
+        truth = dev.targets.tolist()
     facts = dict(
         metric=task.metrics[0],
         n=rows[task.dev[0]],
         n_train=len(train),
-        split=split,
+        split=source,
         columns=columns,
         rows=rows,
+        majority=dev.majority(data["train"]),
+        truth=truth,
     )
-    return data, facts | data.baselines()
+    return data, facts
 
 
 def build_model(config, checkpoint, data, is_same_task):
@@ -580,7 +644,7 @@ def build_model(config, checkpoint, data, is_same_task):
     Args:
         config: of the encoder. The head follows from the data.
         checkpoint: dict. What it lacks is drawn at random.
-        data: SequenceClassification or QuestionAnswering.
+        data: SequenceClassification or QuestionAnswering, the training rows.
         is_same_task: bool, the checkpoint was fine-tuned for it: its head and its bag stay.
     """
     num_rows = config.bag if data.has_bag else 0
@@ -602,6 +666,19 @@ def build_model(config, checkpoint, data, is_same_task):
     if num_rows > 0 and "bag.weight" not in weights:
         model.bag.set_idf([model.bag_rows[torch.from_numpy(ids)] for ids in data.examples])
     return model
+
+
+def build_bag_of_words(data):
+    """Return the control without an encoder; None where there are no words or no labels.
+
+    Args:
+        data: dict, as prepare_data returns it.
+    """
+    train = data["train"]
+    if train.head != "classify" or not train.tokenizer.words:  # CANINE has characters
+        return None
+    num_ids = 1 + max(max(ids.max() for ids in part.examples) for part in data.values())
+    return BagOfWords(train.examples, num_ids, train.num_outputs, train.length)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -637,10 +714,42 @@ def deviation(values):
     return float(np.std(values, ddof=1))
 
 
-def summarize(results):
-    """Return the row of results.json of one task, from the results of its seeds."""
-    facts = results[0]["facts"]
+def collect_predictions(results):
+    """Return predictions.json: of each task the truth, and per seed what was predicted of it.
+
+    Args:
+        results: dict of (task, seed) -> as train_one returns it, with facts, and with the control's
+            result if there is one.
+    """
+    content = {}
+    for (name, _), result in results.items():
+        if name not in content:
+            facts = result["facts"]
+            content[name] = dict(metric=facts["metric"], truth=facts["truth"], predicted=[],
+                                 bag_of_words=[])
+        content[name]["predicted"].append(result["predicted"])
+        if "control" in result:
+            content[name]["bag_of_words"].append(result["control"]["predicted"])
+    return content
+
+
+def summarize(results, predictions):
+    """Return the row of results.json of one task.
+
+    Args:
+        results: list, of its seeds.
+        predictions: dict, of the task in collect_predictions.
+    """
+    facts = {key: fact for key, fact in results[0]["facts"].items() if key != "truth"}
     metric = facts["metric"]
+    control = dict(bag_of_words=None, bag_of_words_std=None, over_bag=None, over_bag_error=None)
+    if predictions["bag_of_words"]:
+        scores = [result["control"]["best"][metric] for result in results]
+        difference, error = compare_predictions(metric, predictions["truth"],
+                                                predictions["predicted"],
+                                                predictions["bag_of_words"])
+        control = dict(bag_of_words=float(np.mean(scores)), bag_of_words_std=deviation(scores),
+                       over_bag=difference, over_bag_error=error)
     values = [result["best"][metric] for result in results]
     last = [result["last"][metric] for result in results]
     all_metrics = {}
@@ -650,7 +759,7 @@ def summarize(results):
     for result in results:
         if result["constant_prediction"] is not None:
             one_class[str(result["seed"])] = result["constant_prediction"]
-    return facts | dict(
+    return facts | control | dict(
         seeds=[result["seed"] for result in results],
         values=values,
         mean=float(np.mean(values)),
@@ -695,9 +804,12 @@ def print_results(results):
         for seed, label in row["one_class"].items():
             print(f"{name}: the run with seed {seed} always predicts {label!r}, which counts in "
                   "the mean")
-        bag = row["bag_of_words"]
-        if bag is not None and row["last"] <= bag:
-            print(f"{name}: no better than a bag of words at the last evaluation")
+        if row["over_bag"] is not None:
+            note = ""
+            if row["over_bag"] < 2 * row["over_bag_error"]:
+                note = ": no better than a bag of words"
+            print(f"{name}: minus a bag of words: {row['over_bag']:+.2f} ± "
+                  f"{row['over_bag_error']:.2f}, standard error of rows and seeds{note}")
 
 
 if __name__ == "__main__":

@@ -466,13 +466,17 @@ def count_parameters(model):
         modules = nn.ModuleList(modules)  # None, a part that this model lacks, has no parameters
         return sum(p.numel() for p in modules.parameters())
 
+    bag = getattr(model, "bag", None)  # of words (baselines/bag.py), which have rows in it, too
     counts = dict(
-        embedding=count(model.embedding),
+        embedding=count(model.embedding, bag),
         specials=count(model.specials),
         encoder=count(model.layers),
         positions=count(model.positions, model.types, model.norm),
     )
     total = count(model)
+    if bag is not None:  # its idf are numbers that are stored, though not trained
+        counts["embedding"] += bag.idf.numel()
+        total += bag.idf.numel()
     counts["head"] = total - sum(counts.values())
     counts["total"] = total
     counts["poep"] = counts["embedding"] / total

@@ -21,7 +21,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from model import Model
+from model import Config, Model
 
 MERSENNE_PRIME = 2**31 - 1  # modulus of the hash function: larger than any number of rows
 
@@ -164,6 +164,30 @@ class HybridModel(Model):
         first_ids, first_mask = self.cut(ids, key_mask)
         logits = super().forward(first_ids, first_mask)
         return self.bag(self.bag_rows[ids], key_mask, logits)
+
+
+class BagOfWords(nn.Module):
+    """The bag alone, with a row for each word: what a model without an encoder would score.
+
+    finetune.py trains it like the encoder, and prints its score beside the encoder's.
+
+    Args:
+        texts: list of integer arrays (L,), the token IDs of the training texts, for the idf.
+        num_ids: int, number of token IDs.
+        labels: int, number of labels, or 1 for a regression.
+        length: int, positions, by which finetune.py chooses how many texts it scores at once.
+    """
+
+    def __init__(self, texts, num_ids, labels, length):
+        super().__init__()
+        self.config = Config(length=length)
+        self.bag = HashedBag(num_ids, labels)
+        self.bag.set_idf([torch.as_tensor(ids).long() for ids in texts])
+
+    def forward(self, ids, key_mask=None):
+        """Return logits (B, labels) of ids int64 (B, L) and key_mask bool (B, L) or None."""
+        no_encoder = ids.new_zeros((len(ids), self.bag.weight.shape[1]), dtype=torch.float32)
+        return self.bag(ids, key_mask, no_encoder)
 
 
 def main():

@@ -192,14 +192,14 @@ def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), roun
     files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None)
     # the same texts as pieces, words and characters
     for name in names:
-        task, train, devs = read_task(name, files)
+        task, _, devs = read_task(name, files)
         row = dict(name=name)
         functions = {}
         for unit, (model, tokenizer) in readers.items():
             length = model.config.length
-            data = SequenceClassification(task, train[:1], devs, tokenizer, length)
+            data = SequenceClassification(task, devs[task.dev[0]], tokenizer, length)
             model.eval().set_codes(torch.from_numpy(tokenizer.codes()))
-            examples, _ = data.devs[task.dev[0]]
+            examples = data.examples
             row[unit] = np.mean([len(ids) for ids in examples])
             # 64 examples in batches of 16, the same for every reader
             chosen = np.random.default_rng(0).permutation(len(examples))[:64]

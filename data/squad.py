@@ -243,14 +243,14 @@ def find_targets(rows, places, spans):
 
 
 class QuestionAnswering:
-    """Which words of a text answer a question? [BERT §4.2]
+    """Rows of SQuAD as token IDs: which words of a text answer a question? [BERT §4.2]
 
     A text that is too long is read in windows that overlap. A window without the answer points to
     [CLS]. A `predict` that methods take is a function(examples) that yields (indices, logits
     (B, L, 2)) of batches in any order.
 
     Args:
-        task, train, devs: as read_squad returns them.
+        task: Task, and rows: one split of them, as read_squad returns them.
         tokenizer: HashTokenizer, which learns the words.
         length: int, L.
         stride: int, words from one window to the next. None: a third of L.
@@ -258,7 +258,7 @@ class QuestionAnswering:
         allow_no_answer: bool, some questions have no answer (v2).
 
     Attributes:
-        examples: list of int32 token IDs, the W windows of the training questions.
+        examples: list of int32 token IDs, the W windows of the questions.
         targets: int64 (W, 4), see span_loss.
         notes: str, what was lost.
     """
@@ -268,7 +268,7 @@ class QuestionAnswering:
     has_bag = False
     loss = staticmethod(span_loss)
 
-    def __init__(self, task, train, devs, tokenizer, length, stride=None, max_words=None,
+    def __init__(self, task, rows, tokenizer, length, stride=None, max_words=None,
                  allow_no_answer=False):
         if stride is None:
             stride = max(1, length // 3)
@@ -280,14 +280,11 @@ class QuestionAnswering:
         self.stride = stride
         self.max_words = max_words
         self.allow_no_answer = allow_no_answer
-        self.dev = devs["dev"]
-        self.truths = [self.list_truths(answers) for _, answers in self.dev]
-        # subtle: train is read first, as the tokenizer numbers words by first appearance
-        self.examples, places, spans = self.split_questions(train)
-        self.targets, self.num_lost = find_targets(train, places, spans)
-        self.windows, self.places, self.spans = self.split_questions(self.dev)
-        self.notes = (f"{len(self.examples):,} windows, {self.num_lost:,} answers found in none; "
-                      f"an evaluation reads {len(self.windows):,}")
+        self.rows = rows
+        self.truths = [self.list_truths(answers) for _, answers in rows]
+        self.examples, self.places, self.spans = self.split_questions()
+        self.targets, self.num_lost = find_targets(rows, self.places, self.spans)
+        self.notes = f"{len(self.examples):,} windows, {self.num_lost:,} answers found in none"
 
     def list_truths(self, answers):
         """Return the right answers to a question, each a list of normalized words."""
@@ -298,7 +295,7 @@ class QuestionAnswering:
                 truths = [[]]
         return truths
 
-    def split_questions(self, rows):
+    def split_questions(self):
         """Cut the questions and their contexts into sliding windows.
 
         Returns:
@@ -310,7 +307,7 @@ class QuestionAnswering:
         places = []
         spans = []
         last_context = None
-        for number, ((question, context), _) in enumerate(rows):
+        for number, ((question, context), _) in enumerate(self.rows):
             if context != last_context:  # the questions about one text follow each other
                 words, context_spans = self.tokenizer.split(context)
                 context_ids = self.tokenizer.ids(words)
@@ -324,12 +321,12 @@ class QuestionAnswering:
         return windows, np.array(places), spans
 
     def answers(self, predict):
-        """Return the best answer to each dev question, and its score minus no answer's, (n,)."""
-        best = np.full(len(self.dev), -np.inf)
-        null = np.full(len(self.dev), np.inf)
-        texts = [""] * len(self.dev)
+        """Return the best answer to each question, and its score minus no answer's, (n,)."""
+        best = np.full(len(self.rows), -np.inf)
+        null = np.full(len(self.rows), np.inf)
+        texts = [""] * len(self.rows)
         # of the windows of a question: the highest span, and the lowest "no answer"
-        for indices, logits in predict(self.windows):
+        for indices, logits in predict(self.examples):
             places = torch.from_numpy(self.places[indices])  # (B, 4)
             numbers, first, start, stop = places.to(logits.device).unbind(1)
             is_context = mark_context(logits, first, stop - start)
@@ -342,7 +339,7 @@ class QuestionAnswering:
                 null[number] = min(null[number], none)
                 if score > best[number]:
                     best[number] = score
-                    (_, context), _ = self.dev[number]
+                    (_, context), _ = self.rows[number]
                     begin, _ = self.spans[number][a]
                     _, end = self.spans[number][b]
                     texts[number] = context[begin:end].strip()
@@ -357,22 +354,36 @@ class QuestionAnswering:
         return np.array(scores)
 
     def evaluate(self, predict):
-        """Return a dict of scores in percent, and "no answer" if nothing else is given, or None."""
-        texts, margins = self.answers(predict)
+        """Return dict: the scores in percent and eval_loss; and the answers, "" for none."""
+        total_loss = 0.0
+
+        def predict_with_loss(examples):
+            nonlocal total_loss
+            for indices, logits in predict(examples):
+                targets = torch.from_numpy(self.targets[indices]).to(logits.device)
+                total_loss += span_loss(logits, targets).item() * len(indices)
+                yield indices, logits
+
+        texts, margins = self.answers(predict_with_loss)
         scores = self.score(texts)
+        result = dict(eval_loss=total_loss / len(self.examples))
         if not self.allow_no_answer:
             em, f1 = (100 * scores.mean(0)).tolist()
-            return dict(f1=f1, em=em), None
+            return dict(f1=f1, em=em) | result, texts
         silent = self.score([""] * len(texts))
-        constant_prediction = "no answer"
-        if (margins > 0).any():
-            constant_prediction = None
-        return score_answers(scores, silent, margins), constant_prediction
+        texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]
+        return score_answers(scores, silent, margins) | result, texts
 
-    def baselines(self):
-        """Return the F1 in percent of giving no answer, as majority."""
-        silent = self.score([""] * len(self.dev))
-        return dict(majority=100 * float(silent[:, 1].mean()), bag_of_words=None)
+    def name_constant(self, texts):
+        """Return "no answer" if that is all that is given, else None."""
+        if self.allow_no_answer and not any(texts):
+            return "no answer"
+        return None
+
+    def majority(self, train):
+        """Return the F1 in percent of giving no answer."""
+        silent = self.score([""] * len(self.rows))
+        return 100 * float(silent[:, 1].mean())
 
     def description(self):
         """Return what infer.py has to know, as plain types."""

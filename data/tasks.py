@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from common import InputError, build_once, fingerprint
-from data.batches import length_batches
 from data.corpus import read_hub, read_rows
 from data.python_source import python_files, python_texts
 from tokenizer import build_inputs
@@ -146,12 +145,21 @@ def read_source(path, hub, split, header=None):
     return list(read_hub(*hub, split=split)), f"{'/'.join(hub)}, {split}"
 
 
-def draw_rows(rows, limit):
-    """Return `limit` of the rows at random, in their order; all of them if it is None."""
-    if limit is None:
-        return rows
-    chosen = np.random.default_rng(0).permutation(len(rows))[:limit]
-    return [rows[i] for i in np.sort(chosen)]
+def draw_rows(rows, count, seed):
+    """Return `count` of the rows, drawn at random, and the others, both in their order."""
+    order = np.random.default_rng(seed).permutation(len(rows))
+    drawn = [rows[i] for i in np.sort(order[:count])]
+    others = [rows[i] for i in np.sort(order[count:])]
+    return drawn, others
+
+
+def measure_scale(rows):
+    """Return mean and standard deviation of the rows' labels, which are numbers."""
+    _, numbers = zip(*rows)
+    deviation = float(np.std(numbers))
+    if deviation == 0:
+        deviation = 1.0
+    return [float(np.mean(numbers)), deviation]
 
 
 def parse_rows(cells, task, source):
@@ -339,55 +347,79 @@ METRICS = {
 }
 
 
+def compare_predictions(metric, truth, predicted, others, rounds=1_000):
+    """Compare two models on the same rows: the difference of their scores, and its error.
+
+    The error is the standard deviation over rounds that draw rows and seeds anew, with replacement,
+    the same for both models (paired bootstrap).
+
+    Args:
+        metric: str, a key of METRICS.
+        truth: (n,).
+        predicted, others: (S, n), of S seeds of each model.
+        rounds: int.
+
+    Returns:
+        two floats, in percent.
+    """
+    truth = np.asarray(truth)
+    predicted = np.asarray(predicted)
+    others = np.asarray(others)
+
+    def difference(seeds, rows):
+        total = 0.0
+        for seed in seeds:
+            total += METRICS[metric](predicted[seed, rows], truth[rows])
+            total -= METRICS[metric](others[seed, rows], truth[rows])
+        return 100 * total / len(seeds)
+
+    rng = np.random.default_rng(0)
+    num_seeds, num_rows = predicted.shape
+    drawn = []
+    for _ in range(rounds):
+        seeds = rng.integers(num_seeds, size=num_seeds)
+        rows = rng.integers(num_rows, size=num_rows)
+        drawn.append(difference(seeds, rows))
+    return difference(range(num_seeds), np.arange(num_rows)), float(np.std(drawn))
+
+
 # --------------------------------------------------------------------------------------------------
 # Examples
 
 
 class SequenceClassification:
-    """Classification or regression of a text or of a pair.
+    """Rows of a classification or regression task as token IDs, of one text or of a pair.
 
     A `predict` that methods take is a function(examples) that yields (indices, logits
     (B, num_outputs)) of batches in any order.
 
     Args:
-        task, train, devs: as read_task returns them.
+        task: Task, and rows: one split of them, as read_task returns them.
         tokenizer: HashTokenizer, which learns the words.
         length: int, positions.
-        scale: mean and standard deviation of the numbers to predict. None: of the training rows,
-            or the task has classes.
+        scale: mean and standard deviation of the numbers to predict. None: the task has classes.
         has_bag: bool, keep the words of a text that do not fit, for a bag of words.
 
     Attributes:
-        examples: list of int32 token IDs, of the training rows.
+        examples: list of n int32 token IDs.
         targets: (n,), int64 classes, or float32 in units of `scale`.
-        devs: dict, name -> examples and targets.
         notes: str, what was lost.
     """
 
     head = "classify"
 
-    def __init__(self, task, train, devs, tokenizer, length, scale=None, has_bag=False):
+    def __init__(self, task, rows, tokenizer, length, scale=None, has_bag=False):
         self.task = task
         self.tokenizer = tokenizer
         self.length = length
-        self.has_bag = has_bag
-
-        # outputs: a score per class, or one number whose unit is the deviation of the labels
         self.scale = scale
+        self.has_bag = has_bag
+        # outputs: a score per class, or one number whose unit is the deviation of the labels
         self.num_outputs = 1
-        if task.labels is not None:
+        if scale is None:
             self.num_outputs = len(task.labels)
-        elif scale is None:
-            _, numbers = zip(*train)
-            deviation = float(np.std(numbers))
-            if deviation == 0:
-                deviation = 1.0
-            self.scale = [float(np.mean(numbers)), deviation]
-
-        # subtle: train is read first, as the tokenizer numbers words by first appearance
         self.num_cut = 0
-        self.examples, self.targets = self.encode(train)
-        self.devs = {name: self.encode(dev) for name, dev in devs.items()}
+        self.examples, self.targets = self.encode(rows)
         self.notes = (f"{self.num_cut:,} texts or pairs exceed the {length} positions that the "
                       "encoder reads")
 
@@ -419,81 +451,38 @@ class SequenceClassification:
         return F.mse_loss(logits[:, 0], targets)
 
     def evaluate(self, predict):
-        """Return a dict of metrics in percent, and the only label that is predicted, or None."""
-        scores = {}
-        constant_prediction = None
-        for split, (examples, truth) in self.devs.items():
-            logits = np.zeros((len(examples), self.num_outputs), np.float32)
-            for indices, part in predict(examples):
-                logits[indices] = part.cpu().numpy()
-            predicted = logits[:, 0]
-            if self.scale is None:
-                predicted = logits.argmax(1)
-            prefix = ""
-            if split != self.task.dev[0]:  # MNLI's second split: mismatched_
-                prefix = split.removeprefix("dev_") + "_"
-            elif np.ptp(predicted) < 1e-3:  # nothing was learned, whatever the score says
-                constant_prediction = self.name_label(predicted[0])
-            for name in self.task.metrics:
-                scores[prefix + name] = 100 * METRICS[name](predicted, truth)
-        return scores, constant_prediction
-
-    def name_label(self, predicted):
-        """Return a predicted class, or a number in units of `scale`, as str."""
+        """Return dict: the metrics in percent and eval_loss; and what was predicted, as targets."""
+        logits = np.zeros((len(self.examples), self.num_outputs), np.float32)
+        for indices, part in predict(self.examples):
+            logits[indices] = part.cpu().numpy()
+        predicted = logits[:, 0]
         if self.scale is None:
-            return self.task.labels[predicted]
-        mean, deviation = self.scale
-        return f"{mean + deviation * predicted:.4g}"
+            predicted = logits.argmax(1)
+        scores = {}
+        for name in self.task.metrics:
+            scores[name] = 100 * METRICS[name](predicted, self.targets)
+        loss = self.loss(torch.from_numpy(logits), torch.from_numpy(self.targets))
+        scores["eval_loss"] = loss.item()
+        return scores, predicted
 
-    def baselines(self):
-        """Return the metric in percent of majority and bag_of_words, which need no transformer."""
-        scores = dict(majority=None, bag_of_words=None)
+    def name_constant(self, predicted):
+        """Return the only label that is predicted, as str, or None if there are several."""
+        if np.ptp(predicted) > 1e-3:
+            return None
+        if self.scale is None:
+            return self.task.labels[predicted[0]]
+        mean, deviation = self.scale
+        return f"{mean + deviation * predicted[0]:.4g}"
+
+    def majority(self, train):
+        """Return the metric in percent of the class that most training rows have."""
         if self.scale is not None:
-            return scores
-        examples, truth = self.devs[self.task.dev[0]]
+            return None
+        most_frequent = np.bincount(train.targets).argmax()
         metric = METRICS[self.task.metrics[0]]
-        most_frequent = np.bincount(self.targets).argmax()
-        scores["majority"] = 100 * metric(np.full_like(truth, most_frequent), truth)
-        if self.tokenizer.words:  # CANINE has none
-            predicted = bag_of_words(self.examples, self.targets, examples, self.num_outputs)
-            scores["bag_of_words"] = 100 * metric(predicted, truth)
-        return scores
+        return 100 * metric(np.full_like(self.targets, most_frequent), self.targets)
 
     def description(self):
         """Return what infer.py has to know, as plain types."""
         return self.task.description() | dict(scale=self.scale)
 
-
-def bag_of_words(examples, targets, others, num_labels):
-    """Classify texts by logistic regression on the mean of their distinct words.
-
-    Args:
-        examples, others: lists of int token IDs (L,): to learn from, and to classify.
-        targets: int64 (n,), the classes of the first.
-        num_labels: int.
-
-    Returns:
-        int64, the classes of the others.
-    """
-    num_ids = 1 + np.concatenate(examples + others).max()
-    # a word has a weight per class; the logits are their mean. Only rows of a batch get gradients.
-    table = torch.zeros(num_ids, num_labels)  # the weights of [CLS] are a bias
-    bag = torch.nn.EmbeddingBag.from_pretrained(table, freeze=False, mode="mean", sparse=True)
-    optimizer = torch.optim.SparseAdam(bag.parameters())
-
-    def compute_logits(texts):
-        words = [torch.from_numpy(np.unique(ids)).long() for ids in texts]
-        lengths = torch.tensor([0] + [len(ids) for ids in words[:-1]])
-        return bag(torch.cat(words), lengths.cumsum(0))  # (texts, num_labels)
-
-    # five epochs; the learning rate falls from 0.1 in equal steps
-    rng = np.random.default_rng(0)
-    for epoch in range(5):
-        optimizer.param_groups[0]["lr"] = 0.1 * (1 - epoch / 5)
-        for chosen in length_batches([1] * len(examples), 32, rng):
-            logits = compute_logits([examples[i] for i in chosen])
-            loss = F.cross_entropy(logits, torch.from_numpy(targets[chosen]))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return compute_logits(others).argmax(1).numpy()
