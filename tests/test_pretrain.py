@@ -359,7 +359,7 @@ def test_ranks_compute_the_loss_and_gradients_of_one(small, tmp_path, ranks, fla
     for name in ("one", "several"):
         (tmp_path / name).mkdir()
     script = SCRIPTS / "save_gradients.py"
-    run_script(script, tmp_path / "one", *small(*flags, out="a"), check=True)
+    run_script(script, tmp_path / "one", *small(*flags, out="a"))
     torchrun(ranks, script, tmp_path / "several", *small(*flags, out="b"))
 
     one = torch.load(tmp_path / "one" / "rank-0.pt")
@@ -466,7 +466,7 @@ def test_run_resumes_whatever_ended_it(small, tmp_path):
     sizes = "--dropout 0.1 --steps 40 --save_every 5 --eval_every 20".split()
     flags = small("--cache", tmp_path / "cache", *sizes)
     about = [8, tmp_path / "run", tmp_path / "cache"]
-    done = run_script(SCRIPTS / "end_runs.py", *about, *flags, check=True)
+    done = run_script(SCRIPTS / "end_runs.py", *about, *flags)
     result = json.loads(done.stdout)
     assert result["is_same"]
     assert result["runs"] > 0
