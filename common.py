@@ -260,8 +260,6 @@ def save_checkpoint(path, model, encoder, **more):
         torch.save(parts | more, path + ".tmp")
         os.replace(path + ".tmp", path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        with contextlib.suppress(OSError):
-            os.remove(path + ".tmp")
         raise InputError(f"{path}: could not be saved ({error}). An earlier file is "
                          "unchanged.") from error
 
@@ -270,11 +268,13 @@ def load_checkpoint(path):
     """Return the parts of a checkpoint, a file or a folder's ckpt.pt. It cannot run code.
 
     Raises:
-        InputError: It is damaged, or of another format.
-        FileNotFoundError: It is missing.
+        InputError: It is missing, damaged, or of another format.
     """
     if os.path.isdir(path):
         path = os.path.join(path, "ckpt.pt")
+    if not os.path.isfile(path):
+        raise InputError(f"{path}: no checkpoint found. Train one with pretrain.py, or give its "
+                         "folder.")
     with blame_file(path):
         parts = torch.load(path, map_location="cpu", weights_only=True)
         version = parts["format"]

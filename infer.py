@@ -74,9 +74,8 @@ class Predictor:
             of them. Those of a Bloom map are fixed; else they are words.
 
     Raises:
-        InputError: The checkpoint is damaged. In methods: the text, or the model's head, does not
-            fit.
-        FileNotFoundError: The checkpoint is missing.
+        InputError: The checkpoint is missing or damaged. In methods: the text, or the model's head,
+            does not fit.
     """
 
     def __init__(self, path, device="cpu"):

@@ -277,15 +277,16 @@ def test_file_is_read_by_column(paths, tmp_path, model, name, content, flags, te
     assert "error" not in row
 
 
-@pytest.mark.parametrize("flags", [
-    [],  # three columns, neither review nor text
-    ["--text", "gone"],
+@pytest.mark.parametrize("model, flags", [
+    ("classify", []),  # neither review nor text
+    ("classify", ["--text", "gone"]),
+    ("answer", []),  # two texts, but which is the question?
 ])
-def test_file_without_the_column_is_refused_with_all_names(paths, tmp_path, flags):
+def test_file_without_the_column_is_refused_with_all_names(paths, tmp_path, model, flags):
     path = tmp_path / "in.csv"
-    path.write_text(TABLE)
-    argv = ["--ckpt", paths["classify"], "--file", path, *flags]
-    assert_refused(infer.main, argv, path, "columns n, title, body", "--text")
+    path.write_text("title,body\nthe cat,a zebra\n")
+    argv = ["--ckpt", paths[model], "--file", path, *flags]
+    assert_refused(infer.main, argv, path, "columns title, body", "--text")
 
 
 @pytest.mark.parametrize("model, name, content, is_good", [
