@@ -57,7 +57,8 @@ MAX_PRODUCT = 64  # queries of a bucket up to which attend takes the formula, no
 
 def full_attention_reference(q, k, v, *, key_mask=None, dropout=0.0):
     """Return full_attention by the literal formula, softmax(q kᵀ / √e) v. [V §3.2.1]"""
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, L, L)
+    e = q.shape[-1]
+    scores = q @ k.transpose(-2, -1) / math.sqrt(e)  # (B, H, L, L)
     weights = masked_softmax(scores, key_mask)
     return F.dropout(weights, dropout) @ v
 
@@ -67,8 +68,7 @@ def masked_softmax(scores, key_mask):
     if key_mask is None:  # every query has a key, itself at least
         return scores.softmax(-1)
     scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
-    has_no_key = scores.detach().amax(-1, keepdim=True) == -torch.inf  # (B, H, L, 1)
-    return scores.softmax(-1).masked_fill(has_no_key, 0.0)
+    return scores.softmax(-1).masked_fill(scores == -torch.inf, 0.0)
 
 
 def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
@@ -187,18 +187,6 @@ def collisions(hq, hk):
     return is_equal.any(2)
 
 
-def collision_share(hq, hk):
-    """Return the share of pairs that collide, in [0, 1], in the first sequence of the batch.
-
-    A training run reports it. Padding counts, so pass a sequence without.
-    """
-    _, H, _, L = hq.shape
-    num_colliding = 0
-    for queries in hq[:1].split(128, dim=-1):  # 128 queries at a time: no (L, L) matrix
-        num_colliding += collisions(queries, hk[:1]).sum().item()
-    return num_colliding / (H * L * L)
-
-
 # Attention over colliding pairs, in two forms: the literal formula, impl="dense", and bucket by
 # bucket, impl="blocks"
 
@@ -212,14 +200,13 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
     i and key j, i <= j, also serves query j and key i.
     lsh_attention has all arguments.
     """
-    L = q.shape[2]
+    L, e = q.shape[2:]
     is_collision = collisions(hq, hk)  # (B, H, L, L)
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, L, L)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(e)  # (B, H, L, L)
 
     if pairs == "upper":  # what lies below the diagonal is read above it
-        is_upper = torch.ones(L, L, dtype=torch.bool, device=q.device).triu()
-        scores = torch.where(is_upper, scores, scores.transpose(-2, -1))
-        is_collision = torch.where(is_upper, is_collision, is_collision.transpose(-2, -1))
+        scores = scores.triu() + scores.triu(1).transpose(-2, -1)
+        is_collision = is_collision.triu() | is_collision.triu(1).transpose(-2, -1)
     elif pairs != "all":
         raise ValueError(f"pairs: expected all or upper, got {pairs!r}.")
 
@@ -257,22 +244,19 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     """
     B, H, L, e = q.shape
     N = B * H * L
-    num_sequences = B * H
     q = q.flatten(0, 2) / math.sqrt(e)  # (N, e)
     k = k.flatten(0, 2)
     v = v.flatten(0, 2)
-    is_key = torch.ones(N, dtype=torch.bool, device=q.device)
-    if key_mask is not None:
-        is_key = key_mask.repeat_interleave(H, 0).flatten()  # (N,)
 
     # 1. Number the buckets, and find the extra key of each query
-    bucket_q, bucket_k, bucket_sequence = number_buckets(hq.flatten(), hk.flatten(), is_key,
-                                                         num_sequences)
+    bucket, bucket_sequence = number_buckets(hq, hk, key_mask)
+    bucket_q, bucket_k = bucket  # (N,) each
     if fill == "zero":
-        count, mean = average_outside(v, bucket_k, bucket_sequence, num_sequences)
+        count, mean = average_outside(v, bucket_k, bucket_sequence, B * H)
         extra_score = count.log().index_select(0, bucket_q)  # (N, 1); -inf: no key is outside
         extra_value = mean.index_select(0, bucket_q)  # (N, e)
     elif fill == "mask":
+        is_key = bucket_sequence[bucket_k] < B * H  # (N,), False for padding
         has_extra_key = (is_key & (bucket_q != bucket_k)).unsqueeze(1)  # (N, 1)
         own_score = (q * k).sum(1, keepdim=True)
         extra_score = own_score.masked_fill(~has_extra_key, -torch.inf)  # (N, 1)
@@ -301,7 +285,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     v[EXTRA, e] = 1
 
     # 3. Attend within the buckets, those of similar size at once
-    queries, keys = group_buckets(bucket_q, bucket_k, len(bucket_sequence))  # row numbers
+    queries, keys = group_buckets(bucket, len(bucket_sequence))  # row numbers
     q_groups = gather_groups(q, queries)
     k_groups = gather_groups(k, keys)
     v_groups = gather_groups(v, keys)
@@ -318,30 +302,29 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     return out.view(B, H, L, e)
 
 
-def number_buckets(hq, hk, is_key, num_sequences):
+def number_buckets(hq, hk, key_mask):
     """Give each pair of sequence and hash bucket that occurs a number, 0, 1, 2, ...
 
     Args:
-        hq, hk: int64 (N,), hash buckets of queries and keys, sequence by sequence.
-        is_key: bool (N,), False for padding.
-        num_sequences: int, B·H.
+        hq, hk: int64 (B, H, 1, L), hash buckets of queries and keys.
+        key_mask: bool (B, L), False = padding, or None.
 
     Returns:
-        bucket_q, bucket_k int64 (N,), the number of each query's and key's bucket, and
-        bucket_sequence int64 (num_occurring,), the sequence of each bucket, in [0, num_sequences].
+        bucket int64 (2, N), the number of the bucket of each query and, in row 1, of each key; and
+        bucket_sequence int64 (num_occurring,), the sequence of each bucket. It is in 0 .. B·H-1,
+        and B·H for the bucket of all keys of padding, which has no queries.
     """
-    # label: an integer for each pair of sequence and hash bucket
-    low = torch.minimum(hq.min(), hk.min())
-    span = torch.maximum(hq.max(), hk.max()) - low + 1
-    row_sequence = torch.arange(num_sequences, device=hq.device)
-    row_sequence = row_sequence.repeat_interleave(len(hq) // num_sequences)  # (N,)
-    label_q = row_sequence * span + (hq - low)
-    label_k = row_sequence * span + (hk - low)
-    # keys of padding have the label of one more sequence, which has no queries
-    label_k = torch.where(is_key, label_k, num_sequences * span)
-    labels, bucket = torch.cat([label_q, label_k]).unique(return_inverse=True)
-    bucket_q, bucket_k = bucket.chunk(2)  # queries first
-    return bucket_q, bucket_k, labels // span
+    B, H, _, L = hq.shape
+    h = torch.stack([hq.flatten(), hk.flatten()])  # (2, N)
+    h = h - h.min()  # from 0, and below span
+    span = h.max() + 1
+    sequence = torch.arange(B * H, device=h.device).repeat_interleave(L)  # (N,)
+    labels = sequence * span + h  # (2, N), an integer for each pair of sequence and hash bucket
+    if key_mask is not None:
+        is_padding = ~key_mask.repeat_interleave(H, 0).flatten()  # (N,)
+        labels[1].masked_fill_(is_padding, B * H * span)
+    labels, bucket = labels.unique(return_inverse=True)  # (num_occurring,), (2, N)
+    return bucket, labels // span
 
 
 def average_outside(v, bucket_k, bucket_sequence, num_sequences):
@@ -352,22 +335,25 @@ def average_outside(v, bucket_k, bucket_sequence, num_sequences):
 
     Args:
         v: float (N, e), the values.
-        bucket_k, bucket_sequence, num_sequences: as in number_buckets.
+        bucket_k, bucket_sequence: row 1 of bucket, and bucket_sequence, from number_buckets.
+        num_sequences: int, B·H.
 
     Returns:
         count float (num_occurring, 1), and mean float (num_occurring, e), 0 if no key is outside.
     """
     v = F.pad(v, (0, 1), value=1.0)  # (N, e + 1), the last column counts keys
-    columns = v.shape[1]
-    in_bucket = v.new_zeros(len(bucket_sequence), columns).index_add(0, bucket_k, v)
-    in_sequence = v.new_zeros(num_sequences + 1, columns).index_add(0, bucket_sequence, in_bucket)
+    num_columns = v.shape[1]
+    in_bucket = v.new_zeros(len(bucket_sequence), num_columns)
+    in_bucket = in_bucket.index_add(0, bucket_k, v)
+    in_sequence = v.new_zeros(num_sequences + 1, num_columns)
+    in_sequence = in_sequence.index_add(0, bucket_sequence, in_bucket)
     outside = in_sequence.index_select(0, bucket_sequence) - in_bucket
     count = outside[:, -1:].detach()
     mean = outside[:, :-1] / count.clamp(min=1)
     return count, mean
 
 
-def group_buckets(bucket_q, bucket_k, num_occurring):
+def group_buckets(bucket, num_occurring):
     """Return the queries and keys of all buckets, in groups of similar size, padded to one size.
 
         bucket   its queries   its keys      a group, with N = 4:   queries   keys
@@ -378,18 +364,20 @@ def group_buckets(bucket_q, bucket_k, num_occurring):
     is row N = 4 of the keys, EXTRA. Its score and its value differ from query to query.
 
     Args:
-        bucket_q, bucket_k: int64 (N,), the number of each query's and key's bucket.
+        bucket: int64 (2, N), the number of the bucket of each query, and of each key.
         num_occurring: int, number of buckets.
 
     Returns:
         queries, list of int64 (G, x), and keys, list of int64 (G, y + 1), one of each for a group.
     """
-    N = len(bucket_q)
-    rows_q, first_q, count_q = sort_by_bucket(bucket_q, num_occurring)
-    rows_k, first_k, count_k = sort_by_bucket(bucket_k, num_occurring)
-    sizes_q, sizes_k = torch.stack([count_q, count_k]).cpu()  # the host waits for a GPU
-    size = torch.maximum(sizes_q, sizes_k)  # the larger decides the group
-    size[sizes_q == 0] = 0  # a bucket without queries belongs to no group
+    N = bucket.shape[1]
+    # Sort: first[0, b] and count[0, b] are place and number of the queries of bucket b in rows[0]
+    rows = bucket.argsort(1)  # (2, N)
+    count = bucket.new_zeros(2, num_occurring).scatter_add(1, bucket, torch.ones_like(bucket))
+    first = count.cumsum(1) - count
+    sizes = count.cpu()  # the host waits for a GPU
+    size = sizes.amax(0)  # the larger of queries and keys decides the group
+    size[sizes[0] == 0] = 0  # a bucket without queries belongs to no group
 
     queries = []
     keys = []
@@ -398,39 +386,33 @@ def group_buckets(bucket_q, bucket_k, num_occurring):
     while low < size.max():  # a group has buckets of 1 to 4 rows, 5 to 6, 7 to 9, 10 to 13, ...
         group = ((size > low) & (size <= high)).nonzero().squeeze(1)  # (G,), numbers of buckets
         if len(group) > 0:
-            x = int(sizes_q[group].max())
-            y = int(sizes_k[group].max())
+            x, y = sizes[:, group].amax(1).tolist()
             # subtle: else the host would wait for the GPU once more for each group
-            group = group.to(bucket_q.device, non_blocking=bucket_q.is_cuda)
-            queries.append(pad_buckets(rows_q, first_q[group], count_q[group], x, N))
-            padded = pad_buckets(rows_k, first_k[group], count_k[group], y, N + 1)  # (G, y)
+            group = group.to(bucket.device, non_blocking=bucket.is_cuda)
+            first_q, first_k = first[:, group]  # (G,) each
+            count_q, count_k = count[:, group]
+            queries.append(pad_buckets(rows[0], first_q, count_q, x, N))
+            padded = pad_buckets(rows[1], first_k, count_k, y, N + 1)  # (G, y)
             keys.append(F.pad(padded, (0, 1), value=N))
         low = high
         high = high * 3 // 2
     return queries, keys
 
 
-def sort_by_bucket(bucket, num_occurring):
-    """Return the rows (N,) bucket by bucket, and the start and the size of each bucket."""
-    rows = bucket.argsort()
-    count = bucket.new_zeros(num_occurring).index_add(0, bucket, torch.ones_like(bucket))
-    first = count.cumsum(0) - count
-    return rows, first, count
-
-
 def pad_buckets(rows, first, count, size, padding_row):
     """Return the rows of G buckets, int64 (G, size), from their starts and sizes (G,)."""
     place = torch.arange(size, device=rows.device)
-    is_row = place < count.unsqueeze(1)  # (G, size)
-    index = first.unsqueeze(1) + place  # (G, size), beyond the bucket where is_row is False
-    return rows[index.clamp(max=len(rows) - 1)].masked_fill(~is_row, padding_row)
+    index = first.unsqueeze(1) + place  # (G, size), beyond the end of a bucket that is shorter
+    padded = rows[index.clamp(max=len(rows) - 1)]
+    return padded.masked_fill(place >= count.unsqueeze(1), padding_row)
 
 
 def gather_groups(table, groups):
     """Return table[group] of each group of row numbers, as a list of (G, size, width)."""
     # one gather for all groups: the backward pass of each gather fills a tensor as large as table
     rows = torch.cat([group.flatten() for group in groups])
-    parts = table.index_select(0, rows).split([group.numel() for group in groups])
+    gathered = table.index_select(0, rows)
+    parts = gathered.split([group.numel() for group in groups])
     return [part.unflatten(0, group.shape) for part, group in zip(parts, groups)]
 
 
@@ -482,7 +464,8 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
         float (B, H, L, e), differentiable. A row whose every key is padding is 0.
 
     Raises:
-        ValueError: If a shape or a choice is another one, or if "blocks" cannot serve.
+        ValueError: If the shape of hq, hk or key_mask or a choice is another one, or if "blocks"
+            cannot serve.
 
     Example:
         planes, coef = draw_hyperplanes(H, 1, 8, e, 256, torch.Generator().manual_seed(0))
@@ -490,30 +473,25 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
         hk = simhash(k, planes, coef, 256)
         out = lsh_attention(q, k, v, hq, hk)
     """
-    B, H, L, e = q.shape
-    num_functions = hq.shape[2]
-    if k.shape != q.shape or v.shape != q.shape:
-        raise ValueError(f"q, k, v: expected one shape, got "
-                         f"{[*q.shape]}, {[*k.shape]}, {[*v.shape]}.")
-    if hq.shape != (B, H, num_functions, L) or hk.shape != hq.shape:
+    B, H, L, _ = q.shape
+    n = hq.shape[2]
+    if hq.shape != (B, H, n, L) or hk.shape != hq.shape:  # a size of 1 would be broadcast
         raise ValueError(f"hq, hk: expected ({B}, {H}, n, {L}), got "
                          f"{[*hq.shape]} and {[*hk.shape]}.")
     check_key_mask(key_mask, q)
 
-    has_blocks = num_functions == 1 and pairs == "all"
+    has_blocks = n == 1 and pairs == "all"
     if impl == "auto":
         impl = "dense"
-        if has_blocks and L > MAX_LITERAL and B > 0:
+        if has_blocks and L > MAX_LITERAL:
             impl = "blocks"
 
     if impl == "dense":
         return lsh_attention_reference(q, k, v, hq, hk, fill=fill, pairs=pairs,
                                        key_mask=key_mask, dropout=dropout)
-    if impl != "blocks":
-        raise ValueError(f"impl: expected auto, dense or blocks, got {impl!r}.")
-    if not has_blocks:
-        raise ValueError(f"impl: expected auto or dense for {num_functions} hash functions and "
-                         f"pairs={pairs!r}, got blocks, which serves one function and pairs='all'.")
+    if impl != "blocks" or not has_blocks:
+        raise ValueError("impl: expected auto, dense, or blocks for one hash function and "
+                         f"pairs='all', got {impl!r} for {n} and pairs={pairs!r}.")
     dtype = torch.promote_types(q.dtype, torch.float32)  # log c needs more than 8 bits of mantissa
     with torch.autocast(q.device.type, enabled=False):
         out = lsh_attention_blocks(q.to(dtype), k.to(dtype), v.to(dtype), hq, hk, fill=fill,
@@ -553,9 +531,6 @@ class SelfAttention(nn.Module):
         if attn not in ("full", "lsh") or fill not in FILLS or pairs not in PAIRS:
             raise ValueError("attn, fill, pairs: expected full or lsh, zero or mask, all or upper, "
                              f"got {attn!r}, {fill!r}, {pairs!r}.")
-        if hidden_size % num_heads != 0:
-            raise ValueError(f"hidden_size: expected a multiple of {num_heads} heads, "
-                             f"got {hidden_size}.")
         self.num_heads = num_heads
         self.attn = attn
         self.dropout = dropout

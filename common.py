@@ -77,7 +77,10 @@ def blame_input(source=""):
     except InputError:
         raise
     except ValueError as error:
-        raise InputError(f"{source}: {error}" if source else str(error)) from error
+        message = str(error)
+        if source:
+            message = f"{source}: {message}"
+        raise InputError(message) from error
 
 
 @contextlib.contextmanager
@@ -95,11 +98,10 @@ def blame_file(path):
 def at_least(minimum, kind=int, maximum=2**31 - 1):
     """Return an argparse type: a number of `kind` from minimum to maximum. NaN is none."""
     def number(text):
-        with contextlib.suppress(ValueError):
-            if minimum <= kind(text) <= maximum:
-                return kind(text)
-        raise argparse.ArgumentTypeError(
-            f"expected {kind.__name__} from {minimum} to {maximum}, got {text}")
+        value = kind(text)  # argparse reports a ValueError as "invalid number value"
+        if not minimum <= value <= maximum:
+            raise argparse.ArgumentTypeError(f"expected {minimum} to {maximum}, got {text}")
+        return value
     return number
 
 
@@ -117,9 +119,8 @@ def add_device_flags(add):
         help="compile the encoder with torch.compile (default: on CUDA only)")
 
 
-def resolve_device(args, local_rank=0):
-    """Return the torch.device, the dtype "float32" or "bfloat16", and whether to compile."""
-    name = args.device
+def find_device(name, local_rank=0):
+    """Return the torch.device of a name: cpu, cuda, or auto."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
@@ -128,10 +129,15 @@ def resolve_device(args, local_rank=0):
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # is it there?
     except (RuntimeError, AssertionError, AttributeError) as error:
-        raise InputError("--device: expected cpu or a device that is here, "
-                         f"got {args.device}.") from error
+        raise InputError(f"--device: expected cpu or a device that is here, got {name}.") from error
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    return device
+
+
+def resolve_device(args, local_rank=0):
+    """Return the torch.device, the dtype "float32" or "bfloat16", and whether to compile."""
+    device = find_device(args.device, local_rank)
     dtype = args.dtype
     if dtype == "auto":
         dtype = "bfloat16" if has_fast_bfloat16(device) else "float32"
@@ -254,8 +260,6 @@ def save_checkpoint(path, model, encoder, **more):
         torch.save(parts | more, path + ".tmp")
         os.replace(path + ".tmp", path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        with contextlib.suppress(OSError):
-            os.remove(path + ".tmp")
         raise InputError(f"{path}: could not be saved ({error}). An earlier file is "
                          "unchanged.") from error
 

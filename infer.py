@@ -45,7 +45,7 @@ import torch.nn.functional as F
 
 from baselines.canine import select_classes
 from bloom import SketchMap, beam_search, hash_logp
-from common import InputError, at_least, blame_file, load_checkpoint, resolve_device, run_script
+from common import InputError, at_least, blame_file, find_device, load_checkpoint, run_script
 from data.corpus import get_ending, read_rows
 from data.squad import best_spans
 from model import load_model
@@ -85,15 +85,13 @@ class Predictor:
             self.model = load_model(checkpoint, classes)
             self.config = self.model.config
             self.tokenizer = tokenizer_class.load(checkpoint["encoder"], self.config)
-            self.task = checkpoint.get("task", {})
-            self.columns = ["text"]
-            if self.config.head == "classify":
-                self.columns = self.task["texts"]
-            elif self.config.head == "span":
-                self.columns = ["question", "context"]
-            self.model.set_codes(torch.from_numpy(self.tokenizer.codes()))
+            self.model.set_codes(self.tokenizer.codes())
             self.set_candidates(checkpoint["words"])
-        self.model.to(device)
+        self.model.to(device).requires_grad_(False)
+        self.task = checkpoint.get("task", {})
+        self.columns = self.task.get("texts", ["text"])
+        if self.config.head == "span":
+            self.columns = ["question", "context"]
 
     def set_candidates(self, words):
         """Search among words, list[str], from now on."""
@@ -103,7 +101,7 @@ class Predictor:
         if self.config.head == "hash-mlm" and self.item_map is None:
             self.items = words
             self.item_map = SketchMap(self.tokenizer.sketch_targets(words), self.config.buckets)
-        if not self.config.order and not self.tokenizer.is_fixed:
+        if not self.config.order:
             self.tokenizer.ids(words)  # split finds names of several words only if it knows them
 
     # From texts to logits
@@ -120,19 +118,19 @@ class Predictor:
         Raises:
             InputError: A pre-trained model got no words, or an item that it does not know.
         """
-        if self.config.head in ("classify", "span"):  # as in fine-tuning
+        if self.task:  # as in fine-tuning
             words, spans = self.tokenizer.split(text)
             return words, spans, self.tokenizer.ids(words).tolist()
         words, spans = split_masked(self.tokenizer, text)
-        if len(words) == 0:
+        if not words:
             raise InputError("text: expected words, got none.")
-        ids = [MASK] * len(words)
+        ids = self.tokenizer.ids(words).tolist()
         for i, word in enumerate(words):
-            if word != MASK_WORD:
-                ids[i] = self.tokenizer.ids([word]).item()
-                if ids[i] == UNK and not self.config.order:
-                    raise InputError(f"text: expected {MASK_WORD} or items of this model, between "
-                                     f"spaces or tabs, got {word!r}.")
+            if word == MASK_WORD:
+                ids[i] = MASK
+            elif ids[i] == UNK and not self.config.order:
+                raise InputError(f"text: expected {MASK_WORD} or items of this model, between "
+                                 f"spaces or tabs, got {word!r}.")
         return words, spans, ids
 
     def read(self, texts):
@@ -143,10 +141,10 @@ class Predictor:
         check_texts(texts, self.columns)
         c = self.config
         ids = [self.split(text)[2] for text in texts]
-        if c.head in ("classify", "span"):
-            second = ids[1] if len(ids) == 2 else None
+        if self.task:
+            ids.append(None)  # of one text alone this is the second
             has_bag = c.bag > 0  # a bag of words reads what the encoder does not
-            inputs, _ = build_inputs(ids[0], second, c.length, self.tokenizer.separator, has_bag)
+            inputs, _ = build_inputs(ids[0], ids[1], c.length, self.tokenizer.separator, has_bag)
             return inputs
         [inputs] = ids
         if c.order:
@@ -156,35 +154,28 @@ class Predictor:
                              f"got {len(inputs)}.")
         return inputs
 
-    @torch.no_grad()
-    def compute(self, inputs):
-        """Return the logits of one input (L,), without a batch dimension."""
-        ids = self.prepare(inputs)  # (1, L)
-        if not self.config.predicts_rows:
-            return self.model(ids, None)[0]  # (L, 3), (L, 2) or (labels,)
-        positions = (ids == MASK).flatten().nonzero()[:, 0]  # (M,)
-        return self.model(ids, None, positions)  # (M, N), (M, m, m·R) or (M, k, R)
-
     def prepare(self, inputs):
         """Return inputs (L,) as int64 (1, L) on the model's device."""
         codes = self.tokenizer.codes()
         if len(codes) > len(self.model.codes):  # the tokenizer has seen new words
-            self.model.set_codes(torch.from_numpy(codes))
-        ids = torch.as_tensor(inputs, dtype=torch.int64)
-        return ids[None].to(self.model.device)
+            self.model.set_codes(codes)
+        return torch.tensor(inputs, dtype=torch.int64, device=self.model.device)[None]
 
-    def logits(self, head, *texts):
-        """Return compute's logits of one text or pair; InputError if the model has another head."""
-        self.check_head(head)
-        inputs = self.read(texts)
-        if self.config.predicts_rows and MASK not in inputs:
-            raise InputError('text: expected [MASK], as in "the [MASK] statement", got none.')
-        return self.compute(inputs)
+    def logits(self, head, inputs):
+        """Return the logits of one input (L,), without a batch dimension; of masks alone (M, ...).
 
-    def check_head(self, head):
-        """Raise an InputError if the model has another head."""
+        Raises:
+            InputError: The model has another head, or nothing to predict.
+        """
         if self.config.head != head:
             raise InputError(f"--ckpt: expected head {head}, got {self.config.head}.")
+        ids = self.prepare(inputs)  # (1, L)
+        if not self.config.predicts_rows:
+            return self.model(ids)[0]  # (L, 3), (L, 2) or (labels,)
+        [positions] = torch.where(ids[0] == MASK)  # (M,)
+        if len(positions) == 0:
+            raise InputError('text: expected [MASK], as in "the [MASK] statement", got none.')
+        return self.model(ids, masked_positions=positions)  # (M, N), (M, m, m·R) or (M, k, R)
 
     # Predictions
 
@@ -198,7 +189,7 @@ class Predictor:
             words list[str]; spans list[(start, end)] in characters; float (words, 3), the
             probabilities of objectives.KINDS.
         """
-        logits = self.logits("sr", text)  # (L, 3)
+        logits = self.logits("sr", self.read([text]))  # (L, 3)
         words, spans, ids = self.split(text)
         if MASK in ids:
             raise InputError("text: expected no [MASK], as head sr does not fill it. Train with "
@@ -217,7 +208,7 @@ class Predictor:
             A list, one for each [MASK], of the k best pairs (word, probability). Of a set, items
             that it shows are left out.
         """
-        logits = self.logits("mlm", text)  # (M, N)
+        logits = self.logits("mlm", self.read([text]))  # (M, N)
         if not self.config.order:
             _, _, ids = self.split(text)
             logits[:, ids] = -torch.inf
@@ -242,13 +233,12 @@ class Predictor:
             log-probabilities of its hashes), certified; scored, int, items that the search looked
             at; total, int, all items. Of a set, items that it shows are left out.
         """
-        logits = self.logits("hash-mlm", text)  # (M, m, m·R) or (M, k, R)
-        exclude = None
+        logits = self.logits("hash-mlm", self.read([text]))  # (M, m, m·R) or (M, k, R)
+        shown = []  # E items, the same for each [MASK]
         if not self.config.order:
             visible = set(self.split(text)[0])
             shown = [i for i, name in enumerate(self.items) if name in visible]
-            exclude = torch.tensor([shown], dtype=torch.int64, device=logits.device)
-            exclude = exclude.expand(len(logits), -1)  # (M, E)
+        exclude = torch.tensor([shown] * len(logits), dtype=torch.int64, device=logits.device)
         logp = hash_logp(logits, self.item_map)  # (M, m, R)
         # without a limit of rounds the search goes on until the k best are certified
         best, scores, _, num_scored = beam_search(
@@ -270,7 +260,7 @@ class Predictor:
         Returns:
             list of (label, probability), best first. Of a regression one pair (name, number).
         """
-        logits = self.logits("classify", *texts)  # (labels,)
+        logits = self.logits("classify", self.read(texts))  # (labels,)
         if self.task["labels"] is None:
             name = self.task["label"].split("|")[-1]
             mean, deviation = self.task["scale"]
@@ -289,41 +279,35 @@ class Predictor:
             list of (text, (start, end), probability), best first; "" is no answer. The probability
             is that among the 20 best spans, or k if k is larger.
         """
-        self.check_head("span")
         _, _, question_ids = self.split(question)
         _, spans, context_ids = self.split(context)
-        windows = sliding_windows(
-            question_ids, context_ids, self.config.length, self.task["stride"])
+        task = self.task
         num_best = max(k, MIN_SPANS)
         scores = {}  # (start, end) in characters -> score; (0, 0) is no answer
-        for ids, first, start, stop in windows:
-            logits = self.compute(ids)[None]  # (1, L, 2)
-            offset = start - first  # position i of the window is word i + offset of the context
-            is_context = torch.zeros(1, len(ids), dtype=torch.bool, device=logits.device)
-            is_context[:, first:stop - offset] = True
-            best, firsts, lasts, null = best_spans(
-                logits, is_context, num_best, self.task["longest"])
+        for ids, first, start, stop in sliding_windows(
+                question_ids, context_ids, self.config.length, task["stride"]):
+            logits = self.logits("span", ids)[None]  # (1, L, 2)
+            is_context = torch.zeros(logits.shape[:2], dtype=torch.bool, device=logits.device)
+            is_context[:, first:first + stop - start] = True
+            best, firsts, lasts, null = best_spans(logits, is_context, num_best, task["longest"])
             for score, i, j in zip(best[0].tolist(), firsts[0].tolist(), lasts[0].tolist()):
                 if score == -torch.inf:  # a window of few words has fewer spans
                     break
-                begin, _ = spans[i + offset]
-                _, end = spans[j + offset]
+                # position i of the window is word start + i - first of the context
+                begin, _ = spans[start + i - first]
+                _, end = spans[start + j - first]
                 text = context[begin:end].strip()  # a piece may contain the space before it
                 begin = context.index(text, begin)
                 place = (begin, begin + len(text))
-                if text != "":  # two windows may share a span: the better score counts
+                if text:  # two windows may share a span: the better score counts
                     scores[place] = max(score, scores.get(place, score))
-            if self.task["null"]:  # all windows have this one: the worst score counts
+            if task["null"]:  # all windows have this one: the worst score counts
                 scores[0, 0] = min(null.item(), scores.get((0, 0), torch.inf))
         # of equal scores the first place, so no answer
         places = sorted(scores, key=lambda place: (-scores[place], place))[:num_best]
         p = torch.tensor([scores[place] for place in places]).softmax(0).tolist()
-        answers = []
-        for (begin, end), share in zip(places[:k], p):
-            answers.append((context[begin:end], (begin, end), share))
-        return answers
+        return [(context[a:b], (a, b), share) for (a, b), share in zip(places[:k], p)]
 
-    @torch.no_grad()
     def neighbors(self, word, k=8):
         """Find the candidates whose embeddings are most similar to a word's. [HF §3.3]
 
@@ -344,12 +328,12 @@ class Predictor:
         others = [other for other in self.words if other != word]
         if self.tokenizer.is_fixed:  # all unknown words would have one vector
             others = [other for other in others if other in self.tokenizer.id_of_word]
-        if len(others) == 0:
+        if not others:
             raise InputError("--words: expected words to search among, got none.")
-        if self.config.code_format in ("bits", "chunks"):
-            if not self.tokenizer.hash.bits([word], self.config.bits).any():
-                raise InputError("--near: expected a word with an n-gram that the hash knows, "
-                                 f"got {word!r}.")
+        is_bits = self.config.code_format in ("bits", "chunks")
+        if is_bits and not self.tokenizer.hash_words([word]).any():
+            raise InputError("--near: expected a word with an n-gram that the hash knows, "
+                             f"got {word!r}.")
         ids = self.prepare(self.tokenizer.ids([word, *others]))  # (1, 1 + V)
         x = self.model.embed(ids).view(1 + len(others), -1)  # (1 + V, m·d)
         x = F.normalize(x - x.mean(0), dim=-1)
@@ -357,7 +341,6 @@ class Predictor:
         values, best = cosines.topk(min(k, len(others)))
         return [(others[i], value) for i, value in zip(best.tolist(), values.tolist())]
 
-    @torch.no_grad()
     def embed(self, rows):
         """Return a vector for each text or pair: the mean of the encoder's outputs.
 
@@ -383,7 +366,7 @@ class Predictor:
                 raise InputError(f"row {number:,}: {error}") from error
             outputs = self.model.encode(ids)[0]  # (L·m, d)
             vectors.append(outputs.mean(0).cpu())
-        if len(vectors) == 0:
+        if not vectors:
             raise InputError("--file: expected rows, got none.")
         return torch.stack(vectors).numpy()
 
@@ -415,8 +398,8 @@ class Predictor:
 
 def check_texts(texts, columns):
     """Raise an InputError where texts are not as many str as columns."""
-    strings = [text for text in texts if isinstance(text, str)]
-    if not len(strings) == len(texts) == len(columns):
+    are_texts = all(isinstance(text, str) for text in texts)
+    if not are_texts or len(texts) != len(columns):
         raise InputError(f"text: expected {len(columns)} ({', '.join(columns)}), "
                          f"got {str(list(texts))[:60]}.")
 
@@ -430,14 +413,13 @@ def split_masked(tokenizer, text):
         filler = "\ue000" * len(MASK_WORD)  # private characters: a space would open a new word
     elif "\t" in text:
         filler = "\t" * len(MASK_WORD)  # names stand between tabs
-    found = []  # (start, end, word)
-    for match in re.finditer(re.escape(MASK_WORD), text):
-        found.append((*match.span(), MASK_WORD))
+    masks = re.finditer(re.escape(MASK_WORD), text)
+    found = [(*match.span(), MASK_WORD) for match in masks]  # (start, end, word)
     filled = text.replace(MASK_WORD, filler)
     for word, (start, end) in zip(*tokenizer.split(filled)):
         piece = filled[start:end]
         is_space_of_mask = piece == " " and filled.startswith(filler, end)  # a piece of its own
-        if piece.strip(filler) != "" and not is_space_of_mask:
+        if piece.strip(filler) and not is_space_of_mask:
             found.append((start, end, word))
     found.sort(key=lambda place: place[0])  # by start alone: pieces of one character keep order
     words = [word for _, _, word in found]
@@ -558,7 +540,6 @@ def parser():
         prog="infer.py",
         description=str(__doc__).split("Paper map")[0],  # python -OO leaves None
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.set_defaults(dtype="float32", compile=False)  # of resolve_device, not for users
     add = p.add_argument
     add("texts", nargs="*", metavar="TEXT",
         help="the text, or the pair; without any, a prompt asks")
@@ -572,9 +553,12 @@ def parser():
     add("--words", metavar="FILE",
         help="words to search among, new ones too; requires --near or a model that predicts the "
              "hashes of words (default: the corpus's 50,000 most frequent)")
-    add("--near", action="store_true",
+    group = p.add_mutually_exclusive_group()
+    group.add_argument(
+        "--near", action="store_true",
         help="list the words whose embeddings are most similar to TEXT's")
-    add("--vectors", metavar="OUT.npy",
+    group.add_argument(
+        "--vectors", metavar="OUT.npy",
         help="write a vector per TEXT or row instead, float32 (n, d): the mean of the encoder's "
              "outputs")
     add("--top_k", type=at_least(1), default=8, metavar="k",
@@ -589,10 +573,7 @@ def run(args):
         raise InputError("--file: expected a file or TEXT, got both.")
     if args.columns is not None and args.file is None:
         raise InputError("--text requires --file.")
-    if args.near and args.vectors is not None:
-        raise InputError("--vectors: expected texts, got --near.")
-    device, _, _ = resolve_device(args)
-    p = Predictor(args.ckpt, device)
+    p = Predictor(args.ckpt, find_device(args.device))
     columns = p.columns
     if args.near:
         columns = ["word"]
@@ -608,10 +589,9 @@ def run(args):
             return dict(neighbors=p.neighbors(*texts, args.top_k))
         return p.predict(*texts, k=args.top_k)
 
+    rows = [args.texts]
     if args.file is not None:
         rows = read_texts(args.file, columns, args.columns)
-    else:
-        rows = [args.texts]
 
     # a vector for each row
     if args.vectors is not None:

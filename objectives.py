@@ -47,23 +47,30 @@ LAST = 2.0  # sorts after every noise, which is in [0, 1)
 class Objective:
     """Base class: what an objective knows of the run, and what the training loop calls.
 
-    A subclass states `head`, one of model.py's, and `num_counts`: how many numbers evaluate
-    returns, which add up over batches.
+    A subclass has
+
+        head            one of model.py's heads
+        num_counts      how many numbers evaluate returns
+        loss            (model, inputs, labels) -> loss summed over scored positions, with gradient
+        evaluate        (model, inputs, labels) -> summed loss, and counts (num_counts,), which add
+                        up over batches
+        metrics         counts of all batches -> dict of float
+        expected_loss   counts of the corpus's words (W,), counts of an evaluation -> number of
+                        classes n, and the loss in nats by their frequencies alone. The loss of an
+                        untrained model, which guesses, is about ln n.
 
     Args:
         config: model.Config.
         mask_rate: float, share of words to mask.
         mask_id, first_word_id: int, token IDs of [MASK] and of the first word.
         targets: integer (V, k) by token ID, the hashes to predict, each in 0 .. R-1 of its block.
-        bloom_map: bloom.BloomMap of items, or None.
+        bloom_map: bloom.BloomMap of items, for emb bloom alone.
         num_samples: int, S, of sampled softmax.
         noise_rate: float, share of words to shuffle, and of the others to replace.
     """
 
     def __init__(self, config, mask_rate=None, mask_id=None, first_word_id=None, targets=None,
                  bloom_map=None, num_samples=None, noise_rate=0.10):
-        if config is not None and config.head != self.head:
-            raise ValueError(f"config: expected head {self.head}, got {config.head}.")
         self.config = config
         self.mask_rate = mask_rate
         self.mask_id = mask_id
@@ -81,29 +88,6 @@ class Objective:
         is_set = not self.config.order
         return mask_words(ids, noise, random_words, self.mask_rate, self.mask_id,
                           self.first_word_id, is_set)
-
-    def loss(self, model, inputs, labels):
-        """Return the loss summed over scored positions, a 0-dim tensor with gradient."""
-        raise NotImplementedError
-
-    def evaluate(self, model, inputs, labels):
-        """Return the summed loss, and counts (num_counts,), which add up over batches."""
-        raise NotImplementedError
-
-    def metrics(self, counts):
-        """Return dict of float, from the counts (num_counts,) of all batches."""
-        raise NotImplementedError
-
-    def expected_loss(self, word_counts, counts):
-        """Return the number of classes n, and the loss in nats by their frequencies alone.
-
-        An untrained model guesses: its loss is about ln n.
-
-        Args:
-            word_counts: (W,), of the words of the corpus.
-            counts: (num_counts,), of an evaluation.
-        """
-        raise NotImplementedError
 
 
 def entropy(counts):
@@ -154,13 +138,13 @@ class ShuffleRandom(Objective):
 
     def loss(self, model, inputs, labels):
         logits = model(inputs).flatten(0, 1).float()  # (B·L, 3)
-        return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+        return F.cross_entropy(logits, labels.flatten(), reduction="sum")
 
     def evaluate(self, model, inputs, labels):
         """Return the summed loss, and the counts of 3 · label + prediction, int64 (9,)."""
         logits = model(inputs).flatten(0, 1).float()  # (B·L, 3)
         labels = labels.flatten()
-        loss = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        loss = F.cross_entropy(logits, labels, reduction="sum")
         cells = labels * 3 + logits.argmax(1)
         cells = cells[labels != IGNORE_INDEX]
         return loss, torch.bincount(cells, minlength=9)
@@ -173,10 +157,8 @@ class ShuffleRandom(Objective):
         num_labeled = table.sum(1)
         num_predicted = table.sum(0)
         f1 = 2 * correct / np.maximum(num_labeled + num_predicted, 1)
-        metrics = {
-            "accuracy": float(correct.sum() / total),
-            "majority": float(num_labeled.max() / total),
-        }
+        metrics = dict(accuracy=float(correct.sum() / total),
+                       majority=float(num_labeled.max() / total))
         for kind, value in zip(KINDS, f1):
             metrics[f"f1_{kind}"] = float(value)
         metrics["macro_f1"] = float(f1.mean())
@@ -247,10 +229,9 @@ class MaskedWords(Objective):
         logits = model(inputs, masked_positions=positions).float()  # (M, N)
         loss = F.cross_entropy(logits, words, reduction="sum")
         scores = logits[:, self.first_word_id:]  # (M, W): special tokens are never predicted
-        visible = self.visible_items(inputs, positions, words)
-        if visible is not None:
-            scores = exclude_items(scores, visible)
-        best = scores.topk(min(MAX_RECALL, scores.shape[1])).indices + self.first_word_id  # (M, 20)
+        scores = exclude_items(scores, self.visible_items(inputs, positions, words))
+        num_best = min(MAX_RECALL, scores.shape[1])
+        best = scores.topk(num_best).indices + self.first_word_id  # (M, 20)
         is_hit = best == words.unsqueeze(1)
         counts = [is_hit[:, :k].sum() for k in RECALL]
         counts.append(words.new_tensor(len(words)))
@@ -259,7 +240,10 @@ class MaskedWords(Objective):
     def metrics(self, counts):
         """Return recall@1, 10, 20, of counts (4,)."""
         total = max(float(counts[-1]), 1)
-        return {f"rec@{k}": float(n) / total for k, n in zip(RECALL, counts)}
+        metrics = {}
+        for k, count in zip(RECALL, counts):
+            metrics[f"rec@{k}"] = float(count) / total
+        return metrics
 
     def expected_loss(self, word_counts, counts):
         return self.config.rows, entropy(word_counts)
@@ -285,7 +269,9 @@ class MaskedWords(Objective):
 
 
 def exclude_items(scores, items):
-    """Return scores (M, W) that are -inf at items int64 (M, E), where -1 stands for none."""
+    """Return scores (M, W) that are -inf at items int64 (M, E), -1 for none; or None: no items."""
+    if items is None:
+        return scores
     scores = F.pad(scores, (0, 1))  # one more column, the last: -1 excludes this one
     row = torch.arange(len(scores), device=scores.device).unsqueeze(1)  # (M, 1)
     scores[row, items] = -torch.inf
@@ -309,20 +295,23 @@ class SampledWords(MaskedWords):
         # on the CPU: the same samples on every device, and MPS has no float64
         u = torch.rand(self.num_samples, dtype=torch.float64)
         rank = (u * math.log(n + 1)).exp().long() - 1  # (S,), from 0: exp is in [1, n + 1)
-        rank = rank.clamp(0, n - 1)
+        rank = rank.clamp(max=n - 1)  # where exp was rounded up
         # subtle: in float32 (rank + 2) / (rank + 1) of a rare row is 1
         q = (1 / (rank.double() + 1)).log1p() / math.log(n + 1)
-        log_q = q.log().float().to(words.device, non_blocking=words.is_cuda)  # (S,)
-
+        log_q = q.log().float()
+        log_q = log_q.to(words.device, non_blocking=words.is_cuda)  # (S,)
         samples = rank + self.first_word_id
         samples = samples.to(words.device, non_blocking=words.is_cuda)  # (S,)
+
+        M = len(words)
         rows = torch.cat([words, samples])
         logits = model(inputs, masked_positions=positions, rows=rows).float()  # (M, M + S)
-        correct = logits[:, :len(words)].diagonal()  # (M,): column i is the i-th word
-        others = logits[:, len(words):] - (log_q + math.log(self.num_samples))
+        correct = logits[:, :M].diagonal()  # (M,): column i is the i-th word
+        others = logits[:, M:] - (log_q + math.log(self.num_samples))
         others = others.masked_fill(samples == words.unsqueeze(1), -torch.inf)
         every = torch.cat([correct.unsqueeze(1), others], 1)  # (M, 1 + S)
-        return (every.logsumexp(1) - correct).sum()
+        losses = every.logsumexp(1) - correct
+        return losses.sum()
 
 
 # Masked hashes
@@ -337,12 +326,6 @@ class MaskedHashes(MaskedWords):
     head = "hash-mlm"
     num_counts = 6  # words among the best 1, 10, 20; certified; hashes right; in all
 
-    def __init__(self, config, *args, **kwargs):
-        super().__init__(config, *args, **kwargs)
-        if (config.code_format == "digest") != (self.bloom_map is not None):
-            raise ValueError(f"bloom_map: expected with emb bloom alone, got {config.emb} and "
-                             f"{self.bloom_map!r}.")
-
     def loss(self, model, inputs, labels):
         positions, words = find_masked(labels)
         logits = model(inputs, masked_positions=positions).float()  # (M, k, R), or (M, m, m·R)
@@ -351,11 +334,11 @@ class MaskedHashes(MaskedWords):
     def hash_targets(self, words):
         """Return the classes to predict, int64 (M, k), of token IDs (M,)."""
         targets = self.targets[words].long()
-        if self.bloom_map is None:
-            return targets
-        # logits (M, m, m·R) are over the blocks of all maps, not (M, k, R)
-        starts = self.config.buckets * torch.arange(targets.shape[1], device=words.device)
-        return targets + starts
+        if self.config.code_format == "digest":
+            # logits (M, m, m·R) are over the blocks of all maps, not (M, k, R)
+            starts = self.config.buckets * torch.arange(targets.shape[1], device=words.device)
+            targets = targets + starts
+        return targets
 
     def hash_loss(self, logits, targets):
         """Return the loss summed over words; that of a word is the mean over its k hashes."""
@@ -372,12 +355,12 @@ class MaskedHashes(MaskedWords):
 
         items = words - self.first_word_id
         visible = self.visible_items(inputs, positions, words)
-        if self.bloom_map is None:
+        if self.config.code_format == "digest":
+            rank, certified = self.search_items(logits, items, visible)
+        else:
             item_targets = self.targets[self.first_word_id:]
             rank = rank_words(logits.log_softmax(-1), item_targets, items, visible)  # (M,)
             certified = torch.zeros_like(rank)  # there is no beam
-        else:
-            rank, certified = self.search_items(logits, items, visible)
         counts = [(rank < k).sum() for k in RECALL]
         counts.append(certified.sum())
         counts.append(is_right.sum())
@@ -390,9 +373,10 @@ class MaskedHashes(MaskedWords):
         Items with equal scores come in any order here. In rank_words they count as better.
         """
         logp = hash_logp(logits, self.bloom_map)
-        options = dict(k=MAX_RECALL, beam=MAX_RECALL, exclude=visible)
-        best = beam_search(logp, self.bloom_map, rounds=None, **options)[0]  # (M, 20), exact
-        certified = beam_search(logp, self.bloom_map, rounds=1, **options)[2]  # (M,)
+        sizes = dict(k=MAX_RECALL, beam=MAX_RECALL)
+        # exact: as many rounds as it takes
+        best, *_ = beam_search(logp, self.bloom_map, rounds=None, exclude=visible, **sizes)
+        _, _, certified, _ = beam_search(logp, self.bloom_map, rounds=1, exclude=visible, **sizes)
         is_before = (best == items.unsqueeze(1)).cumsum(1) == 0  # (M, 20)
         return is_before.sum(1), certified
 
@@ -400,7 +384,7 @@ class MaskedHashes(MaskedWords):
         """Return recall@k; certified, the share that one beam of 20 certifies; hashes_right."""
         metrics = super().metrics(counts)
         total = max(float(counts[-1]), 1)
-        if self.bloom_map is not None:
+        if self.config.code_format == "digest":
             metrics["certified"] = float(counts[3]) / total
         metrics["hashes_right"] = float(counts[4]) / (total * self.config.hashes)
         return metrics
@@ -411,7 +395,7 @@ class MaskedHashes(MaskedWords):
         for column in targets.T:
             entropies.append(entropy(np.bincount(column, word_counts)))
         num_classes = self.config.buckets
-        if self.bloom_map is not None:
+        if self.config.code_format == "digest":
             num_classes = num_classes * self.config.hashes
         return num_classes, float(np.mean(entropies))
 
@@ -425,18 +409,17 @@ def rank_words(logp, digests, words, exclude=None):
         words: int64 (M,), the correct ones, counted without special tokens.
         exclude: int64 (M, E), other words that do not count, -1 for none; or None.
     """
-    ranks = []
+    ranks = torch.empty_like(words)
     for start in range(0, len(words), RANK_PART):
         part = slice(start, start + RANK_PART)
-        correct = words[part].unsqueeze(1)  # (P, 1)
         scores = 0
         for j in range(logp.shape[1]):
             scores = scores + logp[part, j].index_select(1, digests[:, j].int())  # (P, W)
-        least = scores.gather(1, correct)
+        least = scores.gather(1, words[part].unsqueeze(1))  # (P, 1), of the correct words
         if exclude is not None:
             scores = exclude_items(scores, exclude[part])
-        ranks.append((scores >= least).sum(1) - 1)  # all but the correct one
-    return torch.cat([words[:0], *ranks])  # words[:0]: without words there are no ranks
+        ranks[part] = (scores >= least).sum(1) - 1  # all but the correct one
+    return ranks
 
 
 OBJECTIVES = {
@@ -461,8 +444,11 @@ def main():
     hashes = ["", "", *map(str, BloomMap(9, 3).digest.tolist())]
 
     def show(title, row, texts):
-        cells = [texts[i] if i >= 0 else "-" for i in row[0].tolist()]
-        print(f"{title:15}" + "".join(f"{cell:>9}" for cell in cells))
+        line = f"{title:15}"
+        texts = [*texts, "-"]  # the last one, for IGNORE_INDEX
+        for i in row[0].clamp(min=-1).tolist():
+            line += f"{texts[i]:>9}"
+        print(line)
 
     show("text", ids, names)
     show("Shuffle+Random", inputs, names)

@@ -37,6 +37,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from baselines.bag import HybridModel
+from common import blame_file
 from model import Config, Model, TransformerLayer
 from tokenizer import FIRST_WORD_ID, SEP, HashTokenizer
 
@@ -187,7 +188,8 @@ class Canine(nn.Module):
         """
         windows = self.down(x.transpose(1, 2))  # (B, d, W)
         windows = F.gelu(windows).transpose(1, 2)  # (B, W, d)
-        return self.down_norm(torch.cat([x[:, :1], windows[:, :-1]], dim=1))
+        windows = torch.cat([x[:, :1], windows[:, :-1]], dim=1)
+        return self.down_norm(windows)
 
     def upsample(self, x, windows, key_mask):
         """Return a vector for each character: what pre-training and tagging read. [CA §3.1]
@@ -266,7 +268,6 @@ class CharacterTokenizer:
 
     # What finetune.py and infer.py ask of a tokenizer of words: there are none.
     words = ()
-    id_of_word = {}
     is_fixed = False
     bloom_map = None
 
@@ -339,24 +340,20 @@ def load_released(folder):
         CanineConfig and dict of weights by our names, float32, without those of a head.
 
     Raises:
-        ValueError: a file is missing or damaged, or is of another model.
+        FileNotFoundError: a file is missing.
+        InputError: a file is damaged, or of another model.
     """
-    try:
+    with blame_file(folder):
         config = read_released_config(folder)
         released = read_released_weights(folder)
-        names = released_names(config)
-        expected = set(sum(names.values(), []))
-        unmatched = sorted(expected ^ set(released))
-        if unmatched:
-            raise ValueError(f"weights: missing or of no part of the model: {unmatched[:3]}.")
         weights = {}
-        for ours, theirs in names.items():
-            weights[ours] = torch.cat([released[name] for name in theirs])
+        for ours, theirs in released_names(config).items():
+            parts = [released.pop(name) for name in theirs]
+            weights[ours] = torch.cat(parts)
+        if released:
+            raise ValueError(f"weights of no part of the model: {list(released)[:3]}")
         with torch.device("meta"):  # allocates nothing; raises where shapes differ
             Canine(config).load_state_dict(weights, strict=False, assign=True)
-    except Exception as error:  # damaged files make json, torch and safetensors raise many types
-        message = f"{folder}: expected config.json and weights of a CANINE, got {error!r}."
-        raise ValueError(message) from error
     return config, weights
 
 
@@ -365,11 +362,8 @@ def read_released_config(folder):
     settings = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
     for name, value in FIXED.items():
         if settings.get(name, value) != value:
-            raise ValueError(f"{name}: expected {value}, got {settings[name]}.")
-    sizes = {}
-    for ours, theirs in SIZES.items():
-        if theirs in settings:
-            sizes[ours] = settings[theirs]
+            raise ValueError(f"{name}: expected {value}, got {settings[name]}")
+    sizes = {ours: settings[theirs] for ours, theirs in SIZES.items() if theirs in settings}
     config = CanineConfig(**sizes)
     max_padding = 3 * RATE - 1  # of pad_inputs
     config.length = min(config.length, config.positions - max_padding)

@@ -105,12 +105,8 @@ def trained_folder(name, data, flags):
     return train
 
 
-LONG_ENOUGH = (  # to know the order of the words
-    "--layers 2 --width 64 --dropout 0 --batch 32 --steps 800 --lr 2e-3 --eval_every 800 "
-    "--save_every 800").split()
-
 sr_run = trained_folder("sr_run", "text_path", [*SMALL, "--length", "33", "--emb", "proj"])
 mlm_run = trained_folder("mlm_run", "text_path", [
-    *SMALL, "--emb", "lookup", "--split", "regex", "--objective", "mlm", *LONG_ENOUGH])
+    *SMALL, "--emb", "lookup", "--split", "regex", "--objective", "mlm"])
 sets_run = trained_folder("sets_run", "pages_path", SMALL_SETS)
 median_run = trained_folder("median_run", "text_path", [*SMALL, "--emb", "median"])

@@ -128,34 +128,29 @@ def check_page(text):
 
 def main():
     """Print every problem; return whether there is any."""
-    problems = []
-
-    def add(name, found):
-        """Keep what a check yields about a file."""
-        for line, message in found:
-            problems.append(f"{name}:{line}: {message}")
-
     texts = {}
     for pattern in ("*.py", "*.md", "docs/*.md", "*/*.py", "tests/scripts/*.py"):
         for path in ROOT.glob(pattern):
             texts[str(path.relative_to(ROOT))] = path.read_text(encoding="utf-8")
     sources = {name for name in texts if not re.search(r"test|__init__|bench/|\.md", name)}
     imports = {}  # file -> files of ours that it imports
+    problems = []
 
     for name, text in sorted(texts.items()):
+        found = []  # (line, message)
         if name.endswith(".md"):
-            add(name, check_page(text))
-            continue
-        add(name, check_lines(text))
+            found += check_page(text)
+        else:
+            found += check_lines(text)
         if name in sources:
             tree = ast.parse(text)
-            add(name, check_docstrings(tree))
-            add(name, check_paper_map(text, tree))
+            found += check_docstrings(tree)
+            found += check_paper_map(text, tree)
             imports[name] = list_imports(tree) & sources
             if f"]({name})" not in texts["README.md"]:
-                add(name, [(1, "is not in the README's table of files")])
-    for name, message in check_imports(imports):
-        add(name, [(1, message)])
+                found.append((1, "is not in the README's table of files"))
+        problems += [f"{name}:{line}: {message}" for line, message in found]
+    problems += [f"{name}:1: {message}" for name, message in check_imports(imports)]
     print("\n".join(problems))
     return len(problems) > 0
 

@@ -61,21 +61,23 @@ def assert_refused(main, argv, *fragments):
         assert str(fragment) in line
 
 
-def run_script(*command, check=False, **env):
-    """Run python with these words in a process of its own; env: more environment variables."""
+def run_script(*command, **env):
+    """Run python with these words in a process of its own, which must succeed.
+
+    env: more environment variables. PYTHONPATH has the project, unless it is one of them.
+    """
     words = [str(word) for word in command]
     env = os.environ | dict(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)) | env
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True,
                           text=True, timeout=300)
-    if check:
-        assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
     return done
 
 
 def torchrun(num_processes, *command, **env):
     """Run a script under torchrun on this machine; flags of torchrun may come before its path."""
     options = ["--standalone", f"--nproc_per_node={num_processes}"]
-    return run_script("-m", "torch.distributed.run", *options, *command, check=True, **env)
+    return run_script("-m", "torch.distributed.run", *options, *command, **env)
 
 
 def equal_weights(*folders):

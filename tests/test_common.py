@@ -1,22 +1,22 @@
 """Tests of common.py: errors of one line, devices, ranks, files built once, checkpoints."""
 
 import argparse
-import dataclasses
 import multiprocessing
 import os
 import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import common
-from common import InputError, build_once, load_checkpoint, lock_output, save_checkpoint
-from tests.support import ROOT, bloom_model, tiny_model
+from common import InputError, build_once, load_checkpoint, save_checkpoint
+from model import Config
+from tests.support import ROOT, tiny_model
 
 FORK = multiprocessing.get_context("fork")  # children see the patches of a test
 
@@ -52,10 +52,11 @@ def test_run_script_prints_one_line_and_exits(capsys, error, code, line):
     assert capsys.readouterr().err == f"pretrain.py: {line}\n"
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("x"), KeyError("x")])
-def test_run_script_error_of_the_program_keeps_its_traceback(error):
-    with pytest.raises(type(error)):
-        common.run_script("pretrain.py", raise_error, error)
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+def test_run_script_error_of_the_program_keeps_its_traceback(kind):
+    """InputError is a ValueError, and torch reports a lack of memory as a RuntimeError."""
+    with pytest.raises(kind):
+        common.run_script("pretrain.py", raise_error, kind("x"))
 
 
 @pytest.mark.parametrize("num_lines", [1, 99_999])  # the pipe breaks at the last flush, or earlier
@@ -81,46 +82,28 @@ def test_blame_names_the_source_once(context, error, message):
             raise error
 
 
-@pytest.mark.parametrize("kind, text", [
-    (int, "0"),
-    (int, "8"),
-    (int, "1.5"),
-    (float, "nan"),
-])
-def test_at_least_refuses_other_numbers(kind, text):
-    number = common.at_least(1, kind, maximum=7)
+@pytest.mark.parametrize("text", ["0", "8", "nan"])
+def test_at_least_refuses_other_numbers(text):
+    number = common.at_least(1, float, maximum=7)
     assert number("7") == 7
-    message = f"expected {kind.__name__} from 1 to 7, got {text}"
-    with pytest.raises(argparse.ArgumentTypeError, match=message):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"expected 1 to 7, got {text}"):
         number(text)
 
 
-# Device, ranks and signals
-
-
-def resolve(device="cpu"):
-    args = SimpleNamespace(device=device, dtype="auto", compile=None)
-    return common.resolve_device(args)
+# Devices and signals
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "abacus"])
-def test_resolve_device_that_is_not_here_is_refused(name):
+def test_device_that_is_not_here_is_refused(name):
     with pytest.raises(InputError, match=f"^--device: .*got {name}"):
-        resolve(name)
+        common.find_device(name)
 
 
 @pytest.mark.parametrize("feature, dtype", [("avx512_bf16", "bfloat16"), ("avx2", "float32")])
-def test_resolve_device_dtype_auto_follows_the_processor(monkeypatch, feature, dtype):
+def test_dtype_auto_follows_the_processor(monkeypatch, feature, dtype):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: True})
-    assert resolve() == (torch.device("cpu"), dtype, False)
-
-
-def test_read_ranks_reads_torchrun_or_is_alone(monkeypatch):
-    assert common.read_ranks() == (0, 1, 0)
-    monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert common.read_ranks() == (5, 8, 1)
+    args = argparse.Namespace(device="cpu", dtype="auto", compile=None)
+    assert common.resolve_device(args) == (torch.device("cpu"), dtype, False)
 
 
 def test_catch_signals_collects_them_and_restores_handlers():
@@ -136,16 +119,6 @@ def test_catch_signals_collects_them_and_restores_handlers():
 # Files
 
 
-def test_lock_output_refuses_a_second_run(tmp_path):
-    out = str(tmp_path / "a" / "b")
-    with lock_output(out), lock_output(out, rank=1):  # ranks of one run share it
-        with pytest.raises(InputError, match=f"^--out {out}: in use by another run"):
-            with lock_output(out):
-                pass
-    with lock_output(out):  # released
-        pass
-
-
 def test_build_once_from_several_processes_builds_once(tmp_path):
     start = FORK.Barrier(5)
     num_builds = FORK.Value("i", 0)
@@ -153,6 +126,7 @@ def test_build_once_from_several_processes_builds_once(tmp_path):
     def build(path):
         with num_builds.get_lock():
             num_builds.value += 1
+        time.sleep(0.2)  # for the others to come, if nothing holds them
         Path(path).write_text("x" * 100_000)
 
     def child():
@@ -165,24 +139,22 @@ def test_build_once_from_several_processes_builds_once(tmp_path):
 
 
 def test_build_once_after_a_failure_builds_anew(tmp_path):
-    path = str(tmp_path / "file")
+    path = str(tmp_path / "folder")
 
     def fail(temporary):
-        Path(temporary).write_text("half")
-        raise OSError("no space")
+        os.mkdir(temporary)
+        raise OSError
 
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(OSError):
         build_once(path, fail)
-    build_once(path, lambda temporary: Path(temporary).write_text("whole"))
-    assert Path(path).read_text() == "whole"
+    build_once(path, os.mkdir)  # raises where the folder is still there
+    assert os.listdir(path) == []
 
 
-def test_fingerprint_is_fixed_and_tells_values_apart():
+def test_fingerprint_is_fixed_and_tells_types_apart():
     """Every machine finds the same files."""
-    values = [1, "1", [1], [1, 1], {"a": 1}, {"a": 2}, None, "\ud800", 1.0]
-    digests = {common.fingerprint(value) for value in values}
-    assert len(digests) == len(values)
     assert common.fingerprint(["a", 1, None]) == "f79cea04f934"
+    assert common.fingerprint(["a", "1", None]) != "f79cea04f934"
 
 
 # Checkpoints
@@ -192,17 +164,16 @@ def test_fingerprint_is_fixed_and_tells_values_apart():
 def path(tmp_path):
     """A checkpoint of step 1."""
     path = tmp_path / "ckpt.pt"
-    save_checkpoint(str(path), tiny_model(), {}, step=1)
+    save_checkpoint(str(path), tiny_model(), dict(split="regex"), step=1)
     return path
 
 
-def test_checkpoint_round_trip_is_exact(tmp_path):
-    model, tokenizer = bloom_model()
-    save_checkpoint(str(tmp_path / "ckpt.pt"), model, tokenizer.state(), step=3)
-    parts = load_checkpoint(str(tmp_path))  # of a folder, its ckpt.pt
-    assert parts["step"] == 3
-    assert parts["config"] == dataclasses.asdict(model.config)
-    assert parts["encoder"] == tokenizer.state()
+def test_checkpoint_round_trip_is_exact(path):
+    parts = load_checkpoint(str(path.parent))  # of a folder, its ckpt.pt
+    model = tiny_model()
+    assert parts["step"] == 1
+    assert Config(**parts["config"]) == model.config
+    assert parts["encoder"] == dict(split="regex")
     for name, weight in model.state_dict().items():
         assert torch.equal(parts["model"][name], weight)
 
@@ -230,7 +201,6 @@ def change_format(path):
 
 
 @pytest.mark.parametrize("damage, message", [
-    (os.remove, "no checkpoint found"),
     (cut, "could not be read"),
     (change_format, "expected checkpoint format 4, got 3"),
 ])

@@ -330,7 +330,7 @@ def test_init_from_with_words_of_another_corpus_is_refused(
 def test_ranks_compute_the_loss_and_gradients_of_one(small, tmp_path, ranks, flags):
     flags = ["--dropout", "0", *flags.split()]
     script = SCRIPTS / "save_gradients.py"
-    run_script(script, tmp_path / "one-rank-", *small(*flags, out="a"), check=True, RANK="0")
+    run_script(script, tmp_path / "one-rank-", *small(*flags, out="a"), RANK="0")
     torchrun(ranks, script, tmp_path / "rank-", *small(*flags, out="b"))
 
     one = torch.load(tmp_path / "one-rank-0.pt")
@@ -432,7 +432,7 @@ def test_run_resumes_whatever_ended_it(small, tmp_path):
     sizes = "--dropout 0.1 --steps 40 --save_every 5 --eval_every 20".split()
     flags = small("--cache", tmp_path / "cache", *sizes)
     about = [8, tmp_path / "run", tmp_path / "cache"]
-    done = run_script(SCRIPTS / "end_runs.py", *about, *flags, check=True)
+    done = run_script(SCRIPTS / "end_runs.py", *about, *flags)
     result = json.loads(done.stdout)
     assert result["is_same"]
     assert result["runs"] > 0

@@ -6,15 +6,13 @@ How the files are written is checked by tests/lint.py.
 import importlib
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 import finetune
 import infer
 import pretrain
-from tests.support import ROOT, run_main
+from tests.support import ROOT, run_main, run_script
 
 LEAVES = ["hashing", "bloom", "embeddings", "attention"]
 SCRIPTS = ["pretrain", "finetune", "infer"]
@@ -22,14 +20,6 @@ PARSERS = [pretrain.build_parser, finetune.build_parser, infer.parser]
 BENCHES = ["attention", "figures", "hashformers", "sketch", "superbloom", "training"]
 SOURCES = [*ROOT.glob("*.py"), *ROOT.glob("data/*.py"), *ROOT.glob("baselines/*.py")]
 SOURCES = [path for path in SOURCES if "test" not in path.name]
-
-
-def run_python(*arguments, cwd=ROOT):
-    """Return what Python prints in a process of its own, which must succeed."""
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
 
 
 def assert_fits_a_screen(text):
@@ -42,13 +32,14 @@ def assert_fits_a_screen(text):
 @pytest.mark.parametrize("name", LEAVES)
 def test_leaf_in_an_empty_folder_runs(name, tmp_path):
     shutil.copy(ROOT / f"{name}.py", tmp_path)
-    assert_fits_a_screen(run_python(f"{name}.py", cwd=tmp_path))
+    demo = run_script(tmp_path / f"{name}.py", PYTHONPATH="")  # where nothing else is found
+    assert_fits_a_screen(demo.stdout)
 
 
 @pytest.mark.parametrize("name", [
     "tokenizer", "model", "objectives", "baselines.bag", "baselines.canine"])
 def test_demo_fits_a_screen(name):
-    assert_fits_a_screen(run_python("-m", name))
+    assert_fits_a_screen(run_script("-m", name).stdout)
 
 
 @pytest.mark.parametrize("name", SCRIPTS + [f"bench.{name}" for name in BENCHES])
@@ -64,7 +55,7 @@ def test_help_of_a_script_works(name):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help_without_docstrings_works(name):
-    assert "usage" in run_python("-OO", f"{name}.py", "--help")
+    assert "usage" in run_script("-OO", f"{name}.py", "--help").stdout
 
 
 @pytest.mark.parametrize("build_parser", PARSERS)
@@ -78,4 +69,5 @@ def test_flag_of_a_script_is_read(build_parser):
 def test_importing_does_nothing():
     paths = [str(path.relative_to(ROOT).with_suffix("")) for path in SOURCES]
     names = ", ".join(paths).replace("/", ".")
-    assert run_python("-c", f"import {names}") == ""
+    done = run_script("-c", f"import {names}")
+    assert done.stdout + done.stderr == ""
