@@ -73,6 +73,10 @@ def print_comparison(*folders):
     lines["PRR average"] = compared["prr_average"]
     lines["PCR all"] = compared["pcr_all"]
     lines["PCR embedding"] = compared["pcr_emb"]
+    for flag in ("bag", "epochs", "select"):
+        values = [run["settings"][flag] for run in (results, baseline)]
+        if values[0] != values[1]:
+            print(f"not alike: --{flag} {values[0]} against {values[1]}")
     for name, ratio in lines.items():
         text = "n/a" if ratio is None else f"{ratio:.1f} %"
         print(f"{name}: {text}")

@@ -201,8 +201,8 @@ def finetune_run(job, tasks, flags):
     scores = {}
     for task, epochs in tasks.items():
         out = f"{job.folder}-{task}"
-        run = ["--ckpt", job.folder, "--task", task, "--epochs", epochs, "--bag", 0, "--seeds", 1,
-               "--seed", job.seed, "--out", out]
+        run = ["--ckpt", job.folder, "--task", task, "--epochs", epochs, "--seeds", 1, "--seed",
+               job.seed, "--out", out]
         run_main(finetune.main, [*run, *flags])
         scores[task] = read_json(out, "results.json")["tasks"][task]["mean"]
     return scores

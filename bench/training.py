@@ -224,41 +224,35 @@ def run_batches(model, batches):
 # Scores of trained runs
 
 TASKS = """
-    name     s     model
-    sst2     ±1    SST-2
-    cola     ±1    CoLA
-    mrpc     ±1    MRPC
-    rte      ±1    RTE
-    stsb     ±1    STS-B
-    qqp      ±1    QQP
-    qnli     ±1    QNLI
-    mnli     ±1    MNLI
-    squad    ±1    SQuAD F1
-    pydoc    ±1    pydoc
+    name            s      model, task
+    score           ±1     score
+    last            .1f    last evaluation
+    bag_of_words    ±1     bag of words
+    over_bag        ±1     difference
+    majority        .1f    majority class
+    n               ,      n
 """
 
 
 def bench_tasks(args):
-    """Scores of fine-tunings: a row a model, a column a task, mean ± std over the seeds."""
-    rows = {}
-    majority = dict(name="majority class")
-    bag_of_words = dict(name="bag of words")
+    """Scores of fine-tunings beside their controls: a row a model and task, mean ± std over seeds.
+
+    The error of the difference is that of rows and seeds together (data.tasks.compare_predictions).
+    """
     for folder in args.runs:
         if not Path(folder, "results.json").exists():
             continue  # out/* has pre-trained models too
         run = read_json(folder, "results.json")
-        name = name_model(run["settings"])
-        row = rows.setdefault(name, dict(name=name, parameters=0))
-        # of runs on several tasks the largest head counts
-        row["parameters"] = max(row["parameters"], run["model"]["parameters"])
+        settings = run["settings"]
         for task, result in run["tasks"].items():
-            row[task] = result["mean"]
-            row[f"{task}_std"] = result["std"]
-            row[f"{task}_last"] = result.get("last")
-            majority[task] = result["majority"]
-            if result["bag_of_words"] is not None and "bpe" not in name:  # of words, not of pieces
-                bag_of_words[task] = result["bag_of_words"]
-    return [rows[name] for name in sorted(rows)] + [majority, bag_of_words]
+            if task == "own":
+                task = Path(settings["train"]).parent.name
+            row = dict(name=f"{name_model(settings)}, {task}", parameters=run["model"]["parameters"])
+            row |= dict(score=result["mean"], score_std=result["std"])
+            row |= dict(over_bag=result["over_bag"], over_bag_std=result["over_bag_error"])
+            for key in ("last", "bag_of_words", "bag_of_words_std", "majority", "n"):
+                row[key] = result[key]
+            yield row
 
 
 def name_model(settings):
@@ -268,8 +262,10 @@ def name_model(settings):
         name = Path(settings["ckpt"]).name
     if settings["from_scratch"]:
         name += ", from scratch"
-    if settings.get("bag") == 0:
-        name += ", --bag 0"
+    if settings["bag"] > 0:
+        name += ", hybrid"
+    if settings["select"] == 0:
+        name += ", last weights"
     return name
 
 
@@ -277,43 +273,25 @@ PUBLIC = """
     name          s      model
     parameters    ,      parameters
     sst2          ±1     SST-2
-    sst2_last     .1f    last
     mrpc          ±1     MRPC
-    mrpc_last     .1f    last
 """
 
 
 def bench_public(args):
     """Scores of fine-tunings, and of public models of their size, by their model cards."""
-    return bench_tasks(args) + [
+    rows = {}
+    for row in bench_tasks(args):
+        name, task = row["name"].rsplit(", ", 1)
+        model = rows.setdefault(name, dict(name=name))
+        model |= {"parameters": row["parameters"], task: row["score"],
+                  f"{task}_std": row["score_std"]}
+    return [
+        *rows.values(),
         dict(name="bert-hash-femto", parameters=243_000, sst2=78.2, mrpc=68.4),
         dict(name="bert-hash-pico", parameters=448_000, sst2=78.8, mrpc=70.8),
         dict(name="bert-hash-nano", parameters=969_000, sst2=81.3, mrpc=70.8),
         dict(name="bert-tiny", parameters=4_400_000, sst2=82.2, mrpc=73.5),
     ]
-
-
-FILES = """
-    name            s      task
-    score           ±1     best evaluation
-    last            .1f    last evaluation
-    bag_of_words    .1f    bag of words
-    majority        .1f    majority class
-    n               ,      n
-"""
-
-
-def bench_files(args):
-    """Scores of fine-tunings on your own files: a row a training file, mean ± std over seeds."""
-    for folder in args.runs:
-        run = read_json(folder, "results.json")
-        [result] = run["tasks"].values()
-        name = f"{Path(run['settings']['train']).parent.name}, {result['n_train']:,} rows"
-        if run["settings"]["bag"] == 0:
-            name += ", --bag 0"
-        yield dict(name=name, score=result["mean"], score_std=result["std"], last=result["last"],
-                   bag_of_words=result["bag_of_words"], majority=result["majority"],
-                   n=result["n"])
 
 
 BENCHES = {
@@ -323,7 +301,6 @@ BENCHES = {
                        dict(data="python", data_dir=REQUIRED, cache="cache")),
     "tasks": Bench(bench_tasks, TASKS, dict(runs=REQUIRED)),
     "public": Bench(bench_public, PUBLIC, dict(runs=REQUIRED)),
-    "files": Bench(bench_files, FILES, dict(runs=REQUIRED)),
 }
 
 
