@@ -260,6 +260,8 @@ def save_checkpoint(path, model, encoder, **more):
         torch.save(parts | more, path + ".tmp")
         os.replace(path + ".tmp", path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        with contextlib.suppress(OSError):  # the disk would stay full
+            os.remove(path + ".tmp")
         raise InputError(f"{path}: could not be saved ({error}). An earlier file is "
                          "unchanged.") from error
 

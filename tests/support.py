@@ -61,8 +61,8 @@ def assert_refused(main, argv, *fragments):
         assert str(fragment) in line
 
 
-def run_script(*command, **env):
-    """Run python with these words in a process of its own, which must succeed.
+def run_script(*command, code=0, **env):
+    """Run python with these words in a process of its own, which must end with this code.
 
     env: more environment variables. PYTHONPATH has the project, unless it is one of them.
     """
@@ -70,7 +70,7 @@ def run_script(*command, **env):
     env = os.environ | dict(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)) | env
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True,
                           text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == code, done.stderr[-3000:]
     return done
 
 

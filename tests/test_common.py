@@ -222,6 +222,7 @@ def save_with_full_disk(path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
     with pytest.raises(InputError, match="could not be saved"):
         save_checkpoint(path, tiny_model(), {}, step=2)
+    assert not os.path.exists(path + ".tmp")
 
 
 def save_and_die(path):
