@@ -67,7 +67,7 @@ from tokenizer import CLS, FIRST_WORD_ID, HASHES, MASK, SPLITS, UNK, HashTokeniz
 RECIPES = {
     "tiny": dict(batch=32, micro=32, steps=10_000, lr=2e-3, warmup=300),
     # as its authors train it [BL §2.4]
-    "bert-lsh": dict(batch=8, micro=8, steps=88_245, lr=5e-5, warmup=0, vocab=31_995),
+    "bert-lsh": dict(batch=8, micro=8, steps=88_245, lr=5e-5, warmup=0, decay=0.0, vocab=31_995),
     # as we train it
     "bert-lsh-fast": dict(batch=64, micro=32, steps=20_000, lr=1e-3, warmup=1_000, vocab=31_995),
     "median": dict(batch=128, micro=32, steps=100_000, lr=2e-4, warmup=5_000, vocab=30_517),
@@ -253,7 +253,7 @@ def build_parser():
     add("lr", "peak learning rate", type=at_least(0, float))
     add("warmup", "steps to the peak", type=at_least(0))
     add("schedule", "decay (default: linear, superbloom rsqrt)", choices=("linear", "rsqrt"))
-    add("decay", "weight decay of AdamW; 0: Adam (default: 0.01, superbloom 0)",
+    add("decay", "weight decay of AdamW; 0: Adam (default: 0.01, superbloom and bert-lsh 0)",
         type=at_least(0, float))
     add("clip", "gradient clipping norm; 0: none (default: 1)", type=at_least(0, float),
         default=1.0)

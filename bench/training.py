@@ -247,7 +247,8 @@ def bench_tasks(args):
         for task, result in run["tasks"].items():
             if task == "own":
                 task = Path(settings["train"]).parent.name
-            row = dict(name=f"{name_model(settings)}, {task}", parameters=run["model"]["parameters"])
+            name = f"{name_model(settings)}, {task}"
+            row = dict(name=name, parameters=run["model"]["parameters"])
             row |= dict(score=result["mean"], score_std=result["std"])
             row |= dict(over_bag=result["over_bag"], over_bag_std=result["over_bag_error"])
             for key in ("last", "bag_of_words", "bag_of_words_std", "majority", "n"):

@@ -121,7 +121,7 @@ for alpha in (10, 20):
 
 BERT_LSH = dict(
     layers=2, width=128, heads=2, ffn=512, length=512, types=2, act="gelu", vocab=31_995,
-    rows=32_000, batch=8, steps=88_245, lr=5e-5, warmup=0, schedule="linear", mask=0.15,
+    rows=32_000, batch=8, steps=88_245, lr=5e-5, warmup=0, schedule="linear", decay=0.0, mask=0.15,
     objective="mlm", emb="lookup", split="bpe", data="bookcorpus")
 LSH = dict(attn="lsh", lsh_bands=2, lsh_buckets=256, lsh_hashes=1, lsh_fill="zero",
            lsh_pairs="upper", lsh_redraw=True)

@@ -1,0 +1,90 @@
+"""Build two topic tasks from public texts: a folder each, with train.jsonl and dev.jsonl.
+
+    python -m bench.topics articles squad-train.jsonl topics/
+    python -m bench.topics nations wikipedia.jsonl topics/
+
+articles: which of 30 articles of SQuAD is a question about? Rows of the file: title, context,
+    question. All questions about a paragraph are in one split.
+nations: which of nine nations does the person of an article have? Rows: title, text. The first
+    paragraph names the nation ("was an American ..."), and the others are the texts. All paragraphs
+    of an article are in one split.
+Out of scope: the scores, of `finetune.py --train topics/articles/train.jsonl ...`.
+"""
+
+import argparse
+import collections
+import json
+import os
+import re
+
+import numpy as np
+
+from common import run_script
+from data.corpus import read_rows
+
+NATIONS = ("American", "English", "British", "German", "Canadian", "Australian", "French",
+           "Italian", "Irish")
+SIZES = {"articles": (5_000, 2_000), "nations": (4_000, 1_500)}  # rows of train and dev
+
+
+def list_questions(rows):
+    """Return (paragraph, question, article) of the 30 articles with the most questions."""
+    counts = collections.Counter(row["title"] for row in rows)
+    titles = {title for title, _ in counts.most_common(30)}
+    questions = []
+    for row in rows:
+        if row["title"] in titles:
+            questions.append((row["context"], row["question"], row["title"]))
+    return questions
+
+
+def list_paragraphs(rows):
+    """Return (article, paragraph, nation) of all paragraphs of 20 words but an article's first."""
+    pattern = re.compile(rf"\b(?:is|was|are|were) an? ({'|'.join(NATIONS)})\b")
+    examples = []
+    for row in rows:
+        paragraphs = [text for text in row["text"].split("\n") if len(text.split()) >= 20]
+        if not paragraphs:
+            continue
+        nation = pattern.search(paragraphs[0])
+        if nation is None:
+            continue
+        for text in paragraphs[1:]:
+            examples.append((row["title"], text, nation[1]))
+    return examples
+
+
+def write_task(folder, examples, num_train, num_dev):
+    """Write both splits. Examples (group, text, label) of one group are in one split."""
+    rng = np.random.default_rng(0)
+    groups = sorted({group for group, _, _ in examples})
+    is_dev = dict(zip(groups, rng.random(len(groups)) < num_dev / (num_train + num_dev)))
+    os.makedirs(folder)
+    for split, size in (("train", num_train), ("dev", num_dev)):
+        part = [example for example in examples if is_dev[example[0]] == (split == "dev")]
+        with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
+            for i in rng.permutation(len(part))[:size]:
+                _, text, label = part[i]
+                print(json.dumps(dict(text=text, label=label)), file=file)
+
+
+def build(kind, source, out):
+    """Read the rows of a file, and write the task in a folder of its name."""
+    rows = list(read_rows(source))
+    examples = list_questions(rows) if kind == "articles" else list_paragraphs(rows)
+    write_task(os.path.join(out, kind), examples, *SIZES[kind])
+
+
+def main(argv=None):
+    """Build the task that the command line, or the list argv, names."""
+    p = argparse.ArgumentParser(description=(__doc__ or "").split("\nOut of scope")[0],
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("kind", choices=tuple(SIZES))
+    p.add_argument("source", help="file of rows, .jsonl, .gz too")
+    p.add_argument("out", help="folder, in which the task gets one of its own")
+    args = p.parse_args(argv)
+    run_script("bench.topics", build, args.kind, args.source, args.out)
+
+
+if __name__ == "__main__":
+    main()
