@@ -85,8 +85,10 @@ def test_masking_of_a_set_chooses_at_least_one_item(noise, expected):
 
 
 def test_shuffle_random_metrics_by_hand():
-    """Predictions 0 0 2 for the labels 0 1 2. test_all.py counts 3 · label + prediction."""
-    counts = [1, 0, 0, 1, 0, 0, 0, 0, 1]
+    """Predictions 0 0 2 for the labels 0 1 2; test_all.py has a position that is not scored."""
+    logits = F.one_hot(torch.tensor([[0, 0, 2]]), 3)
+    _, counts = SHUFFLE.evaluate(fixed_model(logits), None, torch.tensor([[0, 1, 2]]))
+    assert counts.tolist() == [1, 0, 0, 1, 0, 0, 0, 0, 1]  # 3 · label + prediction
     assert SHUFFLE.metrics(counts) == pytest.approx(dict(
         accuracy=2 / 3,
         majority=1 / 3,
