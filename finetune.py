@@ -83,6 +83,7 @@ SCORES = ("mean", "std", "min", "max", "last", "bag_of_words", "majority")  # th
 def build_parser():
     """Return the parser of all flags, grouped by idea."""
     p = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="finetune.py",
         description=(__doc__ or "").split("\nPaper map")[0],
         usage="python finetune.py (--ckpt DIR | --preset NAME) --task NAME [flags]  (see --help)",

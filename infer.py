@@ -537,6 +537,7 @@ def show(piece):
 def parser():
     """Return the parser of all flags."""
     p = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="infer.py",
         description=str(__doc__).split("Paper map")[0],  # python -OO leaves None
         formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -144,6 +144,7 @@ def describe_requirement(flag):
 def build_parser():
     """Return the parser of all flags, grouped by idea. What stays None parse_flags fills in."""
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="pretrain.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="python pretrain.py [flags]        (--help explains them)",

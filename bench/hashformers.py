@@ -239,7 +239,7 @@ GLUE = """
     rte        ±1     RTE
     stsb       ±1     STS-B
     average    ±1     average
-    paper      .1f    paper prints
+    paper      .1f    paper, eight tasks
     prr        .1f    PRR %
     pcr        .1f    PCR all %
     poep       .1f    PoEP %
