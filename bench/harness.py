@@ -258,6 +258,22 @@ def compare(args, variants, shared=(), train=train_variant):
             yield row
 
 
+def name_run(settings, task):
+    """Return the name of a model and its task, by the settings in results.json of finetune.py."""
+    if task == "own":
+        task = Path(settings["train"]).parent.name
+    name = settings["preset"]
+    if name is None:
+        name = Path(settings["ckpt"]).name
+    if settings["from_scratch"]:
+        name += ", from scratch"
+    if settings["bag"] > 0:
+        name += ", hybrid"
+    if settings["select"] == 0:
+        name += ", last weights"
+    return f"{name}, {task}"
+
+
 # Tables
 
 

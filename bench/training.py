@@ -1,12 +1,12 @@
 """Training: what a step costs beside Hugging Face Transformers, and scores of fine-tunings.
 
 The tables `steps`, `train` and `inference` are times of a step or a forward pass; "× X" is the
-time of X over that of the row, so above 1 the row is faster. The tables `tasks`, `files` and
-`public` collect the scores of trained runs, in percent, with the baselines in the last rows.
+time of X over that of the row, so above 1 the row is faster. The tables `tasks` and `public`
+collect the scores of trained runs, in percent.
 
     python -m bench.training steps (train)
     python -m bench.training inference --data text/ --data_dir glue/
-    python -m bench.training tasks (files, public) --runs out/*
+    python -m bench.training tasks (public) --runs out/*
 
 Paper map:
     [HF Table 3] bench_train
@@ -245,29 +245,13 @@ def bench_tasks(args):
         run = read_json(folder, "results.json")
         settings = run["settings"]
         for task, result in run["tasks"].items():
-            if task == "own":
-                task = Path(settings["train"]).parent.name
-            name = f"{name_model(settings)}, {task}"
+            name = harness.name_run(settings, task)
             row = dict(name=name, parameters=run["model"]["parameters"])
             row |= dict(score=result["mean"], score_std=result["std"])
             row |= dict(over_bag=result["over_bag"], over_bag_std=result["over_bag_error"])
             for key in ("last", "bag_of_words", "bag_of_words_std", "majority", "n"):
                 row[key] = result[key]
             yield row
-
-
-def name_model(settings):
-    """Return the name of a fine-tuned model, of the settings in results.json."""
-    name = settings["preset"]
-    if name is None:
-        name = Path(settings["ckpt"]).name
-    if settings["from_scratch"]:
-        name += ", from scratch"
-    if settings["bag"] > 0:
-        name += ", hybrid"
-    if settings["select"] == 0:
-        name += ", last weights"
-    return name
 
 
 PUBLIC = """

@@ -1,0 +1,111 @@
+"""Misspelled texts: what fine-tuned models and bags of words still score on them.
+
+    python -m bench.misspell scores --runs out/*
+
+Each run is an --out of finetune.py on a task of one text. Of the words of the rows to score, a
+share is misspelled; the training rows are as they are. A bag of words is trained anew for each run,
+as finetune.py trains its control.
+"""
+
+import argparse
+import re
+
+import numpy as np
+import torch
+
+import finetune
+from bench import harness
+from bench.harness import REQUIRED, Bench, read_json
+from common import load_checkpoint
+from data.tasks import read_task
+from model import load_model
+
+SHARES = (0.0, 0.1, 0.2, 0.4)  # of the words
+ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")  # of a keyboard
+LETTERS = "".join(ROWS)
+
+SCORES = """
+    name       s      model, task
+    0          .1f    as written
+    10         .1f    10 % of words
+    20         .1f    20 %
+    40         .1f    40 %
+    kept       .1f    kept at 40 %, in % of the score
+"""
+
+
+def misspell_word(word, rng):
+    """Return a word with two letters swapped, or one dropped, added or hit on the key beside it."""
+    place = rng.integers(len(word) - 1)
+    first = word[:place]
+    letter = word[place]
+    rest = word[place + 1:]
+    kind = rng.integers(4)
+    if kind == 0:
+        return first + rest[0] + letter + rest[1:]
+    if kind == 1:
+        return first + rest
+    if kind == 2:
+        return first + letter + LETTERS[rng.integers(26)] + rest
+    for row in ROWS:
+        i = row.find(letter.lower())
+        if i >= 0:
+            neighbors = row[max(i - 1, 0):i] + row[i + 1:i + 2]
+            letter = neighbors[rng.integers(len(neighbors))]
+    return first + letter + rest
+
+
+def misspell(text, share, rng):
+    """Return a text in which a share of the words of three letters and more is misspelled."""
+    def change(match):
+        if rng.random() >= share:
+            return match[0]
+        return misspell_word(match[0], rng)
+
+    return re.sub(r"[A-Za-z]{3,}", change, text)
+
+
+def bench_scores(args):
+    """Scores on misspelled rows: for each run a row of the model and one of a bag of words."""
+    for folder in args.runs:
+        results = read_json(folder, "results.json")
+        [name] = results["tasks"]
+        settings = argparse.Namespace(**results["settings"], cache=args.cache, compile=False,
+                                      device=torch.device("cpu"))
+        checkpoint = load_checkpoint(folder)
+        model = load_model(checkpoint)
+        task, train, devs = read_task(name, settings)
+        splits = {}  # share -> its split
+        for share in SHARES:
+            rng = np.random.default_rng(0)
+            rows = []
+            for (text,), label in devs["dev"]:
+                rows.append(((misspell(text, share, rng),), label))
+            splits[share] = f"{share} misspelled"
+            devs[splits[share]] = rows
+        data, _ = finetune.prepare_data(settings, model.config, checkpoint, checkpoint["task"],
+                                        name, task, train, devs)
+        model.set_codes(torch.from_numpy(data["train"].tokenizer.codes()))
+        bag = finetune.build_bag_of_words(data)
+        finetune.train_one(settings, f"{name}, bag of words", settings.seed, bag, data)
+
+        title = harness.name_run(results["settings"], name)
+        for label, scored in ((title, model), (f"bag of words, {title}", bag)):
+            row = dict(name=label)
+            for share, split in splits.items():
+                scores, _ = finetune.evaluate(settings, scored, data[split])
+                row[f"{100 * share:.0f}"] = scores[task.metrics[0]]
+            row["kept"] = 100 * row["40"] / row["0"]
+            yield row
+
+
+BENCHES = {"scores": Bench(bench_scores, SCORES, dict(runs=REQUIRED, cache="cache"))}
+
+
+def main(argv=None):
+    """Measure the table that argv names, by default that of the command line."""
+    harness.run_command("misspell", __doc__, BENCHES, argv)
+
+
+if __name__ == "__main__":
+    main()
