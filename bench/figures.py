@@ -22,7 +22,7 @@ import torch
 
 import objectives
 from attention import collision_probability, collisions, draw_hyperplanes, simhash
-from bench import attention, harness, hashformers, sketch, superbloom, training
+from bench import attention, harness, hashformers, misspell, sketch, superbloom, training
 from bench.harness import ROOT, Bench, caption, load_run, markdown, read_json
 from bloom import BloomMap
 from common import InputError, blame_input
@@ -310,7 +310,7 @@ def readme_tables():
     tables = recipe_tables()
     tables["counts"] = markdown(list(hashformers.count_paper_models()), hashformers.COUNTS)
     benches = {}
-    for file in (hashformers, attention, superbloom, sketch, training):
+    for file in (hashformers, attention, superbloom, sketch, training, misspell):
         benches |= file.BENCHES
     for path in Path(ROOT, "results").glob("*.json"):
         result = read_json(path)

@@ -444,6 +444,22 @@ def test_prose_of_other_pre_trainings_follows_results():
         assert row["over_bag"] < 0, name
 
 
+def test_prose_of_misspelled_words_follows_results():
+    kept = {name: row["kept"] for name, row in rows("misspell").items()}
+    lsh = [round(kept[f"{name}, articles"]) for name in ("proj-lsh", "add-lsh")]
+    assert lsh == [73, 73]
+    assert_said(
+        f"LSH bits keep {lsh[0]} % of their score at 40 %, that of MD5 bits "
+        f"{kept['proj-md5, articles']:.0f} % and BPE pieces {kept['lookup-bpe, articles']:.0f} %",
+        f"(Proj keeps {kept['proj-lsh, sst2']:.0f} % with LSH and {kept['proj-md5, sst2']:.0f} % ")
+    for name, row in rows("misspell").items():
+        model, task = name.split(", ")
+        bag = rows("misspell")[f"bag of words, {task}"]
+        if not model.startswith(("bag", "lookup")):  # "ahead of every hashed model at every share"
+            assert all(row[share] < bag[share] for share in ("0", "10", "20", "40"))
+            assert kept[f"emb-lsh, {task}"] <= kept[f"proj-lsh, {task}"]
+
+
 def test_prose_of_public_models_follows_results():
     public = rows("public")
     ours = public["proj-lsh"]
