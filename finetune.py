@@ -807,7 +807,7 @@ def print_results(results):
                   "the mean")
         if row["over_bag"] is not None:
             note = ""
-            if row["over_bag"] <= 2 * row["over_bag_error"]:
+            if row["over_bag"] <= 2 * row["over_bag_error"]:  # 0 ± 0, too
                 note = ": no better than a bag of words"
             print(f"{name}: minus a bag of words: {row['over_bag']:+.2f} ± "
                   f"{row['over_bag_error']:.2f}, standard error of rows and seeds{note}")

@@ -27,7 +27,7 @@ from baselines.canine import Canine, CanineConfig, CharacterTokenizer
 from bench import harness
 from bench.harness import REQUIRED, Bench, Stopwatch, build_model, read_json
 from data.batches import pad_batch
-from data.tasks import SequenceClassification, read_task
+from data.tasks import SequenceClassification, measure_scale, read_task
 from hashing import MD5
 from model import PRESETS, Config, Model
 from objectives import OBJECTIVES
@@ -193,11 +193,15 @@ def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), roun
     # the same texts as pieces, words and characters
     for name in names:
         task, _, devs = read_task(name, files)
+        rows = devs[task.dev[0]]
+        scale = None
+        if task.labels is None:
+            scale = measure_scale(rows)
         row = dict(name=name)
         functions = {}
         for unit, (model, tokenizer) in readers.items():
             length = model.config.length
-            data = SequenceClassification(task, devs[task.dev[0]], tokenizer, length)
+            data = SequenceClassification(task, rows, tokenizer, length, scale)
             model.eval().set_codes(torch.from_numpy(tokenizer.codes()))
             examples = data.examples
             row[unit] = np.mean([len(ids) for ids in examples])

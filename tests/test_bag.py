@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from baselines.bag import HashedBag
+from baselines.bag import BagOfWords, HashedBag
 from tests.support import tiny_model
 
 
@@ -97,3 +98,38 @@ def test_model_with_bag_starts_as_one_without_and_reads_whole_texts(emb):
     expected = model.bag(model.bag_rows[ids], mask, logits)
     torch.testing.assert_close(model(ids, mask), expected)
     assert not torch.allclose(expected, logits)
+
+
+def test_bag_of_words_has_a_row_for_each_token_id():
+    """Law: with no encoder it is the bag of the IDs, and its idf counts the training texts."""
+    texts = [
+        [1, 5, 6, 5],
+        [1, 5],
+    ]
+    control = BagOfWords(texts, 8, 3, 9).eval()
+    control.bag.weight.data.normal_()
+    ids = torch.tensor([[1, 5, 6, 7], [1, 1, 0, 0]])
+    mask = ids > 0
+
+    logits = control(ids, mask)
+
+    assert control.bag.weight.shape == (8, 3)
+    rare = 1 + math.log(3 / 2)
+    new = 1 + math.log(3)
+    assert control.bag.idf.tolist() == pytest.approx([new, 1, new, new, new, 1, rare, new])
+    torch.testing.assert_close(logits, control.bag(ids, mask, torch.zeros(2, 3)))
+
+
+def test_bag_of_words_learns_the_word_that_tells():
+    """Words 5 and 6 tell the label, words 7 and 8 do not."""
+    ids = torch.tensor([[1, 5, 7], [1, 5, 8], [1, 6, 7], [1, 6, 8]])
+    labels = torch.tensor([0, 0, 1, 1])
+    control = BagOfWords(ids, 9, 2, 3)
+    optimizer = torch.optim.Adam(control.parameters(), 0.01)
+    for _ in range(20):
+        loss = F.cross_entropy(control(ids), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert control(ids).argmax(1).tolist() == [0, 0, 1, 1]
+    assert loss < 0.2

@@ -358,45 +358,64 @@ def test_bench_robust_as_trained_does_not_move(median_run, args):
 # Training
 
 
-def test_bench_inference_reads_units_of_the_dev_texts(args, tmp_path):
-    # [CLS] The model [SEP] are 4 words and 11 characters
-    (tmp_path / "CoLA").mkdir()
+@pytest.mark.parametrize("name, folder, lines, words, characters", [
+    # classes: [CLS] The model [SEP] are 4 words and 11 characters
+    ("cola", "CoLA", "gj04\t0\t\tThe model\ngj04\t1\t\tThe model\n", 4, 11),
+    # numbers: [CLS] The [SEP] [SEP] model [SEP], where characters have one separator
+    ("stsb", "STS-B", "sentence1\tsentence2\tscore\n" + "The\tmodel\t2\n" * 2, 6, 11),
+])
+def test_bench_inference_reads_units_of_the_dev_texts(
+        name, folder, lines, words, characters, args, tmp_path):
+    (tmp_path / folder).mkdir()
     for split in ("train", "dev"):
-        lines = "gj04\t0\t\tThe model\ngj04\t1\t\tThe model\n"
-        (tmp_path / "CoLA" / f"{split}.tsv").write_text(lines)
+        (tmp_path / folder / f"{split}.tsv").write_text(lines)
     sizes = dict(layers=1, width=24, heads=3, ffn=40, length=64, rows=300)
     settings = args(data_dir=str(tmp_path))
-    [row] = run_bench(training, "inference", settings, names=["cola"], rounds=1, **sizes)
-    assert (row["words"], row["characters"]) == (4, 11)
+    [row] = run_bench(training, "inference", settings, names=[name], rounds=1, **sizes)
+    assert row["words"] == words
+    assert row["characters"] == characters
 
 
 @pytest.fixture
 def tuned_run(tmp_path):
     """Return a function that writes results.json, one result for all tasks; returns --runs."""
     def write(tasks, **settings):
-        result = dict(mean=70.0, std=1.0, last=69.0, majority=50.0, bag_of_words=60.0, n=7,
-                      n_train=500)
-        content = dict(settings=dict(bag=0, **settings), tasks=dict.fromkeys(tasks, result),
+        result = dict(mean=70.0, std=1.0, last=69.0, majority=50.0, bag_of_words=60.0,
+                      bag_of_words_std=2.0, over_bag=10.0, over_bag_error=3.0, n=7)
+        defaults = dict(preset=None, from_scratch=False, bag=0, select=0.1)
+        content = dict(settings=defaults | settings, tasks=dict.fromkeys(tasks, result),
                        model=dict(parameters=9))
         (tmp_path / "results.json").write_text(json.dumps(content))
         return Namespace(runs=[str(tmp_path)])
     return write
 
 
-def test_bench_tasks_and_public_read_results(tuned_run):
-    names = "sst2 cola mrpc rte stsb qqp qnli mnli squad pydoc".split()
-    runs = tuned_run(names, preset=None, ckpt="out/proj-lsh/", from_scratch=True)
+def test_bench_tasks_has_a_row_a_task_with_its_controls(tuned_run):
+    runs = tuned_run(["sst2", "mrpc"], ckpt="out/proj-lsh/")
     runs.runs.append("out/none")  # is not fine-tuned
     rows = run_bench(training, "tasks", runs)
-    assert rows[0]["name"] == "proj-lsh, from scratch, --bag 0"
-    assert [row["cola"] for row in rows] == [70, 50, 60]
-    assert run_bench(training, "public", runs)[:3] == rows
+    assert [row["name"] for row in rows] == ["proj-lsh, sst2", "proj-lsh, mrpc"]
+    table = harness.markdown(rows[:1], training.TASKS)
+    assert table.endswith("| proj-lsh, sst2 | 70.0 ± 1.0 | 69.0 | 60.0 ± 2.0 | 10.0 ± 3.0 | 50.0 | "
+                          "7 |\n")
 
 
-def test_bench_files_reads_results(tuned_run):
-    [row] = run_bench(training, "files", tuned_run(["own"], train="a/news/train.jsonl"))
-    assert row["name"] == "news, 500 rows, --bag 0"
-    assert row["score"] == 70
+@pytest.mark.parametrize("settings, expected", [
+    (dict(ckpt="out/proj-lsh/", from_scratch=True), "proj-lsh, from scratch, news"),
+    (dict(ckpt="out/proj-lsh/", bag=9, select=0), "proj-lsh, hybrid, last weights, news"),
+    (dict(preset="canine"), "canine, news"),
+])
+def test_bench_tasks_names_what_sets_a_run_apart(settings, expected, tuned_run):
+    """A task of files is named by the folder of the training rows."""
+    [row] = run_bench(training, "tasks", tuned_run(["own"], train="a/news/train.csv", **settings))
+    assert row["name"] == expected
+
+
+def test_bench_public_has_a_row_a_model(tuned_run):
+    runs = tuned_run(["sst2", "mrpc"], ckpt="out/proj-lsh/")
+    rows = run_bench(training, "public", runs)
+    assert rows[0] == dict(name="proj-lsh", parameters=9, sst2=70, sst2_std=1, mrpc=70, mrpc_std=1)
+    assert rows[1]["name"] == "bert-hash-femto"
 
 
 def test_bench_train_of_transformers_has_the_dtype_of_ours(monkeypatch):

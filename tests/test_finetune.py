@@ -6,25 +6,30 @@ import os
 import random
 import shutil
 import signal
+from argparse import Namespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import finetune
 from bench import compare
 from common import InputError, load_checkpoint, lock_output
 from data.corpus import read_rows
-from data.tasks import Task
+from data.tasks import TASKS, SequenceClassification, Task
+from hashing import MD5
 from infer import Predictor
-from model import PRESETS
+from model import PRESETS, Config
 from tests.support import assert_refused, equal_weights, run_main, torchrun
 from tests.test_squad import make_rows, nested_file
 from tests.test_tasks import WORDS, write_table
+from tokenizer import HashTokenizer
 
 QUICK = "--device cpu --dtype float32 --no-compile --epochs 3 --lr 1e-2 --batch 16".split()
-STEPS = 75  # of a seed with QUICK: 3 epochs of 397 rows
+# 397 rows, of which 40 choose the weights
+STEPS = 69  # of a seed with QUICK: 3 epochs of 357 rows
 # lr 0: the checkpoint that a run leaves holds the weights that it started from
 NO_TRAINING = "--lr 0 --epochs 1 --limit 40 --seeds 1".split()
 
@@ -80,8 +85,9 @@ def before_step():
     actions = {}
 
     def hook(optimizer, args, kwargs):
-        if isinstance(optimizer, torch.optim.Adam):  # not that of the bag-of-words baseline
-            rates.append(optimizer.param_groups[0]["lr"])
+        encoder, _ = optimizer.param_groups
+        if encoder["params"]:  # the control has none
+            rates.append(encoder["lr"])
             if len(rates) in actions:
                 actions[len(rates)](optimizer)
 
@@ -94,17 +100,26 @@ def read_weights(folder):
     return load_checkpoint(str(folder))["model"]
 
 
+def made_up_result(seed, score, selection=0.0):
+    """Return what train_one returns of two rows, one of them right."""
+    scores = dict(accuracy=float(score))
+    return dict(seed=seed, best=scores, last=scores, predicted=[0, 0], constant_prediction=None,
+                selection=selection, log=[])
+
+
 # Results
 
 
 def test_results_summarize_the_seeds(tune, own, tmp_path):
-    row = tune(tmp_path, *own, "--seeds", 2, "--limit", 390, "--eval_every", 30)["tasks"]["own"]
+    flags = ["--seeds", 2, "--limit", 390, "--eval_every", 30]
+    row = tune(tmp_path, *own, *flags)["tasks"]["own"]
     assert row["seeds"] == [0, 1]
     assert row["mean"] == pytest.approx(np.mean(row["values"]))
     assert row["std"] == pytest.approx(np.std(row["values"], ddof=1))
-    assert row["rows"] == dict(train=390, dev=101)
+    assert row["rows"] == dict(train=351, select=39, dev=101)
+    assert row["n_train"] == 351
     log = read_rows(str(tmp_path / "log.jsonl"))
-    assert [line["step"] for line in log] == [30, 60, STEPS] * 2
+    assert [line["step"] for line in log] == [30, 60, 66] * 2
 
 
 def test_score_beats_majority_and_is_read_back(tune, own, tmp_path):
@@ -123,14 +138,45 @@ def test_score_beats_majority_and_is_read_back(tune, own, tmp_path):
     assert 100 * np.mean(is_right) == pytest.approx(row["mean"])
 
 
+def test_predictions_reproduce_the_scores(tune, own, tmp_path):
+    """Law: of each seed they have the accuracy that is reported, of the model and the control."""
+    row = tune(tmp_path, *own, "--seeds", 2, "--epochs", 1)["tasks"]["own"]
+    predictions = json.loads((tmp_path / "predictions.json").read_text())["own"]
+    truth = []
+    for dev_row in read_rows(own[-1]):
+        truth.append(["down", "up"].index(dev_row["label"]))
+    assert predictions["truth"] == truth
+    right = np.array(predictions["predicted"]) == truth
+    assert row["values"] == pytest.approx(100 * right.mean(1))
+    right = np.array(predictions["bag_of_words"]) == truth
+    assert row["bag_of_words"] == pytest.approx(100 * right.mean())
+    assert row["bag_of_words_std"] == pytest.approx(100 * right.mean(1).std(ddof=1))
+    assert row["over_bag"] == pytest.approx(row["mean"] - row["bag_of_words"])
+
+
+@pytest.mark.parametrize("difference, error, is_noted", [
+    (1.9, 1.0, True),  # below two errors
+    (0.0, 0.0, True),  # the same predictions
+    (2.1, 1.0, False),
+    (-5.0, 1.0, True),  # worse
+])
+def test_score_like_that_of_a_bag_of_words_is_noted(
+        difference, error, is_noted, tune, own, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(finetune, "compare_predictions", lambda *args: (difference, error))
+    results = tune(tmp_path, *own, *NO_TRAINING)
+    finetune.print_results(results)
+    out = capsys.readouterr().out
+    assert f"minus a bag of words: {difference:+.2f} ± {error:.2f}" in out
+    assert ("no better than a bag of words" in out) == is_noted
+
+
 def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
     """Made-up texts and scores: letters of a task's name, plus the seed."""
     task = Task(["text"], ["down", "up"], ["accuracy"])
     rows = [(("a",), "up"), (("b",), "down")]
 
     def train_one(args, name, seed, model, data):
-        scores = dict(accuracy=float(len(name) + seed))
-        return dict(seed=seed, best=scores, last=scores, constant_prediction=None, log=[])
+        return made_up_result(seed, len(name) + seed)
 
     monkeypatch.setattr(finetune, "read_task", lambda name, args: (task, rows, {"dev": rows}))
     monkeypatch.setattr(finetune, "train_one", train_one)
@@ -139,22 +185,6 @@ def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
     assert results["average"] == (3.75 + 4.75) / 2
     assert results["average_std"] == pytest.approx(0.5**0.5)
     assert (tmp_path / "stsb" / "ckpt.pt").exists()
-
-
-def test_best_weights_are_saved_beside_the_last_score(tune, own, tmp_path, monkeypatch):
-    accuracy = [50.0, 90.0, 70.0]  # of three evaluations
-    heads = []
-
-    def evaluate(args, model, data):
-        scores = dict(accuracy=accuracy[len(heads)])
-        heads.append(model.head[1].weight.clone())
-        return scores, None
-
-    monkeypatch.setattr(finetune, "evaluate", evaluate)
-    row = tune(tmp_path, *own, "--seeds", 1, "--eval_every", 25)["tasks"]["own"]
-    assert row["mean"] == 90
-    assert row["last"] == 70
-    assert torch.equal(read_weights(tmp_path)["head.1.weight"], heads[1])
 
 
 def test_run_of_one_class_is_named(sr_run, own, tmp_path):
@@ -167,6 +197,108 @@ def test_run_of_one_class_is_named(sr_run, own, tmp_path):
     assert row["mean"] == row["majority"]
     assert done.out.count("always predicts 'up'") == 2
     assert "no better than a bag of words" in done.out
+
+
+# Rows that train, rows that choose, rows that are scored
+
+
+def test_training_rows_are_divided_and_none_is_lost(tune, own, tmp_path, monkeypatch):
+    """Law: train and select are the training rows, and dev the dev rows, in their order."""
+    splits = {}
+
+    def train_one(args, name, seed, model, data):
+        splits.update(data)
+        return made_up_result(seed, 0)
+
+    monkeypatch.setattr(finetune, "train_one", train_one)
+    monkeypatch.setattr(finetune, "compare_predictions", lambda *args: (0.0, 0.0))
+    tune(tmp_path, *own, "--seeds", 1, "--select", 0.25)
+
+    def list_rows(data):
+        return [(*ids.tolist(), label) for ids, label in zip(data.examples, data.targets)]
+
+    train = splits["train"]
+    expected = []
+    for path in (own[-3], own[-1]):
+        rows = [((row["text"],), row["label"]) for row in read_rows(path)]
+        data = SequenceClassification(train.task, rows, train.tokenizer, train.length)
+        expected.append(list_rows(data))
+    assert len(list_rows(splits["select"])) == 99  # a quarter of 397
+    assert sorted(list_rows(train) + list_rows(splits["select"])) == sorted(expected[0])
+    assert list_rows(splits["dev"]) == expected[1]
+
+
+def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, monkeypatch):
+    """Law: dev rows are read at the end only, with the last weights and then the chosen ones."""
+    accuracy = [50.0, 90.0, 70.0]  # of the slice, in three evaluations
+    sizes = []
+    heads = []
+
+    def evaluate(args, model, data):
+        sizes.append(len(data.examples))
+        heads.append(model.head[1].weight.clone())
+        if len(sizes) <= 3:
+            return dict(accuracy=accuracy[len(sizes) - 1]), None
+        return dict(accuracy=10.0 * len(sizes)), data.targets
+
+    monkeypatch.setattr(finetune, "evaluate", evaluate)
+    monkeypatch.setattr(finetune, "build_bag_of_words", lambda data: None)
+    row = tune(tmp_path, *own, "--seeds", 1, "--eval_every", 23)["tasks"]["own"]
+
+    assert sizes == [40, 40, 40, 101, 101]
+    last = heads[3]
+    assert torch.equal(last, heads[2])
+    assert row["last"] == 40
+    chosen = heads[4]
+    assert torch.equal(chosen, heads[1])
+    assert row["mean"] == 50
+    assert torch.equal(read_weights(tmp_path)["head.1.weight"], chosen)
+
+
+def test_without_a_slice_the_last_weights_are_scored(tune, own, tmp_path):
+    row = tune(tmp_path, *own, "--seeds", 1, "--select", 0)["tasks"]["own"]
+    assert row["rows"] == dict(train=397, dev=101)
+    assert row["mean"] == row["last"]
+    for line in read_rows(str(tmp_path / "log.jsonl")):
+        assert "accuracy" not in line
+
+
+def test_further_splits_are_scored_under_their_names(monkeypatch):
+    """MNLI has two dev sets. The first one's score counts, and its predictions are kept."""
+    scores = dict(dev_matched=70, dev_mismatched=60)
+    monkeypatch.setattr(
+        finetune, "evaluate", lambda args, model, data: (dict(accuracy=data), [data]))
+    data = scores | dict(train=Namespace(task=TASKS["mnli"]))
+    scores, predicted = finetune.evaluate_dev(None, None, data)
+    assert scores == dict(accuracy=70, mismatched_accuracy=60)
+    assert predicted == [70]
+
+
+def test_labels_of_dev_rows_choose_nothing(tune, own, tmp_path):
+    """Law: with their labels exchanged, the same weights of the same seed are kept."""
+    other = dict(up="down", down="up")
+    rows = [("text", "label")]
+    for row in read_rows(own[-1]):
+        rows.append((row["text"], other[row["label"]]))
+    exchanged = write_table(tmp_path / "exchanged.tsv", rows)
+    right = tune(tmp_path / "right", *own, "--seeds", 2)["tasks"]["own"]
+    wrong = tune(tmp_path / "wrong", *own, "--seeds", 2, "--dev", exchanged)["tasks"]["own"]
+    assert equal_weights(tmp_path / "right", tmp_path / "wrong")
+    assert wrong["values"] == pytest.approx([100 - value for value in right["values"]])
+
+
+def test_seed_with_the_best_slice_is_kept(tune, own, tmp_path, monkeypatch):
+    """Law: not the seed with the best score of dev rows. Seed 1 has the best slice."""
+    selections = [3.0, 5.0, 4.0]
+
+    def train_one(args, name, seed, model, data):
+        model.state_dict()["head.1.bias"].fill_(seed)
+        return made_up_result(seed, -seed, selections[seed])
+
+    monkeypatch.setattr(finetune, "train_one", train_one)
+    monkeypatch.setattr(finetune, "build_bag_of_words", lambda data: None)
+    tune(tmp_path, *own)
+    assert read_weights(tmp_path)["head.1.bias"].unique() == 1
 
 
 def test_regression_of_pairs_is_learned(tune, tmp_path):
@@ -201,6 +333,7 @@ def test_squad_is_learned_and_read_back(tune, tmp_path):
     is_silent = [answers == [] for _, answers in rows]
     assert row["majority"] == pytest.approx(100 * np.mean(is_silent))
     assert row["mean"] > row["majority"] + 20
+    assert row["over_bag"] is None  # a bag of words has no place in a text
     predictor = Predictor(str(tmp_path))
     is_right = []
     for texts, answers in rows:
@@ -241,16 +374,17 @@ def test_head_and_bag_are_kept_for_the_very_same_task(tune, own, tmp_path):
 
 
 @pytest.mark.parametrize("flags, num_rows", [
-    ("", 65_536),  # the small recipe
+    ("", 0),  # of any recipe
     ("--recipe paper", 0),
-    ("--text text,text", 0),  # a bag cannot compare two texts
+    ("--bag 99", 99),
+    ("--bag 99 --text text,text", 0),  # a bag cannot compare two texts
 ])
-def test_bag_of_words_is_for_single_texts_of_small_models(flags, num_rows, tune, own, tmp_path):
+def test_hybrid_is_asked_for_and_for_single_texts(flags, num_rows, tune, own, tmp_path):
     tune(tmp_path, *own, *NO_TRAINING, *flags.split())
     assert load_checkpoint(str(tmp_path))["config"]["bag"] == num_rows
 
 
-def test_bag_of_words_reads_what_the_encoder_cannot_see(tune, tmp_path):
+def test_hybrid_reads_what_the_encoder_cannot_see(tune, tmp_path):
     """The label is the last word, behind the encoder's last position."""
     rows = [("text", "label")]
     for i in range(60):
@@ -258,8 +392,9 @@ def test_bag_of_words_reads_what_the_encoder_cannot_see(tune, tmp_path):
             rows.append(("x " * (99 + i % 9) + label, label))
     path = write_table(tmp_path / "rows.tsv", rows)
     flags = ["--train", path, "--dev", path, "--text", "text", "--label", "label", "--seeds", 1]
-    row = tune(tmp_path, *flags)["tasks"]["own"]
+    row = tune(tmp_path, *flags, "--bag", 999)["tasks"]["own"]
     assert row["last"] == 100
+    assert row["bag_of_words"] == 100  # the control reads what the model reads
     text, label = rows[1]
     assert Predictor(str(tmp_path)).classify(text)[0][0] == label
 
@@ -282,7 +417,8 @@ def test_recipe_reaches_the_optimizer(tune, own, tmp_path, before_step):
     groups = []
     rates, actions = before_step
     actions[80] = lambda optimizer: groups.extend(optimizer.param_groups)
-    tune(tmp_path, *own, "--batch", 25, "--epochs", 5, "--lr", 1, "--seeds", 1)
+    flags = "--batch 25 --epochs 5 --lr 1 --seeds 1 --select 0 --bag 64"
+    tune(tmp_path, *own, *flags.split())
     assert len(rates) == 80
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
     assert rates[5::15] == [1] * 5
@@ -292,7 +428,44 @@ def test_recipe_reaches_the_optimizer(tune, own, tmp_path, before_step):
     assert encoder["eps"] == 1e-6
     assert encoder["weight_decay"] == 0
     assert bag["weight_decay"] == 2
-    assert bag["params"][0].shape == (65_536, 2)
+    assert bag["params"][0].shape == (64, 2)
+
+
+def test_control_is_the_bag_trained_alone():
+    """Law: train_one of the control is a linear model by hand, with a row for each word."""
+    rows = []
+    for text, label in (("a b c", "up"), ("a c", "up"), ("b d d", "down"), ("c d", "down")):
+        rows.append(((text,), label))
+    task = Task(["text"], ["down", "up"], ["accuracy"])
+    tokenizer = HashTokenizer(Config(**PRESETS["tiny"]), hash=MD5())
+    train = SequenceClassification(task, rows, tokenizer, 9)
+    data = dict(train=train, dev=train)
+    control = finetune.build_bag_of_words(data)
+    args = Namespace(lr=0.1, epochs=9, batch=4, eval_every=None, device=torch.device("cpu"),
+                     dtype="float32", compile=False)
+
+    result = finetune.train_one(args, "toy", 0, control, data)
+
+    # a row of x for each text: idf · ln(1 + count) of each ID, of length 1
+    num_ids, _ = control.bag.weight.shape
+    x = torch.zeros(4, num_ids)
+    for i in range(num_ids):
+        num_texts = sum(i in ids for ids in train.examples)
+        for text, ids in enumerate(train.examples):
+            count = (ids == i).sum()
+            x[text, i] = (1 + math.log(5 / (1 + num_texts))) * math.log(1 + count)
+    x /= x.norm(dim=1, keepdim=True)
+    weight = torch.zeros(num_ids, 2, requires_grad=True)
+    optimizer = torch.optim.AdamW([weight], eps=1e-6, weight_decay=2)
+    for step in range(9):  # all texts in each
+        optimizer.param_groups[0]["lr"] = 0.1 * finetune.learning_rate(step, 9, 1)
+        loss = F.cross_entropy(30 * x @ weight, torch.from_numpy(train.targets))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_([weight], 1)
+        optimizer.step()
+    torch.testing.assert_close(control.bag.weight, weight)
+    assert result["last"]["accuracy"] == 100
 
 
 def test_weights_that_are_not_finite_are_refused(refuse, own, tmp_path, before_step):
@@ -420,7 +593,8 @@ def results_of(scores, parameters=30, embedding=10, **changes):
     tasks = {}
     for name, score in zip("abcdefgh", scores):
         tasks[name] = dict(mean=score, metric="f1", n=7) | changes
-    return dict(tasks=tasks, model=dict(parameters=parameters, embedding=embedding))
+    model = dict(parameters=parameters, embedding=embedding)
+    return dict(tasks=tasks, model=model, settings=dict(bag=0, epochs=5, select=0.1))
 
 
 def read_table():
@@ -473,3 +647,18 @@ def test_compare_reads_two_folders(tmp_path):
     done = run_main(compare.main, tmp_path, tmp_path)
     assert "PRR average: 100.0 %" in done.out
     assert_refused(compare.main, [tmp_path, tmp_path / "missing"], "missing")
+
+
+def test_compare_says_what_is_not_alike(tmp_path):
+    """A hybrid, other epochs or another choice of weights are other methods, not other models."""
+    for name, changes in (("a", {}), ("b", dict(bag=64, select=0))):
+        results = results_of([5.0])
+        results["settings"] |= changes
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(results))
+    done = run_main(compare.main, tmp_path / "a", tmp_path / "b")
+    lines = [line for line in done.out.splitlines() if line.startswith("not alike")]
+    assert lines == [
+        "not alike: --bag 0 against 64",
+        "not alike: --select 0.1 against 0",
+    ]

@@ -66,6 +66,18 @@ def test_printed_counts_of_hashformers_have_one_more_row(emb, printed):
     assert count("hashformer", emb=emb)["embedding"] + 768 == printed
 
 
+def test_counts_of_a_hybrid_have_the_bag_in_the_embedding():
+    """64 hash buckets of words, each with three scores and an idf. The rest is the encoder's."""
+    shape = dict(head="classify", labels=3)
+    plain = count_parameters(tiny_model(**shape))
+    hybrid = count_parameters(tiny_model(**shape, bag=64))
+    bag = 64 * (3 + 1)
+    assert hybrid["embedding"] == plain["embedding"] + bag
+    assert hybrid["total"] == plain["total"] + bag
+    assert hybrid["head"] == plain["head"]
+    assert hybrid["poep"] == hybrid["embedding"] / hybrid["total"]
+
+
 def test_counts_match_proformer():
     """[HF Table 2] 322.6K for words. The 15.1M in all hold no positions and no special tokens."""
     counts = count("proformer", head="classify")

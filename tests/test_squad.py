@@ -48,10 +48,10 @@ def nested_file(rows):
 
 
 def make_data(rows, length, tokenizer=None, **options):
-    """Return the windows of rows that are train and dev at once."""
+    """Return the windows of rows."""
     if tokenizer is None:
         tokenizer = HashTokenizer(Config(**PRESETS["tiny"]), hash=MD5())
-    return QuestionAnswering(None, rows, {"dev": rows}, tokenizer, length, **options)
+    return QuestionAnswering(None, rows, tokenizer, length, **options)
 
 
 def batches(examples, logits):
@@ -218,7 +218,7 @@ def test_targets_read_as_answers_score_100(split, length, no_answer, bpe):
         config = Config(**PRESETS["tiny"] | dict(emb="lookup"))
         tokenizer = HashTokenizer(config, split="bpe", subwords=bpe, vocabulary=bpe.units)
     data = make_data(rows, length, tokenizer, allow_no_answer=no_answer > 0)
-    assert len(data.windows) > 40
+    assert len(data.examples) > 40
     assert data.num_lost == 0
     start, end, first, count = data.targets.T
     is_inside = (start >= first) & (end < first + count)
@@ -228,9 +228,9 @@ def test_targets_read_as_answers_score_100(split, length, no_answer, bpe):
     for scores, (start, end, _, _) in zip(logits, data.targets):
         scores[start, 0] = 1
         scores[end, 1] = 1
-    scores, constant = data.evaluate(lambda examples: batches(examples, logits))
+    scores, texts = data.evaluate(lambda examples: batches(examples, logits))
     assert scores["f1"] == scores["em"] == scores.get("best_f1", 100) == 100
-    assert constant is None
+    assert data.score(texts).min() == 1
 
 
 @pytest.mark.parametrize("context, text, start", [
@@ -247,7 +247,7 @@ def test_answers_are_the_best_over_all_windows():
     """Random scores, against going through all pairs of all windows."""
     rows = make_rows(random.Random(4), 9, 0.3)
     data = make_data(rows, 25, stride=5, max_words=3, allow_no_answer=True)
-    logits = [torch.randn(len(ids), 2) for ids in data.windows]
+    logits = [torch.randn(len(ids), 2) for ids in data.examples]
     texts, margins = data.answers(lambda examples: batches(examples, logits))
 
     best = {}  # question -> (score, first word, last word)
@@ -266,3 +266,38 @@ def test_answers_are_the_best_over_all_windows():
         _, end = spans[b]
         assert texts[number] == context[begin:end]
         assert margins[number] == pytest.approx(score - null[number], abs=1e-5)
+
+
+def test_eval_loss_is_the_mean_over_the_windows():
+    """Law: batches of other sizes, and their padding, change nothing."""
+    rows = make_rows(random.Random(4), 8, 0.3)
+    data = make_data(rows, 25, allow_no_answer=True)
+    logits = [torch.randn(len(ids), 2) for ids in data.examples]
+    scores, _ = data.evaluate(lambda examples: batches(examples, logits))
+
+    total = 0
+    for window, (start, end, first, count) in zip(logits, data.targets.tolist()):
+        is_candidate = torch.zeros(len(window), dtype=torch.bool)
+        is_candidate[0] = True  # [CLS]
+        is_candidate[first:first + count] = True
+        logp = window - window[is_candidate].logsumexp(0)
+        total -= logp[start, 0]
+        total -= logp[end, 1]
+    mean = total.item() / 2 / len(logits)
+    assert scores["eval_loss"] == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("allow_no_answer, texts, expected", [
+    (True, ["", ""], "no answer"),
+    (True, ["", "a"], None),
+    (False, ["", ""], None),  # v1 has no such answer
+])
+def test_no_answer_to_all_questions_is_named(allow_no_answer, texts, expected):
+    data = make_data([(("x", "a b"), [("b", 2)])], 20, allow_no_answer=allow_no_answer)
+    assert data.name_constant(texts) == expected
+
+
+def test_majority_is_the_score_of_no_answer():
+    rows = [(("x", "a b"), answers) for answers in ([], [("b", 2)], [], [])]
+    data = make_data(rows, 20, allow_no_answer=True)
+    assert data.majority(data) == 75

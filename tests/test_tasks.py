@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import data.tasks
 from common import InputError
-from data.tasks import METRICS, TASKS, SequenceClassification, Task, bag_of_words, draw_rows
-from data.tasks import parse_rows, read_task
+from data.tasks import METRICS, TASKS, SequenceClassification, Task, compare_predictions
+from data.tasks import draw_rows, measure_scale, parse_rows, read_task
 from hashing import MD5
 from model import PRESETS, Config
 from tests.support import make_words
@@ -26,11 +27,19 @@ def make_rows(texts, labels):
     return [((text,), label) for text, label in zip(texts, labels, strict=True)]
 
 
-def make_data(task, train, dev=None, **options):
-    """Return the examples of rows, of at most nine positions. Without dev, train is both."""
+def make_data(task, rows, **options):
+    """Return the examples of rows, of at most nine positions."""
     tokenizer = HashTokenizer(Config(**PRESETS["tiny"]), hash=MD5())
-    devs = {"dev": train if dev is None else dev}
-    return SequenceClassification(task, train, devs, tokenizer, 9, **options)
+    return SequenceClassification(task, rows, tokenizer, 9, **options)
+
+
+def predict_in_two_batches(logits):
+    """Return a `predict` of four examples that yields their logits in another order."""
+    def predict(examples):
+        for indices in ([3, 1], [2, 0]):
+            yield indices, logits[indices]
+
+    return predict
 
 
 def flags(**changes):
@@ -93,13 +102,25 @@ def test_parse_rows_refuses_other_rows(cells, message):
         parse_rows(cells, TASKS["rte"], "here")
 
 
-def test_draw_rows_is_at_random_and_in_order():
+@pytest.mark.parametrize("count, num_drawn", [
+    (7, 7),
+    (99, 60),  # more than there are
+])
+def test_draw_rows_divides_the_rows_at_random_and_in_order(count, num_drawn):
     rows = list(range(60))
-    drawn = draw_rows(rows, 7)
-    assert len(set(drawn)) == 7
+    drawn, others = draw_rows(rows, count, seed=1)
+    assert len(drawn) == num_drawn
+    assert sorted(drawn + others) == rows
     assert drawn == sorted(drawn)
+    assert others == sorted(others)
+
+
+def test_draw_rows_draws_by_the_seed():
+    rows = list(range(60))
+    drawn, _ = draw_rows(rows, 7, seed=1)
+    other, _ = draw_rows(rows, 7, seed=2)
+    assert drawn != other
     assert drawn != rows[:7]
-    assert draw_rows(rows, None) == rows
 
 
 # Sources: files of one's own, original files, the hub, the installed Python
@@ -231,61 +252,108 @@ def test_metric_by_hand(metric, predicted, truth, expected):
     assert score == pytest.approx(expected)
 
 
+# Comparison of two models on the same rows
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "spearman"])
+def test_equal_predictions_differ_by_nothing(metric):
+    predicted = np.random.default_rng(0).integers(2, size=(3, 50))
+    truth = predicted[0]
+    assert compare_predictions(metric, truth, predicted, predicted) == (0, 0)
+
+
+@pytest.mark.parametrize("n", [200, 3_200])
+def test_error_of_one_seed_is_that_of_a_mean_of_rows(n):
+    """Law: of 8 rows one model wins 3 and loses 1; the error is the deviation of these by √n."""
+    truth = np.ones(n)
+    predicted = np.tile([1, 1, 1, 0, 1, 1, 0, 0], n // 8)
+    others = np.tile([0, 0, 0, 1, 1, 1, 0, 0], n // 8)
+    difference, error = compare_predictions("accuracy", truth, [predicted], [others])
+    assert difference == pytest.approx(100 * 2 / 8)
+    mean = 2 / 8
+    mean_square = 4 / 8
+    expected = 100 * np.sqrt((mean_square - mean**2) / n)
+    # 1,000 rounds measure a deviation to 1/√2000 of it (six sigma)
+    assert error == pytest.approx(expected, rel=6 / np.sqrt(2_000))
+
+
+def test_error_of_seeds_is_drawn_too():
+    """All rows are alike, so only seeds differ, by 100 and by 0: two of them give 0, 50, or 100."""
+    truth = np.ones(9)
+    predicted = [np.ones(9), np.zeros(9)]
+    others = [np.zeros(9), np.zeros(9)]
+    difference, error = compare_predictions("accuracy", truth, predicted, others)
+    assert difference == 50
+    # chances 1/4, 1/2, 1/4: the variance is 50² / 2; six sigma of 1,000 rounds, as a fair coin's
+    assert error**2 == pytest.approx(50**2 / 2, rel=6 / np.sqrt(1_000))
+
+
 # Examples and baselines
 
 
 def test_examples_are_pairs_cut_to_the_length():
     long_text = " ".join(WORDS)
     rows = [(("x y", "y"), 1.0), (("z", long_text), 2.0)]
-    data = make_data(Task(["a", "b"], None, ["spearman"]), rows)
+    data = make_data(Task(["a", "b"], None, ["spearman"]), rows, scale=[0.0, 1.0])
     assert data.examples[0].tolist() == [CLS, 5, 6, SEP, SEP, 6, SEP]
     assert len(data.examples[1]) == 9
-    assert data.notes.startswith("2 texts or pairs exceed the 9")  # one of train, one of dev
+    assert data.notes.startswith("1 texts or pairs exceed the 9")
 
 
-def test_numbers_are_standardized():
-    data = make_data(NUMBER, make_rows("xyz", [1.0, 3.0, 8.0]))
-    mean, deviation = data.scale
-    assert (mean, deviation) == pytest.approx((4, np.std([1, 3, 8])))
-    assert data.targets * deviation + mean == pytest.approx([1, 3, 8])
+@pytest.mark.parametrize("labels, deviation", [
+    ([1.0, 3.0, 8.0], np.std([1, 3, 8])),
+    ([4.0, 4.0, 4.0], 1),  # the unit of equal numbers: none divides by 0
+])
+def test_scale_is_mean_and_deviation_of_the_labels(labels, deviation):
+    rows = make_rows("xyz", labels)
+    assert measure_scale(rows) == pytest.approx([4, deviation])
 
 
-def test_constant_prediction_is_named_in_the_unit_of_the_labels():
-    """A checkpoint that was trained for this task keeps its scale: here mean 3, deviation 2."""
+def test_numbers_are_standardized_by_the_scale():
     data = make_data(NUMBER, make_rows("xy", [1.0, 9.0]), scale=[3.0, 2.0])
     assert data.targets.tolist() == [-1, 3]
-    scores, constant = data.evaluate(lambda examples: [([0, 1], torch.full((2, 1), 0.5))])
-    assert scores == dict(spearman=0)
-    assert constant == "4"
 
 
 def test_evaluate_restores_the_order_of_batches():
-    """Logits of the right labels come in another order. A second dev split is wrong."""
+    """Logits of the right labels come in another order."""
     words = ["up", "down", "up", "up"]
-    right = make_rows(words, words)
-    wrong = make_rows(words, ["down", "up", "down", "down"])
-    task = Task(["text"], ["down", "up"], ["accuracy"], dev=("dev", "dev_b"))
-    data = make_data(task, right)
-    data.devs["dev_b"] = data.encode(wrong)
+    data = make_data(UP_OR_DOWN, make_rows(words, words))
+    logits = torch.eye(2)[data.targets]
+    scores, predicted = data.evaluate(predict_in_two_batches(logits))
+    assert scores["accuracy"] == 100
+    assert predicted.tolist() == [1, 0, 1, 1]
 
-    def predict(examples):
-        logits = torch.eye(2)[data.targets]
-        for indices in ([3, 1], [2, 0]):
-            yield indices, logits[indices]
 
-    scores, constant = data.evaluate(predict)
-    assert scores == dict(accuracy=100, b_accuracy=0)
-    assert constant is None
+@pytest.mark.parametrize("task, labels, options", [
+    (UP_OR_DOWN, ["up", "down", "up", "up"], {}),
+    (NUMBER, [1.0, 9.0, 4.0, 2.0], dict(scale=[3.0, 2.0])),
+])
+def test_eval_loss_is_the_mean_over_the_rows(task, labels, options):
+    """Law: -log softmax of the right class, or the squared error in units of the scale."""
+    data = make_data(task, make_rows("abcd", labels), **options)
+    logits = torch.randn(4, data.num_outputs)
+    total = 0
+    for row, target in zip(logits, data.targets):
+        if task is NUMBER:
+            total += (row[0] - target)**2
+        else:
+            total -= F.log_softmax(row, 0)[target]
+    scores, _ = data.evaluate(predict_in_two_batches(logits))
+    assert scores["eval_loss"] == pytest.approx(total.item() / 4)
+
+
+@pytest.mark.parametrize("task, options, predicted, expected", [
+    (UP_OR_DOWN, {}, [1, 1], "up"),
+    (UP_OR_DOWN, {}, [1, 0], None),
+    (NUMBER, dict(scale=[3.0, 2.0]), [0.5, 0.5], "4"),  # in the unit of the labels
+])
+def test_constant_prediction_is_named(task, options, predicted, expected):
+    labels = ["up", "down"] if task is UP_OR_DOWN else [1.0, 9.0]
+    data = make_data(task, make_rows("xy", labels), **options)
+    assert data.name_constant(np.array(predicted)) == expected
 
 
 def test_majority_is_the_most_frequent_class_of_train():
-    train = make_rows("aaa", ["up", "up", "down"])
-    dev = make_rows("aaaa", ["up", "down", "down", "down"])
-    baselines = make_data(UP_OR_DOWN, train, dev).baselines()
-    assert baselines["majority"] == 25
-
-
-def test_bag_of_words_learns_the_word_that_tells():
-    texts = [np.array([1, 9, 8]), np.array([1, 8, 7])]
-    targets = np.array([0, 1] * 20)
-    assert bag_of_words(texts * 20, targets, texts, 2).tolist() == [0, 1]
+    train = make_data(UP_OR_DOWN, make_rows("aaa", ["up", "up", "down"]))
+    dev = make_data(UP_OR_DOWN, make_rows("aaaa", ["up", "down", "down", "down"]))
+    assert dev.majority(train) == 25
