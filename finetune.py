@@ -21,8 +21,7 @@ Out of scope: tasks and metrics (data/), labels of new texts (infer.py), the com
     fine-tunings (bench/compare.py).
 Deviations:
     1. A tenth of the training rows chooses the evaluation whose weights are scored (--select).
-       Papers choose on the scored rows, which flatters. The last evaluation's score is reported
-       too.
+       The scored rows choose nothing. The score of the last weights is reported too.
     2. Two evaluations per epoch (--eval_every). [HF Table 5]: five, of small tasks in 3 epochs.
     3. Gradients are clipped at norm 1, which the paper does not name.
     4. The cosine restarts after each fifth of the steps. The paper does not say how often.
@@ -33,6 +32,7 @@ Deviations:
 import argparse
 import dataclasses
 import datetime
+import functools
 import json
 import math
 import os
@@ -318,8 +318,8 @@ def finetune(args):
             content["average"] = float(by_seed.mean())
             content["average_std"] = deviation(by_seed)
         write_json(os.path.join(args.out, "results.json"), content)
-
         write_json(os.path.join(args.out, "predictions.json"), predictions)
+
         for name in names:
             # the scored rows do not choose the seed, either
             best = max(seeds, key=lambda seed: results[name, seed]["selection"])
@@ -584,9 +584,10 @@ def prepare_data(args, config, checkpoint, description, name, task, train, devs)
     if args.limit is not None:
         train, _ = draw_rows(train, args.limit, seed=0)
     select, train = draw_rows(train, round(args.select * len(train)), seed=1)
-    splits = dict(train=train, select=select, **devs)  # subtle: the tokenizer numbers train first
-    if not select:
-        del splits["select"]
+    splits = dict(train=train)  # subtle: it is first, as the tokenizer numbers words in this order
+    if select:
+        splits["select"] = select
+    splits |= devs
     with blame_input(f"--ckpt {args.ckpt}"):
         if checkpoint:
             _, _, tokenizer_class = select_classes(vars(config))
@@ -597,18 +598,19 @@ def prepare_data(args, config, checkpoint, description, name, task, train, devs)
                 for text in texts:
                     counts.update(list_words(text))
             tokenizer = HashTokenizer(config, hash_name="lsh", hash=NgramLSH.fit(counts))
-        scale = description.get("scale")
-        if task.labels is None and name not in SQUAD and scale is None:
-            scale = measure_scale(train)
-        has_bag = args.bag > 0 and len(task.texts) == 1  # a bag cannot compare two texts
+        if name in SQUAD:
+            build = functools.partial(QuestionAnswering, stride=args.stride,
+                                      max_words=args.max_answer,
+                                      allow_no_answer=name == "squad_v2")
+        else:
+            scale = description.get("scale")
+            if task.labels is None and scale is None:
+                scale = measure_scale(train)
+            has_bag = args.bag > 0 and len(task.texts) == 1  # a bag cannot compare two texts
+            build = functools.partial(SequenceClassification, scale=scale, has_bag=has_bag)
         data = {}
         for split, rows in splits.items():
-            if name in SQUAD:
-                data[split] = QuestionAnswering(task, rows, tokenizer, config.length, args.stride,
-                                                args.max_answer, name == "squad_v2")
-            else:
-                data[split] = SequenceClassification(task, rows, tokenizer, config.length, scale,
-                                                     has_bag)
+            data[split] = build(task, rows, tokenizer, config.length)
 
     if name == "pydoc":
         source = "held-out files of the installed Python"
@@ -678,7 +680,10 @@ def build_bag_of_words(data):
     train = data["train"]
     if train.head != "classify" or not train.tokenizer.words:  # CANINE has characters
         return None
-    num_ids = 1 + max(max(ids.max() for ids in part.examples) for part in data.values())
+    examples = []
+    for part in data.values():
+        examples += part.examples
+    num_ids = 1 + max(ids.max() for ids in examples)
     return BagOfWords(train.examples, num_ids, train.num_outputs, train.length)
 
 
@@ -746,9 +751,8 @@ def summarize(results, predictions):
     control = dict(bag_of_words=None, bag_of_words_std=None, over_bag=None, over_bag_error=None)
     if predictions["bag_of_words"]:
         scores = [result["control"]["best"][metric] for result in results]
-        difference, error = compare_predictions(metric, predictions["truth"],
-                                                predictions["predicted"],
-                                                predictions["bag_of_words"])
+        difference, error = compare_predictions(
+            metric, predictions["truth"], predictions["predicted"], predictions["bag_of_words"])
         control = dict(bag_of_words=float(np.mean(scores)), bag_of_words_std=deviation(scores),
                        over_bag=difference, over_bag_error=error)
     values = [result["best"][metric] for result in results]

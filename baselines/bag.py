@@ -1,4 +1,4 @@
-"""Hashed bag of words beside an encoder: scores of labels per hash bucket of words, no vocabulary.
+"""Bag of words: scores of labels per word, or per hash bucket of words beside an encoder.
 
 Paper map:
     [FH] HashedBag

@@ -74,7 +74,7 @@ def print_comparison(*folders):
     lines["PCR all"] = compared["pcr_all"]
     lines["PCR embedding"] = compared["pcr_emb"]
     for flag in ("bag", "epochs", "select"):
-        values = [run["settings"][flag] for run in (results, baseline)]
+        values = [run["settings"].get(flag) for run in (results, baseline)]  # older runs lack some
         if values[0] != values[1]:
             print(f"not alike: --{flag} {values[0]} against {values[1]}")
     for name, ratio in lines.items():

@@ -2,7 +2,7 @@
 
     python -m bench.misspell scores --runs out/*
 
-Each run is an --out of finetune.py on a task of one text. Of the words of the rows to score, a
+Each run is an --out of finetune.py on one task with labels. Of the words of the rows to score, a
 share is misspelled; the training rows are as they are. A bag of words is trained for each task, as
 finetune.py trains its control.
 """
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import finetune
+from baselines.canine import select_classes
 from bench import harness
 from bench.harness import REQUIRED, Bench, read_json
 from common import load_checkpoint
@@ -23,6 +24,7 @@ from model import load_model
 SHARES = (0.0, 0.1, 0.2, 0.4)  # of the words
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")  # of a keyboard
 LETTERS = "".join(ROWS)
+ERRORS = ("swap", "drop", "add", "hit")
 
 SCORES = """
     name       s      model, task
@@ -40,19 +42,19 @@ def misspell_word(word, rng):
     first = word[:place]
     letter = word[place]
     rest = word[place + 1:]
-    kind = rng.integers(4)
-    if kind == 0:
+    error = ERRORS[rng.integers(4)]
+    if error == "swap":
         return first + rest[0] + letter + rest[1:]
-    if kind == 1:
+    if error == "drop":
         return first + rest
-    if kind == 2:
+    if error == "add":
         return first + letter + LETTERS[rng.integers(26)] + rest
     for row in ROWS:
         i = row.find(letter.lower())
         if i >= 0:
-            neighbors = row[max(i - 1, 0):i] + row[i + 1:i + 2]
-            letter = neighbors[rng.integers(len(neighbors))]
-    return first + letter + rest
+            neighbors = row[max(i - 1, 0):i] + row[i + 1:i + 2]  # left and right
+            hit = neighbors[rng.integers(len(neighbors))]
+    return first + hit + rest
 
 
 def misspell(text, share, rng):
@@ -74,27 +76,29 @@ def bench_scores(args):
         settings = argparse.Namespace(**results["settings"], cache=args.cache, compile=False,
                                       device=torch.device("cpu"))
         checkpoint = load_checkpoint(folder)
-        model = load_model(checkpoint)
+        *classes, _ = select_classes(checkpoint["config"])
+        model = load_model(checkpoint, classes)
         task, train, devs = read_task(name, settings)
         splits = {}  # share -> its split
         for share in SHARES:
             rng = np.random.default_rng(0)
             rows = []
-            for (text,), label in devs["dev"]:
-                rows.append(((misspell(text, share, rng),), label))
+            for texts, label in devs[task.dev[0]]:
+                rows.append((tuple(misspell(text, share, rng) for text in texts), label))
             splits[share] = f"{share} misspelled"
             devs[splits[share]] = rows
         data, _ = finetune.prepare_data(settings, model.config, checkpoint, checkpoint["task"],
                                         name, task, train, devs)
         model.set_codes(torch.from_numpy(data["train"].tokenizer.codes()))
-        title = harness.name_run(results["settings"], name)
+        title = harness.name_run(results["settings"], name)  # model, task
         yield score_splits(title, settings, model, data, splits)
 
         # a bag of words is the same for all models of a task that split the texts alike
         units = "words"
         if data["train"].tokenizer.split_name == "bpe":
             units = "pieces"
-        title = f"bag of {units}, {title.rsplit(', ', 1)[1]}"
+        _, task_name = title.rsplit(", ", 1)
+        title = f"bag of {units}, {task_name}"
         if title not in seen:
             seen.add(title)
             bag = finetune.build_bag_of_words(data)

@@ -19,7 +19,7 @@ import re
 
 import numpy as np
 
-from common import run_script
+from common import blame_file, run_script
 from data.corpus import read_rows
 
 NATIONS = ("American", "English", "British", "German", "Canadian", "Australian", "French",
@@ -71,7 +71,11 @@ def write_task(folder, examples, num_train, num_dev):
 def build(kind, source, out):
     """Read the rows of a file, and write the task in a folder of its name."""
     rows = list(read_rows(source))
-    examples = list_questions(rows) if kind == "articles" else list_paragraphs(rows)
+    with blame_file(source):  # a row without the columns
+        if kind == "articles":
+            examples = list_questions(rows)
+        else:
+            examples = list_paragraphs(rows)
     write_task(os.path.join(out, kind), examples, *SIZES[kind])
 
 

@@ -320,13 +320,17 @@ class QuestionAnswering:
             spans.append(context_spans)
         return windows, np.array(places), spans
 
-    def answers(self, predict):
-        """Return the best answer to each question, and its score minus no answer's, (n,)."""
+    def answers(self, batches):
+        """Return the best answer to each question, and its score minus no answer's, (n,).
+
+        Args:
+            batches: what predict yields of the examples.
+        """
         best = np.full(len(self.rows), -np.inf)
         null = np.full(len(self.rows), np.inf)
         texts = [""] * len(self.rows)
         # of the windows of a question: the highest span, and the lowest "no answer"
-        for indices, logits in predict(self.examples):
+        for indices, logits in batches:
             places = torch.from_numpy(self.places[indices])  # (B, 4)
             numbers, first, start, stop = places.to(logits.device).unbind(1)
             is_context = mark_context(logits, first, stop - start)
@@ -355,16 +359,12 @@ class QuestionAnswering:
 
     def evaluate(self, predict):
         """Return dict: the scores in percent and eval_loss; and the answers, "" for none."""
+        batches = list(predict(self.examples))  # of SQuAD's dev set some tens of MB
         total_loss = 0.0
-
-        def predict_with_loss(examples):
-            nonlocal total_loss
-            for indices, logits in predict(examples):
-                targets = torch.from_numpy(self.targets[indices]).to(logits.device)
-                total_loss += span_loss(logits, targets).item() * len(indices)
-                yield indices, logits
-
-        texts, margins = self.answers(predict_with_loss)
+        for indices, logits in batches:
+            targets = torch.from_numpy(self.targets[indices]).to(logits.device)
+            total_loss += span_loss(logits, targets).item() * len(indices)
+        texts, margins = self.answers(batches)
         scores = self.score(texts)
         result = dict(eval_loss=total_loss / len(self.examples))
         if not self.allow_no_answer:

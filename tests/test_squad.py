@@ -248,7 +248,7 @@ def test_answers_are_the_best_over_all_windows():
     rows = make_rows(random.Random(4), 9, 0.3)
     data = make_data(rows, 25, stride=5, max_words=3, allow_no_answer=True)
     logits = [torch.randn(len(ids), 2) for ids in data.examples]
-    texts, margins = data.answers(lambda examples: batches(examples, logits))
+    texts, margins = data.answers(batches(data.examples, logits))
 
     best = {}  # question -> (score, first word, last word)
     null = {}
