@@ -662,3 +662,13 @@ def test_compare_says_what_is_not_alike(tmp_path):
         "not alike: --bag 0 against 64",
         "not alike: --select 0.1 against 0",
     ]
+
+
+def test_compare_with_an_older_run_says_that_it_had_no_such_flag(tmp_path):
+    results = results_of([5.0])
+    del results["settings"]["select"]
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "results.json").write_text(json.dumps(results_of([5.0])))
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    done = run_main(compare.main, tmp_path / "new", tmp_path)
+    assert "not alike: --select 0.1 against None" in done.out

@@ -33,10 +33,10 @@ def test_key_beside_the_letter_is_hit():
     rng = np.random.default_rng(0)
     replaced = set()
     for _ in range(300):
-        word = misspell.misspell_word("qaz", rng)
+        word = misspell.misspell_word("haz", rng)
         if len(word) == 3 and word[2] == "z":
             replaced.add(word)
-    assert replaced == {"aqz", "waz", "qsz"}  # q and a swapped; the neighbors of q and of a
+    assert replaced == {"ahz", "gaz", "jaz", "hsz"}  # h and a swapped; keys beside h and beside a
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
@@ -86,6 +86,12 @@ def test_topics_take_the_nation_of_the_first_paragraph():
 
 def test_topics_of_a_missing_file_are_refused(tmp_path):
     assert_refused(topics.main, ["nations", "none.jsonl", str(tmp_path)], "none.jsonl")
+
+
+def test_topics_of_rows_without_the_columns_are_refused(tmp_path):
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"title": "a", "text": "b"}')
+    assert_refused(topics.main, ["articles", str(source), str(tmp_path)], source, "context")
 
 
 def test_scores_of_rows_as_written_are_those_of_fine_tuning(sr_run, tmp_path, cache_dir):

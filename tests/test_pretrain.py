@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -408,6 +409,17 @@ def test_signal_to_one_rank_stops_all_at_the_same_step(small, tmp_path):
 def test_ranks_that_cannot_share_a_batch_are_refused(small, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert_refused(pretrain.main, small("--batch", "8"), "--batch", "3 ranks", "8")
+
+
+@pytest.mark.parametrize("seconds, is_shown", [
+    (31, True),  # between two looks at the clock
+    (0, False),
+])
+def test_run_without_a_terminal_shows_a_line_each_30_seconds(small, monkeypatch, seconds, is_shown):
+    clock = itertools.count(0, max(seconds, 1e-6))
+    monkeypatch.setattr(pretrain, "time", Namespace(perf_counter=lambda: next(clock)))
+    done = run_main(pretrain.main, *small("--steps", "20"))
+    assert ("step 10 of 20: loss" in done.out) == is_shown
 
 
 # Signals and faults
