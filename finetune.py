@@ -63,6 +63,14 @@ RECIPES = {
     "paper": dict(epochs=5, batch=32, lr=3e-5, pool="cls", bag=0),  # [HF Table 5]
     "small": dict(epochs=5, batch=32, lr=1e-3, pool="mean", bag=0),
 }
+TINY = dict(layers=2, width=128, heads=4, ffn=512, dropout=0.0)
+# --preset -> shape of a model with fresh weights [HF §4.1]; those of size tiny are ours
+SHAPES = {
+    "proformer": Config(**PRESETS["proformer"]),
+    "proformer-tiny": Config(emb="linear", bits=420, length=128, **TINY),
+    "canine": CanineConfig(),
+    "canine-tiny": CanineConfig(length=512, positions=512, **TINY),
+}
 PAPER_WIDTH = 512  # models of less than these dimensions have the recipe "small"
 # Flags that may change when a run is resumed; an --out holds results of one choice of the others
 FREE = ("recipe", "device", "compile", "cache", "out")
@@ -93,7 +101,7 @@ def build_parser():
     group = p.add_argument_group("start")
     add = group.add_mutually_exclusive_group(required=True).add_argument
     add("--ckpt", metavar="DIR", help="folder of a run of pretrain.py, or its ckpt.pt")
-    add("--preset", choices=("proformer", "canine"),
+    add("--preset", choices=tuple(SHAPES),
         help="a model with fresh weights, instead of --ckpt [HF §4.1]")
     add = group.add_argument
     add("--from_scratch", action="store_true",
@@ -522,15 +530,14 @@ def load_start(args):
 
     Returns:
         checkpoint: dict as of load_checkpoint, without model and task where the weights are fresh;
-            of --preset proformer it is empty.
+            of ProFormer it is empty.
         config: model.Config or CanineConfig.
     """
     checkpoint = {}
-    if args.preset == "proformer":
-        config = Config(**PRESETS["proformer"])
-    elif args.preset == "canine":
-        config = CanineConfig()
-        checkpoint["encoder"] = CharacterTokenizer().state()
+    if args.preset:
+        config = SHAPES[args.preset]
+        if config.emb == "canine":
+            checkpoint["encoder"] = CharacterTokenizer().state()
         if args.weights:
             with blame_input(f"--weights {args.weights}"):
                 config, checkpoint["model"] = load_released(args.weights)

@@ -355,6 +355,7 @@ TWINS = {
     "dense": ["--attn", "full"],
     "LSH, r 2, m 256": ["--lsh_bands", 2],
     CONTROL: ["--lsh_bands", 2],
+    "LSH, new hyperplanes each step": ["--lsh_bands", 2, "--lsh_redraw"],
 }
 
 
@@ -365,21 +366,32 @@ def use_random_buckets():
 
 
 def train_twin(job, flags):
-    """Pre-train and fine-tune one twin; return its scores."""
+    """Pre-train one twin and fine-tune it on SST-2 and SQuAD; return its scores."""
     context = contextlib.nullcontext()  # changes nothing
     if job.name == CONTROL:
         context = use_random_buckets()
     with context:
         result = harness.train_variant(job)
-        scores = harness.finetune_run(job, dict(sst2=1), flags)
-    return dict(loss=result["eval_loss"], accuracy=100 * result["rec@1"], sst2=scores["sst2"])
+        start = ["--ckpt", job.folder]
+        scores = harness.finetune_run(job, start, dict(sst2=1), flags)
+        scores |= harness.finetune_run(job, start, dict(squad=3), [*flags, "--limit", 10_000])
+    loss = result["eval_loss"]
+    return dict(loss=loss, perplexity=math.exp(loss), accuracy=100 * result["rec@1"],
+                seconds=result["seconds"]) | scores
 
 
 TWINS_COLUMNS = """
     name        s     attention
     loss        ±     MLM loss
+    perplexity  ±0    perplexity
     accuracy    ±1    MLM accuracy %
-    sst2        ±1    SST-2 after
+    seconds     ±0    seconds
+    sst2        ±1    SST-2
+    sst2_loss   ±     loss
+    sst2_bag    ±1    bag of words
+    squad       ±1    SQuAD F1
+    squad_em    ±1    EM
+    squad_loss  ±     loss
 """
 
 

@@ -188,23 +188,41 @@ def run_main(main, argv):
 
 
 def train_variant(job):
-    """Train one run; return its last evaluation and its sizes, dict."""
+    """Train one run; return its last evaluation, its seconds and its sizes, dict."""
+    start = time.perf_counter()
     run_main(pretrain.main, [*job.flags, "--seed", job.seed, "--out", job.folder])
+    seconds = time.perf_counter() - start
     sizes = count_sizes(**load_checkpoint(job.folder)["config"])
     result = read_log(job.folder)[-1]
     del result["step"]
-    return result | dict(parameters=sizes["total"], table=sizes["embedding"])
+    return result | dict(parameters=sizes["total"], table=sizes["embedding"], seconds=seconds)
 
 
-def finetune_run(job, tasks, flags):
-    """Fine-tune the run of a job; return dict, task -> score, of tasks dict, task -> epochs."""
+def finetune_run(job, start, tasks, flags):
+    """Fine-tune with the seed of a job.
+
+    Args:
+        job: Job.
+        start: list of flags, --ckpt or --preset.
+        tasks: dict, task -> epochs.
+        flags: list of flags of all tasks.
+
+    Returns:
+        dict: for each TASK its score, TASK_loss, that of the rows that are scored, TASK_bag, the
+        score of the bag of words, where there is one, and of SQuAD TASK_em.
+    """
     scores = {}
     for task, epochs in tasks.items():
         out = f"{job.folder}-{task}"
-        run = ["--ckpt", job.folder, "--task", task, "--epochs", epochs, "--seeds", 1, "--seed",
-               job.seed, "--out", out]
-        run_main(finetune.main, [*run, *flags])
-        scores[task] = read_json(out, "results.json")["tasks"][task]["mean"]
+        run = ["--task", task, "--epochs", epochs, "--seeds", 1, "--seed", job.seed, "--out", out]
+        run_main(finetune.main, [*start, *run, *flags])
+        result = read_json(out, "results.json")["tasks"][task]
+        scores[task] = result["mean"]
+        scores[f"{task}_loss"] = result["all_metrics"]["eval_loss"]
+        if result["bag_of_words"] is not None:
+            scores[f"{task}_bag"] = result["bag_of_words"]
+        if "em" in result["all_metrics"]:
+            scores[f"{task}_em"] = result["all_metrics"]["em"]
     return scores
 
 

@@ -196,6 +196,8 @@ def bench_words(args, *, num_words=12_000_000, flags=()):
 
 
 MODELS = {  # name -> flags of pretrain.py [HF §4.3], average of eight tasks [HF Tables 1, 6]
+    "emb 1K, md5": ("--emb emb --hash md5 --rows 1038", 66.8),
+    "emb 1K, lsh": ("--emb emb --hash lsh --rows 1038", 64.2),
     "emb, md5": ("--emb emb --hash md5", 79.9),  # with 50,260 rows in the paper
     "emb, lsh": ("--emb emb --hash lsh", 76.0),
     "pool, md5": ("--emb pool --hash md5", 75.3),
@@ -211,6 +213,10 @@ MODELS = {  # name -> flags of pretrain.py [HF §4.3], average of eight tasks [H
     "proj, lsh, of BPE pieces": ("--emb proj --hash lsh --split bpe", 78.3),
     "lookup of BPE pieces, MLM": ("--emb lookup --objective mlm", 79.5),
     "proj, lsh, no layers": ("--layers 0", None),
+}
+SCRATCH = {  # models that are not pre-trained: name -> --preset of finetune.py, average
+    "ProFormer, tiny, from scratch": ("proformer-tiny", 51.8),
+    "CANINE-C, tiny, from scratch": ("canine-tiny", 70.4),  # released, and pre-trained, there
 }
 BERT = "lookup of BPE pieces, MLM"
 FLAGS = {name: flags.split() for name, (flags, _) in MODELS.items()}
@@ -246,28 +252,51 @@ GLUE = """
 """
 
 
+TASKS = dict(sst2=1, cola=5, mrpc=5, rte=5, stsb=5)  # epochs
+
+
 def train_and_tune(job, flags):
     """Train a run and fine-tune it; return its results, with the sizes of SST-2's model."""
-    result = harness.train_variant(job)
-    scores = harness.finetune_run(job, dict(sst2=1, cola=5, mrpc=5, rte=5, stsb=5), flags)
+    if job.name in SCRATCH:
+        result = {}
+        preset, _ = SCRATCH[job.name]
+        start = ["--preset", preset]
+    else:
+        result = harness.train_variant(job)
+        start = ["--ckpt", job.folder]
+    scores = harness.finetune_run(job, start, TASKS, flags)
+    average = statistics.mean(scores[task] for task in TASKS)
     sizes = harness.read_json(f"{job.folder}-sst2", "results.json")["model"]
-    return result | scores | dict(average=statistics.mean(scores.values()),
-                                  parameters=sizes["parameters"], poep=sizes["poep"])
+    return result | scores | dict(average=average, parameters=sizes["parameters"],
+                                  poep=sizes["poep"])
 
 
 def bench_glue(args):
     """Every variant, pre-trained, then fine-tuned. [HF Table 2] [HF §4.4 eq.4, 5, 7]"""
     train = functools.partial(
         train_and_tune, flags=["--data_dir", args.data_dir, "--cache", args.cache])
-    rows = list(harness.compare(args, FLAGS, train=train))
+    rows = list(harness.compare(args, FLAGS | dict.fromkeys(SCRATCH, ()), train=train))
+    for row in rows:
+        row["paper"] = (MODELS | SCRATCH)[row["name"]][1]
     # BERT's row may come last, or not at all with --only
     for bert in rows:
         if bert["name"] == BERT:
             for row in rows:
                 row["prr"] = 100 * row["average"] / bert["average"]
                 row["pcr"] = 100 * (1 - row["parameters"] / bert["parameters"])
-                row["paper"] = MODELS[row["name"]][1]
-    return rows
+    # the control of the first model of words; those of the others are alike but for their words
+    first = rows[0]
+    control = dict(name=f"bag of words, as {first['name']}")
+    for task in TASKS:
+        for suffix in ("", "_std", "_all"):
+            control[f"{task}{suffix}"] = first.get(f"{task}_bag{suffix}")
+    averages = []
+    for scores in zip(*[control[f"{task}_all"] for task in TASKS]):
+        averages.append(statistics.mean(scores))
+    control["average"] = statistics.mean(averages)
+    if len(averages) > 1:
+        control["average_std"] = statistics.stdev(averages)
+    return [*rows, control]
 
 
 BENCHES = {

@@ -210,6 +210,7 @@ GAPS = """
     first         ±1    named first, %
     ten           ±1    in first ten, %
     eval_loss     ±     held-out loss
+    seconds       ,.0f  seconds of training
     sst2          ±1    SST-2
     cola          ±1    CoLA
     mrpc          ±1    MRPC
@@ -236,7 +237,8 @@ def train_and_ask(job, words, texts, flags):
     if texts:
         result |= name_hidden(job.folder, words, texts)
     if flags:
-        result |= harness.finetune_run(job, dict(sst2=1, cola=5, mrpc=5, stsb=5), flags)
+        tasks = dict(sst2=1, cola=5, mrpc=5, stsb=5)
+        result |= harness.finetune_run(job, ["--ckpt", job.folder], tasks, flags)
     return result
 
 

@@ -327,18 +327,24 @@ def bench_entities(args):
         variants[f"superbloom, {n} of 2 maps coherent"] = flags
     num_items = len(load_corpus(args, "items").words)
     width = find_width(num_items, args.alpha)
-    flags = ["--emb", "lookup", "--width", width, "--ffn", 2 * width]
-    variants[f"lookup, as many parameters (d {width})"] = flags
+    lookup = ["--emb", "lookup", "--width", width, "--ffn", 2 * width]
+    variants[f"lookup, as many parameters (d {width})"] = lookup
+    sampled = ["--objective", "sampled", "--samples", 1_000]
+    variants[f"the same, sampled softmax (d {width})"] = [*lookup, *sampled]
+    variants["lookup, as wide, sampled softmax (d 256)"] = ["--emb", "lookup", *sampled]
     yield from compare(args, variants, ["--preset", "superbloom-small"])
     yield from score_neighbors(args)
 
 
 def bench_depth(args):
-    """One layer and six, hashed and not, of frequent items. [SB §3.4] [SB Table 3]"""
+    """One layer, six, and a wide one; hashed and not; frequent items. [SB §3.4] [SB Table 3]"""
     variants = {}
     for kind, flags in (("superbloom", ["--alpha", args.alpha]), ("lookup", ["--emb", "lookup"])):
         variants[f"{kind}, 1 layer"] = ["--layers", 1, *flags]
         variants[f"{kind}, 6 layers"] = ["--layers", 6, *flags]
+    # as many parameters as six layers have
+    variants["superbloom, 1 layer, wide (d 276)"] = [
+        "--layers", 1, "--alpha", args.alpha, "--width", 276, "--ffn", 552]
     shared = ["--preset", "superbloom-small", "--width", 128, "--ffn", 256, "--vocab", 2_000,
               "--lr", 1e-3]
     return compare(args, variants, shared)

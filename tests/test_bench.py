@@ -79,22 +79,56 @@ def test_bench_gaps_fills_all_columns(args, text_path, one_process):
 
 
 def test_bench_twins_fills_all_columns(args, one_process, monkeypatch):
-    monkeypatch.setattr(harness, "finetune_run", lambda job, tasks, flags: dict(sst2=50.0))
+    def score(job, start, tasks, flags):
+        [task] = tasks
+        return {f"{task}{suffix}": 50.0 for suffix in ("", "_loss", "_bag", "_em")}
+    monkeypatch.setattr(harness, "finetune_run", score)
     settings = args(only="random", data_dir="glue")
-    run_bench(attention, "twins", settings, *SMALL[:-4], "--vocab", 300)
+    [row] = run_bench(attention, "twins", settings, *SMALL[:-4], "--vocab", 300)
+    assert row["perplexity"] == pytest.approx(np.exp(row["loss"]))
 
 
 def test_bench_glue_compares_with_bert(args, one_process, monkeypatch):
     # 45 of BERT's 60 points with 500 of its 2,000 parameters: 75 % retained, 75 % saved
     scores = iter([45.0, 60.0])
     sizes = iter([dict(parameters=500, poep=9.0), dict(parameters=2_000, poep=90.0)])
-    monkeypatch.setattr(harness, "finetune_run",
-                        lambda job, tasks, flags: dict.fromkeys(tasks, next(scores)))
+    def score(job, start, tasks, flags):
+        bags = {f"{task}_bag": 30.0 for task in tasks}
+        return dict.fromkeys(tasks, next(scores)) | bags
+    monkeypatch.setattr(harness, "finetune_run", score)
     monkeypatch.setattr(harness, "read_json", lambda *names: dict(model=next(sizes)))
     settings = args(only="^proj, md5$|MLM", data_dir="glue")
-    proj, bert = run_bench(hashformers, "glue", settings)
+    proj, bert, bag = run_bench(hashformers, "glue", settings)
     assert (proj["average"], proj["prr"], proj["pcr"]) == (45, 75, 75)
     assert (bert["average"], bert["prr"], bert["pcr"]) == (60, 100, 0)
+    assert bag["name"] == "bag of words, as proj, md5"
+    assert bag["average"] == 30
+
+
+def test_bench_glue_fine_tunes_from_scratch_what_is_not_pre_trained(args, one_process, monkeypatch):
+    starts = []
+
+    def score(job, start, tasks, flags):
+        starts.append(start)
+        return {f"{task}{suffix}": 50.0 for task in tasks for suffix in ("", "_bag")}
+    monkeypatch.setattr(harness, "finetune_run", score)
+    monkeypatch.setattr(harness, "train_variant", None)
+    monkeypatch.setattr(harness, "read_json", lambda *names: dict(model=dict(parameters=5, poep=9)))
+    run_bench(hashformers, "glue", args(only="CANINE", data_dir="glue"), missing=("prr", "pcr"))
+    assert starts == [["--preset", "canine-tiny"]]
+
+
+def test_fine_tuned_run_has_scores_losses_and_controls(tmp_path, monkeypatch):
+    task = dict(mean=70.0, bag_of_words=None, all_metrics=dict(f1=70.0, em=60.0, eval_loss=2.0))
+
+    def tune(main, argv):
+        folder = tmp_path / argv[argv.index("--out") + 1]
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps(dict(tasks=dict(squad=task))))
+    monkeypatch.setattr(harness, "run_main", tune)
+    job = harness.Job("proj", [], str(tmp_path / "0"), 0)
+    scores = harness.finetune_run(job, ["--ckpt", "x"], dict(squad=3), [])
+    assert scores == dict(squad=70.0, squad_loss=2.0, squad_em=60.0)
 
 
 # Times, comparisons, tables, commands

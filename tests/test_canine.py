@@ -206,8 +206,7 @@ def test_release_of_another_model_is_refused(name, weight, settings, tmp_path):
 @pytest.fixture
 def flags(own, tmp_path, monkeypatch):  # noqa: F811
     """Flags of a quick fine-tuning of a tiny CANINE on a file of two labels."""
-    tiny = functools.partial(CanineConfig, **SIZES | dict(layers=1))
-    monkeypatch.setattr(finetune, "CanineConfig", tiny)
+    monkeypatch.setitem(finetune.SHAPES, "canine", CanineConfig(**SIZES | dict(layers=1)))
     out = str(tmp_path / "out")
     return ["--preset", "canine", *QUICK, *own, "--seeds", "1", "--out", out]
 

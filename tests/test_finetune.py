@@ -1,5 +1,6 @@
 """Tests of finetune.py and bench/compare.py: runs of tiny models, resume, refusals, Table 2."""
 
+import dataclasses
 import json
 import math
 import os
@@ -400,8 +401,8 @@ def test_hybrid_reads_what_the_encoder_cannot_see(tune, tmp_path):
 
 
 def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):
-    small = dict(width=32, heads=4, ffn=64)
-    monkeypatch.setitem(PRESETS, "proformer", PRESETS["proformer"] | small)
+    small = dataclasses.replace(finetune.SHAPES["proformer"], width=32, heads=4, ffn=64)
+    monkeypatch.setitem(finetune.SHAPES, "proformer", small)
     done = run_main(finetune.main, "--preset", "proformer", *QUICK, *own, "--seeds", 1,
                     "--out", tmp_path)
     assert done.result["tasks"]["own"]["mean"] > 90
