@@ -83,6 +83,7 @@ class Config:
     act: str = "gelu"  # of the feed-forward layer
     order: bool = True  # False: a sequence is a set, without positions, padded with ID 0
     length: int = 512  # positions, [CLS] included; of a set, the most items
+    short: float = 0.0  # share of the training windows of text that are cut, and padded with ID 0
     spare_positions: int = 0  # unused rows of the position table: RoBERTa and the paper have 2
     types: int = 1  # rows of the token type table; 2: the second text of a pair has row 1
     special_tokens: int = 5  # token IDs below it are special tokens, and ID 0 is padding
@@ -381,8 +382,8 @@ class Model(nn.Module):
 
     def encode(self, ids, key_mask=None):
         """Return the last layer's vectors (B, L·m, d) of ids (B, L); key_mask as in forward."""
-        if key_mask is None and not self.config.order:  # sets are padded with ID 0
-            key_mask = ids != 0
+        if key_mask is None and (self.config.short > 0 or not self.config.order):
+            key_mask = ids != 0  # pretrain.py pads sets and cut windows with ID 0
         if key_mask is not None:
             key_mask = key_mask.repeat_interleave(self.vectors_per_item, 1)  # (B, L·m)
         x = self.embed_inputs(ids)

@@ -57,7 +57,7 @@ from data.corpus import Corpus, prepare
 from embeddings import EMBEDDINGS
 from model import CHOICES, PRESETS, Config, Model, count_parameters, parameter_groups
 from objectives import IGNORE_INDEX, OBJECTIVES
-from tokenizer import CLS, FIRST_WORD_ID, HASHES, MASK, SPLITS, UNK, HashTokenizer
+from tokenizer import CLS, FIRST_WORD_ID, HASHES, MASK, SEP, SPLITS, UNK, HashTokenizer
 
 # -----------------------------------------------------------------------------
 # Settings
@@ -65,7 +65,7 @@ from tokenizer import CLS, FIRST_WORD_ID, HASHES, MASK, SPLITS, UNK, HashTokeniz
 # How each preset is trained: defaults of the flags of the same names, beside its sizes in SIZES.
 # micro: sequences a device holds at once; lr_mlm: the rate of objectives that predict words
 RECIPES = {
-    "tiny": dict(batch=32, micro=32, steps=10_000, lr=2e-3, warmup=300),
+    "tiny": dict(batch=32, micro=32, steps=10_000, lr=2e-3, warmup=300, short=0.25),
     # as its authors train it [BL §2.4]
     "bert-lsh": dict(batch=8, micro=8, steps=88_245, lr=5e-5, warmup=0, decay=0.0, vocab=31_995),
     # as we train it
@@ -85,7 +85,7 @@ COMMON = dict(data="python", preset="tiny", emb=None, vocab=50_000, hash="lsh", 
               features=50_000, alpha=25, coherent=0, mask=0.15, noise=0.10, samples=8_192,
               decay=0.01, beta2=0.999, schedule="linear", lr_mlm=None)
 # Defaults of item sets. A set has no order: of its pairs (i, j) and (j, i) are equal
-SETS = dict(data="python-names", vocab=None, length=32, lsh_pairs="all")
+SETS = dict(data="python-names", vocab=None, length=32, lsh_pairs="all", short=0.0)
 
 # The flags that only some runs use: those whose --emb has such codes, whose --objective has such a
 # head, and those with --attn lsh. In any other run such a flag has no effect and is refused; its
@@ -243,6 +243,8 @@ def build_parser():
         "or hash-mlm for sketches, sets and presets that predict words)", choices=tuple(OBJECTIVES))
     add("mask", "share of words masked (default: 0.15, superbloom-small 0.40)", **share)
     add("noise", "share of words shuffled, and of the others replaced (default: 0.10)", **share)
+    add("short", "share of the training windows of text that are cut to a random length, so that "
+        "a model reads sentences, too (default: 0, tiny 0.25)", type=at_least(0, float, 1))
     add("samples", "rows of the sampled softmax (default: 8,192)", **count)
 
     group = parser.add_argument_group(
@@ -366,6 +368,8 @@ def check_flags(args, given, code_format):
     if args.coherent and (args.split != "items" or args.coherent > (args.hashes or 2)):
         raise InputError("--coherent requires --split items, and at most as many as --hashes, got "
                          f"{args.coherent}.")
+    if args.short > 0 and args.split == "items":
+        raise InputError(f"--short requires texts, got --split {args.split}.")
     if args.warmup > args.steps:
         raise InputError(f"--warmup: expected at most {args.steps:,} --steps, got {args.warmup:,}.")
     with blame_input(), torch.device("meta"):
@@ -458,7 +462,8 @@ def train(args, start):
         sizes = dict(length=config.length, batch_size=args.batch, words=occurring_words,
                      seed=args.seed)
         if config.order:
-            batches = TextBatches(corpus.ids, first_id=CLS, **sizes)
+            batches = TextBatches(corpus.ids, first_id=CLS, last_id=SEP, short=config.short,
+                                  **sizes)
         else:
             train_pages, eval_pages = corpus.split_pages()
             batches = ItemSetBatches(corpus.ids, corpus.offsets, train_pages, eval_pages,

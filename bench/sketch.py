@@ -301,7 +301,7 @@ def bench_robust(args):
         model.set_codes(torch.from_numpy(tokenizer.codes()))
         words = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:])
         # 64 held-out windows, with the same words masked whatever the damage
-        batches = TextBatches(corpus.ids, c.length, 1, words, 0, CLS)
+        batches = TextBatches(corpus.ids, c.length, 1, words, 0, CLS, SEP)
         objective = MaskedHashes(c, mask_rate=0.15, mask_id=MASK, first_word_id=FIRST_WORD_ID,
                                  targets=model.codes)
         inputs, labels = objective.corrupt(*batches.eval_batch(slice(0, 64)))

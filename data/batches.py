@@ -2,7 +2,9 @@
 
 Paper map:
     [SB §3.1] ItemSetBatches
+    [BERT] TextBatches.cut
 Sources:
+    [BERT] Devlin et al. 2019, and its code, create_pretraining_data.py
     [SB] Superbloom, ICLR 2020 submission
 Out of scope: files (data/corpus.py), what an objective does to a batch (objectives.py). Everything
     here takes arrays.
@@ -31,6 +33,7 @@ ORDER = 1
 NOISE = 2
 EVALUATION = 3
 SEGMENTS = 4
+LENGTHS = 5
 
 
 class Batches:
@@ -126,10 +129,15 @@ def text_windows(num_ids, length):
 class TextBatches(Batches):
     """Windows of text, each behind a [CLS].
 
+    A model that never saw but full windows finds nothing in a single sentence. So a share of the
+    training windows is cut to a random length, ends with [SEP], as a sentence does, and is padded.
+    [BERT] has such windows, too: one in ten, by the short_seq_prob of its code.
+
     Args:
         ids: integer (n,), token IDs of the corpus.
         length, batch_size, words, seed: as in Batches; of length, one position is [CLS].
-        first_id: int, token ID of [CLS].
+        first_id, last_id: int, token IDs of [CLS] and [SEP].
+        short: float, share of the training windows that are cut.
 
     Attributes:
         num_eval: int, held-out windows.
@@ -140,10 +148,12 @@ class TextBatches(Batches):
         ValueError: If the text has too few windows for one batch.
     """
 
-    def __init__(self, ids, length, batch_size, words, seed, first_id):
+    def __init__(self, ids, length, batch_size, words, seed, first_id, last_id, short=0.0):
         super().__init__(length, batch_size, words, seed)
         self.ids = ids
         self.first_id = first_id
+        self.last_id = last_id
+        self.short = short
         self.words_per_sequence = float(length - 1)
         self.starts, self.eval_starts = text_windows(len(ids), length)
         self.num_eval = len(self.eval_starts)
@@ -165,10 +175,22 @@ class TextBatches(Batches):
             rows: slice or int array.
 
         Returns:
-            ids int64 (rows, L), and the noise and random words of add_noise for them.
+            ids int64 (rows, L), 0 as padding, and the noise and random words of add_noise for them.
         """
         ids = self.read(self.examples(step)[rows])
+        self.cut(ids, step, rows)
         return self.add_noise(ids, [self.seed, NOISE, step], self.batch_size, rows)
+
+    def cut(self, ids, step, rows):
+        """Cut a share of a step's windows, in place; ids are some rows of them."""
+        rng = np.random.default_rng([self.seed, LENGTHS, step])
+        is_cut = rng.random(self.batch_size) < self.short
+        # [CLS], a word and [SEP] at least
+        sizes = rng.integers(min(3, self.length), self.length + 1, self.batch_size)
+        for window, is_short, size in zip(ids, is_cut[rows], sizes[rows]):
+            if is_short:
+                window[size - 1] = self.last_id
+                window[size:] = 0
 
     def micro_batch_rows(self, step, slices):
         """Return the rows of each micro-batch: the slices themselves, as all windows are equal."""

@@ -18,10 +18,10 @@ HELD_OUT_PAGES = np.arange(13)
 TRAIN_PAGES = np.arange(13, 101)
 
 
-def text_batches(num_ids=NUM_IDS, seed=3, batch_size=13):
+def text_batches(num_ids=NUM_IDS, seed=3, batch_size=13, short=0.0):
     """Return TextBatches with L 17 of a text in which every ID is its own place."""
     ids = np.arange(num_ids)
-    return TextBatches(ids, 17, batch_size, WORDS, seed, CLS)
+    return TextBatches(ids, 17, batch_size, WORDS, seed, CLS, SEP, short)
 
 
 def set_batches(seed=3, batch_size=13, length=5, num_items=len(ITEMS)):
@@ -97,6 +97,26 @@ def test_batches_of_too_little_data_are_refused(make, sizes, message):
 
 
 # Both kinds: (seed, step) decides, and ranks share a global batch
+
+def test_share_of_the_training_windows_is_cut():
+    """Law: of 5,200 windows 0.3 · 14/15, as one length of fifteen is the whole: 1,456 ± 32."""
+    whole = text_batches()
+    batches = text_batches(short=0.3)
+    sizes = []
+    for step in range(400):
+        ids = batches.get_batch(step, ALL)[0]
+        expected = whole.get_batch(step, ALL)[0]
+        for window, full in zip(ids, expected):
+            size = int((window > 0).sum())
+            if not torch.equal(window, full):
+                assert torch.equal(window[:size - 1], full[:size - 1])
+                assert window[size - 1] == SEP
+                assert not window[size:].any()
+                sizes.append(size)
+    assert 1_330 < len(sizes) - sizes.count(17) < 1_580
+    assert set(sizes) == set(range(3, 18))
+    assert torch.equal(batches.eval_batch(ALL)[0], whole.eval_batch(ALL)[0])
+
 
 both_kinds = pytest.mark.parametrize("make", [text_batches, set_batches])
 

@@ -109,6 +109,7 @@ def test_help_says_what_a_flag_requires():
     ("--warmup 11 --steps 10", ["--warmup", "11", "10"]),
     ("--coherent 3 --split items", ["--coherent", "3"]),
     ("--split items --attn lsh --lsh_pairs upper", ["lsh_pairs", "upper"]),
+    ("--split items --short 0.1", ["--short", "items"]),
 ])
 def test_flags_that_contradict_are_refused_before_any_file_is_made(tmp_path, flags, fragments):
     files = ["--cache", tmp_path, "--out", tmp_path / "out"]
