@@ -182,7 +182,7 @@ class TextBatches(Batches):
         return self.add_noise(ids, [self.seed, NOISE, step], self.batch_size, rows)
 
     def cut(self, ids, step, rows):
-        """Cut a share of a step's windows, in place; ids are some rows of them."""
+        """Cut a share of a step's windows, in place; ids are some rows of them. [BERT]"""
         rng = np.random.default_rng([self.seed, LENGTHS, step])
         is_cut = rng.random(self.batch_size) < self.short
         # [CLS], a word and [SEP] at least
