@@ -7,6 +7,7 @@
     python infer.py --ckpt out/proj-lsh-squad "Who wrote it?" "It was written by Ada Lovelace."
     python infer.py --ckpt out/proj-lsh --near initalization                    list similar words
     python infer.py --ckpt out/proj-lsh-sst2 --file reviews.csv > labels.jsonl  an object per row
+    python infer.py --ckpt out/proj-lsh-sst2 --file dev.tsv --label label       and the score
     python infer.py --ckpt out/proj-lsh --file reviews.csv --vectors out.npy    a vector per row
 
     from infer import Predictor
@@ -25,7 +26,7 @@ Sources:
     [BERT] Devlin et al. 2019
     [SB] Superbloom, ICLR 2020 submission
     [CM] Median is all you need, a proposal
-Out of scope: scores over a data set (pretrain.py, finetune.py).
+Out of scope: scores over seeds, and beside controls (finetune.py).
 Deviations:
     1. A new word is hashed like others. Only a fixed vocabulary (lookup, bloom) has unknown words.
 Notation:
@@ -38,6 +39,7 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 
 import numpy as np
 import torch
@@ -48,6 +50,7 @@ from bloom import SketchMap, beam_search, hash_logp
 from common import InputError, at_least, blame_file, find_device, load_checkpoint, run_script
 from data.corpus import get_ending, read_rows
 from data.squad import best_spans
+from data.tasks import CLASS_METRICS, METRICS, NUMBER_METRICS, TASKS, Task, parse_label
 from model import load_model
 from objectives import KINDS
 from tokenizer import (CLS, FIRST_WORD_ID, MASK, SEP, SPECIALS, UNK, build_inputs,
@@ -63,6 +66,7 @@ class Predictor:
     Args:
         path: str, a checkpoint or its folder.
         device: str or torch.device.
+        truncate: bool, a pre-trained model reads the start of a long text, too.
 
     Attributes:
         model, tokenizer, config: Model, HashTokenizer and Config, or those of baselines/.
@@ -72,13 +76,17 @@ class Predictor:
         words: list[str], the candidates of neighbors, at first the corpus's most frequent words.
         items, item_map: list[str], the candidates of predict_missing, and a BloomMap or SketchMap
             of them. Those of a Bloom map are fixed; else they are words.
+        notes: list[str], what to know of the last result: a text was cut, has no words, or is a new
+            word.
 
     Raises:
         InputError: The checkpoint is missing or damaged. In methods: the text, or the model's head,
             does not fit.
     """
 
-    def __init__(self, path, device="cpu"):
+    def __init__(self, path, device="cpu", truncate=False):
+        self.truncate = truncate
+        self.notes = []
         checkpoint = load_checkpoint(path)
         with blame_file(path):
             *classes, tokenizer_class = select_classes(checkpoint["config"])
@@ -133,25 +141,42 @@ class Predictor:
                                  f"spaces or tabs, got {word!r}.")
         return words, spans, ids
 
+    def split_all(self, texts):
+        """Return split of each text of a list, and start the notes."""
+        check_texts(texts, self.columns)
+        self.notes = []
+        splits = [self.split(text) for text in texts]
+        if any(not words for words, _, _ in splits):
+            self.notes.append("a text has no words")
+        return splits
+
     def read(self, texts):
         """Return the input (L,) of a text or pair, list[str]: token IDs with special tokens.
 
-        A fine-tuned model reads the start of a long text. A pre-trained one refuses a long text.
+        A fine-tuned model reads the start of a long text. A pre-trained one refuses a long text
+        unless truncate is set.
         """
-        check_texts(texts, self.columns)
         c = self.config
-        ids = [self.split(text)[2] for text in texts]
+        ids = [ids for _, _, ids in self.split_all(texts)]
         if self.task:
             ids.append(None)  # of one text alone this is the second
             has_bag = c.bag > 0  # a bag of words reads what the encoder does not
-            inputs, _ = build_inputs(ids[0], ids[1], c.length, self.tokenizer.separator, has_bag)
-            return inputs
-        [inputs] = ids
-        if c.order:
-            inputs = [CLS, *inputs, SEP]
-        if len(inputs) > c.length:
-            raise InputError(f"text: expected at most {c.length} positions (--length), "
-                             f"got {len(inputs)}.")
+            inputs, num_cut = build_inputs(
+                ids[0], ids[1], c.length, self.tokenizer.separator, has_bag)
+        else:
+            [inputs] = ids
+            room = c.length
+            if c.order:
+                room -= 2  # for [CLS] and [SEP]
+            num_cut = len(inputs) - room
+            if num_cut > 0 and not self.truncate:
+                raise InputError(f"text: expected at most {c.length} positions (--length), "
+                                 f"got {c.length + num_cut}. Use --truncate.")
+            inputs = inputs[:room]
+            if c.order:
+                inputs = [CLS, *inputs, SEP]
+        if num_cut > 0:
+            self.notes.append(f"cut to {c.length} positions (--length)")
         return inputs
 
     def prepare(self, inputs):
@@ -186,16 +211,18 @@ class Predictor:
             text: str.
 
         Returns:
-            words list[str]; spans list[(start, end)] in characters; float (words, 3), the
-            probabilities of objectives.KINDS.
+            words list[str], of a text that was cut those that were read; spans list[(start, end)]
+            in characters; float (words, 3), the probabilities of objectives.KINDS.
         """
-        logits = self.logits("sr", self.read([text]))  # (L, 3)
+        inputs = self.read([text])
+        logits = self.logits("sr", inputs)  # (L, 3)
         words, spans, ids = self.split(text)
         if MASK in ids:
             raise InputError("text: expected no [MASK], as head sr does not fill it. Train with "
                              "pretrain.py --emb lookup --objective mlm.")
-        probabilities = logits[1:1 + len(words)].softmax(-1).cpu()  # without [CLS] and [SEP]
-        return words, spans, probabilities
+        num_read = len(inputs) - 2  # words, without [CLS] and [SEP]
+        probabilities = logits[1:1 + num_read].softmax(-1).cpu()
+        return words[:num_read], spans[:num_read], probabilities
 
     def fill_mask(self, text, k=8):
         """Predict each [MASK] of a text. [BERT §3.1]
@@ -279,8 +306,9 @@ class Predictor:
             list of (text, (start, end), probability), best first; "" is no answer. The probability
             is that among the 20 best spans, or k if k is larger.
         """
-        _, _, question_ids = self.split(question)
-        _, spans, context_ids = self.split(context)
+        question_split, context_split = self.split_all([question, context])
+        _, _, question_ids = question_split
+        _, spans, context_ids = context_split
         task = self.task
         num_best = max(k, MIN_SPANS)
         scores = {}  # (start, end) in characters -> score; (0, 0) is no answer
@@ -320,6 +348,7 @@ class Predictor:
         Returns:
             list of (word, cosine), best first.
         """
+        self.require_words("--near")
         words, _, ids = self.split(word)
         if len(words) != 1 or ids[0] in (UNK, MASK):
             raise InputError("--near: expected one word or piece of this model, "
@@ -330,16 +359,29 @@ class Predictor:
             others = [other for other in others if other in self.tokenizer.id_of_word]
         if not others:
             raise InputError("--words: expected words to search among, got none.")
-        is_bits = self.config.code_format in ("bits", "chunks")
-        if is_bits and not self.tokenizer.hash_words([word]).any():
-            raise InputError("--near: expected a word with an n-gram that the hash knows, "
-                             f"got {word!r}.")
+        c = self.config
+        if c.code_format in ("index", "chunks", "bits"):
+            # n-gram LSH gives a word without a known n-gram bits that are all 0, and index 0
+            num_bits = c.rows if c.code_format == "index" else c.bits
+            if not self.tokenizer.hash.bits([word], num_bits).any():
+                raise InputError("--near: expected a word with an n-gram that the hash knows, "
+                                 f"got {word!r}.")
+        self.notes = []
+        if not self.tokenizer.is_fixed and word not in self.words:
+            self.notes.append("not among the words to search; if training had no such word, its "
+                              "vector comes from its hash alone")
         ids = self.prepare(self.tokenizer.ids([word, *others]))  # (1, 1 + V)
         x = self.model.embed(ids).view(1 + len(others), -1)  # (1 + V, m·d)
         x = F.normalize(x - x.mean(0), dim=-1)
         cosines = x[1:] @ x[0]  # (V,)
         values, best = cosines.topk(min(k, len(others)))
         return [(others[i], value) for i, value in zip(best.tolist(), values.tolist())]
+
+    def require_words(self, flag):
+        """Raise an InputError for a model of characters: no vector of a character is trained."""
+        if self.config.code_format == "points":
+            raise InputError(f"{flag}: expected a model of words, got canine, which trains labels "
+                             "alone.")
 
     def embed(self, rows):
         """Return a vector for each text or pair: the mean of the encoder's outputs.
@@ -353,22 +395,24 @@ class Predictor:
         Raises:
             InputError: There are no rows, or one has no vector; its number from 1 is named.
         """
-        if self.config.code_format == "points":  # no vector of a character is trained
-            raise InputError("--vectors: expected a model of words, got canine, "
-                             "which trains labels alone.")
         vectors = []
         for number, row in enumerate(rows, 1):
             if isinstance(row, str):
                 row = [row]
             try:
-                ids = self.prepare(self.read(row))  # (1, L)
+                vectors.append(self.embed_text(*row))
             except InputError as error:  # left out, it would shift the vectors of all later rows
                 raise InputError(f"row {number:,}: {error}") from error
-            outputs = self.model.encode(ids)[0]  # (L·m, d)
-            vectors.append(outputs.mean(0).cpu())
         if not vectors:
-            raise InputError("--file: expected rows, got none.")
-        return torch.stack(vectors).numpy()
+            raise InputError("rows: expected texts, got none.")
+        return np.stack(vectors)
+
+    def embed_text(self, *texts):
+        """Return the vector of one text or pair, float32 ndarray (d,)."""
+        self.require_words("--vectors")
+        ids = self.prepare(self.read(texts))  # (1, L)
+        outputs = self.model.encode(ids)[0]  # (L·m, d)
+        return outputs.mean(0).cpu().numpy()
 
     def predict(self, *texts, k=8):
         """Return what the model says about a text or a pair: the result of its head's method.
@@ -378,8 +422,8 @@ class Predictor:
             k: int, results to return; all words of detect.
 
         Returns:
-            dict of plain types: words, spans, classes and probabilities; masks; missing; labels; or
-            answers.
+            dict of plain types: words, spans, classes and probabilities; masks; missing; label, the
+            best or a number, and labels; or answers.
         """
         head = self.config.head
         if head == "sr":
@@ -390,7 +434,11 @@ class Predictor:
         if head == "hash-mlm":
             return dict(missing=self.predict_missing(*texts, k))
         if head == "classify":
-            return dict(labels=self.classify(*texts, k=k))
+            labels = self.classify(*texts, k=k)
+            label, number = labels[0]
+            if self.task["labels"] is None:
+                label = number
+            return dict(label=label, labels=labels)
         if head == "span":
             return dict(answers=self.answer(*texts, k))
         raise InputError(f"--ckpt: expected a head that predict knows, got {head}.")
@@ -430,27 +478,36 @@ def split_masked(tokenizer, text):
 # Files
 
 
-def read_texts(path, columns, chosen=None):
-    """Read the texts of a file row by row.
+def read_texts(path, columns, chosen=None, others=()):
+    """Read a file row by row.
 
     Args:
         path: str, .txt (a tab between the texts of a pair), .csv, .tsv, .jsonl, .json, .parquet, or
             one of them with .gz.
         columns: list[str], one for each text. a|b: either name.
         chosen: str, "a,b", names instead of them, or None.
+        others: list[str], columns that the file must have, too.
 
     Yields:
-        list, the texts of a row. What is missing or damaged is no str.
+        list, the texts of a row, of which what is missing or damaged is no str; and the row, dict.
     """
     has_tabs = get_ending(path) == ".txt" and len(columns) == 2
     names = None
     for row in read_rows(path, keep_wrong=True):
-        if has_tabs:
-            yield row["text"].split("\t")
+        if not row:  # no object
+            yield [None], row
             continue
         if names is None:
-            names = choose_columns(path, row, columns, chosen)
-        yield [row.get(name) for name in names]
+            names = ["text"]
+            if not has_tabs:
+                names = choose_columns(path, row, columns, chosen)
+            if not set(others) <= set(row):
+                raise InputError(f"{path}: expected the columns {', '.join(others)} (--label, "
+                                 f"--keep), got {', '.join(row)}.")
+        texts = [row.get(name) for name in names]
+        if has_tabs:
+            texts = row["text"].split("\t")
+        yield texts, row
 
 
 def choose_columns(path, row, columns, chosen):
@@ -475,7 +532,7 @@ def choose_columns(path, row, columns, chosen):
 def read_words(path, p):
     """Return the distinct words of a file, as the tokenizer of Predictor p splits them."""
     words = []
-    for texts in read_texts(path, ["text"]):
+    for texts, _ in read_texts(path, ["text"]):
         check_texts(texts, ["text"])  # no word is left out in silence
         [text] = texts
         if not p.config.order:
@@ -495,19 +552,20 @@ def print_prediction(result, text):
         print_words(result, text)
     for i, best in enumerate(result.get("masks", []), 1):
         print(f"[MASK] {i}")
-        for word, p in best:
-            print(f"  {show(word):>16}   {p:6.1%}")
+        print_column([(word, f"{p:6.1%}") for word, p in best])
     for i, found in enumerate(result.get("missing", []), 1):
         scored = f"{found['scored']:,} of {found['total']:,} scored"
         print(f"[MASK] {i}   {scored}, certified: provably the best")
         for name, score in found["items"]:
             print(f"  {score:8.2f}   {show(name)}")
-    for name, value in result.get("neighbors", []) + result.get("labels", []):
-        print(f"  {show(name):>16}   {value:.3f}")
+    pairs = result.get("neighbors", []) + result.get("labels", [])
+    print_column([(name, f"{value:.3f}") for name, value in pairs])
     for answer, (start, end), p in result.get("answers", []):
         if answer == "":
             answer = "(no answer)"
         print(f"  {p:6.1%}   {answer}   [{start}:{end}]")
+    for note in result.get("notes", []):
+        print(f"note: {note}")
 
 
 def print_words(result, text):
@@ -521,9 +579,20 @@ def print_words(result, text):
             last = end
     print(line + text[last:])
     ranked = sorted(zip(result["words"], result["probabilities"]), key=lambda pair: pair[1][0])
+    rows = []
     for word, p in ranked[:8]:
         shares = [f"{kind} {share:5.1%}" for kind, share in zip(KINDS, p)]
-        print(f"  {word:>16}", *shares, sep="   ")
+        rows.append((word, "   ".join(shares)))
+    print_column(rows)
+
+
+def print_column(rows):
+    """Print pairs (name, numbers), the names to the right of a column."""
+    width = 16
+    for name, _ in rows:
+        width = max(width, min(len(name), 40))  # one endless word does not move the others
+    for name, numbers in rows:
+        print(f"  {show(name):>{width}}   {numbers}")
 
 
 def show(piece):
@@ -548,9 +617,18 @@ def parser():
         help="folder of a run of pretrain.py or finetune.py")
     add("--file", metavar="FILE",
         help="one JSON object per row of a .txt (a tab between pairs), .csv, .tsv, .jsonl, .json, "
-             ".parquet, or .gz: line (number), texts, results or error; exit code 2: all failed")
+             ".parquet, or .gz: line (number), texts, results, notes or error; exit code 2: all "
+             "failed")
     add("--text", dest="columns", metavar="A[,B]",
         help="columns; requires --file (default: the task's, text or the only one)")
+    add("--label", metavar="COLUMN",
+        help="score the labels against this column; requires --file and a model that was "
+             "fine-tuned to classify")
+    add("--keep", metavar="A[,B…]",
+        help="columns to copy to the objects, under kept; requires --file")
+    add("--truncate", action="store_true",
+        help="read the start of a text that is too long for a pre-trained model (default: it is an "
+             "error)")
     add("--words", metavar="FILE",
         help="words to search among, new ones too; requires --near or a model that predicts the "
              "hashes of words (default: the corpus's 50,000 most frequent)")
@@ -561,7 +639,7 @@ def parser():
     group.add_argument(
         "--vectors", metavar="OUT.npy",
         help="write a vector per TEXT or row instead, float32 (n, d): the mean of the encoder's "
-             "outputs")
+             "outputs; NaN for a row in error")
     add("--top_k", type=at_least(1), default=8, metavar="k",
         help="how many answers to list (default: 8)")
     add("--device", default="cpu", metavar="NAME", help="cpu, cuda, or auto (default: cpu)")
@@ -572,9 +650,18 @@ def run(args):
     """Load the model, then answer the texts, the file, or the prompt."""
     if args.texts and args.file is not None:
         raise InputError("--file: expected a file or TEXT, got both.")
-    if args.columns is not None and args.file is None:
-        raise InputError("--text requires --file.")
-    p = Predictor(args.ckpt, find_device(args.device))
+    of_rows = [args.columns, args.label, args.keep]
+    if args.file is None and of_rows != [None, None, None]:
+        raise InputError("--text, --label and --keep require --file.")
+    if args.vectors is not None and not args.vectors.endswith(".npy"):
+        raise InputError(f"--vectors: expected a name that ends in .npy, got {args.vectors}.")
+    if args.vectors is not None and args.keep is not None:
+        raise InputError("--keep requires objects, which --vectors does not write.")
+    p = Predictor(args.ckpt, find_device(args.device), args.truncate)
+    is_labeling = p.config.head == "classify" and not args.near and args.vectors is None
+    if args.label is not None and not is_labeling:
+        raise InputError("--label requires a model that was fine-tuned to classify, without --near "
+                         "and --vectors.")
     columns = p.columns
     if args.near:
         columns = ["word"]
@@ -586,49 +673,130 @@ def run(args):
     def ask(texts):
         """Return what the model says about a text or pair, or about a word."""
         check_texts(texts, columns)
-        if args.near:
-            return dict(neighbors=p.neighbors(*texts, args.top_k))
-        return p.predict(*texts, k=args.top_k)
+        if args.vectors is not None:
+            result = dict(vector=p.embed_text(*texts))
+        elif args.near:
+            result = dict(neighbors=p.neighbors(*texts, args.top_k))
+        else:
+            result = p.predict(*texts, k=args.top_k)
+        if p.notes:
+            result["notes"] = p.notes
+        return result
 
-    rows = [args.texts]
     if args.file is not None:
-        rows = read_texts(args.file, columns, args.columns)
-
-    # a vector for each row
+        run_file(args, p, columns, ask)
+        return
     if args.vectors is not None:
-        vectors = p.embed(rows)  # (n, d)
-        with open(args.vectors, "wb") as file:  # np.save would add .npy to a name
-            np.save(file, vectors)
-        print(f"Saved {args.vectors}: float32 {vectors.shape}", file=sys.stderr)
+        save_vectors(args.vectors, [ask(args.texts)["vector"]])
         return
-
-    # a JSON object for each row of a file; a bad row never stops the others
-    if args.file is not None:
-        num_good = 0
-        for number, texts in enumerate(rows, 1):
-            try:
-                result = ask(texts)
-                num_good += 1
-            except InputError as error:
-                result = dict(error=str(error))
-            print(json.dumps(dict(line=number, texts=texts) | result, default=str))
-        if num_good == 0:
-            raise InputError(f"{args.file}: expected rows that this model can read, got none.")
-        return
-
-    # one text, or a prompt
     if args.texts:
         print_prediction(ask(args.texts), args.texts[0])
         return
+
+    # a prompt for each text; none where texts come from a pipe or results go to one
+    prompts = [""] * len(columns)
+    is_dialog = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_dialog:
+        print("One text a line; Ctrl-D ends.")
+        prompts = [f"{column}> " for column in columns]
     while True:
         try:
-            texts = [input("> ") for _ in columns]
+            texts = [input(prompt) for prompt in prompts]
             print_prediction(ask(texts), texts[0])
         except EOFError:
-            print()
+            if is_dialog:
+                print()
             return
         except InputError as error:  # does not end the conversation
             print(f"infer.py: {error}", file=sys.stderr)
+
+
+def run_file(args, p, columns, ask):
+    """Print an object, or save a vector, for each row of --file; a bad row stops no other.
+
+    Args:
+        args: Namespace of all flags.
+        p: Predictor; columns: list[str], its texts.
+        ask: function(list of texts) that returns a dict, or raises an InputError.
+    """
+    keep = []
+    if args.keep is not None:
+        keep = [name.strip() for name in args.keep.split(",")]
+    others = [*keep]
+    if args.label is not None:
+        others.append(args.label)
+        task = find_task(p.task)
+    num_rows = 0
+    num_errors = 0
+    first_error = ""
+    note_counts = Counter()
+    vectors = []
+    predicted = []
+    truth = []
+    for texts, row in read_texts(args.file, columns, args.columns, others):
+        num_rows += 1
+        line = dict(line=num_rows, texts=texts)
+        if keep:
+            line["kept"] = {name: row.get(name) for name in keep}
+        result = {}
+        try:
+            result.update(ask(texts))
+            if args.label is not None:  # a label that the model does not have is not scored
+                truth.append(parse_label(row.get(args.label), task, f"--label {args.label}"))
+                predicted.append(result["label"])
+        except InputError as error:
+            result["error"] = str(error)
+            num_errors += 1
+            if num_errors == 1:
+                first_error = f"row {num_rows:,}: {error}"
+        note_counts.update(result.get("notes", []))
+        if args.vectors is None:
+            print(json.dumps(line | result, default=str))
+        else:  # NaN: left out, a row would shift the vectors of all later ones
+            vectors.append(result.get("vector", np.full(p.config.width, np.nan, np.float32)))
+
+    if num_errors == num_rows:
+        raise InputError(f"{args.file}: expected rows that this model can read, got none. "
+                         f"{first_error}")
+    if num_errors > 0:
+        print(f"{num_errors:,} of {num_rows:,} rows have an error, the first is {first_error}",
+              file=sys.stderr)
+    for note, count in note_counts.items():
+        print(f"{count:,} of {num_rows:,} rows: {note}", file=sys.stderr)
+    if args.vectors is not None:
+        save_vectors(args.vectors, vectors)
+    if args.label is not None:
+        print_scores(task, predicted, truth)
+
+
+def save_vectors(path, vectors):
+    """Write a list of vectors (d,) as float32 (n, d) to a .npy file."""
+    vectors = np.stack(vectors)
+    np.save(path, vectors)
+    print(f"Saved {path}: float32 {vectors.shape}", file=sys.stderr)
+
+
+def find_task(description):
+    """Return the Task that a checkpoint's description is of, with its metrics."""
+    name = description.get("name")
+    if name in TASKS:
+        return TASKS[name]
+    metrics = CLASS_METRICS
+    if description["labels"] is None:
+        metrics = NUMBER_METRICS
+    return Task(description["texts"], description["labels"], metrics)
+
+
+def print_scores(task, predicted, truth):
+    """Print a Task's metrics of labels, in percent and to stderr."""
+    if task.labels is not None:  # numbers of classes
+        predicted = [task.labels.index(label) for label in predicted]
+        truth = [task.labels.index(label) for label in truth]
+    scores = []
+    for metric in task.metrics:
+        score = 100 * METRICS[metric](np.array(predicted), np.array(truth))
+        scores.append(f"{metric} {score:.2f}")
+    print(f"{', '.join(scores)} of {len(truth):,} rows", file=sys.stderr)
 
 
 def main(argv=None):

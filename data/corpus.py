@@ -63,7 +63,8 @@ def read_rows(path, header=None, keep_wrong=False):
     Args:
         path: str, a file with one of ENDINGS, or with .gz after it.
         header: list[str], the columns of a table whose file may have no header.
-        keep_wrong: bool, a row of a table with another number of cells becomes a row of None.
+        keep_wrong: bool, a row of a table with another number of cells becomes a row of None, and
+            what is no object an empty row.
 
     Yields:
         dict, column -> value. A line of a .txt has the column "text". A .json is a list of
@@ -79,7 +80,9 @@ def read_rows(path, header=None, keep_wrong=False):
     try:
         for row in _parse_rows(path, ending, header, keep_wrong):
             if not isinstance(row, dict):
-                raise ValueError(f"expected an object, got {row!r:.60}")
+                if not keep_wrong:
+                    raise ValueError(f"expected an object, got {row!r:.60}")
+                row = {}
             yield row
             num_rows += 1
     except InputError:
@@ -110,7 +113,7 @@ def _parse_rows(path, ending, header, keep_wrong):
         elif ending == ".jsonl":
             for line in file:
                 if line.strip():
-                    yield json.loads(line)
+                    yield _parse_line(line, keep_wrong)
         elif ending == ".json":
             rows = json.load(file)
             if isinstance(rows, dict):
@@ -118,6 +121,16 @@ def _parse_rows(path, ending, header, keep_wrong):
             yield from rows
         else:
             yield from _parse_table(path, file, ending, header, keep_wrong)
+
+
+def _parse_line(line, keep_wrong):
+    """Return the value of a line of a .jsonl; None for a broken one that is kept."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        if not keep_wrong:
+            raise
+        return None
 
 
 def _parse_table(path, file, ending, header, keep_wrong):

@@ -55,6 +55,8 @@ class Task:
 PAIR = ["sentence1|#1 String", "sentence2|#2 String"]
 ENTAILMENT = ["entailment", "not_entailment"]
 ACCURACY = ["accuracy"]
+CLASS_METRICS = ["accuracy", "macro_f1"]  # of your own files and pydoc
+NUMBER_METRICS = ["spearman", "pearson"]
 TASKS = {
     "mnli": Task(["premise|sentence1", "hypothesis|sentence2"],
                  ["entailment", "neutral", "contradiction"], ACCURACY, "label|gold_label", "MNLI",
@@ -95,14 +97,14 @@ def read_task(name, args):
     folder = args.data_dir
     ending = ".tsv"
     if name == "pydoc":
-        task = Task(["docstring"], [], ["accuracy", "macro_f1"])
+        task = Task(["docstring"], [], CLASS_METRICS)
         folder = build_pydoc(args.cache)
         ending = ".jsonl"
     elif name == "own":
         texts = [column.strip() for column in args.text.split(",")]
-        task = Task(texts, [], ["accuracy", "macro_f1"], args.label)
+        task = Task(texts, [], CLASS_METRICS, args.label)
         if args.regression:
-            task = Task(texts, None, ["spearman", "pearson"], args.label)
+            task = Task(texts, None, NUMBER_METRICS, args.label)
     else:
         task = TASKS[name]
 

@@ -226,6 +226,8 @@ def test_fine_tuning_from_scratch_learns_a_word(flags, own, tmp_path):  # noqa: 
     assert 100 * np.mean(is_right) == pytest.approx(score["max"])
     with pytest.raises(InputError, match="--vectors: expected a model of words"):
         predictor.embed(["one text"])
+    with pytest.raises(InputError, match="--near: expected a model of words"):
+        predictor.neighbors("a")
 
 
 def test_fine_tuning_starts_from_released_weights(flags, tmp_path):

@@ -91,6 +91,7 @@ def files(request, tmp_path, monkeypatch, text_path, pages_path, cache_dir):
         file=texts,
         words=texts,
         columns=["text"],
+        keep=["label"],
         vectors=["v.npy", "/dev/full"],
         # of all
         out=["out"],

@@ -5,6 +5,7 @@ test_finetune.py and test_canine.py; that a misspelling is near its word in test
 """
 
 import contextlib
+import gzip
 import io
 import json
 import sys
@@ -49,6 +50,7 @@ def paths(tmp_path_factory, bpe, lsh):
     lookup = dict(emb="lookup", rows=FIRST_WORD_ID + len(bpe.units))
     median = dict(emb="median", buckets=31, head="hash-mlm")
     add("detect", dict(hash_name="lsh", hash=lsh), emb="proj", bits=32)
+    add("index", dict(hash_name="lsh", hash=lsh), emb="emb", rows=50)
     add("fill", pieces, **lookup, head="mlm")
     add("missing", dict(key="s"), **median)
     add("classify", dict(hash=MD5()), LABELS, emb="pool", head="classify")
@@ -123,6 +125,7 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     ("classify", lambda p: p.classify("a", "b"), "text: expected 1 (review|text)"),
     ("classify", lambda p: p.neighbors(""), "expected one word or piece"),
     ("detect", lambda p: p.neighbors("日本"), "expected a word with an n-gram that the hash knows"),
+    ("index", lambda p: p.neighbors("日本"), "expected a word with an n-gram that the hash knows"),
 ])
 def test_text_that_does_not_fit_is_refused(untrained, name, call, message):
     with pytest.raises(InputError) as error:
@@ -161,6 +164,47 @@ def test_neighbors_are_the_largest_cosines(sr_run):
     neighbors = p.neighbors("ONE", 7)
     assert [word for word, _ in neighbors] == [p.words[i] for i in best]
     assert [value for _, value in neighbors] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("name, word, num_notes", [
+    ("missing", "cat", 0),
+    ("missing", "neverseen", 1),  # its rows are those of other words
+    ("fill", "sat", 0),  # a piece of the vocabulary, though not among the candidates
+])
+def test_neighbors_of_a_word_that_may_be_new_have_a_note(untrained, name, word, num_notes):
+    p = untrained[name]
+    p.neighbors(word)
+    assert len(p.notes) == num_notes
+
+
+# Longer and empty texts
+
+
+def test_truncated_text_is_judged_as_its_start(paths, untrained):
+    """Law: what is cut off changes nothing."""
+    p = Predictor(paths["detect"], truncate=True)
+    words, spans, probabilities = p.detect("cat " * 63)
+    assert p.notes == ["cut to 64 positions (--length)"]
+    of_start = untrained["detect"].detect("cat " * 62)
+    assert (words, spans) == of_start[:2]
+    torch.testing.assert_close(probabilities, of_start[2])
+
+
+def test_truncated_set_has_no_special_tokens(paths):
+    p = Predictor(paths["set"], truncate=True)
+    assert len(p.read(["\t".join(["x", "[MASK]"] * 40)])) == 64
+
+
+@pytest.mark.parametrize("name, texts, notes", [
+    ("classify", [""], ["a text has no words"]),
+    ("classify", ["cat " * 62], []),
+    ("classify", ["cat " * 63], ["cut to 64 positions (--length)"]),
+    ("answer", ["who", ""], ["a text has no words"]),
+    ("answer", ["who", "cat " * 63], []),  # read in windows
+])
+def test_notes_say_how_a_text_was_read(untrained, name, texts, notes):
+    untrained[name].predict(*texts)
+    assert untrained[name].notes == notes
 
 
 # Hashes of words, item sets
@@ -234,6 +278,10 @@ def test_answer_probability_does_not_depend_on_how_many_are_listed(untrained):
     (dict(missing=[dict(items=[("cat", -1.5)], scored=2, total=3_000)]),
      ["[MASK] 1   2 of 3,000 scored, certified: provably the best", "     -1.50   cat"]),
     (dict(labels=[("Ġcat", 0.75)]), ["               cat   0.750"]),
+    (dict(labels=[("a" * 18, 0.75), ("b" * 41, 0.2), ("c", 0.05)]),  # up to 40 characters align
+     [" " * 24 + "a" * 18 + "   0.750", "  " + "b" * 41 + "   0.200", " " * 41 + "c   0.050"]),
+    (dict(labels=[("a", 0.75)], notes=["a text has no words"]),
+     ["                 a   0.750", "note: a text has no words"]),
     (dict(answers=[("", (0, 0), 0.25)]), ["   25.0%   (no answer)   [0:0]"]),
 ])
 def test_print_prediction_shows_what_the_pages_print(capsys, result, lines):
@@ -245,8 +293,9 @@ def test_prompt_goes_on_after_a_bad_text(paths, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("one two\n\nthree\n"))
     done = run_main(infer.main, "--ckpt", paths["detect"])
     assert not done.code
-    assert done.out.count("> ") == 4
     assert "infer.py: text: expected words" in done.err
+    assert "three" in done.out
+    assert "> " not in done.out  # no terminal, no prompt
 
 
 # Files
@@ -257,7 +306,8 @@ def test_file_gives_what_the_method_gives(paths, untrained, tmp_path):
     rows = run_file(paths["classify"], tmp_path / "in.txt")
     for number, text in enumerate(["a zebra", "an owl"]):
         labels = [list(pair) for pair in untrained["classify"].classify(text)]
-        assert rows[number] == dict(line=number + 1, texts=[text], labels=labels)
+        expected = dict(line=number + 1, texts=[text], label=labels[0][0], labels=labels)
+        assert rows[number] == expected
 
 
 TABLE = "n,title,body\none,the cat,a zebra\n"
@@ -292,6 +342,7 @@ def test_file_without_the_column_is_refused_with_all_names(paths, tmp_path, mode
 @pytest.mark.parametrize("model, name, content, is_good", [
     ("classify", "in.csv", "n,text\n1,a\n2,b, c\n3,\n", [True, False, True]),  # cells; empty
     ("classify", "in.jsonl", '{"text": 3}\n{"no": 1}\n{"text": "\\ud83d"}', [False, False, True]),
+    ("classify", "in.jsonl", '[3]\n{"text": "a"}\n{"text"\n', [False, True, False]),
     ("answer", "in.txt", "Who?\tAda.\nWho?\n", [True, False]),  # a tab between the two
 ])
 def test_file_goes_on_after_a_bad_row(paths, tmp_path, model, name, content, is_good):
@@ -300,12 +351,78 @@ def test_file_goes_on_after_a_bad_row(paths, tmp_path, model, name, content, is_
     assert ["error" not in row for row in rows] == is_good
 
 
+def test_file_counts_on_stderr_what_a_reader_could_overlook(paths, tmp_path):
+    path = tmp_path / "in.csv"
+    path.write_text(f"n,text\n1,a\n2,\n3\n4,{'c ' * 99}\n")
+    done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path)
+    assert not done.code
+    _, errors, empty, cut = done.err.splitlines()  # after the name of the column
+    assert errors.startswith("1 of 4 rows have an error, the first is row 3: text: expected 1 (rev")
+    assert empty == "1 of 4 rows: a text has no words"
+    assert cut == "1 of 4 rows: cut to 64 positions (--length)"
+
+
+def test_file_that_breaks_keeps_what_was_written(paths, tmp_path):
+    path = tmp_path / "in.txt.gz"
+    path.write_bytes(gzip.compress(b"the cat\n")[:-8])  # without its end
+    done = run_main(infer.main, "--ckpt", paths["detect"], "--file", path)
+    assert done.code == 2
+    assert json.loads(done.out)["words"] == ["the", "cat"]
+    assert "in.txt.gz: could not be read as .txt after row 1: EOFError" in done.err
+
+
+def test_file_is_scored_and_columns_are_kept(paths, untrained, tmp_path):
+    """A row without a label that the model has keeps its prediction and is not scored."""
+    path = tmp_path / "in.csv"
+    path.write_text("id,text,gold\n7,a zebra,up\n8,an owl,down\n9,,up\n10,a,sideways\n")
+    done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path, "--label", "gold",
+                    "--keep", "id, gold")
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    assert rows[1]["kept"] == dict(id="8", gold="down")
+    assert all("label" in row for row in rows)
+    assert "expected a label (up, down), got 'sideways'" in rows[3]["error"]
+    is_right = [row["label"] == row["kept"]["gold"] for row in rows[:3]]
+    assert f"accuracy {100 * np.mean(is_right):.2f}, macro_f1 " in done.err
+    assert done.err.endswith(" of 3 rows\n")
+
+
+@pytest.mark.parametrize("description, predicted, truth, line", [
+    (dict(name="mrpc"), ["equivalent"] * 4, ["equivalent"] * 3 + ["not_equivalent"],
+     "accuracy 75.00, f1 85.71 of 4 rows"),
+    (dict(name="own", texts=["a"], labels=["x", "y"]), ["x", "y"], ["x", "x"],
+     "accuracy 50.00, macro_f1 33.33 of 2 rows"),
+    (dict(name="own", texts=["a"], labels=None), [1.0, 2.0, 4.0], [0.1, 0.2, 0.3],
+     "spearman 100.00, pearson 98.20 of 3 rows"),
+])
+def test_scores_are_those_of_the_task(capsys, description, predicted, truth, line):
+    infer.print_scores(infer.find_task(description), predicted, truth)
+    assert capsys.readouterr().err.strip() == line
+
+
+@pytest.mark.parametrize("model, flags, message", [
+    ("classify", ["--label", "no"], "in.csv: expected the columns no (--label, --keep), got text"),
+    ("classify", ["--keep", "text,no"], "expected the columns text, no"),
+    ("classify", ["--label", "text", "--near"], "--label requires a model that was fine-tuned"),
+    ("detect", ["--label", "text"], "--label requires a model that was fine-tuned to classify"),
+    ("classify", ["--keep", "text", "--vectors", "v.npy"], "--keep requires objects"),
+])
+def test_columns_that_do_not_fit_are_refused(paths, tmp_path, monkeypatch, model, flags, message):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "in.csv"
+    path.write_text("text\na\n")
+    assert_refused(infer.main, ["--ckpt", paths[model], "--file", path, *flags], message)
+
+
 @pytest.mark.parametrize("flags, message", [
     (["--file", "bad.jsonl"], "expected rows that this model can read"),  # all rows failed
     (["a", "--file", "bad.jsonl"], "got both"),
-    (["a", "--text", "review"], "--text requires --file"),
-    (["--vectors", "v"], "expected 1 (review|text), got []"),
-    (["--vectors", "v", "--near", "a"], "not allowed with"),
+    (["--file", "bad.jsonl"], "row 1: text: expected 1 (review|text), got [3]"),
+    (["--file", "/dev/stdin"], "/dev/stdin: expected a file in .txt"),
+    (["a", "--text", "review"], "--text, --label and --keep require --file"),
+    (["a", "--keep", "review"], "--text, --label and --keep require --file"),
+    (["--vectors", "v.npy"], "expected 1 (review|text), got []"),
+    (["--vectors", "v.csv", "a"], "--vectors: expected a name that ends in .npy, got v.csv"),
+    (["--vectors", "v.npy", "--near", "a"], "not allowed with"),
 ])
 def test_flags_that_do_not_fit_are_refused(paths, tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)
@@ -317,7 +434,7 @@ def test_flags_that_do_not_fit_are_refused(paths, tmp_path, monkeypatch, flags, 
 
 
 def test_vectors_of_a_file_are_the_means_of_the_outputs(untrained, paths, tmp_path):
-    out = tmp_path / "v"  # gets no ending
+    out = tmp_path / "v.npy"
     (tmp_path / "in.txt").write_text("the cat\ncat\n")
     flags = ["--file", tmp_path / "in.txt", "--vectors", out]
     assert not run_main(infer.main, "--ckpt", paths["detect"], *flags).code
@@ -328,13 +445,23 @@ def test_vectors_of_a_file_are_the_means_of_the_outputs(untrained, paths, tmp_pa
     np.testing.assert_allclose(vectors[0], outputs.mean(0), atol=1e-6)
 
 
-def test_vectors_name_the_row_that_has_none(paths, tmp_path):
-    """An empty line would shift the vectors of all later rows."""
+def test_vectors_of_a_row_in_error_are_nan(paths, tmp_path):
+    """Left out, the row would shift the vectors of all later ones."""
     path = tmp_path / "gap.txt"
     path.write_text("a\n\nb\n")
-    argv = ["--ckpt", paths["detect"], "--file", path, "--vectors", tmp_path / "v"]
-    assert_refused(infer.main, argv, "row 2: text: expected words")
-    assert not (tmp_path / "v").exists()
+    done = run_main(infer.main, "--ckpt", paths["detect"], "--file", path, "--vectors",
+                    tmp_path / "v.npy")
+    assert not done.code
+    assert "1 of 3 rows have an error, the first is row 2: text: expected words" in done.err
+    vectors = np.load(tmp_path / "v.npy")
+    assert vectors.dtype == np.float32
+    assert np.isnan(vectors).all(1).tolist() == [False, True, False]
+    assert np.isfinite(vectors[[0, 2]]).all()
+
+
+def test_embed_names_the_row_that_has_no_vector(untrained):
+    with pytest.raises(InputError, match="row 2: text: expected words"):
+        untrained["detect"].embed(["a", "", "b"])
 
 
 def test_damaged_checkpoint_ends_in_one_line(paths, tmp_path):
