@@ -40,6 +40,7 @@ import json
 import re
 import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -613,8 +614,9 @@ def parser():
     add = p.add_argument
     add("texts", nargs="*", metavar="TEXT",
         help="the text, or the pair; without any, a prompt asks")
-    add("--ckpt", required=True, metavar="DIR",
-        help="folder of a run of pretrain.py or finetune.py")
+    add("--ckpt", metavar="DIR",
+        help="folder of a run of pretrain.py or finetune.py (default: models/docstrings.pt, which "
+             "finds misplaced words)")
     add("--file", metavar="FILE",
         help="one JSON object per row of a .txt (a tab between pairs), .csv, .tsv, .jsonl, .json, "
              ".parquet, or .gz: line (number), texts, results, notes or error; exit code 2: all "
@@ -657,6 +659,10 @@ def run(args):
         raise InputError(f"--vectors: expected a name that ends in .npy, got {args.vectors}.")
     if args.vectors is not None and args.keep is not None:
         raise InputError("--keep requires objects, which --vectors does not write.")
+    if args.ckpt is None:
+        args.ckpt = Path(__file__).with_name("models") / "docstrings.pt"
+        print(f"model: {args.ckpt} (its card: models/README.md). --ckpt takes another.",
+              file=sys.stderr)
     p = Predictor(args.ckpt, find_device(args.device), args.truncate)
     is_labeling = p.config.head == "classify" and not args.near and args.vectors is None
     if args.label is not None and not is_labeling:

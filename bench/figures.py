@@ -56,7 +56,7 @@ def draw_figures(args):
                 draw_losses(folder, f"loss-{head}", same, unit)
     else:
         for draw in (draw_pipeline, draw_corruption, draw_maps, draw_law, draw_attention,
-                     draw_recall, draw_gaps, draw_variants):
+                     draw_recall, draw_gaps, draw_variants, draw_scores, draw_misspelled):
             draw(folder)
     # one map of collisions, of the first run that has LSH attention
     for run, config in runs.items():
@@ -239,6 +239,45 @@ def draw_variants(folder):
     labels = [row["name"] for row in rows]
     draw_dots(folder, "variants", rows, "eval_loss", labels, f"{rows[0]['steps']} steps",
               xlabel="held-out S+R loss, nats per word (ln 3 = 1.10 at the start)")
+
+
+def draw_scores(folder):
+    """Draw the default run's scores beside those of its controls."""
+    rows = read_rows("default")
+    labels = [f"{row['name'].split(', ')[1]} (n = {row['n']:,})" for row in rows]
+    columns = {
+        "majority": ("majority class", dict(fmt="|", color="0.5", markersize=12)),
+        "bag_of_words": ("bag of words", dict(fmt="s", color="tab:orange")),
+        "score": ("encoder, 0.45 M parameters", dict(fmt="o", color="tab:blue")),
+    }
+    with new_figure(folder, "scores", (6.4, 3.4), xlabel="score, % or 100 × correlation",
+                    title="default run; mean ± standard deviation of three seeds") as [axis]:
+        for key, (label, look) in columns.items():
+            for row, name in zip(rows, labels):
+                if row.get(key) is not None:  # a regression has no majority class
+                    axis.errorbar(row[key], name, xerr=row.get(f"{key}_std"), label=label,
+                                  capsize=3, **look)
+                    label = None  # one line of the legend is enough
+        axis.invert_yaxis()
+        axis.legend(loc="lower right", fontsize=8)
+
+
+def draw_misspelled(folder):
+    """Draw scores by the share of misspelled words, a panel a task."""
+    shares = ("0", "10", "20", "40")
+    panels = defaultdict(list)
+    for row in read_rows("misspell"):
+        _, task = row["name"].split(", ")
+        panels[task].append(row)
+    with new_figure(folder, "misspelled", (9, 3.6), columns=len(panels)) as axes:
+        for axis, (task, rows) in zip(axes, panels.items()):
+            axis.set(title=f"{task}, one seed", xlabel="misspelled words, %")
+            for row in rows:
+                model, _ = row["name"].split(", ")
+                style = "--" if "bag" in model else "-"
+                axis.plot(shares, [row[share] for share in shares], style, marker=".", label=model)
+        axes[0].set(ylabel="accuracy, %")
+        axes[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def draw_dots(folder, name, rows, key, labels, about, xlabel):

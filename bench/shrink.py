@@ -1,0 +1,39 @@
+"""Shrink a checkpoint to what inference needs, in half precision: a model for models/.
+
+    python -m bench.shrink out/proj-lsh models/docstrings.pt
+"""
+
+import argparse
+import sys
+
+import torch
+
+from common import load_checkpoint, run_script
+
+NUM_WORDS = 5_000  # that infer.py --near searches among
+PARTS = ("format", "config", "model", "encoder", "run", "step", "words")
+
+
+def shrink(argv):
+    """Write the small copy of a checkpoint."""
+    p = argparse.ArgumentParser(prog="bench.shrink", description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("ckpt", help="folder of a run of pretrain.py, or a checkpoint")
+    p.add_argument("out", help="the file to write")
+    args = p.parse_args(argv)
+    checkpoint = load_checkpoint(args.ckpt)
+    small = {name: checkpoint[name] for name in PARTS}
+    small["words"] = small["words"][:NUM_WORDS]
+    small["model"] = {name: weight.half() for name, weight in small["model"].items()}
+    torch.save(small, args.out)
+
+
+def main(argv=None):
+    """Shrink as argv says (default: the command line)."""
+    if argv is None:
+        argv = sys.argv[1:]
+    run_script("bench.shrink", shrink, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The models in models/: they load, are as their card says, and do what the README shows."""
+
+import hashlib
+import re
+
+import numpy as np
+import pytest
+
+import infer
+from data.python_source import python_texts
+from hashing import list_words
+from infer import Predictor
+from tests.support import ROOT, run_main
+
+CARD = (ROOT / "models" / "README.md").read_text()
+NAMES = ("docstrings.pt", "names.pt")
+
+
+def find_replaced(predictor):
+    """Replace a word in each docstring of this project; return which shares of words are marked.
+
+    Returns:
+        found: float, percent of the replaced words that are marked as random.
+        wrong: float, percent of the other words that are marked.
+    """
+    texts = []
+    for path in sorted(ROOT.glob("*.py")):
+        texts += [" ".join(text.split()) for text in python_texts(str(path))]
+    vocabulary = sorted({word for text in texts for word in list_words(text)})
+    rng = np.random.default_rng(0)
+    is_found = []
+    is_wrong = []
+    for text in texts:
+        words, spans, _ = infer.Predictor.split(predictor, text)
+        if not 8 <= len(words) <= 100:
+            continue
+        place = rng.integers(len(words))
+        start, end = spans[place]
+        changed = text[:start] + rng.choice(vocabulary) + text[end:]
+        words_read, _, probabilities = predictor.detect(changed)
+        if len(words_read) == len(words) and words_read[place] != words[place]:
+            is_marked = probabilities.argmax(1) > 0
+            is_found.append(bool(probabilities[place].argmax() == 2))
+            is_marked[place] = False
+            is_wrong += is_marked.tolist()
+    return 100 * np.mean(is_found), 100 * np.mean(is_wrong)
+
+
+def number_after(text):
+    """Return the number that follows a text in the card."""
+    return float(re.search(re.escape(text) + r" ([\d.]+)", CARD).group(1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_model_is_the_file_of_the_card_and_small(name):
+    content = (ROOT / "models" / name).read_bytes()
+    assert hashlib.sha256(content).hexdigest() in CARD
+    assert len(content) < 2_000_000
+
+
+def test_docstrings_model_finds_replaced_words_as_its_card_says():
+    """In docstrings of this project, which the model never read. They change: within 6 points."""
+    found, wrong = find_replaced(Predictor(str(ROOT / "models" / "docstrings.pt")))
+    assert found == pytest.approx(number_after("replaced words found, %:"), abs=6)
+    assert wrong == pytest.approx(number_after("other words marked, %:"), abs=2)
+
+
+def test_infer_without_ckpt_takes_the_docstrings_model():
+    done = run_main(infer.main, "Open the file and return a kubernetes stream of bytes.")
+    assert "intact" in done.out
+    assert "models/docstrings.pt" in done.err
+
+
+def test_names_model_completes_a_set():
+    predictor = Predictor(str(ROOT / "models" / "names.pt"))
+    [found] = predictor.predict_missing("socket bind listen [MASK]", 8)
+    names = [name for name, _ in found["items"]]
+    assert found["total"] == 20_000
+    assert {"accept", "connect", "close"} & set(names)
