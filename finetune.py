@@ -30,6 +30,7 @@ Deviations:
 """
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -37,6 +38,7 @@ import json
 import math
 import os
 import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -52,8 +54,8 @@ from common import fingerprint, gather_from_ranks, load_checkpoint, lock_output,
 from common import resolve_device, run_script, save_checkpoint
 from data.batches import length_batches, pad_batch
 from data.squad import SQUAD, QuestionAnswering, read_squad
-from data.tasks import GLUE, TASKS, SequenceClassification, compare_predictions, draw_rows
-from data.tasks import measure_scale, read_task
+from data.tasks import GLUE, TASKS, SequenceClassification, compare_predictions, draw_groups
+from data.tasks import draw_rows, f1, measure_scale, read_task
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, count_parameters, load_model
 from tokenizer import HashTokenizer
@@ -82,6 +84,7 @@ REQUIRES = {
     "stride": SQUAD,
     "max_answer": SQUAD,
 }
+TRAINING = ("recipe", "batch", "lr", "pool", "bag", "dropout", "eval_every")  # flags for epochs
 EVAL_POSITIONS = 32_768  # that an evaluation reads at once
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # of the cosine
@@ -115,10 +118,12 @@ def build_parser():
     add("--data_dir", metavar="DIR", help="original files, as SST-2/train.tsv (default: the hub)")
     add("--train", metavar="FILE",
         help="training rows, .tsv .csv .jsonl .parquet; of --task in its columns")
-    add("--dev", metavar="FILE", help="rows to score")
+    add("--dev", type=file_or_share, metavar="FILE|SHARE",
+        help="rows to score; 0.1: a tenth of --train, which then does not train")
     add("--text", metavar="COL[,COL]",
-        help="column of the text, or of both texts; requires --task own")
-    add("--label", metavar="COL", help="column of the label; requires --task own")
+        help="column of the text, or of both texts; requires --task own (default: text)")
+    add("--label", metavar="COL",
+        help="column of the label; requires --task own (default: label)")
     add("--regression", action="store_true",
         help="the labels are numbers; requires --task own")
     add("--limit", type=at_least(1),
@@ -157,6 +162,14 @@ def build_parser():
     add("--cache", default="cache", metavar="DIR", help="folder of prepared texts (default: cache)")
     add("--out", metavar="DIR", help="folder of the results (default: out/CKPT-TASK)")
     return p
+
+
+def file_or_share(text):
+    """Return a number between 0 and 1 as float, anything else as it is: the argparse type."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    return text
 
 
 def main(argv=None):
@@ -230,23 +243,39 @@ def finetune(args):
     if args.out is None:
         scratch = "-scratch" if args.from_scratch else ""
         args.out = os.path.join("out", f"{start}{scratch}-{args.task}")
-    with lock_output(args.out, rank):
-        settings_path = os.path.join(args.out, "settings.json")
-        saved = {}
-        if os.path.exists(settings_path):
-            with blame_file(settings_path):
-                saved = dict(json.loads(Path(settings_path).read_text()))
-        if args.dtype == "auto":
-            args.dtype = saved.get("dtype", "auto")
-        args.device, args.dtype, args.compile = resolve_device(args, local_rank)
-        # one dtype for all ranks; from here on all have read the settings, and rank 0 may write
-        args.dtype = gather_from_ranks(args.dtype)[0]
-        settings = {flag: value for flag, value in vars(args).items() if flag not in FREE}
-        settings["texts"] = fingerprint([splits[1:] for splits in texts.values()])
-        if args.ckpt:
-            file = start_path.stat()  # its content may change
-            settings["checkpoint"] = [file.st_size, file.st_mtime_ns]
-        refuse_other_run(args.out, saved, settings)
+    settings_path = os.path.join(args.out, "settings.json")
+    saved = {}
+    if os.path.exists(settings_path):
+        with blame_file(settings_path):
+            saved = dict(json.loads(Path(settings_path).read_text()))
+    if args.dtype == "auto":
+        args.dtype = saved.get("dtype", "auto")
+    args.device, args.dtype, args.compile = resolve_device(args, local_rank)
+    # one dtype for all ranks; from here on all have read the settings, and rank 0 may write
+    args.dtype = gather_from_ranks(args.dtype)[0]
+    settings = {flag: value for flag, value in vars(args).items() if flag not in FREE}
+    settings["texts"] = fingerprint([splits[1:] for splits in texts.values()])
+    if args.ckpt:
+        file = start_path.stat()  # its content may change
+        settings["checkpoint"] = [file.st_size, file.st_mtime_ns]
+    refuse_other_run(args.out, saved, settings)
+
+    folders = {}  # name -> that of its checkpoints
+    for name in names:
+        folders[name] = args.out if len(names) == 1 else os.path.join(args.out, name)
+    results_path = os.path.join(args.out, "results.json")
+
+    with lock_output(args.out, rank):  # makes the folder: what a flag can break was checked above
+        checkpoints = [os.path.join(folder, "ckpt.pt") for folder in folders.values()]
+        if all(os.path.exists(path) for path in [results_path, *checkpoints]):
+            if rank > 0:
+                return None
+            with blame_file(results_path):
+                content = json.loads(Path(results_path).read_text())
+            print(f"{args.out}: this run is complete, and its results follow. Use another --out to "
+                  "train again.")
+            print_results(content)
+            return content
         if rank == 0:
             write_json(settings_path, settings)
 
@@ -254,11 +283,9 @@ def finetune(args):
         # Jobs: one for each task and seed. The file that a job leaves holds its weights and its
         # result, so that the same command goes on after an interruption: it skips finished jobs
 
-        folders = {}
         paths = {}  # (name, seed) -> the job's file
         seeds = range(args.seed, args.seed + args.seeds)
         for name in names:
-            folders[name] = args.out if len(names) == 1 else os.path.join(args.out, name)
             os.makedirs(folders[name], exist_ok=True)
             for seed in seeds:
                 paths[name, seed] = os.path.join(folders[name], f"seed-{seed}.pt")
@@ -268,31 +295,38 @@ def finetune(args):
             torch._dynamo.config.recompile_limit = 64
 
         prepared = None
-        for name, seed in list(paths)[rank::world]:
-            path = paths[name, seed]
-            if os.path.exists(path):
-                continue
-            if name != prepared:  # the jobs of a task follow each other
-                description = descriptions[name]
-                data, facts = prepare_data(
-                    args, config, checkpoint, description, name, *texts[name])
-                train = data["train"]
-                prepared = name
+        try:
+            for name, seed in list(paths)[rank::world]:
+                path = paths[name, seed]
+                if os.path.exists(path):
+                    continue
+                if name != prepared:  # the jobs of a task follow each other
+                    description = descriptions[name]
+                    data, facts = prepare_data(
+                        args, config, checkpoint, description, name, *texts[name])
+                    train = data["train"]
+                    prepared = name
 
-            torch.manual_seed(seed)  # of the new weights and of dropout
-            model = build_model(config, checkpoint, train, is_same_task=bool(description))
-            model.to(args.device)
-            if args.compile:
-                model.encode = torch.compile(model.encode)
-            result = train_one(args, name, seed, model, data)
-            result |= dict(facts=facts, size=count_parameters(model))
-            control = build_bag_of_words(data)
-            if control is not None and args.epochs > 0:
-                control.to(args.device)
-                result["control"] = train_one(args, f"{name}, bag of words", seed, control, data)
-            save_checkpoint(path, model, train.tokenizer.state(), run=result,
-                            task=train.description() | dict(name=name),
-                            words=checkpoint.get("words", []))
+                torch.manual_seed(seed)  # of the new weights and of dropout
+                model = build_model(config, checkpoint, train, is_same_task=bool(description))
+                model.to(args.device)
+                if args.compile:
+                    model.encode = torch.compile(model.encode)
+                result = train_one(args, name, seed, model, data)
+                result |= dict(facts=facts, size=count_parameters(model))
+                control = build_bag_of_words(data)
+                if control is not None and args.epochs > 0:
+                    control.to(args.device)
+                    title = f"{name}, bag of words"
+                    result["control"] = train_one(args, title, seed, control, data)
+                save_checkpoint(path, model, train.tokenizer.state(), run=result,
+                                task=train.description() | dict(name=name),
+                                words=checkpoint.get("words", []))
+        except KeyboardInterrupt as interrupt:
+            num_finished = sum(os.path.exists(path) for path in paths.values())
+            print(f"Interrupted: {num_finished} of {len(paths)} runs are finished and kept. Rerun "
+                  "the same command to train the others.")
+            raise SystemExit(130) from interrupt
 
         # -----------------------------------------------------------------------------------------
         # Results: rank 0 writes them, and keeps the best checkpoint of each task
@@ -311,7 +345,8 @@ def finetune(args):
         rows = {}
         for name in names:
             by_seed = [results[name, seed] for seed in seeds]
-            rows[name] = summarize(by_seed, predictions[name])
+            task, *_ = texts[name]
+            rows[name] = summarize(by_seed, predictions[name], task.labels)
         size = results[names[0], args.seed]["size"]
         content = dict(tasks=rows, settings=settings)
         content["model"] = dict(
@@ -325,7 +360,7 @@ def finetune(args):
             by_seed = np.mean([row["values"] for row in rows.values()], axis=0)
             content["average"] = float(by_seed.mean())
             content["average_std"] = deviation(by_seed)
-        write_json(os.path.join(args.out, "results.json"), content)
+        write_json(results_path, content)
         write_json(os.path.join(args.out, "predictions.json"), predictions)
 
         for name in names:
@@ -336,7 +371,7 @@ def finetune(args):
                 file.unlink()
 
     print_results(content)
-    print(f"Saved {os.path.join(args.out, 'results.json')}")
+    print(f"Saved {results_path}")
     print("Next:", shlex.join(["python", "infer.py", "--ckpt", folders[names[0]]]))
     return content
 
@@ -463,6 +498,7 @@ def train_one(args, name, seed, model, data):
                     weights = {key: weight.clone() for key, weight in model.state_dict().items()}
             log.append(row)
             tqdm.write(text)
+            sys.stdout.flush()  # in a file or a pipe, too, where it would wait for more lines
             total_loss.zero_()
             last_step = step
         if is_last:
@@ -510,19 +546,25 @@ def check_flags(args):
     if args.weights and (args.preset != "canine" or args.from_scratch):
         raise InputError("--weights requires --preset canine, without --from_scratch.")
     if (args.train is None) != (args.dev is None):
-        raise InputError("--train requires --dev, and --dev requires --train.")
+        raise InputError("--train requires --dev, and --dev requires --train. --dev 0.1 is a tenth "
+                         "of --train.")
+    if isinstance(args.dev, float) and args.task in SQUAD:
+        raise InputError(f"--dev: expected a file for --task {args.task}, got a share.")
     if args.train and args.task in ("glue", "pydoc"):
         raise InputError(f"--train: expected one task of files, got --task {args.task}.")
     if args.task == "own":
-        for flag in ("train", "dev", "text", "label"):
-            if getattr(args, flag) is None:
-                raise InputError("--task: expected a name, or for your own files --train --dev "
-                                 f"--text --label, got no --{flag}.")
-        if args.text.count(",") > 1:
+        if args.train is None:
+            raise InputError("--task: expected a name, or for your own files --train and --dev, "
+                             "got neither.")
+        if args.text is not None and args.text.count(",") > 1:
             raise InputError(f"--text: expected one column, or two with a comma, got {args.text}.")
     for flag, tasks in REQUIRES.items():
         if getattr(args, flag) and args.task not in tasks:
             raise InputError(f"--{flag} requires --task {' or '.join(tasks)}, got {args.task}.")
+    for flag in TRAINING:
+        if args.epochs == 0 and getattr(args, flag) is not None:
+            raise InputError(f"--{flag} requires --epochs of 1 or more. With 0 the model is scored "
+                             "as it is.")
 
 
 def load_start(args):
@@ -563,6 +605,8 @@ def fill_flags(args, checkpoint, config):
     if recipe is None:
         recipe = "paper" if config.width >= PAPER_WIDTH else "small"
     defaults = RECIPES[recipe] | dict(dropout=config.dropout)
+    if args.task == "own":
+        defaults |= dict(text="text", label="label")
     is_canine = config.emb == "canine"  # it has one pool, and no words
     if is_canine or "task" in checkpoint:  # fine-tuned before
         defaults["pool"] = config.pool
@@ -590,7 +634,11 @@ def prepare_data(args, config, checkpoint, description, name, task, train, devs)
     """
     if args.limit is not None:
         train, _ = draw_rows(train, args.limit, seed=0)
-    select, train = draw_rows(train, round(args.select * len(train)), seed=1)
+    num_rows = len(train)
+    select, train = draw_groups(train, round(args.select * num_rows), 1, task.group_start)
+    if args.select > 0 and not select:
+        print(f"{name}: --select {args.select:g} of {num_rows:,} rows is none: the last weights "
+              "are scored, not the best")
     splits = dict(train=train)  # subtle: it is first, as the tokenizer numbers words in this order
     if select:
         splits["select"] = select
@@ -621,6 +669,8 @@ def prepare_data(args, config, checkpoint, description, name, task, train, devs)
 
     if name == "pydoc":
         source = "held-out files of the installed Python"
+    elif isinstance(args.dev, float):
+        source = f"{args.dev:g} of the rows of {args.train}"
     elif args.dev:
         source = f"rows of {args.dev}"
     elif args.data_dir:
@@ -629,8 +679,9 @@ def prepare_data(args, config, checkpoint, description, name, task, train, devs)
         source = "dev set, hub"
     rows = {key: len(part) for key, part in splits.items()}
     columns = [*task.texts, task.label]
-    print(f"{name}: {source}; columns {', '.join(columns)}; rows {rows}; of train "
-          f"{data['train'].notes}", flush=True)
+    sizes = ", ".join(f"{split} {size:,}" for split, size in rows.items())
+    print(f"{name}: {source}; columns {', '.join(columns)}; rows {sizes}")
+    print(f"{name}: of train {data['train'].notes}", flush=True)
     dev = data[task.dev[0]]
     truth = None  # of SQuAD, whose answers are texts
     if dev.head == "classify":
@@ -746,12 +797,13 @@ def collect_predictions(results):
     return content
 
 
-def summarize(results, predictions):
+def summarize(results, predictions, labels):
     """Return the row of results.json of one task.
 
     Args:
         results: list, of its seeds.
         predictions: dict, of the task in collect_predictions.
+        labels: list of str, its classes, or None.
     """
     facts = {key: fact for key, fact in results[0]["facts"].items() if key != "truth"}
     metric = facts["metric"]
@@ -767,6 +819,13 @@ def summarize(results, predictions):
     all_metrics = {}
     for name in results[0]["best"]:
         all_metrics[name] = float(np.mean([result["best"][name] for result in results]))
+    f1_per_label = {}
+    if labels is not None:
+        truth = np.array(predictions["truth"])
+        predicted = np.array(predictions["predicted"])  # (S, n)
+        for number, label in enumerate(labels):
+            scores = [f1(classes, truth, number) for classes in predicted]
+            f1_per_label[label] = 100 * float(np.mean(scores))
     one_class = {}
     for result in results:
         if result["constant_prediction"] is not None:
@@ -780,6 +839,7 @@ def summarize(results, predictions):
         max=max(values),
         last=float(np.mean(last)),
         all_metrics=all_metrics,
+        f1_per_label=f1_per_label,
         one_class=one_class,
         parameters=results[0]["size"]["total"],
     )

@@ -74,7 +74,8 @@ def print_comparison(*folders):
     lines["PCR all"] = compared["pcr_all"]
     lines["PCR embedding"] = compared["pcr_emb"]
     for flag in ("bag", "epochs", "select"):
-        values = [run["settings"].get(flag) for run in (results, baseline)]  # older runs lack some
+        # older runs lack some
+        values = [run["settings"].get(flag, "n/a") for run in (results, baseline)]
         if values[0] != values[1]:
             print(f"not alike: --{flag} {values[0]} against {values[1]}")
     for name, ratio in lines.items():

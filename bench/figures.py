@@ -250,7 +250,7 @@ def draw_scores(folder):
         "bag_of_words": ("bag of words", dict(fmt="s", color="tab:orange")),
         "score": ("encoder, 0.45 M parameters", dict(fmt="o", color="tab:blue")),
     }
-    with new_figure(folder, "scores", (6.4, 3.4), xlabel="score, % or 100 × correlation",
+    with new_figure(folder, "scores", (8.4, 3.4), xlabel="score, % or 100 × correlation",
                     title="default run; mean ± standard deviation of three seeds") as [axis]:
         for key, (label, look) in columns.items():
             for row, name in zip(rows, labels):
@@ -259,7 +259,7 @@ def draw_scores(folder):
                                   capsize=3, **look)
                     label = None  # one line of the legend is enough
         axis.invert_yaxis()
-        axis.legend(loc="lower right", fontsize=8)
+        axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def draw_misspelled(folder):

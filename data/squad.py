@@ -67,7 +67,8 @@ def read_squad(name, args):
             raise InputError(f"{source}: expected an answer to each question. Use --task squad_v2.")
         splits[split] = rows
     train = splits.pop("train")
-    return Task(["question", "context"], None, ["f1"], "answers"), train, splits
+    task = Task(["question", "context"], None, ["f1"], "answers", group_start=1)  # one context
+    return task, train, splits
 
 
 def parse_questions(cells):

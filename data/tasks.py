@@ -45,12 +45,14 @@ class Task:
     folder: str = ""  # of the original download, whose labels may be numbers of classes
     dev: tuple = ("dev",)  # splits to score; the first one's score counts
     header: list | None = None  # columns of files without a header line
+    group_start: int = 0  # rows whose texts are equal, from this one on, are split together
 
     def description(self):
         """Return what a checkpoint says about its task. If all of it is equal, the task is."""
         return dict(texts=self.texts, label=self.label, labels=self.labels)
 
 
+MAX_NAMED = 8  # labels that a line names
 # The original files and the hub name some columns differently.
 PAIR = ["sentence1|#1 String", "sentence2|#2 String"]
 ENTAILMENT = ["entailment", "not_entailment"]
@@ -85,7 +87,8 @@ def read_task(name, args):
 
     Args:
         name: str, a key of TASKS, "pydoc", or "own": the files of --train and --dev.
-        args: Namespace with the flags train, dev, data_dir, text, label, regression and cache.
+        args: Namespace with the flags train, dev, data_dir, text, label, regression and cache;
+            dev may be a share of the training rows.
 
     Returns:
         the Task; the training rows; and dict, name of a split -> rows to score.
@@ -102,6 +105,9 @@ def read_task(name, args):
         ending = ".jsonl"
     elif name == "own":
         texts = [column.strip() for column in args.text.split(",")]
+        if args.label in texts:  # the score would be perfect, and mean nothing
+            raise InputError(f"--text: expected other columns than --label {args.label}, got "
+                             f"{args.text}.")
         task = Task(texts, [], CLASS_METRICS, args.label)
         if args.regression:
             task = Task(texts, None, NUMBER_METRICS, args.label)
@@ -110,8 +116,12 @@ def read_task(name, args):
 
     # the file of each split, None for the hub
     paths = dict.fromkeys(("train", *task.dev))
+    has_share = isinstance(args.dev, float)
     if args.train:
-        paths = {"train": args.train, task.dev[0]: args.dev}
+        task = dataclasses.replace(task, dev=("dev",))  # of MNLI, too, one file is scored
+        paths = dict(train=args.train)
+        if not has_share:
+            paths["dev"] = args.dev
     elif folder is not None:
         for split in paths:
             paths[split] = os.path.join(folder, task.folder, split + ending)
@@ -124,8 +134,14 @@ def read_task(name, args):
         if task.labels == []:
             task = dataclasses.replace(task, labels=find_classes(splits["train"], source))
     train = splits.pop("train")
-    if args.train:
-        warn_of_leak(train, splits[task.dev[0]], args.dev)
+    if has_share:
+        dev, train = draw_groups(train, round(args.dev * len(train)), seed=2)
+        if not dev:
+            raise InputError(f"--dev {args.dev:g}: expected a share with rows to score, got none "
+                             f"of the {len(train):,} rows of {args.train}.")
+        splits["dev"] = dev
+    elif args.train:
+        warn_of_leak(train, splits["dev"], args.dev)
     return task, train, splits
 
 
@@ -155,6 +171,26 @@ def draw_rows(rows, count, seed):
     return drawn, others
 
 
+def draw_groups(rows, count, seed, start=0):
+    """Return at most `count` of the rows, drawn at random, and the others, both in their order.
+
+    Rows whose texts are equal, from number `start` on, stay together: a model that has seen them
+    would score high on the others. Without such rows it draws what draw_rows does.
+    """
+    groups = collections.defaultdict(list)  # texts -> indices of rows
+    for i in np.random.default_rng(seed).permutation(len(rows)).tolist():
+        texts, _ = rows[i]
+        groups[texts[start:]].append(i)
+    is_drawn = np.zeros(len(rows), bool)
+    for group in groups.values():
+        if len(group) <= count:
+            is_drawn[group] = True
+            count -= len(group)
+    drawn = [rows[i] for i in np.flatnonzero(is_drawn)]
+    others = [rows[i] for i in np.flatnonzero(~is_drawn)]
+    return drawn, others
+
+
 def measure_scale(rows):
     """Return mean and standard deviation of the rows' labels, which are numbers."""
     _, numbers = zip(*rows)
@@ -173,7 +209,8 @@ def parse_rows(cells, task, source):
         source: str, for messages.
 
     Raises:
-        InputError: a column is missing, or a cell is no text or no label of the task.
+        InputError: a column is missing, or cells are no text or no label of the task. No row is
+            left out: what is scored would change, and a wrong column might pass.
     """
     if not cells:
         raise InputError(f"{source}: expected rows, got none.")
@@ -184,10 +221,19 @@ def parse_rows(cells, task, source):
     columns = [find_column(names, known, source) for names in task.texts]
     label_column = find_column(task.label, known, source)
     rows = []
+    errors = []  # of all rows at fault, so that one run names them
+    numbers = []  # of these rows
     for number, row in enumerate(cells, 1):
         place = f"{source}, row {number:,}"
-        texts = tuple(parse_text(row.get(column), place) for column in columns)
-        rows.append((texts, parse_label(row.get(label_column), task, place)))
+        try:
+            texts = tuple(parse_text(row.get(column), place) for column in columns)
+            rows.append((texts, parse_label(row.get(label_column), task, place)))
+        except InputError as error:
+            errors.append(str(error))
+            numbers.append(f"{number:,}")
+    if errors:
+        raise InputError(f"{errors[0]} Rows at fault: {len(errors):,} of {len(cells):,}; the first "
+                         f"are {', '.join(numbers[:5])}.")
     return rows
 
 
@@ -197,7 +243,8 @@ def find_column(names, known, source):
         if name in known:
             return name
     expected = names.replace("|", " or ")
-    raise InputError(f"{source}: expected a column {expected}, got {', '.join(known)}.")
+    raise InputError(f"{source}: expected a column {expected}, got {', '.join(known)}. --text and "
+                     "--label choose those of your own files.")
 
 
 def parse_text(cell, place):
@@ -245,6 +292,11 @@ def find_classes(rows, source):
     if not 2 <= len(classes) <= max(2, len(rows) // 2):
         raise InputError(f"{source}: expected two labels or more, each for several rows, got "
                          f"{len(classes):,} for {len(rows):,} rows. --regression is for numbers.")
+    folded = collections.Counter(label.casefold() for label in classes)
+    alike = [label for label in classes if folded[label.casefold()] > 1]
+    if alike:
+        print(f"warning: {source}: {len(alike):,} labels differ only in case, and are classes of "
+              f"their own: {', '.join(alike[:MAX_NAMED])}.", file=sys.stderr)
     return classes
 
 
@@ -389,6 +441,18 @@ def compare_predictions(metric, truth, predicted, others, rounds=1_000):
 # Examples
 
 
+def describe_labels(rows):
+    """Return the labels of rows and their counts, the largest first; of numbers the range."""
+    labels = [label for _, label in rows]
+    if isinstance(labels[0], float):
+        return f"labels from {min(labels):g} to {max(labels):g}"
+    counts = collections.Counter(labels)
+    names = [f"{label} {count:,}" for label, count in counts.most_common(MAX_NAMED)]
+    if len(counts) > MAX_NAMED:
+        names.append(f"and {len(counts) - MAX_NAMED:,} others")
+    return f"labels {', '.join(names)}"
+
+
 class SequenceClassification:
     """Rows of a classification or regression task as token IDs, of one text or of a pair.
 
@@ -405,7 +469,7 @@ class SequenceClassification:
     Attributes:
         examples: list of n int32 token IDs.
         targets: (n,), int64 classes, or float32 in units of `scale`.
-        notes: str, what was lost.
+        notes: str, what was lost, and the labels.
     """
 
     head = "classify"
@@ -423,7 +487,7 @@ class SequenceClassification:
         self.num_cut = 0
         self.examples, self.targets = self.encode(rows)
         self.notes = (f"{self.num_cut:,} texts or pairs exceed the {length} positions that the "
-                      "encoder reads")
+                      f"encoder reads; {describe_labels(rows)}")
 
     def encode(self, rows):
         """Return the examples and the targets of rows."""

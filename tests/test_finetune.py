@@ -28,7 +28,8 @@ from tests.test_squad import make_rows, nested_file
 from tests.test_tasks import WORDS, write_table
 from tokenizer import HashTokenizer
 
-QUICK = "--device cpu --dtype float32 --no-compile --epochs 3 --lr 1e-2 --batch 16".split()
+DEVICE = "--device cpu --dtype float32 --no-compile".split()
+QUICK = [*DEVICE, *"--epochs 3 --lr 1e-2 --batch 16".split()]
 # 397 rows, of which 40 choose the weights
 STEPS = 69  # of a seed with QUICK: 3 epochs of 357 rows
 # lr 0: the checkpoint that a run leaves holds the weights that it started from
@@ -69,6 +70,12 @@ def tune(sr_run):
     return run
 
 
+def score(start, out, *flags):
+    """Score a fine-tuned model without training; return the results."""
+    flags = ["--ckpt", start, *DEVICE, "--epochs", 0, "--out", out, *flags]
+    return run_main(finetune.main, *flags).result
+
+
 @pytest.fixture
 def refuse(sr_run):
     """A function that asserts that a fine-tuning is refused with a line of these fragments."""
@@ -101,11 +108,11 @@ def read_weights(folder):
     return load_checkpoint(str(folder))["model"]
 
 
-def made_up_result(seed, score, selection=0.0):
-    """Return what train_one returns of two rows, one of them right."""
+def made_up_result(seed, score, selection=0.0, num_rows=2):
+    """Return what train_one returns where the first class is predicted of every row."""
     scores = dict(accuracy=float(score))
-    return dict(seed=seed, best=scores, last=scores, predicted=[0, 0], constant_prediction=None,
-                selection=selection, log=[])
+    return dict(seed=seed, best=scores, last=scores, predicted=[0] * num_rows,
+                constant_prediction=None, selection=selection, log=[])
 
 
 # Results
@@ -129,7 +136,7 @@ def test_score_beats_majority_and_is_read_back(tune, own, tmp_path):
     assert 40 < row["majority"] < 60
     assert row["bag_of_words"] > 95
     assert row["mean"] > 95
-    again = tune(tmp_path / "b", *own, "--epochs", 0, "--ckpt", tmp_path / "a")
+    again = score(tmp_path / "a", tmp_path / "b", *own)
     assert again["tasks"]["own"]["values"] == row["values"]
     predictor = Predictor(str(tmp_path / "a"))
     is_right = []
@@ -149,6 +156,11 @@ def test_predictions_reproduce_the_scores(tune, own, tmp_path):
     assert predictions["truth"] == truth
     right = np.array(predictions["predicted"]) == truth
     assert row["values"] == pytest.approx(100 * right.mean(1))
+    scores = row["f1_per_label"]
+    assert list(scores) == ["down", "up"]
+    assert scores["down"] != scores["up"]
+    macro_f1 = row["all_metrics"]["macro_f1"]
+    assert (scores["down"] + scores["up"]) / 2 == pytest.approx(macro_f1)
     right = np.array(predictions["bag_of_words"]) == truth
     assert row["bag_of_words"] == pytest.approx(100 * right.mean())
     assert row["bag_of_words_std"] == pytest.approx(100 * right.mean(1).std(ddof=1))
@@ -209,7 +221,7 @@ def test_training_rows_are_divided_and_none_is_lost(tune, own, tmp_path, monkeyp
 
     def train_one(args, name, seed, model, data):
         splits.update(data)
-        return made_up_result(seed, 0)
+        return made_up_result(seed, 0, num_rows=101)
 
     monkeypatch.setattr(finetune, "train_one", train_one)
     monkeypatch.setattr(finetune, "compare_predictions", lambda *args: (0.0, 0.0))
@@ -264,6 +276,50 @@ def test_without_a_slice_the_last_weights_are_scored(tune, own, tmp_path):
         assert "accuracy" not in line
 
 
+def test_slice_of_no_rows_is_said_to_choose_nothing(sr_run, own, tmp_path):
+    done = run_main(finetune.main, "--ckpt", sr_run, *QUICK, *own, *NO_TRAINING, "--limit", 4,
+                    "--out", tmp_path)
+    assert done.result["tasks"]["own"]["rows"] == dict(train=4, dev=101)
+    assert "own: --select 0.1 of 4 rows is none: the last weights are scored" in done.out
+
+
+def test_share_of_the_training_rows_is_scored(tune, tmp_path):
+    """Law: --dev 0.2 draws a fifth. Columns named text and label need no flag."""
+    rows = [("text", "label")]
+    for i in range(50):
+        rows.append((f"word{i}", ["up", "down"][i % 2]))
+    train = write_table(tmp_path / "train.tsv", rows)
+    row = tune(tmp_path / "out", "--train", train, "--dev", 0.2, *NO_TRAINING)["tasks"]["own"]
+    assert row["rows"] == dict(train=36, select=4, dev=10)
+    assert row["split"] == f"0.2 of the rows of {train}"
+    assert row["columns"] == ["text", "label"]
+
+
+def test_questions_about_one_context_stay_together(tune, tmp_path, monkeypatch):
+    """Law: no context of the slice trains. Twenty have five questions each."""
+    rows = []
+    for (question, context), answers in make_rows(random.Random(1), 20):
+        rows += [((f"{question} {i}", context), answers) for i in range(5)]
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}-v1.1.json").write_text(nested_file(rows))
+    splits = {}
+
+    def train_one(args, name, seed, model, data):
+        splits.update(data)
+        scores = dict(f1=0.0, em=0.0)
+        return made_up_result(seed, 0) | dict(best=scores, last=scores)
+
+    monkeypatch.setattr(finetune, "train_one", train_one)
+    tune(tmp_path / "out", "--task", "squad", "--data_dir", tmp_path, "--seeds", 1)
+
+    contexts = {}
+    for split in ("train", "select"):
+        contexts[split] = {context for (_, context), _ in splits[split].rows}
+    assert len(splits["select"].rows) == 10  # of 100
+    assert len(contexts["select"]) == 2
+    assert not contexts["train"] & contexts["select"]
+
+
 def test_further_splits_are_scored_under_their_names(monkeypatch):
     """MNLI has two dev sets. The first one's score counts, and its predictions are kept."""
     scores = dict(dev_matched=70, dev_mismatched=60)
@@ -294,7 +350,7 @@ def test_seed_with_the_best_slice_is_kept(tune, own, tmp_path, monkeypatch):
 
     def train_one(args, name, seed, model, data):
         model.state_dict()["head.1.bias"].fill_(seed)
-        return made_up_result(seed, -seed, selections[seed])
+        return made_up_result(seed, -seed, selections[seed], num_rows=101)
 
     monkeypatch.setattr(finetune, "train_one", train_one)
     monkeypatch.setattr(finetune, "build_bag_of_words", lambda data: None)
@@ -319,7 +375,7 @@ def test_regression_of_pairs_is_learned(tune, tmp_path):
     assert 900 < few < 1200 < many < 1500
 
     # the units are those of the training, whatever rows follow
-    tune(tmp_path / "again", *flags, "--ckpt", tmp_path / "out", "--epochs", 0, "--limit", 5)
+    score(tmp_path / "out", tmp_path / "again", *flags, "--limit", 5)
     before = load_checkpoint(str(tmp_path / "out"))["task"]["scale"]
     assert load_checkpoint(str(tmp_path / "again"))["task"]["scale"] == before
 
@@ -488,6 +544,7 @@ def test_interrupted_run_goes_on_with_the_next_job(sr_run, tune, own, tmp_path, 
     actions[limit] = lambda optimizer: signal.raise_signal(signal.SIGINT)
     done = run_main(finetune.main, "--ckpt", sr_run, *QUICK, "--out", tmp_path / "b", *flags)
     assert done.code == 130
+    assert "Interrupted: 1 of 2 runs are finished" in done.out
     assert (tmp_path / "b" / "seed-0.pt").exists()
 
     assert tune(tmp_path / "b", *flags) == whole
@@ -497,6 +554,31 @@ def test_interrupted_run_goes_on_with_the_next_job(sr_run, tune, own, tmp_path, 
     log = (tmp_path / "a" / "log.jsonl").read_text()
     assert (tmp_path / "b" / "log.jsonl").read_text() == log
     assert not list((tmp_path / "b").glob("seed-*.pt"))
+
+
+def test_complete_run_prints_its_results_and_does_not_train(sr_run, own, tmp_path, before_step):
+    rates, _ = before_step
+    flags = ["--ckpt", sr_run, *QUICK, *own, "--epochs", 1, "--seeds", 1, "--out", tmp_path]
+    first = run_main(finetune.main, *flags)
+    num_steps = len(rates)
+    again = run_main(finetune.main, *flags)
+    assert len(rates) == num_steps
+    assert again.result == first.result
+    assert "this run is complete" in again.out
+    assert "own: accuracy of 101 rows" in again.out
+
+
+def test_progress_is_written_at_once(sr_run, own, tmp_path, before_step, monkeypatch):
+    """Law: when a step begins, the line of the evaluation before it has left the buffer."""
+    path = tmp_path / "output"
+    seen = []
+    _, actions = before_step
+    actions[24] = lambda optimizer: seen.append(path.read_text())
+    flags = ["--ckpt", sr_run, *QUICK, *own, "--seeds", 1, "--out", str(tmp_path / "out")]
+    with open(path, "w") as file:
+        monkeypatch.setattr("sys.stdout", file)
+        finetune.main([str(flag) for flag in [*flags, "--eval_every", 23]])
+    assert "own, seed 0, step 23 of 69" in seen[0]
 
 
 def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
@@ -550,16 +632,27 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
     ("OWN --stride 5", "--stride requires --task squad"),
     ("--task sst2 --dev a", "--train requires --dev"),
     ("--task pydoc --train a --dev b", "--train: expected"),  # files that would not be read
-    ("--train a --dev b --text c", "got no --label"),
+    ("--label a", "got neither"),  # of --train and --dev
+    ("OWN --text label", "--text: expected other columns"),  # the score would be perfect
+    ("OWN --dev 0.001", "--dev 0.001: expected a share with rows"),
+    ("--task squad --train a --dev 0.1", "--dev: expected a file"),
+    ("OWN --device tpu", "--device: expected"),
     ("OWN --text a,b,c", "--text: expected one column"),  # of which the second would not be read
     ("OWN --dropout 1", "dropout"),  # what Config refuses
-    ("OWN --epochs 0", "--epochs 0 requires"),  # the scores of a new head
+    ("OWN --epochs 0", "--batch requires --epochs of 1"),  # a flag without effect
     ("--task rte", "nyu-mll/glue"),  # the hub, without a network
 ])
 def test_bad_input_is_refused_before_anything_is_written(
         flags, fragment, refuse, sets_run, own, tmp_path):
     flags = flags.replace("OWN", " ".join(own)).replace("SETS", str(sets_run))
     refuse(tmp_path / "out", flags.split(), fragment)
+    assert not (tmp_path / "out").exists()
+
+
+def test_scores_of_a_new_head_are_refused(sr_run, own, tmp_path):
+    argv = ["--ckpt", sr_run, *DEVICE, "--epochs", 0, *own, "--out", tmp_path / "out"]
+    assert_refused(finetune.main, argv, "--epochs 0 requires")
+    assert_refused(finetune.main, [*argv, "--bag", 9], "--bag requires --epochs of 1")
     assert not (tmp_path / "out").exists()
 
 
@@ -672,4 +765,4 @@ def test_compare_with_an_older_run_says_that_it_had_no_such_flag(tmp_path):
     (tmp_path / "new" / "results.json").write_text(json.dumps(results_of([5.0])))
     (tmp_path / "results.json").write_text(json.dumps(results))
     done = run_main(compare.main, tmp_path / "new", tmp_path)
-    assert "not alike: --select 0.1 against None" in done.out
+    assert "not alike: --select 0.1 against n/a" in done.out

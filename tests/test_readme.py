@@ -29,7 +29,7 @@ PAGES = {path.name: path.read_text(encoding="utf-8")
          for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
 ALL = "\n".join(PAGES.values())
 TEXT = " ".join(ALL.split())  # without line breaks
-FAST = "--data_dir . --seeds 1 --batch 16 --device cpu --dtype float32 --no-compile".split()
+FAST = "--data_dir . --seeds 1 --device cpu --dtype float32 --no-compile".split()
 YEAR = 365 * 24 * 3600
 
 

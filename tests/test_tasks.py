@@ -11,7 +11,9 @@ import torch.nn.functional as F
 import data.tasks
 from common import InputError
 from data.tasks import METRICS, TASKS, SequenceClassification, Task, compare_predictions
-from data.tasks import draw_rows, measure_scale, parse_rows, read_task
+
+from data.tasks import describe_labels, draw_groups, draw_rows, measure_scale, parse_rows
+from data.tasks import read_task
 from hashing import MD5
 from model import PRESETS, Config
 from tests.support import make_words
@@ -86,6 +88,13 @@ def test_parse_rows_refuses_label(name, cell, message):
         parse_rows(cells, TASKS[name], "here")
 
 
+def test_parse_rows_counts_the_rows_at_fault():
+    cells = [dict(text="a", label=label) for label in ("up", "", "up", None, "")]
+    task = Task(["text"], [], ["accuracy"])
+    with pytest.raises(InputError, match="row 2: .* got ''. Rows at fault: 3 of 5; .* 2, 4, 5"):
+        parse_rows(cells, task, "here")
+
+
 def test_parse_rows_chooses_columns_by_name():
     """The original files and the hub name them differently. An empty cell is an empty text."""
     row = {"Quality": "1", "#1 ID": "7", "#2 String": "b", "#1 String": None}
@@ -121,6 +130,29 @@ def test_draw_rows_draws_by_the_seed():
     other, _ = draw_rows(rows, 7, seed=2)
     assert drawn != other
     assert drawn != rows[:7]
+
+
+def test_draw_groups_draws_as_draw_rows_where_all_texts_differ():
+    rows = make_rows(map(str, range(60)), range(60))
+    assert draw_groups(rows, 7, seed=1) == draw_rows(rows, 7, seed=1)
+
+
+@pytest.mark.parametrize("start", [
+    0,  # both texts are equal
+    1,  # the second ones are, as of questions about one context
+])
+def test_draw_groups_keeps_equal_texts_together(start):
+    """Law: each text is on one side, and no more rows than `count` are drawn."""
+    rows = []
+    for i in range(60):
+        context = str(i % 12)
+        question = str(i) if start == 1 else "?"
+        rows.append(((question, context), i))
+    drawn, others = draw_groups(rows, 23, 1, start)
+    assert len(drawn) == 20  # four groups of five
+    assert sorted(drawn + others, key=lambda row: row[1]) == rows
+    contexts = {texts[1] for texts, _ in drawn}
+    assert not contexts & {texts[1] for texts, _ in others}
 
 
 # Sources: files of one's own, original files, the hub, the installed Python
@@ -161,6 +193,30 @@ def test_own_files_refuse_labels_that_cannot_be_learned(tmp_path, labels, messag
     args = own_flags(tmp_path, train, [("a", "b", "other")])
     with pytest.raises(InputError, match=message):
         read_task("own", args)
+
+
+def test_labels_that_differ_in_case_are_named(tmp_path, capsys):
+    rows = [("a", "b", label) for label in ("Up", "up", "up", "up", "down", "down ")]
+    read_task("own", own_flags(tmp_path, rows, rows[:1]))
+    expected = "train.csv: 2 labels differ only in case, and are classes of their own: Up, up."
+    assert expected in capsys.readouterr().err
+
+
+def test_share_of_train_is_held_out_and_shares_no_text(tmp_path):
+    rows = [(str(i % 30), "b", "xy"[i % 2]) for i in range(60)]
+    args = own_flags(tmp_path, rows, rows)
+    args.dev = 0.1
+    _, train, devs = read_task("own", args)
+    assert len(devs["dev"]) == 6
+    assert len(train) == 54
+    assert not {texts for texts, _ in train} & {texts for texts, _ in devs["dev"]}
+
+
+def test_file_to_score_replaces_both_dev_sets_of_mnli(tmp_path):
+    path = write_table(tmp_path / "a.tsv", [("premise", "hypothesis", "label"), ("a", "b", 0)])
+    task, _, devs = read_task("mnli", flags(train=path, dev=path))
+    assert task.dev == ("dev",)
+    assert devs == {"dev": [(("a", "b"), "entailment")]}
 
 
 @pytest.mark.parametrize("text, num_seen", [
@@ -298,6 +354,15 @@ def test_examples_are_pairs_cut_to_the_length():
     assert data.examples[0].tolist() == [CLS, 5, 6, SEP, SEP, 6, SEP]
     assert len(data.examples[1]) == 9
     assert data.notes.startswith("1 texts or pairs exceed the 9")
+
+
+@pytest.mark.parametrize("labels, expected", [
+    ("bab", "labels b 2, a 1"),
+    ("aabcdefghij", "labels a 2, b 1, c 1, d 1, e 1, f 1, g 1, h 1, and 2 others"),
+    ([2.0, 0.5, 1.0], "labels from 0.5 to 2"),
+])
+def test_labels_are_described_by_their_counts_or_range(labels, expected):
+    assert describe_labels(make_rows(labels, labels)) == expected
 
 
 @pytest.mark.parametrize("labels, deviation", [
