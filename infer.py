@@ -46,7 +46,7 @@ import torch.nn.functional as F
 from baselines.canine import select_classes
 from bloom import SketchMap, beam_search, hash_logp
 from common import InputError, at_least, blame_file, find_device, load_checkpoint, run_script
-from data.corpus import get_ending, read_rows
+from data.corpus import add_reader_flags, get_ending, read_rows, reader_options
 from data.squad import best_spans
 from model import load_model
 from objectives import KINDS
@@ -430,7 +430,7 @@ def split_masked(tokenizer, text):
 # Files
 
 
-def read_texts(path, columns, chosen=None):
+def read_texts(path, columns, chosen=None, **reading):
     """Read the texts of a file row by row.
 
     Args:
@@ -438,15 +438,18 @@ def read_texts(path, columns, chosen=None):
             one of them with .gz.
         columns: list[str], one for each text. a|b: either name.
         chosen: str, "a,b", names instead of them, or None.
+        reading: encoding and sep of read_rows.
 
     Yields:
         list, the texts of a row. What is missing or damaged is no str.
     """
-    has_tabs = get_ending(path) == ".txt" and len(columns) == 2
+    is_pair_file = get_ending(path) == ".txt" and len(columns) == 2
+    if is_pair_file:
+        reading = dict(sep="\t") | reading
     names = None
-    for row in read_rows(path, keep_wrong=True):
-        if has_tabs:
-            yield row["text"].split("\t")
+    for row in read_rows(path, keep_wrong=True, **reading):
+        if is_pair_file:
+            yield row["text"]
             continue
         if names is None:
             names = choose_columns(path, row, columns, chosen)
@@ -472,10 +475,10 @@ def choose_columns(path, row, columns, chosen):
     return names
 
 
-def read_words(path, p):
+def read_words(path, p, **reading):
     """Return the distinct words of a file, as the tokenizer of Predictor p splits them."""
     words = []
-    for texts in read_texts(path, ["text"]):
+    for texts in read_texts(path, ["text"], **reading):
         check_texts(texts, ["text"])  # no word is left out in silence
         [text] = texts
         if not p.config.order:
@@ -551,6 +554,7 @@ def parser():
              ".parquet, or .gz: line (number), texts, results or error; exit code 2: all failed")
     add("--text", dest="columns", metavar="A[,B]",
         help="columns; requires --file (default: the task's, text or the only one)")
+    add_reader_flags(add)
     add("--words", metavar="FILE",
         help="words to search among, new ones too; requires --near or a model that predicts the "
              "hashes of words (default: the corpus's 50,000 most frequent)")
@@ -574,6 +578,9 @@ def run(args):
         raise InputError("--file: expected a file or TEXT, got both.")
     if args.columns is not None and args.file is None:
         raise InputError("--text requires --file.")
+    reading = reader_options(args)
+    if reading and args.file is None and args.words is None:
+        raise InputError("--encoding and --sep require --file or --words.")
     p = Predictor(args.ckpt, find_device(args.device))
     columns = p.columns
     if args.near:
@@ -581,7 +588,7 @@ def run(args):
     if args.words is not None:
         if not args.near and p.items is not p.words:  # fixed, or the head predicts no hashes
             raise InputError("--words requires --near, or a model that predicts hashes of words.")
-        p.set_candidates(read_words(args.words, p))
+        p.set_candidates(read_words(args.words, p, **reading))
 
     def ask(texts):
         """Return what the model says about a text or pair, or about a word."""
@@ -592,7 +599,7 @@ def run(args):
 
     rows = [args.texts]
     if args.file is not None:
-        rows = read_texts(args.file, columns, args.columns)
+        rows = read_texts(args.file, columns, args.columns, **reading)
 
     # a vector for each row
     if args.vectors is not None:

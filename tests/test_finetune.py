@@ -550,6 +550,8 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
     ("OWN --stride 5", "--stride requires --task squad"),
     ("--task sst2 --dev a", "--train requires --dev"),
     ("--task pydoc --train a --dev b", "--train: expected"),  # files that would not be read
+    ("OWN --data_dir a", "--data_dir: expected it or --train"),
+    ("--task pydoc --sep ;", "--encoding and --sep require --train"),
     ("--train a --dev b --text c", "got no --label"),
     ("OWN --text a,b,c", "--text: expected one column"),  # of which the second would not be read
     ("OWN --dropout 1", "dropout"),  # what Config refuses

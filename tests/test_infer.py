@@ -268,6 +268,8 @@ TABLE = "n,title,body\none,the cat,a zebra\n"
     ("classify", "in.jsonl", '{"text": "", "review": "a zebra"}', [], ["a zebra"]),
     ("classify", "in.jsonl", '{"n": 1, "body": "a zebra"}', [], ["a zebra"]),  # the only text
     ("answer", "in.csv", TABLE, ["--text", "title, body"], ["the cat", "a zebra"]),
+    ("classify", "in.csv", "n;text\n1;a, b\n", ["--sep", ";"], ["a, b"]),
+    ("answer", "in.txt", "Who?|Ada.\n", ["--sep", "|"], ["Who?", "Ada."]),
     ("classify", "in.csv", TABLE, ["--near", "--text", "n"], ["one"]),
 ])
 def test_file_is_read_by_column(paths, tmp_path, model, name, content, flags, texts):
@@ -304,6 +306,7 @@ def test_file_goes_on_after_a_bad_row(paths, tmp_path, model, name, content, is_
     (["--file", "bad.jsonl"], "expected rows that this model can read"),  # all rows failed
     (["a", "--file", "bad.jsonl"], "got both"),
     (["a", "--text", "review"], "--text requires --file"),
+    (["a", "--sep", ";"], "--sep require --file"),
     (["--vectors", "v"], "expected 1 (review|text), got []"),
     (["--vectors", "v", "--near", "a"], "not allowed with"),
 ])
