@@ -14,7 +14,7 @@ import data.corpus
 from common import InputError
 from data.corpus import (Corpus, add_reader_flags, choose_columns, find_files, item_names,
                          list_documents, prepare, read_hub, read_rows, reader_options, split_parts)
-from data.python_source import python_files, python_texts
+from data.python_source import python_files, python_texts, walk_files
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP
 
@@ -292,13 +292,14 @@ def test_find_files_finds_each_file_once(write, tmp_path):
     assert [os.path.realpath(path) for path in found] == expected
 
 
-def test_find_files_reads_a_linked_folder_once_and_ends(write, tmp_path):
+def test_linked_folders_are_read_once(write, tmp_path):
     expected = [write("all/a.txt", "x"), write("other/b.txt", "x")]
     (tmp_path / "all/linked").symlink_to(tmp_path / "other")
     (tmp_path / "all/again").symlink_to(tmp_path / "other")
     (tmp_path / "all/loop").symlink_to(tmp_path / "all")
-    found = find_files(str(tmp_path / "all"))
+    found = list(walk_files(str(tmp_path / "all"), follow_links=True))
     assert sorted(os.path.realpath(path) for path in found) == expected
+    assert sorted(find_files(str(tmp_path / "all"))) == sorted(found)
 
 
 def test_bytes_that_are_not_utf8_are_counted(write, load):
