@@ -37,6 +37,9 @@ def run_script(name, function, *args):
     """
     code = 0
     reason = ""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the shell, as 2>&- does
+            setattr(sys, stream, open(os.devnull, "w"))
     try:
         result = function(*args)
         sys.stdout.flush()
@@ -209,14 +212,25 @@ def catch_signals():
 
 @contextlib.contextmanager
 def lock_output(folder, rank=0):
-    """Make a run's folder and let rank 0 hold it; InputError where another run holds it."""
-    os.makedirs(folder, exist_ok=True)
+    """Make a run's folder and let rank 0 hold it; InputError where another run holds it.
+
+    A new folder in which the run leaves nothing is removed again.
+    """
     if rank > 0:
         yield
         return
+    is_new = not os.path.isdir(folder)
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, ".lock")
     try:
-        with FileLock(os.path.join(folder, ".lock"), timeout=0):  # released if we are killed
-            yield
+        with FileLock(path, timeout=0):  # released if we are killed
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):  # of the cleaning, which hides no other error
+                    if is_new and os.listdir(folder) == [".lock"]:
+                        os.remove(path)
+                        os.rmdir(folder)
     except Timeout as error:
         raise InputError(f"--out {folder}: in use by another run. Use another --out.") from error
 

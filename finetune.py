@@ -53,6 +53,7 @@ from common import InputError, add_device_flags, at_least, autocast, blame_file,
 from common import fingerprint, gather_from_ranks, load_checkpoint, lock_output, read_ranks
 from common import resolve_device, run_script, save_checkpoint
 from data.batches import length_batches, pad_batch
+from data.corpus import add_reader_flags, reader_options
 from data.squad import SQUAD, QuestionAnswering, read_squad
 from data.tasks import GLUE, TASKS, SequenceClassification, compare_predictions, draw_groups
 from data.tasks import draw_rows, f1, measure_scale, read_task
@@ -75,7 +76,7 @@ SHAPES = {
 }
 PAPER_WIDTH = 512  # models of less than these dimensions have the recipe "small"
 # Flags that may change when a run is resumed; an --out holds results of one choice of the others
-FREE = ("recipe", "device", "compile", "cache", "out")
+FREE = ("recipe", "device", "compile", "cache", "out", "encoding", "sep")  # see texts
 # The tasks that a flag requires; with others it would have no effect, and is refused
 REQUIRES = {
     "text": ("own",),
@@ -120,6 +121,7 @@ def build_parser():
         help="training rows, .tsv .csv .jsonl .parquet; of --task in its columns")
     add("--dev", type=file_or_share, metavar="FILE|SHARE",
         help="rows to score; 0.1: a tenth of --train, which then does not train")
+    add_reader_flags(add)
     add("--text", metavar="COL[,COL]",
         help="column of the text, or of both texts; requires --task own (default: text)")
     add("--label", metavar="COL",
@@ -552,6 +554,10 @@ def check_flags(args):
         raise InputError(f"--dev: expected a file for --task {args.task}, got a share.")
     if args.train and args.task in ("glue", "pydoc"):
         raise InputError(f"--train: expected one task of files, got --task {args.task}.")
+    if args.train and args.data_dir:
+        raise InputError("--data_dir: expected it or --train, got both.")
+    if reader_options(args) and not args.train:
+        raise InputError("--encoding and --sep require --train and --dev.")
     if args.task == "own":
         if args.train is None:
             raise InputError("--task: expected a name, or for your own files --train and --dev, "

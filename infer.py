@@ -49,7 +49,7 @@ import torch.nn.functional as F
 from baselines.canine import select_classes
 from bloom import SketchMap, beam_search, hash_logp
 from common import InputError, at_least, blame_file, find_device, load_checkpoint, run_script
-from data.corpus import get_ending, read_rows
+from data.corpus import add_reader_flags, get_ending, read_rows, reader_options
 from data.squad import best_spans
 from data.tasks import CLASS_METRICS, METRICS, NUMBER_METRICS, TASKS, Task, parse_label
 from model import load_model
@@ -479,7 +479,7 @@ def split_masked(tokenizer, text):
 # Files
 
 
-def read_texts(path, columns, chosen=None, others=()):
+def read_texts(path, columns, chosen=None, others=(), **reading):
     """Read a file row by row.
 
     Args:
@@ -488,26 +488,29 @@ def read_texts(path, columns, chosen=None, others=()):
         columns: list[str], one for each text. a|b: either name.
         chosen: str, "a,b", names instead of them, or None.
         others: list[str], columns that the file must have, too.
+        reading: encoding and sep of read_rows.
 
     Yields:
         list, the texts of a row, of which what is missing or damaged is no str; and the row, dict.
     """
-    has_tabs = get_ending(path) == ".txt" and len(columns) == 2
+    is_pair_file = get_ending(path) == ".txt" and len(columns) == 2
+    if is_pair_file:
+        reading = dict(sep="\t") | reading
     names = None
-    for row in read_rows(path, keep_wrong=True):
+    for row in read_rows(path, keep_wrong=True, **reading):
         if not row:  # no object
             yield [None], row
             continue
         if names is None:
             names = ["text"]
-            if not has_tabs:
+            if not is_pair_file:
                 names = choose_columns(path, row, columns, chosen)
             if not set(others) <= set(row):
                 raise InputError(f"{path}: expected the columns {', '.join(others)} (--label, "
                                  f"--keep), got {', '.join(row)}.")
         texts = [row.get(name) for name in names]
-        if has_tabs:
-            texts = row["text"].split("\t")
+        if is_pair_file:
+            [texts] = texts  # sep has cut it
         yield texts, row
 
 
@@ -530,10 +533,10 @@ def choose_columns(path, row, columns, chosen):
     return names
 
 
-def read_words(path, p):
+def read_words(path, p, **reading):
     """Return the distinct words of a file, as the tokenizer of Predictor p splits them."""
     words = []
-    for texts, _ in read_texts(path, ["text"]):
+    for texts, _ in read_texts(path, ["text"], **reading):
         check_texts(texts, ["text"])  # no word is left out in silence
         [text] = texts
         if not p.config.order:
@@ -623,6 +626,7 @@ def parser():
              "failed")
     add("--text", dest="columns", metavar="A[,B]",
         help="columns; requires --file (default: the task's, text or the only one)")
+    add_reader_flags(add)
     add("--label", metavar="COLUMN",
         help="score the labels against this column; requires --file and a model that was "
              "fine-tuned to classify")
@@ -655,6 +659,9 @@ def run(args):
     of_rows = [args.columns, args.label, args.keep]
     if args.file is None and of_rows != [None, None, None]:
         raise InputError("--text, --label and --keep require --file.")
+    reading = reader_options(args)
+    if reading and args.file is None and args.words is None:
+        raise InputError("--encoding and --sep require --file or --words.")
     if args.vectors is not None and not args.vectors.endswith(".npy"):
         raise InputError(f"--vectors: expected a name that ends in .npy, got {args.vectors}.")
     if args.vectors is not None and args.keep is not None:
@@ -674,7 +681,7 @@ def run(args):
     if args.words is not None:
         if not args.near and p.items is not p.words:  # fixed, or the head predicts no hashes
             raise InputError("--words requires --near, or a model that predicts hashes of words.")
-        p.set_candidates(read_words(args.words, p))
+        p.set_candidates(read_words(args.words, p, **reading))
 
     def ask(texts):
         """Return what the model says about a text or pair, or about a word."""
@@ -739,7 +746,8 @@ def run_file(args, p, columns, ask):
     vectors = []
     predicted = []
     truth = []
-    for texts, row in read_texts(args.file, columns, args.columns, others):
+    rows = read_texts(args.file, columns, args.columns, others, **reader_options(args))
+    for texts, row in rows:
         num_rows += 1
         line = dict(line=num_rows, texts=texts)
         if keep:

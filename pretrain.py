@@ -53,10 +53,11 @@ from common import gather_from_ranks, load_checkpoint, lock_output, read_ranks, 
 from common import run_script, save_checkpoint
 from data.batches import ItemSetBatches, TextBatches
 from data.codes import build_codes, build_tokenizer
-from data.corpus import Corpus, prepare
+from data.corpus import Corpus, add_reader_flags, name_data, prepare, reader_options
 from embeddings import EMBEDDINGS
 from model import CHOICES, PRESETS, Config, Model, count_parameters, parameter_groups
 from objectives import IGNORE_INDEX, OBJECTIVES
+from plot import draw_losses
 from tokenizer import CLS, FIRST_WORD_ID, HASHES, MASK, SEP, SPLITS, UNK, HashTokenizer
 
 # -----------------------------------------------------------------------------
@@ -112,8 +113,8 @@ SEED_STRIDE = 1_000_003  # seed · stride + step: for runs of fewer steps no two
 RANK_STRIDE = 4_099  # the same for ranks
 
 # A run may be resumed with other values of these. --data is compared by its content
-FREE = ("data", "field", "cache", "out", "device", "dtype", "compile", "micro", "eval_every",
-        "save_every", "quiet", "init_from")
+FREE = ("data", "field", "encoding", "sep", "cache", "out", "device", "dtype", "compile", "micro",
+        "eval_every", "save_every", "quiet", "init_from")
 
 
 def list_uses():
@@ -163,13 +164,14 @@ def build_parser():
         "words", "Every distinct word gets an ID, however many there are. [HF §3.1]")
     add("data", "python: docstrings of the installed Python; python-names: names its functions "
         "use; wikipedia, bookcorpus or any hub ID; a file or folder of .txt .tsv .csv .jsonl .json "
-        ".parquet, .gz too; or several, joined by +. A row is a document, of .txt a line; with "
-        "--split items a set: a list, text with names between tabs or spaces, or page and item "
-        "(default: python, of sets python-names)")
+        ".parquet, .gz too, links followed; or several, joined by +. A row is a document, of .txt "
+        "a line; with --split items a set: a list, text with names between tabs, else spaces, or "
+        "page and item (default: python, of sets python-names)")
     add("split", "runs of letters or punctuation; white space; BPE pieces; frequent words and "
         "pairs, and pieces for the rest; item sets (default: regex, of lookup bpe, of bloom items)",
         choices=SPLITS)
     add("field", "column of text or lists; of sets also PAGE,ITEM (default: text)")
+    add_reader_flags(group.add_argument)
     add("vocab", "BPE pieces, phrases, words of a lookup or items (default: 50,000 or the "
         "preset's, phrases 1,000,000, items all)", type=at_least(1, maximum=10_000_000))
     add("cache", "folder of prepared corpora, which fit every hash (default: cache)",
@@ -252,7 +254,7 @@ def build_parser():
     add("init_from", "start from weights of another run, whose words and sizes stay")
     add("batch", "sequences per step, all ranks (default: the preset's)", **count)
     add("micro", "sequences a device holds at once", **count)
-    add("steps", "optimizer steps", **count)
+    add("steps", "optimizer steps; more steps of a finished run: --init_from its folder", **count)
     add("lr", "peak learning rate", type=at_least(0, float))
     add("warmup", "steps to the peak", type=at_least(0))
     add("schedule", "decay (default: linear, superbloom rsqrt)", choices=("linear", "rsqrt"))
@@ -266,7 +268,7 @@ def build_parser():
         "device and files", "SIGTERM and Ctrl-C save; the same command resumes.")
     add_device_flags(group.add_argument)
     add("out", "folder of checkpoints and log (default: out/ and a name from the flags, such as "
-        "out/proj-lsh)")
+        "out/proj-lsh or out/proj-lsh-my_texts)")
     add("eval_every", "steps between evaluations (default: 1,000)", default=1_000, **count)
     add("save_every", "steps between checkpoints (default: 1,000)", default=1_000, **count)
     add("quiet", "print errors alone", action="store_true")
@@ -396,6 +398,9 @@ def name_output(args, code_format):
         parts.append("lsh-attention")
     if args.init_from:
         parts.append("continued")
+    default_data = COMMON["data"] if args.order else SETS["data"]
+    if args.data != default_data:
+        parts.append(name_data(args.data))
     return os.path.join("out", "-".join(parts))
 
 
@@ -440,10 +445,24 @@ def train(args, start):
     slices = [slice(i, min(i + micro, end)) for i in range(share * rank, end, micro)]
 
     # -----------------------------------------------------------------------------
+    # What --out holds is refused if it is of a run with other flags, before the data is prepared
+    path = os.path.join(args.out, "ckpt.pt")
+    log_path = os.path.join(args.out, "log.jsonl")
+    identity = {name: value for name, value in vars(args).items() if name not in FREE}
+    identity["init_from"] = None
+    if start is not None:
+        identity["init_from"] = f"{args.init_from} at step {start['step']}"
+    saved = None
+    if os.path.exists(path):
+        saved = load_checkpoint(path)
+        check_same_run(saved["run"], saved["run"] | identity, args, path)
+
+    # -----------------------------------------------------------------------------
     # Data: token IDs on disk, and the hash codes of each distinct word
     config = build_config(args)
     with blame_input():
-        folder = prepare(args.data, args.split, args.cache, args.vocab, is_quiet, args.field)
+        folder = prepare(args.data, args.split, args.cache, args.vocab, is_quiet, args.field,
+                         **reader_options(args))
         corpus = Corpus(folder)
         if start is None:
             tokenizer = build_tokenizer(args, config, corpus)
@@ -486,19 +505,13 @@ def train(args, start):
 
     # -----------------------------------------------------------------------------
     # Resume: the same command goes on where the checkpoint in --out ends
-    path = os.path.join(args.out, "ckpt.pt")
-    log_path = os.path.join(args.out, "log.jsonl")
-    identity = {name: value for name, value in vars(args).items() if name not in FREE}
     identity["corpus"] = corpus.meta["digest"]
     if tokenizer.bloom_map is not None:
         identity["bloom"] = tokenizer.bloom_map.checksum()
-    if start is not None:
-        identity["init_from"] = f"{args.init_from} at step {start['step']}"
     step = 0
     best = math.inf  # the lowest eval_loss
     log_size = 0
-    if os.path.exists(path):
-        saved = load_checkpoint(path)
+    if saved is not None:
         check_same_run(saved["run"], identity, args, path)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -507,9 +520,7 @@ def train(args, start):
         log_size = saved["log_size"]
         if args.dtype == "auto":
             dtype = saved["dtype"]
-    if is_first:
-        with open(log_path, "a") as file:
-            file.truncate(min(log_size, file.tell()))  # the steps after the checkpoint run again
+    is_finished = step == args.steps
 
     if use_compile:
         model.encode = torch.compile(model.encode)
@@ -586,9 +597,7 @@ def train(args, start):
 
     # -----------------------------------------------------------------------------
     # Summary: what is about to run, and the loss that theory expects of an untrained model
-    result, counts = evaluate()  # first, since it raises where nothing can be scored
     size = count_parameters(model)
-    num_classes, unigram_loss = objective.expected_loss(word_counts, counts)
     epochs = args.steps / batches.steps_per_epoch
     show(f"model: emb {args.emb}, split {args.split}, objective {args.objective}, "
          f"{config.layers} layers, width {config.width}, length {config.length}, "
@@ -606,13 +615,19 @@ def train(args, start):
         show("warning: more than 20 epochs. Use fewer --steps or more text; best.pt is the best.")
     show(f"device: {device}, {dtype}, compile {use_compile}, torch {torch.__version__}, "
          f"seed {args.seed}")
+    result, counts = evaluate()
+    num_classes, unigram_loss = objective.expected_loss(word_counts, counts)
+    uniform_loss = math.log(num_classes)
     show(f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
-         f"{math.log(num_classes):.3f} = ln {num_classes:,}, frequencies alone {unigram_loss:.3f}")
-    if step > 0:
+         f"{uniform_loss:.3f} = ln {num_classes:,}, frequencies alone {unigram_loss:.3f}")
+    if step > 0 and not is_finished:
         show(f"Resuming {args.out} at step {step:,}")
 
     # -----------------------------------------------------------------------------
     # Training loop
+    if is_first:
+        with open(log_path, "a") as file:
+            file.truncate(min(log_size, file.tell()))  # the steps after the checkpoint run again
     no_bar = True if is_quiet else None  # None: if stderr is no terminal
     bar = tqdm(total=args.steps, initial=step, unit="step", disable=no_bar)
     clock = time.perf_counter()  # speed is measured from this time and step on
@@ -683,7 +698,9 @@ def train(args, start):
                 text = f"loss {loss:.3f}, {words_per_s:,.0f} words/s"
                 bar.set_postfix_str(text)
                 if bar.disable and time.perf_counter() > last_shown + 30:  # no terminal: lines
-                    show(f"step {step:,} of {args.steps:,}: {text}")
+                    seconds_left = (args.steps - step) * args.batch * ms_per_sample / 1000
+                    time_left = tqdm.format_interval(seconds_left)
+                    show(f"step {step:,} of {args.steps:,}: {text}, {time_left} left")
                     last_shown = time.perf_counter()
             if is_evaluated:
                 result, _ = evaluate()
@@ -708,7 +725,13 @@ def train(args, start):
              "for bit on the same device, ranks, threads and --micro.")
         number = signals[0] if signals else signal.SIGTERM  # of another rank
         raise SystemExit(128 + number)
-    show(f"Saved {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
+    if is_finished:
+        show(f"Finished before, at step {step:,}: {path}. For more steps use --init_from "
+             f"{args.out} and another --out.")
+    else:
+        show(f"Saved {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
+    if is_first:
+        show(draw_losses(args.out, uniform_loss, unigram_loss))
     show(f"Next: python infer.py --ckpt {args.out}")
     return result
 

@@ -62,6 +62,12 @@ def build_tokenizer(args, config, corpus):
     return HashTokenizer(config, **options)
 
 
+def announce(args, corpus, stage):
+    """Print which stage begins, where there are words enough for it to take seconds."""
+    if len(corpus.words) > PART and not args.quiet:
+        print(f"{stage} {len(corpus.words):,} words", flush=True)
+
+
 def fit_hash(args, corpus):
     """Return the hash of --hash, fitted to the words of the corpus. [HF §3.3]"""
     cls = HASHES[args.hash]
@@ -70,6 +76,7 @@ def fit_hash(args, corpus):
         return cls.fit(None, **options)
 
     def fit(temporary):
+        announce(args, corpus, f"fitting {args.hash} to")
         counts = {}
         for word, count in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()):
             if count > 0:  # some pieces of BPE do not occur
@@ -134,6 +141,7 @@ def build_codes(args, tokenizer, corpus):
         return codes, codes
 
     def hash_corpus():
+        announce(args, corpus, "hashing")
         codes = hash_in_parts(tokenizer, corpus.words, args.quiet)
         return np.concatenate([tokenizer.special_codes(), codes])
 

@@ -9,6 +9,7 @@ Out of scope: batches (data/batches.py); labels and metrics of tasks (data/tasks
     read_rows -> choose_columns -> read_work -> split_work -> write_corpus -> Corpus
 """
 
+import codecs
 import csv
 import gzip
 import hashlib
@@ -52,23 +53,42 @@ def find_files(path):
     """Return the data files at a path, itself or those below a folder; [] where nothing is."""
     if os.path.isfile(path):
         return [path]
-    files = [file for file in sorted(walk_files(path)) if get_ending(file) in ENDINGS]
+    paths = sorted(walk_files(path, follow_links=True))
+    files = [file for file in paths if get_ending(file) in ENDINGS]
     # a file and a link to it count once: else one would be held out and the other trained
     return list({os.path.realpath(file): file for file in files}.values())
 
 
-def read_rows(path, header=None, keep_wrong=False):
-    """Read a file row by row.
+def add_reader_flags(add):
+    """Add --encoding and --sep by `add`, the add_argument of a parser."""
+    add("--encoding", metavar="NAME",
+        help="encoding of text files, such as latin-1 or utf-16 (default: utf-8)")
+    add("--sep", metavar="CHARACTER",
+        help="between the cells of a .csv or .tsv, or the items or texts of a line of a .txt "
+        "(default: comma, of .tsv and pairs of texts tab)")
+
+
+def reader_options(args):
+    """Return the flags of add_reader_flags that are set, as arguments of read_rows."""
+    flags = vars(args)
+    return {name: flags[name] for name in ("encoding", "sep") if flags.get(name) is not None}
+
+
+def read_rows(path, header=None, keep_wrong=False, encoding="utf-8", sep=None):
+    """Read a file row by row. What cannot be decoded is replaced, and counted on stderr.
 
     Args:
         path: str, a file with one of ENDINGS, or with .gz after it.
         header: list[str], the columns of a table whose file may have no header.
         keep_wrong: bool, a row of a table with another number of cells becomes a row of None, and
             what is no object an empty row.
+        encoding: str, one that Python knows.
+        sep: str, the character between cells, or None: a comma, of .tsv a tab, of .txt nothing.
 
     Yields:
-        dict, column -> value. A line of a .txt has the column "text". A .json is a list of
-        objects, or an object with it as "data". The cells of .csv and .tsv stay str.
+        dict, column -> value. A line of a .txt has the column "text", with sep a list of str. A
+        .json is a list of objects, or an object with it as "data". The cells of .csv and .tsv stay
+        str.
 
     Raises:
         InputError: No such file, another kind, or a damaged one. Rows count from 1.
@@ -78,7 +98,7 @@ def read_rows(path, header=None, keep_wrong=False):
         raise InputError(f"{path}: expected a file in {', '.join(ENDINGS)} (or .gz).")
     num_rows = 0  # that could be read
     try:
-        for row in _parse_rows(path, ending, header, keep_wrong):
+        for row in _parse_rows(path, ending, header, keep_wrong, encoding, sep):
             if not isinstance(row, dict):
                 if not keep_wrong:
                     raise ValueError(f"expected an object, got {row!r:.60}")
@@ -92,11 +112,13 @@ def read_rows(path, header=None, keep_wrong=False):
                          f"{error!r}") from error
 
 
-def _parse_rows(path, ending, header, keep_wrong):
+def _parse_rows(path, ending, header, keep_wrong, encoding, sep):
     """Yield the rows of a file as its format has them."""
+    if codecs.lookup(encoding).name == "utf-8":
+        encoding = "utf-8-sig"  # a mark at the start is no text
     open_file = gzip.open if path.lower().endswith(".gz") else open
     # newline="": csv wants line ends as they are
-    with open_file(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
+    with open_file(path, "rt", encoding=encoding, errors="replace", newline="") as file:
         if ending == ".parquet":
             from pyarrow.parquet import ParquetFile  # takes a while to import
             for batch in ParquetFile(file.buffer).iter_batches():
@@ -104,23 +126,27 @@ def _parse_rows(path, ending, header, keep_wrong):
             return
         # UTF-16 would be read as noise; its mark and its NULs give it away
         start = file.buffer.peek(4096)
-        if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
-            raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. "
-                             "Use iconv -f UTF-16 -t UTF-8.")
+        is_utf16 = start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start
+        if is_utf16 and encoding == "utf-8-sig":
+            raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. Use --encoding utf-16.")
+        lines = _count_replaced(path, file)
         if ending == ".txt":
-            for line in file:
-                yield {"text": line.rstrip("\r\n")}
+            for line in lines:
+                text = line.rstrip("\r\n")
+                if sep is not None:
+                    text = text.split(sep)
+                yield {"text": text}
         elif ending == ".jsonl":
-            for line in file:
+            for line in lines:
                 if line.strip():
                     yield _parse_line(line, keep_wrong)
         elif ending == ".json":
-            rows = json.load(file)
+            rows = json.loads("".join(lines))
             if isinstance(rows, dict):
                 rows = rows.get("data", rows)  # as SQuAD's own files have it
             yield from rows
         else:
-            yield from _parse_table(path, file, ending, header, keep_wrong)
+            yield from _parse_table(path, lines, ending, header, keep_wrong, sep)
 
 
 def _parse_line(line, keep_wrong):
@@ -133,19 +159,35 @@ def _parse_line(line, keep_wrong):
         return None
 
 
-def _parse_table(path, file, ending, header, keep_wrong):
+def _count_replaced(path, file):
+    """Yield the lines of a file; then say how many characters could not be decoded."""
+    num_replaced = 0
+    for line in file:
+        num_replaced += line.count("\ufffd")
+        yield line
+    if num_replaced > 0:
+        print(f"warning: {path}: {num_replaced:,} characters could not be decoded and were "
+              "replaced. Use --encoding, for example latin-1.", file=sys.stderr)
+
+
+def _parse_table(path, lines, ending, header, keep_wrong, sep):
     """Yield the rows of a .csv or .tsv; up to 1 % of them may have another number of cells."""
     csv.field_size_limit(sys.maxsize)  # a cell may be a whole article
     # strict: else a stray quote takes all rows up to the next one into its cell
-    lines = csv.reader(file, strict=True)
+    options = dict(delimiter=",", strict=True)
     if ending == ".tsv":
-        lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-    columns = next(lines, [])
+        options = dict(delimiter="\t", quoting=csv.QUOTE_NONE)
+    if sep is not None:
+        options["delimiter"] = sep
+    table = csv.reader(lines, **options)
+    columns = next(table, [])
     names = [name for name in columns if name]
     is_uncut = len(names) == 1 and re.search(r"[,;|\t]", names[0])  # cut at another character
-    if is_uncut or len(set(names)) < len(names):
-        raise InputError(f"{path}: expected columns of different names by comma or tab, "
-                         f"got {columns!r:.99}")
+    if is_uncut:
+        raise InputError(f"{path}: expected columns by comma, in a .tsv by tab, or by --sep, "
+                         f"got {names[0]!r:.99}. Use --sep, for example --sep ';'.")
+    if len(set(names)) < len(names):
+        raise InputError(f"{path}: expected columns of different names, got {columns!r:.99}")
     first = []
     if header and header[-1] not in columns:
         first = columns  # the first line is a row
@@ -153,14 +195,14 @@ def _parse_table(path, file, ending, header, keep_wrong):
 
     num_rows = 0
     wrong_lines = []
-    for cells in filter(None, itertools.chain([first], lines)):  # an empty line is no row
+    for cells in filter(None, itertools.chain([first], table)):  # an empty line is no row
         num_rows += 1
         if len(cells) == len(columns):
             yield dict(zip(columns, cells))
         elif keep_wrong:
             yield dict.fromkeys(columns)
         else:
-            wrong_lines.append(lines.line_num)
+            wrong_lines.append(table.line_num)
     if wrong_lines:
         message = (f"{path}: expected {len(columns)} columns ({', '.join(columns)}), got another "
                    f"number in {len(wrong_lines):,} of {num_rows:,} rows, the first in line "
@@ -229,17 +271,30 @@ def choose_columns(source, row, field=None, is_sets=False):
 
 
 def split_parts(data):
-    """Return the parts of --data, which + joins. A path that exists is one part."""
-    if os.path.exists(data):
-        return [data]  # its name may have a +
-    return data.split("+")
+    """Return the parts of --data, which + joins. A path that exists may have a + in its name."""
+    names = data.split("+")
+    parts = []
+    while names:
+        for end in range(len(names), 0, -1):  # the longest path that exists, else one name
+            part = "+".join(names[:end])
+            if os.path.exists(part):
+                break
+        parts.append(part)
+        names = names[end:]
+    return parts
 
 
-def _list_sources(part):
+def name_data(data):
+    """Return a name of --data for files and folders: my_texts+python of my_texts/+python."""
+    names = [Path(part).resolve().stem for part in split_parts(data)]
+    return "+".join(names)[:40]
+
+
+def _list_sources(part, **reading):
     """Return (name, rows) of each file at a path, or of a hub data set. Rows are read later."""
     files = find_files(part)
     if files:
-        return [(file, read_rows(file)) for file in files]
+        return [(file, read_rows(file, **reading)) for file in files]
     # a missing file is looked for nowhere else: the hub would answer after half a minute
     is_path = os.path.exists(part) or get_ending(part) in ENDINGS
     if part not in HUB and (is_path or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part)):
@@ -255,9 +310,9 @@ def _is_document(value, is_sets):
     return value is None or isinstance(value, str)
 
 
-def _read_documents(part, is_sets, field):
+def _read_documents(part, is_sets, field, **reading):
     """Yield the documents of one part of --data, in files or on the hub."""
-    for source, rows in _list_sources(part):
+    for source, rows in _list_sources(part, **reading):
         # the first rows decide on the columns, as a single cell may be empty
         head = list(itertools.islice(rows, 100))
         if not head:
@@ -270,6 +325,7 @@ def _read_documents(part, is_sets, field):
         columns = choose_columns(source, known, field, is_sets)
         is_pair = len(columns) == 2
         pages = {}  # page -> its items, of a table with a row for each item
+        num_doubtful = 0
         for number, row in enumerate(itertools.chain(head, rows), 1):
             cells = [row.get(name) for name in columns]
             document = cells if is_pair else cells[0]
@@ -282,32 +338,39 @@ def _read_documents(part, is_sets, field):
                 page, item = cells
                 pages.setdefault(page, []).append(item)
             elif document:
+                is_cut_at_spaces = is_sets and isinstance(document, str) and "\t" not in document
+                if is_cut_at_spaces and re.search("[,;]", document):
+                    num_doubtful += 1
                 yield document
         yield from pages.values()
+        if num_doubtful > 0:
+            print(f"warning: {source}: {num_doubtful:,} item sets have a comma or semicolon and "
+                  "were cut at spaces. Use tabs, or in a .txt --sep.", file=sys.stderr)
 
 
-def read_work(data, is_sets=False, field=None):
+def read_work(data, is_sets=False, field=None, **reading):
     """Cut corpora into units of work for one core, lazily.
 
     Args:
         data: str, names, paths or hub IDs, joined by +.
         is_sets: bool, rows are lists of names, or pairs of a page and a name.
         field: str or None, see choose_columns.
+        reading: encoding and sep of read_rows.
 
     Yields:
         (kind, payload): "texts" and a list of documents, or a name in PYTHON and a list of paths.
     """
     for part in split_parts(data):
         if part in PYTHON:
-            if field is not None:
-                raise InputError(f"--field requires a table, got --data {part}.")
+            if field is not None or reading:
+                raise InputError(f"--field, --encoding, --sep: require files, got --data {part}.")
             paths = list(python_files().values())
             for start in range(0, len(paths), 64):  # files; parsing takes most of the time
                 yield part, paths[start:start + 64]
             continue
         texts = []
         size = 0
-        for text in _read_documents(part, is_sets, field):
+        for text in _read_documents(part, is_sets, field, **reading):
             texts.append(text)
             size += len(text)
             if size > 1_000_000:  # characters; of lists, names
@@ -345,14 +408,14 @@ def item_names(document):
 # Words to token IDs
 
 
-def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None):
+def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **reading):
     """Turn corpora into one array of token IDs on disk, once. [HF §3.1]
 
     In memory are the distinct words, item sets of a table of pairs, a .json file, and the token
     IDs of Python.
 
     Args:
-        data: str, see read_work; field: str or None.
+        data: str, see read_work; field: str or None; reading: encoding and sep of read_rows.
         split: str, one of tokenizer.SPLITS.
         cache: str, the folder of all corpora.
         max_subwords: int, pieces of a BPE or phrases at most.
@@ -366,27 +429,31 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None):
     """
     # another content, split or column is another folder
     identity = [FORMAT, data, split, max_subwords if split in SUBWORDS else None, field]
+    if reading:
+        identity.append(reading)
     for part in split_parts(data):
         files = python_files().values() if part in PYTHON else find_files(part)
         for file in files:
             stat = os.stat(file)
             identity.append((os.path.abspath(file), stat.st_size, stat.st_mtime_ns))
-    path = os.path.join(cache, f"{Path(data).stem[:40]}-{split}-{fingerprint(identity)}")
+    path = os.path.join(cache, f"{name_data(data)}-{split}-{fingerprint(identity)}")
 
     if not quiet and not os.path.exists(path):
         print(f"preparing {data}, once for all runs, in {cache}", flush=True)
 
-    return build_once(
-        path, lambda folder: write_corpus(Path(folder), data, split, max_subwords, quiet, field))
+    def write(temporary):
+        write_corpus(Path(temporary), data, split, max_subwords, quiet, field, **reading)
+
+    return build_once(path, write)
 
 
-def write_corpus(folder, data, split, max_subwords, quiet, field):
+def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
     """Write all files of a prepared corpus: number words as they appear, then by frequency."""
     folder.mkdir()
     hidden = True if quiet else None  # of progress bars; None: where no terminal shows them
     subwords = None
     if split in SUBWORDS:
-        works = read_work(data, field=field)
+        works = read_work(data, field=field, **reading)
         texts = itertools.chain.from_iterable(map(list_documents, works))
         bar = tqdm(texts, f"training {split}", unit=" documents", disable=hidden)
         subwords = SUBWORDS[split].train(bar, max_subwords)
@@ -397,7 +464,7 @@ def write_corpus(folder, data, split, max_subwords, quiet, field):
     id_counts = Counter()
     num_replaced = 0
     seen = set()
-    works = read_work(data, split == "items", field)
+    works = read_work(data, split == "items", field, **reading)
     results = split_all(works, split, subwords)
     with open(folder / "ids.tmp", "wb") as file:
         for kind, documents, replaced in tqdm(results, f"preparing {data}", disable=hidden):

@@ -12,11 +12,20 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 
 
-def walk_files(folder):
-    """Yield the paths of the files below a folder, without hidden ones and linked folders."""
-    for root, folders, names in os.walk(folder):
-        # in place, as os.walk goes on with this list
-        folders[:] = [name for name in folders if not name.startswith(".")]
+def walk_files(folder, follow_links=False):
+    """Yield the paths of the files below a folder, without hidden ones.
+
+    follow_links: bool, read linked folders too, each folder once.
+    """
+    seen = set()  # a linked folder may be above itself
+    for root, folders, names in os.walk(folder, followlinks=follow_links):
+        # in place, as os.walk goes on with this list; in an order that is that of every machine
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        place = os.path.realpath(root)
+        if place in seen:
+            folders.clear()
+            continue
+        seen.add(place)
         for name in names:
             path = os.path.join(root, name)
             if not name.startswith(".") and os.path.isfile(path):

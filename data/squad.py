@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from common import InputError, blame_file
+from data.corpus import reader_options
 from data.tasks import Task, read_source
 from tokenizer import sliding_windows
 
@@ -57,7 +58,7 @@ def read_squad(name, args):
     for split, path in (("train", args.train), ("dev", args.dev)):
         if not path and args.data_dir:
             path = os.path.join(args.data_dir, f"{split}-{SQUAD[name]}.json")
-        cells, source = read_source(path, (f"rajpurkar/{name}",), split)
+        cells, source = read_source(path, (f"rajpurkar/{name}",), split, **reader_options(args))
         with blame_file(source):
             rows = list(parse_questions(cells))
         if not rows:

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from common import InputError, build_once, fingerprint
-from data.corpus import read_hub, read_rows
+from data.corpus import read_hub, read_rows, reader_options
 from data.python_source import python_files, python_texts
 from tokenizer import build_inputs
 
@@ -87,8 +87,8 @@ def read_task(name, args):
 
     Args:
         name: str, a key of TASKS, "pydoc", or "own": the files of --train and --dev.
-        args: Namespace with the flags train, dev, data_dir, text, label, regression and cache;
-            dev may be a share of the training rows.
+        args: Namespace with the flags train, dev, data_dir, text, label, regression and cache, and
+            those of add_reader_flags, if any; dev may be a share of the training rows.
 
     Returns:
         the Task; the training rows; and dict, name of a split -> rows to score.
@@ -129,7 +129,8 @@ def read_task(name, args):
     # train comes first: dev may have no other classes
     splits = {}
     for split, path in paths.items():
-        rows, source = read_source(path, ("nyu-mll/glue", name), split, task.header)
+        rows, source = read_source(path, ("nyu-mll/glue", name), split, task.header,
+                                   **reader_options(args))
         splits[split] = parse_rows(rows, task, source)
         if task.labels == []:
             task = dataclasses.replace(task, labels=find_classes(splits["train"], source))
@@ -145,7 +146,7 @@ def read_task(name, args):
     return task, train, splits
 
 
-def read_source(path, hub, split, header=None):
+def read_source(path, hub, split, header=None, **reading):
     """Read the rows of a split.
 
     Args:
@@ -153,12 +154,13 @@ def read_source(path, hub, split, header=None):
         hub: tuple, the arguments of read_hub, data set and configuration.
         split: str, train, or a name that begins with dev.
         header: list of str, the columns of a table without a header line.
+        reading: encoding and sep of read_rows.
 
     Returns:
         list of dict, column -> cell; and the name of the source, for messages.
     """
     if path is not None:
-        return list(read_rows(path, header)), path
+        return list(read_rows(path, header, **reading)), path
     split = split.replace("dev", "validation")
     return list(read_hub(*hub, split=split)), f"{'/'.join(hub)}, {split}"
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import common
-from common import InputError, build_once, load_checkpoint, save_checkpoint
+from common import InputError, build_once, load_checkpoint, lock_output, save_checkpoint
 from model import Config
 from tests.support import ROOT, tiny_model
 
@@ -57,6 +57,13 @@ def test_run_script_error_of_the_program_keeps_its_traceback(kind):
     """InputError is a ValueError, and torch reports a lack of memory as a RuntimeError."""
     with pytest.raises(kind):
         common.run_script("pretrain.py", raise_error, kind("x"))
+
+
+def test_run_script_runs_where_the_output_is_closed(monkeypatch):
+    """As by >&- 2>&- of a shell: Python then has no streams, and tqdm needs one."""
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, None)
+    assert common.run_script("x.py", lambda: sys.stderr.isatty() or sys.stdout.isatty()) is False
 
 
 @pytest.mark.parametrize("num_lines", [1, 99_999])  # the pipe breaks at the last flush, or earlier
@@ -117,6 +124,22 @@ def test_catch_signals_collects_them_and_restores_handlers():
 
 
 # Files
+
+
+@pytest.mark.parametrize("is_new, leaves, remains", [
+    (True, [], False),  # a run that was refused
+    (True, ["log.jsonl"], True),
+    (False, [], True),  # somebody made it for a purpose
+])
+def test_lock_output_removes_a_new_folder_that_stays_empty(is_new, leaves, remains, tmp_path):
+    folder = tmp_path / "run"
+    if not is_new:
+        folder.mkdir()
+    with pytest.raises(InputError), lock_output(str(folder)):
+        for name in leaves:
+            (folder / name).write_text("x")
+        raise InputError("--data: not found")
+    assert folder.exists() == remains
 
 
 def test_build_once_from_several_processes_builds_once(tmp_path):

@@ -1,5 +1,6 @@
 """data/corpus.py, data/python_source.py: files and the installed Python to token IDs on disk."""
 
+import argparse
 import gzip
 import json
 import os
@@ -11,9 +12,9 @@ import pytest
 
 import data.corpus
 from common import InputError
-from data.corpus import (Corpus, choose_columns, find_files, item_names, list_documents, prepare,
-                         read_hub, read_rows)
-from data.python_source import python_files, python_texts
+from data.corpus import (Corpus, add_reader_flags, choose_columns, find_files, item_names,
+                         list_documents, prepare, read_hub, read_rows, reader_options, split_parts)
+from data.python_source import python_files, python_texts, walk_files
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP
 
@@ -136,6 +137,24 @@ def test_cut_corpus_is_refused(name, write, load):
         Corpus(corpus.folder)
 
 
+def test_same_file_in_another_encoding_is_another_corpus(write, load):
+    path = write("a.txt", "caf\u00e9".encode("latin-1"))
+    assert load(path).words == ["caf", "\ufffd"]
+    assert load(path, encoding="latin-1").words == ["caf\u00e9"]
+
+
+@pytest.mark.parametrize("data, parts", [
+    ("python+x.txt", ["python", "x.txt"]),
+    ("a+b.txt", ["a+b.txt"]),
+    ("x.txt+a+b.txt+python", ["x.txt", "a+b.txt", "python"]),
+    ("a+b", ["a", "b"]),  # no such path
+])
+def test_plus_joins_sources_but_for_paths_that_have_one(data, parts, write, tmp_path, monkeypatch):
+    write("a+b.txt", "x")
+    monkeypatch.chdir(tmp_path)
+    assert split_parts(data) == parts
+
+
 # Rows of files
 
 
@@ -166,6 +185,64 @@ def test_read_rows_reads_parquet(tmp_path):
 def test_cells_of_a_table_stay_text(name, content, expected, write):
     rows = list(read_rows(write(name, content)))
     assert rows == [dict(zip("ab", cells)) for cells in expected]
+
+
+@pytest.mark.parametrize("name, content, sep, expected", [
+    ("a.csv", 'a;b\nx, y;"1;2"\n', ";", [dict(a="x, y", b="1;2")]),
+    ("a.csv", "a\tb\nx,y\t2\n", "\t", [dict(a="x,y", b="2")]),
+    ("a.tsv", 'a|b\n"x|2\n', "|", [dict(a='"x', b="2")]),  # no quotes in a .tsv
+    ("a.txt", "New York;Jazz\r\n", ";", [dict(text=["New York", "Jazz"])]),
+])
+def test_sep_is_between_the_cells(name, content, sep, expected, write):
+    assert list(read_rows(write(name, content), sep=sep)) == expected
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+@pytest.mark.parametrize("name, content", [
+    ("a.txt", "na\u00efve\n"), ("a.csv", "text\nna\u00efve\n"), ("a.tsv.gz", "text\nna\u00efve\n"),
+    ("a.jsonl", '{"text": "na\u00efve"}\n'), ("a.json", '[{"text": "na\u00efve"}]')])
+def test_files_are_read_in_their_encoding(name, content, encoding, write):
+    content = content.encode(encoding)
+    if name.endswith(".gz"):
+        content = gzip.compress(content)
+    assert list(read_rows(write(name, content), encoding=encoding)) == [dict(text="na\u00efve")]
+
+
+@pytest.mark.parametrize("name, content", [
+    ("a.txt", b"caf\xe9\n\xe9\n"), ("a.csv", b"text\ncaf\xe9\n\xe9\n"),
+    ("a.jsonl", b'{"text": "caf\xe9"}\n{"text": "\xe9"}\n'),
+    ("a.json", b'[{"text": "caf\xe9"}, {"text": "\xe9"}]')])
+def test_what_is_not_utf8_is_counted_on_stderr(name, content, write, capsys):
+    rows = list(read_rows(write(name, content)))
+    assert [row["text"] for row in rows] == ["caf\ufffd", "\ufffd"]
+    assert f"{name}: 2 characters could not be decoded" in capsys.readouterr().err
+
+
+def parse_reader_flags(*words):
+    parser = argparse.ArgumentParser()
+    add_reader_flags(parser.add_argument)
+    return reader_options(parser.parse_args(words))
+
+
+def test_reader_flags_are_arguments_of_read_rows():
+    assert parse_reader_flags() == {}
+    assert parse_reader_flags("--sep", ";", "--encoding", "cp1252") == dict(
+        sep=";", encoding="cp1252")
+
+
+@pytest.mark.parametrize("options, message", [
+    (dict(encoding="x"), "unknown encoding: x"),
+    (dict(encoding="hex"), "not a text encoding"),
+    (dict(sep="ab"), "1-character string"),
+])
+def test_wrong_reader_options_are_refused(options, message, write):
+    with pytest.raises(InputError, match=f"a.csv: could not be read.*{message}"):
+        list(read_rows(write("a.csv", "text\nx\n"), **options))
+
+
+def test_mark_of_utf8_is_no_text_where_utf8_is_named(write):
+    path = write("a.csv", b"\xef\xbb\xbftext\nx\n")
+    assert list(read_rows(path, encoding="UTF8")) == [dict(text="x")]
 
 
 def test_header_of_a_table_that_may_have_none_is_no_row(write):
@@ -215,6 +292,16 @@ def test_find_files_finds_each_file_once(write, tmp_path):
     assert [os.path.realpath(path) for path in found] == expected
 
 
+def test_linked_folders_are_read_once(write, tmp_path):
+    expected = [write("all/a.txt", "x"), write("other/b.txt", "x")]
+    (tmp_path / "all/linked").symlink_to(tmp_path / "other")
+    (tmp_path / "all/again").symlink_to(tmp_path / "other")
+    (tmp_path / "all/loop").symlink_to(tmp_path / "all")
+    found = list(walk_files(str(tmp_path / "all"), follow_links=True))
+    assert sorted(os.path.realpath(path) for path in found) == expected
+    assert sorted(find_files(str(tmp_path / "all"))) == sorted(found)
+
+
 def test_bytes_that_are_not_utf8_are_counted(write, load):
     """A NUL after the first kilobytes, a lone carriage return and no last newline are text."""
     content = b"\xef\xbb\xbfcaf\xe9 ok\r\n" + b"word " * 9_001 + b"\ra\x00b"
@@ -247,6 +334,32 @@ def test_item_names_are_a_set_in_order():
 def test_item_sets_of_every_kind(name, content, field, expected, write, load):
     corpus = load(write(name, content), "items", field=field)
     assert list_pages(corpus) == expected
+
+
+def test_sep_cuts_the_item_sets_of_a_text(write, load):
+    """A set of one item has none, and is not cut at spaces either."""
+    corpus = load(write("a.txt", "New York;Jazz\nMiles Davis\n"), "items", sep=";")
+    assert list_pages(corpus) == [["New York", "Jazz"], ["Miles Davis"]]
+
+
+@pytest.mark.parametrize("options", [dict(sep=";"), dict(encoding="latin-1"), dict(field="a")])
+def test_flags_of_files_require_files(options, load):
+    with pytest.raises(InputError, match="require files, got --data python"):
+        load("python", **options)
+
+
+@pytest.mark.parametrize("name, content, is_warned", [
+    ("a.txt", "New York;Jazz\nb\n", True),
+    ("b.txt", "a, b\nb\n", True),
+    ("c.txt", "Miles, Davis\tJazz; more\n", False),  # cut at tabs
+    ("d.jsonl", '{"l": ["Miles, Davis", "x;y"]}\n', False),
+    ("e.csv", 'page,item\n1,"Miles, Davis"\n', False),
+])
+def test_item_sets_with_another_separator_are_warned_about(
+        name, content, is_warned, write, load, capsys):
+    load(write(name, content), "items")
+    warning = f"{name}: 1 item sets have a comma or semicolon and were cut at spaces"
+    assert (warning in capsys.readouterr().err) == is_warned
 
 
 @pytest.mark.parametrize("name, content, field, message", [
@@ -312,7 +425,7 @@ def test_copied_code_counts_once(name, split, write, load, monkeypatch):
     ("d.jsonl", '{"text": "a"}\n["b"]\n', "d.jsonl: .* after row 1: .*expected an object"),
     ("e.csv", 'text,n\n"a,1\nb,2\n', "e.csv: could not be read as .csv after row 0"),
     ("f.csv", "text,n,text\na,1,b\n", "f.csv: expected columns of different names"),
-    ("g.csv", "text;label\na;1\n", "g.csv: expected columns .* by comma or tab"),
+    ("g.csv", "text;label\na;1\n", "g.csv: expected columns by comma.* Use --sep"),
     ("h.txt.gz", b"not zipped", "h.txt.gz: could not be read as .txt"),
     ("i.parquet", b"PAR1 and no more", "i.parquet: could not be read as .parquet"),
     ("j.txt", "日本".encode("utf-16"), "j.txt: expected UTF-8, got UTF-16"),

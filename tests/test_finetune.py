@@ -637,6 +637,8 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
     ("OWN --dev 0.001", "--dev 0.001: expected a share with rows"),
     ("--task squad --train a --dev 0.1", "--dev: expected a file"),
     ("OWN --device tpu", "--device: expected"),
+    ("OWN --data_dir a", "--data_dir: expected it or --train"),
+    ("--task pydoc --sep ;", "--encoding and --sep require --train"),
     ("OWN --text a,b,c", "--text: expected one column"),  # of which the second would not be read
     ("OWN --dropout 1", "dropout"),  # what Config refuses
     ("OWN --epochs 0", "--batch requires --epochs of 1"),  # a flag without effect

@@ -318,6 +318,8 @@ TABLE = "n,title,body\none,the cat,a zebra\n"
     ("classify", "in.jsonl", '{"text": "", "review": "a zebra"}', [], ["a zebra"]),
     ("classify", "in.jsonl", '{"n": 1, "body": "a zebra"}', [], ["a zebra"]),  # the only text
     ("answer", "in.csv", TABLE, ["--text", "title, body"], ["the cat", "a zebra"]),
+    ("classify", "in.csv", "n;text\n1;a, b\n", ["--sep", ";"], ["a, b"]),
+    ("answer", "in.txt", "Who?|Ada.\n", ["--sep", "|"], ["Who?", "Ada."]),
     ("classify", "in.csv", TABLE, ["--near", "--text", "n"], ["one"]),
 ])
 def test_file_is_read_by_column(paths, tmp_path, model, name, content, flags, texts):
@@ -423,6 +425,7 @@ def test_columns_that_do_not_fit_are_refused(paths, tmp_path, monkeypatch, model
     (["--vectors", "v.npy"], "expected 1 (review|text), got []"),
     (["--vectors", "v.csv", "a"], "--vectors: expected a name that ends in .npy, got v.csv"),
     (["--vectors", "v.npy", "--near", "a"], "not allowed with"),
+    (["a", "--sep", ";"], "--sep require --file"),
 ])
 def test_flags_that_do_not_fit_are_refused(paths, tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -245,8 +247,12 @@ def test_hyperplanes_are_redrawn_only_by_flag(small, tmp_path, flags, is_redrawn
 def test_finished_run_started_again_changes_nothing(small, tmp_path):
     pretrain.main(small())
     before = read_log(tmp_path / "run")
-    pretrain.main(small())
+    done = run_main(pretrain.main, *small())
     assert read_log(tmp_path / "run") == before
+    assert "Finished before, at step 6" in done.out
+    assert "For more steps use --init_from" in done.out
+    assert "Resuming" not in done.out
+    assert "best.pt" not in done.out  # saved nothing
 
 
 @pytest.mark.parametrize("flags, change", [
@@ -256,6 +262,26 @@ def test_finished_run_started_again_changes_nothing(small, tmp_path):
 def test_resume_of_a_run_with_other_flags_is_refused(small, flags, change):
     pretrain.main(small())
     assert_refused(pretrain.main, small(*flags.split()), "ckpt.pt", change)
+
+
+def test_folder_of_another_run_is_refused_before_the_data_is_prepared(
+        small, tmp_path, other_text):
+    pretrain.main(small())
+    flags = ["--noise", "0.2", "--data", other_text, "--cache", tmp_path / "cache"]
+    assert_refused(pretrain.main, small(*flags), "noise was")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_runs_over_other_data_have_default_folders_of_their_own(
+        small, tmp_path, other_text, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for data in ([], ["--data", other_text]):
+        flags = small(*data)
+        place = flags.index("--out")
+        done = run_main(pretrain.main, *flags[:place], *flags[place + 2:])
+        assert done.code == 0, done.err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "proj-lsh-other", "proj-lsh-small"]
 
 
 def test_resume_of_a_run_on_another_text_is_refused(small, tmp_path, text_path):
@@ -418,8 +444,34 @@ def test_ranks_that_cannot_share_a_batch_are_refused(small, monkeypatch):
 def test_run_without_a_terminal_shows_a_line_each_30_seconds(small, monkeypatch, seconds, is_shown):
     clock = itertools.count(0, max(seconds, 1e-6))
     monkeypatch.setattr(pretrain, "time", Namespace(perf_counter=lambda: next(clock)))
-    done = run_main(pretrain.main, *small("--steps", "20"))
+    done = run_main(pretrain.main, *small(*"--steps 20 --eval_every 20 --save_every 20".split()))
     assert ("step 10 of 20: loss" in done.out) == is_shown
+    assert ("words/s, 00:31 left" in done.out) == is_shown  # as long as the ten steps before
+
+
+def test_finished_run_draws_its_losses_and_both_baselines(small, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append((figure, path)))
+
+    done = run_main(pretrain.main, *small("--steps", "20"))
+
+    [(figure, path)] = figures
+    curves = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
+    rows = read_log(tmp_path / "run")
+    frequencies = float(re.search(r"frequencies alone ([\d.]+)", done.out)[1])
+    assert f"Saved {path}: the losses" in done.out
+    assert curves["training"] == [row["loss"] for row in rows if "loss" in row]
+    assert curves["held-out text"] == [row["eval_loss"] for row in rows if "eval_loss" in row]
+    assert curves["uniform baseline"] == [math.log(3)] * 2
+    assert curves["frequencies alone"] == pytest.approx([frequencies] * 2, abs=5e-4)
+
+
+def test_run_without_matplotlib_says_how_to_get_the_picture(small, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # an import of it fails
+    done = run_main(pretrain.main, *small())
+    assert done.code == 0
+    assert f"{tmp_path / 'run' / 'loss.png'}: pip install matplotlib" in done.out
+    assert not (tmp_path / "run" / "loss.png").exists()
 
 
 # Signals and faults
@@ -509,8 +561,14 @@ def test_run_that_is_impossible_is_refused_and_saves_nothing(small, tmp_path, fl
     assert not list(tmp_path.rglob("*.pt"))
 
 
+def test_run_that_is_refused_leaves_no_folder(small, tmp_path):
+    assert_refused(pretrain.main, small("--batch", "9999"), "--batch")
+    assert not (tmp_path / "run").exists()
+
+
 def test_evaluation_without_a_masked_word_is_refused(small, tmp_path):
     few = tmp_path / "few.txt"
     few.write_text("a b c d e f g h i j\n" * 60)
     flags = "--emb median --length 9 --mask 0.001".split()
     assert_refused(pretrain.main, small("--data", few, *flags), "words to predict")
+    assert not (tmp_path / "run").exists()

@@ -44,6 +44,8 @@ def test_recipe_resolves_to_the_hyper_parameters_of_the_paper(row, command, pape
     ("--preset superbloom --emb lookup", "lookup lsh items mlm python-names out/lookup-items-mlm"),
     ("--preset bert-lsh", "lookup lsh bpe mlm python out/lookup-bpe-mlm-lsh-attention"),
     ("--preset median --emb proj", "proj lsh regex hash-mlm python out/proj-lsh-hash-mlm"),
+    ("--data my_texts/", "proj lsh regex sr my_texts/ out/proj-lsh-my_texts"),
+    ("--data x/a.csv+python", "proj lsh regex sr x/a.csv+python out/proj-lsh-a+python"),
 ])
 def test_flags_resolve_to_words_embedding_objective_and_out(flags, expected):
     settings = resolve(flags)

@@ -183,6 +183,15 @@ def test_own_files_have_classes_or_numbers(tmp_path, regression, classes, metric
     assert devs == {"dev": train}
 
 
+def test_own_files_are_read_with_their_encoding_and_separator(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("text;topic\nna\u00efve, a;x\nb;y\n", encoding="latin-1")
+    args = flags(train=str(path), dev=str(path), text="text", label="topic", encoding="latin-1",
+                 sep=";")
+    _, train, _ = read_task("own", args)
+    assert train == [(("na\u00efve, a",), "x"), (("b",), "y")]
+
+
 @pytest.mark.parametrize("labels, message", [
     ("xxxx", "train.csv: expected two labels or more.*got 1"),
     ("wxyz", "got 4 for 4 rows. --regression is for numbers"),  # each occurs once

@@ -1,0 +1,43 @@
+"""The losses of a run as a picture.
+
+Out of scope: several runs in a figure, and the figures of assets/ (bench/figures.py).
+"""
+
+import json
+import os
+
+from common import blame_file
+
+
+def draw_losses(folder, uniform_loss, unigram_loss):
+    """Draw the losses of a run over its steps, where matplotlib is installed.
+
+    Args:
+        folder: str, --out of pretrain.py. log.jsonl is read, and loss.png is written.
+        uniform_loss, unigram_loss: float, of guessing, and of knowing only frequencies.
+
+    Returns:
+        str, a line that says where the picture is, or how to get it.
+    """
+    path = os.path.join(folder, "loss.png")
+    try:
+        from matplotlib.figure import Figure  # takes a while to import
+    except ImportError:
+        return f"For a picture, {path}: pip install matplotlib, and start the same command again."
+    log_path = os.path.join(folder, "log.jsonl")
+    with open(log_path) as file, blame_file(log_path):
+        log = [json.loads(line) for line in file]
+
+    figure = Figure(figsize=(6.4, 4))
+    axis = figure.subplots()
+    for key, style, label in (("loss", "-", "training"), ("eval_loss", "o-", "held-out text")):
+        rows = [row for row in log if key in row]
+        steps = [row["step"] for row in rows]
+        losses = [row[key] for row in rows]
+        axis.plot(steps, losses, style, linewidth=1, markersize=3, label=label)
+    axis.axhline(uniform_loss, color="gray", linestyle="--", label="uniform baseline")
+    axis.axhline(unigram_loss, color="gray", linestyle=":", label="frequencies alone")
+    axis.set(xlabel="optimizer steps", ylabel="cross-entropy, nats")
+    axis.legend()
+    figure.savefig(path)
+    return f"Saved {path}: the losses in training and on held-out text, and two baselines"
