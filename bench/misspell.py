@@ -74,7 +74,7 @@ def bench_scores(args):
         results = read_json(folder, "results.json")
         [name] = results["tasks"]
         settings = argparse.Namespace(**results["settings"], cache=args.cache, compile=False,
-                                      device=torch.device("cpu"))
+                                      device=torch.device("cpu"), encoding=None, sep=None)
         checkpoint = load_checkpoint(folder)
         *classes, _ = select_classes(checkpoint["config"])
         model = load_model(checkpoint, classes)

@@ -189,7 +189,8 @@ def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), roun
         words=(Model(hashed), HashTokenizer(hashed, hash=MD5())),
         characters=(Canine(characters), CharacterTokenizer()),
     )
-    files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None)
+    files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None,
+                               encoding=None, sep=None)
     # the same texts as pieces, words and characters
     for name in names:
         task, _, devs = read_task(name, files)

@@ -70,8 +70,8 @@ def add_reader_flags(add):
 
 def reader_options(args):
     """Return the flags of add_reader_flags that are set, as arguments of read_rows."""
-    flags = vars(args)
-    return {name: flags[name] for name in ("encoding", "sep") if flags.get(name) is not None}
+    options = dict(encoding=args.encoding, sep=args.sep)
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def read_rows(path, header=None, keep_wrong=False, encoding="utf-8", sep=None):

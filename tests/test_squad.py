@@ -86,7 +86,8 @@ def test_read_squad_refuses_other_rows(tmp_path, change, message):
     path = tmp_path / "own.json"
     row = dict(question="x", context="a b c", answers=[]) | change
     path.write_text(json.dumps([row]))
-    args = SimpleNamespace(train=str(path), dev=str(path), data_dir=None)
+    args = SimpleNamespace(train=str(path), dev=str(path), data_dir=None, encoding=None,
+                           sep=None)
     with pytest.raises(InputError, match=message):
         read_squad("squad", args)
 

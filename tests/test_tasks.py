@@ -46,7 +46,8 @@ def predict_in_two_batches(logits):
 
 def flags(**changes):
     """Return what read_task reads of the flags of finetune.py."""
-    names = ("train", "dev", "data_dir", "text", "label", "regression", "cache")
+    names = ("train", "dev", "data_dir", "text", "label", "regression", "cache", "encoding",
+             "sep")
     return SimpleNamespace(**dict.fromkeys(names) | changes)
 
 
