@@ -496,7 +496,7 @@ def load_model(checkpoint, classes=(Config, Model)):
     with torch.device("meta"):  # without memory: the weights take their places
         model = model_class(config)
     model.load_state_dict(checkpoint["model"], assign=True)
-    return model.eval()
+    return model.float().eval()  # those in models/ have half precision
 
 
 def main():

@@ -162,11 +162,12 @@ def build_parser():
 
     group = parser.add_argument_group(
         "words", "Every distinct word gets an ID, however many there are. [HF §3.1]")
-    add("data", "python: docstrings of the installed Python; python-names: names its functions "
-        "use; wikipedia, bookcorpus or any hub ID; a file or folder of .txt .tsv .csv .jsonl .json "
-        ".parquet, .gz too, links followed; or several, joined by +. A row is a document, of .txt "
-        "a line; with --split items a set: a list, text with names between tabs, else spaces, or "
-        "page and item (default: python, of sets python-names)")
+    add("data", "python: docstrings of the installed Python; stdlib: of the standard library "
+        "alone; python-names: names its functions use; wikipedia, bookcorpus or any hub ID; a file "
+        "or folder of .txt .tsv .csv .jsonl .json .parquet, .gz too, links followed; or several, "
+        "joined by +. A row is a document, of .txt a line; with --split items a set: a list, text "
+        "with names between tabs, else spaces, or page and item (default: python, of sets "
+        "python-names)")
     add("split", "runs of letters or punctuation; white space; BPE pieces; frequent words and "
         "pairs, and pieces for the rest; item sets (default: regex, of lookup bpe, of bloom items)",
         choices=SPLITS)

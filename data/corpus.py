@@ -30,7 +30,8 @@ from data.python_source import python_files, python_texts, walk_files
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
 
-PYTHON = ("python", "python-names")  # docstrings of the installed Python; names in its functions
+# docstrings of the installed Python, of its standard library alone; names in its functions
+PYTHON = ("python", "stdlib", "python-names")
 HUB = {  # name -> data set on the hub, and its configuration
     "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
     "bookcorpus": ("rojagtap/bookcorpus",),
@@ -72,6 +73,13 @@ def reader_options(args):
     """Return the flags of add_reader_flags that are set, as arguments of read_rows."""
     options = dict(encoding=args.encoding, sep=args.sep)
     return {name: value for name, value in options.items() if value is not None}
+
+
+def list_python(part):
+    """Return the paths of the .py files that a name in PYTHON stands for."""
+    if part == "stdlib":
+        return list(python_files(["stdlib"]).values())
+    return list(python_files().values())
 
 
 def read_rows(path, header=None, keep_wrong=False, encoding="utf-8", sep=None):
@@ -364,7 +372,7 @@ def read_work(data, is_sets=False, field=None, **reading):
         if part in PYTHON:
             if field is not None or reading:
                 raise InputError(f"--field, --encoding, --sep: require files, got --data {part}.")
-            paths = list(python_files().values())
+            paths = list_python(part)
             for start in range(0, len(paths), 64):  # files; parsing takes most of the time
                 yield part, paths[start:start + 64]
             continue
@@ -432,7 +440,7 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
     if reading:
         identity.append(reading)
     for part in split_parts(data):
-        files = python_files().values() if part in PYTHON else find_files(part)
+        files = list_python(part) if part in PYTHON else find_files(part)
         for file in files:
             stat = os.stat(file)
             identity.append((os.path.abspath(file), stat.st_size, stat.st_mtime_ns))

@@ -32,13 +32,16 @@ def walk_files(folder, follow_links=False):
                 yield path  # not a pipe, not a broken link
 
 
-def python_files():
+def python_files(places=("platlib", "purelib", "stdlib")):
     """Return name -> path of the .py files of Python and its installed packages, without tests.
 
     Names are relative, such as json/decoder.py, and sorted: the order is that of every machine.
+
+    Args:
+        places: of sysconfig: packages, and the standard library. The last one wins.
     """
     files = {}
-    for place in ("platlib", "purelib", "stdlib"):  # the last one wins
+    for place in places:
         root = sysconfig.get_path(place)
         for path in walk_files(root):
             name = os.path.relpath(path, root)

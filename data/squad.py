@@ -44,7 +44,7 @@ def read_squad(name, args):
 
     Args:
         name: str, a key of SQUAD.
-        args: Namespace with the flags train, dev and data_dir.
+        args: Namespace with the flags train, dev, data_dir, encoding and sep.
 
     Returns:
         Task; the training rows; and dict, dev -> rows to score. The texts of a row are question

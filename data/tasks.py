@@ -87,8 +87,8 @@ def read_task(name, args):
 
     Args:
         name: str, a key of TASKS, "pydoc", or "own": the files of --train and --dev.
-        args: Namespace with the flags train, dev, data_dir, text, label, regression and cache, and
-            those of add_reader_flags, if any; dev may be a share of the training rows.
+        args: Namespace with the flags train, dev, data_dir, text, label, regression, cache,
+            encoding and sep; dev may be a share of the training rows.
 
     Returns:
         the Task; the training rows; and dict, name of a split -> rows to score.

@@ -13,7 +13,7 @@ import pytest
 import data.corpus
 from common import InputError
 from data.corpus import (Corpus, add_reader_flags, choose_columns, find_files, item_names,
-                         list_documents, prepare, read_hub, read_rows, reader_options, split_parts)
+                         list_documents, list_python, prepare, read_hub, read_rows, reader_options, split_parts)
 from data.python_source import python_files, python_texts, walk_files
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP
@@ -399,6 +399,13 @@ def test_python_files_are_those_of_the_installation_without_tests():
     assert "numpy/__init__.py" in files
     assert list(files) == sorted(files)
     assert not any("/test" in f"/{name}" for name in files)
+
+
+def test_stdlib_is_the_part_of_python_without_packages():
+    paths = list_python("stdlib")
+    assert set(paths) <= set(list_python("python"))
+    assert any(path.endswith("json/decoder.py") for path in paths)
+    assert not any("numpy" in path for path in paths)
 
 
 @pytest.mark.parametrize("name, split", [("python", "regex"), ("python-names", "items")])
