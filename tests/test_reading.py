@@ -1,0 +1,86 @@
+"""docs/reading.md is true: functions, tests and quoted lines exist, and commands select tests."""
+
+import ast
+import re
+import shlex
+
+import pytest
+
+from tests.lint import find_definition
+from tests.support import ROOT
+
+PAGE = (ROOT / "docs/reading.md").read_text(encoding="utf-8")
+STOPS = PAGE.split("\n### ")[1:]
+
+
+def list_functions():
+    """Return (file, name) of each function to read: after "Read", a link and names in backticks."""
+    found = []
+    for paragraph in re.findall(r"^Read \[.*?\n\n", PAGE, re.M | re.S):
+        for path, names in re.findall(r"\]\(\.\./(.*?)\):([^\[]*)", paragraph):
+            for name in re.findall(r"`(.*?)`", names):
+                found.append((path, name))
+    return found
+
+
+def list_commands():
+    """Return (files, parts of names) of each pytest command; -k has parts joined by "or"."""
+    commands = []
+    for line in re.findall(r"^python -m pytest -q -n 0 (.*)", PAGE, re.M):
+        *files, option, expression = shlex.split(line)
+        assert option == "-k"
+        commands.append((files, expression.split(" or ")))
+    return commands
+
+
+def list_tests(path):
+    """Return the names of the test functions of a file, without importing it."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    names = [getattr(node, "name", "") for node in tree.body]
+    return [name for name in names if name.startswith("test_")]
+
+
+def test_every_stop_has_its_parts_and_all_take_two_hours():
+    minutes = 0
+    for number, stop in enumerate(STOPS, 1):
+        assert stop.startswith(f"{number}. ")
+        minutes += int(re.search(r"\((\d+) minutes\)", stop)[1])
+        for part in ("Read [", "Look for ", "**Question.**", "**Exercise.**", "python -m pytest",
+                     "<details><summary>Answer"):
+            assert f"\n{part}" in stop, (number, part)
+    assert minutes == 120
+
+
+@pytest.mark.parametrize("path, name", list_functions())
+def test_function_to_read_exists(path, name):
+    node = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    for part in name.split("."):
+        node = find_definition(node, part)
+        assert node is not None, f"{path} has no {name}"
+
+
+def test_commands_select_tests_and_answers_name_tests():
+    """-k takes a part of a name; of each "or" both sides must select a test of the files."""
+    commands = list_commands()
+    assert len(commands) >= len(STOPS)
+    tests = {}  # file -> names
+    for files, parts in commands:
+        for file in files:
+            tests[file] = list_tests(file)
+        for part in parts:
+            assert any(part in name for file in files for name in tests[file]), part
+    names = [name for file in tests for name in tests[file]]
+    for name in re.findall(r"`(test_\w+)`", PAGE):
+        assert name in names
+
+
+def test_quoted_lines_of_code_exist():
+    """A diff has "--- file" first; "-" and " " begin a line of that file, and "+" a new one."""
+    diffs = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
+    assert diffs
+    for diff in diffs:
+        for line in diff.splitlines():
+            if line.startswith("--- "):
+                code = (ROOT / line[4:]).read_text(encoding="utf-8").splitlines()
+            elif line[0] in "- ":
+                assert line[1:] in code, line
