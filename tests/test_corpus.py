@@ -13,7 +13,8 @@ import pytest
 import data.corpus
 from common import InputError
 from data.corpus import (Corpus, add_reader_flags, choose_columns, find_files, item_names,
-                         list_documents, list_python, prepare, read_hub, read_rows, reader_options, split_parts)
+                         list_documents, list_python, prepare, read_hub, read_rows, reader_options,
+                         split_parts)
 from data.python_source import python_files, python_texts, walk_files
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP
