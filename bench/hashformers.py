@@ -6,6 +6,7 @@ compare their scores, mean ± standard deviation; `paper` is the average of the 
 
     python -m bench.hashformers counts (hashing, embeddings)
     python -m bench.hashformers words          minutes
+    python -m bench.hashformers lengths --runs out/*
     python -m bench.hashformers variants       half an hour
     python -m bench.hashformers glue --steps 2000 --data_dir glue/    two hours
 
@@ -21,7 +22,9 @@ import functools
 import statistics
 import tempfile
 import time
+from pathlib import Path
 
+import numpy as np
 import torch
 
 import embeddings
@@ -30,9 +33,11 @@ import pretrain
 from bench import harness
 from bench.harness import Bench, Stopwatch, made_up_words
 from common import autocast
+from data.batches import TextBatches
 from data.corpus import prepare
 from model import PRESETS, Config, Model
-from tokenizer import HashTokenizer
+from objectives import ShuffleRandom
+from tokenizer import CLS, FIRST_WORD_ID, SEP, HashTokenizer
 
 COUNTS = """
     name             s      model
@@ -299,11 +304,45 @@ def bench_glue(args):
     return [*rows, control]
 
 
+LENGTHS = """
+    name           s      run
+    positions      ,      positions of a text
+    eval_loss      .3f    loss
+    f1_random      .3f    F1 random
+    f1_shuffled    .3f    F1 shuffled
+"""
+
+
+@torch.no_grad()
+def bench_lengths(args, *, lengths=(8, 16, 32, 64, 128), num_windows=512):
+    """What a model of S+R finds in short texts: held-out windows, cut."""
+    for folder in args.runs:
+        model, tokenizer, checkpoint = harness.load_run(folder)
+        corpus = harness.load_corpus_of(checkpoint["run"], args)
+        tokenizer.ids(corpus.words)
+        model.set_codes(torch.from_numpy(tokenizer.codes()))
+        objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
+        words = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:])
+        batches = TextBatches(corpus.ids, model.config.length, 1, words, 0, CLS, SEP)
+        ids, noise, random_words = batches.eval_batch(slice(num_windows))
+        for L in lengths:
+            text = ids[:, :L].clone()
+            if L < ids.shape[1]:
+                text[:, -1] = SEP
+            inputs, labels = objective.corrupt(text, noise[..., :L], random_words[:, :L])
+            loss, counts = objective.evaluate(model, inputs, labels)
+            num_scored = counts.sum().item()
+            yield dict(name=Path(folder).name, positions=L, eval_loss=loss.item() / num_scored,
+                       **objective.metrics(counts.numpy()))
+
+
 BENCHES = {
     "counts": Bench(count_paper_models, COUNTS),
     "hashing": Bench(bench_hashing, HASHING),
     "embeddings": Bench(bench_embeddings, EMBEDDINGS),
     "words": Bench(bench_words, WORDS),
+    "lengths": Bench(bench_lengths, LENGTHS,
+                     dict(data="python", cache="cache", runs=harness.REQUIRED)),
     "variants": Bench(bench_variants, VARIANTS, harness.COMPARE),
     "glue": Bench(bench_glue, GLUE, harness.COMPARE | dict(data_dir=harness.REQUIRED)),
 }

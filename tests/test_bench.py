@@ -383,6 +383,14 @@ def test_name_hidden_equals_scoring_all_by_hand(flags, text_path, cache_dir, tmp
     assert result["first"] == pytest.approx(100 * num_first / num_asked, abs=2.5)  # near ties
 
 
+def test_bench_lengths_at_the_full_length_equals_the_last_evaluation(sr_run, args):
+    rows = run_bench(hashformers, "lengths", args(runs=[str(sr_run)]), lengths=(5, 33))
+    assert [row["positions"] for row in rows] == [5, 33]
+    evaluation = harness.read_log(sr_run)[-1]
+    for key in ("eval_loss", "f1_random", "f1_shuffled"):
+        assert rows[1][key] == pytest.approx(evaluation[key], rel=1e-4)
+
+
 def test_bench_robust_as_trained_does_not_move(median_run, args):
     rows = run_bench(sketch, "robust", args(runs=[str(median_run)]))
     assert rows[0]["moved"] == rows[0]["more"] == 0
