@@ -438,16 +438,27 @@ def test_prose_of_other_pre_trainings_follows_results():
         "has F1 {:.3f}, {:.3f} and {:.3f} after".format(*found),
         f"costs little: STS-B {cls['stsb']:.1f} against {mean['stsb']:.1f}",
         f"without the bag {cls['sst2']:.1f} against {mean['sst2']:.1f}.",
-        f"masked hashes of the mean have {other['mean-hm, pydoc']:.1f} on pydoc, where the default "
+        f"Masked hashes of the mean have {other['mean-hm, pydoc']:.1f} on pydoc, where the default "
         f"run has {default['proj-lsh, pydoc']:.1f}")
-    better = []
     for name, score in other.items():
         model, task = name.split(", ")
-        if score > default[f"proj-lsh, {task}"] + 0.1:
-            better.append(name)
-    assert better == ["mean-hm, pydoc"]  # "none is better on more than one task"
+        if name != "mean-hm, pydoc":  # "no other score is more than 1.5 points above"
+            assert score < default[f"proj-lsh, {task}"] + 1.5
     for name, row in rows("pretrainings").items():
         assert row["over_bag"] < 0, name
+
+
+def test_prose_of_short_texts_follows_results():
+    f1 = {}
+    for row in json.loads((ROOT / "results" / "lengths.json").read_text())["rows"]:
+        f1[row["name"], row["positions"]] = f"{row['f1_random']:.2f}"
+    full = [f1["short-0", 8], f1["short-0", 128]]
+    cut = [f1["short-0.25", 8], f1["short-0.25", 128]]
+    assert full[1] == cut[1]
+    assert_said(
+        f"| {', '.join(full)}; {', '.join(cut)} |",
+        f"F1 of random words is {full[0]} with full windows alone and {cut[0]} with the cut ones; "
+        f"in 128 positions it is {full[1]} with both")
 
 
 def test_prose_of_misspelled_words_follows_results():
@@ -470,7 +481,8 @@ def test_prose_of_public_models_follows_results():
     public = rows("public")
     ours = public["proj-lsh"]
     theirs = public["bert-tiny"]
-    assert public["bert-hash-pico"]["sst2"] < ours["sst2"] < theirs["sst2"]
+    assert abs(public["bert-hash-pico"]["sst2"] - ours["sst2"]) < ours["sst2_std"]
+    assert ours["sst2"] < theirs["sst2"]
     assert abs(ours["mrpc"] - theirs["mrpc"]) < ours["mrpc_std"]
     default = rows("default")
     bags = [default[f"proj-lsh, {task}"]["bag_of_words"] for task in ("sst2", "mrpc")]
