@@ -74,6 +74,8 @@ def test_md5_bits_by_hand():
     digits = "".join(map(str, bits[0]))
     assert digits[:16] == "1010" + "0011" + "1011" + "0011"
     assert digits == format(int(digest, 16), "0128b")
+    assert hashlib.md5(b"mat").hexdigest()[0] == "4"
+    assert hashing.md5_bits(["mat"])[0, :4].tolist() == [0, 1, 0, 0]
 
 
 def test_md5_index_by_hand():

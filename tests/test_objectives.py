@@ -180,6 +180,19 @@ def test_masked_items_loss_is_the_mean_over_tokens():
     assert num_classes == 2 * rows
 
 
+def test_masked_items_count_the_right_tokens():
+    """The likeliest row of both blocks is right for the first token, and another for the second."""
+    bloom_map = BloomMap(6, alpha=2, m=2)
+    objective = masked_items(bloom_map)
+    logits = torch.zeros(1, 2, 2 * objective.config.buckets)
+    a, b = bloom_map.digest[1]
+    logits[0, 0, a] = 1
+    logits[0, 1, b] = 1  # of the first block, where the second token has no rows
+    inputs = torch.tensor([[MASK]])
+    _, counts = objective.evaluate(fixed_model(logits), inputs, torch.tensor([[DOG]]))
+    assert objective.metrics(counts)["hashes_right"] == 0.5
+
+
 def test_masked_items_counts_match_scores_of_all_items():
     """[SB §2.5] The beam search finds the best items; one round certifies some of the lists."""
     bloom_map = BloomMap(211, alpha=2, m=2)
