@@ -146,6 +146,14 @@ def test_commands_run(folder, cache_dir):
     assert np.load("out/vectors.npy").shape[0] == 1
 
 
+def test_first_training_of_the_readme_takes_minutes():
+    """1,500 steps of the standard library: two and a half minutes on two cores, in float32."""
+    args, _ = pretrain.parse_flags(list_commands("pretrain.py")[0])
+    assert args.data == "stdlib"
+    assert args.steps * args.batch * args.length <= 1_500 * 32 * 128
+    assert (args.emb, args.layers, args.width) == ("proj", 2, 128)
+
+
 def mask_numbers(text):
     """Return the lines of a text with N for each number. Indented lines continue the last one."""
     text = re.sub(r"\n\s+", " ", text)
