@@ -391,6 +391,29 @@ def test_prose_of_the_default_run_follows_results():
     assert len(default) == 8
 
 
+def test_prose_of_more_epochs_follows_results():
+    default = rows("default")
+    gains = []
+    bag_gains = []
+    for name, row in rows("epochs").items():
+        gains.append(row["score"] - default[name]["score"])
+        bag_gains.append(row["bag_of_words"] - default[name]["bag_of_words"])
+    left = [-rows("epochs")[f"proj-lsh, {task}"]["over_bag"] for task in ("nations", "articles")]
+    assert_said(
+        "gains {:.1f} points on articles, {:.1f} on nations and {:.1f} on MRPC".format(*gains),
+        "the bag of words {:.1f}, {:.1f} and {:.1f}.".format(*bag_gains),
+        "{:.0f} to {:.0f} points on the topics remain".format(*left))
+
+
+def test_prose_of_one_pair_of_twins_follows_results():
+    dense, lsh = rows("squad").values()
+    assert lsh["accuracy"] > dense["accuracy"]  # "behind … but the masked-word accuracy"
+    for score in ("sst2", "squad", "squad_em"):
+        assert lsh[score] < dense[score]
+    for loss in ("loss", "sst2_loss", "squad_loss"):
+        assert lsh[loss] > dense[loss]
+
+
 def test_prose_of_small_glue_follows_results():
     ours = rows("glue")
     bert = ours["lookup of BPE pieces, MLM"]
