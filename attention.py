@@ -531,6 +531,9 @@ class SelfAttention(nn.Module):
         if attn not in ("full", "lsh") or fill not in FILLS or pairs not in PAIRS:
             raise ValueError("attn, fill, pairs: expected full or lsh, zero or mask, all or upper, "
                              f"got {attn!r}, {fill!r}, {pairs!r}.")
+        if hidden_size % num_heads != 0:
+            raise ValueError(f"hidden_size: expected a multiple of {num_heads} heads, got "
+                             f"{hidden_size}.")
         self.num_heads = num_heads
         self.attn = attn
         self.dropout = dropout

@@ -291,9 +291,12 @@ def load_checkpoint(path):
     if not os.path.isfile(path):
         raise InputError(f"{path}: no checkpoint found. Train one with pretrain.py, or give its "
                          "folder.")
-    with blame_file(path):
+    try:
         parts = torch.load(path, map_location="cpu", weights_only=True)
         version = parts["format"]
+    except Exception as error:  # torch's own message would advise to let the file run code
+        raise InputError(f"{path}: could not be read as a checkpoint "
+                         f"({type(error).__name__}).") from error
     if version != FORMAT:
         raise InputError(f"{path}: expected checkpoint format {FORMAT}, got {version}. Train it "
                          "again.")

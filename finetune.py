@@ -242,6 +242,8 @@ def finetune(args):
         if start_path.is_dir():
             start_path = start_path / "ckpt.pt"
         start = start_path.parent.name
+        if start_path.name not in ("ckpt.pt", "best.pt"):  # models/docstrings.pt
+            start = start_path.stem
     if args.out is None:
         scratch = "-scratch" if args.from_scratch else ""
         args.out = os.path.join("out", f"{start}{scratch}-{args.task}")

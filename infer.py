@@ -511,6 +511,8 @@ def read_texts(path, columns, chosen=None, others=(), **reading):
         texts = [row.get(name) for name in names]
         if is_pair_file:
             [texts] = texts  # sep has cut it
+        elif texts and isinstance(texts[0], list):  # items of a set that sep has cut
+            texts = ["\t".join(item.strip() for item in texts[0])]
         yield texts, row
 
 
@@ -664,6 +666,8 @@ def run(args):
         raise InputError("--encoding and --sep require --file or --words.")
     if args.vectors is not None and not args.vectors.endswith(".npy"):
         raise InputError(f"--vectors: expected a name that ends in .npy, got {args.vectors}.")
+    if args.vectors is not None and not Path(args.vectors).absolute().parent.is_dir():
+        raise InputError(f"--vectors {args.vectors}: expected a folder that exists.")
     if args.vectors is not None and args.keep is not None:
         raise InputError("--keep requires objects, which --vectors does not write.")
     if args.ckpt is None:

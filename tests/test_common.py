@@ -210,7 +210,7 @@ class Evil:
 
 def test_load_checkpoint_cannot_run_code(path, capfd):
     torch.save(dict(format=common.FORMAT, config=Evil()), path)
-    with pytest.raises(InputError, match="ckpt.pt: could not be read"):
+    with pytest.raises(InputError, match="ckpt.pt: could not be read as a checkpoint"):
         load_checkpoint(str(path))
     assert "owned" not in capfd.readouterr().out
 

@@ -313,6 +313,15 @@ def test_file_gives_what_the_method_gives(paths, untrained, tmp_path):
 TABLE = "n,title,body\none,the cat,a zebra\n"
 
 
+def test_items_of_a_line_are_cut_at_the_separator(sets_run, tmp_path):
+    """So their names may have spaces; others are refused one by one, as unknown."""
+    first, second, *_ = Predictor(str(sets_run)).items
+    path = tmp_path / "sets.txt"
+    path.write_text(f"{first}; {second}; [MASK]\n")
+    [row] = run_file(str(sets_run), path, "--sep", ";")
+    assert len(row["missing"]) == 1
+
+
 @pytest.mark.parametrize("model, name, content, flags, texts", [
     ("classify", "in.csv", "n,text\n1,a zebra\n", [], ["a zebra"]),  # the model's, review|text
     ("classify", "in.jsonl", '{"text": "", "review": "a zebra"}', [], ["a zebra"]),
