@@ -338,7 +338,7 @@ def read_inherited(start, given):
     inherited = {name: start["run"][name] for name in ("preset", *WORDS)} | start["config"]
     for name, value in inherited.items():
         other = given.get(name, value)
-        if name not in ("preset", "dropout") and other != value:
+        if name not in ("preset", "dropout", "short") and other != value:
             raise InputError(f"--{name}: expected {value}, as in --init_from "
                              f"{given['init_from']}, got {other}. Remove one of the two flags.")
     return inherited

@@ -129,9 +129,9 @@ def text_windows(num_ids, length):
 class TextBatches(Batches):
     """Windows of text, each behind a [CLS].
 
-    A model that never saw but full windows finds nothing in a single sentence. So a share of the
-    training windows is cut to a random length, ends with [SEP], as a sentence does, and is padded.
-    [BERT] has such windows, too: one in ten, by the short_seq_prob of its code.
+    A model that reads full windows alone finds next to nothing in a short text. So a share of the
+    training windows is cut to a random length, ends with [SEP], as a text does, and is padded.
+    One in ten windows of [BERT] is short as well: short_seq_prob in its code.
 
     Args:
         ids: integer (n,), token IDs of the corpus.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import infer
+from bench import shrink
 from data.python_source import python_texts
 from hashing import list_words
 from infer import Predictor
@@ -63,6 +64,16 @@ def test_docstrings_model_finds_replaced_words_as_its_card_says():
     found, wrong = find_replaced(Predictor(str(ROOT / "models" / "docstrings.pt")))
     assert found == pytest.approx(number_after("replaced words found, %:"), abs=10)
     assert wrong == pytest.approx(number_after("other words marked, %:"), abs=2)
+
+
+def test_shrunk_checkpoint_says_what_the_whole_one_says(sr_run, tmp_path):
+    """Its weights have three digits."""
+    path = tmp_path / "small.pt"
+    shrink.main([str(sr_run), str(path)])
+    _, _, expected = Predictor(str(sr_run)).detect("a zebra and an owl")
+    _, _, probabilities = Predictor(str(path)).detect("a zebra and an owl")
+    assert probabilities.numpy() == pytest.approx(expected.numpy(), abs=0.01)
+    assert path.stat().st_size < (sr_run / "best.pt").stat().st_size
 
 
 def test_infer_without_ckpt_takes_the_docstrings_model():

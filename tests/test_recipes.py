@@ -128,6 +128,11 @@ def test_init_from_with_another_size_or_hash_is_refused(sr_run, flag, value):
     assert_refused(pretrain.main, flags, f"--{flag}: expected", "--init_from", f"got {value}")
 
 
+def test_init_from_may_cut_another_share_of_windows(sr_run):
+    args, _ = pretrain.parse_flags(["--init_from", str(sr_run), "--short", "0"])
+    assert args.short == 0
+
+
 def test_init_from_with_a_flag_without_effect_is_refused(sr_run):
     with pytest.raises(InputError, match="--samples requires"):
         pretrain.parse_flags(["--init_from", str(sr_run), "--samples", "7"])
