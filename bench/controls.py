@@ -1,0 +1,182 @@
+"""Controls: what counting words reaches where a model is scored.
+
+`frequency` guesses Shuffle+Random's label of a word from how frequent the word is. `overlap` judges
+a pair of texts by the words that they share. Neither reads a word's context, or is trained.
+
+    python -m bench.controls frequency --runs out/proj-lsh
+    python -m bench.controls overlap --data_dir glue/ --runs out/proj-lsh-stsb out/proj-lsh-mrpc
+
+Paper map:
+    [HF §3.6] bench_frequency
+"""
+
+import argparse
+import collections
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench import harness
+from bench.harness import REQUIRED, Bench, read_json
+from common import InputError
+from data.batches import TextBatches
+from data.tasks import METRICS, compare_predictions, read_task
+from hashing import list_words
+from objectives import KINDS, ShuffleRandom
+from tokenizer import CLS, FIRST_WORD_ID, SEP
+
+# Shuffle+Random
+
+FREQUENCY = """
+    name           s      what judges a word
+    eval_loss      .3f    loss
+    f1_intact      .3f    F1 intact
+    f1_shuffled    .3f    F1 shuffled
+    f1_random      .3f    F1 random
+"""
+
+
+@torch.no_grad()
+def bench_frequency(args, *, num_steps=200, num_windows=512):
+    """A model of S+R and the frequency of each word alone, on the same held-out windows."""
+    for folder in args.runs:
+        model, tokenizer, checkpoint = harness.load_run(folder)
+        corpus = harness.load_corpus_of(checkpoint["run"], args)
+        tokenizer.ids(corpus.words)
+        model.set_codes(torch.from_numpy(tokenizer.codes()))
+        objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
+        words = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:])
+        batches = TextBatches(corpus.ids, model.config.length, 32, words, 0, CLS, SEP)
+        inputs, labels = objective.corrupt(*batches.eval_batch(slice(num_windows)))
+        name = Path(folder).name
+
+        loss, counts = objective.evaluate(model, inputs, labels)
+        num_scored = counts.sum().item()
+        yield dict(name=name, eval_loss=loss.item() / num_scored,
+                   **objective.metrics(counts.numpy()))
+
+        # words of one class occur equally often, within a factor of two
+        frequency_class = torch.from_numpy(np.log2(1 + corpus.counts).astype(int))  # (V,)
+        logp = count_labels(objective, batches, frequency_class, num_steps)
+        loss, counts = objective.evaluate(lambda ids: logp[frequency_class[ids]], inputs, labels)
+        yield dict(name=f"{name}: frequency of the word alone", eval_loss=loss.item() / num_scored,
+                   **objective.metrics(counts.numpy()))
+
+
+def count_labels(objective, batches, frequency_class, num_steps):
+    """Return log P(label | class of frequency), float (classes, 3), counted in training windows."""
+    num_classes = int(frequency_class.max()) + 1
+    counts = torch.ones(num_classes, len(KINDS))  # one more of each: no share is 0
+    for step in range(num_steps):
+        inputs, labels = objective.corrupt(*batches.get_batch(step, slice(None)))
+        is_scored = labels >= 0
+        cells = frequency_class[inputs[is_scored]] * len(KINDS) + labels[is_scored]
+        counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
+    shares = counts / counts.sum(1, keepdim=True)
+    return shares.log()
+
+
+# Pairs of texts
+
+OVERLAP = """
+    name          s      task
+    metric        s      metric
+    model         ±1     model
+    cosine        .1f    cosine of word counts
+    difference    ±1     difference
+    n             ,      n
+"""
+
+
+def bench_overlap(args):
+    """Fine-tuned models of pairs, and the cosine of the word counts (tf-idf) of the two texts."""
+    files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None,
+                               encoding=None, sep=None)
+    for folder in args.runs:
+        for name, run in read_json(folder, "predictions.json").items():
+            task, train, devs = read_task(name, files)
+            is_numbers = task.labels is None
+            if len(task.texts) != 2 or not (is_numbers or len(task.labels) == 2):
+                raise InputError("--runs: expected fine-tunings on pairs of texts with numbers or "
+                                 f"two classes, got {name} in {folder}.")
+            dev = devs[task.dev[0]]
+            idf = weigh_words(train)
+            predicted = np.array([cosine(texts, idf) for texts, _ in dev])
+            if not is_numbers:
+                cosines = np.array([cosine(texts, idf) for texts, _ in train])
+                classes = np.array([task.labels.index(label) for _, label in train])
+                threshold, above = choose_threshold(cosines, classes)
+                predicted = np.where(predicted >= threshold, above, 1 - above)
+            yield compare_with_model(name, run, predicted)
+
+
+def compare_with_model(name, run, predicted):
+    """Return a row of the table: predictions.json of a task, and what the control predicts."""
+    metric = run["metric"]
+    truth = np.array(run["truth"])
+    others = np.tile(predicted, (len(run["predicted"]), 1))  # the same for each seed
+    scores = []
+    for values in run["predicted"]:
+        scores.append(100 * METRICS[metric](np.array(values), truth))
+    # the error is that of rows and seeds together
+    difference, error = compare_predictions(metric, truth, run["predicted"], others)
+    return dict(name=name, metric=metric, n=len(truth), seeds=len(scores),
+                model=statistics.mean(scores), model_std=statistics.stdev(scores),
+                cosine=100 * METRICS[metric](predicted, truth),
+                difference=difference, difference_std=error)
+
+
+def weigh_words(rows):
+    """Return dict, word -> ln((1 + n) / (1 + d)) + 1, where d of n training texts have the word."""
+    num_texts = 0
+    counts = collections.Counter()
+    for texts, _ in rows:
+        for text in texts:
+            num_texts += 1
+            counts.update(set(list_words(text)))
+    idf = collections.defaultdict(lambda: math.log(1 + num_texts) + 1)  # of words never seen
+    for word, count in counts.items():
+        idf[word] = math.log((1 + num_texts) / (1 + count)) + 1
+    return idf
+
+
+def cosine(texts, idf):
+    """Return the cosine of the word counts, times idf, of a pair of texts."""
+    first, second = [collections.Counter(list_words(text)) for text in texts]
+    product = sum(first[word] * second[word] * idf[word] ** 2 for word in first)
+    lengths = []
+    for counts in (first, second):
+        lengths.append(sum((count * idf[word]) ** 2 for word, count in counts.items()))
+    return product / math.sqrt(max(lengths[0] * lengths[1], 1e-12))
+
+
+def choose_threshold(cosines, classes):
+    """Return the threshold, and the class 0 or 1 above it, that fit most training rows."""
+    best = (0, 0.0, 0)  # rows that fit, threshold, class above
+    for threshold in np.linspace(0, 1, 101):
+        is_above = cosines >= threshold
+        for above in (0, 1):
+            num_right = int((np.where(is_above, above, 1 - above) == classes).sum())
+            best = max(best, (num_right, float(threshold), above))
+    _, threshold, above = best
+    return threshold, above
+
+
+BENCHES = {
+    "frequency": Bench(bench_frequency, FREQUENCY,
+                       dict(data="python", cache="cache", runs=REQUIRED)),
+    "overlap": Bench(bench_overlap, OVERLAP,
+                     dict(data_dir=REQUIRED, cache="cache", runs=REQUIRED)),
+}
+
+
+def main(argv=None):
+    """Run a command of this file."""
+    harness.run_command("controls", __doc__, BENCHES, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Tests of bench/controls.py: word frequency for Shuffle+Random, shared words for pairs."""
+
+import json
+from argparse import Namespace
+
+import numpy as np
+import pytest
+import torch
+
+from bench import controls, harness
+from common import InputError
+from data.batches import TextBatches
+from model import Config
+from objectives import ShuffleRandom
+from tests.test_bench import run_bench
+from tokenizer import CLS, FIRST_WORD_ID, SEP
+
+
+def test_frequency_beside_the_last_evaluation_of_the_model(sr_run, text_path, cache_dir):
+    args = Namespace(runs=[str(sr_run)], cache=str(cache_dir), data=str(text_path))
+    model, frequency = run_bench(controls, "frequency", args, num_steps=20)
+    evaluation = harness.read_log(sr_run)[-1]
+    for key in ("eval_loss", "f1_random", "f1_shuffled"):
+        assert model[key] == pytest.approx(evaluation[key], rel=1e-4)
+    # a shuffled word is as frequent as one in its place: the frequency cannot tell them apart
+    assert frequency["f1_shuffled"] < 0.05
+    assert frequency["eval_loss"] < np.log(3)
+
+
+def test_frequency_finds_random_words_that_no_text_has():
+    common, rare = FIRST_WORD_ID, FIRST_WORD_ID + 1
+    ids = np.full(2_000, common)
+    batches = TextBatches(ids, 9, 16, np.array([rare]), 0, CLS, SEP)  # each random word is rare
+    objective = ShuffleRandom(Config(head="sr"), first_word_id=FIRST_WORD_ID)
+    frequency_class = torch.zeros(rare + 1, dtype=torch.long)
+    frequency_class[rare] = 1
+    logp = controls.count_labels(objective, batches, frequency_class, num_steps=10)
+    assert logp.exp().sum(1).tolist() == pytest.approx([1, 1])
+    assert logp.argmax(1).tolist() == [0, 2]  # intact, random
+    assert logp[1, 2].exp() > 0.95
+
+
+def test_cosine_by_hand():
+    # (1, 2, 0) and (1, 0, 2): 1 / 5
+    assert controls.cosine(("a b", "a c"), dict(a=1.0, b=2.0, c=2.0)) == pytest.approx(0.2)
+    assert controls.cosine(("a b b", "b b a"), dict(a=1.0, b=3.0)) == pytest.approx(1)
+    assert controls.cosine(("", "a"), dict(a=1.0)) == 0
+
+
+def test_idf_counts_texts_not_words():
+    # four texts: "a" is in three, "b" in one
+    idf = controls.weigh_words([(("a a", "a"), 0), (("a b", ""), 1)])
+    assert idf["a"] == pytest.approx(np.log(5 / 4) + 1)
+    assert idf["b"] == pytest.approx(np.log(5 / 2) + 1)
+    assert idf["c"] == pytest.approx(np.log(5) + 1)
+
+
+@pytest.mark.parametrize("classes, above", [([0, 0, 1, 1], 1), ([1, 1, 0, 0], 0)])
+def test_threshold_separates_the_classes(classes, above):
+    threshold, found = controls.choose_threshold(np.array([0.1, 0.2, 0.7, 0.9]), np.array(classes))
+    assert 0.2 < threshold <= 0.7
+    assert found == above
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Return the folder of MRPC's and CoLA's files, and one of predictions about them."""
+    (tmp_path / "MRPC").mkdir()
+    lines = ["Quality\t#1 String\t#2 String"]
+    for i in range(4):
+        lines.append(f"1\tword{i} same\tword{i} same")
+        lines.append(f"0\tword{i} other\tdifferent text")
+    for split in ("train", "dev"):
+        (tmp_path / "MRPC" / f"{split}.tsv").write_text("\n".join(lines))
+    run = dict(metric="accuracy", truth=[1, 0] * 4, predicted=[[1] * 8, [1, 0] * 4],
+               bag_of_words=[])
+    (tmp_path / "predictions.json").write_text(json.dumps(dict(mrpc=run)))
+    return tmp_path
+
+
+def test_overlap_beside_a_model(pairs):
+    args = Namespace(data_dir=str(pairs), cache=None, runs=[str(pairs)])
+    [row] = run_bench(controls, "overlap", args)
+    # the model is right in 4 of 8 rows with one seed, in all with the other; equal words in all
+    assert (row["model"], row["cosine"], row["difference"], row["n"]) == (75, 100, -25, 8)
+    assert row["difference_std"] > 0
+
+
+def test_overlap_refuses_a_task_of_single_texts(pairs):
+    (pairs / "CoLA").mkdir()
+    for split in ("train", "dev"):
+        (pairs / "CoLA" / f"{split}.tsv").write_text("s\t1\t\ta b\ns\t0\t*\tb a\n")
+    run = dict(cola=dict(metric="matthews", truth=[1, 0], predicted=[[1, 0]], bag_of_words=[]))
+    (pairs / "predictions.json").write_text(json.dumps(run))
+    args = Namespace(data_dir=str(pairs), cache=None, runs=[str(pairs)])
+    with pytest.raises(InputError, match="on pairs of texts"):
+        list(controls.bench_overlap(args))
