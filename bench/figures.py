@@ -22,7 +22,8 @@ import torch
 
 import objectives
 from attention import collision_probability, collisions, draw_hyperplanes, simhash
-from bench import attention, harness, hashformers, misspell, sketch, superbloom, training
+from bench import attention, controls, harness, hashformers, misspell, sketch, superbloom
+from bench import training
 from bench.harness import ROOT, Bench, caption, load_run, markdown, read_json
 from bloom import BloomMap
 from common import InputError, blame_input
@@ -349,7 +350,7 @@ def readme_tables():
     tables = recipe_tables()
     tables["counts"] = markdown(list(hashformers.count_paper_models()), hashformers.COUNTS)
     benches = {}
-    for file in (hashformers, attention, superbloom, sketch, training, misspell):
+    for file in (hashformers, attention, superbloom, sketch, training, misspell, controls):
         benches |= file.BENCHES
     for path in Path(ROOT, "results").glob("*.json"):
         result = read_json(path)

@@ -373,7 +373,7 @@ def test_prose_of_the_default_run_follows_results():
     for task in ("sst2", "pydoc", "mrpc", "stsb"):
         row = default[task]
         scores = [spread(row, key) for key in ("score", "bag_of_words", "over_bag")]
-        claims.append(f"{'; '.join(scores)} %")
+        claims.append("; ".join(scores))
     topics = [-default[task]["over_bag"] for task in ("pydoc", "articles", "nations")]
     assert_said(
         *claims,
@@ -411,6 +411,30 @@ def test_prose_of_controls_follows_results():
     majority = [default[f"proj-lsh, {task}"]["majority"] for task in ("mrpc", "rte")]
     assert emb["mrpc"] < majority[0] + 0.1
     assert emb["rte"] < majority[1]
+
+
+def test_prose_of_word_counts_follows_results():
+    default = rows("default")["proj-lsh, stsb"]
+    stsb = rows("overlap")["stsb"]
+    scores = [spread(default, key) for key in ("score", "bag_of_words", "over_bag")]
+    explained = stsb["cosine"] - default["bag_of_words"]
+    assert stsb["model"] == pytest.approx(default["score"])
+    model, frequency = rows("frequency").values()
+    assert_said(
+        f"{'; '.join(scores)}; {stsb['cosine']:.1f}; {spread(stsb, 'difference')} %",
+        f"Of the {default['over_bag']:.1f} points on STS-B that the encoder is ahead of the bag, "
+        f"shared words explain {explained:.1f}: ahead of the cosine it is "
+        f"{spread(stsb, 'difference')}.",
+        f"{model['f1_random']:.2f}, {frequency['f1_random']:.2f}; "
+        f"{model['f1_shuffled']:.2f}, {frequency['f1_shuffled']:.2f} |",
+        f"frequency alone has {frequency['f1_random']:.3f} of F1 on random words where the model "
+        f"has {model['f1_random']:.3f}, and a loss of {frequency['eval_loss']:.3f} where the model "
+        f"has {model['eval_loss']:.3f}.",
+        f"F1 {frequency['f1_shuffled']:.3f} against {model['f1_shuffled']:.3f}")
+    for task in ("mrpc", "rte"):  # "no difference exceeds two standard errors"
+        row = rows("overlap")[task]
+        assert abs(row["difference"]) < 2 * row["difference_std"]
+    assert rows("overlap")["rte"]["difference"] < 0
 
 
 def test_prose_of_more_epochs_follows_results():
