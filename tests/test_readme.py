@@ -334,7 +334,6 @@ def test_prose_of_item_recall_follows_results():
     wiki = rows("simplewiki")
     random_maps, one_map, two_maps = [wiki[f"superbloom, {i} of 2 maps coherent"] for i in range(3)]
     lookup = wiki["lookup, as many parameters (d 168)"]
-    depth = rows("depth")
     books = rows("books")["superbloom, 1 of 2 maps coherent"]
     walks = {}
     ours = {}
@@ -353,9 +352,6 @@ def test_prose_of_item_recall_follows_results():
         f"loss is {random_maps['eval_loss'] - two_maps['eval_loss']:.2f} lower",
         f"{100 * two_maps['hashes_right']:.1f} against {100 * random_maps['hashes_right']:.1f} %, "
         "and the loss",
-        gaps_of_recall(depth["superbloom, 6 layers"], depth["superbloom, 1 layer"])
-        + " points (rec@1, 10, 20) to the hashed model",
-        gaps_of_recall(depth["lookup, 6 layers"], depth["lookup, 1 layer"]) + " to the table",
         f"Python names {walks['beams']} against {ours['beams']} %, Amazon-Book {walks['books']} "
         f"against {ours['books']}, Amazon Beauty {walks['beauty']} against {ours['beauty']}; "
         f"on Simple Wikipedia {walks['simplewiki']} against {ours['simplewiki']} with one "
@@ -363,6 +359,26 @@ def test_prose_of_item_recall_follows_results():
         f"{spread(random_maps, 'rec@10', 100)}; {spread(one_map, 'rec@10', 100)}; "
         f"{walks['simplewiki']}; {spread(lookup, 'rec@10', 100)} % |",
         f"| {spread(books, 'rec@10', 100)}; {walks['books']} % |")
+
+
+def test_prose_of_layers_and_of_sampling_follows_results():
+    depth = rows("depth")
+    [wide] = rows("wide").values()
+    wiki = rows("simplewiki")
+    full = wiki["lookup, as many parameters (d 168)"]
+    superbloom = wiki["superbloom, 0 of 2 maps coherent"]
+    same, as_wide, *_ = rows("sampled").values()
+    assert_said(
+        gaps_of_recall(depth["superbloom, 6 layers"], depth["superbloom, 1 layer"])
+        + " points (rec@1, 10, 20) to the hashed model",
+        gaps_of_recall(depth["lookup, 6 layers"], depth["lookup, 1 layer"]) + " to the table",
+        f"Six narrow layers are {gaps_of_recall(depth['superbloom, 6 layers'], wide)} points ahead",
+        f"sampled softmax has {100 * same['rec@10']:.1f} % at rec@10, where the full one has "
+        f"{spread(full, 'rec@10', 100)} (above)",
+        f"{as_wide['parameters'] / superbloom['parameters']:.1f} times its parameters, "
+        f"{100 * as_wide['rec@10']:.1f} %. At rec@1 it has {100 * same['rec@1']:.1f} and "
+        f"{100 * as_wide['rec@1']:.1f} %, the full softmax {spread(full, 'rec@1', 100)} and "
+        f"Superbloom {spread(superbloom, 'rec@1', 100)}.")
 
 
 def test_prose_of_the_default_run_follows_results():
