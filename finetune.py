@@ -72,7 +72,7 @@ SHAPES = {
     "proformer": Config(**PRESETS["proformer"]),
     "proformer-tiny": Config(emb="linear", bits=420, length=128, **TINY),
     "canine": CanineConfig(),
-    "canine-tiny": CanineConfig(length=512, positions=512, **TINY),
+    "canine-tiny": CanineConfig(length=512, positions=1_024, **TINY),
 }
 PAPER_WIDTH = 512  # models of less than these dimensions have the recipe "small"
 # Flags that may change when a run is resumed; an --out holds results of one choice of the others

@@ -43,6 +43,7 @@ from tokenizer import FIRST_WORD_ID, SEP, HashTokenizer
 
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # one for each of the k hash functions
 RATE = 4  # characters of a window: width and stride of the convolution
+MAX_PADDING = 3 * RATE - 1  # positions that pad_inputs adds at most
 BLOCK = 128  # characters of a block of local attention
 NORM_EPS = 1e-12  # of all layer norms, as released
 # Code points of [PAD] [CLS] [SEP] [UNK] [MASK], by token ID. CANINE has no [UNK]: 0xE004, which it
@@ -79,6 +80,9 @@ class CanineConfig:
             raise ValueError(f"pool: expected cls for canine, got {self.pool}.")
         if self.bag != 0:
             raise ValueError(f"bag: expected 0 for canine, got {self.bag}.")
+        if self.length > self.positions - MAX_PADDING:
+            raise ValueError(f"length: expected at most {self.positions - MAX_PADDING} for canine "
+                             f"with {self.positions} positions, got {self.length}.")
         self.layer_config()  # raises where dropout or a size is out of range
 
     def layer_config(self):
@@ -364,10 +368,8 @@ def read_released_config(folder):
         if settings.get(name, value) != value:
             raise ValueError(f"{name}: expected {value}, got {settings[name]}")
     sizes = {ours: settings[theirs] for ours, theirs in SIZES.items() if theirs in settings}
-    config = CanineConfig(**sizes)
-    max_padding = 3 * RATE - 1  # of pad_inputs
-    config.length = min(config.length, config.positions - max_padding)
-    return config
+    positions = sizes.get("positions", CanineConfig.positions)
+    return CanineConfig(**sizes, length=min(CanineConfig.length, positions - MAX_PADDING))
 
 
 def read_released_weights(folder):
