@@ -8,10 +8,12 @@ over that of LSH attention in the same round: above 1, LSH attention is faster.
     python -m bench.attention auto --device cuda
     python -m bench.attention twins --data_dir glue/      an hour
     python -m bench.attention trained --runs out/lookup-bpe-mlm*
+    python -m bench.attention curves --runs out/dense out/LSH out/dense-sst2 out/LSH-sst2
 
 Paper map:
     [BL Table 1] attention_flops
     [BL Table 1] bench_flops
+    [BL Figures 2, 4, 5] bench_curves
 Notation:
     B batch   H heads   L positions   e head size
     n hash functions   r hyperplanes   m buckets
@@ -404,11 +406,36 @@ def bench_twins(args, *flags):
     return harness.compare(args, TWINS, [*shared, *flags], train)
 
 
+CURVES = """
+    name        s      run
+    step        ,      step
+    loss        .3f    loss in training
+    eval_loss   .3f    of other rows
+"""
+
+
+def bench_curves(args):
+    """Losses of pre-trainings and fine-tunings at each evaluation. [BL Figures 2, 4, 5]
+
+    The other rows are held-out text in pre-training, and those of --select in fine-tuning.
+    """
+    for folder in args.runs:
+        losses = []  # in training, since the last evaluation
+        for row in harness.read_log(folder):
+            if "loss" in row:
+                losses.append(row["loss"])
+            if "eval_loss" in row and losses:
+                yield dict(name=Path(folder).name, step=row["step"],
+                           loss=statistics.mean(losses), eval_loss=row["eval_loss"])
+                losses = []
+
+
 BENCHES = {
     "attention": Bench(bench_attention, ATTENTION),
     "auto": Bench(bench_auto, AUTO, dict(device="cpu")),
     "flops": Bench(bench_flops, FLOPS),
     "trained": Bench(bench_trained, TRAINED, dict(runs=REQUIRED)),
+    "curves": Bench(bench_curves, CURVES, dict(runs=REQUIRED)),
     "twins": Bench(bench_twins, TWINS_COLUMNS, harness.COMPARE | dict(data_dir=REQUIRED)),
 }
 

@@ -57,7 +57,8 @@ def draw_figures(args):
                 draw_losses(folder, f"loss-{head}", same, unit)
     else:
         for draw in (draw_pipeline, draw_corruption, draw_maps, draw_law, draw_attention,
-                     draw_recall, draw_gaps, draw_variants, draw_scores, draw_misspelled):
+                     draw_recall, draw_gaps, draw_variants, draw_scores, draw_misspelled,
+                     draw_operations):
             draw(folder)
     # one map of collisions, of the first run that has LSH attention
     for run, config in runs.items():
@@ -261,6 +262,40 @@ def draw_scores(folder):
                     label = None  # one line of the legend is enough
         axis.invert_yaxis()
         axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def draw_operations(folder):
+    """Draw what hashing costs by the number of hash functions and hyperplanes. [BL Figure 1]"""
+    functions = range(1, 6)
+    with new_figure(folder, "operations", (5.4, 3.2), xlabel="hash functions n",
+                    ylabel="thousand operations",
+                    title="ten positions, two heads of 64, any number of buckets") as [axis]:
+        for bands in (2, 4, 8):
+            costs = [attention.attention_flops(10, 2, 64, bands, 64, n) for n in functions]
+            axis.plot(functions, [cost["hashing"] / 1e3 for cost in costs], "o-",
+                      label=f"hashing, {bands} hyperplanes")
+        axis.axhline(costs[0]["full"] / 1e3, color="0.5", label="dense attention, q kᵀ alone")
+        axis.set_xticks(functions)
+        axis.legend()
+
+
+def draw_curves(folder):
+    """Draw the losses of the twins in pre-training and in fine-tuning. [BL Figures 2, 4]"""
+    panels = {"": "pre-training", "-sst2": "fine-tuning on SST-2"}
+    rows = defaultdict(list)
+    for row in read_rows("curves"):
+        rows[row["name"]].append(row)
+    with new_figure(folder, "curves", (9, 3.4), columns=len(panels), ylabel="loss") as axes:
+        for axis, (ending, title) in zip(axes, panels.items()):
+            axis.set(title=f"{title}, one seed", xlabel="optimizer steps")
+            for number, name in enumerate(("dense", "LSH")):
+                steps = [row["step"] for row in rows[name + ending]]
+                for key, look in (("loss", "-"), ("eval_loss", "o--")):
+                    values = [row[key] for row in rows[name + ending]]
+                    label = f"{name}, {'in training' if key == 'loss' else 'other rows'}"
+                    axis.plot(steps, values, look, color=f"C{number}", linewidth=1, markersize=4,
+                              label=label)
+        axes[0].legend()
 
 
 def draw_misspelled(folder):

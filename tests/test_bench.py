@@ -240,6 +240,16 @@ def test_bench_trained_one_bucket_has_all_the_mass(sr_run, monkeypatch):
         assert row["mass"] == pytest.approx(100, abs=1e-3)
 
 
+def test_bench_curves_has_the_mean_loss_since_the_last_evaluation(tmp_path):
+    log = [dict(step=0, eval_loss=9.0), dict(step=10, loss=8.0), dict(step=20, loss=6.0),
+           dict(step=20, eval_loss=6.5), dict(step=30, loss=5.0, eval_loss=4.0)]
+    (tmp_path / "dense").mkdir()
+    (tmp_path / "dense" / "log.jsonl").write_text("\n".join(map(json.dumps, log)))
+    rows = run_bench(attention, "curves", Namespace(runs=[str(tmp_path / "dense")]))
+    assert rows == [dict(name="dense", step=20, loss=7.0, eval_loss=6.5),
+                    dict(name="dense", step=30, loss=5.0, eval_loss=4.0)]
+
+
 # HashFormers and Superbloom
 
 
