@@ -464,11 +464,13 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
     IDs of Python.
 
     Args:
-        data: str, see read_work; field: str or None; reading: encoding and sep of read_rows.
+        data: str, see read_work.
         split: str, one of tokenizer.SPLITS.
         cache: str, the folder of all corpora.
         max_subwords: int, pieces of a BPE or phrases at most.
         quiet: bool, no progress bar.
+        field: str or None, see choose_columns.
+        reading: encoding and sep of read_rows.
 
     Returns:
         str, the folder that Corpus reads. A change of a file makes another one.
@@ -526,9 +528,9 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
     # Second pass: IDs by frequency. The digest identifies the corpus in checkpoints.
     dtype, digest = write_final_ids(folder, order)
     text = "".join(word + "\n" for word in words)
-    text = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
-    digest.update(text)
-    (folder / "words.txt").write_bytes(text)
+    encoded = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
+    digest.update(encoded)
+    (folder / "words.txt").write_bytes(encoded)
     np.save(folder / "counts.npy", [counts[i] for i in order])
     num_documents = counts.pop(SEP)
     meta = dict(
@@ -538,7 +540,7 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
 
 
 def write_first_ids(folder, results, split, subwords):
-    """Write ids.tmp: the words of all documents by first appearance, each document closed by SEP.
+    """Number words by first appearance, and write ids.tmp: all documents, each closed by SEP.
 
     Args:
         folder: Path.
@@ -673,9 +675,10 @@ class Corpus:
             self.offsets = np.load(folder / "offsets.npy")
             text = (folder / "words.txt").read_text("utf-8", "surrogatepass")
             self.words = text.split("\n")[:-1]
-            if self.meta["split"] in SUBWORDS:
-                text = (folder / "subwords.json").read_text("utf-8")
-                self.subwords = SUBWORDS[self.meta["split"]](text)
+            split = self.meta["split"]
+            if split in SUBWORDS:
+                state = (folder / "subwords.json").read_text("utf-8")
+                self.subwords = SUBWORDS[split](state)
             num_ids = FIRST_WORD_ID + len(self.words)
             if len(self.ids) != self.offsets[-1] or len(self.counts) != num_ids:
                 raise ValueError("incomplete")

@@ -10,9 +10,9 @@ Deviations:
 Notation:
     B batch   n rows of a split
 
-A record is a line of a file or of the hub: dict, column -> cell. A row is what a task reads of it,
-(texts, label): a tuple of one text or of two, and the name of a class or a float. An example is the
-token IDs of a row's texts, its target the label as a number.
+A record is a line of a file or of the hub: dict, column -> cell. A row is what a task reads of it:
+(texts, label), a tuple of one text or of two, and the name of a class or a float. An example is the
+token IDs of a row's texts, and a target its label as a number.
 
     records -> read_task -> Task and rows -> SequenceClassification -> examples, targets -> metrics
 """
