@@ -429,12 +429,12 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
         separator = []
     room = length - 2 - len(separator)  # for words
     # the first gets what the second leaves, or half of the room if that is more
-    n = min(len(first), max(room - len(second), (room + 1) // 2))
-    m = min(len(second), room - n)
-    parts = [[CLS], first[:n], separator, second[:m], [SEP]]
+    num_first = min(len(first), max(room - len(second), (room + 1) // 2))
+    num_second = min(len(second), room - num_first)
+    parts = [[CLS], first[:num_first], separator, second[:num_second], [SEP]]
     if keep_rest:
-        parts.append(first[n:])
-    num_cut = len(first) - n + len(second) - m
+        parts.append(first[num_first:])
+    num_cut = len(first) - num_first + len(second) - num_second
     return np.concatenate(parts).astype(np.int32), num_cut
 
 

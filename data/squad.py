@@ -351,8 +351,8 @@ class QuestionAnswering:
                 last_context = context
             words, _ = self.tokenizer.split(question)
             question_ids = self.tokenizer.ids(words)
-            for ids, first, start, stop in sliding_windows(question_ids, context_ids, self.length,
-                                                           self.stride):
+            cut = sliding_windows(question_ids, context_ids, self.length, self.stride)
+            for ids, first, start, stop in cut:
                 windows.append(ids)
                 places.append((number, first, start, stop))
             spans.append(context_spans)
