@@ -167,10 +167,11 @@ class HashTokenizer:
         numbers = np.arange(FIRST_WORD_ID, dtype=np.int32)[:, None]
         if self.config.code_format == "row":
             return numbers
-        if self.config.code_format == "digest":  # a block has rows for R buckets, then for these
-            return np.tile(self.bloom_map.buckets + numbers, self.bloom_map.m)
-        some = self.hash_words([""] * FIRST_WORD_ID)  # of the right shape and dtype
-        return np.zeros_like(some)
+        if self.config.code_format == "digest":
+            # each map has rows of its own: R for its buckets, then one for each special token
+            return np.tile(self.bloom_map.buckets + numbers, self.bloom_map.m)  # (5, m)
+        of_empty_words = self.hash_words([""] * FIRST_WORD_ID)  # of the right shape and dtype
+        return np.zeros_like(of_empty_words)
 
     def codes(self):
         """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
@@ -244,10 +245,10 @@ class BPE:
         """Learn pieces from texts.
 
         Args:
-            texts: iterator of str. Words are cut every 1,000 letters, as the time for a word grows
-                with the square of its length.
+            texts: iterator of str.
             size: int, number of pieces. There are 256 at least, the bytes.
         """
+        # a space after 1,000 letters, as the time for a word grows with the square of its length
         texts = (re.sub(r"\S{1000}", r"\g<0> ", make_encodable(text)) for text in texts)
         tokenizer = ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True)
         # a pair of pieces that occurs less than five times stays apart
@@ -297,7 +298,8 @@ class Phrases:
         """Learn from an iterator of texts: size units, max_pieces of them pieces, 256 at least."""
         counts = Counter()
 
-        def count_and_pass_on():  # to BPE.train, as an iterator of texts can be read only once
+        # subtle: it counts while BPE.train reads from it, as an iterator can be read only once
+        def count_and_pass_on():
             for text in texts:
                 words = list_words(text)
                 counts.update(words)
@@ -306,8 +308,7 @@ class Phrases:
                     drop_rarer_half(counts)
                 yield text
 
-        bpe = BPE.train(count_and_pass_on(), min(max_pieces, size))
-        # now the counts are complete, as BPE.train has read all texts
+        bpe = BPE.train(count_and_pass_on(), min(max_pieces, size))  # now the counts are complete
         best = sorted(counts, key=lambda phrase: (-counts[phrase], phrase))
         best = best[:max(size - len(bpe.units), 0)]
         phrases = [phrase for phrase in best if counts[phrase] > 1]
@@ -428,12 +429,12 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
         separator = []
     room = length - 2 - len(separator)  # for words
     # the first gets what the second leaves, or half of the room if that is more
-    n = min(len(first), max(room - len(second), (room + 1) // 2))
-    m = min(len(second), room - n)
-    parts = [[CLS], first[:n], separator, second[:m], [SEP]]
+    num_first = min(len(first), max(room - len(second), (room + 1) // 2))
+    num_second = min(len(second), room - num_first)
+    parts = [[CLS], first[:num_first], separator, second[:num_second], [SEP]]
     if keep_rest:
-        parts.append(first[n:])
-    num_cut = len(first) - n + len(second) - m
+        parts.append(first[num_first:])
+    num_cut = len(first) - num_first + len(second) - num_second
     return np.concatenate(parts).astype(np.int32), num_cut
 
 
@@ -458,13 +459,15 @@ def sliding_windows(question, context, length, stride):
     # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three before the context
     question = question[:(length - 4) // 2]
     room = length - 4 - len(question)
-    step = min(stride, room)
-    end = max(len(context) - room, 0) + step  # the last start before it reaches the last word
     windows = []
-    for start in range(0, end, step):
+    start = 0
+    is_last = False
+    while not is_last:
         stop = min(start + room, len(context))
         ids, _ = build_inputs(question, context[start:stop], length)
         windows.append((ids, len(question) + 3, start, stop))
+        is_last = stop == len(context)
+        start += min(stride, room)  # a longer stride would leave words out
     return windows
 
 

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import sys
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from pathlib import Path
 
 import numpy as np
@@ -128,15 +128,10 @@ def _parse_rows(path, ending, header, keep_wrong, encoding, sep):
     # newline="": csv wants line ends as they are
     with open_file(path, "rt", encoding=encoding, errors="replace", newline="") as file:
         if ending == ".parquet":
-            from pyarrow.parquet import ParquetFile  # takes a while to import
-            for batch in ParquetFile(file.buffer).iter_batches():
-                yield from batch.to_pylist()
+            yield from _parse_parquet(file.buffer)
             return
-        # UTF-16 would be read as noise; its mark and its NULs give it away
-        start = file.buffer.peek(4096)
-        is_utf16 = start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start
-        if is_utf16 and encoding == "utf-8-sig":
-            raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. Use --encoding utf-16.")
+        if encoding == "utf-8-sig":
+            _refuse_utf16(path, file.buffer)
         lines = _count_replaced(path, file)
         if ending == ".txt":
             for line in lines:
@@ -155,6 +150,21 @@ def _parse_rows(path, ending, header, keep_wrong, encoding, sep):
             yield from rows
         else:
             yield from _parse_table(path, lines, ending, header, keep_wrong, sep)
+
+
+def _parse_parquet(file):
+    """Yield the rows of a binary .parquet file."""
+    from pyarrow.parquet import ParquetFile  # takes a while to import
+    for batch in ParquetFile(file).iter_batches():
+        yield from batch.to_pylist()
+
+
+def _refuse_utf16(path, file):
+    """Raise InputError where a binary file begins as UTF-16: it would be read as noise."""
+    start = file.peek(4096)
+    has_mark = start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if has_mark or b"\0" in start:
+        raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. Use --encoding utf-16.")
 
 
 def _parse_line(line, keep_wrong):
@@ -189,21 +199,17 @@ def _parse_table(path, lines, ending, header, keep_wrong, sep):
         options["delimiter"] = sep
     table = csv.reader(lines, **options)
     columns = next(table, [])
-    names = [name for name in columns if name]
-    is_uncut = len(names) == 1 and re.search(r"[,;|\t]", names[0])  # cut at another character
-    if is_uncut:
-        raise InputError(f"{path}: expected columns by comma, in a .tsv by tab, or by --sep, "
-                         f"got {names[0]!r:.99}. Use --sep, for example --sep ';'.")
-    if len(set(names)) < len(names):
-        raise InputError(f"{path}: expected columns of different names, got {columns!r:.99}")
-    first = []
-    if header and header[-1] not in columns:
-        first = columns  # the first line is a row
+    _check_columns(path, columns)
+    rows = table
+    if header and header[-1] not in columns:  # the first line is a row
+        rows = itertools.chain([columns], table)
         columns = header
 
     num_rows = 0
     wrong_lines = []
-    for cells in filter(None, itertools.chain([first], table)):  # an empty line is no row
+    for cells in rows:
+        if not cells:  # an empty line
+            continue
         num_rows += 1
         if len(cells) == len(columns):
             yield dict(zip(columns, cells))
@@ -221,6 +227,16 @@ def _parse_table(path, lines, ending, header, keep_wrong, sep):
         print(f"{message} They are left out.", file=sys.stderr)
 
 
+def _check_columns(path, columns):
+    """Raise InputError where the first line of a table is not cut, or names a column twice."""
+    names = [name for name in columns if name]
+    if len(names) == 1 and re.search(r"[,;|\t]", names[0]):
+        raise InputError(f"{path}: expected columns by comma, in a .tsv by tab, or by --sep, "
+                         f"got {names[0]!r:.99}. Use --sep, for example --sep ';'.")
+    if len(set(names)) < len(names):
+        raise InputError(f"{path}: expected columns of different names, got {columns!r:.99}")
+
+
 def read_hub(name, config=None, split="train"):
     """Yield the rows of a Hugging Face data set, streaming. A class label becomes its name.
 
@@ -230,10 +246,12 @@ def read_hub(name, config=None, split="train"):
     import datasets  # takes seconds to import
     with blame_file(name):
         data = datasets.load_dataset(name, config, split=split, streaming=True)
-        label = (data.features or {}).get("label")
+        classes = None  # names of the labels 0, 1, ...
+        if data.features is not None:
+            classes = getattr(data.features.get("label"), "names", None)
         for row in data:
-            if hasattr(label, "names") and row["label"] >= 0:  # -1 is a hidden label
-                row["label"] = label.names[row["label"]]
+            if classes is not None and row["label"] >= 0:  # -1 is a hidden label
+                row["label"] = classes[row["label"]]
             yield row
 
 
@@ -253,21 +271,20 @@ def choose_columns(source, row, field=None, is_sets=False):
     Raises:
         InputError: There is no such column, or there are several.
     """
-    expected = "one column of text"
-    max_names = 1
-    kind = str
-    if is_sets:
-        expected = "a list of items, or two columns, a page and an item"
-        max_names = 2
-        kind = list
-    names = [name for name in row if isinstance(row[name], kind)]
     if field is not None:
         expected = f"columns {field}"
         names = field.split(",")
-    elif "text" in row and not is_sets:
-        names = ["text"]
-    elif is_sets and not names:
-        names = list(row)
+    elif is_sets:
+        expected = "a list of items, or two columns, a page and an item"
+        names = [name for name in row if isinstance(row[name], list)]
+        if not names:
+            names = list(row)
+    else:
+        expected = "one column of text"
+        names = [name for name in row if isinstance(row[name], str)]
+        if "text" in row:
+            names = ["text"]
+    max_names = 2 if is_sets else 1
     if not 1 <= len(names) <= max_names or not set(names) <= set(row):
         raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
                          "Use --field NAME, of item sets also PAGE,ITEM.")
@@ -283,11 +300,11 @@ def split_parts(data):
     names = data.split("+")
     parts = []
     while names:
-        for end in range(len(names), 0, -1):  # the longest path that exists, else one name
-            part = "+".join(names[:end])
-            if os.path.exists(part):
-                break
-        parts.append(part)
+        # the longest path that exists, else one name
+        end = len(names)
+        while end > 1 and not os.path.exists("+".join(names[:end])):
+            end -= 1
+        parts.append("+".join(names[:end]))
         names = names[end:]
     return parts
 
@@ -305,16 +322,19 @@ def _list_sources(part, **reading):
         return [(file, read_rows(file, **reading)) for file in files]
     # a missing file is looked for nowhere else: the hub would answer after half a minute
     is_path = os.path.exists(part) or get_ending(part) in ENDINGS
-    if part not in HUB and (is_path or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part)):
+    is_hub_id = not is_path and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part) is not None
+    if part not in HUB and not is_hub_id:
         raise InputError(f"--data {part}: expected files in {', '.join(ENDINGS)} (or .gz), a hub "
                          f"ID or one of {', '.join((*PYTHON, *HUB))}. Nothing was found there.")
-    return [(part, read_hub(*HUB.get(part, (part,))))]
+    hub = HUB.get(part, (part,))
+    return [(part, read_hub(*hub))]
 
 
 def _is_document(value, is_sets):
     """Return whether a cell is a text, or a list of names or whole numbers, or empty."""
     if is_sets and isinstance(value, list):
-        return set(map(type, value)) <= {str, int, type(None)}
+        # by type: for isinstance True is a whole number, too
+        return all(type(name) in (str, int, type(None)) for name in value)
     return value is None or isinstance(value, str)
 
 
@@ -325,35 +345,53 @@ def _read_documents(part, is_sets, field, **reading):
         head = list(itertools.islice(rows, 100))
         if not head:
             continue
-        known = {}  # column -> a value
+        known = {}  # column -> a value, None where there is none
         for row in head:
             for name, value in row.items():
                 if known.get(name) is None:
                     known[name] = value
         columns = choose_columns(source, known, field, is_sets)
-        is_pair = len(columns) == 2
-        pages = {}  # page -> its items, of a table with a row for each item
-        num_doubtful = 0
-        for number, row in enumerate(itertools.chain(head, rows), 1):
-            cells = [row.get(name) for name in columns]
-            document = cells if is_pair else cells[0]
-            has_no_page = is_pair and cells[0] in (None, "")
-            if has_no_page or not _is_document(document, is_sets):
-                raise InputError(f"{source}, row {number:,}: expected text, or of an item set "
-                                 f"names or whole numbers, in {', '.join(columns)}, "
-                                 f"got {document!r:.60}. Use --field.")
-            if is_pair:
-                page, item = cells
-                pages.setdefault(page, []).append(item)
-            elif document:
-                is_cut_at_spaces = is_sets and isinstance(document, str) and "\t" not in document
-                if is_cut_at_spaces and re.search("[,;]", document):
-                    num_doubtful += 1
-                yield document
-        yield from pages.values()
-        if num_doubtful > 0:
-            print(f"warning: {source}: {num_doubtful:,} item sets have a comma or semicolon and "
-                  "were cut at spaces. Use tabs, or in a .txt --sep.", file=sys.stderr)
+        rows = itertools.chain(head, rows)
+        if len(columns) == 2:
+            yield from _group_pairs(source, rows, *columns)
+        else:
+            yield from _read_column(source, rows, columns[0], is_sets)
+
+
+def _read_column(source, rows, column, is_sets):
+    """Yield the cells of a column that are not empty."""
+    num_doubtful = 0
+    for number, row in enumerate(rows, 1):
+        document = row.get(column)
+        if not _is_document(document, is_sets):
+            raise _name_wrong_row(source, number, column, document)
+        if document:
+            is_cut_at_spaces = is_sets and isinstance(document, str) and "\t" not in document
+            if is_cut_at_spaces and re.search("[,;]", document):
+                num_doubtful += 1
+            yield document
+    if num_doubtful > 0:
+        print(f"warning: {source}: {num_doubtful:,} item sets have a comma or semicolon and were "
+              "cut at spaces. Use tabs, or in a .txt --sep.", file=sys.stderr)
+
+
+def _group_pairs(source, rows, page_column, item_column):
+    """Return the item sets of a table with a row for each page and item."""
+    pages = {}  # page -> its items
+    for number, row in enumerate(rows, 1):
+        page = row.get(page_column)
+        item = row.get(item_column)
+        if page in (None, "") or not _is_document([page, item], is_sets=True):
+            columns = f"{page_column}, {item_column}"
+            raise _name_wrong_row(source, number, columns, [page, item])
+        pages.setdefault(page, []).append(item)
+    return pages.values()
+
+
+def _name_wrong_row(source, number, columns, value):
+    """Return the InputError of a row that has no document."""
+    return InputError(f"{source}, row {number:,}: expected text, or of an item set names or whole "
+                      f"numbers, in {columns}, got {value!r:.60}. Use --field.")
 
 
 def read_work(data, is_sets=False, field=None, **reading):
@@ -405,10 +443,13 @@ def item_names(document):
     Args:
         document: list of str, int or None, or a str with tabs or else spaces between names.
     """
-    # a tab says that names may have spaces
-    if isinstance(document, str):
-        document = document.split("\t") if "\t" in document else document.split()
-    names = [" ".join(str(name).split()) for name in document if name is not None]
+    if isinstance(document, list):
+        parts = document
+    elif "\t" in document:  # then names may have spaces
+        parts = document.split("\t")
+    else:
+        parts = document.split()
+    names = [" ".join(str(part).split()) for part in parts if part is not None]
     return [name for name in dict.fromkeys(names) if name]
 
 
@@ -423,11 +464,13 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
     IDs of Python.
 
     Args:
-        data: str, see read_work; field: str or None; reading: encoding and sep of read_rows.
+        data: str, see read_work.
         split: str, one of tokenizer.SPLITS.
         cache: str, the folder of all corpora.
         max_subwords: int, pieces of a BPE or phrases at most.
         quiet: bool, no progress bar.
+        field: str or None, see choose_columns.
+        reading: encoding and sep of read_rows.
 
     Returns:
         str, the folder that Corpus reads. A change of a file makes another one.
@@ -436,7 +479,8 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
         InputError: Data cannot be read, or has no words.
     """
     # another content, split or column is another folder
-    identity = [FORMAT, data, split, max_subwords if split in SUBWORDS else None, field]
+    num_subwords = max_subwords if split in SUBWORDS else None
+    identity = [FORMAT, data, split, num_subwords, field]
     if reading:
         identity.append(reading)
     for part in split_parts(data):
@@ -456,7 +500,7 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
 
 
 def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
-    """Write all files of a prepared corpus: number words as they appear, then by frequency."""
+    """Write all files of a prepared corpus, see prepare, to a new folder."""
     folder.mkdir()
     hidden = True if quiet else None  # of progress bars; None: where no terminal shows them
     subwords = None
@@ -468,14 +512,54 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
 
     # First pass: IDs by first appearance, since how frequent a word is shows at the end.
-    id_of_word = defaultdict(itertools.count(FIRST_WORD_ID).__next__)  # a new word has the next ID
-    id_counts = Counter()
+    works = read_work(data, split == "items", field, **reading)
+    results = tqdm(split_all(works, split, subwords), f"preparing {data}", disable=hidden)
+    words, counts, num_replaced = write_first_ids(folder, results, split, subwords)
+    if not counts:
+        raise InputError(f"--data {data}: expected text, got no words.")
+
+    # order[new ID] is the old ID. Special tokens keep theirs, and subwords the order of their units
+    order = list(range(FIRST_WORD_ID + len(words)))
+    if subwords is None:
+        by_frequency = counts.most_common()  # among equal counts the first to appear comes first
+        order[FIRST_WORD_ID:] = [i for i, _ in by_frequency if i != SEP]
+    words = [words[i - FIRST_WORD_ID] for i in order[FIRST_WORD_ID:]]
+
+    # Second pass: IDs by frequency. The digest identifies the corpus in checkpoints.
+    dtype, digest = write_final_ids(folder, order)
+    text = "".join(word + "\n" for word in words)
+    encoded = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
+    digest.update(encoded)
+    (folder / "words.txt").write_bytes(encoded)
+    np.save(folder / "counts.npy", [counts[i] for i in order])
+    num_documents = counts.pop(SEP)
+    meta = dict(
+        data=data, split=split, replaced=num_replaced, documents=num_documents,
+        words=counts.total(), dtype=dtype, distinct=len(counts), digest=digest.hexdigest())
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+
+
+def write_first_ids(folder, results, split, subwords):
+    """Number words by first appearance, and write ids.tmp: all documents, each closed by SEP.
+
+    Args:
+        folder: Path.
+        results: iterator of what split_work returns.
+        split, subwords: as of split_work. Subwords have their IDs from the start.
+
+    Returns:
+        words: list[str], of IDs from FIRST_WORD_ID on.
+        counts: Counter, ID -> how often it occurs.
+        num_replaced: int, characters that could not be decoded.
+    """
+    id_of_word = {}
+    if subwords is not None:
+        id_of_word = {unit: i for i, unit in enumerate(subwords.units, FIRST_WORD_ID)}
+    counts = Counter()
     num_replaced = 0
     seen = set()
-    works = read_work(data, split == "items", field, **reading)
-    results = split_all(works, split, subwords)
     with open(folder / "ids.tmp", "wb") as file:
-        for kind, documents, replaced in tqdm(results, f"preparing {data}", disable=hidden):
+        for kind, documents, replaced in results:
             num_replaced += replaced
             ids = []
             for document in documents:
@@ -485,27 +569,31 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
                     if key in seen:
                         continue
                     seen.add(key)
+                for word in words:
+                    if word not in id_of_word:
+                        id_of_word[word] = FIRST_WORD_ID + len(id_of_word)
                 ids.extend([id_of_word[word] for word in words])
                 ids.append(SEP)
-            id_counts.update(ids)
+            counts.update(ids)
             np.array(ids, np.uint32).tofile(file)
-    if not id_counts:
-        raise InputError(f"--data {data}: expected text, got no words.")
+    return list(id_of_word), counts, num_replaced
 
-    # order[new ID] is the old ID. Special tokens keep theirs, and subwords the order of their units
-    order = list(range(FIRST_WORD_ID))
-    if subwords is None:
-        by_frequency = id_counts.most_common()  # among equal counts the first to appear comes first
-        order.extend(i for i, _ in by_frequency if i != SEP)
-    else:
-        order.extend(id_of_word[unit] for unit in subwords.units)
+
+def write_final_ids(folder, order):
+    """Write ids.bin and offsets.npy from ids.tmp, and remove that.
+
+    Args:
+        folder: Path.
+        order: list of int, the old ID of each new one.
+
+    Returns:
+        dtype, str; and digest, a hashlib object, of the IDs.
+    """
     size = len(order)
     new_id = np.empty(size, "uint16" if size <= 1 << 16 else "uint32")
     new_id[order] = np.arange(size)  # new_id[old ID]
-
-    # Second pass: IDs by frequency. The digest identifies the corpus in checkpoints.
     old_ids = np.memmap(folder / "ids.tmp", np.uint32, "r")
-    offsets = [[0]]
+    offsets = [[0]]  # where documents start: behind each SEP
     digest = hashlib.md5(usedforsecurity=False)
     with open(folder / "ids.bin", "wb") as file:
         for start in range(0, len(old_ids), PIECE):
@@ -513,21 +601,9 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
             ids.tofile(file)
             digest.update(ids)
             offsets.append(start + 1 + np.flatnonzero(ids == SEP))
-    os.remove(folder / "ids.tmp")
     np.save(folder / "offsets.npy", np.concatenate(offsets))
-    np.save(folder / "counts.npy", [id_counts[i] for i in order])
-
-    old_words = list(id_of_word)
-    text = "".join(old_words[i - FIRST_WORD_ID] + "\n" for i in order[FIRST_WORD_ID:])
-    text = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
-    (folder / "words.txt").write_bytes(text)
-    digest.update(text)
-    num_documents = id_counts.pop(SEP)
-    meta = dict(
-        data=data, split=split, replaced=num_replaced, documents=num_documents,
-        words=id_counts.total(), dtype=new_id.dtype.name, distinct=len(id_counts),
-        digest=digest.hexdigest())
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    os.remove(folder / "ids.tmp")
+    return new_id.dtype.name, digest
 
 
 def split_work(work, split, subwords=None):
@@ -599,9 +675,10 @@ class Corpus:
             self.offsets = np.load(folder / "offsets.npy")
             text = (folder / "words.txt").read_text("utf-8", "surrogatepass")
             self.words = text.split("\n")[:-1]
-            if self.meta["split"] in SUBWORDS:
-                text = (folder / "subwords.json").read_text("utf-8")
-                self.subwords = SUBWORDS[self.meta["split"]](text)
+            split = self.meta["split"]
+            if split in SUBWORDS:
+                state = (folder / "subwords.json").read_text("utf-8")
+                self.subwords = SUBWORDS[split](state)
             num_ids = FIRST_WORD_ID + len(self.words)
             if len(self.ids) != self.offsets[-1] or len(self.counts) != num_ids:
                 raise ValueError("incomplete")

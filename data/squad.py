@@ -58,9 +58,9 @@ def read_squad(name, args):
     for split, path in (("train", args.train), ("dev", args.dev)):
         if not path and args.data_dir:
             path = os.path.join(args.data_dir, f"{split}-{SQUAD[name]}.json")
-        cells, source = read_source(path, (f"rajpurkar/{name}",), split, **reader_options(args))
+        records, source = read_source(path, (f"rajpurkar/{name}",), split, **reader_options(args))
         with blame_file(source):
-            rows = list(parse_questions(cells))
+            rows = list(parse_questions(records))
         if not rows:
             raise InputError(f"{source}: expected questions, got none.")
         # v1 has no score for "no answer": such a question could not be answered right
@@ -68,26 +68,43 @@ def read_squad(name, args):
             raise InputError(f"{source}: expected an answer to each question. Use --task squad_v2.")
         splits[split] = rows
     train = splits.pop("train")
-    task = Task(["question", "context"], None, ["f1"], "answers", group_start=1)  # one context
+    # group_start: questions about one context, the second text, stay together
+    task = Task(["question", "context"], None, ["f1"], "answers", group_start=1)
     return task, train, splits
 
 
-def parse_questions(cells):
-    """Yield a row per question: nested as published, or flat as on the hub."""
-    for row in cells:
-        for paragraph in row.get("paragraphs", [row]):
+def parse_questions(records):
+    """Yield a row per question, from files as published or from the flat records of the hub.
+
+        file   {"paragraphs": [{"context": ..., "qas": [{"question": ..., "answers": ...}, ...]}]}
+        hub    {"context": ..., "question": ..., "answers": ...}
+    """
+    for record in records:
+        # a flat record is its own paragraph and its own question
+        for paragraph in record.get("paragraphs", [record]):
             for question in paragraph.get("qas", [paragraph]):
-                answers = question["answers"]
-                if isinstance(answers, list):  # on the hub it is a dict of lists
-                    texts = [answer["text"] for answer in answers]
-                    starts = [answer["answer_start"] for answer in answers]
-                    answers = dict(text=texts, answer_start=starts)
-                texts = (question["question"], paragraph["context"])
-                for text in (*texts, *answers["text"]):
-                    if not isinstance(text, str):
-                        raise TypeError(f"expected text, got {text!r:.60}")
-                starts = map(int, answers["answer_start"])
-                yield texts, list(zip(answers["text"], starts, strict=True))
+                answers = parse_answers(question["answers"])
+                texts = (require_text(question["question"]), require_text(paragraph["context"]))
+                yield texts, answers
+
+
+def parse_answers(answers):
+    """Return list of (text, start). A file has a list of dicts, the hub a dict of lists."""
+    if isinstance(answers, list):
+        texts = [answer["text"] for answer in answers]
+        starts = [answer["answer_start"] for answer in answers]
+    else:
+        texts = answers["text"]
+        starts = answers["answer_start"]
+    pairs = zip(texts, starts, strict=True)
+    return [(require_text(text), int(start)) for text, start in pairs]
+
+
+def require_text(value):
+    """Return value if it is a str. read_squad reports the TypeError as one of the file."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r:.60}")
+    return value
 
 
 # --------------------------------------------------------------------------------------------------
@@ -108,28 +125,28 @@ def exact_and_f1(answer, truths, allow_no_answer=True):
         truths: list of such lists.
         allow_no_answer: bool, [] is no answer and right where a truth is []. As the script of v2.
     """
-    best = 0.0
+    best_f1 = 0.0
     for truth in truths:
-        # a word counts as often as both have it
-        common = collections.Counter(answer) & collections.Counter(truth)
         if answer and truth:
-            f1 = 2 * common.total() / (len(answer) + len(truth))
+            # a word counts as often as both have it
+            num_common = (collections.Counter(answer) & collections.Counter(truth)).total()
+            f1 = 2 * num_common / (len(answer) + len(truth))
         else:
             f1 = float(allow_no_answer and answer == truth)
-        best = max(best, f1)
-    return float(answer in truths), best
+        best_f1 = max(best_f1, f1)
+    return float(answer in truths), best_f1
 
 
 def score_answers(scores, silent, margins):
-    """Return scores where margins above 0 answer, and with the best threshold of these questions.
+    """Return the scores of a model that gives an answer only where its margin is high enough.
 
     Args:
-        scores, silent: float (n, 2), EM and F1 of the answers, and of giving none.
+        scores, silent: float (n, 2), EM and F1 of each answer, and of giving none in its place.
         margins: float (n,), score of the answer minus that of none.
 
     Returns:
-        dict: f1 and em, in percent; best_f1, best_em, and threshold, the margin from which on to
-        answer.
+        dict: f1 and em, in percent, of answers with margins above 0; best_f1, best_em and
+        threshold, of answers with margins from the threshold on that is best for these questions.
     """
     def score(is_answered):
         """Return EM and F1 in percent."""
@@ -137,14 +154,17 @@ def score_answers(scores, silent, margins):
         return (100 * chosen.mean(0)).tolist()
 
     em, f1 = score(margins > 0)
-    best_f1 = -1
-    # every threshold there is: two seconds for the dev set of v2. At the first nothing is answered
-    for threshold in (margins.max() + 1, *np.unique(margins)[::-1]):
-        scores_here = score(margins >= threshold)
-        if scores_here[1] > best_f1:
-            best_threshold = threshold
-            best_em, best_f1 = scores_here
-    return dict(f1=f1, em=em, best_f1=best_f1, best_em=best_em, threshold=float(best_threshold))
+    # every threshold there is: two seconds for the dev set of v2
+    thresholds = np.unique(margins)[::-1].tolist()
+    thresholds.insert(0, margins.max() + 1)  # here nothing is answered
+    best_f1 = -1.0
+    for threshold in thresholds:
+        em_here, f1_here = score(margins >= threshold)
+        if f1_here > best_f1:
+            best_f1 = f1_here
+            best_em = em_here
+            best_threshold = float(threshold)
+    return dict(f1=f1, em=em, best_f1=best_f1, best_em=best_em, threshold=best_threshold)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -165,12 +185,16 @@ def best_spans(logits, is_context, num_best, max_words):
         and null float (B,), the score of "no answer", which is [CLS] to [CLS].
     """
     logits = logits.float()  # in bfloat16 many sums tie
-    null = logits[:, 0].sum(1)
-    start, end = logits.masked_fill(~is_context.unsqueeze(-1), -torch.inf).unbind(-1)  # (B, L)
-    # column j of row i of pairs: start i, end i + j, for j below max_words; so start <= end
-    max_words = min(max_words, is_context.shape[1])
-    end = F.pad(end, (0, max_words - 1), value=-torch.inf)
-    pairs = start.unsqueeze(-1) + end.unfold(1, max_words, 1)  # (B, L, max_words)
+    null = logits[:, 0].sum(1)  # (B,)
+    logits = logits.masked_fill(~is_context.unsqueeze(-1), -torch.inf)
+    start = logits[..., 0]  # (B, L)
+    end = logits[..., 1]
+
+    # pairs[:, i, j] is the span of j + 1 words from i on: start[i] + end[i + j]
+    max_words = min(max_words, end.shape[1])
+    end = F.pad(end, (0, max_words - 1), value=-torch.inf)  # no span ends behind the window
+    next_ends = end.unfold(1, max_words, 1)  # (B, L, max_words): at i are end[i], end[i + 1], ...
+    pairs = start.unsqueeze(-1) + next_ends  # (B, L, max_words)
     pairs = pairs.flatten(1)
     scores, best = pairs.topk(min(num_best, pairs.shape[1]))  # (B, S)
     starts = best // max_words
@@ -180,8 +204,10 @@ def best_spans(logits, is_context, num_best, max_words):
 
 def mark_context(logits, first, count):
     """Return bool (B, L), the positions of the context: `count` from `first` on, int64 (B,)."""
-    position = torch.arange(logits.shape[1], device=logits.device)
-    return (position >= first[:, None]) & (position < (first + count)[:, None])
+    position = torch.arange(logits.shape[1], device=logits.device)  # (L,)
+    first = first[:, None]  # (B, 1)
+    count = count[:, None]
+    return (position >= first) & (position < first + count)
 
 
 def span_loss(logits, targets):
@@ -196,7 +222,9 @@ def span_loss(logits, targets):
     is_candidate = mark_context(logits, first, count)  # (B, L)
     is_candidate[:, 0] = True
     logits = logits.masked_fill(~is_candidate.unsqueeze(-1), -torch.inf)
-    return (F.cross_entropy(logits[..., 0], start) + F.cross_entropy(logits[..., 1], end)) / 2
+    start_loss = F.cross_entropy(logits[..., 0], start)
+    end_loss = F.cross_entropy(logits[..., 1], end)
+    return (start_loss + end_loss) / 2
 
 
 def find_answer_words(spans, text, start):
@@ -210,6 +238,20 @@ def find_answer_words(spans, text, start):
     return [i for i, span in enumerate(spans) if span[0] < end and span[1] > start]
 
 
+def find_first_answer(row, spans):
+    """Return the words of a context in which its row's first answer is, list of int.
+
+    It is empty where the row has no answer, or the context has another text in its place.
+    """
+    (_, context), answers = row
+    if not answers:
+        return []
+    text, start = answers[0]
+    if not context.startswith(text, start):
+        return []
+    return find_answer_words(spans, text, start)
+
+
 def find_targets(rows, places, spans):
     """Find the first answer to each question in its windows.
 
@@ -220,23 +262,14 @@ def find_targets(rows, places, spans):
     Returns:
         int64 (W, 4), see span_loss; and int, answers that are in no window, or are misplaced.
     """
-    answer_words = []
-    for ((_, context), answers), context_spans in zip(rows, spans):
-        words = []
-        if answers:
-            text, start = answers[0]
-            if context.startswith(text, start):
-                words = find_answer_words(context_spans, text, start)
-        answer_words.append(words)
-
-    # the positions of the answer in each window that has all of it
+    words_of_answers = [find_first_answer(row, part) for row, part in zip(rows, spans)]
     targets = []
-    found = set()
+    found = set()  # questions with the whole answer in some window
     for number, first, start, stop in places.tolist():
+        words = words_of_answers[number]
         target = (0, 0)  # [CLS]
-        words = answer_words[number]
         if words and start <= words[0] and words[-1] < stop:
-            shift = first - start
+            shift = first - start  # from words of the context to positions
             target = (words[0] + shift, words[-1] + shift)
             found.add(number)
         targets.append((*target, first, stop - start))
@@ -248,11 +281,11 @@ class QuestionAnswering:
     """Rows of SQuAD as token IDs: which words of a text answer a question? [BERT §4.2]
 
     A text that is too long is read in windows that overlap. A window without the answer points to
-    [CLS]. A `predict` that methods take is a function(examples) that yields (indices, logits
-    (B, L, 2)) of batches in any order.
+    [CLS].
 
     Args:
-        task: Task, and rows: one split of them, as read_squad returns them.
+        task: Task, as read_squad returns it.
+        rows: list of ((question, context), answers), one split.
         tokenizer: HashTokenizer, which learns the words.
         length: int, L.
         stride: int, words from one window to the next. None: a third of L.
@@ -262,6 +295,8 @@ class QuestionAnswering:
     Attributes:
         examples: list of int32 token IDs, the W windows of the questions.
         targets: int64 (W, 4), see span_loss.
+        places: int64 (W, 4), and spans: see split_questions.
+        truths: for each question its right answers, see list_truths.
         notes: str, what was lost.
     """
 
@@ -310,46 +345,57 @@ class QuestionAnswering:
         spans = []
         last_context = None
         for number, ((question, context), _) in enumerate(self.rows):
-            if context != last_context:  # the questions about one text follow each other
+            if context != last_context:  # questions about one text follow each other: split it once
                 words, context_spans = self.tokenizer.split(context)
                 context_ids = self.tokenizer.ids(words)
                 last_context = context
             words, _ = self.tokenizer.split(question)
             question_ids = self.tokenizer.ids(words)
-            for ids, *place in sliding_windows(question_ids, context_ids, self.length, self.stride):
+            cut = sliding_windows(question_ids, context_ids, self.length, self.stride)
+            for ids, first, start, stop in cut:
                 windows.append(ids)
-                places.append((number, *place))
+                places.append((number, first, start, stop))
             spans.append(context_spans)
         return windows, np.array(places), spans
 
     def answers(self, batches):
-        """Return the best answer to each question, and its score minus no answer's, (n,).
+        """Return the best answer to each question, and its score minus that of none, (n,).
+
+        Of all windows of a question the highest span counts, and the lowest "no answer".
 
         Args:
-            batches: what predict yields of the examples.
+            batches: what the function predict of evaluate yields.
         """
         best = np.full(len(self.rows), -np.inf)
         null = np.full(len(self.rows), np.inf)
         texts = [""] * len(self.rows)
-        # of the windows of a question: the highest span, and the lowest "no answer"
         for indices, logits in batches:
-            places = torch.from_numpy(self.places[indices])  # (B, 4)
-            numbers, first, start, stop = places.to(logits.device).unbind(1)
+            places = torch.from_numpy(self.places[indices]).to(logits.device)  # (B, 4)
+            numbers, first, start, stop = places.unbind(1)
             is_context = mark_context(logits, first, stop - start)
             scores, starts, ends, nulls = best_spans(logits, is_context, 1, self.max_words)
-            # position i of a window is word i + start - first of the context
-            shift = (start - first)[:, None]
-            columns = (numbers, nulls, scores, starts + shift, ends + shift)
-            rows = zip(*[column.flatten().tolist() for column in columns])
-            for number, none, score, a, b in rows:
-                null[number] = min(null[number], none)
+            shift = start - first  # from positions to words of the context
+            windows = zip(
+                numbers.tolist(),
+                nulls.tolist(),
+                scores[:, 0].tolist(),
+                (starts[:, 0] + shift).tolist(),
+                (ends[:, 0] + shift).tolist(),
+            )
+            for number, no_answer, score, first_word, last_word in windows:
+                null[number] = min(null[number], no_answer)
                 if score > best[number]:
                     best[number] = score
-                    (_, context), _ = self.rows[number]
-                    begin, _ = self.spans[number][a]
-                    _, end = self.spans[number][b]
-                    texts[number] = context[begin:end].strip()
+                    texts[number] = self.cut_answer(number, first_word, last_word)
         return texts, best - null
+
+    def cut_answer(self, number, first_word, last_word):
+        """Return the text of a question's context from one word to another."""
+        (_, context), _ = self.rows[number]
+        spans = self.spans[number]
+        start, _ = spans[first_word]
+        _, end = spans[last_word]
+        return context[start:end].strip()  # a piece of BPE begins with the space before it
 
     def score(self, texts):
         """Return float (n, 2), EM and F1 of an answer to each question."""
@@ -360,7 +406,15 @@ class QuestionAnswering:
         return np.array(scores)
 
     def evaluate(self, predict):
-        """Return dict: the scores in percent and eval_loss; and the answers, "" for none."""
+        """Score the answers of a model.
+
+        Args:
+            predict: function(examples) that yields (indices, logits (B, L, 2)) batch by batch, in
+                any order.
+
+        Returns:
+            dict of the scores in percent and eval_loss; and the answers, list of str, "" for none.
+        """
         batches = list(predict(self.examples))  # of SQuAD's dev set some tens of MB
         total_loss = 0.0
         for indices, logits in batches:
@@ -368,13 +422,15 @@ class QuestionAnswering:
             total_loss += span_loss(logits, targets).item() * len(indices)
         texts, margins = self.answers(batches)
         scores = self.score(texts)
-        result = dict(eval_loss=total_loss / len(self.examples))
-        if not self.allow_no_answer:
+        if self.allow_no_answer:
+            silent = self.score([""] * len(texts))
+            result = score_answers(scores, silent, margins)
+            texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]
+        else:
             em, f1 = (100 * scores.mean(0)).tolist()
-            return dict(f1=f1, em=em) | result, texts
-        silent = self.score([""] * len(texts))
-        texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]
-        return score_answers(scores, silent, margins) | result, texts
+            result = dict(f1=f1, em=em)
+        result["eval_loss"] = total_loss / len(self.examples)
+        return result, texts
 
     def name_constant(self, texts):
         """Return "no answer" if that is all that is given, else None."""

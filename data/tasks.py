@@ -8,17 +8,17 @@ Out of scope: training (finetune.py); questions and answers (data/squad.py).
 Deviations:
     1. Numbers to predict are standardized for training. Correlations do not change.
 Notation:
-    B batch   n examples
+    B batch   n rows of a split
 
-A row is (texts, label): a tuple of one text or two, and the name of a class or a float.
+A record is a line of a file or of the hub: dict, column -> cell. A row is what a task reads of it:
+(texts, label), a tuple of one text or of two, and the name of a class or a float. An example is the
+token IDs of a row's texts, and a target its label as a number.
 
-    read_task -> Task and rows -> SequenceClassification -> token IDs, targets -> metrics
+    records -> read_task -> Task and rows -> SequenceClassification -> examples, targets -> metrics
 """
 
 import collections
-import contextlib
 import dataclasses
-import functools
 import json
 import os
 import sys
@@ -36,23 +36,35 @@ from tokenizer import build_inputs
 
 @dataclasses.dataclass
 class Task:
-    """A row of TASKS: what is known of a task before its files are read."""
+    """A row of TASKS: what is known of a task before its files are read.
 
-    texts: list  # columns, of one text or of two; a|b is either name
-    labels: list | None  # classes in the hub's order; []: the training file's; None: numbers
-    metrics: list  # keys of METRICS; the first is the task's own
-    label: str = "label"  # column
-    folder: str = ""  # of the original download, whose labels may be numbers of classes
-    dev: tuple = ("dev",)  # splits to score; the first one's score counts
-    header: list | None = None  # columns of files without a header line
-    group_start: int = 0  # rows whose texts are equal, from this one on, are split together
+    Attributes:
+        texts: list of str, the column of the text, or of each text of a pair. a|b is either name.
+        labels: list of str, the classes in the hub's order; [], those that the training file has;
+            or None, the labels are numbers.
+        metrics: list of str, keys of METRICS. The first is the task's own.
+        label: str, the column of the label; a|b as in texts.
+        folder: str, of the original download. Its labels may be numbers of classes, and -1 is a
+            hidden label. "": the task is not of that download.
+        dev: tuple of str, the splits to score. The first one's score counts.
+        header: list of str, the columns of files without a header line, or None.
+        group_start: int, the start of draw_groups: 1 where rows may share their second text.
+    """
+
+    texts: list
+    labels: list | None
+    metrics: list
+    label: str = "label"
+    folder: str = ""
+    dev: tuple = ("dev",)
+    header: list | None = None
+    group_start: int = 0
 
     def description(self):
-        """Return what a checkpoint says about its task. If all of it is equal, the task is."""
+        """Return what a checkpoint keeps of its task. Equal descriptions: the same task."""
         return dict(texts=self.texts, label=self.label, labels=self.labels)
 
 
-MAX_NAMED = 8  # labels that a line names
 # The original files and the hub name some columns differently.
 PAIR = ["sentence1|#1 String", "sentence2|#2 String"]
 ENTAILMENT = ["entailment", "not_entailment"]
@@ -61,25 +73,33 @@ CLASS_METRICS = ["accuracy", "macro_f1"]  # of your own files and pydoc
 NUMBER_METRICS = ["spearman", "pearson"]
 TASKS = {
     "mnli": Task(["premise|sentence1", "hypothesis|sentence2"],
-                 ["entailment", "neutral", "contradiction"], ACCURACY, "label|gold_label", "MNLI",
-                 dev=("dev_matched", "dev_mismatched")),
-    "qnli": Task(["question", "sentence"], ENTAILMENT, ACCURACY, "label", "QNLI"),
+                 ["entailment", "neutral", "contradiction"], ACCURACY,
+                 label="label|gold_label", folder="MNLI", dev=("dev_matched", "dev_mismatched")),
+    "qnli": Task(["question", "sentence"], ENTAILMENT, ACCURACY, folder="QNLI"),
     "qqp": Task(["question1", "question2"], ["not_duplicate", "duplicate"], ["f1", "accuracy"],
-                "label|is_duplicate", "QQP"),
-    "rte": Task(PAIR, ENTAILMENT, ACCURACY, "label", "RTE"),
-    "sst2": Task(["sentence"], ["negative", "positive"], ACCURACY, "label", "SST-2"),
-    "mrpc": Task(PAIR, ["not_equivalent", "equivalent"], ["accuracy", "f1"], "label|Quality",
-                 "MRPC"),
-    "cola": Task(["sentence"], ["unacceptable", "acceptable"], ["matthews", "accuracy"], "label",
-                 "CoLA", header=["source", "label", "star", "sentence"]),
-    "stsb": Task(PAIR, None, ["spearman", "pearson"], "label|score", "STS-B"),
-    "wnli": Task(PAIR, ["not_entailment", "entailment"], ACCURACY, "label", "WNLI"),
+                label="label|is_duplicate", folder="QQP"),
+    "rte": Task(PAIR, ENTAILMENT, ACCURACY, folder="RTE"),
+    "sst2": Task(["sentence"], ["negative", "positive"], ACCURACY, folder="SST-2"),
+    "mrpc": Task(PAIR, ["not_equivalent", "equivalent"], ["accuracy", "f1"],
+                 label="label|Quality", folder="MRPC"),
+    "cola": Task(["sentence"], ["unacceptable", "acceptable"], ["matthews", "accuracy"],
+                 folder="CoLA", header=["source", "label", "star", "sentence"]),
+    "stsb": Task(PAIR, None, NUMBER_METRICS, label="label|score", folder="STS-B"),
+    "wnli": Task(PAIR, ["not_entailment", "entailment"], ACCURACY, folder="WNLI"),
 }
 GLUE = [name for name in TASKS if name != "wnli"]  # the eight of the papers' average [GLUE §3]
 
+# pydoc: which module does a docstring come from?
+PYDOC_FORMAT = 3  # of its prepared files
+PYDOC_MODULES = 20
+PYDOC_ROWS = {"train": 1_000, "dev": 200}  # of a module, at most
+PYDOC_MIN_WORDS = 5  # of a docstring
+
+MAX_NAMED = 8  # labels that a message lists
+
 
 # --------------------------------------------------------------------------------------------------
-# Reading
+# Files and the hub to rows
 
 
 def read_task(name, args):
@@ -96,62 +116,64 @@ def read_task(name, args):
     Raises:
         InputError: a file cannot be read, or does not fit the task.
     """
-    # what is read, and from which folder
-    folder = args.data_dir
-    ending = ".tsv"
-    if name == "pydoc":
-        task = Task(["docstring"], [], CLASS_METRICS)
-        folder = build_pydoc(args.cache)
-        ending = ".jsonl"
-    elif name == "own":
-        texts = [column.strip() for column in args.text.split(",")]
-        if args.label in texts:  # the score would be perfect, and mean nothing
-            raise InputError(f"--text: expected other columns than --label {args.label}, got "
-                             f"{args.text}.")
-        task = Task(texts, [], CLASS_METRICS, args.label)
-        if args.regression:
-            task = Task(texts, None, NUMBER_METRICS, args.label)
-    else:
-        task = TASKS[name]
-
-    # the file of each split, None for the hub
-    paths = dict.fromkeys(("train", *task.dev))
-    has_share = isinstance(args.dev, float)
-    if args.train:
-        task = dataclasses.replace(task, dev=("dev",))  # of MNLI, too, one file is scored
-        paths = dict(train=args.train)
-        if not has_share:
-            paths["dev"] = args.dev
-    elif folder is not None:
-        for split in paths:
-            paths[split] = os.path.join(folder, task.folder, split + ending)
-
-    # train comes first: dev may have no other classes
-    splits = {}
-    for split, path in paths.items():
-        rows, source = read_source(path, ("nyu-mll/glue", name), split, task.header,
-                                   **reader_options(args))
-        splits[split] = parse_rows(rows, task, source)
-        if task.labels == []:
-            task = dataclasses.replace(task, labels=find_classes(splits["train"], source))
+    task = choose_task(name, args)
+    splits = {}  # split -> rows
+    for split, path in find_paths(name, task, args).items():
+        records, source = read_source(path, ("nyu-mll/glue", name), split, task.header,
+                                      **reader_options(args))
+        splits[split] = parse_rows(records, task, source)
+        if task.labels == []:  # of train, which comes first; dev may have no other classes
+            task = dataclasses.replace(task, labels=find_classes(splits[split], source))
     train = splits.pop("train")
-    if has_share:
-        dev, train = draw_groups(train, round(args.dev * len(train)), seed=2)
-        if not dev:
-            raise InputError(f"--dev {args.dev:g}: expected a share with rows to score, got none "
-                             f"of the {len(train):,} rows of {args.train}.")
-        splits["dev"] = dev
+
+    if isinstance(args.dev, float):
+        splits["dev"], train = hold_out(train, args)
     elif args.train:
         warn_of_leak(train, splits["dev"], args.dev)
     return task, train, splits
 
 
+def choose_task(name, args):
+    """Return the Task of a name as read_task takes it. That of "own" has the columns of --text."""
+    if name == "pydoc":
+        return Task(["docstring"], [], CLASS_METRICS)
+    if name != "own":
+        task = TASKS[name]
+        if args.train:  # one file is scored, also of MNLI, which has two
+            task = dataclasses.replace(task, dev=("dev",))
+        return task
+    texts = [column.strip() for column in args.text.split(",")]
+    if args.label in texts:  # the score would be perfect, and mean nothing
+        raise InputError(f"--text: expected other columns than --label {args.label}, got "
+                         f"{args.text}.")
+    if args.regression:
+        return Task(texts, None, NUMBER_METRICS, args.label)
+    return Task(texts, [], CLASS_METRICS, args.label)
+
+
+def find_paths(name, task, args):
+    """Return dict, split -> path of its file, or None where the hub has it. train comes first."""
+    splits = ("train", *task.dev)
+    if args.train:
+        paths = dict(train=args.train)
+        if not isinstance(args.dev, float):  # a share of train is no file
+            paths["dev"] = args.dev
+        return paths
+    if name == "pydoc":
+        folder = build_pydoc(args.cache)
+        return {split: os.path.join(folder, f"{split}.jsonl") for split in splits}
+    if args.data_dir is not None:
+        folder = os.path.join(args.data_dir, task.folder)
+        return {split: os.path.join(folder, f"{split}.tsv") for split in splits}
+    return dict.fromkeys(splits)
+
+
 def read_source(path, hub, split, header=None, **reading):
-    """Read the rows of a split.
+    """Read the records of a split.
 
     Args:
         path: str, a file, or None: the hub.
-        hub: tuple, the arguments of read_hub, data set and configuration.
+        hub: tuple, the first arguments of read_hub: a data set, and its configuration.
         split: str, train, or a name that begins with dev.
         header: list of str, the columns of a table without a header line.
         reading: encoding and sep of read_rows.
@@ -161,52 +183,19 @@ def read_source(path, hub, split, header=None, **reading):
     """
     if path is not None:
         return list(read_rows(path, header, **reading)), path
-    split = split.replace("dev", "validation")
+    split = split.replace("dev", "validation")  # as the hub calls it
     return list(read_hub(*hub, split=split)), f"{'/'.join(hub)}, {split}"
 
 
-def draw_rows(rows, count, seed):
-    """Return `count` of the rows, drawn at random, and the others, both in their order."""
-    order = np.random.default_rng(seed).permutation(len(rows))
-    drawn = [rows[i] for i in np.sort(order[:count])]
-    others = [rows[i] for i in np.sort(order[count:])]
-    return drawn, others
+# --------------------------------------------------------------------------------------------------
+# Records to rows
 
 
-def draw_groups(rows, count, seed, start=0):
-    """Return at most `count` of the rows, drawn at random, and the others, both in their order.
-
-    Rows whose texts are equal, from number `start` on, stay together: a model that has seen them
-    would score high on the others. Without such rows it draws what draw_rows does.
-    """
-    groups = collections.defaultdict(list)  # texts -> indices of rows
-    for i in np.random.default_rng(seed).permutation(len(rows)).tolist():
-        texts, _ = rows[i]
-        groups[texts[start:]].append(i)
-    is_drawn = np.zeros(len(rows), bool)
-    for group in groups.values():
-        if len(group) <= count:
-            is_drawn[group] = True
-            count -= len(group)
-    drawn = [rows[i] for i in np.flatnonzero(is_drawn)]
-    others = [rows[i] for i in np.flatnonzero(~is_drawn)]
-    return drawn, others
-
-
-def measure_scale(rows):
-    """Return mean and standard deviation of the rows' labels, which are numbers."""
-    _, numbers = zip(*rows)
-    deviation = float(np.std(numbers))
-    if deviation == 0:
-        deviation = 1.0
-    return [float(np.mean(numbers)), deviation]
-
-
-def parse_rows(cells, task, source):
+def parse_rows(records, task, source):
     """Return the rows of a task.
 
     Args:
-        cells: list of dict, column -> cell.
+        records: list of dict, column -> cell.
         task: Task, which columns and labels to expect.
         source: str, for messages.
 
@@ -214,28 +203,30 @@ def parse_rows(cells, task, source):
         InputError: a column is missing, or cells are no text or no label of the task. No row is
             left out: what is scored would change, and a wrong column might pass.
     """
-    if not cells:
+    if not records:
         raise InputError(f"{source}: expected rows, got none.")
     # by name: the order of columns, and other columns, do not matter
     known = {}
-    for row in cells[:100]:  # an object of a .jsonl may lack a column
-        known.update(row)
-    columns = [find_column(names, known, source) for names in task.texts]
+    for record in records[:100]:  # an object of a .jsonl may lack a column
+        known.update(record)
+    text_columns = [find_column(names, known, source) for names in task.texts]
     label_column = find_column(task.label, known, source)
+
     rows = []
-    errors = []  # of all rows at fault, so that one run names them
+    messages = []  # of all rows at fault, so that one run counts them
     numbers = []  # of these rows
-    for number, row in enumerate(cells, 1):
+    for number, record in enumerate(records, 1):
         place = f"{source}, row {number:,}"
         try:
-            texts = tuple(parse_text(row.get(column), place) for column in columns)
-            rows.append((texts, parse_label(row.get(label_column), task, place)))
+            texts = [parse_text(record.get(column), place) for column in text_columns]
+            label = parse_label(record.get(label_column), task, place)
+            rows.append((tuple(texts), label))
         except InputError as error:
-            errors.append(str(error))
+            messages.append(str(error))
             numbers.append(f"{number:,}")
-    if errors:
-        raise InputError(f"{errors[0]} Rows at fault: {len(errors):,} of {len(cells):,}; the first "
-                         f"are {', '.join(numbers[:5])}.")
+    if messages:
+        raise InputError(f"{messages[0]} Rows at fault: {len(messages):,} of {len(records):,}; "
+                         f"the first are {', '.join(numbers[:5])}.")
     return rows
 
 
@@ -259,37 +250,60 @@ def parse_text(cell, place):
 
 
 def parse_label(cell, task, place):
-    """Return a cell as the name of a class, which may be given by its number, or as a float."""
-    text = str(cell).strip()
-    if cell is None or cell != cell:  # an empty cell: NaN in a column of numbers
-        text = ""
+    """Return the label in a cell, the name of a class or a float.
+
+    Args:
+        cell: str, number or None.
+        task: Task, whose labels it may be.
+        place: str, for messages.
+
+    Raises:
+        InputError: The cell is empty, or no label of the task.
+    """
+    is_empty = cell is None or cell != cell  # NaN, in a column of numbers
+    text = "" if is_empty else str(cell).strip()
     # subtle: -1 is a number, and STS-B would learn it
     if task.folder and text in ("-1", "-1.0"):
         raise InputError(f"{place}: expected a label, got {text}. The labels of a test split are "
                          "not public. infer.py --file writes predictions.")
     if task.labels is None:
-        expected = "a number below 1e38"  # float32 holds it
-        with contextlib.suppress(ValueError):
-            if abs(float(text)) < 1e38:
-                return float(text)
+        expected = "a number below 1e38"
+        label = parse_number(text)
     elif task.labels == []:
         expected = "any text"
-        if text:
-            return text
+        label = text
     else:
         expected = ", ".join(task.labels)
-        if text in task.labels:
-            return text
-        # numbers of classes follow TASKS in the original files; those of your own are names
-        if task.folder and text.isdecimal() and int(text) < len(task.labels):
-            return task.labels[int(text)]
-    raise InputError(f"{place}: expected a label ({expected}), got {cell!r:.60}.")
+        label = parse_class(text, task)
+    if label in (None, ""):
+        raise InputError(f"{place}: expected a label ({expected}), got {cell!r:.60}.")
+    return label
+
+
+def parse_number(text):
+    """Return text as a float, or None where it is no number, or too large for float32."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    if abs(number) < 1e38:  # not so of infinity and NaN
+        return number
+    return None
+
+
+def parse_class(text, task):
+    """Return the class of a task that text names, or None."""
+    if text in task.labels:
+        return text
+    # the original files may have its number, in the order of TASKS; in your own files 1 is a name
+    if task.folder and text.isdecimal() and int(text) < len(task.labels):
+        return task.labels[int(text)]
+    return None
 
 
 def find_classes(rows, source):
     """Return the distinct labels, sorted: their order in the file does not matter."""
-    _, labels = zip(*rows)
-    classes = sorted(set(labels))
+    classes = sorted({label for _, label in rows})
     # a class of its own for most rows: numbers, or the wrong column
     if not 2 <= len(classes) <= max(2, len(rows) // 2):
         raise InputError(f"{source}: expected two labels or more, each for several rows, got "
@@ -302,6 +316,59 @@ def find_classes(rows, source):
     return classes
 
 
+# --------------------------------------------------------------------------------------------------
+# Rows to train on, and rows to score
+
+
+def draw_rows(rows, count, seed):
+    """Return `count` of the rows, drawn at random, and the others, both in their order."""
+    order = np.random.default_rng(seed).permutation(len(rows))
+    drawn = [rows[i] for i in np.sort(order[:count])]
+    others = [rows[i] for i in np.sort(order[count:])]
+    return drawn, others
+
+
+def draw_groups(rows, count, seed, start=0):
+    """Return at most `count` of the rows, drawn at random, and the others, both in their order.
+
+    Rows with equal texts are drawn all or not at all: a model that was trained on one of them would
+    score high on the others. Without such rows it draws what draw_rows does.
+
+    Args:
+        rows: list of (texts, label).
+        count: int.
+        seed: int.
+        start: int, rows are equal if their texts from this one on are. Of questions (question,
+            context) 1 keeps those about one context together.
+    """
+    order = np.random.default_rng(seed).permutation(len(rows))
+    groups = collections.defaultdict(list)  # texts -> indices of the rows that have them
+    for i in order.tolist():
+        texts, _ = rows[i]
+        groups[texts[start:]].append(i)
+
+    # in random order, each group that still fits
+    is_drawn = np.zeros(len(rows), bool)
+    room = count
+    for group in groups.values():
+        if len(group) <= room:
+            is_drawn[group] = True
+            room -= len(group)
+    drawn = [rows[i] for i in np.flatnonzero(is_drawn)]
+    others = [rows[i] for i in np.flatnonzero(~is_drawn)]
+    return drawn, others
+
+
+def hold_out(rows, args):
+    """Return the share --dev of the rows of --train, to score, and the others, to train on."""
+    count = round(args.dev * len(rows))
+    dev, train = draw_groups(rows, count, seed=2)  # finetune.py draws with the seeds 0 and 1
+    if not dev:
+        raise InputError(f"--dev {args.dev:g}: expected a share with rows to score, got none of "
+                         f"the {len(rows):,} rows of {args.train}.")
+    return dev, train
+
+
 def warn_of_leak(train, dev, path):
     """Say how many rows to score have the text, or both texts, of a training row."""
     # a model that learned them by heart would score high
@@ -312,42 +379,55 @@ def warn_of_leak(train, dev, path):
               "--train.", file=sys.stderr)
 
 
+# --------------------------------------------------------------------------------------------------
+# pydoc: docstrings of the installed Python
+
+
 def build_pydoc(cache):
-    """Return the folder of pydoc: docstrings of the installed Python, by top-level module."""
-    files = python_files()
+    """Return the folder of train.jsonl and dev.jsonl. They are written once."""
+    files = python_files()  # name, such as json/decoder.py -> path
     # another Python, or another package, is another task
     sizes = [os.path.getsize(path) for path in files.values()]
-    folder = os.path.join(cache, f"pydoc-{fingerprint([3, list(files), sizes])}")
-    return build_once(folder, functools.partial(write_pydoc, files))
+    identity = fingerprint([PYDOC_FORMAT, list(files), sizes])
+
+    def write(temporary):
+        write_pydoc(files, temporary)
+
+    return build_once(os.path.join(cache, f"pydoc-{identity}"), write)
 
 
 def write_pydoc(files, folder):
-    """Write train.jsonl and dev.jsonl of the largest modules. One file in ten is held out whole."""
+    """Write a random choice of the docstrings of the largest modules."""
     print("preparing pydoc, once for all runs", flush=True)
+    texts = collect_docstrings(files)
+    # the modules with most texts, of those that have some in both splits
+    modules = texts["train"].keys() & texts["dev"].keys()
+    modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
+    os.makedirs(folder)
+    rng = np.random.default_rng(0)
+    for module in modules[:PYDOC_MODULES]:
+        for split, max_rows in PYDOC_ROWS.items():
+            docstrings = texts[split][module]
+            chosen = rng.permutation(len(docstrings))[:max_rows]
+            with open(os.path.join(folder, f"{split}.jsonl"), "a") as file:
+                for i in chosen:
+                    print(json.dumps(dict(docstring=docstrings[i], label=module)), file=file)
+
+
+def collect_docstrings(files):
+    """Return dict, split -> top-level module -> docstrings. One file in ten is held out whole."""
     texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
     seen = set()  # code is copied about: no text is in both splits
     for name, path in tqdm(files.items(), "reading docstrings", disable=None):
         module = name.split(os.sep)[0].removesuffix(".py")
+        # by a hash of its name, so that other files do not move it
         is_held_out = int(fingerprint(name), 16) % 10 == 0
         split = "dev" if is_held_out else "train"
         for text in python_texts(path):
-            if len(text.split()) >= 5 and text not in seen:
+            if len(text.split()) >= PYDOC_MIN_WORDS and text not in seen:
                 texts[split][module].append(text)
                 seen.add(text)
-
-    # the modules with most texts, of those that have some in both splits
-    modules = texts["train"].keys() & texts["dev"].keys()
-    modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
-    # a random choice of their texts
-    os.makedirs(folder)
-    rng = np.random.default_rng(0)
-    for module in modules[:20]:
-        for split, size in (("train", 1_000), ("dev", 200)):
-            part = texts[split][module]
-            with open(os.path.join(folder, f"{split}.jsonl"), "a") as file:
-                for i in rng.permutation(len(part))[:size]:
-                    row = dict(docstring=part[i], label=module)
-                    print(json.dumps(row), file=file)
+    return texts
 
 
 # --------------------------------------------------------------------------------------------------
@@ -361,6 +441,7 @@ def accuracy(predicted, truth):
 
 def f1(predicted, truth, label=1):
     """Return the harmonic mean of precision and recall of one class."""
+    # P = correct / predicted and R = correct / true, so 2PR / (P + R) is 2 correct / their sum
     num_correct = ((predicted == label) & (truth == label)).sum()
     total = (predicted == label).sum() + (truth == label).sum()
     return float(2 * num_correct / max(total, 1))
@@ -382,10 +463,11 @@ def pearson(predicted, truth):
 
 def rank(values):
     """Return the ranks of values, from 1. Ties share their mean rank: 5 7 7 9 -> 1 2.5 2.5 4."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)  # the last rank of each distinct value
+    # of the distinct values, in ascending order
+    _, which, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)  # 1 3 4: ties have the ranks last - count + 1 .. last
     mean = last - (count - 1) / 2
-    return mean[place]
+    return mean[which]
 
 
 def spearman(predicted, truth):
@@ -416,31 +498,43 @@ def compare_predictions(metric, truth, predicted, others, rounds=1_000):
         rounds: int.
 
     Returns:
-        two floats, in percent.
+        difference and error, floats in percent; above 0: predicted is better.
     """
     truth = np.asarray(truth)
     predicted = np.asarray(predicted)
     others = np.asarray(others)
+    score = METRICS[metric]
 
-    def difference(seeds, rows):
+    def compare(seeds, rows):
+        """Return the difference on these rows, the mean over these seeds."""
         total = 0.0
         for seed in seeds:
-            total += METRICS[metric](predicted[seed, rows], truth[rows])
-            total -= METRICS[metric](others[seed, rows], truth[rows])
+            total += score(predicted[seed, rows], truth[rows])
+            total -= score(others[seed, rows], truth[rows])
         return 100 * total / len(seeds)
 
     rng = np.random.default_rng(0)
     num_seeds, num_rows = predicted.shape
-    drawn = []
+    differences = []
     for _ in range(rounds):
         seeds = rng.integers(num_seeds, size=num_seeds)
         rows = rng.integers(num_rows, size=num_rows)
-        drawn.append(difference(seeds, rows))
-    return difference(range(num_seeds), np.arange(num_rows)), float(np.std(drawn))
+        differences.append(compare(seeds, rows))
+    difference = compare(range(num_seeds), np.arange(num_rows))  # each seed and row once
+    return difference, float(np.std(differences))
 
 
 # --------------------------------------------------------------------------------------------------
-# Examples
+# Rows to examples
+
+
+def measure_scale(rows):
+    """Return mean and standard deviation of the rows' labels, which are numbers."""
+    numbers = [label for _, label in rows]
+    deviation = float(np.std(numbers))
+    if deviation == 0:  # equal numbers: divided by 1 they are zeros
+        deviation = 1.0
+    return [float(np.mean(numbers)), deviation]
 
 
 def describe_labels(rows):
@@ -458,15 +552,13 @@ def describe_labels(rows):
 class SequenceClassification:
     """Rows of a classification or regression task as token IDs, of one text or of a pair.
 
-    A `predict` that methods take is a function(examples) that yields (indices, logits
-    (B, num_outputs)) of batches in any order.
-
     Args:
-        task: Task, and rows: one split of them, as read_task returns them.
+        task: Task, as read_task returns it.
+        rows: list of (texts, label), one split.
         tokenizer: HashTokenizer, which learns the words.
         length: int, positions.
         scale: mean and standard deviation of the numbers to predict. None: the task has classes.
-        has_bag: bool, keep the words of a text that do not fit, for a bag of words.
+        has_bag: bool, keep the words of the first text that do not fit, for a bag of words.
 
     Attributes:
         examples: list of n int32 token IDs.
@@ -486,31 +578,35 @@ class SequenceClassification:
         self.num_outputs = 1
         if scale is None:
             self.num_outputs = len(task.labels)
-        self.num_cut = 0
-        self.examples, self.targets = self.encode(rows)
-        self.notes = (f"{self.num_cut:,} texts or pairs exceed the {length} positions that the "
-                      f"encoder reads; {describe_labels(rows)}")
+        self.examples, num_cut = self.build_examples(rows)
+        self.targets = self.build_targets(rows)
+        self.notes = (f"{num_cut:,} texts or pairs exceed the {length} positions that the encoder "
+                      f"reads; {describe_labels(rows)}")
 
-    def encode(self, rows):
-        """Return the examples and the targets of rows."""
-        texts, labels = zip(*rows)
-        columns = list(zip(*texts))
-        first = self.tokenizer.ids_of_texts(columns[0])
+    def build_examples(self, rows):
+        """Return the token IDs of each row, and how many of them were cut to the length."""
+        first = self.tokenizer.ids_of_texts([texts[0] for texts, _ in rows])
         second = [None] * len(rows)
-        if len(columns) == 2:
-            second = self.tokenizer.ids_of_texts(columns[1])
+        if len(self.task.texts) == 2:
+            second = self.tokenizer.ids_of_texts([texts[1] for texts, _ in rows])
         examples = []
+        num_cut = 0
         for a, b in zip(first, second):
-            ids, num_cut = build_inputs(a, b, self.length, self.tokenizer.separator, self.has_bag)
+            ids, num_words_cut = build_inputs(a, b, self.length, self.tokenizer.separator,
+                                              self.has_bag)
             examples.append(ids)
-            if num_cut > 0:
-                self.num_cut += 1
+            if num_words_cut > 0:
+                num_cut += 1
+        return examples, num_cut
+
+    def build_targets(self, rows):
+        """Return the labels of rows as numbers of classes, or in units of the scale."""
+        labels = [label for _, label in rows]
         if self.scale is None:
-            targets = [self.task.labels.index(label) for label in labels]
-            return examples, np.array(targets)
+            return np.array([self.task.labels.index(label) for label in labels])
         mean, deviation = self.scale
         targets = (np.array(labels) - mean) / deviation
-        return examples, targets.astype(np.float32)
+        return targets.astype(np.float32)
 
     def loss(self, logits, targets):
         """Return the mean loss of logits (B, num_outputs) and targets (B,)."""
@@ -519,7 +615,15 @@ class SequenceClassification:
         return F.mse_loss(logits[:, 0], targets)
 
     def evaluate(self, predict):
-        """Return dict: the metrics in percent and eval_loss; and what was predicted, as targets."""
+        """Score the predictions of a model.
+
+        Args:
+            predict: function(examples) that yields (indices, logits (B, num_outputs)) batch by
+                batch, in any order.
+
+        Returns:
+            dict of the metrics in percent and eval_loss; and (n,), what was predicted, as targets.
+        """
         logits = np.zeros((len(self.examples), self.num_outputs), np.float32)
         for indices, part in predict(self.examples):
             logits[indices] = part.cpu().numpy()
@@ -535,7 +639,7 @@ class SequenceClassification:
 
     def name_constant(self, predicted):
         """Return the only label that is predicted, as str, or None if there are several."""
-        if np.ptp(predicted) > 1e-3:
+        if np.ptp(predicted) > 1e-3:  # largest minus smallest; of numbers, rounding is no spread
             return None
         if self.scale is None:
             return self.task.labels[predicted[0]]
@@ -543,7 +647,7 @@ class SequenceClassification:
         return f"{mean + deviation * predicted[0]:.4g}"
 
     def majority(self, train):
-        """Return the metric in percent of the class that most training rows have."""
+        """Return the score in percent of the class that most training rows have. Numbers: None."""
         if self.scale is not None:
             return None
         most_frequent = np.bincount(train.targets).argmax()

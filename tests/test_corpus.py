@@ -369,6 +369,7 @@ def test_item_sets_with_another_separator_are_warned_about(
     ("c.csv", "order,sku\n1,30\n", "order,day", "columns order,day, got order, sku"),
     ("d.jsonl", '{"l": [1]}\n{"l": [[1]]}\n', None, "row 2: expected .* names"),
     ("e.csv", "page,item\n1,x\n,y\n", None, "row 2: expected .* names"),  # an item without a page
+    ("f.jsonl", '{"l": [1]}\n{"l": [true]}\n', None, "row 2: expected .* names"),  # no int
 ])
 def test_item_sets_without_a_clear_column_are_refused(name, content, field, message, write, load):
     with pytest.raises(InputError, match=f"{name}.*{message}"):
