@@ -80,8 +80,8 @@ class Predictor:
         columns: list[str], the name of each text that the model reads, two of a pair. A name a|b
             means column a or b of a file.
         words: list[str], the candidates of neighbors, at first the corpus's most frequent words.
-        items, item_map: list[str], the candidates of predict_missing, and a BloomMap or SketchMap
-            of them. They are the words, or if the model has a Bloom map, its vocabulary.
+        items, item_map: list[str], the candidates of predict_missing, and their BloomMap, which
+            comes with the model, or SketchMap of words. Of other heads item_map is None.
         notes: list[str], what to know of the last result: a text was cut, has no words, or is a new
             word.
 
@@ -377,7 +377,7 @@ class Predictor:
             list of (first word, last word, score), words of the context; and float, the score of
             no answer.
         """
-        inputs, first, start, stop = window
+        inputs, first, start, stop = window  # word start of the context is at position first
         logits = self.logits(inputs)[None]  # (1, L, 2)
         is_context = torch.zeros(1, len(inputs), dtype=torch.bool, device=logits.device)
         is_context[:, first:first + stop - start] = True
@@ -385,9 +385,10 @@ class Predictor:
             logits, is_context, num_best, self.task["longest"])
         shift = start - first  # from a position of the window to a word of the context
         spans = []
-        for score, i, j in zip(scores[0].tolist(), firsts[0].tolist(), lasts[0].tolist()):
+        rows = zip(firsts[0].tolist(), lasts[0].tolist(), scores[0].tolist())
+        for first_position, last_position, score in rows:
             if score > -torch.inf:  # a window of few words has fewer spans
-                spans.append((i + shift, j + shift, score))
+                spans.append((first_position + shift, last_position + shift, score))
         return spans, null_scores.item()
 
     def neighbors(self, word, k=8):
@@ -682,7 +683,7 @@ def print_words(result, text):
             line += f"{text[last:start]}{{{text[start:end]}:{guess}}}"
             last = end
     print(line + text[last:])
-    if last == 0:
+    if line == "":
         print("No word is marked: each is likeliest intact.")
     ranked = sorted(zip(result["words"], result["probabilities"]), key=lambda pair: pair[1][0])
     rows = []
