@@ -58,11 +58,16 @@ from tokenizer import (CLS, FIRST_WORD_ID, MASK, SEP, SPECIALS, UNK, build_input
                        sliding_windows)
 
 MASK_WORD = SPECIALS[MASK]
+MAX_NUMBERS = 5  # rows with an error whose numbers are printed
 MIN_SPANS = 20  # the probability of an answer is among so many spans, however few are listed
 
 
 class Predictor:
     """A trained model and its tokenizer. What a model can do depends on its head; predict does it.
+
+    A prediction takes these steps, of which each has a method:
+
+        text --split--> words --token_ids--> token IDs --build_input--> input --logits--> logits
 
     Args:
         path: str, a checkpoint or its folder.
@@ -75,8 +80,8 @@ class Predictor:
         columns: list[str], the name of each text that the model reads, two of a pair. A name a|b
             means column a or b of a file.
         words: list[str], the candidates of neighbors, at first the corpus's most frequent words.
-        items, item_map: list[str], the candidates of predict_missing, and a BloomMap or SketchMap
-            of them. Those of a Bloom map are fixed; else they are words.
+        items, item_map: list[str], the candidates of predict_missing, and their BloomMap, which
+            comes with the model, or SketchMap of words. Of other heads item_map is None.
         notes: list[str], what to know of the last result: a text was cut, has no words, or is a new
             word.
 
@@ -90,8 +95,8 @@ class Predictor:
         self.notes = []
         checkpoint = load_checkpoint(path)
         with blame_file(path):
-            *classes, tokenizer_class = select_classes(checkpoint["config"])
-            self.model = load_model(checkpoint, classes)
+            config_class, model_class, tokenizer_class = select_classes(checkpoint["config"])
+            self.model = load_model(checkpoint, (config_class, model_class))
             self.config = self.model.config
             self.tokenizer = tokenizer_class.load(checkpoint["encoder"], self.config)
             self.model.set_codes(self.tokenizer.codes())
@@ -102,83 +107,99 @@ class Predictor:
         if self.config.head == "span":
             self.columns = ["question", "context"]
 
+    def can_predict_any_word(self):
+        """Return whether predict_missing searches among any words, by their sketch hashes."""
+        return self.config.head == "hash-mlm" and self.tokenizer.bloom_map is None
+
     def set_candidates(self, words):
-        """Search among words, list[str], from now on."""
+        """Search among words, list[str], from now on. Items of a Bloom map stay as they are."""
         self.words = words
-        self.items = self.tokenizer.words
-        self.item_map = self.tokenizer.bloom_map
-        if self.config.head == "hash-mlm" and self.item_map is None:
+        if self.can_predict_any_word():
             self.items = words
             self.item_map = SketchMap(self.tokenizer.sketch_targets(words), self.config.buckets)
+        else:
+            self.items = self.tokenizer.words
+            self.item_map = self.tokenizer.bloom_map
         if not self.config.order:
             self.tokenizer.ids(words)  # split finds names of several words only if it knows them
 
-    # From texts to logits
+    # From a text to logits, step by step
+
+    def start(self, texts, head=None):
+        """Start a prediction: check the head that it needs and its texts, and forget old notes."""
+        if head is not None and self.config.head != head:
+            raise InputError(f"--ckpt: expected head {head}, got {self.config.head}.")
+        check_texts(texts, self.columns)
+        self.notes = []
+
+    def add_note(self, note):
+        """Add to the notes, str, once: both texts of a pair may be empty."""
+        if note not in self.notes:
+            self.notes.append(note)
 
     def split(self, text):
-        """Split a text. [MASK] is one word for a pre-trained model, and ordinary text for others.
+        """Return the words list[str] of a text, and their spans list[(start, end)] in characters.
 
-        Args:
-            text: str.
+        [MASK] is one word for a pre-trained model, and ordinary text for a fine-tuned one.
+        """
+        if self.task:
+            return self.tokenizer.split(text)  # as in fine-tuning
+        return split_masked(self.tokenizer, text)
 
-        Returns:
-            words list[str], spans list[(start, end)] in characters, and token IDs list[int].
+    def token_ids(self, words):
+        """Return the token IDs of words, list[int].
 
         Raises:
             InputError: A pre-trained model got no words, or an item that it does not know.
         """
+        ids = self.tokenizer.ids(words).tolist()
         if self.task:  # as in fine-tuning
-            words, spans = self.tokenizer.split(text)
-            return words, spans, self.tokenizer.ids(words).tolist()
-        words, spans = split_masked(self.tokenizer, text)
+            if not words:
+                self.add_note("a text has no words")
+            return ids
         if not words:
             raise InputError("text: expected words, got none.")
-        ids = self.tokenizer.ids(words).tolist()
         for i, word in enumerate(words):
             if word == MASK_WORD:
                 ids[i] = MASK
             elif ids[i] == UNK and not self.config.order:
                 raise InputError(f"text: expected {MASK_WORD} or items of this model, between "
                                  f"spaces or tabs, got {word!r}.")
-        return words, spans, ids
+        return ids
 
-    def split_all(self, texts):
-        """Return split of each text of a list, and start the notes."""
-        check_texts(texts, self.columns)
-        self.notes = []
-        splits = [self.split(text) for text in texts]
-        if any(not words for words, _, _ in splits):
-            self.notes.append("a text has no words")
-        return splits
-
-    def read(self, texts):
-        """Return the input (L,) of a text or pair, list[str]: token IDs with special tokens.
+    def build_input(self, first, second=None):
+        """Return the input (L,) of the token IDs of a text or pair: cut, with special tokens.
 
         A fine-tuned model reads the start of a long text. A pre-trained one refuses a long text
         unless truncate is set.
         """
         c = self.config
-        ids = [ids for _, _, ids in self.split_all(texts)]
-        if self.task:
-            ids.append(None)  # of one text alone this is the second
+        if self.task:  # as in fine-tuning
             has_bag = c.bag > 0  # a bag of words reads what the encoder does not
             inputs, num_cut = build_inputs(
-                ids[0], ids[1], c.length, self.tokenizer.separator, has_bag)
+                first, second, c.length, self.tokenizer.separator, has_bag)
         else:
-            [inputs] = ids
             room = c.length
             if c.order:
-                room -= 2  # for [CLS] and [SEP]
-            num_cut = len(inputs) - room
-            if num_cut > 0 and not self.truncate:
-                raise InputError(f"text: expected at most {c.length} positions (--length), "
-                                 f"got {c.length + num_cut}. Use --truncate.")
-            inputs = inputs[:room]
+                room -= 2  # for [CLS] and [SEP], which a set does not have
+            inputs = first[:room]
+            num_cut = len(first) - len(inputs)
             if c.order:
                 inputs = [CLS, *inputs, SEP]
         if num_cut > 0:
-            self.notes.append(f"cut to {c.length} positions (--length)")
+            if not self.task and not self.truncate:
+                raise InputError(f"text: expected at most {c.length} positions (--length), "
+                                 f"got {c.length + num_cut}. Use --truncate.")
+            self.add_note(f"cut to {c.length} positions (--length)")
         return inputs
+
+    def read(self, texts):
+        """Return the input (L,) of a text or pair, list[str]: all steps before the logits."""
+        texts_ids = []
+        for text in texts:
+            words, _ = self.split(text)
+            texts_ids.append(self.token_ids(words))
+        return self.build_input(*texts_ids)
 
     def prepare(self, inputs):
         """Return inputs (L,) as int64 (1, L) on the model's device."""
@@ -187,14 +208,11 @@ class Predictor:
             self.model.set_codes(codes)
         return torch.tensor(inputs, dtype=torch.int64, device=self.model.device)[None]
 
-    def logits(self, head, inputs):
-        """Return the logits of one input (L,), without a batch dimension; of masks alone (M, ...).
+    def logits(self, inputs):
+        """Return the logits of an input (L,), without a batch dimension: those of Model.forward.
 
-        Raises:
-            InputError: The model has another head, or nothing to predict.
+        Heads that predict words do so at each [MASK] alone.
         """
-        if self.config.head != head:
-            raise InputError(f"--ckpt: expected head {head}, got {self.config.head}.")
         ids = self.prepare(inputs)  # (1, L)
         if not self.config.predicts_rows:
             return self.model(ids)[0]  # (L, 3), (L, 2) or (labels,)
@@ -215,14 +233,16 @@ class Predictor:
             words list[str], of a text that was cut those that were read; spans list[(start, end)]
             in characters; float (words, 3), the probabilities of objectives.KINDS.
         """
-        inputs = self.read([text])
-        logits = self.logits("sr", inputs)  # (L, 3)
-        words, spans, ids = self.split(text)
+        self.start([text], "sr")
+        words, spans = self.split(text)
+        ids = self.token_ids(words)
         if MASK in ids:
             raise InputError("text: expected no [MASK], as head sr does not fill it. Train with "
                              "pretrain.py --emb lookup --objective mlm.")
-        num_read = len(inputs) - 2  # words, without [CLS] and [SEP]
-        probabilities = logits[1:1 + num_read].softmax(-1).cpu()
+        inputs = self.build_input(ids)  # (L,)
+        logits = self.logits(inputs)  # (L, 3)
+        probabilities = logits[1:-1].softmax(-1).cpu()  # without [CLS] and [SEP]
+        num_read = len(probabilities)
         return words[:num_read], spans[:num_read], probabilities
 
     def fill_mask(self, text, k=8):
@@ -236,17 +256,21 @@ class Predictor:
             A list, one for each [MASK], of the k best pairs (word, probability). Of a set, items
             that it shows are left out.
         """
-        logits = self.logits("mlm", self.read([text]))  # (M, N)
+        self.start([text], "mlm")
+        words, _ = self.split(text)
+        ids = self.token_ids(words)
+        inputs = self.build_input(ids)  # (L,)
+        logits = self.logits(inputs)  # (M, N)
         if not self.config.order:
-            _, _, ids = self.split(text)
-            logits[:, ids] = -torch.inf
-        words = self.tokenizer.words
-        p = logits[:, FIRST_WORD_ID:].softmax(-1)  # no special tokens
-        p, best = p.topk(min(k, len(words)))  # (M, k) each
+            logits[:, ids] = -torch.inf  # what the set shows
+        vocabulary = self.tokenizer.words
+        probabilities = logits[:, FIRST_WORD_ID:].softmax(-1)  # no special tokens
+        values, best = probabilities.topk(min(k, len(vocabulary)))  # (M, k) each
         results = []
-        for numbers, shares in zip(best.tolist(), p.tolist()):
+        for numbers, shares in zip(best.tolist(), values.tolist()):
             # an item that is left out has 0, or NaN if the set shows all items
-            results.append([(words[i], share) for i, share in zip(numbers, shares) if share > 0])
+            pairs = [(vocabulary[i], p) for i, p in zip(numbers, shares) if p > 0]
+            results.append(pairs)
         return results
 
     def predict_missing(self, text, k=8):
@@ -261,10 +285,14 @@ class Predictor:
             log-probabilities of its hashes), certified; scored, int, items that the search looked
             at; total, int, all items. Of a set, items that it shows are left out.
         """
-        logits = self.logits("hash-mlm", self.read([text]))  # (M, m, m·R) or (M, k, R)
+        self.start([text], "hash-mlm")
+        words, _ = self.split(text)
+        ids = self.token_ids(words)
+        inputs = self.build_input(ids)  # (L,)
+        logits = self.logits(inputs)  # (M, m, m·R) or (M, k, R)
         shown = []  # E items, the same for each [MASK]
         if not self.config.order:
-            visible = set(self.split(text)[0])
+            visible = set(words)
             shown = [i for i, name in enumerate(self.items) if name in visible]
         exclude = torch.tensor([shown] * len(logits), dtype=torch.int64, device=logits.device)
         logp = hash_logp(logits, self.item_map)  # (M, m, R)
@@ -288,12 +316,15 @@ class Predictor:
         Returns:
             list of (label, probability), best first. Of a regression one pair (name, number).
         """
-        logits = self.logits("classify", self.read(texts))  # (labels,)
-        if self.task["labels"] is None:
+        self.start(texts, "classify")
+        inputs = self.read(texts)  # (L,)
+        logits = self.logits(inputs)  # (labels,)
+        labels = self.task["labels"]
+        if labels is None:
             name = self.task["label"].split("|")[-1]
             mean, deviation = self.task["scale"]
             return [(name, logits.item() * deviation + mean)]
-        pairs = zip(self.task["labels"], logits.softmax(-1).tolist())
+        pairs = zip(labels, logits.softmax(-1).tolist())
         return sorted(pairs, key=lambda pair: -pair[1])[:k]
 
     def answer(self, question, context, k=8):
@@ -307,35 +338,58 @@ class Predictor:
             list of (text, (start, end), probability), best first; "" is no answer. The probability
             is that among the 20 best spans, or k if k is larger.
         """
-        question_split, context_split = self.split_all([question, context])
-        _, _, question_ids = question_split
-        _, spans, context_ids = context_split
-        task = self.task
+        self.start([question, context], "span")
+        question_words, _ = self.split(question)
+        question_ids = self.token_ids(question_words)
+        context_words, spans = self.split(context)
+        context_ids = self.token_ids(context_words)
+        windows = sliding_windows(
+            question_ids, context_ids, self.config.length, self.task["stride"])
         num_best = max(k, MIN_SPANS)
+
         scores = {}  # (start, end) in characters -> score; (0, 0) is no answer
-        for ids, first, start, stop in sliding_windows(
-                question_ids, context_ids, self.config.length, task["stride"]):
-            logits = self.logits("span", ids)[None]  # (1, L, 2)
-            is_context = torch.zeros(logits.shape[:2], dtype=torch.bool, device=logits.device)
-            is_context[:, first:first + stop - start] = True
-            best, firsts, lasts, null = best_spans(logits, is_context, num_best, task["longest"])
-            for score, i, j in zip(best[0].tolist(), firsts[0].tolist(), lasts[0].tolist()):
-                if score == -torch.inf:  # a window of few words has fewer spans
-                    break
-                # position i of the window is word start + i - first of the context
-                begin, _ = spans[start + i - first]
-                _, end = spans[start + j - first]
-                text = context[begin:end].strip()  # a piece may contain the space before it
-                begin = context.index(text, begin)
-                place = (begin, begin + len(text))
-                if text:  # two windows may share a span: the better score counts
-                    scores[place] = max(score, scores.get(place, score))
-            if task["null"]:  # all windows have this one: the worst score counts
-                scores[0, 0] = min(null.item(), scores.get((0, 0), torch.inf))
+        null_scores = []
+        for window in windows:
+            best, null_score = self.find_spans(window, num_best)
+            null_scores.append(null_score)
+            for first_word, last_word, score in best:
+                start, _ = spans[first_word]
+                _, end = spans[last_word]
+                start, end = strip_span(context, start, end)
+                if start < end:  # two windows may share a span: the better score counts
+                    old_score = scores.get((start, end), -torch.inf)
+                    scores[start, end] = max(score, old_score)
+        if self.task["null"]:
+            scores[0, 0] = min(null_scores)  # all windows have this one: the worst score counts
+
         # of equal scores the first place, so no answer
         places = sorted(scores, key=lambda place: (-scores[place], place))[:num_best]
-        p = torch.tensor([scores[place] for place in places]).softmax(0).tolist()
-        return [(context[a:b], (a, b), share) for (a, b), share in zip(places[:k], p)]
+        probabilities = torch.tensor([scores[place] for place in places]).softmax(0).tolist()
+        answers = []
+        for (start, end), p in zip(places[:k], probabilities):
+            answers.append((context[start:end], (start, end), p))
+        return answers
+
+    def find_spans(self, window, num_best):
+        """Find the best spans of a window, num_best at most; window is one of sliding_windows.
+
+        Returns:
+            list of (first word, last word, score), words of the context; and float, the score of
+            no answer.
+        """
+        inputs, first, start, stop = window  # word start of the context is at position first
+        logits = self.logits(inputs)[None]  # (1, L, 2)
+        is_context = torch.zeros(1, len(inputs), dtype=torch.bool, device=logits.device)
+        is_context[:, first:first + stop - start] = True
+        scores, firsts, lasts, null_scores = best_spans(
+            logits, is_context, num_best, self.task["longest"])
+        shift = start - first  # from a position of the window to a word of the context
+        spans = []
+        rows = zip(firsts[0].tolist(), lasts[0].tolist(), scores[0].tolist())
+        for first_position, last_position, score in rows:
+            if score > -torch.inf:  # a window of few words has fewer spans
+                spans.append((first_position + shift, last_position + shift, score))
+        return spans, null_scores.item()
 
     def neighbors(self, word, k=8):
         """Find the candidates whose embeddings are most similar to a word's. [HF §3.3]
@@ -350,33 +404,40 @@ class Predictor:
             list of (word, cosine), best first.
         """
         self.require_words("--near")
-        words, _, ids = self.split(word)
-        if len(words) != 1 or ids[0] in (UNK, MASK):
-            raise InputError("--near: expected one word or piece of this model, "
-                             f"got {' '.join(words)!r}.")
-        [word] = words
+        self.notes = []
+        word = self.read_word(word)
         others = [other for other in self.words if other != word]
         if self.tokenizer.is_fixed:  # all unknown words would have one vector
             others = [other for other in others if other in self.tokenizer.id_of_word]
+        elif word not in self.words:
+            self.add_note("not among the words to search; if training had no such word, its "
+                          "vector comes from its hash alone")
         if not others:
             raise InputError("--words: expected words to search among, got none.")
-        c = self.config
-        if c.code_format in ("index", "chunks", "bits"):
-            # n-gram LSH gives a word without a known n-gram bits that are all 0, and index 0
-            num_bits = c.rows if c.code_format == "index" else c.bits
-            if not self.tokenizer.hash.bits([word], num_bits).any():
-                raise InputError("--near: expected a word with an n-gram that the hash knows, "
-                                 f"got {word!r}.")
-        self.notes = []
-        if not self.tokenizer.is_fixed and word not in self.words:
-            self.notes.append("not among the words to search; if training had no such word, its "
-                              "vector comes from its hash alone")
         ids = self.prepare(self.tokenizer.ids([word, *others]))  # (1, 1 + V)
         x = self.model.embed(ids).view(1 + len(others), -1)  # (1 + V, m·d)
         x = F.normalize(x - x.mean(0), dim=-1)
         cosines = x[1:] @ x[0]  # (V,)
         values, best = cosines.topk(min(k, len(others)))
         return [(others[i], value) for i, value in zip(best.tolist(), values.tolist())]
+
+    def read_word(self, text):
+        """Return the only word of a text, as the tokenizer writes it; an InputError without one."""
+        words, _ = self.split(text)
+        ids = self.token_ids(words)
+        if len(words) != 1 or ids[0] in (UNK, MASK):
+            raise InputError("--near: expected one word or piece of this model, "
+                             f"got {' '.join(words)!r}.")
+        c = self.config
+        if c.code_format in ("index", "chunks", "bits"):
+            num_bits = c.bits
+            if c.code_format == "index":
+                num_bits = c.rows
+            # n-gram LSH gives a word without a known n-gram bits that are all 0, and index 0
+            if not self.tokenizer.hash.bits(words, num_bits).any():
+                raise InputError("--near: expected a word with an n-gram that the hash knows, "
+                                 f"got {words[0]!r}.")
+        return words[0]
 
     def require_words(self, flag):
         """Raise an InputError for a model of characters: no vector of a character is trained."""
@@ -388,7 +449,7 @@ class Predictor:
         """Return a vector for each text or pair: the mean of the encoder's outputs.
 
         Args:
-            rows: iterable of str, or of list[str] for pairs. Of long texts see read.
+            rows: iterable of str, or of list[str] for pairs. Of long texts see build_input.
 
         Returns:
             float32 ndarray (rows, d).
@@ -411,6 +472,7 @@ class Predictor:
     def embed_text(self, *texts):
         """Return the vector of one text or pair, float32 ndarray (d,)."""
         self.require_words("--vectors")
+        self.start(texts)
         ids = self.prepare(self.read(texts))  # (1, L)
         outputs = self.model.encode(ids)[0]  # (L·m, d)
         return outputs.mean(0).cpu().numpy()
@@ -445,6 +507,9 @@ class Predictor:
         raise InputError(f"--ckpt: expected a head that predict knows, got {head}.")
 
 
+# Texts
+
+
 def check_texts(texts, columns):
     """Raise an InputError where texts are not as many str as columns."""
     are_texts = all(isinstance(text, str) for text in texts)
@@ -454,29 +519,59 @@ def check_texts(texts, columns):
 
 
 def split_masked(tokenizer, text):
-    """Return the words and spans of a text, in which each literal [MASK] is one word."""
-    # A tokenizer would cut [MASK] up. It gets the whole text, with a filler of equal length that
-    # joins no word in place of each mask: so a subword piece keeps the neighbors it depends on.
-    filler = " \0\0\0\0 "  # a word or an item of its own
-    if tokenizer.subwords is not None:
-        filler = "\ue000" * len(MASK_WORD)  # private characters: a space would open a new word
-    elif "\t" in text:
-        filler = "\t" * len(MASK_WORD)  # names stand between tabs
-    masks = re.finditer(re.escape(MASK_WORD), text)
-    found = [(*match.span(), MASK_WORD) for match in masks]  # (start, end, word)
-    filled = text.replace(MASK_WORD, filler)
-    for word, (start, end) in zip(*tokenizer.split(filled)):
-        piece = filled[start:end]
-        is_space_of_mask = piece == " " and filled.startswith(filler, end)  # a piece of its own
-        if piece.strip(filler) and not is_space_of_mask:
-            found.append((start, end, word))
-    found.sort(key=lambda place: place[0])  # by start alone: pieces of one character keep order
-    words = [word for _, _, word in found]
-    spans = [(start, end) for start, end, _ in found]
+    """Return the words and spans of a text, in which each literal [MASK] is one word.
+
+    A tokenizer would cut [MASK] up, and BPE would read the text after it, alone, as the start of a
+    text. So the tokenizer splits the whole text, with a filler as long as [MASK] in its place:
+
+        text     the [MASK].
+        filled   the ######.
+        pieces   the # # # # # # .
+        words    the [MASK] .
+    """
+    places = []  # (start, end, word)
+    hidden = set()  # characters at which no word of the text starts
+    for match in re.finditer(r" ?(\[MASK\])", text):
+        places.append((*match.span(1), MASK_WORD))
+        hidden.update(range(*match.span()))  # the space too: BPE may make it a piece of its own
+    filled = text.replace(MASK_WORD, choose_filler(tokenizer, text))
+    words, spans = tokenizer.split(filled)
+    for word, (start, end) in zip(words, spans):
+        if start not in hidden:
+            places.append((start, end, word))
+    places.sort(key=lambda place: place[0])  # by start alone: pieces of one character keep order
+    words = [word for _, _, word in places]
+    spans = [(start, end) for start, end, _ in places]
     return words, spans
 
 
+def choose_filler(tokenizer, text):
+    """Return a str as long as [MASK] that the tokenizer joins to no word beside it."""
+    private = "\ue000"  # a character of no language: neither a letter nor a space
+    if tokenizer.subwords is not None:
+        border = private  # after a space the next piece would open a word
+    elif "\t" in text:
+        border = "\t"  # names stand between tabs
+    else:
+        border = " "
+    return border + private * (len(MASK_WORD) - 2) + border
+
+
+def strip_span(text, start, end):
+    """Return start and end of text[start:end] without the white space around it."""
+    piece = text[start:end]
+    start += len(piece) - len(piece.lstrip())
+    return start, start + len(piece.strip())
+
+
 # Files
+
+
+def list_names(flag):
+    """Return the names of columns in a flag, "a,b"; none of None."""
+    if flag is None:
+        return []
+    return [name.strip() for name in flag.split(",")]
 
 
 def read_texts(path, columns, chosen=None, others=(), **reading):
@@ -496,7 +591,7 @@ def read_texts(path, columns, chosen=None, others=(), **reading):
     is_pair_file = get_ending(path) == ".txt" and len(columns) == 2
     if is_pair_file:
         reading = dict(sep="\t") | reading
-    names = None
+    names = None  # of the columns, once there is a row to choose them from
     for row in read_rows(path, keep_wrong=True, **reading):
         if not row:  # no object
             yield [None], row
@@ -508,20 +603,17 @@ def read_texts(path, columns, chosen=None, others=(), **reading):
             if not set(others) <= set(row):
                 raise InputError(f"{path}: expected the columns {', '.join(others)} (--label, "
                                  f"--keep), got {', '.join(row)}.")
-        texts = [row.get(name) for name in names]
         if is_pair_file:
-            [texts] = texts  # sep has cut it
-        elif texts and isinstance(texts[0], list):  # items of a set that sep has cut
-            texts = ["\t".join(item.strip() for item in texts[0])]
+            texts = row["text"]  # sep has cut the line
+        else:
+            texts = [join_items(row.get(name)) for name in names]
         yield texts, row
 
 
 def choose_columns(path, row, columns, chosen):
     """Return the name of each text's column: chosen, the model's own, or the only one that fits."""
-    if chosen is not None:
-        names = [name.strip() for name in chosen.split(",")]
-    else:
-        names = []
+    names = list_names(chosen)
+    if chosen is None:
         for column in columns:
             present = [name for name in column.split("|") if name in row]
             names += present[:1]
@@ -533,6 +625,13 @@ def choose_columns(path, row, columns, chosen):
                          f"got {names}. Use --text, or name a column text.")
     print(f"columns: {', '.join(names)} of {path}", file=sys.stderr)
     return names
+
+
+def join_items(cell):
+    """Return the items of a set, list[str], as a text with tabs between them; else the cell."""
+    if isinstance(cell, list) and all(isinstance(item, str) for item in cell):
+        return "\t".join(item.strip() for item in cell)
+    return cell
 
 
 def read_words(path, p, **reading):
@@ -560,8 +659,8 @@ def print_prediction(result, text):
         print(f"[MASK] {i}")
         print_column([(word, f"{p:6.1%}") for word, p in best])
     for i, found in enumerate(result.get("missing", []), 1):
-        scored = f"{found['scored']:,} of {found['total']:,} scored"
-        print(f"[MASK] {i}   {scored}, certified: provably the best")
+        print(f"[MASK] {i}   {found['scored']:,} of {found['total']:,} scored by sums of "
+              "log-probabilities, certified: provably the best")
         for name, score in found["items"]:
             print(f"  {score:8.2f}   {show(name)}")
     pairs = result.get("neighbors", []) + result.get("labels", [])
@@ -584,6 +683,8 @@ def print_words(result, text):
             line += f"{text[last:start]}{{{text[start:end]}:{guess}}}"
             last = end
     print(line + text[last:])
+    if line == "":
+        print("No word is marked: each is likeliest intact.")
     ranked = sorted(zip(result["words"], result["probabilities"]), key=lambda pair: pair[1][0])
     rows = []
     for word, p in ranked[:8]:
@@ -624,8 +725,8 @@ def parser():
              "finds misplaced words)")
     add("--file", metavar="FILE",
         help="one JSON object per row of a .txt (a tab between pairs), .csv, .tsv, .jsonl, .json, "
-             ".parquet, or .gz: line (number), texts, results, notes or error; exit code 2: all "
-             "failed")
+             ".parquet, or .gz: line (number of the row, from 1), texts, results, notes or error; "
+             "exit code 2: all failed")
     add("--text", dest="columns", metavar="A[,B]",
         help="columns; requires --file (default: the task's, text or the only one)")
     add_reader_flags(add)
@@ -655,71 +756,89 @@ def parser():
 
 
 def run(args):
-    """Load the model, then answer the texts, the file, or the prompt."""
+    """Check the flags, load the model, then answer the file, the texts, or the prompt."""
+    check_flags(args)
+    p = load_predictor(args)
+    if args.file is not None and args.vectors is not None:
+        write_vectors(args, p)
+    elif args.file is not None:
+        write_answers(args, p)
+    elif args.vectors is not None:
+        save_vectors(args.vectors, [p.embed_text(*args.texts)])
+    elif args.texts:
+        print_prediction(ask(args, p, args.texts), args.texts[0])
+    else:
+        answer_prompt(args, p)
+
+
+def check_flags(args):
+    """Raise an InputError where flags do not go together, whatever the model is."""
     if args.texts and args.file is not None:
         raise InputError("--file: expected a file or TEXT, got both.")
     of_rows = [args.columns, args.label, args.keep]
     if args.file is None and of_rows != [None, None, None]:
         raise InputError("--text, --label and --keep require --file.")
-    reading = reader_options(args)
-    if reading and args.file is None and args.words is None:
+    if reader_options(args) and args.file is None and args.words is None:
         raise InputError("--encoding and --sep require --file or --words.")
-    if args.vectors is not None and not args.vectors.endswith(".npy"):
-        raise InputError(f"--vectors: expected a name that ends in .npy, got {args.vectors}.")
-    if args.vectors is not None and not Path(args.vectors).absolute().parent.is_dir():
-        raise InputError(f"--vectors {args.vectors}: expected a folder that exists.")
-    if args.vectors is not None and args.keep is not None:
-        raise InputError("--keep requires objects, which --vectors does not write.")
-    if args.ckpt is None:
-        args.ckpt = Path(__file__).with_name("models") / "docstrings.pt"
-        print(f"model: {args.ckpt} (its card: models/README.md). --ckpt takes another.",
+    if args.vectors is not None:
+        if not args.vectors.endswith(".npy"):
+            raise InputError(f"--vectors: expected a name that ends in .npy, got {args.vectors}.")
+        if not Path(args.vectors).absolute().parent.is_dir():
+            raise InputError(f"--vectors {args.vectors}: expected a folder that exists.")
+        if args.keep is not None:
+            raise InputError("--keep requires objects, which --vectors does not write.")
+
+
+def load_predictor(args):
+    """Return the Predictor of --ckpt with the candidates of --words; it must fit the flags."""
+    path = args.ckpt
+    if path is None:
+        path = Path(__file__).with_name("models") / "docstrings.pt"
+        print(f"model: {path} (its card: models/README.md). --ckpt takes another.",
               file=sys.stderr)
-    p = Predictor(args.ckpt, find_device(args.device), args.truncate)
+    p = Predictor(path, find_device(args.device), args.truncate)
     is_labeling = p.config.head == "classify" and not args.near and args.vectors is None
     if args.label is not None and not is_labeling:
         raise InputError("--label requires a model that was fine-tuned to classify, without --near "
                          "and --vectors.")
-    columns = p.columns
-    if args.near:
-        columns = ["word"]
     if args.words is not None:
-        if not args.near and p.items is not p.words:  # fixed, or the head predicts no hashes
+        if not args.near and not p.can_predict_any_word():
             raise InputError("--words requires --near, or a model that predicts hashes of words.")
-        p.set_candidates(read_words(args.words, p, **reading))
+        p.set_candidates(read_words(args.words, p, **reader_options(args)))
+    return p
 
-    def ask(texts):
-        """Return what the model says about a text or pair, or about a word."""
-        check_texts(texts, columns)
-        if args.vectors is not None:
-            result = dict(vector=p.embed_text(*texts))
-        elif args.near:
-            result = dict(neighbors=p.neighbors(*texts, args.top_k))
-        else:
-            result = p.predict(*texts, k=args.top_k)
-        if p.notes:
-            result["notes"] = p.notes
-        return result
 
-    if args.file is not None:
-        run_file(args, p, columns, ask)
-        return
-    if args.vectors is not None:
-        save_vectors(args.vectors, [ask(args.texts)["vector"]])
-        return
-    if args.texts:
-        print_prediction(ask(args.texts), args.texts[0])
-        return
+def list_columns(args, p):
+    """Return the name of each text that Predictor p is asked about."""
+    if args.near:
+        return ["word"]
+    return p.columns
 
-    # a prompt for each text; none where texts come from a pipe or results go to one
+
+def ask(args, p, texts):
+    """Return what Predictor p says about a text or pair, or with --near about a word, dict."""
+    check_texts(texts, list_columns(args, p))
+    if args.near:
+        result = dict(neighbors=p.neighbors(*texts, args.top_k))
+    else:
+        result = p.predict(*texts, k=args.top_k)
+    if p.notes:
+        result["notes"] = p.notes
+    return result
+
+
+def answer_prompt(args, p):
+    """Read texts from the keyboard or a pipe, and print what Predictor p says about each."""
+    columns = list_columns(args, p)
     prompts = [""] * len(columns)
-    is_dialog = sys.stdin.isatty() and sys.stdout.isatty()
+    is_dialog = sys.stdin.isatty() and sys.stdout.isatty()  # no pipe
     if is_dialog:
         print("One text a line; Ctrl-D ends.")
         prompts = [f"{column}> " for column in columns]
     while True:
         try:
             texts = [input(prompt) for prompt in prompts]
-            print_prediction(ask(texts), texts[0])
+            print_prediction(ask(args, p, texts), texts[0])
         except EOFError:
             if is_dialog:
                 print()
@@ -728,63 +847,100 @@ def run(args):
             print(f"infer.py: {error}", file=sys.stderr)
 
 
-def run_file(args, p, columns, ask):
-    """Print an object, or save a vector, for each row of --file; a bad row stops no other.
+# The rows of --file
 
-    Args:
-        args: Namespace of all flags.
-        p: Predictor; columns: list[str], its texts.
-        ask: function(list of texts) that returns a dict, or raises an InputError.
-    """
-    keep = []
-    if args.keep is not None:
-        keep = [name.strip() for name in args.keep.split(",")]
-    others = [*keep]
+
+def read_file(args, p):
+    """Return the rows of --file as read_texts yields them: texts for Predictor p, and the row."""
+    others = list_names(args.keep)
     if args.label is not None:
         others.append(args.label)
+    return read_texts(
+        args.file, list_columns(args, p), args.columns, others, **reader_options(args))
+
+
+class FileReport:
+    """Counts the rows of a file, with their errors and notes, for the lines after the last row."""
+
+    def __init__(self, path):
+        self.path = path
+        self.num_rows = 0
+        self.error_rows = []  # their numbers, from 1
+        self.first_error = ""
+        self.note_counts = Counter()
+
+    def add(self, result):
+        """Count a row's result: dict, in which error is a str and notes are list[str], if any."""
+        self.num_rows += 1
+        if "error" in result:
+            if not self.error_rows:
+                self.first_error = f"row {self.num_rows:,}: {result['error']}"
+            self.error_rows.append(self.num_rows)
+        self.note_counts.update(result.get("notes", []))
+
+    def print_lines(self):
+        """Print the lines to stderr; raise an InputError if all rows have an error."""
+        num_errors = len(self.error_rows)
+        if num_errors == self.num_rows:
+            raise InputError(f"{self.path}: expected rows that this model can read, got none. "
+                             f"{self.first_error}")
+        if num_errors > 0:
+            numbers = [f"{number:,}" for number in self.error_rows[:MAX_NUMBERS]]
+            if num_errors > MAX_NUMBERS:
+                numbers.append("...")
+            print(f"{num_errors:,} of {self.num_rows:,} rows have an error ({', '.join(numbers)}), "
+                  f"the first is {self.first_error}", file=sys.stderr)
+        for note, count in self.note_counts.items():
+            print(f"{count:,} of {self.num_rows:,} rows: {note}", file=sys.stderr)
+
+
+def write_answers(args, p):
+    """Print a JSON object for each row, then the scores of --label. A bad row stops no other."""
+    kept_names = list_names(args.keep)
+    if args.label is not None:
         task = find_task(p.task)
-    num_rows = 0
-    num_errors = 0
-    first_error = ""
-    note_counts = Counter()
-    vectors = []
+        label_place = f"--label {args.label}"
+        if task.labels is not None:
+            label_place += " (upper and lower case differ)"
+    report = FileReport(args.file)
     predicted = []
     truth = []
-    rows = read_texts(args.file, columns, args.columns, others, **reader_options(args))
-    for texts, row in rows:
-        num_rows += 1
-        line = dict(line=num_rows, texts=texts)
-        if keep:
-            line["kept"] = {name: row.get(name) for name in keep}
+    for number, (texts, row) in enumerate(read_file(args, p), 1):
         result = {}
         try:
-            result.update(ask(texts))
-            if args.label is not None:  # a label that the model does not have is not scored
-                truth.append(parse_label(row.get(args.label), task, f"--label {args.label}"))
+            result = ask(args, p, texts)
+            if args.label is not None:
+                truth.append(parse_label(row.get(args.label), task, label_place))
                 predicted.append(result["label"])
-        except InputError as error:
+        except InputError as error:  # if the label is at fault, the prediction stays
             result["error"] = str(error)
-            num_errors += 1
-            if num_errors == 1:
-                first_error = f"row {num_rows:,}: {error}"
-        note_counts.update(result.get("notes", []))
-        if args.vectors is None:
-            print(json.dumps(line | result, default=str))
-        else:  # NaN: left out, a row would shift the vectors of all later ones
-            vectors.append(result.get("vector", np.full(p.config.width, np.nan, np.float32)))
-
-    if num_errors == num_rows:
-        raise InputError(f"{args.file}: expected rows that this model can read, got none. "
-                         f"{first_error}")
-    if num_errors > 0:
-        print(f"{num_errors:,} of {num_rows:,} rows have an error, the first is {first_error}",
-              file=sys.stderr)
-    for note, count in note_counts.items():
-        print(f"{count:,} of {num_rows:,} rows: {note}", file=sys.stderr)
-    if args.vectors is not None:
-        save_vectors(args.vectors, vectors)
+        report.add(result)
+        line = dict(line=number, texts=texts)
+        if kept_names:
+            line["kept"] = {name: row.get(name) for name in kept_names}
+        print(json.dumps(line | result, default=str))
+    report.print_lines()
     if args.label is not None:
         print_scores(task, predicted, truth)
+
+
+def write_vectors(args, p):
+    """Save a vector for each row. A bad row stops no other."""
+    report = FileReport(args.file)
+    vectors = []
+    for texts, _ in read_file(args, p):
+        # NaN of a bad row: left out, it would shift the vectors of all later ones
+        vector = np.full(p.config.width, np.nan, np.float32)
+        result = {}
+        try:
+            vector = p.embed_text(*texts)
+            result["notes"] = p.notes
+        except InputError as error:
+            result["error"] = str(error)
+        report.add(result)
+        vectors.append(vector)
+    report.print_lines()
+    save_vectors(args.vectors, vectors)
 
 
 def save_vectors(path, vectors):

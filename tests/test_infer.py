@@ -81,13 +81,15 @@ def run_file(ckpt, path, *flags):
     ("detect", "Die [MASK] ab[MASK].", ["die", "[MASK]", "ab", "[MASK]", "."]),
     ("fill", "the [MASK]. [MASK] sat", ["Ġthe", "[MASK]", ".", "[MASK]", "Ġsat"]),  # not "Ġ."
     ("fill", "the[MASK]cat", ["Ġthe", "[MASK]", "cat"]),  # no space, not "Ġcat"
+    ("fill", "the\ue000[MASK]", ["Ġthe", "î", "Ģ", "Ģ", "[MASK]"]),  # the filler's character stays
     ("classify", "good [MASK]", ["good", "[", "mask", "]"]),  # as in fine-tuning
     ("set", "Miles Davis [MASK] x", ["Miles Davis", "[MASK]", "x"]),  # longest match of names
     ("set", "Miles [MASK] Davis", ["Miles", "[MASK]", "Davis"]),  # no name reaches across a mask
     ("set", "x\tGil Evans [MASK]\ty", ["x", "Gil Evans", "[MASK]", "y"]),  # new names, by tabs
 ])
 def test_split_leaves_the_words_around_a_mask_alone(untrained, name, text, words):
-    found, _, ids = untrained[name].split(text)
+    found, _ = untrained[name].split(text)
+    ids = untrained[name].token_ids(found)
     assert found == words
     assert ids.count(MASK) == words.count("[MASK]")
 
@@ -123,6 +125,7 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     ("fill", lambda p: p.fill_mask("a"), "expected [MASK]"),
     ("fixed_set", lambda p: p.fill_mask("Miles Dvis\t[MASK]"), "tabs, got 'Miles Dvis'"),
     ("classify", lambda p: p.classify("a", "b"), "text: expected 1 (review|text)"),
+    ("classify", lambda p: p.answer("a", "b"), "expected head span, got classify"),
     ("classify", lambda p: p.neighbors(""), "expected one word or piece"),
     ("detect", lambda p: p.neighbors("日本"), "expected a word with an n-gram that the hash knows"),
     ("index", lambda p: p.neighbors("日本"), "expected a word with an n-gram that the hash knows"),
@@ -140,7 +143,8 @@ def test_detect_reports_what_the_model_says(untrained, monkeypatch):
     """A head that answers by the ID modulo 3: each word gets its own answer."""
     p = untrained["detect"]
     monkeypatch.setattr(p.model, "forward", lambda ids: 20.0 * F.one_hot(ids % 3, 3))  # (1, L, 3)
-    _, _, ids = p.split("one two three")
+    words, _ = p.split("one two three")
+    ids = p.token_ids(words)
     _, _, probabilities = p.detect("one two three")
     assert probabilities.argmax(-1).tolist() == [i % 3 for i in ids]
 
@@ -214,7 +218,7 @@ def test_predict_missing_scores_are_sums_of_hash_probabilities(untrained):
     """Also with a key, which another tokenizer does not have."""
     p = untrained["missing"]
     [found] = p.predict_missing("the [MASK] cat", 9)
-    logits = p.logits("hash-mlm", p.read(["the [MASK] cat"]))
+    logits = p.logits(p.read(["the [MASK] cat"]))
     logp = hash_logp(logits, p.item_map)[0]  # (k, R)
     scores = []
     for buckets in sketch_index(p.words, 5, 31, key="s"):
@@ -275,8 +279,12 @@ def test_answer_probability_does_not_depend_on_how_many_are_listed(untrained):
      ["a {b:shuffled} c",  # the most suspicious word comes first
       "                 b   intact 20.0%   shuffled 70.0%   random 10.0%",
       "                 a   intact 90.0%   shuffled 10.0%   random  0.0%"]),
+    (dict(words=["a"], spans=[(0, 1)], probabilities=[[0.9, 0.1, 0]]),
+     ["a b c", "No word is marked: each is likeliest intact.",
+      "                 a   intact 90.0%   shuffled 10.0%   random  0.0%"]),
     (dict(missing=[dict(items=[("cat", -1.5)], scored=2, total=3_000)]),
-     ["[MASK] 1   2 of 3,000 scored, certified: provably the best", "     -1.50   cat"]),
+     ["[MASK] 1   2 of 3,000 scored by sums of log-probabilities, certified: provably the best",
+      "     -1.50   cat"]),
     (dict(labels=[("Ġcat", 0.75)]), ["               cat   0.750"]),
     (dict(labels=[("a" * 18, 0.75), ("b" * 41, 0.2), ("c", 0.05)]),  # up to 40 characters align
      [" " * 24 + "a" * 18 + "   0.750", "  " + "b" * 41 + "   0.200", " " * 41 + "c   0.050"]),
@@ -354,6 +362,7 @@ def test_file_without_the_column_is_refused_with_all_names(paths, tmp_path, mode
     ("classify", "in.csv", "n,text\n1,a\n2,b, c\n3,\n", [True, False, True]),  # cells; empty
     ("classify", "in.jsonl", '{"text": 3}\n{"no": 1}\n{"text": "\\ud83d"}', [False, False, True]),
     ("classify", "in.jsonl", '[3]\n{"text": "a"}\n{"text"\n', [False, True, False]),
+    ("classify", "in.jsonl", '{"text": [3]}\n{"text": ["a", "b"]}\n', [False, True]),  # items
     ("answer", "in.txt", "Who?\tAda.\nWho?\n", [True, False]),  # a tab between the two
 ])
 def test_file_goes_on_after_a_bad_row(paths, tmp_path, model, name, content, is_good):
@@ -368,9 +377,20 @@ def test_file_counts_on_stderr_what_a_reader_could_overlook(paths, tmp_path):
     done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path)
     assert not done.code
     _, errors, empty, cut = done.err.splitlines()  # after the name of the column
-    assert errors.startswith("1 of 4 rows have an error, the first is row 3: text: expected 1 (rev")
+    assert errors.startswith("1 of 4 rows have an error (3), the first is row 3: text: expected 1")
     assert empty == "1 of 4 rows: a text has no words"
     assert cut == "1 of 4 rows: cut to 64 positions (--length)"
+
+
+@pytest.mark.parametrize("num_empty, numbers", [
+    (5, "(2, 3, 4, 5, 6)"),
+    (6, "(2, 3, 4, 5, 6, ...)"),
+])
+def test_first_five_rows_with_an_error_are_named(paths, tmp_path, num_empty, numbers):
+    path = tmp_path / "in.txt"
+    path.write_text("a\n" + "\n" * num_empty)
+    done = run_main(infer.main, "--ckpt", paths["detect"], "--file", path)
+    assert f"{num_empty} of {num_empty + 1} rows have an error {numbers}, the first" in done.err
 
 
 def test_file_that_breaks_keeps_what_was_written(paths, tmp_path):
@@ -385,13 +405,14 @@ def test_file_that_breaks_keeps_what_was_written(paths, tmp_path):
 def test_file_is_scored_and_columns_are_kept(paths, untrained, tmp_path):
     """A row without a label that the model has keeps its prediction and is not scored."""
     path = tmp_path / "in.csv"
-    path.write_text("id,text,gold\n7,a zebra,up\n8,an owl,down\n9,,up\n10,a,sideways\n")
+    path.write_text("id,text,gold\n7,a zebra,up\n8,an owl,down\n9,,up\n10,a,Up\n")
     done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path, "--label", "gold",
                     "--keep", "id, gold")
     rows = [json.loads(line) for line in done.out.splitlines()]
     assert rows[1]["kept"] == dict(id="8", gold="down")
     assert all("label" in row for row in rows)
-    assert "expected a label (up, down), got 'sideways'" in rows[3]["error"]
+    message = "--label gold (upper and lower case differ): expected a label (up, down), got 'Up'."
+    assert rows[3]["error"] == message
     is_right = [row["label"] == row["kept"]["gold"] for row in rows[:3]]
     assert f"accuracy {100 * np.mean(is_right):.2f}, macro_f1 " in done.err
     assert done.err.endswith(" of 3 rows\n")
@@ -464,7 +485,7 @@ def test_vectors_of_a_row_in_error_are_nan(paths, tmp_path):
     done = run_main(infer.main, "--ckpt", paths["detect"], "--file", path, "--vectors",
                     tmp_path / "v.npy")
     assert not done.code
-    assert "1 of 3 rows have an error, the first is row 2: text: expected words" in done.err
+    assert "1 of 3 rows have an error (2), the first is row 2: text: expected words" in done.err
     vectors = np.load(tmp_path / "v.npy")
     assert vectors.dtype == np.float32
     assert np.isnan(vectors).all(1).tolist() == [False, True, False]

@@ -32,7 +32,7 @@ def find_replaced(predictor):
     is_found = []
     is_wrong = []
     for text in texts:
-        words, spans, _ = predictor.split(text)
+        words, spans = predictor.split(text)
         if not 8 <= len(words) <= 100 or "[MASK]" in text:
             continue
         place = rng.integers(len(words))
