@@ -75,7 +75,8 @@ SHAPES = {
     "canine-tiny": CanineConfig(length=512, positions=512, **TINY),
 }
 PAPER_WIDTH = 512  # models of less than these dimensions have the recipe "small"
-# Flags that may change when a run is resumed; an --out holds results of one choice of the others
+# Flags that may change when a run is resumed; an --out holds results of one choice of the others.
+# --encoding and --sep are compared by the texts that they give
 FREE = ("recipe", "device", "compile", "cache", "out", "encoding", "sep")
 # Settings that are no flags: what to say where they are not those of --out
 CHANGED_FILES = {"texts": "the texts differ", "checkpoint": "the checkpoint files differ"}
@@ -400,7 +401,7 @@ def is_same_task(checkpoint, name, task):
     if known_task.get("name") != name:
         return False
     for key, value in task.description().items():
-        if known_task[key] != value:
+        if known_task.get(key) != value:
             return False
     return True
 
@@ -414,7 +415,7 @@ def refuse_new_heads(args, checkpoint, tasks):
 
 
 # -------------------------------------------------------------------------------------------------
-# Files of --out
+# Folder and settings
 
 
 def read_json(out, name):
@@ -449,8 +450,10 @@ def collect_settings(args, tasks):
     return settings
 
 
-def refuse_other_run(out, saved, settings):
-    """Raise InputError where --out holds checkpoints or results of other settings than these."""
+def list_changes(saved, settings):
+    """Return what is not equal in the settings of two runs, a list of str."""
+    if not saved:  # of pretrain.py
+        return ["it has no settings.json"]
     changes = []
     for name, value in settings.items():
         if saved.get(name) == value:
@@ -459,8 +462,12 @@ def refuse_other_run(out, saved, settings):
             changes.append(CHANGED_FILES[name])
         else:
             changes.append(f"{name} was {saved.get(name)} and is {value}")
-    if not saved:  # of pretrain.py
-        changes = ["it has no settings.json"]
+    return changes
+
+
+def refuse_other_run(out, saved, settings):
+    """Raise InputError where --out holds checkpoints or results of other settings than these."""
+    changes = list_changes(saved, settings)
     has_results = any(Path(out).rglob("*.pt")) or Path(out, "results.json").exists()
     if changes and has_results:
         raise InputError(f"--out {out}: belongs to another run ({'; '.join(changes)}). Use "
@@ -767,8 +774,8 @@ def train_one(args, name, seed, model, data):
     log, best_weights = fit(args, name, seed, model, data)
     last, predicted = evaluate_dev(args, model, data)
     best = last
-    if best_weights.weights is not None:
-        model.load_state_dict(best_weights.weights)
+    if best_weights.state is not None:
+        model.load_state_dict(best_weights.state)
         best, predicted = evaluate_dev(args, model, data)
     dev = data[data["train"].task.dev[0]]
     return dict(
@@ -842,18 +849,18 @@ class BestWeights:
 
     Attributes:
         score: float, -inf before the first update.
-        weights: dict as of state_dict, None before the first update.
+        state: dict as of state_dict, None before the first update.
     """
 
     def __init__(self):
         self.score = -math.inf
-        self.weights = None
+        self.state = None
 
     def update(self, model, score):
         """Copy the weights of the model, if its score is higher than all before."""
         if score > self.score:
             self.score = score
-            self.weights = {key: weight.clone() for key, weight in model.state_dict().items()}
+            self.state = {key: weight.clone() for key, weight in model.state_dict().items()}
 
 
 def draw_batches(examples, batch_size, epochs, seed):
