@@ -226,7 +226,7 @@ def finetune(args):
         if is_complete(args.out, jobs):
             return show_complete_run(args.out, rank)
         if rank == 0:
-            write_json(os.path.join(args.out, "settings.json"), settings)
+            write_json(args.out, "settings.json", settings)
             print_settings(args, config, checkpoint)
 
         # the jobs of this rank; then wait for those of the others
@@ -427,6 +427,13 @@ def read_json(out, name):
         return dict(json.loads(Path(path).read_text()))
 
 
+def write_json(out, name, content):
+    """Replace a file of --out: a crash leaves the old one or the new one."""
+    path = os.path.join(out, name)
+    Path(path + ".tmp").write_text(json.dumps(content, indent=1))
+    os.replace(path + ".tmp", path)
+
+
 def choose_device(args, saved, local_rank):
     """Return device, dtype and whether to compile, as of resolve_device.
 
@@ -489,12 +496,6 @@ def show_complete_run(out, rank):
     print(f"{out}: this run is complete, and its results follow. Use another --out to train again.")
     print_results(content)
     return content
-
-
-def write_json(path, content):
-    """Replace a JSON file: a crash leaves the old one or the new one."""
-    Path(path + ".tmp").write_text(json.dumps(content, indent=1))
-    os.replace(path + ".tmp", path)
 
 
 def print_settings(args, config, checkpoint):
@@ -844,25 +845,6 @@ def fit(args, name, seed, model, data):
     return log, best_weights
 
 
-class BestWeights:
-    """The weights of a model with the highest score; of equal scores the earliest.
-
-    Attributes:
-        score: float, -inf before the first update.
-        state: dict as of state_dict, None before the first update.
-    """
-
-    def __init__(self):
-        self.score = -math.inf
-        self.state = None
-
-    def update(self, model, score):
-        """Copy the weights of the model, if its score is higher than all before."""
-        if score > self.score:
-            self.score = score
-            self.state = {key: weight.clone() for key, weight in model.state_dict().items()}
-
-
 def draw_batches(examples, batch_size, epochs, seed):
     """Return the batches of all epochs, arrays of indices: examples of similar length together."""
     lengths = [len(example) for example in examples]
@@ -892,7 +874,7 @@ def learning_rate(step, steps, warmup):
     """Return the factor of the peak: linear up, then five times a cosine down. [HF Table 5]"""
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / max(steps - warmup, 1)  # from 0 to 1
+    progress = (step - warmup) / (steps - warmup)  # from 0 to below 1
     return 0.5 * (1 + math.cos(math.pi * (CYCLES * progress % 1)))
 
 
@@ -909,19 +891,9 @@ def compute_logits(args, model, examples):
     return logits.float()
 
 
-def print_progress(row, steps, metric):
-    """Print a row of the log, above the progress bar."""
-    text = f"{row['task']}, seed {row['seed']}, step {row['step']:,} of {steps:,}: "
-    text += f"loss {row['loss']:.3f}"
-    if metric in row:
-        text += f", select {metric} {row[metric]:.2f}"
-    tqdm.write(text)
-    sys.stdout.flush()  # in a file or a pipe, too, where it would wait for more lines
-
-
 @torch.no_grad()
-def evaluate(args, model, data):
-    """Return the scores of a split, a dict, and what was predicted."""
+def evaluate(args, model, part):
+    """Return the scores of a split, a value of data, as a dict; and what was predicted."""
     model.eval()
     batch_size = max(1, EVAL_POSITIONS // model.config.length)
 
@@ -934,7 +906,7 @@ def evaluate(args, model, data):
                                  "Try a lower --lr.")
             yield chosen, logits
 
-    return data.evaluate(predict)
+    return part.evaluate(predict)
 
 
 def evaluate_dev(args, model, data):
@@ -946,6 +918,35 @@ def evaluate_dev(args, model, data):
         for metric, score in more.items():
             scores[f"{split.removeprefix('dev_')}_{metric}"] = score
     return scores, predicted
+
+
+class BestWeights:
+    """The weights of a model with the highest score; of equal scores the earliest.
+
+    Attributes:
+        score: float, -inf before the first update.
+        state: dict as of state_dict, None before the first update.
+    """
+
+    def __init__(self):
+        self.score = -math.inf
+        self.state = None
+
+    def update(self, model, score):
+        """Copy the weights of the model, if its score is higher than all before."""
+        if score > self.score:
+            self.score = score
+            self.state = {key: weight.clone() for key, weight in model.state_dict().items()}
+
+
+def print_progress(row, steps, metric):
+    """Print a row of the log, above the progress bar."""
+    text = f"{row['task']}, seed {row['seed']}, step {row['step']:,} of {steps:,}: "
+    text += f"loss {row['loss']:.3f}"
+    if metric in row:
+        text += f", select {metric} {row[metric]:.2f}"
+    tqdm.write(text)
+    sys.stdout.flush()  # in a file or a pipe, too, where it would wait for more lines
 
 
 # -------------------------------------------------------------------------------------------------
@@ -1085,8 +1086,8 @@ def write_results(out, content, results):
             for result in by_seed:
                 for row in result["log"]:
                     print(json.dumps(row), file=file)
-    write_json(os.path.join(out, "results.json"), content)
-    write_json(os.path.join(out, "predictions.json"), predictions)
+    write_json(out, "results.json", content)
+    write_json(out, "predictions.json", predictions)
 
 
 def keep_best_weights(jobs, results):
