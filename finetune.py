@@ -20,8 +20,9 @@ Sources:
 Out of scope: tasks and metrics (data/), labels of new texts (infer.py), the comparison of two
     fine-tunings (bench/compare.py).
 Deviations:
-    1. A tenth of the training rows chooses the evaluation whose weights are scored (--select).
-       The scored rows choose nothing. The score of the last weights is reported too.
+    1. A tenth of the training rows chooses the evaluation whose weights are scored (--select), of
+       equal ones the earliest. The scored rows choose nothing. The score of the last weights is
+       reported too.
     2. Two evaluations per epoch (--eval_every). [HF Table 5]: five, of small tasks in 3 epochs.
     3. Gradients are clipped at norm 1, which the paper does not name.
     4. The cosine restarts after each fifth of the steps. The paper does not say how often.
@@ -33,7 +34,6 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
-import functools
 import json
 import math
 import os
@@ -55,8 +55,8 @@ from common import resolve_device, run_script, save_checkpoint
 from data.batches import length_batches, pad_batch
 from data.corpus import add_reader_flags, reader_options
 from data.squad import SQUAD, QuestionAnswering, read_squad
-from data.tasks import GLUE, TASKS, SequenceClassification, compare_predictions, draw_groups
-from data.tasks import draw_rows, f1, measure_scale, read_task
+from data.tasks import GLUE, TASKS, SequenceClassification, Task, compare_predictions
+from data.tasks import draw_groups, draw_rows, f1, measure_scale, read_task
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, count_parameters, load_model
 from tokenizer import HashTokenizer
@@ -75,8 +75,11 @@ SHAPES = {
     "canine-tiny": CanineConfig(length=512, positions=1_024, **TINY),
 }
 PAPER_WIDTH = 512  # models of less than these dimensions have the recipe "small"
-# Flags that may change when a run is resumed; an --out holds results of one choice of the others
-FREE = ("recipe", "device", "compile", "cache", "out", "encoding", "sep")  # see texts
+# Flags that may change when a run is resumed; an --out holds results of one choice of the others.
+# --encoding and --sep are compared by the texts that they give
+FREE = ("recipe", "device", "compile", "cache", "out", "encoding", "sep")
+# Settings that are no flags: what to say where they are not those of --out
+CHANGED_FILES = {"texts": "the texts differ", "checkpoint": "the checkpoint files differ"}
 # The tasks that a flag requires; with others it would have no effect, and is refused
 REQUIRES = {
     "text": ("own",),
@@ -89,6 +92,7 @@ TRAINING = ("recipe", "batch", "lr", "pool", "bag", "dropout", "eval_every")  # 
 EVAL_POSITIONS = 32_768  # that an evaluation reads at once
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # of the cosine
+SEED_STRIDE = 1_000_003  # seed · stride + step: for runs of fewer steps no two seeds are equal
 SCORES = ("mean", "std", "min", "max", "last", "bag_of_words", "majority")  # that are printed
 
 
@@ -149,8 +153,8 @@ def build_parser():
         help="rows of a hashed bag of words beside the encoder, for tasks of one text: the hybrid, "
         "which is in none of the papers; 0: none")
     add("--select", type=at_least(0, float, 0.5), default=0.1, metavar="SHARE",
-        help="share of the training rows that chooses the evaluation whose weights are scored; 0: "
-        "the last one's (default: 0.1)")
+        help="share of the training rows that chooses the evaluation whose weights are scored, of "
+        "equal ones the earliest; 0: the last one's (default: 0.1)")
     add("--dropout", type=float, help="dropout probability (default: the checkpoint's)")
     add("--seeds", type=at_least(1, maximum=999), default=3,
         help="runs of each task (default: 3)")
@@ -167,11 +171,14 @@ def build_parser():
 
 
 def file_or_share(text):
-    """Return a number between 0 and 1 as float, anything else as it is: the argparse type."""
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < 1:
-            return float(text)
-    return text
+    """Return a number between 0 and 1 as float, the name of a file as it is: the argparse type."""
+    try:
+        share = float(text)
+    except ValueError:
+        return text
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"expected a file or a share between 0 and 1, got {text}")
+    return share
 
 
 def main(argv=None):
@@ -184,7 +191,7 @@ def finetune(args):
     """Train each task with each seed, and write and print the results.
 
     Args:
-        args: the flags of build_parser. Those that are None or "auto" are filled in.
+        args: the flags of build_parser.
 
     Returns:
         dict, the content of results.json; None on other ranks than 0.
@@ -193,352 +200,52 @@ def finetune(args):
         InputError: A flag or a file is at fault.
     """
     check_flags(args)
-
-    # ---------------------------------------------------------------------------------------------
-    # Ranks: torchrun starts one process for each GPU, and each does its share of the jobs, for
-    # hours without a word to the others
-
+    # torchrun starts a process for each GPU, which does its share of the jobs, for hours without a
+    # word to the others. Join first: a rank notices that another ends, but not that it never comes
     rank, world, local_rank = read_ranks()
-    if world > 1:  # first: a rank notices that another one ends, but not that it never comes
+    if world > 1:
         dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))
 
-    # ---------------------------------------------------------------------------------------------
-    # Start: a checkpoint or a preset, and a recipe for the flags that are not set
-
+    # the start: a checkpoint or a preset, and flags that follow from it
     checkpoint, config = load_start(args)
-    fill_flags(args, checkpoint, config)
+    args = fill_flags(args, checkpoint, config)
     with blame_input("--pool, --bag, --dropout"):
         config = dataclasses.replace(config, pool=args.pool, bag=args.bag, dropout=args.dropout)
 
-    # ---------------------------------------------------------------------------------------------
-    # Texts: all files are read here, so that what is wrong with them shows before the training
+    # the texts: all are read here, so that what is wrong with them shows before the training
+    tasks = read_tasks(args)
+    refuse_new_heads(args, checkpoint, tasks)
 
-    names = GLUE if args.task == "glue" else [args.task]
-    texts = {}  # name -> Task, training rows, and the rows to score of each split
-    descriptions = {}  # name -> what the checkpoint says of this very task, else {}
-    for name in names:
-        read = read_squad if name in SQUAD else read_task
-        texts[name] = read(name, args)
-        task = texts[name][0]
-        # of the very same task the head, the bag, and the units or windows stay
-        description = checkpoint.get("task", {})
-        if description | task.description() | dict(name=name) != description:
-            description = {}
-        if args.epochs == 0 and not description:
-            raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
-                             f"very task, {name}, with its columns and labels.")
-        if args.stride is None:
-            args.stride = description.get("stride")
-        if args.max_answer is None:
-            args.max_answer = description.get("longest")
-        descriptions[name] = description
-
-    # ---------------------------------------------------------------------------------------------
-    # --out is of one run at a time, and of one choice of flags, texts and checkpoint
-
-    start = args.preset
-    if args.ckpt:
-        start_path = Path(args.ckpt).absolute()
-        if start_path.is_dir():
-            start_path = start_path / "ckpt.pt"
-        start = start_path.parent.name
-        if start_path.name not in ("ckpt.pt", "best.pt"):  # models/docstrings.pt
-            start = start_path.stem
-    if args.out is None:
-        scratch = "-scratch" if args.from_scratch else ""
-        args.out = os.path.join("out", f"{start}{scratch}-{args.task}")
-    settings_path = os.path.join(args.out, "settings.json")
-    saved = {}
-    if os.path.exists(settings_path):
-        with blame_file(settings_path):
-            saved = dict(json.loads(Path(settings_path).read_text()))
-    if args.dtype == "auto":
-        args.dtype = saved.get("dtype", "auto")
-    args.device, args.dtype, args.compile = resolve_device(args, local_rank)
-    # one dtype for all ranks; from here on all have read the settings, and rank 0 may write
-    args.dtype = gather_from_ranks(args.dtype)[0]
-    settings = {flag: value for flag, value in vars(args).items() if flag not in FREE}
-    settings["texts"] = fingerprint([splits[1:] for splits in texts.values()])
-    if args.ckpt:
-        file = start_path.stat()  # its content may change
-        settings["checkpoint"] = [file.st_size, file.st_mtime_ns]
+    # the folder: of one run at a time, and of one choice of flags, texts and checkpoint
+    saved = read_json(args.out, "settings.json")
+    args.device, args.dtype, args.compile = choose_device(args, saved, local_rank)
+    settings = collect_settings(args, tasks)
     refuse_other_run(args.out, saved, settings)
-
-    folders = {}  # name -> that of its checkpoints
-    for name in names:
-        folders[name] = args.out if len(names) == 1 else os.path.join(args.out, name)
-    results_path = os.path.join(args.out, "results.json")
-
+    jobs = list_jobs(args, tasks)
     with lock_output(args.out, rank):  # makes the folder: what a flag can break was checked above
-        checkpoints = [os.path.join(folder, "ckpt.pt") for folder in folders.values()]
-        if all(os.path.exists(path) for path in [results_path, *checkpoints]):
-            if rank > 0:
-                return None
-            with blame_file(results_path):
-                content = json.loads(Path(results_path).read_text())
-            print(f"{args.out}: this run is complete, and its results follow. Use another --out to "
-                  "train again.")
-            print_results(content)
-            return content
+        if is_complete(args.out, jobs):
+            return show_complete_run(args.out, rank)
         if rank == 0:
-            write_json(settings_path, settings)
-
-        # -----------------------------------------------------------------------------------------
-        # Jobs: one for each task and seed. The file that a job leaves holds its weights and its
-        # result, so that the same command goes on after an interruption: it skips finished jobs
-
-        paths = {}  # (name, seed) -> the job's file
-        seeds = range(args.seed, args.seed + args.seeds)
-        for name in names:
-            os.makedirs(folders[name], exist_ok=True)
-            for seed in seeds:
-                paths[name, seed] = os.path.join(folders[name], f"seed-{seed}.pt")
-        if rank == 0:
+            write_json(args.out, "settings.json", settings)
             print_settings(args, config, checkpoint)
-        if args.compile:  # graphs of encode: models differ in mask, bag and length
-            torch._dynamo.config.recompile_limit = 64
 
-        prepared = None
-        try:
-            for name, seed in list(paths)[rank::world]:
-                path = paths[name, seed]
-                if os.path.exists(path):
-                    continue
-                if name != prepared:  # the jobs of a task follow each other
-                    description = descriptions[name]
-                    data, facts = prepare_data(
-                        args, config, checkpoint, description, name, *texts[name])
-                    train = data["train"]
-                    prepared = name
-
-                torch.manual_seed(seed)  # of the new weights and of dropout
-                model = build_model(config, checkpoint, train, is_same_task=bool(description))
-                model.to(args.device)
-                if args.compile:
-                    model.encode = torch.compile(model.encode)
-                result = train_one(args, name, seed, model, data)
-                result |= dict(facts=facts, size=count_parameters(model))
-                control = build_bag_of_words(data)
-                if control is not None and args.epochs > 0:
-                    control.to(args.device)
-                    title = f"{name}, bag of words"
-                    result["control"] = train_one(args, title, seed, control, data)
-                save_checkpoint(path, model, train.tokenizer.state(), run=result,
-                                task=train.description() | dict(name=name),
-                                words=checkpoint.get("words", []))
-        except KeyboardInterrupt as interrupt:
-            num_finished = sum(os.path.exists(path) for path in paths.values())
-            print(f"Interrupted: {num_finished} of {len(paths)} runs are finished and kept. Rerun "
-                  "the same command to train the others.")
-            raise SystemExit(130) from interrupt
-
-        # -----------------------------------------------------------------------------------------
-        # Results: rank 0 writes them, and keeps the best checkpoint of each task
-
-        gather_from_ranks(None)  # waits for the jobs of all ranks
+        # the jobs of this rank; then wait for those of the others
+        with report_interrupt(jobs):
+            run_jobs(args, config, checkpoint, tasks, jobs[rank::world])
+        gather_from_ranks(None)
         if rank > 0:
             return None
 
-        results = {job: load_checkpoint(path)["run"] for job, path in paths.items()}
-        with open(os.path.join(args.out, "log.jsonl"), "w") as file:
-            for result in results.values():
-                for row in result["log"]:
-                    print(json.dumps(row), file=file)
-
-        predictions = collect_predictions(results)
-        rows = {}
-        for name in names:
-            by_seed = [results[name, seed] for seed in seeds]
-            task, *_ = texts[name]
-            rows[name] = summarize(by_seed, predictions[name], task.labels)
-        size = results[names[0], args.seed]["size"]
-        content = dict(tasks=rows, settings=settings)
-        content["model"] = dict(
-            parameters=size["total"],
-            embedding=size["embedding"],
-            poep=100 * size["poep"],
-            emb=config.emb,
-            pretrained="model" in checkpoint,
-        )
-        if len(names) > 1:  # average over tasks, then over seeds
-            by_seed = np.mean([row["values"] for row in rows.values()], axis=0)
-            content["average"] = float(by_seed.mean())
-            content["average_std"] = deviation(by_seed)
-        write_json(results_path, content)
-        write_json(os.path.join(args.out, "predictions.json"), predictions)
-
-        for name in names:
-            # the scored rows do not choose the seed, either
-            best = max(seeds, key=lambda seed: results[name, seed]["selection"])
-            os.replace(paths[name, best], os.path.join(folders[name], "ckpt.pt"))
-            for file in Path(folders[name]).glob("seed-*.pt"):
-                file.unlink()
+        # the results, and the best weights of each task
+        results = load_results(jobs)
+        content = summarize(config, checkpoint, tasks, settings, results)
+        write_results(args.out, content, results)
+        keep_best_weights(jobs, results)
 
     print_results(content)
-    print(f"Saved {results_path}")
-    print("Next:", shlex.join(["python", "infer.py", "--ckpt", folders[names[0]]]))
+    print(f"Saved {os.path.join(args.out, 'results.json')}")
+    print("Next:", shlex.join(["python", "infer.py", "--ckpt", jobs[0].folder]))
     return content
-
-
-# -------------------------------------------------------------------------------------------------
-# Training
-
-
-def build_optimizer(model, lr):
-    """Return Adam for the encoder, and with the weight decay of its own for the bag of words."""
-    encoder = []
-    bag = []
-    for name, parameter in model.named_parameters():
-        if name.startswith("bag."):
-            bag.append(parameter)
-        else:
-            encoder.append(parameter)
-    groups = [
-        dict(params=encoder, weight_decay=0.0),
-        dict(params=bag, weight_decay=HashedBag.DECAY),
-    ]
-    return torch.optim.AdamW(groups, lr, eps=1e-6, fused=True)
-
-
-def learning_rate(step, steps, warmup):
-    """Return the factor of the peak: linear up, then five times a cosine down. [HF Table 5]"""
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(steps - warmup, 1)  # from 0 to 1
-    return 0.5 * (1 + math.cos(math.pi * (CYCLES * progress % 1)))
-
-
-def compute_logits(args, model, examples):
-    """Return float32 logits of examples, a list of int32 arrays of token IDs."""
-    # to compile few shapes, pad to powers of two up to this length
-    max_length = model.config.length if args.compile else None
-    ids, key_mask = pad_batch(examples, max_length)  # (B, L), bool (B, L) or None
-    ids = ids.to(args.device)
-    if key_mask is not None:
-        key_mask = key_mask.to(args.device)
-    with autocast(args.device, args.dtype):
-        logits = model(ids, key_mask)
-    return logits.float()
-
-
-@torch.no_grad()
-def evaluate(args, model, data):
-    """Return the scores of a split, a dict, and what was predicted."""
-    model.eval()
-    batch_size = max(1, EVAL_POSITIONS // model.config.length)
-
-    def predict(examples):
-        lengths = [len(example) for example in examples]
-        for chosen in length_batches(lengths, batch_size):
-            logits = compute_logits(args, model, [examples[i] for i in chosen])
-            if not logits.isfinite().all():
-                raise InputError("--lr: expected finite outputs of the model, got NaN or infinity. "
-                                 "Try a lower --lr.")
-            yield chosen, logits
-
-    return data.evaluate(predict)
-
-
-def evaluate_dev(args, model, data):
-    """Return the scores of all splits to score, and what was predicted of the first."""
-    first, *others = data["train"].task.dev
-    scores, predicted = evaluate(args, model, data[first])
-    for split in others:  # of MNLI: mismatched_
-        more, _ = evaluate(args, model, data[split])
-        for metric, score in more.items():
-            scores[f"{split.removeprefix('dev_')}_{metric}"] = score
-    return scores, predicted
-
-
-def train_one(args, name, seed, model, data):
-    """Train a model on a task, and score it. Leave the chosen weights in it.
-
-    Args:
-        args: the flags, with device, dtype and compile as of resolve_device.
-        name: str, the task, for the log.
-        seed: int, orders the examples.
-        model: nn.Module with token IDs (B, L) and mask to logits; its weights are overwritten.
-        data: dict of split -> SequenceClassification or QuestionAnswering: train; select, whose
-            score chooses the weights, or no such split; and the splits to score.
-
-    Returns:
-        dict of seed; best and last, the scores of the chosen and the last weights; predicted, by
-        the chosen ones; constant_prediction, their only label or None; selection, the score that
-        chose them; log, a list of one dict for each evaluation.
-    """
-    train = data["train"]
-    optimizer = build_optimizer(model, args.lr)
-
-    # the batches of all epochs: examples of similar length together
-    lengths = [len(example) for example in train.examples]
-    batches = []
-    for epoch in range(args.epochs):
-        batches += length_batches(lengths, args.batch, np.random.default_rng([seed, epoch]))
-    steps = len(batches)
-    warmup = math.ceil(WARMUP * steps)
-    eval_every = args.eval_every
-    if eval_every is None:
-        eval_every = max(1, steps // max(1, args.epochs) // 2)  # twice per epoch
-
-    metric = train.task.metrics[0]
-    log = []
-    selection = -math.inf  # the highest score of the rows that choose
-    weights = None  # with that score
-    last_step = 0  # of the last evaluation
-    total_loss = torch.zeros((), device=args.device)  # since then
-    # disable=None: no bar where there is no terminal
-    for step in tqdm(range(steps + 1), f"{name}, seed {seed}", leave=False, disable=None):
-        is_last = step == steps
-        if is_last or (step > 0 and step % eval_every == 0):
-            loss = total_loss.item() / max(1, step - last_step)
-            row = dict(task=name, seed=seed, step=step, loss=loss)
-            text = f"{name}, seed {seed}, step {step:,} of {steps:,}: loss {loss:.3f}"
-            if "select" in data:
-                scores, _ = evaluate(args, model, data["select"])
-                row |= scores
-                text += f", select {metric} {scores[metric]:.2f}"
-                if scores[metric] > selection:
-                    selection = scores[metric]
-                    weights = {key: weight.clone() for key, weight in model.state_dict().items()}
-            log.append(row)
-            tqdm.write(text)
-            sys.stdout.flush()  # in a file or a pipe, too, where it would wait for more lines
-            total_loss.zero_()
-            last_step = step
-        if is_last:
-            break
-
-        # a step: forward, backward, clip, update
-        for group in optimizer.param_groups:
-            group["lr"] = args.lr * learning_rate(step, steps, warmup)
-        model.train()
-        if model.config.lsh_redraw:
-            model.redraw_hyperplanes(seed * 1_000_003 + step)  # seeds share none, nor do steps
-        chosen = batches[step]
-        targets = torch.from_numpy(train.targets[chosen]).to(args.device)
-        logits = compute_logits(args, model, [train.examples[i] for i in chosen])
-        loss = train.loss(logits, targets)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        total_loss += loss.detach()
-
-    last, predicted = evaluate_dev(args, model, data)
-    best = last
-    if weights is not None:
-        model.load_state_dict(weights)
-        best, predicted = evaluate_dev(args, model, data)
-    dev = data[train.task.dev[0]]
-    return dict(
-        seed=seed,
-        best=best,
-        last=last,
-        predicted=np.asarray(predicted).tolist(),
-        constant_prediction=dev.name_constant(predicted),
-        selection=selection,
-        log=log,
-    )
 
 
 # -------------------------------------------------------------------------------------------------
@@ -608,249 +315,187 @@ def load_start(args):
 
 
 def fill_flags(args, checkpoint, config):
-    """Set the flags that are None, by the recipe and by what the model was trained with."""
+    """Return the flags, where those that were left out follow from the recipe and the model."""
     recipe = args.recipe
     if recipe is None:
         recipe = "paper" if config.width >= PAPER_WIDTH else "small"
-    defaults = RECIPES[recipe] | dict(dropout=config.dropout)
+    defaults = dict(RECIPES[recipe])
+    defaults["dropout"] = config.dropout
+    defaults["out"] = default_out(args)
     if args.task == "own":
-        defaults |= dict(text="text", label="label")
+        defaults["text"] = "text"
+        defaults["label"] = "label"
+
     is_canine = config.emb == "canine"  # it has one pool, and no words
-    if is_canine or "task" in checkpoint:  # fine-tuned before
+    known_task = checkpoint.get("task", {})  # of a model that was fine-tuned before
+    if is_canine or known_task:
         defaults["pool"] = config.pool
     if is_canine or config.bag > 0 or args.epochs == 0:  # else the recipe may add a bag
         defaults["bag"] = config.bag
+    if known_task.get("name") == args.task:
+        defaults["stride"] = known_task.get("stride")  # of SQuAD
+        defaults["max_answer"] = known_task.get("longest")
+
+    flags = dict(vars(args))
     for flag, value in defaults.items():
-        if getattr(args, flag) is None:
-            setattr(args, flag, value)
+        if flags[flag] is None:
+            flags[flag] = value
     if args.epochs == 0:  # nothing is random, and nothing is chosen
-        args.seeds = 1
-        args.select = 0.0
+        flags["seeds"] = 1
+        flags["select"] = 0.0
+    return argparse.Namespace(**flags)
 
 
-def prepare_data(args, config, checkpoint, description, name, task, train, devs):
-    """Return a task's rows as token IDs, and what results.json says of them.
-
-    Args:
-        description: dict, of this task in a checkpoint that was fine-tuned for it, else {}.
-        name: str, the task.
-        task, train, devs: as of read_task or read_squad.
-
-    Returns:
-        dict of split (train, select, and those to score) -> SequenceClassification or
-        QuestionAnswering, which share the tokenizer that knows their words; and dict of facts.
-    """
-    if args.limit is not None:
-        train, _ = draw_rows(train, args.limit, seed=0)
-    num_rows = len(train)
-    select, train = draw_groups(train, round(args.select * num_rows), 1, task.group_start)
-    if args.select > 0 and not select:
-        print(f"{name}: --select {args.select:g} of {num_rows:,} rows is none: the last weights "
-              "are scored, not the best")
-    splits = dict(train=train)  # subtle: it is first, as the tokenizer numbers words in this order
-    if select:
-        splits["select"] = select
-    splits |= devs
-    with blame_input(f"--ckpt {args.ckpt}"):
-        if checkpoint:
-            _, _, tokenizer_class = select_classes(vars(config))
-            tokenizer = tokenizer_class.load(checkpoint["encoder"], config)
-        else:  # without pre-training, the n-grams are those of the training texts
-            counts = Counter()
-            for texts, _ in train:
-                for text in texts:
-                    counts.update(list_words(text))
-            tokenizer = HashTokenizer(config, hash_name="lsh", hash=NgramLSH.fit(counts))
-        if name in SQUAD:
-            build = functools.partial(QuestionAnswering, stride=args.stride,
-                                      max_words=args.max_answer,
-                                      allow_no_answer=name == "squad_v2")
-        else:
-            scale = description.get("scale")
-            if task.labels is None and scale is None:
-                scale = measure_scale(train)
-            has_bag = args.bag > 0 and len(task.texts) == 1  # a bag cannot compare two texts
-            build = functools.partial(SequenceClassification, scale=scale, has_bag=has_bag)
-        data = {}
-        for split, rows in splits.items():
-            data[split] = build(task, rows, tokenizer, config.length)
-
-    if name == "pydoc":
-        source = "held-out files of the installed Python"
-    elif isinstance(args.dev, float):
-        source = f"{args.dev:g} of the rows of {args.train}"
-    elif args.dev:
-        source = f"rows of {args.dev}"
-    elif args.data_dir:
-        source = f"dev set, {args.data_dir}"
-    else:
-        source = "dev set, hub"
-    rows = {key: len(part) for key, part in splits.items()}
-    columns = [*task.texts, task.label]
-    sizes = ", ".join(f"{split} {size:,}" for split, size in rows.items())
-    print(f"{name}: {source}; columns {', '.join(columns)}; rows {sizes}")
-    print(f"{name}: of train {data['train'].notes}", flush=True)
-    dev = data[task.dev[0]]
-    truth = None  # of SQuAD, whose answers are texts
-    if dev.head == "classify":
-        truth = dev.targets.tolist()
-    facts = dict(
-        metric=task.metrics[0],
-        n=rows[task.dev[0]],
-        n_train=len(train),
-        split=source,
-        columns=columns,
-        rows=rows,
-        majority=dev.majority(data["train"]),
-        truth=truth,
-    )
-    return data, facts
+def default_out(args):
+    """Return out/START-TASK. START is the folder of a run, the name of a file, or a preset."""
+    start = args.preset
+    if args.ckpt:
+        path = find_checkpoint(args.ckpt)
+        start = path.parent.name
+        if path.name not in ("ckpt.pt", "best.pt"):  # models/docstrings.pt
+            start = path.stem
+    if args.from_scratch:
+        start += "-scratch"
+    return os.path.join("out", f"{start}-{args.task}")
 
 
-def build_model(config, checkpoint, data, is_same_task):
-    """Return the model of a task's data, with the weights of a checkpoint as far as it has them.
-
-    Args:
-        config: of the encoder. The head follows from the data.
-        checkpoint: dict. What it lacks is drawn at random.
-        data: SequenceClassification or QuestionAnswering, the training rows.
-        is_same_task: bool, the checkpoint was fine-tuned for it: its head and its bag stay.
-    """
-    num_rows = config.bag if data.has_bag else 0
-    config = dataclasses.replace(config, head=data.head, labels=data.num_outputs, bag=num_rows)
-    _, model_class, _ = select_classes(vars(config))
-    model = model_class(config)
-
-    weights = checkpoint.get("model", {})
-    dropped = ()  # prefixes of the names of weights that begin anew
-    if not is_same_task:
-        dropped = ("head.", "bag.")
-    elif len(weights.get("bag.weight", ())) != num_rows:  # another --bag
-        dropped = ("bag.",)
-    weights = {key: weight for key, weight in weights.items() if not key.startswith(dropped)}
-    model.load_state_dict(weights, strict=False)
-
-    model.set_codes(torch.from_numpy(data.tokenizer.codes()))
-    # the idf of a bag counts the training texts once, when it is new
-    if num_rows > 0 and "bag.weight" not in weights:
-        model.bag.set_idf([model.bag_rows[torch.from_numpy(ids)] for ids in data.examples])
-    return model
-
-
-def build_bag_of_words(data):
-    """Return the control without an encoder; None where there are no words or no labels.
-
-    Args:
-        data: dict, as prepare_data returns it.
-    """
-    train = data["train"]
-    if train.head != "classify" or not train.tokenizer.words:  # CANINE has characters
-        return None
-    examples = []
-    for part in data.values():
-        examples += part.examples
-    num_ids = 1 + max(ids.max() for ids in examples)
-    return BagOfWords(train.examples, num_ids, train.num_outputs, train.length)
+def find_checkpoint(ckpt):
+    """Return the Path of the file of --ckpt, which may be its folder."""
+    path = Path(ckpt).absolute()
+    if path.is_dir():
+        return path / "ckpt.pt"
+    return path
 
 
 # -------------------------------------------------------------------------------------------------
-# Files of --out
+# Texts
 
 
-def refuse_other_run(folder, saved, settings):
-    """Raise InputError where a folder holds checkpoints or results of other settings than these."""
-    changes = []
-    for name, value in settings.items():
-        if saved.get(name) != value:
-            changes.append(f"{name} was {saved.get(name)} and is {value}")
-    has_results = any(Path(folder).rglob("*.pt")) or Path(folder, "results.json").exists()
-    if changes and has_results:
-        raise InputError(f"--out {folder}: belongs to another run ({'; '.join(changes)}). Use "
-                         "another.")
+@dataclasses.dataclass
+class TaskRows:
+    """A task, and its rows as read_task or read_squad returns them."""
+
+    name: str  # as of --task
+    task: Task
+    train: list
+    devs: dict  # split -> rows to score
 
 
-def write_json(path, content):
-    """Replace a JSON file: a crash leaves the old one or the new one."""
+def read_tasks(args):
+    """Return a list of TaskRows: of --task glue eight, else one."""
+    names = GLUE if args.task == "glue" else [args.task]
+    tasks = []
+    for name in names:
+        read = read_squad if name in SQUAD else read_task
+        task, train, devs = read(name, args)
+        tasks.append(TaskRows(name, task, train, devs))
+    return tasks
+
+
+def is_same_task(checkpoint, name, task):
+    """Return whether the checkpoint was fine-tuned for this very task: its columns and labels.
+
+    Then its head, its bag, and the units of its numbers stay.
+    """
+    known_task = checkpoint.get("task", {})
+    if known_task.get("name") != name:
+        return False
+    for key, value in task.description().items():
+        if known_task.get(key) != value:
+            return False
+    return True
+
+
+def refuse_new_heads(args, checkpoint, tasks):
+    """Raise InputError where --epochs 0 would score a head that no task has trained."""
+    for rows in tasks:
+        if args.epochs == 0 and not is_same_task(checkpoint, rows.name, rows.task):
+            raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
+                             f"very task, {rows.name}, with its columns and labels.")
+
+
+# -------------------------------------------------------------------------------------------------
+# Folder and settings
+
+
+def read_json(out, name):
+    """Return the content of a file of --out, a dict; {} without such a file."""
+    path = os.path.join(out, name)
+    if not os.path.exists(path):
+        return {}
+    with blame_file(path):
+        return dict(json.loads(Path(path).read_text()))
+
+
+def write_json(out, name, content):
+    """Replace a file of --out: a crash leaves the old one or the new one."""
+    path = os.path.join(out, name)
     Path(path + ".tmp").write_text(json.dumps(content, indent=1))
     os.replace(path + ".tmp", path)
 
 
-# -------------------------------------------------------------------------------------------------
-# Results
+def choose_device(args, saved, local_rank):
+    """Return device, dtype and whether to compile, as of resolve_device.
+
+    --dtype auto is the dtype of the saved settings, and the same on all ranks.
+    """
+    device, dtype, use_compile = resolve_device(args, local_rank)
+    if args.dtype == "auto":
+        dtype = saved.get("dtype", dtype)
+    # subtle: also waits until all ranks have read the settings. Later rank 0 writes them
+    dtypes = gather_from_ranks(dtype)
+    return device, dtypes[0], use_compile
 
 
-def deviation(values):
-    """Return the standard deviation of a sample, None of one value."""
-    if len(values) == 1:
+def collect_settings(args, tasks):
+    """Return what may not change between the runs in a folder: flags, texts and checkpoint."""
+    settings = {flag: value for flag, value in vars(args).items() if flag not in FREE}
+    settings["texts"] = fingerprint([(rows.train, rows.devs) for rows in tasks])
+    if args.ckpt:
+        file = find_checkpoint(args.ckpt).stat()
+        settings["checkpoint"] = [file.st_size, file.st_mtime_ns]
+    return settings
+
+
+def list_changes(saved, settings):
+    """Return what is not equal in the settings of two runs, a list of str."""
+    if not saved:  # of pretrain.py
+        return ["it has no settings.json"]
+    changes = []
+    for name, value in settings.items():
+        if saved.get(name) == value:
+            continue
+        if name in CHANGED_FILES:
+            changes.append(CHANGED_FILES[name])
+        else:
+            changes.append(f"{name} was {saved.get(name)} and is {value}")
+    return changes
+
+
+def refuse_other_run(out, saved, settings):
+    """Raise InputError where --out holds checkpoints or results of other settings than these."""
+    changes = list_changes(saved, settings)
+    has_results = any(Path(out).rglob("*.pt")) or Path(out, "results.json").exists()
+    if changes and has_results:
+        raise InputError(f"--out {out}: belongs to another run ({'; '.join(changes)}). Use "
+                         "another.")
+
+
+def is_complete(out, jobs):
+    """Return whether --out has results, and the best weights of each task."""
+    paths = [os.path.join(job.folder, "ckpt.pt") for job in jobs]
+    paths.append(os.path.join(out, "results.json"))
+    return all(os.path.exists(path) for path in paths)
+
+
+def show_complete_run(out, rank):
+    """Return the results that --out holds, after rank 0 has printed them; None on other ranks."""
+    if rank > 0:
         return None
-    return float(np.std(values, ddof=1))
-
-
-def collect_predictions(results):
-    """Return predictions.json: of each task the truth, and per seed what was predicted of it.
-
-    Args:
-        results: dict of (task, seed) -> as train_one returns it, with facts, and with the control's
-            result if there is one.
-    """
-    content = {}
-    for (name, _), result in results.items():
-        if name not in content:
-            facts = result["facts"]
-            content[name] = dict(metric=facts["metric"], truth=facts["truth"], predicted=[],
-                                 bag_of_words=[])
-        content[name]["predicted"].append(result["predicted"])
-        if "control" in result:
-            content[name]["bag_of_words"].append(result["control"]["predicted"])
+    content = read_json(out, "results.json")
+    print(f"{out}: this run is complete, and its results follow. Use another --out to train again.")
+    print_results(content)
     return content
-
-
-def summarize(results, predictions, labels):
-    """Return the row of results.json of one task.
-
-    Args:
-        results: list, of its seeds.
-        predictions: dict, of the task in collect_predictions.
-        labels: list of str, its classes, or None.
-    """
-    facts = {key: fact for key, fact in results[0]["facts"].items() if key != "truth"}
-    metric = facts["metric"]
-    control = dict(bag_of_words=None, bag_of_words_std=None, over_bag=None, over_bag_error=None)
-    if predictions["bag_of_words"]:
-        scores = [result["control"]["best"][metric] for result in results]
-        difference, error = compare_predictions(
-            metric, predictions["truth"], predictions["predicted"], predictions["bag_of_words"])
-        control = dict(bag_of_words=float(np.mean(scores)), bag_of_words_std=deviation(scores),
-                       over_bag=difference, over_bag_error=error)
-    values = [result["best"][metric] for result in results]
-    last = [result["last"][metric] for result in results]
-    all_metrics = {}
-    for name in results[0]["best"]:
-        all_metrics[name] = float(np.mean([result["best"][name] for result in results]))
-    f1_per_label = {}
-    if labels is not None:
-        truth = np.array(predictions["truth"])
-        predicted = np.array(predictions["predicted"])  # (S, n)
-        for number, label in enumerate(labels):
-            scores = [f1(classes, truth, number) for classes in predicted]
-            f1_per_label[label] = 100 * float(np.mean(scores))
-    one_class = {}
-    for result in results:
-        if result["constant_prediction"] is not None:
-            one_class[str(result["seed"])] = result["constant_prediction"]
-    return facts | control | dict(
-        seeds=[result["seed"] for result in results],
-        values=values,
-        mean=float(np.mean(values)),
-        std=deviation(values),
-        min=min(values),
-        max=max(values),
-        last=float(np.mean(last)),
-        all_metrics=all_metrics,
-        f1_per_label=f1_per_label,
-        one_class=one_class,
-        parameters=results[0]["size"]["total"],
-    )
 
 
 def print_settings(args, config, checkpoint):
@@ -863,6 +508,597 @@ def print_settings(args, config, checkpoint):
           f"from {args.seed}")
     print(f"device: {args.device}, {args.dtype}, compile {args.compile}")
     print("resume: rerun the same command, which keeps finished seeds", flush=True)
+
+
+# -------------------------------------------------------------------------------------------------
+# Jobs
+
+
+@dataclasses.dataclass
+class Job:
+    """A task and a seed: one model to train.
+
+    Its file holds the weights and the result. A job is finished when its file is there, so that
+    the same command goes on after an interruption.
+    """
+
+    name: str  # of the task
+    seed: int
+    folder: str
+
+    @property
+    def path(self):
+        """Return the path of the job's file, a checkpoint."""
+        return os.path.join(self.folder, f"seed-{self.seed}.pt")
+
+
+def list_jobs(args, tasks):
+    """Return the jobs of a run, task by task. Of several tasks each has a folder of its own."""
+    jobs = []
+    for rows in tasks:
+        folder = args.out
+        if len(tasks) > 1:
+            folder = os.path.join(args.out, rows.name)
+        for seed in range(args.seed, args.seed + args.seeds):
+            jobs.append(Job(rows.name, seed, folder))
+    return jobs
+
+
+@contextlib.contextmanager
+def report_interrupt(jobs):
+    """After Ctrl-C in the block, say how many jobs are finished, and end with exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        num_finished = sum(os.path.exists(job.path) for job in jobs)
+        print(f"Interrupted: {num_finished} of {len(jobs)} runs are finished and kept. Rerun the "
+              "same command to train the others.")
+        raise SystemExit(130) from interrupt
+
+
+def run_jobs(args, config, checkpoint, tasks, jobs):
+    """Run those of the jobs that are not finished; the jobs of a task share its token IDs."""
+    if args.compile:  # graphs of encode: models differ in mask, bag and length
+        torch._dynamo.config.recompile_limit = 64
+    for rows in tasks:
+        unfinished = []
+        for job in jobs:
+            if job.name == rows.name and not os.path.exists(job.path):
+                unfinished.append(job)
+        if not unfinished:
+            continue
+        splits = divide_rows(args, rows)
+        data = encode_splits(args, config, checkpoint, rows, splits)
+        facts = collect_facts(args, rows, splits, data)
+        print_facts(rows.name, facts, data["train"].notes)
+        for job in unfinished:
+            run_job(args, config, checkpoint, job, data, facts)
+
+
+def divide_rows(args, rows):
+    """Return dict, split -> rows: train, select unless it is empty, and the splits to score."""
+    train = rows.train
+    if args.limit is not None:
+        train, _ = draw_rows(train, args.limit, seed=0)
+    num_rows = len(train)
+    select, train = draw_groups(train, round(args.select * num_rows), 1, rows.task.group_start)
+    if args.select > 0 and not select:
+        print(f"{rows.name}: --select {args.select:g} of {num_rows:,} rows is none: the last "
+              "weights are scored, not the best")
+    splits = dict(train=train)  # subtle: it is first, as the tokenizer numbers words in this order
+    if select:
+        splits["select"] = select
+    return splits | rows.devs
+
+
+def encode_splits(args, config, checkpoint, rows, splits):
+    """Return the rows of each split as token IDs.
+
+    Args:
+        rows: TaskRows.
+        splits: dict, as divide_rows returns it.
+
+    Returns:
+        dict, split -> SequenceClassification or QuestionAnswering, which share the tokenizer that
+        knows their words.
+    """
+    if rows.name in SQUAD:
+        data_class = QuestionAnswering
+        options = dict(stride=args.stride, max_words=args.max_answer,
+                       allow_no_answer=rows.name == "squad_v2")
+    else:
+        data_class = SequenceClassification
+        has_bag = args.bag > 0 and len(rows.task.texts) == 1  # a bag cannot compare two texts
+        options = dict(scale=choose_scale(checkpoint, rows, splits["train"]), has_bag=has_bag)
+    data = {}
+    with blame_input(f"--ckpt {args.ckpt}"):
+        tokenizer = choose_tokenizer(config, checkpoint, splits["train"])
+        for split, part in splits.items():
+            data[split] = data_class(rows.task, part, tokenizer, config.length, **options)
+    return data
+
+
+def choose_scale(checkpoint, rows, train):
+    """Return the unit of the numbers to predict, mean and standard deviation; None of classes."""
+    if rows.task.labels is not None:
+        return None
+    if is_same_task(checkpoint, rows.name, rows.task):
+        return checkpoint["task"]["scale"]
+    return measure_scale(train)
+
+
+def choose_tokenizer(config, checkpoint, train):
+    """Return the tokenizer of the checkpoint, or one with the n-grams of the training texts."""
+    if "encoder" in checkpoint:
+        _, _, tokenizer_class = select_classes(vars(config))
+        return tokenizer_class.load(checkpoint["encoder"], config)
+    counts = Counter()
+    for texts, _ in train:
+        for text in texts:
+            counts.update(list_words(text))
+    return HashTokenizer(config, hash_name="lsh", hash=NgramLSH.fit(counts))
+
+
+def collect_facts(args, rows, splits, data):
+    """Return what results.json and predictions.json say of the rows of a task, a dict."""
+    task = rows.task
+    num_rows = {split: len(part) for split, part in splits.items()}
+    dev = data[task.dev[0]]
+    truth = None  # of SQuAD, whose answers are texts
+    if dev.head == "classify":
+        truth = dev.targets.tolist()
+    return dict(
+        metric=task.metrics[0],
+        n=num_rows[task.dev[0]],
+        n_train=num_rows["train"],
+        split=name_source(args, rows.name),
+        columns=[*task.texts, task.label],
+        rows=num_rows,
+        majority=dev.majority(data["train"]),
+        truth=truth,
+    )
+
+
+def name_source(args, name):
+    """Return where the rows to score of a task come from."""
+    if name == "pydoc":
+        return "held-out files of the installed Python"
+    if isinstance(args.dev, float):
+        return f"{args.dev:g} of the rows of {args.train}"
+    if args.dev:
+        return f"rows of {args.dev}"
+    if args.data_dir:
+        return f"dev set, {args.data_dir}"
+    return "dev set, hub"
+
+
+def print_facts(name, facts, notes):
+    """Print which columns and rows of a task are read, and notes, what of them is lost."""
+    columns = ", ".join(facts["columns"])
+    sizes = ", ".join(f"{split} {size:,}" for split, size in facts["rows"].items())
+    print(f"{name}: {facts['split']}; columns {columns}; rows {sizes}")
+    print(f"{name}: of train {notes}", flush=True)
+
+
+def run_job(args, config, checkpoint, job, data, facts):
+    """Train and score the model of a job, and its control, and write the job's file."""
+    train = data["train"]
+    torch.manual_seed(job.seed)  # of the new weights and of dropout
+    model = build_model(config, checkpoint, job.name, train)
+    model.to(args.device)
+    if args.compile:
+        model.encode = torch.compile(model.encode)
+    result = train_one(args, job.name, job.seed, model, data)
+    result["facts"] = facts
+    result["size"] = count_parameters(model)
+    control = build_bag_of_words(data)
+    if control is not None and args.epochs > 0:
+        control.to(args.device)
+        title = f"{job.name}, bag of words"
+        result["control"] = train_one(args, title, job.seed, control, data)
+
+    os.makedirs(job.folder, exist_ok=True)
+    task = train.description() | dict(name=job.name)
+    words = checkpoint.get("words", [])
+    save_checkpoint(job.path, model, train.tokenizer.state(), run=result, task=task, words=words)
+
+
+# -------------------------------------------------------------------------------------------------
+# Models
+
+
+def build_model(config, checkpoint, name, train):
+    """Return the model of a task. What the checkpoint does not have of it is drawn at random.
+
+    Args:
+        config: of the encoder. The head follows from the task.
+        name: str, the task.
+        train: SequenceClassification or QuestionAnswering, the training rows.
+    """
+    num_rows = config.bag if train.has_bag else 0
+    config = dataclasses.replace(config, head=train.head, labels=train.num_outputs, bag=num_rows)
+    _, model_class, _ = select_classes(vars(config))
+    model = model_class(config)
+
+    weights = checkpoint.get("model", {})
+    new_parts = ()  # whose weights stay as they were drawn
+    if not is_same_task(checkpoint, name, train.task):
+        new_parts = ("head.", "bag.")
+    elif len(weights.get("bag.weight", ())) != num_rows:  # another --bag
+        new_parts = ("bag.",)
+    weights = {key: weight for key, weight in weights.items() if not key.startswith(new_parts)}
+    model.load_state_dict(weights, strict=False)
+
+    model.set_codes(torch.from_numpy(train.tokenizer.codes()))
+    # the idf of a bag counts the training texts once, when it is new
+    if num_rows > 0 and "bag.weight" not in weights:
+        model.bag.set_idf([model.bag_rows[torch.from_numpy(ids)] for ids in train.examples])
+    return model
+
+
+def build_bag_of_words(data):
+    """Return the control without an encoder; None where there are no words or no labels.
+
+    Args:
+        data: dict, as encode_splits returns it.
+    """
+    train = data["train"]
+    if train.head != "classify" or not train.tokenizer.words:  # CANINE has characters
+        return None
+    examples = []
+    for part in data.values():
+        examples += part.examples
+    num_ids = 1 + max(ids.max() for ids in examples)
+    return BagOfWords(train.examples, num_ids, train.num_outputs, train.length)
+
+
+# -------------------------------------------------------------------------------------------------
+# Training
+
+
+def train_one(args, name, seed, model, data):
+    """Train a model on a task, and score it. Leave the chosen weights in it.
+
+    Args:
+        args: the flags, with device, dtype and compile as of resolve_device.
+        name: str, the task, for the log.
+        seed: int, orders the examples.
+        model: nn.Module with token IDs (B, L) and mask to logits; its weights are overwritten.
+        data: dict of split -> SequenceClassification or QuestionAnswering: train; select, whose
+            score chooses the weights, or no such split; and the splits to score.
+
+    Returns:
+        dict of seed; best and last, the scores of the chosen and the last weights; predicted, by
+        the chosen ones; constant_prediction, their only label or None; selection, the score that
+        chose them; log, a list of one dict for each evaluation.
+    """
+    log, best_weights = fit(args, name, seed, model, data)
+    last, predicted = evaluate_dev(args, model, data)
+    best = last
+    if best_weights.state is not None:
+        model.load_state_dict(best_weights.state)
+        best, predicted = evaluate_dev(args, model, data)
+    dev = data[data["train"].task.dev[0]]
+    return dict(
+        seed=seed,
+        best=best,
+        last=last,
+        predicted=np.asarray(predicted).tolist(),
+        constant_prediction=dev.name_constant(predicted),
+        selection=best_weights.score,
+        log=log,
+    )
+
+
+def fit(args, name, seed, model, data):
+    """Train a model on a task; the arguments are those of train_one.
+
+    Returns:
+        list of dict, one for each evaluation; and BestWeights.
+    """
+    train = data["train"]
+    metric = train.task.metrics[0]
+    batches = draw_batches(train.examples, args.batch, args.epochs, seed)
+    steps = len(batches)
+    warmup = math.ceil(WARMUP * steps)
+    eval_every = args.eval_every
+    if eval_every is None:  # twice per epoch
+        eval_every = max(1, math.ceil(len(train.examples) / args.batch) // 2)
+
+    optimizer = build_optimizer(model, args.lr)
+    best_weights = BestWeights()
+    log = []
+    total_loss = torch.zeros((), device=args.device)  # since the last evaluation
+    num_losses = 0
+    # disable=None: no bar where there is no terminal
+    for step in tqdm(range(steps), f"{name}, seed {seed}", leave=False, disable=None):
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * learning_rate(step, steps, warmup)
+        model.train()
+        if model.config.lsh_redraw:
+            model.redraw_hyperplanes(seed * SEED_STRIDE + step)
+
+        # forward, backward, clip, update
+        chosen = batches[step]  # indices of examples
+        targets = torch.from_numpy(train.targets[chosen]).to(args.device)
+        logits = compute_logits(args, model, [train.examples[i] for i in chosen])
+        loss = train.loss(logits, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        total_loss += loss.detach()  # on the device: to read it would wait for a GPU
+        num_losses += 1
+
+        num_steps = step + 1
+        if num_steps % eval_every == 0 or num_steps == steps:
+            mean_loss = total_loss.item() / num_losses
+            row = dict(task=name, seed=seed, step=num_steps, loss=mean_loss)
+            if "select" in data:
+                scores, _ = evaluate(args, model, data["select"])
+                row |= scores
+                best_weights.update(model, scores[metric])
+            log.append(row)
+            print_progress(row, steps, metric)
+            total_loss.zero_()
+            num_losses = 0
+    return log, best_weights
+
+
+def draw_batches(examples, batch_size, epochs, seed):
+    """Return the batches of all epochs, arrays of indices: examples of similar length together."""
+    lengths = [len(example) for example in examples]
+    batches = []
+    for epoch in range(epochs):
+        batches += length_batches(lengths, batch_size, np.random.default_rng([seed, epoch]))
+    return batches
+
+
+def build_optimizer(model, lr):
+    """Return Adam for the encoder, and with the weight decay of its own for the bag of words."""
+    encoder = []
+    bag = []
+    for name, parameter in model.named_parameters():
+        if name.startswith("bag."):
+            bag.append(parameter)
+        else:
+            encoder.append(parameter)
+    groups = [
+        dict(params=encoder, weight_decay=0.0),
+        dict(params=bag, weight_decay=HashedBag.DECAY),
+    ]
+    return torch.optim.AdamW(groups, lr, eps=1e-6, fused=True)
+
+
+def learning_rate(step, steps, warmup):
+    """Return the factor of the peak: linear up, then five times a cosine down. [HF Table 5]"""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / (steps - warmup)  # from 0 to below 1
+    return 0.5 * (1 + math.cos(math.pi * (CYCLES * progress % 1)))
+
+
+def compute_logits(args, model, examples):
+    """Return float32 logits of examples, a list of int32 arrays of token IDs."""
+    # to compile few shapes, pad to powers of two up to this length
+    max_length = model.config.length if args.compile else None
+    ids, key_mask = pad_batch(examples, max_length)  # (B, L), bool (B, L) or None
+    ids = ids.to(args.device)
+    if key_mask is not None:
+        key_mask = key_mask.to(args.device)
+    with autocast(args.device, args.dtype):
+        logits = model(ids, key_mask)
+    return logits.float()
+
+
+@torch.no_grad()
+def evaluate(args, model, part):
+    """Return the scores of a split, a value of data, as a dict; and what was predicted."""
+    model.eval()
+    batch_size = max(1, EVAL_POSITIONS // model.config.length)
+
+    def predict(examples):
+        lengths = [len(example) for example in examples]
+        for chosen in length_batches(lengths, batch_size):
+            logits = compute_logits(args, model, [examples[i] for i in chosen])
+            if not logits.isfinite().all():
+                raise InputError("--lr: expected finite outputs of the model, got NaN or infinity. "
+                                 "Try a lower --lr.")
+            yield chosen, logits
+
+    return part.evaluate(predict)
+
+
+def evaluate_dev(args, model, data):
+    """Return the scores of all splits to score, and what was predicted of the first."""
+    first, *others = data["train"].task.dev
+    scores, predicted = evaluate(args, model, data[first])
+    for split in others:  # of MNLI: mismatched_
+        more, _ = evaluate(args, model, data[split])
+        for metric, score in more.items():
+            scores[f"{split.removeprefix('dev_')}_{metric}"] = score
+    return scores, predicted
+
+
+class BestWeights:
+    """The weights of a model with the highest score; of equal scores the earliest.
+
+    Attributes:
+        score: float, -inf before the first update.
+        state: dict as of state_dict, None before the first update.
+    """
+
+    def __init__(self):
+        self.score = -math.inf
+        self.state = None
+
+    def update(self, model, score):
+        """Copy the weights of the model, if its score is higher than all before."""
+        if score > self.score:
+            self.score = score
+            self.state = {key: weight.clone() for key, weight in model.state_dict().items()}
+
+
+def print_progress(row, steps, metric):
+    """Print a row of the log, above the progress bar."""
+    text = f"{row['task']}, seed {row['seed']}, step {row['step']:,} of {steps:,}: "
+    text += f"loss {row['loss']:.3f}"
+    if metric in row:
+        text += f", select {metric} {row[metric]:.2f}"
+    tqdm.write(text)
+    sys.stdout.flush()  # in a file or a pipe, too, where it would wait for more lines
+
+
+# -------------------------------------------------------------------------------------------------
+# Results
+
+
+def load_results(jobs):
+    """Return dict: task -> the results of its seeds, as run_jobs saved them."""
+    results = {}
+    for job in jobs:
+        results.setdefault(job.name, [])
+        results[job.name].append(load_checkpoint(job.path)["run"])
+    return results
+
+
+def summarize(config, checkpoint, tasks, settings, results):
+    """Return the content of results.json.
+
+    Args:
+        tasks: list of TaskRows.
+        settings: dict, of the run.
+        results: dict, as load_results returns it.
+    """
+    summaries = {}
+    for rows in tasks:
+        summaries[rows.name] = summarize_task(results[rows.name], rows.task.labels)
+    size = results[tasks[0].name][0]["size"]
+    model = dict(
+        parameters=size["total"],
+        embedding=size["embedding"],
+        poep=100 * size["poep"],
+        emb=config.emb,
+        pretrained="model" in checkpoint,
+    )
+    content = dict(tasks=summaries, settings=settings, model=model)
+    if len(tasks) > 1:  # average over tasks, then over seeds
+        by_seed = np.mean([row["values"] for row in summaries.values()], axis=0)
+        content["average"] = float(by_seed.mean())
+        content["average_std"] = deviation(by_seed)
+    return content
+
+
+def summarize_task(results, labels):
+    """Return the row of results.json of one task.
+
+    Args:
+        results: list, of its seeds.
+        labels: list of str, its classes, or None.
+    """
+    row = dict(results[0]["facts"])
+    del row["truth"]  # which is in predictions.json
+    metric = row["metric"]
+    predictions = collect_predictions(results)
+    row |= summarize_control(results, predictions)
+    values = [result["best"][metric] for result in results]
+    last = [result["last"][metric] for result in results]
+    return row | dict(
+        seeds=[result["seed"] for result in results],
+        values=values,
+        mean=float(np.mean(values)),
+        std=deviation(values),
+        min=min(values),
+        max=max(values),
+        last=float(np.mean(last)),
+        all_metrics=average_metrics(results),
+        f1_per_label=score_labels(predictions, labels),
+        one_class=find_constant_seeds(results),
+        parameters=results[0]["size"]["total"],
+    )
+
+
+def collect_predictions(results):
+    """Return the entry of a task in predictions.json: the truth, and what each seed predicted."""
+    facts = results[0]["facts"]
+    content = dict(metric=facts["metric"], truth=facts["truth"], predicted=[], bag_of_words=[])
+    for result in results:
+        content["predicted"].append(result["predicted"])
+        if "control" in result:
+            content["bag_of_words"].append(result["control"]["predicted"])
+    return content
+
+
+def summarize_control(results, predictions):
+    """Return the score of the bag of words, and how far the encoder is above it."""
+    if not predictions["bag_of_words"]:
+        return dict(bag_of_words=None, bag_of_words_std=None, over_bag=None, over_bag_error=None)
+    metric = predictions["metric"]
+    scores = [result["control"]["best"][metric] for result in results]
+    difference, error = compare_predictions(
+        metric, predictions["truth"], predictions["predicted"], predictions["bag_of_words"])
+    return dict(bag_of_words=float(np.mean(scores)), bag_of_words_std=deviation(scores),
+                over_bag=difference, over_bag_error=error)
+
+
+def deviation(values):
+    """Return the standard deviation of a sample, None of one value."""
+    if len(values) == 1:
+        return None
+    return float(np.std(values, ddof=1))
+
+
+def average_metrics(results):
+    """Return each metric's mean over the seeds."""
+    means = {}
+    for metric in results[0]["best"]:
+        means[metric] = float(np.mean([result["best"][metric] for result in results]))
+    return means
+
+
+def score_labels(predictions, labels):
+    """Return each label's F1 score in percent, the mean over the seeds; {} without labels."""
+    scores = {}
+    if labels is not None:
+        truth = np.array(predictions["truth"])
+        predicted = np.array(predictions["predicted"])  # (S, n)
+        for number, label in enumerate(labels):
+            by_seed = [f1(classes, truth, number) for classes in predicted]
+            scores[label] = 100 * float(np.mean(by_seed))
+    return scores
+
+
+def find_constant_seeds(results):
+    """Return dict: seed, as str -> its label, of the seeds that predict one label of all rows."""
+    constant = {}
+    for result in results:
+        if result["constant_prediction"] is not None:
+            constant[str(result["seed"])] = result["constant_prediction"]
+    return constant
+
+
+def write_results(out, content, results):
+    """Write log.jsonl, results.json and predictions.json."""
+    predictions = {}
+    with open(os.path.join(out, "log.jsonl"), "w") as file:
+        for name, by_seed in results.items():
+            predictions[name] = collect_predictions(by_seed)
+            for result in by_seed:
+                for row in result["log"]:
+                    print(json.dumps(row), file=file)
+    write_json(out, "results.json", content)
+    write_json(out, "predictions.json", predictions)
+
+
+def keep_best_weights(jobs, results):
+    """Make the file of each task's best seed its ckpt.pt, and remove those of the others."""
+    for job in jobs:
+        # the scored rows do not choose the seed, either
+        best = max(results[job.name], key=lambda result: result["selection"])
+        if job.seed == best["seed"]:
+            os.replace(job.path, os.path.join(job.folder, "ckpt.pt"))
+        else:
+            os.remove(job.path)
 
 
 def format_score(score):

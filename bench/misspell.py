@@ -87,8 +87,10 @@ def bench_scores(args):
                 rows.append((tuple(misspell(text, share, rng) for text in texts), label))
             splits[share] = f"{share} misspelled"
             devs[splits[share]] = rows
-        data, _ = finetune.prepare_data(settings, model.config, checkpoint, checkpoint["task"],
-                                        name, task, train, devs)
+        task_rows = finetune.TaskRows(name, task, train, devs)
+        rows_of_splits = finetune.divide_rows(settings, task_rows)
+        data = finetune.encode_splits(settings, model.config, checkpoint, task_rows,
+                                      rows_of_splits)
         model.set_codes(torch.from_numpy(data["train"].tokenizer.codes()))
         title = harness.name_run(results["settings"], name)  # model, task
         yield score_splits(title, settings, model, data, splits)

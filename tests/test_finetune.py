@@ -243,28 +243,28 @@ def test_training_rows_are_divided_and_none_is_lost(tune, own, tmp_path, monkeyp
 
 def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, monkeypatch):
     """Law: dev rows are read at the end only, with the last weights and then the chosen ones."""
-    accuracy = [50.0, 90.0, 70.0]  # of the slice, in three evaluations
+    accuracy = [50.0, 90.0, 90.0, 70.0]  # of the slice; of equal ones the earliest is chosen
     sizes = []
     heads = []
 
     def evaluate(args, model, data):
         sizes.append(len(data.examples))
         heads.append(model.head[1].weight.clone())
-        if len(sizes) <= 3:
+        if len(sizes) <= 4:
             return dict(accuracy=accuracy[len(sizes) - 1]), None
         return dict(accuracy=10.0 * len(sizes)), data.targets
 
     monkeypatch.setattr(finetune, "evaluate", evaluate)
     monkeypatch.setattr(finetune, "build_bag_of_words", lambda data: None)
-    row = tune(tmp_path, *own, "--seeds", 1, "--eval_every", 23)["tasks"]["own"]
+    row = tune(tmp_path, *own, "--seeds", 1, "--eval_every", 18)["tasks"]["own"]
 
-    assert sizes == [40, 40, 40, 101, 101]
-    last = heads[3]
-    assert torch.equal(last, heads[2])
-    assert row["last"] == 40
-    chosen = heads[4]
+    assert sizes == [40, 40, 40, 40, 101, 101]
+    last = heads[4]
+    assert torch.equal(last, heads[3])
+    assert row["last"] == 50
+    chosen = heads[5]
     assert torch.equal(chosen, heads[1])
-    assert row["mean"] == 50
+    assert row["mean"] == 60
     assert torch.equal(read_weights(tmp_path)["head.1.weight"], chosen)
 
 
@@ -466,7 +466,35 @@ def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):
     assert len(Predictor(str(tmp_path)).classify("zebra")) == 2
 
 
+@pytest.mark.parametrize("ckpt, flags, out", [
+    ("models/docstrings.pt", "", "out/docstrings-own"),  # a file of its own
+    ("runs/a/best.pt", "--from_scratch", "out/a-scratch-own"),  # a file of a run
+    ("runs/a", "", "out/a-own"),
+])
+def test_default_out_names_the_start_and_the_task(
+        ckpt, flags, out, sr_run, own, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("models/docstrings.pt", "runs/a/ckpt.pt", "runs/a/best.pt"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(sr_run / "ckpt.pt", path)
+    done = run_main(finetune.main, "--ckpt", ckpt, *QUICK, *own, *NO_TRAINING, *flags.split())
+    assert f"Saved {out}/results.json" in done.out
+    assert (tmp_path / out / "ckpt.pt").exists()
+
+
 # Training
+
+
+@pytest.mark.parametrize("steps, warmup, rates", [
+    (12, 2, [1 / 2, 1, *[1, 1 / 2] * 5]),  # linear up, then five cosines of two steps
+    (10, 0, [1, 1 / 2] * 5),  # nothing to warm up
+    (4, 4, [1 / 4, 1 / 2, 3 / 4, 1]),
+    (1, 1, [1]),
+])
+def test_learning_rate_rises_to_the_peak_and_never_above(steps, warmup, rates):
+    factors = [finetune.learning_rate(step, steps, warmup) for step in range(steps)]
+    assert factors == pytest.approx(rates)
+    assert max(factors) == 1
 
 
 def test_recipe_reaches_the_optimizer(tune, own, tmp_path, before_step):
@@ -594,14 +622,14 @@ def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
     before = (out / "results.json").read_bytes()
 
     refuse(out, [*flags, "--batch", 9], f"--out {out}: belongs to another run", "batch was 16")
-    refuse(copy, flags, "belongs to another run")  # of pre-training
+    refuse(copy, flags, "belongs to another run (it has no settings.json)")  # of pre-training
     with lock_output(str(out)):
         refuse(out, flags, f"--out {out}: in use")
     os.utime(copy / "ckpt.pt", (1, 1))
-    refuse(out, flags, "checkpoint was")
+    refuse(out, flags, "another run (the checkpoint files differ)")
     shutil.copy2(sr_run / "ckpt.pt", copy)
     dev.write_text(dev.read_text() + "one more text\tup\n")
-    refuse(out, flags, "texts was")
+    refuse(out, flags, "another run (the texts differ)")
     assert (out / "results.json").read_bytes() == before
 
 
@@ -635,6 +663,7 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
     ("--label a", "got neither"),  # of --train and --dev
     ("OWN --text label", "--text: expected other columns"),  # the score would be perfect
     ("OWN --dev 0.001", "--dev 0.001: expected a share with rows"),
+    ("OWN --dev 1.5", "--dev: expected a file or a share between 0 and 1, got 1.5"),
     ("--task squad --train a --dev 0.1", "--dev: expected a file"),
     ("OWN --device tpu", "--device: expected"),
     ("OWN --data_dir a", "--data_dir: expected it or --train"),
