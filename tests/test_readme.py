@@ -310,7 +310,7 @@ def test_prose_of_sketches_follows_results():
         f"about {round(collisions['k 1, R 500']['expected'], -4):,.0f} pairs at k = 1",
         "| {}; {}; {}; {} % |".format(*[spread(gaps[name], "first") for name in (
             "median", "mean", "proj, LSH", "20,000 words, not tied")]),
-        f"against the mean | {time:.2f} |")
+        f"against the mean | {time:.2f} times |")
     assert 3.5 < time < 4.5  # "about four times"
     assert crowd["counted"] == 0
     assert len({round(row["first"], 1) for row in glue.values()}) == 1  # every model predicts "the"
@@ -438,9 +438,8 @@ def test_prose_of_word_counts_follows_results():
     model, frequency = rows("frequency").values()
     assert_said(
         f"{'; '.join(scores)}; {stsb['cosine']:.1f}; {spread(stsb, 'difference')} %",
-        f"Of the {default['over_bag']:.1f} points on STS-B that the encoder is ahead of the bag, "
-        f"shared words explain {explained:.1f}: ahead of the cosine it is "
-        f"{spread(stsb, 'difference')}.",
+        f"cosine of shared words alone is {explained:.1f} of the {default['over_bag']:.1f} points "
+        f"ahead of the bag, and the encoder {spread(stsb, 'difference')} ahead of the cosine.",
         f"{model['f1_random']:.2f}, {frequency['f1_random']:.2f}; "
         f"{model['f1_shuffled']:.2f}, {frequency['f1_shuffled']:.2f} |",
         f"frequency alone has {frequency['f1_random']:.3f} of F1 on random words where the model "
@@ -532,7 +531,7 @@ def test_prose_of_other_pre_trainings_follows_results():
         f"sinusoids of amplitude 0.1 (F1 {weak['f1_shuffled']:.3f}, loss {weak['eval_loss']:.3f}). "
         f"With ours F1 is {strong['f1_shuffled']:.3f}, loss {strong['eval_loss']:.3f}.",
         "has F1 {:.3f}, {:.3f} and {:.3f} after".format(*found),
-        "costs nothing that one or two seeds can show: STS-B "
+        "costs too little for so few seeds: STS-B "
         f"{cls['stsb']:.1f} against {mean['stsb']:.1f}",
         f"without the bag {cls['sst2']:.1f} against {mean['sst2']:.1f}.",
         f"Masked hashes of the mean have {other['mean-hm, pydoc']:.1f} on pydoc, where the default "
@@ -563,7 +562,8 @@ def test_prose_of_misspelled_words_follows_results():
     lsh = [round(kept[f"{name}, articles"]) for name in ("proj-lsh", "add-lsh")]
     assert lsh == [73, 73]
     assert_said(
-        f"LSH bits keep {lsh[0]} % of their score at 40 %, that of MD5 bits "
+        f"LSH bits keep {lsh[0]} % of their score at 40 %, Emb of LSH, whose similar words share "
+        f"rows, {kept['emb-lsh, articles']:.0f} %, Proj of MD5 bits "
         f"{kept['proj-md5, articles']:.0f} % and BPE pieces {kept['lookup-bpe, articles']:.0f} %",
         f"(Proj keeps {kept['proj-lsh, sst2']:.0f} % with LSH and {kept['proj-md5, sst2']:.0f} % ")
     for name, row in rows("misspell").items():
