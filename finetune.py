@@ -55,8 +55,8 @@ from common import resolve_device, run_script, save_checkpoint
 from data.batches import length_batches, pad_batch
 from data.corpus import add_reader_flags, reader_options
 from data.squad import SQUAD, QuestionAnswering, read_squad
-from data.tasks import GLUE, TASKS, SequenceClassification, Task, compare_predictions
-from data.tasks import draw_groups, draw_rows, f1, measure_scale, read_task
+from data.tasks import GLUE, LIMIT_SEED, SELECT_SEED, TASKS, SequenceClassification, Task
+from data.tasks import compare_predictions, draw_groups, draw_rows, f1, measure_scale, read_task
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, count_parameters, load_model
 from tokenizer import HashTokenizer
@@ -579,9 +579,10 @@ def divide_rows(args, rows):
     """Return dict, split -> rows: train, select unless it is empty, and the splits to score."""
     train = rows.train
     if args.limit is not None:
-        train, _ = draw_rows(train, args.limit, seed=0)
+        train, _ = draw_rows(train, args.limit, LIMIT_SEED)
     num_rows = len(train)
-    select, train = draw_groups(train, round(args.select * num_rows), 1, rows.task.group_start)
+    count = round(args.select * num_rows)
+    select, train = draw_groups(train, count, SELECT_SEED, rows.task.group_start)
     if args.select > 0 and not select:
         print(f"{rows.name}: --select {args.select:g} of {num_rows:,} rows is none: the last "
               "weights are scored, not the best")

@@ -663,6 +663,7 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
     ("--label a", "got neither"),  # of --train and --dev
     ("OWN --text label", "--text: expected other columns"),  # the score would be perfect
     ("OWN --dev 0.001", "--dev 0.001: expected a share with rows"),
+    ("OWN --dev 0.999", "--dev 0.999: expected a share that leaves rows to train on"),
     ("OWN --dev 1.5", "--dev: expected a file or a share between 0 and 1, got 1.5"),
     ("--task squad --train a --dev 0.1", "--dev: expected a file"),
     ("OWN --device tpu", "--device: expected"),
