@@ -361,7 +361,7 @@ class QuestionAnswering:
         Of all windows of a question the highest span counts, and the lowest "no answer".
 
         Args:
-            batches: what the function predict of evaluate yields.
+            batches: as evaluate reads them.
         """
         best = np.full(len(self.rows), -np.inf)
         null = np.full(len(self.rows), np.inf)
@@ -402,17 +402,16 @@ class QuestionAnswering:
             scores.append(exact_and_f1(answer, truths, self.allow_no_answer))
         return np.array(scores)
 
-    def evaluate(self, predict):
+    def evaluate(self, batches):
         """Score the answers of a model.
 
         Args:
-            predict: function(examples) that yields (indices, logits (B, L, 2)) batch by batch, in
-                any order.
+            batches: iterable of (indices, logits (B, L, 2)): of all windows, in any order.
 
         Returns:
             dict of the scores in percent and eval_loss; and the answers, list of str, "" for none.
         """
-        batches = list(predict(self.examples))  # of SQuAD's dev set some tens of MB
+        batches = list(batches)  # read twice; of SQuAD's dev set some tens of MB
         total_loss = 0.0
         for indices, logits in batches:
             targets = torch.from_numpy(self.targets[indices]).to(logits.device)

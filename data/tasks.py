@@ -622,18 +622,17 @@ class SequenceClassification:
             return F.cross_entropy(logits, targets)
         return F.mse_loss(logits[:, 0], targets)
 
-    def evaluate(self, predict):
+    def evaluate(self, batches):
         """Score the predictions of a model.
 
         Args:
-            predict: function(examples) that yields (indices, logits (B, num_outputs)) batch by
-                batch, in any order.
+            batches: iterable of (indices, logits (B, num_outputs)): of all examples, in any order.
 
         Returns:
             dict of the metrics in percent and eval_loss; and (n,), what was predicted, as targets.
         """
         logits = np.zeros((len(self.examples), self.num_outputs), np.float32)
-        for indices, part in predict(self.examples):
+        for indices, part in batches:
             logits[indices] = part.cpu().numpy()
         predicted = logits[:, 0]
         if self.scale is None:
