@@ -14,7 +14,7 @@ Paper map:
     [HF Table 5] learning_rate
     [HF Table 5] build_parser
     [HF §4.1] build_parser
-    [HF §4.1] load_start
+    [HF §4.1] load_preset
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
 Out of scope: tasks and metrics (data/), labels of new texts (infer.py), the comparison of two
@@ -38,6 +38,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -55,8 +56,8 @@ from common import resolve_device, run_script, save_checkpoint
 from data.batches import length_batches, pad_batch
 from data.corpus import add_reader_flags, reader_options
 from data.squad import SQUAD, QuestionAnswering, read_squad
-from data.tasks import GLUE, TASKS, SequenceClassification, Task, compare_predictions
-from data.tasks import draw_groups, draw_rows, f1, measure_scale, read_task
+from data.tasks import GLUE, LIMIT_SEED, SELECT_SEED, TASKS, SequenceClassification, Task
+from data.tasks import compare_predictions, draw_groups, draw_rows, f1, measure_scale, read_task
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, count_parameters, load_model
 from tokenizer import HashTokenizer
@@ -283,21 +284,14 @@ def check_flags(args):
 
 
 def load_start(args):
-    """Return the checkpoint of --ckpt, or what a preset has of one, and the config. [HF §4.1]
+    """Return the checkpoint that the models start from, and the config of its encoder.
 
     Returns:
-        checkpoint: dict as of load_checkpoint, without model and task where the weights are fresh;
-            of ProFormer it is empty.
+        checkpoint: dict as of load_checkpoint, without model and task where the weights are fresh.
         config: model.Config or CanineConfig.
     """
-    checkpoint = {}
     if args.preset:
-        config = SHAPES[args.preset]
-        if config.emb == "canine":
-            checkpoint["encoder"] = CharacterTokenizer().state()
-        if args.weights:
-            with blame_input(f"--weights {args.weights}"):
-                config, checkpoint["model"] = load_released(args.weights)
+        checkpoint, config = load_preset(args)
     else:
         with blame_file(args.ckpt):
             checkpoint = load_checkpoint(args.ckpt)
@@ -311,6 +305,24 @@ def load_start(args):
     if args.from_scratch:
         checkpoint.pop("model", None)
         checkpoint.pop("task", None)
+    return checkpoint, config
+
+
+def load_preset(args):
+    """Return the checkpoint and config of --preset, as load_start does. [HF §4.1]
+
+    The checkpoint has no more than these parts:
+
+        proformer   none: choose_tokenizer makes its tokenizer from the training texts
+        canine      encoder, its tokenizer; with --weights also model
+    """
+    checkpoint = {}
+    config = SHAPES[args.preset]
+    if config.emb == "canine":
+        checkpoint["encoder"] = CharacterTokenizer().state()
+    if args.weights:
+        with blame_input(f"--weights {args.weights}"):
+            config, checkpoint["model"] = load_released(args.weights)
     return checkpoint, config
 
 
@@ -372,7 +384,7 @@ def find_checkpoint(ckpt):
 
 
 @dataclasses.dataclass
-class TaskRows:
+class TaskData:
     """A task, and its rows as read_task or read_squad returns them."""
 
     name: str  # as of --task
@@ -382,13 +394,13 @@ class TaskRows:
 
 
 def read_tasks(args):
-    """Return a list of TaskRows: of --task glue eight, else one."""
+    """Return a list of TaskData: of --task glue eight, else one."""
     names = GLUE if args.task == "glue" else [args.task]
     tasks = []
     for name in names:
         read = read_squad if name in SQUAD else read_task
         task, train, devs = read(name, args)
-        tasks.append(TaskRows(name, task, train, devs))
+        tasks.append(TaskData(name, task, train, devs))
     return tasks
 
 
@@ -408,10 +420,10 @@ def is_same_task(checkpoint, name, task):
 
 def refuse_new_heads(args, checkpoint, tasks):
     """Raise InputError where --epochs 0 would score a head that no task has trained."""
-    for rows in tasks:
-        if args.epochs == 0 and not is_same_task(checkpoint, rows.name, rows.task):
+    for task_data in tasks:
+        if args.epochs == 0 and not is_same_task(checkpoint, task_data.name, task_data.task):
             raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
-                             f"very task, {rows.name}, with its columns and labels.")
+                             f"very task, {task_data.name}, with its columns and labels.")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -450,7 +462,7 @@ def choose_device(args, saved, local_rank):
 def collect_settings(args, tasks):
     """Return what may not change between the runs in a folder: flags, texts and checkpoint."""
     settings = {flag: value for flag, value in vars(args).items() if flag not in FREE}
-    settings["texts"] = fingerprint([(rows.train, rows.devs) for rows in tasks])
+    settings["texts"] = fingerprint([(task_data.train, task_data.devs) for task_data in tasks])
     if args.ckpt:
         file = find_checkpoint(args.ckpt).stat()
         settings["checkpoint"] = [file.st_size, file.st_mtime_ns]
@@ -535,12 +547,12 @@ class Job:
 def list_jobs(args, tasks):
     """Return the jobs of a run, task by task. Of several tasks each has a folder of its own."""
     jobs = []
-    for rows in tasks:
+    for task_data in tasks:
         folder = args.out
         if len(tasks) > 1:
-            folder = os.path.join(args.out, rows.name)
+            folder = os.path.join(args.out, task_data.name)
         for seed in range(args.seed, args.seed + args.seeds):
-            jobs.append(Job(rows.name, seed, folder))
+            jobs.append(Job(task_data.name, seed, folder))
     return jobs
 
 
@@ -560,69 +572,70 @@ def run_jobs(args, config, checkpoint, tasks, jobs):
     """Run those of the jobs that are not finished; the jobs of a task share its token IDs."""
     if args.compile:  # graphs of encode: models differ in mask, bag and length
         torch._dynamo.config.recompile_limit = 64
-    for rows in tasks:
+    for task_data in tasks:
         unfinished = []
         for job in jobs:
-            if job.name == rows.name and not os.path.exists(job.path):
+            if job.name == task_data.name and not os.path.exists(job.path):
                 unfinished.append(job)
         if not unfinished:
             continue
-        splits = divide_rows(args, rows)
-        data = encode_splits(args, config, checkpoint, rows, splits)
-        facts = collect_facts(args, rows, splits, data)
-        print_facts(rows.name, facts, data["train"].notes)
+        splits = divide_rows(args, task_data)
+        data = encode_splits(args, config, checkpoint, task_data, splits)
+        facts = collect_facts(args, task_data, splits, data)
+        print_facts(task_data.name, facts, data["train"].notes)
         for job in unfinished:
             run_job(args, config, checkpoint, job, data, facts)
 
 
-def divide_rows(args, rows):
+def divide_rows(args, task_data):
     """Return dict, split -> rows: train, select unless it is empty, and the splits to score."""
-    train = rows.train
+    train = task_data.train
     if args.limit is not None:
-        train, _ = draw_rows(train, args.limit, seed=0)
+        train, _ = draw_rows(train, args.limit, LIMIT_SEED)
     num_rows = len(train)
-    select, train = draw_groups(train, round(args.select * num_rows), 1, rows.task.group_start)
+    count = round(args.select * num_rows)
+    select, train = draw_groups(train, count, SELECT_SEED, task_data.task.group_start)
     if args.select > 0 and not select:
-        print(f"{rows.name}: --select {args.select:g} of {num_rows:,} rows is none: the last "
+        print(f"{task_data.name}: --select {args.select:g} of {num_rows:,} rows is none: the last "
               "weights are scored, not the best")
     splits = dict(train=train)  # subtle: it is first, as the tokenizer numbers words in this order
     if select:
         splits["select"] = select
-    return splits | rows.devs
+    return splits | task_data.devs
 
 
-def encode_splits(args, config, checkpoint, rows, splits):
+def encode_splits(args, config, checkpoint, task_data, splits):
     """Return the rows of each split as token IDs.
 
     Args:
-        rows: TaskRows.
+        task_data: TaskData.
         splits: dict, as divide_rows returns it.
 
     Returns:
         dict, split -> SequenceClassification or QuestionAnswering, which share the tokenizer that
         knows their words.
     """
-    if rows.name in SQUAD:
+    if task_data.name in SQUAD:
         data_class = QuestionAnswering
         options = dict(stride=args.stride, max_words=args.max_answer,
-                       allow_no_answer=rows.name == "squad_v2")
+                       allow_no_answer=task_data.name == "squad_v2")
     else:
         data_class = SequenceClassification
-        has_bag = args.bag > 0 and len(rows.task.texts) == 1  # a bag cannot compare two texts
-        options = dict(scale=choose_scale(checkpoint, rows, splits["train"]), has_bag=has_bag)
+        has_bag = args.bag > 0 and len(task_data.task.texts) == 1  # a bag cannot compare two texts
+        options = dict(scale=choose_scale(checkpoint, task_data, splits["train"]), has_bag=has_bag)
     data = {}
     with blame_input(f"--ckpt {args.ckpt}"):
         tokenizer = choose_tokenizer(config, checkpoint, splits["train"])
         for split, part in splits.items():
-            data[split] = data_class(rows.task, part, tokenizer, config.length, **options)
+            data[split] = data_class(task_data.task, part, tokenizer, config.length, **options)
     return data
 
 
-def choose_scale(checkpoint, rows, train):
+def choose_scale(checkpoint, task_data, train):
     """Return the unit of the numbers to predict, mean and standard deviation; None of classes."""
-    if rows.task.labels is not None:
+    if task_data.task.labels is not None:
         return None
-    if is_same_task(checkpoint, rows.name, rows.task):
+    if is_same_task(checkpoint, task_data.name, task_data.task):
         return checkpoint["task"]["scale"]
     return measure_scale(train)
 
@@ -639,23 +652,19 @@ def choose_tokenizer(config, checkpoint, train):
     return HashTokenizer(config, hash_name="lsh", hash=NgramLSH.fit(counts))
 
 
-def collect_facts(args, rows, splits, data):
-    """Return what results.json and predictions.json say of the rows of a task, a dict."""
-    task = rows.task
+def collect_facts(args, task_data, splits, data):
+    """Return what results.json says of the rows of a task, a dict."""
+    task = task_data.task
     num_rows = {split: len(part) for split, part in splits.items()}
     dev = data[task.dev[0]]
-    truth = None  # of SQuAD, whose answers are texts
-    if dev.head == "classify":
-        truth = dev.targets.tolist()
     return dict(
         metric=task.metrics[0],
         n=num_rows[task.dev[0]],
         n_train=num_rows["train"],
-        split=name_source(args, rows.name),
+        split=name_source(args, task_data.name),
         columns=[*task.texts, task.label],
         rows=num_rows,
         majority=dev.majority(data["train"]),
-        truth=truth,
     )
 
 
@@ -670,6 +679,15 @@ def name_source(args, name):
     if args.data_dir:
         return f"dev set, {args.data_dir}"
     return "dev set, hub"
+
+
+def list_truth(data):
+    """Return the targets of the rows to score, a list; None of SQuAD, whose answers are texts."""
+    task = data["train"].task
+    dev = data[task.dev[0]]
+    if dev.head == "classify":
+        return dev.targets.tolist()
+    return None
 
 
 def print_facts(name, facts, notes):
@@ -690,6 +708,7 @@ def run_job(args, config, checkpoint, job, data, facts):
         model.encode = torch.compile(model.encode)
     result = train_one(args, job.name, job.seed, model, data)
     result["facts"] = facts
+    result["truth"] = list_truth(data)
     result["size"] = count_parameters(model)
     control = build_bag_of_words(data)
     if control is not None and args.epochs > 0:
@@ -708,7 +727,7 @@ def run_job(args, config, checkpoint, job, data, facts):
 
 
 def build_model(config, checkpoint, name, train):
-    """Return the model of a task. What the checkpoint does not have of it is drawn at random.
+    """Return the model of a task, with the checkpoint's weights where it has some.
 
     Args:
         config: of the encoder. The head follows from the task.
@@ -720,20 +739,39 @@ def build_model(config, checkpoint, name, train):
     _, model_class, _ = select_classes(vars(config))
     model = model_class(config)
 
-    weights = checkpoint.get("model", {})
-    new_parts = ()  # whose weights stay as they were drawn
+    new_parts = []  # whose weights stay as they were drawn
     if not is_same_task(checkpoint, name, train.task):
-        new_parts = ("head.", "bag.")
-    elif len(weights.get("bag.weight", ())) != num_rows:  # another --bag
-        new_parts = ("bag.",)
-    weights = {key: weight for key, weight in weights.items() if not key.startswith(new_parts)}
-    model.load_state_dict(weights, strict=False)
+        new_parts = ["head", "bag"]
+    elif checkpoint["config"]["bag"] != num_rows:  # another --bag
+        new_parts = ["bag"]
+    if "model" in checkpoint:
+        load_weights(model, checkpoint["model"], new_parts)
 
     model.set_codes(torch.from_numpy(train.tokenizer.codes()))
     # the idf of a bag counts the training texts once, when it is new
-    if num_rows > 0 and "bag.weight" not in weights:
+    if num_rows > 0 and "bag" in new_parts:
         model.bag.set_idf([model.bag_rows[torch.from_numpy(ids)] for ids in train.examples])
     return model
+
+
+def load_weights(model, weights, new_parts):
+    """Copy weights into a model, except into its new parts.
+
+    Args:
+        model: nn.Module.
+        weights: dict, as of state_dict.
+        new_parts: list of str, the first words of names, as bag of bag.weight.
+
+    Raises:
+        InputError: A weight of another part is missing, or the model has no weight of a name.
+    """
+    old = {key: weight for key, weight in weights.items() if key.split(".")[0] not in new_parts}
+    missing, unexpected = model.load_state_dict(old, strict=False)
+    missing = [key for key in missing if key.split(".")[0] not in new_parts]
+    if missing or unexpected:
+        wrong = missing + unexpected
+        raise InputError(f"--ckpt: expected the weights of the model, got {len(missing)} missing "
+                         f"and {len(unexpected)} unexpected ones, as {wrong[0]}.")
 
 
 def build_bag_of_words(data):
@@ -799,8 +837,8 @@ def fit(args, name, seed, model, data):
     train = data["train"]
     metric = train.task.metrics[0]
     batches = draw_batches(train.examples, args.batch, args.epochs, seed)
-    steps = len(batches)
-    warmup = math.ceil(WARMUP * steps)
+    num_steps = len(batches)
+    warmup = math.ceil(WARMUP * num_steps)
     eval_every = args.eval_every
     if eval_every is None:  # twice per epoch
         eval_every = max(1, math.ceil(len(train.examples) / args.batch) // 2)
@@ -811,9 +849,9 @@ def fit(args, name, seed, model, data):
     total_loss = torch.zeros((), device=args.device)  # since the last evaluation
     num_losses = 0
     # disable=None: no bar where there is no terminal
-    for step in tqdm(range(steps), f"{name}, seed {seed}", leave=False, disable=None):
+    for step in tqdm(range(num_steps), f"{name}, seed {seed}", leave=False, disable=None):
         for group in optimizer.param_groups:
-            group["lr"] = args.lr * learning_rate(step, steps, warmup)
+            group["lr"] = args.lr * learning_rate(step, num_steps, warmup)
         model.train()
         if model.config.lsh_redraw:
             model.redraw_hyperplanes(seed * SEED_STRIDE + step)
@@ -830,16 +868,16 @@ def fit(args, name, seed, model, data):
         total_loss += loss.detach()  # on the device: to read it would wait for a GPU
         num_losses += 1
 
-        num_steps = step + 1
-        if num_steps % eval_every == 0 or num_steps == steps:
+        num_done = step + 1
+        if num_done % eval_every == 0 or num_done == num_steps:
             mean_loss = total_loss.item() / num_losses
-            row = dict(task=name, seed=seed, step=num_steps, loss=mean_loss)
+            row = dict(task=name, seed=seed, step=num_done, loss=mean_loss)
             if "select" in data:
                 scores, _ = evaluate(args, model, data["select"])
                 row |= scores
                 best_weights.update(model, scores[metric])
             log.append(row)
-            print_progress(row, steps, metric)
+            print_progress(row, num_steps, metric)
             total_loss.zero_()
             num_losses = 0
     return log, best_weights
@@ -870,11 +908,11 @@ def build_optimizer(model, lr):
     return torch.optim.AdamW(groups, lr, eps=1e-6, fused=True)
 
 
-def learning_rate(step, steps, warmup):
+def learning_rate(step, num_steps, warmup):
     """Return the factor of the peak: linear up, then five times a cosine down. [HF Table 5]"""
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / (steps - warmup)  # from 0 to below 1
+    progress = (step - warmup) / (num_steps - warmup)  # from 0 to below 1
     return 0.5 * (1 + math.cos(math.pi * (CYCLES * progress % 1)))
 
 
@@ -891,22 +929,26 @@ def compute_logits(args, model, examples):
     return logits.float()
 
 
-@torch.no_grad()
 def evaluate(args, model, part):
     """Return the scores of a split, a value of data, as a dict; and what was predicted."""
+    return part.evaluate(predict(args, model, part.examples))
+
+
+@torch.no_grad()
+def predict(args, model, examples):
+    """Yield (indices, logits) of batches of examples of similar length, in evaluation mode."""
     model.eval()
     batch_size = max(1, EVAL_POSITIONS // model.config.length)
-
-    def predict(examples):
-        lengths = [len(example) for example in examples]
-        for chosen in length_batches(lengths, batch_size):
-            logits = compute_logits(args, model, [examples[i] for i in chosen])
-            if not logits.isfinite().all():
-                raise InputError("--lr: expected finite outputs of the model, got NaN or infinity. "
-                                 "Try a lower --lr.")
-            yield chosen, logits
-
-    return part.evaluate(predict)
+    lengths = [len(example) for example in examples]
+    for chosen in length_batches(lengths, batch_size):
+        logits = compute_logits(args, model, [examples[i] for i in chosen])
+        if not logits.isfinite().all():
+            if args.epochs == 0:
+                raise InputError(f"--ckpt {args.ckpt}: expected finite outputs of the model, got "
+                                 "NaN or infinity. Train it again.")
+            raise InputError("--lr: expected finite outputs of the model, got NaN or infinity. "
+                             "Try a lower --lr.")
+        yield chosen, logits
 
 
 def evaluate_dev(args, model, data):
@@ -939,9 +981,9 @@ class BestWeights:
             self.state = {key: weight.clone() for key, weight in model.state_dict().items()}
 
 
-def print_progress(row, steps, metric):
+def print_progress(row, num_steps, metric):
     """Print a row of the log, above the progress bar."""
-    text = f"{row['task']}, seed {row['seed']}, step {row['step']:,} of {steps:,}: "
+    text = f"{row['task']}, seed {row['seed']}, step {row['step']:,} of {num_steps:,}: "
     text += f"loss {row['loss']:.3f}"
     if metric in row:
         text += f", select {metric} {row[metric]:.2f}"
@@ -966,13 +1008,13 @@ def summarize(config, checkpoint, tasks, settings, results):
     """Return the content of results.json.
 
     Args:
-        tasks: list of TaskRows.
+        tasks: list of TaskData.
         settings: dict, of the run.
         results: dict, as load_results returns it.
     """
     summaries = {}
-    for rows in tasks:
-        summaries[rows.name] = summarize_task(results[rows.name], rows.task.labels)
+    for task_data in tasks:
+        summaries[task_data.name] = summarize_task(results[task_data.name], task_data.task.labels)
     size = results[tasks[0].name][0]["size"]
     model = dict(
         parameters=size["total"],
@@ -997,7 +1039,6 @@ def summarize_task(results, labels):
         labels: list of str, its classes, or None.
     """
     row = dict(results[0]["facts"])
-    del row["truth"]  # which is in predictions.json
     metric = row["metric"]
     predictions = collect_predictions(results)
     row |= summarize_control(results, predictions)
@@ -1020,8 +1061,8 @@ def summarize_task(results, labels):
 
 def collect_predictions(results):
     """Return the entry of a task in predictions.json: the truth, and what each seed predicted."""
-    facts = results[0]["facts"]
-    content = dict(metric=facts["metric"], truth=facts["truth"], predicted=[], bag_of_words=[])
+    metric = results[0]["facts"]["metric"]
+    content = dict(metric=metric, truth=results[0]["truth"], predicted=[], bag_of_words=[])
     for result in results:
         content["predicted"].append(result["predicted"])
         if "control" in result:
@@ -1091,14 +1132,18 @@ def write_results(out, content, results):
 
 
 def keep_best_weights(jobs, results):
-    """Make the file of each task's best seed its ckpt.pt, and remove those of the others."""
+    """Make the file of each task's best seed its ckpt.pt, and remove the files of all seeds."""
     for job in jobs:
         # the scored rows do not choose the seed, either
         best = max(results[job.name], key=lambda result: result["selection"])
         if job.seed == best["seed"]:
-            os.replace(job.path, os.path.join(job.folder, "ckpt.pt"))
-        else:
-            os.remove(job.path)
+            path = os.path.join(job.folder, "ckpt.pt")
+            shutil.copyfile(job.path, path + ".tmp")
+            os.replace(path + ".tmp", path)
+    # subtle: only now, when each task has its ckpt.pt and the run is complete. A run that is killed
+    # before goes on from the files of all its seeds
+    for job in jobs:
+        os.remove(job.path)
 
 
 def format_score(score):

@@ -24,6 +24,7 @@ import json
 import re
 from collections import Counter
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
@@ -438,6 +439,18 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
     return np.concatenate(parts).astype(np.int32), num_cut
 
 
+class Window(NamedTuple):
+    """Token IDs of a question and a part of its context: the words start .. stop-1.
+
+    These are at positions first, first + 1, ... of ids.
+    """
+
+    ids: np.ndarray  # int32 (L at most,)
+    first: int
+    start: int
+    stop: int
+
+
 def sliding_windows(question, context, length, stride):
     """Cut a long context into overlapping windows, each behind the question. [BERT run_squad.py]
 
@@ -450,8 +463,7 @@ def sliding_windows(question, context, length, stride):
         stride: int, words from start to start. Every word of the context is in some window.
 
     Returns:
-        list of (ids int32 (L at most,), first, start, stop): words start .. stop-1 of the context
-        are at positions first, first + 1, ... of ids.
+        list of Window.
     """
     if length < 8 or stride < 1:  # two words of each would not fit, or the windows would not move
         raise ValueError("length, stride: expected at least 8 and 1, "
@@ -465,7 +477,7 @@ def sliding_windows(question, context, length, stride):
     while not is_last:
         stop = min(start + room, len(context))
         ids, _ = build_inputs(question, context[start:stop], length)
-        windows.append((ids, len(question) + 3, start, stop))
+        windows.append(Window(ids, len(question) + 3, start, stop))
         is_last = stop == len(context)
         start += min(stride, room)  # a longer stride would leave words out
     return windows

@@ -87,9 +87,9 @@ def bench_scores(args):
                 rows.append((tuple(misspell(text, share, rng) for text in texts), label))
             splits[share] = f"{share} misspelled"
             devs[splits[share]] = rows
-        task_rows = finetune.TaskRows(name, task, train, devs)
-        rows_of_splits = finetune.divide_rows(settings, task_rows)
-        data = finetune.encode_splits(settings, model.config, checkpoint, task_rows,
+        task_data = finetune.TaskData(name, task, train, devs)
+        rows_of_splits = finetune.divide_rows(settings, task_data)
+        data = finetune.encode_splits(settings, model.config, checkpoint, task_data,
                                       rows_of_splits)
         model.set_codes(torch.from_numpy(data["train"].tokenizer.codes()))
         title = harness.name_run(results["settings"], name)  # model, task

@@ -97,6 +97,11 @@ PYDOC_MIN_WORDS = 5  # of a docstring
 
 MAX_NAMED = 8  # labels that a message lists
 
+# Of draw_rows and draw_groups. With one seed for two flags, both would draw in the same order
+LIMIT_SEED = 0  # of --limit
+SELECT_SEED = 1  # of --select
+DEV_SEED = 2  # of a share as --dev
+
 
 # --------------------------------------------------------------------------------------------------
 # Files and the hub to rows
@@ -362,10 +367,13 @@ def draw_groups(rows, count, seed, start=0):
 def hold_out(rows, args):
     """Return the share --dev of the rows of --train, to score, and the others, to train on."""
     count = round(args.dev * len(rows))
-    dev, train = draw_groups(rows, count, seed=2)  # finetune.py draws with the seeds 0 and 1
+    dev, train = draw_groups(rows, count, DEV_SEED)
     if not dev:
         raise InputError(f"--dev {args.dev:g}: expected a share with rows to score, got none of "
                          f"the {len(rows):,} rows of {args.train}.")
+    if not train:
+        raise InputError(f"--dev {args.dev:g}: expected a share that leaves rows to train on, got "
+                         f"all of the {len(rows):,} rows of {args.train}. Use a smaller share.")
     return dev, train
 
 
@@ -461,7 +469,7 @@ def pearson(predicted, truth):
     return float(np.corrcoef(predicted, truth)[0, 1])
 
 
-def rank(values):
+def ranks(values):
     """Return the ranks of values, from 1. Ties share their mean rank: 5 7 7 9 -> 1 2.5 2.5 4."""
     # of the distinct values, in ascending order
     _, which, count = np.unique(values, return_inverse=True, return_counts=True)
@@ -472,7 +480,7 @@ def rank(values):
 
 def spearman(predicted, truth):
     """Return the Pearson correlation of the ranks."""
-    return pearson(rank(predicted), rank(truth))
+    return pearson(ranks(predicted), ranks(truth))
 
 
 METRICS = {
@@ -614,18 +622,17 @@ class SequenceClassification:
             return F.cross_entropy(logits, targets)
         return F.mse_loss(logits[:, 0], targets)
 
-    def evaluate(self, predict):
+    def evaluate(self, batches):
         """Score the predictions of a model.
 
         Args:
-            predict: function(examples) that yields (indices, logits (B, num_outputs)) batch by
-                batch, in any order.
+            batches: iterable of (indices, logits (B, num_outputs)): of all examples, in any order.
 
         Returns:
             dict of the metrics in percent and eval_loss; and (n,), what was predicted, as targets.
         """
         logits = np.zeros((len(self.examples), self.num_outputs), np.float32)
-        for indices, part in predict(self.examples):
+        for indices, part in batches:
             logits[indices] = part.cpu().numpy()
         predicted = logits[:, 0]
         if self.scale is None:
@@ -647,7 +654,10 @@ class SequenceClassification:
         return f"{mean + deviation * predicted[0]:.4g}"
 
     def majority(self, train):
-        """Return the score in percent of the class that most training rows have. Numbers: None."""
+        """Return the score in percent of the class that most training rows have. Numbers: None.
+
+        Each data class has a majority: the score that needs no model.
+        """
         if self.scale is not None:
             return None
         most_frequent = np.bincount(train.targets).argmax()

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -430,6 +431,29 @@ def test_head_and_bag_are_kept_for_the_very_same_task(tune, own, tmp_path):
     assert not torch.equal(other["head.1.weight"], tuned["head.1.weight"])
 
 
+def test_missing_weights_are_refused_unless_their_part_is_new():
+    """Law: the head of a new task is drawn anew. The encoder is the checkpoint's, all of it."""
+    config = Config(**PRESETS["tiny"])
+    task = Task(["text"], ["down", "up"], ["accuracy"])
+    rows = [(("a",), "up"), (("b",), "down")]
+    train = SequenceClassification(task, rows, HashTokenizer(config, hash=MD5()), 9)
+    weights = finetune.build_model(config, {}, "own", train).state_dict()
+    del weights["head.1.weight"]
+
+    model = finetune.build_model(config, dict(model=weights), "own", train)
+    for name, weight in weights.items():
+        if not name.startswith("head."):
+            assert torch.equal(model.state_dict()[name], weight)
+
+    missing = "layers.0.up.weight"
+    with pytest.raises(InputError, match=f"1 missing and 0 unexpected ones, as {missing}"):
+        others = {name: weight for name, weight in weights.items() if name != missing}
+        finetune.build_model(config, dict(model=others), "own", train)
+    with pytest.raises(InputError, match="0 missing and 1 unexpected ones, as more"):
+        others = weights | {"more": weights[missing]}
+        finetune.build_model(config, dict(model=others), "own", train)
+
+
 @pytest.mark.parametrize("flags, num_rows", [
     ("", 0),  # of any recipe
     ("--recipe paper", 0),
@@ -560,6 +584,16 @@ def test_weights_that_are_not_finite_are_refused(refuse, own, tmp_path, before_s
     assert not list(tmp_path.glob("*.pt"))
 
 
+def test_outputs_that_are_not_finite_without_training_blame_the_checkpoint(tune, own, tmp_path):
+    tune(tmp_path / "tuned", *own, *NO_TRAINING)
+    path = tmp_path / "tuned" / "ckpt.pt"
+    checkpoint = load_checkpoint(str(path))
+    checkpoint["model"]["head.1.weight"].fill_(math.inf)
+    torch.save(checkpoint, path)
+    argv = ["--ckpt", path, *DEVICE, "--epochs", 0, "--out", tmp_path / "out", *own]
+    assert_refused(finetune.main, argv, f"--ckpt {path}: expected finite outputs")
+
+
 # Runs in a folder
 
 
@@ -582,6 +616,44 @@ def test_interrupted_run_goes_on_with_the_next_job(sr_run, tune, own, tmp_path, 
     log = (tmp_path / "a" / "log.jsonl").read_text()
     assert (tmp_path / "b" / "log.jsonl").read_text() == log
     assert not list((tmp_path / "b").glob("seed-*.pt"))
+
+
+@pytest.mark.parametrize("num_calls", range(6))
+def test_kill_while_the_best_weights_are_kept_loses_no_seed(num_calls, tmp_path, monkeypatch):
+    """Law: a run of two tasks is then complete, or it has the files of all seeds."""
+    (tmp_path / "results.json").touch()
+    results = {}
+    jobs = []
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        folder.mkdir()
+        results[name] = [made_up_result(0, 0), made_up_result(1, 0, selection=1.0)]
+        for seed in range(2):
+            job = finetune.Job(name, seed, str(folder))
+            Path(job.path).write_text(f"{name} {seed}")
+            jobs.append(job)
+    calls = []
+
+    def killed(function):
+        def call(*paths):
+            if len(calls) == num_calls:
+                raise KeyboardInterrupt
+            calls.append(paths)
+            function(*paths)
+
+        return call
+
+    monkeypatch.setattr(os, "replace", killed(os.replace))
+    monkeypatch.setattr(os, "remove", killed(os.remove))
+    with pytest.raises(KeyboardInterrupt):
+        finetune.keep_best_weights(jobs, results)
+
+    has_all_seeds = all(os.path.exists(job.path) for job in jobs)
+    is_complete = finetune.is_complete(str(tmp_path), jobs)
+    assert has_all_seeds or is_complete
+    if is_complete:
+        assert (tmp_path / "a" / "ckpt.pt").read_text() == "a 1"
+        assert (tmp_path / "b" / "ckpt.pt").read_text() == "b 1"
 
 
 def test_complete_run_prints_its_results_and_does_not_train(sr_run, own, tmp_path, before_step):
@@ -663,6 +735,7 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
     ("--label a", "got neither"),  # of --train and --dev
     ("OWN --text label", "--text: expected other columns"),  # the score would be perfect
     ("OWN --dev 0.001", "--dev 0.001: expected a share with rows"),
+    ("OWN --dev 0.999", "--dev 0.999: expected a share that leaves rows to train on"),
     ("OWN --dev 1.5", "--dev: expected a file or a share between 0 and 1, got 1.5"),
     ("--task squad --train a --dev 0.1", "--dev: expected a file"),
     ("OWN --device tpu", "--device: expected"),

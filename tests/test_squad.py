@@ -55,7 +55,7 @@ def make_data(rows, length, tokenizer=None, **options):
 
 
 def batches(examples, logits):
-    """Yield batches in another order, padded: what a `predict` does. logits: list of (L, 2)."""
+    """Yield batches in another order, padded: what `evaluate` reads. logits: list of (L, 2)."""
     order = np.random.default_rng(0).permutation(len(examples))
     for indices in np.array_split(order, 3):
         padded = torch.nn.utils.rnn.pad_sequence([logits[i] for i in indices], batch_first=True)
@@ -229,7 +229,7 @@ def test_targets_read_as_answers_score_100(split, length, no_answer, bpe):
     for scores, (start, end, _, _) in zip(logits, data.targets):
         scores[start, 0] = 1
         scores[end, 1] = 1
-    scores, texts = data.evaluate(lambda examples: batches(examples, logits))
+    scores, texts = data.evaluate(batches(data.examples, logits))
     assert scores["f1"] == scores["em"] == scores.get("best_f1", 100) == 100
     assert data.score(texts).min() == 1
 
@@ -274,7 +274,7 @@ def test_eval_loss_is_the_mean_over_the_windows():
     rows = make_rows(random.Random(4), 8, 0.3)
     data = make_data(rows, 25, allow_no_answer=True)
     logits = [torch.randn(len(ids), 2) for ids in data.examples]
-    scores, _ = data.evaluate(lambda examples: batches(examples, logits))
+    scores, _ = data.evaluate(batches(data.examples, logits))
 
     total = 0
     for window, (start, end, first, count) in zip(logits, data.targets.tolist()):

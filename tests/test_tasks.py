@@ -35,13 +35,10 @@ def make_data(task, rows, **options):
     return SequenceClassification(task, rows, tokenizer, 9, **options)
 
 
-def predict_in_two_batches(logits):
-    """Return a `predict` of four examples that yields their logits in another order."""
-    def predict(examples):
-        for indices in ([3, 1], [2, 0]):
-            yield indices, logits[indices]
-
-    return predict
+def two_batches(logits):
+    """Yield the logits of four examples in another order: what `evaluate` reads."""
+    for indices in ([3, 1], [2, 0]):
+        yield indices, logits[indices]
 
 
 def flags(**changes):
@@ -394,7 +391,7 @@ def test_evaluate_restores_the_order_of_batches():
     words = ["up", "down", "up", "up"]
     data = make_data(UP_OR_DOWN, make_rows(words, words))
     logits = torch.eye(2)[data.targets]
-    scores, predicted = data.evaluate(predict_in_two_batches(logits))
+    scores, predicted = data.evaluate(two_batches(logits))
     assert scores["accuracy"] == 100
     assert predicted.tolist() == [1, 0, 1, 1]
 
@@ -413,7 +410,7 @@ def test_eval_loss_is_the_mean_over_the_rows(task, labels, options):
             total += (row[0] - target)**2
         else:
             total -= F.log_softmax(row, 0)[target]
-    scores, _ = data.evaluate(predict_in_two_batches(logits))
+    scores, _ = data.evaluate(two_batches(logits))
     assert scores["eval_loss"] == pytest.approx(total.item() / 4)
 
 
