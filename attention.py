@@ -357,7 +357,7 @@ def append_extra_key(q, k, v, extra_score):
 
                    column 0   e      e + 1       product with the query     weight
         query      1          ln 2   1
-        key        ln 3       0      0           ln 3, as without columns   3 / 5
+        key        ln 3       0      0           ln 3, as before            3 / 5
         EXTRA      0          1      0           ln 2, its extra_score      2 / 5
         PADDING    0          0      NO_SCORE    NO_SCORE                   0
 
@@ -407,7 +407,7 @@ def group_buckets(bucket, num_occurring):
         queries, list of int64 (G, x), and keys, list of int64 (G, y + 1), one of each for a group.
     """
     N = bucket.shape[1]
-    # subtle: row 0 of each of the next three is of the queries, row 1 of the keys
+    # row 0 of each of these is of the queries, row 1 of the keys
     rows = bucket.argsort(1)  # (2, N), bucket by bucket
     count = bucket.new_zeros(2, num_occurring).scatter_add(1, bucket, torch.ones_like(bucket))
     first = count.cumsum(1) - count  # the place in rows where a bucket begins

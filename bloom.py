@@ -140,8 +140,8 @@ class BloomMap:
                 return True
             # the keys (seed, j) are those of the orders, (seed, m, ...) those of swaps and deals
             partners = random_order(self.n_items, self.seed, self.m, turn)
-            # no item may move twice: a partner is not repeated. Of 2n items at most n are, so
-            # n partners are left, but in a small map, where some items wait for the next turn
+            # no item may move twice, so a partner is not repeated. Of 2n items at most n are: n
+            # partners are left. Fewer are in a small map, where some items wait for the next turn
             partners = partners[:2 * len(repeated)]
             partners = partners[~np.isin(partners, repeated)]
             partners = partners[:len(repeated)]
@@ -273,7 +273,7 @@ def random_order(n, *key):
     start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2^64
     for part in key:
         start = mix_bits(start + np.uint64(part) + GOLDEN_STEP)
-    numbers = mix_bits(start + np.arange(n, dtype=np.uint64) * GOLDEN_STEP)
+    numbers = mix_bits(start + np.arange(n, dtype=np.uint64) * GOLDEN_STEP)  # no two are equal
     return np.argsort(numbers)
 
 

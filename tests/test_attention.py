@@ -327,7 +327,10 @@ def test_append_extra_key_matches_docstring_example():
     extra_score = torch.tensor([[math.log(2)]])
     q, k, v = attention.append_extra_key(q, k, v, extra_score)
     assert q.tolist() == [[1, extra_score.item(), 1], [0, 0, 0]]
-    weights = (q[:1] @ k.T).softmax(1)
+    scores = q[:1] @ k.T
+    assert_close([scores[0, :2].exp()], [torch.tensor([3.0, 2])])
+    assert scores[0, 2] == attention.NO_SCORE
+    weights = scores.softmax(1)
     assert_close([weights], [torch.tensor([[0.6, 0.4, 0]])])
     assert_close([weights @ v], [torch.tensor([[0.6, 0.4]])])
 
