@@ -264,25 +264,8 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     else:
         raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
 
-    # 2. Put the score of the extra key, and the padding, into the same product q kᵀ: two rows and
-    #    two columns more, and no mask. EXTRA and PADDING are the numbers of the new rows.
-    #                      numbers     column e                 column e + 1
-    #        a query       q_i         its extra key's score    1
-    #        a key         k_j         0                        0           product <q_i, k_j>
-    #        key EXTRA     0           1                        0           product extra_score
-    #        key PADDING   0           0                        NO_SCORE    product NO_SCORE
-    EXTRA = N
-    PADDING = N + 1
-    extra_score = extra_score.clamp(min=NO_SCORE)
-    q = torch.cat([q, extra_score, torch.ones_like(extra_score)], 1)
-    q = F.pad(q, (0, 0, 0, 1))  # (N + 1, e + 2); row N is a query of zeros, whose output is lost
-    k = F.pad(k, (0, 2, 0, 2))  # (N + 2, e + 2)
-    k[EXTRA, e] = 1
-    k[PADDING, e + 1] = NO_SCORE
-    # The extra key's value depends on the query, so it cannot be a row of v. Column e of the
-    # output is the weight of the extra key instead; step 4 adds weight · value.
-    v = F.pad(v, (0, 1, 0, 2))  # (N + 2, e + 1)
-    v[EXTRA, e] = 1
+    # 2. Let the product q kᵀ give the scores of the extra key and of padding, too
+    q, k, v = append_extra_key(q, k, v, extra_score)
 
     # 3. Attend within the buckets, those of similar size at once
     queries, keys = group_buckets(bucket, len(bucket_sequence))  # row numbers
@@ -295,7 +278,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
         outputs.append(out.flatten(0, 1))
 
     # 4. Put the rows back in order, and add the extra key's value with its weight
-    rows = torch.cat([group.flatten() for group in queries])
+    rows = torch.cat([group.flatten() for group in queries])  # row N, padding, is cut off below
     out = v.new_zeros(N + 1, e + 1).index_copy(0, rows, torch.cat(outputs))
     out, weight = out[:N].split([e, 1], dim=1)  # (N, e), (N, 1)
     out = out + weight * extra_value
@@ -304,6 +287,18 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
 
 def number_buckets(hq, hk, key_mask):
     """Give each pair of sequence and hash bucket that occurs a number, 0, 1, 2, ...
+
+    Two sequences of L = 3 positions. The last key is padding. The hash buckets are 4 to 7, so a
+    label is sequence · 4 + (hash bucket - 4), and padding has the first label beyond all others:
+
+                                 queries              keys
+        sequence                 0  0  0   1  1  1    0  0  0   1  1  1
+        hash bucket              4  7  4   4  7  7    7  7  4   4  4  padding
+        label                    0  3  0   4  7  7    3  3  0   4  4  8
+        bucket, place of label   0  1  0   2  3  3    1  1  0   2  2  4
+
+        labels that occur        0  3  4  7  8
+        bucket_sequence          0  0  1  1  2        label // 4; 2 = B·H is no sequence
 
     Args:
         hq, hk: int64 (B, H, 1, L), hash buckets of queries and keys.
@@ -316,15 +311,15 @@ def number_buckets(hq, hk, key_mask):
     """
     B, H, _, L = hq.shape
     h = torch.stack([hq.flatten(), hk.flatten()])  # (2, N)
-    h = h - h.min()  # from 0, and below span
-    span = h.max() + 1
+    h = h - h.min()
+    span = h.max() + 1  # h is in 0 .. span - 1, so the labels of two sequences differ
     sequence = torch.arange(B * H, device=h.device).repeat_interleave(L)  # (N,)
-    labels = sequence * span + h  # (2, N), an integer for each pair of sequence and hash bucket
+    labels = sequence * span + h  # (2, N)
     if key_mask is not None:
         is_padding = ~key_mask.repeat_interleave(H, 0).flatten()  # (N,)
         labels[1].masked_fill_(is_padding, B * H * span)
-    labels, bucket = labels.unique(return_inverse=True)  # (num_occurring,), (2, N)
-    return bucket, labels // span
+    occurring, bucket = labels.unique(return_inverse=True)  # (num_occurring,), (2, N)
+    return bucket, occurring // span
 
 
 def average_outside(v, bucket_k, bucket_sequence, num_sequences):
@@ -353,15 +348,56 @@ def average_outside(v, bucket_k, bucket_sequence, num_sequences):
     return count, mean
 
 
+def append_extra_key(q, k, v, extra_score):
+    """Append two columns and two rows, for the extra key and for padding.
+
+    The extra key's score differs from query to query, so no row of k can give it. But q can hold
+    it, in column e, and padding needs NO_SCORE from every query. The example of the header, e = 1,
+    with its query, the key in the query's bucket, and the two new rows of k, EXTRA and PADDING:
+
+                   column 0   e      e + 1       product with the query     weight
+        query      1          ln 2   1
+        key        ln 3       0      0           ln 3, as before            3 / 5
+        EXTRA      0          1      0           ln 2, its extra_score      2 / 5
+        PADDING    0          0      NO_SCORE    NO_SCORE                   0
+
+    The extra key's value differs as well. So v has a column that is 1 at EXTRA alone: the output
+    is 3/5 · 1 and the extra key's weight, 2/5, and lsh_attention_blocks adds 2/5 · 2.5.
+
+    Args:
+        q, k, v: float (N, e).
+        extra_score: float (N, 1), for each query. -inf becomes NO_SCORE.
+
+    Returns:
+        q float (N + 1, e + 2), whose row N is padding, zeros; k float (N + 2, e + 2) and v float
+        (N + 2, e + 1), whose row N is EXTRA and whose row N + 1 is PADDING.
+    """
+    N, e = q.shape
+    EXTRA = N
+    PADDING = N + 1
+    extra_score = extra_score.clamp(min=NO_SCORE)
+    q = torch.cat([q, extra_score, torch.ones_like(extra_score)], 1)
+    q = F.pad(q, (0, 0, 0, 1))
+    k = F.pad(k, (0, 2, 0, 2))
+    k[EXTRA, e] = 1
+    k[PADDING, e + 1] = NO_SCORE
+    v = F.pad(v, (0, 1, 0, 2))
+    v[EXTRA, e] = 1
+    return q, k, v
+
+
 def group_buckets(bucket, num_occurring):
     """Return the queries and keys of all buckets, in groups of similar size, padded to one size.
 
-        bucket   its queries   its keys      a group, with N = 4:   queries   keys
-        0        0 2 3         1                                    0 2 3     1 5 4
-        1        1             0 3                                  1 4 4     0 3 4
+        row         0  1  2  3      rows by bucket    first of buckets 0, 1, 2    count
+        of query    0  1  0  0      0 2 3 | 1         0  3  4                     3  1  0
+        of key      1  0  2  1      1 | 0 3 | 2       0  1  3                     1  2  1
 
-    Row N = 4 of the queries and row N + 1 = 5 of the keys are padding. The last key of each bucket
-    is row N = 4 of the keys, EXTRA. Its score and its value differ from query to query.
+        group of buckets 0 and 1    queries    0 2 3        keys    1 5 4
+                                               1 4 4                0 3 4
+
+    N = 4. Row 4 of the queries and row 5 of the keys are padding. The last key of each bucket is
+    row 4 of the keys, EXTRA (append_extra_key). Bucket 2 has no queries, so it is in no group.
 
     Args:
         bucket: int64 (2, N), the number of the bucket of each query, and of each key.
@@ -371,32 +407,44 @@ def group_buckets(bucket, num_occurring):
         queries, list of int64 (G, x), and keys, list of int64 (G, y + 1), one of each for a group.
     """
     N = bucket.shape[1]
-    # Sort: first[0, b] and count[0, b] are place and number of the queries of bucket b in rows[0]
-    rows = bucket.argsort(1)  # (2, N)
+    # row 0 of each of these is of the queries, row 1 of the keys
+    rows = bucket.argsort(1)  # (2, N), bucket by bucket
     count = bucket.new_zeros(2, num_occurring).scatter_add(1, bucket, torch.ones_like(bucket))
-    first = count.cumsum(1) - count
+    first = count.cumsum(1) - count  # the place in rows where a bucket begins
     sizes = count.cpu()  # the host waits for a GPU
-    size = sizes.amax(0)  # the larger of queries and keys decides the group
-    size[sizes[0] == 0] = 0  # a bucket without queries belongs to no group
 
     queries = []
     keys = []
+    for group in split_by_size(sizes):  # (G,), numbers of buckets
+        x, y = sizes[:, group].amax(1).tolist()
+        # subtle: else the host would wait for the GPU once more for each group
+        group = group.to(bucket.device, non_blocking=bucket.is_cuda)
+        first_q, first_k = first[:, group]  # (G,) each
+        count_q, count_k = count[:, group]
+        queries.append(pad_buckets(rows[0], first_q, count_q, x, N))
+        padded = pad_buckets(rows[1], first_k, count_k, y, N + 1)  # (G, y)
+        keys.append(F.pad(padded, (0, 1), value=N))
+    return queries, keys
+
+
+def split_by_size(sizes):
+    """Return the groups of buckets of 1 to 4 rows, 5 to 6, 7 to 9, 10 to 13, ..., each int64 (G,).
+
+    Args:
+        sizes: int64 (2, num_occurring), how many queries and keys a bucket has. The larger decides.
+    """
+    size = sizes.amax(0)
+    size[sizes[0] == 0] = 0  # a bucket without queries belongs to no group
+    groups = []
     low = 0
     high = 4
-    while low < size.max():  # a group has buckets of 1 to 4 rows, 5 to 6, 7 to 9, 10 to 13, ...
-        group = ((size > low) & (size <= high)).nonzero().squeeze(1)  # (G,), numbers of buckets
+    while low < size.max():
+        group = ((size > low) & (size <= high)).nonzero().squeeze(1)
         if len(group) > 0:
-            x, y = sizes[:, group].amax(1).tolist()
-            # subtle: else the host would wait for the GPU once more for each group
-            group = group.to(bucket.device, non_blocking=bucket.is_cuda)
-            first_q, first_k = first[:, group]  # (G,) each
-            count_q, count_k = count[:, group]
-            queries.append(pad_buckets(rows[0], first_q, count_q, x, N))
-            padded = pad_buckets(rows[1], first_k, count_k, y, N + 1)  # (G, y)
-            keys.append(F.pad(padded, (0, 1), value=N))
+            groups.append(group)
         low = high
         high = high * 3 // 2
-    return queries, keys
+    return groups
 
 
 def pad_buckets(rows, first, count, size, padding_row):
@@ -408,11 +456,15 @@ def pad_buckets(rows, first, count, size, padding_row):
 
 
 def gather_groups(table, groups):
-    """Return table[group] of each group of row numbers, as a list of (G, size, width)."""
-    # one gather for all groups: the backward pass of each gather fills a tensor as large as table
+    """Return table[group] of each group of row numbers, as a list of (G, size, width).
+
+    Groups (2, 3) and (1, 5) are 11 rows: one gather (11, width), split into 6 and 5 rows, which
+    become (2, 3, width) and (1, 5, width). A gather for each group would give the same, but its
+    backward pass fills a tensor as large as the table.
+    """
     rows = torch.cat([group.flatten() for group in groups])
-    gathered = table.index_select(0, rows)
-    parts = gathered.split([group.numel() for group in groups])
+    num_rows = [group.numel() for group in groups]
+    parts = table.index_select(0, rows).split(num_rows)
     return [part.unflatten(0, group.shape) for part, group in zip(parts, groups)]
 
 

@@ -46,6 +46,7 @@ import torch.nn.functional as F
 MAX_SWAP_ROUNDS = 100  # far above what is needed, which is about log of the number of items to swap
 CROWDED = 4  # the items of a bucket have R^(m-1) digests to choose from; below 4 · alpha, deal
 POWER_ITERATIONS = 8  # of item_vectors
+GOLDEN_STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: its multiples spread evenly
 
 
 # Items to hash tokens
@@ -115,9 +116,16 @@ class BloomMap:
     def swap_repeated(self):
         """Swap each item that shares all m buckets with another, with a random item.
 
-        Only the last map changes. For m = 2, random maps leave about (alpha - 1)² / 2 pairs that
-        share both buckets. At most 1/4 of the digests are taken, so a random new bucket is free
-        with probability 3/4, and few rounds suffice. Of given orders more may be taken.
+        Only the last map changes. Items 2 and 3 share both buckets. 3 is repeated, and 0 may be its
+        partner:
+
+            map 0   0 1 | 2 3 | 4 5
+            map 1   2 3 | 0 4 | 1 5     before
+                    2 0 | 3 4 | 1 5     after; items of a bucket of map 0 are now apart in map 1
+
+        For m = 2, random maps leave about (alpha - 1)² / 2 pairs that share both buckets. At most
+        1/4 of the digests are taken, so a random new bucket is free with probability 3/4, and few
+        rounds suffice. Of given orders more may be taken.
 
         Returns:
             Whether no two items share all m buckets.
@@ -126,13 +134,17 @@ class BloomMap:
         for turn in range(MAX_SWAP_ROUNDS):
             cell = self.number_cells(self.m)
             by_cell = np.argsort(cell, kind="stable")
-            is_repeated = np.diff(cell[by_cell]) == 0
+            is_repeated = np.diff(cell[by_cell]) == 0  # in the cell of the item before
             repeated = by_cell[1:][is_repeated]  # all items of a cell but one
             if len(repeated) == 0:
                 return True
             # the keys (seed, j) are those of the orders, (seed, m, ...) those of swaps and deals
-            partners = random_order(self.n_items, self.seed, self.m, turn)[:2 * len(repeated)]
-            partners = partners[~np.isin(partners, repeated)][:len(repeated)]
+            partners = random_order(self.n_items, self.seed, self.m, turn)
+            # no item may move twice, so a partner is not repeated. Of 2n items at most n are: n
+            # partners are left. Fewer are in a small map, where some items wait for the next turn
+            partners = partners[:2 * len(repeated)]
+            partners = partners[~np.isin(partners, repeated)]
+            partners = partners[:len(repeated)]
             repeated = repeated[:len(partners)]
             last[repeated], last[partners] = last[partners], last[repeated]
         return False
@@ -140,29 +152,41 @@ class BloomMap:
     def deal(self, j):
         """Make map j anew: items with equal buckets in all maps before it get different ones.
 
-        The largest group of such items goes first, one to each of the buckets with most room, ties
-        at random. Where a group is larger than the number of these buckets, some items share one.
-        For m = 2 this finds a map wherever there is one, since a map is a 0/1 matrix of groups and
-        buckets with given row and column sums (Gale and Ryser).
+        Such items are a group. The largest group goes first, one item to each of the buckets with
+        most room, ties at random. N = 6, alpha = 2, and map 0 is 0 1 | 2 3 | 4 5:
+
+            group   buckets with most room    room of buckets 0, 1, 2 afterwards
+                                              2 2 2
+            0 1     2 0                       1 2 1
+            2 3     1 2                       1 1 0
+            4 5     0 1                       0 0 0     map 1   1 4 | 2 5 | 0 3
+
+        To take the fullest buckets could leave the last group with one bucket. For m = 2 this order
+        finds a map wherever there is one, a theorem of Gale and Ryser: a map is a table of 0 and 1
+        with a row for each group and a column for each bucket. A 1 puts an item of the group into
+        the bucket. Rows add up to the sizes of groups, and columns to the sizes of buckets.
+
+        For m > 2 a group may be larger than the number of buckets with room. Then some of its items
+        share a bucket, and a later map or swap_repeated parts them.
         """
         cell = self.number_cells(j)
-        order = random_order(self.n_items, self.seed, self.m, j)
-        order = order[np.argsort(cell[order], kind="stable")]  # cell by cell
-        starts = np.flatnonzero(np.diff(cell[order])) + 1
-        groups = sorted(np.split(order, starts), key=len, reverse=True)
-        room = np.bincount(np.arange(self.n_items) // self.alpha)  # (R,), free places
+        items = random_order(self.n_items, self.seed, self.m, j)
+        items = items[np.argsort(cell[items], kind="stable")]  # cell by cell, in random order
+        starts = np.flatnonzero(np.diff(cell[items])) + 1  # where the next cell begins
+        groups = sorted(np.split(items, starts), key=len, reverse=True)
+        room = np.bincount(np.arange(self.n_items) // self.alpha)  # (R,), alpha each, the last less
         for number, group in enumerate(groups):
-            shuffled = random_order(self.buckets, self.seed, self.m, j, number)
+            buckets = random_order(self.buckets, self.seed, self.m, j, number)
             while len(group) > 0:  # once, if there are enough buckets
-                by_room = np.argsort(-room[shuffled], kind="stable")
-                best = shuffled[by_room][:len(group)]
-                best = best[room[best] > 0]
-                room[best] -= 1
-                self.digest[group[:len(best)], j] = best
-                group = group[len(best):]
+                by_room = buckets[np.argsort(-room[buckets], kind="stable")]
+                chosen = by_room[:len(group)]
+                chosen = chosen[room[chosen] > 0]
+                room[chosen] -= 1
+                self.digest[group[:len(chosen)], j] = chosen
+                group = group[len(chosen):]
 
     def number_cells(self, num_maps):
-        """Return the cell of each item, int64 (N,): items with equal buckets in the first maps."""
+        """Return the cell of each item, int64 (N,): equal for equal buckets in the first maps."""
         cell = self.digest[:, 0].astype(np.int64)
         for j in range(1, num_maps):
             cell = cell * self.buckets + self.digest[:, j]
@@ -237,20 +261,32 @@ def list_members(digest, num_buckets, alpha):
 def random_order(n, *key):
     """Return 0 .. n-1 in random order, int64 (n,), a function of n and the ints of key alone.
 
-    The numbers are those of the generator splitmix64, whose constants these are.
+    Each of 0 .. n-1 gets a random number, and they are sorted by it. random_order(4) has no key:
+
+        i                  0   1                   2                   3
+        its number         0   E220A8397B1DCDAF    6E789E6AA1B965F4    06C45D188009454F
+        in this order      0   3   2   1
+
+    Numbers 1, 2, 3 are the first that the generator splitmix64 gives with the seed 0. A key
+    replaces the start 0 by a number that mixes its ints, one after another.
     """
-    step = np.uint64(0x9E3779B97F4A7C15)
-
-    def mix(x):
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
-
     start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2^64
     for part in key:
-        start = mix(start + np.uint64(part) + step)
-    numbers = mix(start + np.arange(n, dtype=np.uint64) * step)  # all different: mix is one-to-one
+        start = mix_bits(start + np.uint64(part) + GOLDEN_STEP)
+    numbers = mix_bits(start + np.arange(n, dtype=np.uint64) * GOLDEN_STEP)  # no two are equal
     return np.argsort(numbers)
+
+
+def mix_bits(x):
+    """Return splitmix64's mix of numbers uint64 (n,): a change of one bit changes about half of 64.
+
+    Each line can be undone, so different numbers stay different: x ^ (x >> 30) shows its upper
+    30 bits, and with them the next; a product modulo 2^64 with an odd number has an inverse. The
+    constants are the published ones. Others would do, but would give other maps.
+    """
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 # Hash tokens to items
@@ -412,8 +448,9 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     num_scored = torch.zeros(P, dtype=torch.int64, device=logp.device)
     todo = slice(None)  # first all positions, by a slice, which copies nothing
     turn = 0
+    # line 3: B, 2B, 4B, ... buckets, for the positions without a certificate
     while (rounds is None or turn < rounds) and not certified.all():
-        x = logp[todo]  # (P, m, R), of the positions without a certificate
+        x = logp[todo]  # (P, m, R)
         if turn > 0 and m * beam * bloom_map.alpha >= bloom_map.n_items:
             ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score, exclude[todo])
             certified[todo] = True
@@ -435,7 +472,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         beam = min(2 * beam, R)
         turn = turn + 1
     refuse_nan(scores)
-    return ids, scores, certified, num_scored
+    return ids, scores, certified, num_scored  # line 8
 
 
 def list_candidates(bloom_map, buckets, exclude, k):
@@ -524,7 +561,14 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
 def pick_similar(left, vectors, earlier, alpha):
     """Return the first free item and its alpha - 1 nearest.
 
-    Items that share an earlier bucket with one of those chosen come last.
+    Items that share an earlier bucket with one of those chosen come last. With alpha = 4, and in an
+    earlier map the buckets 0 1 | 2 3 | 4 5:
+
+        free items, nearest to 0 first    0  1  2  3  4
+        choose 0; 1 shares its bucket     2  1  0  0  0     rank: 2 chosen, 1 shares, 0 neither
+        choose 2; 3 shares its bucket     2  1  2  1  0
+        choose 4                          2  1  2  1  2
+        choose 1                          2  2  2  1  2     no item of rank 0 is left
 
     Args:
         left: int (number of free items,), the most frequent first.
@@ -534,15 +578,14 @@ def pick_similar(left, vectors, earlier, alpha):
     similarity = vectors[left] @ vectors[left[0]]
     similarity[0] = np.inf  # itself first
     near = left[np.argsort(-similarity, kind="stable")]
-    shared = earlier[near]  # (n, maps)
-    # rank 2: chosen; 1: shares a bucket of an earlier map with a chosen item; 0: neither
+    near_buckets = earlier[near]  # (n, maps)
     rank = np.zeros(len(near), np.int8)
     chosen = []
     for _ in range(min(alpha, len(near))):
-        best = rank.argmin()  # the nearest item of the lowest rank
+        best = rank.argmin()  # the first, that is the nearest, of the lowest rank
         chosen.append(near[best])
-        has_bucket_of_best = (shared == shared[best]).any(1)
-        rank = np.maximum(rank, has_bucket_of_best)
+        shares_bucket = (near_buckets == near_buckets[best]).any(1)
+        rank = np.maximum(rank, shares_bucket)  # 0 becomes 1 where a bucket is shared
         rank[best] = 2
     return chosen
 
@@ -550,12 +593,24 @@ def pick_similar(left, vectors, earlier, alpha):
 def item_vectors(items, sizes, n_items, width=64, seed=0):
     """Return a vector for each item: items of the same item sets point the same way. [SB App. D]
 
-    The vectors approximate the rows of V Σ, scaled to length 1, with A = U Σ Vᵀ the sparse matrix
-    (sets, items) of
+    A is the sparse matrix (sets, items) of
 
         A[set, item] = 1 / √(number of sets of the item · number of items of the set).
 
-    Power iteration, V <- qr(Aᵀ A V), finds the leading singular vectors without the matrix Aᵀ A.
+    The product of two columns of A adds up over the sets that have both items: a set counts for
+    less if it is large, an item if it is in many sets. The sets {0, 1}, {0, 1} and {1, 2}:
+
+        A   0.50  0.41  0         columns 0 and 1   2 · 0.50 · 0.41 = 0.41      cosine 0.82
+            0.50  0.41  0         columns 1 and 2       0.41 · 0.71 = 0.29      cosine 0.58
+            0     0.41  0.71      columns 0 and 2                     0         cosine 0
+
+    A column has a number for each set, which may be millions. With A = U Σ Vᵀ the rows of V Σ have
+    the same products, since (V Σ)(V Σ)ᵀ = AᵀA, and the columns of V Σ with the largest Σ
+    approximate them. These, scaled to length 1, are the vectors.
+
+    Power iteration, V <- qr(Aᵀ A V), turns random vectors towards the leading singular vectors: a
+    product with Aᵀ A makes each part Σ² times as long, so the leading ones win. Without qr all
+    columns would turn towards the first. The matrix Aᵀ A is never formed.
 
     Args:
         items: int (links,), the items of all sets, set after set.
@@ -573,7 +628,7 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     def multiply(rows, columns, num_rows, vectors):
         """Return A · vectors (rows are sets, columns items) or Aᵀ · vectors (the reverse)."""
         products = []
-        for vector in vectors.T:
+        for vector in vectors.T:  # each link adds its weight · number of its column to its row
             products.append(np.bincount(rows, weight * vector[columns], num_rows))
         return np.stack(products, 1)
 
@@ -582,8 +637,10 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
         AV = multiply(sets, items, len(sizes), V)  # (sets, width)
         AAV = multiply(items, sets, n_items, AV)  # (N, width), Aᵀ A V
         V, _ = np.linalg.qr(AAV)
+    # V spans the leading singular vectors, each column a mixture of them. The small matrix
+    # (AV)ᵀ AV, (width, width), has the rotation that separates them, and their Σ²
     AV = multiply(sets, items, len(sizes), V)
-    squares, rotation = np.linalg.eigh(AV.T @ AV)  # Σ² of the leading singular vectors
+    squares, rotation = np.linalg.eigh(AV.T @ AV)
     vectors = (V @ rotation) * np.sqrt(np.maximum(squares, 0))  # V Σ
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     vectors = vectors / np.maximum(length, 1e-12)

@@ -281,37 +281,60 @@ def exclude_items(scores, items):
 class SampledWords(MaskedWords):
     """Masked words against a few thousand sampled rows instead of all: sampled softmax. [SB §3.3]
 
-    Rank r of n words is drawn with q = log((r + 2) / (r + 1)) / log(n + 1), about proportional to
-    1 / r. With log(S q) subtracted from the logits, the sum of exp is an unbiased estimate of that
-    over all words but the correct one, which is included once. BPE pieces are not numbered by
-    frequency, so the estimate is noisier for them. Evaluation scores all words, and the special
-    tokens, which training never scores.
+    The cross-entropy of a word needs the sum of exp(logit) over all words. The correct word is
+    added exactly. The sum over the others is estimated from S samples: a word drawn with
+    probability q adds exp(logit) / (S q), so rare samples count for more. Two others, S = 1:
+
+        exp(logit)    q       exp(logit) / q
+        6             0.5     12
+        2             0.5      4                mean 0.5 · 12 + 0.5 · 4 = 8 = 6 + 2
+
+    The mean is the sum for every q > 0. To divide exp(logit) by S q is to subtract log(S q) from
+    the logit. A sample that is the correct word adds nothing.
+
+    BPE pieces are not numbered by frequency, so the estimate is noisier for them. Evaluation scores
+    all words, and the special tokens, which training never scores.
     """
 
     def loss(self, model, inputs, labels):
         positions, words = find_masked(labels)  # (M,)
-        n = self.config.rows - self.first_word_id
-        # draw ranks by the inverse of the distribution function log(rank + 1) / log(n + 1)
-        # on the CPU: the same samples on every device, and MPS has no float64
-        u = torch.rand(self.num_samples, dtype=torch.float64)
-        rank = (u * math.log(n + 1)).exp().long() - 1  # (S,), from 0: exp is in [1, n + 1)
-        rank = rank.clamp(max=n - 1)  # where exp was rounded up
-        # subtle: in float32 (rank + 2) / (rank + 1) of a rare row is 1
-        q = (1 / (rank.double() + 1)).log1p() / math.log(n + 1)
-        log_q = q.log().float()
-        log_q = log_q.to(words.device, non_blocking=words.is_cuda)  # (S,)
+        rank, q = sample_ranks(self.num_samples, self.config.rows - self.first_word_id)
         samples = rank + self.first_word_id
         samples = samples.to(words.device, non_blocking=words.is_cuda)  # (S,)
+        log_q = q.log().float()
+        log_q = log_q.to(words.device, non_blocking=words.is_cuda)  # (S,)
 
         M = len(words)
         rows = torch.cat([words, samples])
         logits = model(inputs, masked_positions=positions, rows=rows).float()  # (M, M + S)
         correct = logits[:, :M].diagonal()  # (M,): column i is the i-th word
-        others = logits[:, M:] - (log_q + math.log(self.num_samples))
+        others = logits[:, M:] - (log_q + math.log(self.num_samples))  # (M, S)
         others = others.masked_fill(samples == words.unsqueeze(1), -torch.inf)
         every = torch.cat([correct.unsqueeze(1), others], 1)  # (M, 1 + S)
         losses = every.logsumexp(1) - correct
         return losses.sum()
+
+
+def sample_ranks(num_samples, n):
+    """Draw ranks of n words, frequent words more often; return int64 (S,) and their q, float64.
+
+    Rank r, from 0, has q = log((r + 2) / (r + 1)) / log(n + 1), about proportional to 1 / (r + 1).
+    The q of ranks 0 .. r add up to log(r + 2) / log(n + 1). For n = 3:
+
+        rank r             0            1               2
+        q                  0.50         0.29            0.21
+        u that draws it    0 .. 0.50    0.50 .. 0.79    0.79 .. 1
+
+    A uniform u draws the first rank whose sum exceeds u, the whole part of (n + 1)^u - 1: u = 0.6
+    draws rank 1, since 4^0.6 - 1 = 1.3.
+    """
+    # on the CPU: the same samples on every device, and MPS has no float64
+    u = torch.rand(num_samples, dtype=torch.float64)
+    rank = (u * math.log(n + 1)).exp().long() - 1
+    rank = rank.clamp(max=n - 1)  # where exp was rounded up to n + 1
+    # subtle: in float32 (rank + 2) / (rank + 1) of a rare row is 1
+    q = (1 / (rank.double() + 1)).log1p() / math.log(n + 1)
+    return rank, q
 
 
 # Masked hashes

@@ -306,6 +306,46 @@ def test_blocks_hold_no_matrix_of_all_pairs():
     assert call.args[0].shape == (1, 1, 500, 8)  # e + 2 columns, and a zero
 
 
+def test_number_buckets_matches_docstring_example():
+    """Two sequences of one head; the last key is padding."""
+    hq = torch.tensor([[4, 7, 4], [4, 7, 7]]).view(2, 1, 1, 3)
+    hk = torch.tensor([[7, 7, 4], [4, 4, 5]]).view(2, 1, 1, 3)
+    key_mask = torch.tensor([[True, True, True], [True, True, False]])
+    bucket, bucket_sequence = attention.number_buckets(hq, hk, key_mask)
+    assert bucket.tolist() == [
+        [0, 1, 0, 2, 3, 3],
+        [1, 1, 0, 2, 2, 4],
+    ]
+    assert bucket_sequence.tolist() == [0, 0, 1, 1, 2]
+
+
+def test_append_extra_key_matches_docstring_example():
+    """The query has the scores ln 3, ln 2 and NO_SCORE, so the weights are 3/5, 2/5 and 0."""
+    q = torch.tensor([[1.0]])
+    k = torch.tensor([[math.log(3)]])
+    v = torch.tensor([[1.0]])
+    extra_score = torch.tensor([[math.log(2)]])
+    q, k, v = attention.append_extra_key(q, k, v, extra_score)
+    assert q.tolist() == [[1, extra_score.item(), 1], [0, 0, 0]]
+    scores = q[:1] @ k.T
+    assert_close([scores[0, :2].exp()], [torch.tensor([3.0, 2])])
+    assert scores[0, 2] == attention.NO_SCORE
+    weights = scores.softmax(1)
+    assert_close([weights], [torch.tensor([[0.6, 0.4, 0]])])
+    assert_close([weights @ v], [torch.tensor([[0.6, 0.4]])])
+
+
+def test_split_by_size_takes_the_larger_of_queries_and_keys():
+    """Bucket b has b + 1 rows on its larger side. One more has keys alone: it is in no group."""
+    sizes = torch.tensor([
+        [1, 1, 3, 1, 5, 1, 7, 1, 9, 1, 11, 1, 13, 1, 0],
+        [1, 2, 0, 4, 5, 6, 1, 8, 1, 10, 1, 12, 1, 14, 3],
+    ])
+    groups = attention.split_by_size(sizes)
+    assert [group.tolist() for group in groups] == [
+        [0, 1, 2, 3], [4, 5], [6, 7, 8], [9, 10, 11, 12], [13]]
+
+
 def test_group_buckets_matches_docstring_example():
     """Bucket 0: queries 0, 2, 3 and key 1. Bucket 1: query 1 and keys 0, 3. Bucket 2: key 2."""
     bucket = torch.tensor([

@@ -99,6 +99,14 @@ def test_bloom_map_is_the_same_on_every_machine():
     assert BloomMap(2_500, 50, seed=3).checksum() == "437015e9"  # dealt
 
 
+def test_random_order_matches_docstring_example():
+    """The numbers of splitmix64 with the seed 0, as published, and the order in which they are."""
+    i = np.arange(4, dtype=np.uint64)
+    numbers = bloom.mix_bits(i * bloom.GOLDEN_STEP)
+    assert numbers.tolist() == [0, 0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert bloom.random_order(4).tolist() == [0, 3, 2, 1]
+
+
 def test_bloom_map_state_is_its_seed():
     bloom_map = BloomMap(1_009, 11, 3, seed=4)
     text = json.dumps(bloom_map.state())
@@ -159,6 +167,23 @@ def test_item_vectors_are_singular_vectors():
     vectors = item_vectors(items, sizes, 40, width=2)
     difference = vectors @ vectors.T - expected @ expected.T
     assert np.abs(difference).max() < 1e-3
+
+
+def test_item_vectors_match_docstring_example():
+    """The cosines of the sets {0, 1}, {0, 1} and {1, 2}."""
+    vectors = item_vectors(np.array([0, 1, 0, 1, 1, 2]), [2, 2, 2], 3)
+    cosines = vectors @ vectors.T
+    assert cosines[0, 1] == pytest.approx(0.82, abs=0.005)
+    assert cosines[1, 2] == pytest.approx(0.58, abs=0.005)
+    assert cosines[0, 2] == pytest.approx(0, abs=1e-5)
+
+
+def test_pick_similar_matches_docstring_example():
+    """In an earlier map 0 and 1 share a bucket, and 2 and 3. Items are near 0 in their order."""
+    vectors = np.array([[1], [0.9], [0.8], [0.7], [0.6]])
+    earlier = np.array([[0], [0], [1], [1], [2]])
+    chosen = bloom.pick_similar(np.arange(5), vectors, earlier, 4)
+    assert chosen == [0, 2, 4, 1]
 
 
 def test_item_vectors_of_few_sets_have_length_one():

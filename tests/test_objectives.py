@@ -271,6 +271,17 @@ def test_sampled_softmax_weighs_a_word_by_its_rank(n):
     assert loss.item() == pytest.approx(total.log().item(), rel=1e-5)
 
 
+def test_sample_ranks_draws_each_rank_as_often_as_it_says():
+    """The docstring's example, n = 3. Law: the share of a rank is q, within six sigma."""
+    rank, q = objectives.sample_ranks(10_000, 3)
+    assert set(rank.tolist()) == {0, 1, 2}
+    for r, expected in enumerate([0.50, 0.29, 0.21]):
+        assert q[rank == r][0].item() == pytest.approx(expected, abs=0.005)
+        sigma = math.sqrt(expected * (1 - expected) / 10_000)
+        share = (rank == r).double().mean()
+        assert abs(share - q[rank == r][0]) < 6 * sigma
+
+
 def test_sampled_words_are_evaluated_against_all_words():
     assert SampledWords.evaluate is MaskedWords.evaluate
 
