@@ -51,7 +51,7 @@ from tqdm import tqdm
 from common import InputError, add_device_flags, at_least, autocast, blame_input, catch_signals
 from common import gather_from_ranks, load_checkpoint, lock_output, read_ranks, resolve_device
 from common import run_script, save_checkpoint
-from data.batches import ItemSetBatches, TextBatches
+from data.batches import Batches, ItemSetBatches, TextBatches
 from data.codes import build_codes, build_tokenizer
 from data.corpus import Corpus, add_reader_flags, name_data, prepare, reader_options
 from embeddings import EMBEDDINGS
@@ -88,10 +88,9 @@ COMMON = dict(data="python", preset="tiny", emb=None, vocab=50_000, hash="lsh", 
 # Defaults of item sets. A set has no order: of its pairs (i, j) and (j, i) are equal
 SETS = dict(data="python-names", vocab=None, length=32, lsh_pairs="all", short=0.0)
 
-# The flags that only some runs use: those whose --emb has such codes, whose --objective has such a
-# head, and those with --attn lsh. In any other run such a flag has no effect and is refused; its
+# The flags that only some runs use. In any other run such a flag has no effect and is refused; its
 # help says what it requires
-FORMAT_FLAGS = {
+FORMAT_FLAGS = {  # by the code format of --emb
     "row": "vocab",
     "index": "hash rows",
     "chunks": "hash bits chunk",
@@ -100,46 +99,61 @@ FORMAT_FLAGS = {
     "sketch": "hashes buckets hash_seed key",
     "weighted": "hashes rows weights hash_seed key",
 }
-HEAD_FLAGS = {
+HEAD_FLAGS = {  # by the head that --objective trains
     "sr": "noise",
     "mlm": "mask tied",
     "hash-mlm": "mask tied hashes buckets hash_seed key",
 }
 LSH_FLAGS = "lsh_bands lsh_buckets lsh_hashes lsh_fill lsh_pairs lsh_redraw"
 
-# With --init_from these come from the other run, as does everything that shapes the weights
+# With --init_from these come from the other run, as do the preset and the fields of Config
 WORDS = ("split", "vocab", "hash", "features", "key", "hash_seed", "alpha", "coherent", "objective")
+# These may differ from the other run's: the weights fit all the same
+MAY_DIFFER = ("preset", "dropout", "short")
 SEED_STRIDE = 1_000_003  # seed · stride + step: for runs of fewer steps no two seeds are equal
 RANK_STRIDE = 4_099  # the same for ranks
 
-# A run may be resumed with other values of these. --data is compared by its content
+# A run may be resumed with other values of these. Instead of --data its content is compared, and of
+# --init_from also the step
 FREE = ("data", "field", "encoding", "sep", "cache", "out", "device", "dtype", "compile", "micro",
         "eval_every", "save_every", "quiet", "init_from")
 
 
 def list_uses():
-    """Return dict: flag -> its choices -> the flags above that a run with this choice uses.
+    """Return dict: option -> choice -> the flags that a run with this choice uses.
 
     For example list_uses()["emb"]["pool"] is "hash bits chunk".
     """
+    embeddings = {name: FORMAT_FLAGS[cls.code_format] for name, cls in EMBEDDINGS.items()}
     objectives = {name: HEAD_FLAGS[cls.head] for name, cls in OBJECTIVES.items()}
     objectives["sampled"] += " samples"
-    return dict(
-        emb={name: FORMAT_FLAGS[cls.code_format] for name, cls in EMBEDDINGS.items()},
-        objective=objectives,
-        hash={name: " ".join(cls.options.values()) for name, cls in HASHES.items()},
-        split=dict(bpe="vocab", phrases="vocab"),
-        attn=dict(lsh=LSH_FLAGS))
+    hashes = {name: " ".join(cls.options.values()) for name, cls in HASHES.items()}
+    return dict(emb=embeddings, objective=objectives, hash=hashes,
+                split=dict(bpe="vocab", phrases="vocab"), attn=dict(lsh=LSH_FLAGS))
 
 
 def describe_requirement(flag):
-    """Return the choices that use a flag, as "--emb lookup, bloom or --split bpe, phrases"."""
+    """Return the choices that use a flag, as "--emb lookup, bloom or --split bpe, phrases".
+
+    It is "" for a flag that every run uses.
+    """
     parts = []
-    for name, uses in list_uses().items():
+    for option, uses in list_uses().items():
         choices = [choice for choice, flags in uses.items() if flag in flags.split()]
         if choices:
-            parts.append(f"--{name} {', '.join(choices)}")
+            parts.append(f"--{option} {', '.join(choices)}")
     return " or ".join(parts)
+
+
+def list_used_flags(args):
+    """Return which of the flags that only some runs use this run uses."""
+    used = []
+    for option, uses in list_uses().items():
+        if option == "hash" and "hash" not in used:
+            continue  # the embedding, which comes before, has no hash
+        choice = getattr(args, option)
+        used += uses.get(choice, "").split()  # most choices of --split and --attn use none
+    return used
 
 
 def build_parser():
@@ -279,7 +293,7 @@ def build_parser():
 def parse_flags(argv=None):
     """Return all settings as a Namespace, and the checkpoint of --init_from or None.
 
-    Config's fields are settings of the same names; some of them, as order and head, have no flag.
+    A setting is a flag or a field of model.Config, most of them both; order and head have no flag.
     """
     flags = vars(build_parser().parse_args(argv))
     given = {flag: value for flag, value in flags.items() if value is not None}
@@ -288,60 +302,83 @@ def parse_flags(argv=None):
     if flags["init_from"]:
         start = load_checkpoint(flags["init_from"])
         inherited = read_inherited(start, given)
-    fixed = inherited | given
-    preset = (COMMON | fixed)["preset"]
+    fixed = inherited | given  # no default changes these
 
-    # each line goes before those above it: defaults, preset, other run, command line
-    settings = flags | {field.name: field.default for field in dataclasses.fields(Config)} | COMMON
-    settings |= SIZES[preset] | RECIPES[preset]
-    settings |= inherited
-    settings |= given
+    # of two values of a setting the later one counts
+    preset = fixed.get("preset", COMMON["preset"])
+    settings = flags | {field.name: field.default for field in dataclasses.fields(Config)}
+    settings |= COMMON
+    settings |= SIZES[preset]
+    settings |= RECIPES[preset]
+    settings |= fixed
+
     args = argparse.Namespace(**settings)
-
-    # what is open follows from the others. Until they are set here, order and head are the preset's
-    if args.split is None and (args.emb == "bloom" or not args.order):
-        args.split = "items"
-    is_sets = args.split == "items"
-    args.order = not is_sets
-    if is_sets:
-        vars(args).update(SETS | fixed)
-    if args.emb is None:
-        args.emb = "bloom" if is_sets else "proj"
-    code_format = EMBEDDINGS[args.emb].code_format
-    if args.split is None:
-        args.split = "bpe" if code_format == "row" else "regex"
-    if args.objective is None:
-        args.objective = choose_objective(code_format, is_sets or args.head != "sr")
-    args.head = OBJECTIVES[args.objective].head
-    if "vocab" not in fixed and args.split == "phrases":
-        args.vocab = 1_000_000
-    if "width" in given and "ffn" not in fixed:
-        args.ffn = 4 * args.width
-    if "lr" not in given and args.head != "sr" and args.lr_mlm is not None:
-        args.lr = args.lr_mlm
-    if "warmup" not in given:
-        args.warmup = min(args.warmup, args.steps // 10)
-    # rotations of F numbers give F hyperplanes: F is at least the number of bits or rows
-    num_hyperplanes = args.rows if code_format == "index" else args.bits
-    args.features = max(args.features, num_hyperplanes)
-
-    check_flags(args, given, code_format)
+    fill_settings(args, fixed)
+    check_flags(args, given)
     if args.out is None:
-        args.out = name_output(args, code_format)
+        args.out = name_output(args)
     return args, start
 
 
 def read_inherited(start, given):
     """Return the settings that a run takes from the checkpoint of --init_from: sizes and words."""
-    if not start["run"].keys() >= {"preset", *WORDS}:  # of finetune.py
+    run = start["run"]
+    names = ("preset", *WORDS)
+    if any(name not in run for name in names):  # of finetune.py
         raise InputError(f"--init_from {given['init_from']}: expected a checkpoint of pretrain.py.")
-    inherited = {name: start["run"][name] for name in ("preset", *WORDS)} | start["config"]
+    inherited = {name: run[name] for name in names}
+    inherited |= start["config"]
     for name, value in inherited.items():
-        other = given.get(name, value)
-        if name not in ("preset", "dropout", "short") and other != value:
+        if name in given and name not in MAY_DIFFER and given[name] != value:
             raise InputError(f"--{name}: expected {value}, as in --init_from "
-                             f"{given['init_from']}, got {other}. Remove one of the two flags.")
+                             f"{given['init_from']}, got {given[name]}. Remove one of the two "
+                             "flags.")
     return inherited
+
+
+def fill_settings(args, fixed):
+    """Set what has no default of its own, since it follows from other settings.
+
+    Args:
+        args: Namespace. Its order and head are the preset's: whether it is for texts or for item
+            sets, and whether it predicts words. They are replaced by those of this run.
+        fixed: dict, settings of the command line and of --init_from, which stay.
+    """
+    # what a sequence is: an item set where the preset has no order or words are Bloom digests
+    if args.split is None and (args.emb == "bloom" or not args.order):
+        args.split = "items"
+    args.order = args.split != "items"
+    if not args.order:
+        for name, value in SETS.items():
+            if name not in fixed:
+                setattr(args, name, value)
+
+    # what a word is: a table with a row for each word has none for a new one, so it reads pieces.
+    # Hashes read whole words, as any word has a hash
+    if args.emb is None:
+        args.emb = "proj" if args.order else "bloom"
+    code_format = EMBEDDINGS[args.emb].code_format
+    if args.split is None:
+        args.split = "bpe" if code_format == "row" else "regex"
+    if args.split == "phrases" and "vocab" not in fixed:
+        args.vocab = 1_000_000
+
+    # what is predicted: a set has no order that shuffling could change, so its items are masked
+    if args.objective is None:
+        predicts_words = args.head != "sr" or not args.order
+        args.objective = choose_objective(code_format, predicts_words)
+    args.head = OBJECTIVES[args.objective].head
+
+    # sizes and rates
+    if "width" in fixed and "ffn" not in fixed:
+        args.ffn = 4 * args.width
+    if args.head != "sr" and args.lr_mlm is not None and "lr" not in fixed:
+        args.lr = args.lr_mlm
+    if "warmup" not in fixed:
+        args.warmup = min(args.warmup, args.steps // 10)
+    # LSH needs a hyperplane for each bit or row, and rotations of F features give F of them
+    num_hyperplanes = args.rows if code_format == "index" else args.bits
+    args.features = max(args.features, num_hyperplanes)
 
 
 def choose_objective(code_format, predicts_words):
@@ -353,22 +390,21 @@ def choose_objective(code_format, predicts_words):
     return "hash-mlm"
 
 
-def check_flags(args, given, code_format):
+def check_flags(args, given):
     """Raise InputError for a flag without effect, or flags that contradict each other."""
-    in_use = []
-    for name, uses in list_uses().items():
-        if name != "hash" or "hash" in in_use:  # not every embedding has a hash
-            in_use += uses.get(getattr(args, name), "").split()
+    used = list_used_flags(args)
     for flag in given:
         requirement = describe_requirement(flag)
-        if requirement and flag not in in_use:
+        if requirement and flag not in used:
             raise InputError(f"--{flag} requires {requirement}.")
 
-    for flag in ("buckets", "key"):
+    code_format = EMBEDDINGS[args.emb].code_format
+    for flag in ("buckets", "key"):  # which hash-mlm uses
         if code_format == "digest" and flag in given:
             raise InputError(f"--{flag} requires another --emb than {args.emb}, whose buckets "
                              "--alpha and --hash_seed decide.")
-    if args.coherent and (args.split != "items" or args.coherent > (args.hashes or 2)):
+    num_maps = 2 if args.hashes is None else args.hashes
+    if args.coherent > 0 and (args.split != "items" or args.coherent > num_maps):
         raise InputError("--coherent requires --split items, and at most as many as --hashes, got "
                          f"{args.coherent}.")
     if args.short > 0 and args.split == "items":
@@ -381,11 +417,13 @@ def check_flags(args, given, code_format):
 
 def build_config(args):
     """Return the Config of the settings; ValueError where they contradict each other."""
-    return Config(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Config)})
+    names = [field.name for field in dataclasses.fields(Config)]
+    return Config(**{name: getattr(args, name) for name in names})
 
 
-def name_output(args, code_format):
+def name_output(args):
     """Return the default --out, which tells runs apart: out/proj-lsh, out/lookup-bpe-mlm."""
+    code_format = EMBEDDINGS[args.emb].code_format
     parts = [args.emb]
     if "hash" in FORMAT_FLAGS[code_format].split():
         parts.append(args.hash)
@@ -409,6 +447,193 @@ def name_output(args, code_format):
 # Training
 
 
+def train(args, start):
+    """Train until the last step or a signal; return the last evaluation.
+
+    Args:
+        args: Namespace, all settings.
+        start: checkpoint of --init_from, or None.
+    """
+    rank = Rank(args)
+
+    # What --out holds must be of this run. Its flags are compared now: the data may take hours
+    path = os.path.join(args.out, "ckpt.pt")
+    identity = identify_run(args, start)
+    saved = None
+    if os.path.exists(path):
+        saved = load_checkpoint(path)
+        check_same_run(saved["run"], identity, path)
+        if args.dtype == "auto":
+            rank.dtype = saved["dtype"]
+
+    # Data: token IDs on disk, and the hash codes of each distinct word
+    with blame_input():
+        data = load_data(args, start, rank)
+
+    # Model, objective, optimizer
+    torch.manual_seed(args.seed)
+    model = Model(data.tokenizer.config)
+    if start is not None:
+        model.load_state_dict(start["model"])
+    model.to(rank.device).train()
+    model.set_codes(data.codes)
+    objective = build_objective(args, data, rank.device)
+    groups = parameter_groups(model, args.decay)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, args.beta2), fused=True)
+
+    # Resume: the same command goes on where the checkpoint ends, if it was of the same data
+    identity |= identify_data(data)
+    if saved is not None:
+        check_same_run(saved["run"], identity, path)
+    step, best, log_size = restore(saved, model, optimizer)
+    was_finished = step == args.steps
+
+    # Compile, and join the ranks
+    if rank.use_compile:
+        model.encode = torch.compile(model.encode)
+    ddp_model = model
+    if rank.world > 1:
+        check_same_ranks((step, rank.dtype, identity))
+        # takes the mean of the gradients over ranks, while backward still computes others. Codes
+        # and hyperplanes, the buffers, are equal on all ranks
+        ddp_model = DistributedDataParallel(model, forward_sync_buffers=False)
+
+    # Summary: what is about to run, and the loss that theory expects of an untrained model
+    rank.show(describe_model(args, model))
+    rank.show(describe_data(data))
+    rank.show(describe_training(args, data, rank))
+    result, counts = evaluate(model, objective, data, rank)
+    num_classes, unigram_loss = objective.expected_loss(data.word_counts, counts)
+    uniform_loss = math.log(num_classes)
+    rank.show(f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
+              f"{uniform_loss:.3f} = ln {num_classes:,}, frequencies alone {unigram_loss:.3f}")
+    if step > 0 and not was_finished:
+        rank.show(f"Resuming {args.out} at step {step:,}")
+
+    log = Log(args, rank, data.batches.words_per_sequence, step, log_size)
+
+    def save(name, **state):
+        """Write a checkpoint: what a run needs to go on, and infer.py to do without the data."""
+        if rank.is_first:
+            save_checkpoint(
+                os.path.join(args.out, name), model, data.tokenizer.state(), run=identity,
+                dtype=rank.dtype, log_size=os.path.getsize(log.path),
+                words=data.corpus.frequent(50_000), **state)
+
+    # -----------------------------------------------------------------------------
+    # Training loop
+    max_norm = args.clip if args.clip > 0 else math.inf
+    with catch_signals() as signals, log.bar:
+        while step < args.steps:
+            # Get this rank's share of the batch, and corrupt it
+            micro_batches = []
+            num_scored = 0
+            for rows in data.batches.micro_batch_rows(step, rank.slices):
+                batch = data.batches.get_batch(step, rows)
+                inputs, labels, count = corrupt(batch, objective, data.num_ids, rank.device)
+                micro_batches.append((inputs, labels))
+                num_scored += count
+
+            # Add up over ranks: the scored positions of the whole batch, and the signals, so that a
+            # signal to one rank stops all of them before the same step
+            numbers = rank.sum(torch.tensor([num_scored, len(signals)]))
+            num_scored, num_signals = numbers.tolist()
+            if num_signals > 0:
+                save("ckpt.pt", step=step, best=best, optimizer=optimizer.state_dict())
+                break
+
+            # Dropout and sampled rows depend on seed, step and rank alone, so that a resumed run
+            # draws the same
+            step_seed = args.seed * SEED_STRIDE + step
+            torch.manual_seed((step_seed * RANK_STRIDE + rank.number) % 2**63)
+            if model.config.lsh_redraw:
+                model.redraw_hyperplanes(step_seed)
+
+            # Forward and backward. objective.loss is the sum over the scored positions of a
+            # micro-batch. The loss of the step is the mean over those of the whole batch, so each
+            # sum is divided by num_scored, and the gradients add up. A mean of means would give a
+            # micro-batch with few scored positions too much weight.
+            # subtle: DDP takes the mean of the ranks' gradients. Times world it is their sum
+            num_scored = max(num_scored, 1)
+            scale = rank.world / num_scored
+            optimizer.zero_grad()
+            total_loss = torch.zeros((), device=rank.device)
+            for i, (inputs, labels) in enumerate(micro_batches):
+                if rank.world > 1:  # exchange gradients once a step, in the last backward
+                    ddp_model.require_backward_grad_sync = i == len(micro_batches) - 1
+                with autocast(rank.device, rank.dtype):
+                    loss = objective.loss(ddp_model, inputs, labels)
+                (loss * scale).backward()
+                total_loss += loss.detach()
+
+            # Clip and step
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            lr = learning_rate(args, step)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+            step += 1
+            log.bar.update()
+
+            # Now and then log, evaluate and save
+            is_last = step == args.steps
+            is_logged = step % 10 == 0 or is_last
+            is_evaluated = step % args.eval_every == 0 or is_last
+            is_saved = step % args.save_every == 0 or is_last
+            if is_logged:  # until then the loss stays on the device: to read it the host waits
+                mean_loss = rank.sum(total_loss).item() / num_scored
+                log.write_training(step, mean_loss, lr, norm.item())
+            if is_evaluated:
+                result, _ = evaluate(model, objective, data, rank)
+                log.write(step, result)
+                if result["eval_loss"] < best:
+                    best = result["eval_loss"]
+                    save("best.pt", step=step, best=best)
+                metrics = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
+                rank.show(f"step {step:,}: {metrics}")
+            if is_saved:
+                save("ckpt.pt", step=step, best=best, optimizer=optimizer.state_dict())
+            if is_logged or is_evaluated or is_saved:
+                log.restart_clock(step)
+
+    # -----------------------------------------------------------------------------
+    # End
+    if rank.world > 1:
+        dist.barrier()  # subtle: a rank that leaves early aborts the others, which still send
+    if step < args.steps:
+        rank.show(f"Interrupted at step {step:,}; saved {path}. Rerun the same command to resume, "
+                  "bit for bit on the same device, ranks, threads and --micro.")
+        number = signals[0] if signals else signal.SIGTERM  # of another rank
+        raise SystemExit(128 + number)
+    if was_finished:
+        rank.show(f"Finished before, at step {step:,}: {path}. For more steps use --init_from "
+                  f"{args.out} and another --out.")
+    else:
+        rank.show(f"Saved {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
+    if rank.is_first:
+        rank.show(draw_losses(args.out, uniform_loss, unigram_loss))
+    rank.show(f"Next: python infer.py --ckpt {args.out}")
+    return result
+
+
+# -----------------------------------------------------------------------------
+# What a step calls
+
+
+def corrupt(batch, objective, num_ids, device):
+    """Return inputs and labels, int64 (B, L) on the device, and how many labels are scored."""
+    ids, noise, random_words = batch
+    ids = ids.masked_fill(ids >= num_ids, UNK)  # words outside a fixed vocabulary
+    inputs, labels = objective.corrupt(ids, noise, random_words)
+    num_scored = int((labels != IGNORE_INDEX).sum())  # on the host: no wait for a GPU
+    if device.type == "cuda":  # nor for a copy from pinned memory
+        inputs = inputs.pin_memory()
+        labels = labels.pin_memory()
+    inputs = inputs.to(device, non_blocking=True)
+    labels = labels.to(device, non_blocking=True)
+    return inputs, labels, num_scored
+
+
 def learning_rate(args, step):
     """Return a step's rate: warm-up to --lr, then linear [HF Table 4] or rsqrt decay. [SB §3.2]"""
     rise = (step + 1) / max(args.warmup, 1)  # 1 at the end of the warm-up
@@ -421,342 +646,325 @@ def learning_rate(args, step):
     return args.lr * min(rise, fall)
 
 
-def train(args, start):
-    """Train until the last step or a signal; return the last evaluation.
+@torch.no_grad()
+def evaluate(model, objective, data, rank):
+    """Return loss and metrics of the held-out sequences, a dict, and the metrics' counts."""
+    model.eval()
+    rows = np.array_split(np.arange(data.batches.num_eval), rank.world)[rank.number]
+    # loss, scored positions, and the metrics' counts, all of which add up over batches and ranks
+    sums = torch.zeros(2 + objective.num_counts, dtype=torch.float64)  # on the host
+    for i in range(0, len(rows), rank.micro):
+        batch = data.batches.eval_batch(rows[i:i + rank.micro])
+        inputs, labels, num_scored = corrupt(batch, objective, data.num_ids, rank.device)
+        with autocast(rank.device, rank.dtype):
+            loss, counts = objective.evaluate(model, inputs, labels)
+        sums[0] += loss.item()
+        sums[1] += num_scored
+        sums[2:] += counts.cpu()
+    model.train()
 
-    The parts: ranks; data; model, objective, optimizer; resume; what a step calls; summary; loop.
+    total_loss, total_scored, *total_counts = rank.sum(sums).tolist()
+    if total_scored == 0:
+        raise InputError("--data: expected words to predict in the held-out text, got none. "
+                         "Use more text or a larger --mask.")
+    result = dict(eval_loss=total_loss / total_scored, **objective.metrics(total_counts))
+    return result, total_counts
+
+
+# -----------------------------------------------------------------------------
+# Ranks
+
+
+class Rank:
+    """This process: one of `world` that train together. torchrun starts one for each GPU.
+
+    Attributes:
+        number: int, 0 .. world - 1. Rank 0 is the first one, and it alone prints and writes.
+        world: int, 1 without torchrun.
+        device: torch.device.
+        dtype: "float32" or "bfloat16", of matrix products.
+        use_compile: bool.
+        micro: int, the most sequences of a micro-batch.
+        slices: list[slice]. Of the rows of a batch each rank has an equal share, in micro-batches.
+            Of a batch of 8, rank 1 of 2 with --micro 3 has the rows 4 to 6, and 7.
     """
-    # -----------------------------------------------------------------------------
-    # Ranks: torchrun starts one process for each GPU. Only the first one prints and writes
-    rank, world, local_rank = read_ranks()
-    device, dtype, use_compile = resolve_device(args, local_rank)
-    is_first = rank == 0
-    is_quiet = args.quiet or not is_first
-    if args.batch % world != 0:
-        raise InputError(f"--batch: expected a multiple of {world} ranks, got {args.batch}.")
-    if world > 1:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        patience = datetime.timedelta(hours=12)  # one node may prepare the corpus for hours
-        dist.init_process_group(backend, timeout=patience)
 
-    # of each step's sequences this rank has a share, in micro-batches
-    share = args.batch // world
-    micro = min(args.micro, share)
-    end = share * (rank + 1)
-    slices = [slice(i, min(i + micro, end)) for i in range(share * rank, end, micro)]
+    def __init__(self, args):
+        self.number, self.world, local_rank = read_ranks()
+        self.device, self.dtype, self.use_compile = resolve_device(args, local_rank)
+        self.is_first = self.number == 0
+        self.is_quiet = args.quiet or not self.is_first
+        if args.batch % self.world != 0:
+            raise InputError(f"--batch: expected a multiple of {self.world} ranks, got "
+                             f"{args.batch}.")
+        if self.world > 1:
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            patience = datetime.timedelta(hours=12)  # one node may prepare the corpus for hours
+            dist.init_process_group(backend, timeout=patience)
 
-    # -----------------------------------------------------------------------------
-    # What --out holds is refused if it is of a run with other flags, before the data is prepared
-    path = os.path.join(args.out, "ckpt.pt")
-    log_path = os.path.join(args.out, "log.jsonl")
+        share = args.batch // self.world
+        self.micro = min(args.micro, share)
+        start = share * self.number
+        end = start + share
+        self.slices = [slice(i, min(i + self.micro, end)) for i in range(start, end, self.micro)]
+
+    def show(self, text):
+        """Print a text above the progress bar, on the first rank and without --quiet."""
+        if not self.is_quiet:
+            with contextlib.suppress(OSError):  # a reader that has left does not end a run
+                tqdm.write(text)
+
+    def sum(self, numbers):
+        """Return the sum of every rank's tensor; of one rank it is the tensor itself."""
+        if self.world > 1:
+            numbers = numbers.to(self.device)
+            dist.all_reduce(numbers)
+        return numbers
+
+
+# -----------------------------------------------------------------------------
+# Resuming
+
+
+def identify_run(args, start):
+    """Return a dict of the flags that decide the weights, and of the run that they start from."""
     identity = {name: value for name, value in vars(args).items() if name not in FREE}
     identity["init_from"] = None
     if start is not None:
         identity["init_from"] = f"{args.init_from} at step {start['step']}"
-    saved = None
-    if os.path.exists(path):
-        saved = load_checkpoint(path)
-        check_same_run(saved["run"], saved["run"] | identity, args, path)
+    return identity
 
-    # -----------------------------------------------------------------------------
-    # Data: token IDs on disk, and the hash codes of each distinct word
-    config = build_config(args)
-    with blame_input():
-        folder = prepare(args.data, args.split, args.cache, args.vocab, is_quiet, args.field,
-                         **reader_options(args))
-        corpus = Corpus(folder)
-        if start is None:
-            tokenizer = build_tokenizer(args, config, corpus)
-        else:
-            tokenizer = HashTokenizer.load(start["encoder"], config)
-            check_vocabulary(args, tokenizer, corpus)
-        config = tokenizer.config  # a fixed vocabulary decides its rows
-        codes, targets = build_codes(args, tokenizer, corpus)
 
-        # of a fixed vocabulary, IDs from num_ids on are unknown words
-        known_words = tokenizer.words if tokenizer.is_fixed else corpus.words
-        num_ids = FIRST_WORD_ID + len(known_words)
-        word_counts = corpus.counts[FIRST_WORD_ID:num_ids]
-        # random words are drawn from these
-        occurring_words = FIRST_WORD_ID + np.flatnonzero(word_counts)
-        sizes = dict(length=config.length, batch_size=args.batch, words=occurring_words,
-                     seed=args.seed)
-        if config.order:
-            batches = TextBatches(corpus.ids, first_id=CLS, last_id=SEP, short=config.short,
-                                  **sizes)
-        else:
-            train_pages, eval_pages = corpus.split_pages()
-            batches = ItemSetBatches(corpus.ids, corpus.offsets, train_pages, eval_pages,
-                                     limits=(FIRST_WORD_ID, num_ids), **sizes)
+def identify_data(data):
+    """Return what identify_run lacks, and is known once the data is here."""
+    identity = dict(corpus=data.corpus.meta["digest"])
+    if data.tokenizer.bloom_map is not None:
+        identity["bloom"] = data.tokenizer.bloom_map.checksum()
+    return identity
 
-    # -----------------------------------------------------------------------------
-    # Model, objective, optimizer
-    torch.manual_seed(args.seed)
-    model = Model(config)
-    if start is not None:
-        model.load_state_dict(start["model"])
-    model.to(device).train()
-    model.set_codes(codes)
-    objective = OBJECTIVES[args.objective](
-        config, mask_rate=args.mask, noise_rate=args.noise, mask_id=MASK,
-        first_word_id=FIRST_WORD_ID, targets=targets.to(device), bloom_map=tokenizer.bloom_map,
-        num_samples=args.samples)
-    groups = parameter_groups(model, args.decay)
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, args.beta2), fused=True)
 
-    # -----------------------------------------------------------------------------
-    # Resume: the same command goes on where the checkpoint in --out ends
-    identity["corpus"] = corpus.meta["digest"]
-    if tokenizer.bloom_map is not None:
-        identity["bloom"] = tokenizer.bloom_map.checksum()
-    step = 0
-    best = math.inf  # the lowest eval_loss
-    log_size = 0
-    if saved is not None:
-        check_same_run(saved["run"], identity, args, path)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step = saved["step"]
-        best = saved["best"]
-        log_size = saved["log_size"]
-        if args.dtype == "auto":
-            dtype = saved["dtype"]
-    is_finished = step == args.steps
+def check_same_run(old, new, path):
+    """Raise InputError where the checkpoint in --out is of another run.
 
-    if use_compile:
-        model.encode = torch.compile(model.encode)
-    ddp_model = model
-    if world > 1:
-        states = gather_from_ranks((step, dtype, identity))
-        if any(state != states[0] for state in states):
-            raise InputError("--out, --cache: expected a folder that all nodes see, got ranks that "
-                             "differ in steps, data, hashes or dtypes.")
-        # averages the gradients over ranks, while backward still computes others. Codes and
-        # hyperplanes, the buffers, are equal on all ranks
-        ddp_model = DistributedDataParallel(model, forward_sync_buffers=False)
+    Args:
+        old: dict, identity of the run in the checkpoint.
+        new: dict, identity of this run. What it lacks, such as the corpus, is not compared.
+        path: str, of the checkpoint.
+    """
+    changes = []
+    for name in sorted(new):
+        if old.get(name) != new[name]:
+            changes.append(f"{name} was {old.get(name)} and is {new[name]}")
+    if changes:
+        raise InputError(f"{path}: expected a checkpoint of this run, got another: "
+                         f"{'; '.join(changes)}. Use another --out; there --init_from "
+                         f"{os.path.dirname(path)} starts from these weights.")
 
-    # -----------------------------------------------------------------------------
-    # What a step calls
-    def corrupt(batch):
-        """Return inputs and labels, int64 (B, L) on the device, and how many labels are scored."""
-        ids, noise, random_words = batch
-        ids = ids.masked_fill(ids >= num_ids, UNK)
-        inputs, labels = objective.corrupt(ids, noise, random_words)
-        num_scored = int((labels != IGNORE_INDEX).sum())  # on the host: no wait for a GPU
-        if device.type == "cuda":  # nor for a copy from pinned memory
-            inputs = inputs.pin_memory()
-            labels = labels.pin_memory()
-        inputs = inputs.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
-        return inputs, labels, num_scored
 
-    @torch.no_grad()
-    def evaluate():
-        """Return loss and metrics of the held-out sequences, a dict, and the metrics' counts."""
-        model.eval()
-        rows = np.array_split(np.arange(batches.num_eval), world)[rank]
-        total = torch.zeros(2 + objective.num_counts, dtype=torch.float64)  # on the host
-        for i in range(0, len(rows), micro):
-            inputs, labels, num_scored = corrupt(batches.eval_batch(rows[i:i + micro]))
-            with autocast(device, dtype):
-                loss, counts = objective.evaluate(model, inputs, labels)
-            total[0] += loss.item()
-            total[1] += num_scored
-            total[2:] += counts.cpu()
-        model.train()
-        if world > 1:
-            total = total.to(device)
-            dist.all_reduce(total)
-        loss, num_scored, *counts = total.tolist()
-        if num_scored == 0:
-            raise InputError("--data: expected words to predict in the held-out text, got none. "
-                             "Use more text or a larger --mask.")
-        return dict(eval_loss=loss / num_scored, **objective.metrics(counts)), counts
+def check_same_ranks(state):
+    """Raise InputError unless `state`, of plain types, is equal on all ranks."""
+    states = gather_from_ranks(state)
+    if any(other != states[0] for other in states):
+        raise InputError("--out, --cache: expected a folder that all nodes see, got ranks that "
+                         "differ in steps, data, hashes or dtypes.")
 
-    def save(name, **more):
-        if is_first:
-            save_checkpoint(os.path.join(args.out, name), model, tokenizer.state(), run=identity,
-                            step=step, best=best, dtype=dtype, log_size=os.path.getsize(log_path),
-                            words=corpus.frequent(50_000), **more)
 
-    def write_log(**row):
-        """Append a row to the log, with six digits. All ranks have the same numbers."""
-        for name, value in row.items():
-            if not math.isfinite(value):
-                raise InputError(f"--lr: expected finite numbers in step {step}, got {name} "
-                                 f"{value}. What {args.out} holds is older. Try a lower --lr.")
-            if isinstance(value, float):
-                row[name] = float(f"{value:.6g}")
-        if is_first:
-            with open(log_path, "a") as file:
-                file.write(json.dumps(row) + "\n")
+def restore(saved, model, optimizer):
+    """Load a checkpoint, or None, into model and optimizer; return where the run goes on.
 
-    def show(text):
-        if not is_quiet:
-            with contextlib.suppress(OSError):  # a reader that has left does not end a run
-                tqdm.write(text)  # above the progress bar
+    Returns:
+        step: int.
+        best: float, the lowest eval_loss so far.
+        log_size: int, bytes of the log when the checkpoint was saved.
+    """
+    if saved is None:
+        return 0, math.inf, 0
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return saved["step"], saved["best"], saved["log_size"]
 
-    # -----------------------------------------------------------------------------
-    # Summary: what is about to run, and the loss that theory expects of an untrained model
-    size = count_parameters(model)
-    epochs = args.steps / batches.steps_per_epoch
-    show(f"model: emb {args.emb}, split {args.split}, objective {args.objective}, "
-         f"{config.layers} layers, width {config.width}, length {config.length}, "
-         f"attention {args.attn}")
-    show(f"parameters: {size['total']:,}; embedding {size['embedding']:,} "
-         f"(PoEP {100 * size['poep']:.2f} %)")
-    show("corpus: {data}, {words:,} words, {distinct:,} distinct, {documents:,} documents, "
-         "{replaced:,} characters not UTF-8".format(**corpus.meta))
-    if tokenizer.bloom_map is not None:
-        show("Bloom map: {n_items:,} items in {m} maps of {buckets:,} buckets of {alpha}"
-             .format(**vars(tokenizer.bloom_map)))
-    show(f"batch: {args.batch} = {world} ranks × {len(slices)} micro-batches, {micro} each")
-    show(f"steps: {args.steps:,} = {epochs:.1f} epochs, lr {args.lr:g}, warm-up {args.warmup:,}")
-    if epochs > 20:
-        show("warning: more than 20 epochs. Use fewer --steps or more text; best.pt is the best.")
-    show(f"device: {device}, {dtype}, compile {use_compile}, torch {torch.__version__}, "
-         f"seed {args.seed}")
-    result, counts = evaluate()
-    num_classes, unigram_loss = objective.expected_loss(word_counts, counts)
-    uniform_loss = math.log(num_classes)
-    show(f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
-         f"{uniform_loss:.3f} = ln {num_classes:,}, frequencies alone {unigram_loss:.3f}")
-    if step > 0 and not is_finished:
-        show(f"Resuming {args.out} at step {step:,}")
 
-    # -----------------------------------------------------------------------------
-    # Training loop
-    if is_first:
-        with open(log_path, "a") as file:
-            file.truncate(min(log_size, file.tell()))  # the steps after the checkpoint run again
-    no_bar = True if is_quiet else None  # None: if stderr is no terminal
-    bar = tqdm(total=args.steps, initial=step, unit="step", disable=no_bar)
-    clock = time.perf_counter()  # speed is measured from this time and step on
-    clock_step = step
-    last_shown = clock
-    with catch_signals() as signals, bar:
-        while step < args.steps:
-            # read the batch, and count the positions that are scored in the batch of all ranks
-            micro_batches = []
-            num_scored = 0
-            for rows in batches.micro_batch_rows(step, slices):
-                inputs, labels, count = corrupt(batches.get_batch(step, rows))
-                micro_batches.append((inputs, labels))
-                num_scored += count
-            must_stop = len(signals)
-            if world > 1:  # one sum over the ranks says, too, whether any of them has to stop
-                numbers = torch.tensor([num_scored, must_stop], device=device)
-                dist.all_reduce(numbers)
-                num_scored, must_stop = numbers.tolist()
-            if must_stop:
-                save("ckpt.pt", optimizer=optimizer.state_dict())
-                break
-            num_scored = max(num_scored, 1)
+# -----------------------------------------------------------------------------
+# Data
 
-            # dropout and sampled rows depend on seed, step and rank alone: a resumed run draws the
-            # same
-            step_seed = args.seed * SEED_STRIDE + step
-            torch.manual_seed((step_seed * RANK_STRIDE + rank) % 2**63)
-            if config.lsh_redraw:
-                model.redraw_hyperplanes(step_seed)
-            lr = learning_rate(args, step)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
 
-            # forward and backward: gradients add up over micro-batches, and are averaged over ranks
-            # in the last one
-            optimizer.zero_grad()
-            total_loss = torch.zeros((), device=device)
-            for i, (inputs, labels) in enumerate(micro_batches):
-                if world > 1:
-                    ddp_model.require_backward_grad_sync = i == len(micro_batches) - 1
-                with autocast(device, dtype):
-                    loss = objective.loss(ddp_model, inputs, labels)
-                # subtle: divided by the global count, or short micro-batches would weigh too much;
-                # times world, since DDP averages
-                (loss * (world / num_scored)).backward()
-                total_loss += loss.detach()
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
-            optimizer.step()
-            step += 1
-            bar.update()
+@dataclasses.dataclass
+class Data:
+    """What a run reads.
 
-            # loss and norm stay on the device until they are logged: the host waits to read them
-            is_last = step == args.steps
-            is_logged = step % 10 == 0 or is_last
-            is_evaluated = step % args.eval_every == 0 or is_last
-            is_saved = step % args.save_every == 0 or is_last
-            if is_logged:
-                if world > 1:
-                    dist.all_reduce(total_loss)
-                loss = total_loss.item() / num_scored
-                norm = norm.item()
-                seconds = time.perf_counter() - clock
-                ms_per_sample = 1000 * seconds / ((step - clock_step) * args.batch)
-                words_per_s = 1000 * batches.words_per_sequence / ms_per_sample
-                write_log(step=step, loss=loss, lr=lr, grad_norm=norm, words_per_s=words_per_s,
-                          ms_per_sample=ms_per_sample)
-                text = f"loss {loss:.3f}, {words_per_s:,.0f} words/s"
-                bar.set_postfix_str(text)
-                if bar.disable and time.perf_counter() > last_shown + 30:  # no terminal: lines
-                    seconds_left = (args.steps - step) * args.batch * ms_per_sample / 1000
-                    time_left = tqdm.format_interval(seconds_left)
-                    show(f"step {step:,} of {args.steps:,}: {text}, {time_left} left")
-                    last_shown = time.perf_counter()
-            if is_evaluated:
-                result, _ = evaluate()
-                write_log(step=step, **result)
-                if result["eval_loss"] < best:
-                    best = result["eval_loss"]
-                    save("best.pt")
-                metrics = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
-                show(f"step {step:,}: {metrics}")
-            if is_saved:
-                save("ckpt.pt", optimizer=optimizer.state_dict())
-            # evaluating and saving are no part of the speed. They also wait for steps that are in
-            # the queue of a GPU, so the next row's speed is of the steps after them alone
-            if is_logged or is_evaluated or is_saved:
-                clock = time.perf_counter()
-                clock_step = step
+    Attributes:
+        corpus: Corpus, the token IDs of the text.
+        tokenizer: HashTokenizer. Its config is that of the model.
+        codes, targets: tensors with a row for each known token ID, as of build_codes.
+        num_ids: int, how many these are. Of a fixed vocabulary, later IDs are unknown words.
+        word_counts: int array, how often each known word occurs.
+        batches: TextBatches or ItemSetBatches.
+    """
 
-    if world > 1:
-        dist.barrier()  # subtle: a rank that leaves early aborts the others, which still send
-    if step < args.steps:
-        show(f"Interrupted at step {step:,}; saved {path}. Rerun the same command to resume, bit "
-             "for bit on the same device, ranks, threads and --micro.")
-        number = signals[0] if signals else signal.SIGTERM  # of another rank
-        raise SystemExit(128 + number)
-    if is_finished:
-        show(f"Finished before, at step {step:,}: {path}. For more steps use --init_from "
-             f"{args.out} and another --out.")
+    corpus: Corpus
+    tokenizer: HashTokenizer
+    codes: torch.Tensor
+    targets: torch.Tensor
+    num_ids: int
+    word_counts: np.ndarray
+    batches: Batches
+
+
+def load_data(args, start, rank):
+    """Return the Data of a run; what takes long is done once and kept in --cache."""
+    folder = prepare(args.data, args.split, args.cache, args.vocab, rank.is_quiet, args.field,
+                     **reader_options(args))
+    corpus = Corpus(folder)
+    if start is None:
+        tokenizer = build_tokenizer(args, build_config(args), corpus)
     else:
-        show(f"Saved {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
-    if is_first:
-        show(draw_losses(args.out, uniform_loss, unigram_loss))
-    show(f"Next: python infer.py --ckpt {args.out}")
-    return result
+        tokenizer = HashTokenizer.load(start["encoder"], build_config(args))
+        check_vocabulary(args, tokenizer, corpus)
+    codes, targets = build_codes(args, tokenizer, corpus)
+    num_ids = len(codes)
+    word_counts = corpus.counts[FIRST_WORD_ID:num_ids]
+    batches = build_batches(args, tokenizer.config, corpus, word_counts)
+    return Data(corpus, tokenizer, codes, targets, num_ids, word_counts, batches)
 
 
 def check_vocabulary(args, tokenizer, corpus):
     """Raise InputError unless the token IDs of --init_from are those of the corpus."""
-    own = getattr(tokenizer.subwords, "json", None)  # of BPE or phrases
-    pieces = getattr(corpus.subwords, "json", None)
-    if own != pieces or tokenizer.words != corpus.words[:len(tokenizer.words)]:
+    pieces = getattr(tokenizer.subwords, "json", None)  # of BPE or phrases
+    corpus_pieces = getattr(corpus.subwords, "json", None)
+    corpus_words = corpus.words[:len(tokenizer.words)]  # none, where words are hashed
+    if pieces != corpus_pieces or tokenizer.words != corpus_words:
         raise InputError(f"--init_from {args.init_from}: requires the pieces and words of its own "
                          f"corpus, got those of --data {args.data}. Use the same --data, or hashed "
                          "whole words.")
 
 
-def check_same_run(old, new, args, path):
-    """Raise InputError where the checkpoint in --out is of another run."""
-    changes = []
-    for name in sorted(old.keys() | new.keys()):  # init_from may be in one of them alone
-        if old.get(name) != new.get(name):
-            changes.append(f"{name} was {old.get(name)} and is {new.get(name)}")
-    if changes:
-        raise InputError(f"{path}: expected a checkpoint of this run, got another: "
-                         f"{'; '.join(changes)}. Use another --out; there --init_from {args.out} "
-                         "starts from these weights.")
+def build_batches(args, config, corpus, word_counts):
+    """Return the batches of a corpus: windows of text, or segments of item sets."""
+    # random words are drawn from those that occur; some pieces of BPE do not
+    occurring_words = FIRST_WORD_ID + np.flatnonzero(word_counts)
+    options = dict(length=config.length, batch_size=args.batch, words=occurring_words,
+                   seed=args.seed)
+    if config.order:
+        return TextBatches(corpus.ids, first_id=CLS, last_id=SEP, short=config.short, **options)
+    train_pages, eval_pages = corpus.split_pages()
+    limits = (FIRST_WORD_ID, FIRST_WORD_ID + len(word_counts))
+    return ItemSetBatches(corpus.ids, corpus.offsets, train_pages, eval_pages, limits=limits,
+                          **options)
+
+
+def build_objective(args, data, device):
+    """Return the objective of --objective, with all that any objective may ask for."""
+    return OBJECTIVES[args.objective](
+        data.tokenizer.config, mask_rate=args.mask, noise_rate=args.noise, mask_id=MASK,
+        first_word_id=FIRST_WORD_ID, targets=data.targets.to(device),
+        bloom_map=data.tokenizer.bloom_map, num_samples=args.samples)
+
+
+# -----------------------------------------------------------------------------
+# What is printed and logged
+
+
+def describe_model(args, model):
+    """Return the lines of the summary about the model."""
+    c = model.config
+    size = count_parameters(model)
+    return (f"model: emb {args.emb}, split {args.split}, objective {args.objective}, "
+            f"{c.layers} layers, width {c.width}, length {c.length}, attention {args.attn}\n"
+            f"parameters: {size['total']:,}; embedding {size['embedding']:,} "
+            f"(PoEP {100 * size['poep']:.2f} %)")
+
+
+def describe_data(data):
+    """Return the lines of the summary about the corpus, and the Bloom map if there is one."""
+    text = ("corpus: {data}, {words:,} words, {distinct:,} distinct, {documents:,} documents, "
+            "{replaced:,} characters not UTF-8".format(**data.corpus.meta))
+    bloom_map = data.tokenizer.bloom_map
+    if bloom_map is not None:
+        text += (f"\nBloom map: {bloom_map.n_items:,} items in {bloom_map.m} maps of "
+                 f"{bloom_map.buckets:,} buckets of {bloom_map.alpha}")
+    return text
+
+
+def describe_training(args, data, rank):
+    """Return the lines of the summary about the steps and the device."""
+    epochs = args.steps / data.batches.steps_per_epoch
+    text = (f"batch: {args.batch} = {rank.world} ranks × {len(rank.slices)} micro-batches, "
+            f"{rank.micro} each\n"
+            f"steps: {args.steps:,} = {epochs:.1f} epochs, lr {args.lr:g}, warm-up "
+            f"{args.warmup:,}\n")
+    if epochs > 20:
+        text += ("warning: more than 20 epochs. Use fewer --steps or more text; best.pt is the "
+                 "best.\n")
+    text += (f"device: {rank.device}, {rank.dtype}, compile {rank.use_compile}, torch "
+             f"{torch.__version__}, seed {args.seed}")
+    return text
+
+
+class Log:
+    """What a run says while it trains: log.jsonl, the progress bar, and the speed.
+
+    Args:
+        args: Namespace.
+        rank: Rank. The first one alone writes and prints.
+        words_per_sequence: float, to turn the time of steps into words per second.
+        step: int, where the run begins or goes on.
+        size: int, bytes of the log at that step. What follows is cut: these steps run again.
+    """
+
+    def __init__(self, args, rank, words_per_sequence, step, size):
+        self.args = args
+        self.rank = rank
+        self.words_per_step = args.batch * words_per_sequence
+        self.path = os.path.join(args.out, "log.jsonl")
+        if rank.is_first:
+            with open(self.path, "a") as file:
+                file.truncate(min(size, file.tell()))
+        no_bar = True if rank.is_quiet else None  # None: if stderr is no terminal
+        self.bar = tqdm(total=args.steps, initial=step, unit="step", disable=no_bar)
+        self.restart_clock(step)
+        self.last_shown = self.start
+
+    def restart_clock(self, step):
+        """Measure the speed of the steps from this one on.
+
+        Evaluating and saving are no part of it. They also wait for steps that are in the queue of a
+        GPU, so after them the clock measures new steps alone.
+        """
+        self.start = time.perf_counter()
+        self.start_step = step
+
+    def write(self, step, numbers):
+        """Append a row to the log, with six digits. All ranks have the same numbers, a dict."""
+        row = dict(step=step)
+        for name, value in numbers.items():
+            if not math.isfinite(value):
+                raise InputError(f"--lr: expected finite numbers in step {step}, got {name} "
+                                 f"{value}. What {self.args.out} holds is older. Try a lower --lr.")
+            row[name] = float(f"{value:.6g}")
+        if self.rank.is_first:
+            with open(self.path, "a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def write_training(self, step, loss, lr, grad_norm):
+        """Write a row about training with its speed, and show it behind the bar.
+
+        Where no terminal shows the bar, a line each 30 seconds says the same, and the time left.
+        """
+        seconds = (time.perf_counter() - self.start) / (step - self.start_step)  # of a step
+        words_per_s = self.words_per_step / seconds
+        self.write(step, dict(loss=loss, lr=lr, grad_norm=grad_norm, words_per_s=words_per_s,
+                              ms_per_sample=1000 * seconds / self.args.batch))
+        text = f"loss {loss:.3f}, {words_per_s:,.0f} words/s"
+        self.bar.set_postfix_str(text)
+        if self.bar.disable and time.perf_counter() > self.last_shown + 30:
+            steps = self.args.steps
+            time_left = tqdm.format_interval((steps - step) * seconds)
+            self.rank.show(f"step {step:,} of {steps:,}: {text}, {time_left} left")
+            self.last_shown = time.perf_counter()
+
+
+# -----------------------------------------------------------------------------
+# Start
 
 
 def pretrain(argv):
