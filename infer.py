@@ -49,7 +49,7 @@ import torch.nn.functional as F
 from baselines.canine import select_classes
 from bloom import SketchMap, beam_search, hash_logp
 from common import InputError, at_least, blame_file, find_device, load_checkpoint, run_script
-from data.corpus import add_reader_flags, get_ending, read_rows, reader_options
+from data.corpus import add_reader_flags, get_ending, list_names, read_rows, reader_options
 from data.squad import best_spans
 from data.tasks import CLASS_METRICS, METRICS, NUMBER_METRICS, TASKS, Task, parse_label
 from model import load_model
@@ -585,13 +585,6 @@ def strip_span(text, start, end):
 
 
 # Files
-
-
-def list_names(flag):
-    """Return the names of columns in a flag, "a,b"; none of None."""
-    if flag is None:
-        return []
-    return [name.strip() for name in flag.split(",")]
 
 
 def read_texts(path, columns, chosen=None, others=(), **reading):
