@@ -479,7 +479,7 @@ def train(args, start):
         word_counts = corpus.counts[FIRST_WORD_ID:num_ids]
         # random words are drawn from these
         occurring_words = FIRST_WORD_ID + np.flatnonzero(word_counts)
-        sizes = dict(length=config.length, batch_size=args.batch, words=occurring_words,
+        sizes = dict(length=config.length, batch_size=args.batch, word_ids=occurring_words,
                      seed=args.seed)
         if config.order:
             batches = TextBatches(corpus.ids, first_id=CLS, last_id=SEP, short=config.short,
