@@ -11,8 +11,8 @@
     python infer.py --ckpt out/proj-lsh --file reviews.csv --vectors out.npy    a vector per row
 
     from infer import Predictor
-    p = Predictor("out/proj-lsh")
-    words, spans, probabilities = p.detect("a text")
+    predictor = Predictor("out/proj-lsh")
+    words, spans, probabilities = predictor.detect("a text")
 
 Paper map:
     [HF §3.6] Predictor.detect
@@ -49,7 +49,7 @@ import torch.nn.functional as F
 from baselines.canine import select_classes
 from bloom import SketchMap, beam_search, hash_logp
 from common import InputError, at_least, blame_file, find_device, load_checkpoint, run_script
-from data.corpus import add_reader_flags, get_ending, read_rows, reader_options
+from data.corpus import add_reader_flags, get_ending, list_names, read_rows, reader_options
 from data.squad import best_spans
 from data.tasks import CLASS_METRICS, METRICS, NUMBER_METRICS, TASKS, Task, parse_label
 from model import load_model
@@ -58,6 +58,7 @@ from tokenizer import (CLS, FIRST_WORD_ID, MASK, SEP, SPECIALS, UNK, build_input
                        sliding_windows)
 
 MASK_WORD = SPECIALS[MASK]
+NO_ANSWER = (0, 0)  # the span of an answer that is not in the context
 MAX_NUMBERS = 5  # rows with an error whose numbers are printed
 MIN_SPANS = 20  # the probability of an answer is among so many spans, however few are listed
 
@@ -125,12 +126,11 @@ class Predictor:
 
     # From a text to logits, step by step
 
-    def start(self, texts, head=None):
-        """Start a prediction: check the head that it needs and its texts, and forget old notes."""
+    def check_request(self, texts, head=None):
+        """Raise an InputError where the texts, or the head that a prediction needs, do not fit."""
         if head is not None and self.config.head != head:
             raise InputError(f"--ckpt: expected head {head}, got {self.config.head}.")
         check_texts(texts, self.columns)
-        self.notes = []
 
     def add_note(self, note):
         """Add to the notes, str, once: both texts of a pair may be empty."""
@@ -201,25 +201,36 @@ class Predictor:
             texts_ids.append(self.token_ids(words))
         return self.build_input(*texts_ids)
 
-    def prepare(self, inputs):
-        """Return inputs (L,) as int64 (1, L) on the model's device."""
+    def refresh_codes(self):
+        """Give the model the codes of words that token_ids has added, before it reads their IDs."""
         codes = self.tokenizer.codes()
-        if len(codes) > len(self.model.codes):  # the tokenizer has seen new words
+        if len(codes) > len(self.model.codes):
             self.model.set_codes(codes)
+
+    def to_batch(self, inputs):
+        """Return inputs (L,) as int64 (1, L) on the model's device."""
         return torch.tensor(inputs, dtype=torch.int64, device=self.model.device)[None]
 
     def logits(self, inputs):
-        """Return the logits of an input (L,), without a batch dimension: those of Model.forward.
+        """Return the logits of an input (L,): sr (L, 3), span (L, 2) or classify (labels,)."""
+        self.refresh_codes()
+        return self.model(self.to_batch(inputs))[0]
 
-        Heads that predict words do so at each [MASK] alone.
+    def mask_logits(self, inputs):
+        """Return the logits of M words: a head that predicts words does so at each [MASK] alone.
+
+        Returns:
+            Of head mlm (M, N), of hash-mlm (M, m, m·R), or (M, k, R) for words.
+
+        Raises:
+            InputError: There is no [MASK].
         """
-        ids = self.prepare(inputs)  # (1, L)
-        if not self.config.predicts_rows:
-            return self.model(ids)[0]  # (L, 3), (L, 2) or (labels,)
+        self.refresh_codes()
+        ids = self.to_batch(inputs)  # (1, L)
         [positions] = torch.where(ids[0] == MASK)  # (M,)
         if len(positions) == 0:
             raise InputError('text: expected [MASK], as in "the [MASK] statement", got none.')
-        return self.model(ids, masked_positions=positions)  # (M, N), (M, m, m·R) or (M, k, R)
+        return self.model(ids, masked_positions=positions)
 
     # Predictions
 
@@ -233,7 +244,8 @@ class Predictor:
             words list[str], of a text that was cut those that were read; spans list[(start, end)]
             in characters; float (words, 3), the probabilities of objectives.KINDS.
         """
-        self.start([text], "sr")
+        self.check_request([text], "sr")
+        self.notes = []
         words, spans = self.split(text)
         ids = self.token_ids(words)
         if MASK in ids:
@@ -256,11 +268,12 @@ class Predictor:
             A list, one for each [MASK], of the k best pairs (word, probability). Of a set, items
             that it shows are left out.
         """
-        self.start([text], "mlm")
+        self.check_request([text], "mlm")
+        self.notes = []
         words, _ = self.split(text)
         ids = self.token_ids(words)
         inputs = self.build_input(ids)  # (L,)
-        logits = self.logits(inputs)  # (M, N)
+        logits = self.mask_logits(inputs)  # (M, N)
         if not self.config.order:
             logits[:, ids] = -torch.inf  # what the set shows
         vocabulary = self.tokenizer.words
@@ -285,11 +298,12 @@ class Predictor:
             log-probabilities of its hashes), certified; scored, int, items that the search looked
             at; total, int, all items. Of a set, items that it shows are left out.
         """
-        self.start([text], "hash-mlm")
+        self.check_request([text], "hash-mlm")
+        self.notes = []
         words, _ = self.split(text)
         ids = self.token_ids(words)
         inputs = self.build_input(ids)  # (L,)
-        logits = self.logits(inputs)  # (M, m, m·R) or (M, k, R)
+        logits = self.mask_logits(inputs)  # (M, m, m·R) or (M, k, R)
         shown = []  # E items, the same for each [MASK]
         if not self.config.order:
             visible = set(words)
@@ -316,7 +330,8 @@ class Predictor:
         Returns:
             list of (label, probability), best first. Of a regression one pair (name, number).
         """
-        self.start(texts, "classify")
+        self.check_request(texts, "classify")
+        self.notes = []
         inputs = self.read(texts)  # (L,)
         logits = self.logits(inputs)  # (labels,)
         labels = self.task["labels"]
@@ -338,7 +353,8 @@ class Predictor:
             list of (text, (start, end), probability), best first; "" is no answer. The probability
             is that among the 20 best spans, or k if k is larger.
         """
-        self.start([question, context], "span")
+        self.check_request([question, context], "span")
+        self.notes = []
         question_words, _ = self.split(question)
         question_ids = self.token_ids(question_words)
         context_words, spans = self.split(context)
@@ -347,7 +363,7 @@ class Predictor:
             question_ids, context_ids, self.config.length, self.task["stride"])
         num_best = max(k, MIN_SPANS)
 
-        scores = {}  # (start, end) in characters -> score; (0, 0) is no answer
+        scores = {}  # (start, end) in characters, or NO_ANSWER -> score
         null_scores = []
         for window in windows:
             best, null_score = self.find_spans(window, num_best)
@@ -360,7 +376,7 @@ class Predictor:
                     old_score = scores.get((start, end), -torch.inf)
                     scores[start, end] = max(score, old_score)
         if self.task["null"]:
-            scores[0, 0] = min(null_scores)  # all windows have this one: the worst score counts
+            scores[NO_ANSWER] = min(null_scores)  # all windows have it: the worst score counts
 
         # of equal scores the first place, so no answer
         places = sorted(scores, key=lambda place: (-scores[place], place))[:num_best]
@@ -414,7 +430,8 @@ class Predictor:
                           "vector comes from its hash alone")
         if not others:
             raise InputError("--words: expected words to search among, got none.")
-        ids = self.prepare(self.tokenizer.ids([word, *others]))  # (1, 1 + V)
+        ids = self.to_batch(self.tokenizer.ids([word, *others]))  # (1, 1 + V)
+        self.refresh_codes()
         x = self.model.embed(ids).view(1 + len(others), -1)  # (1 + V, m·d)
         x = F.normalize(x - x.mean(0), dim=-1)
         cosines = x[1:] @ x[0]  # (V,)
@@ -472,8 +489,10 @@ class Predictor:
     def embed_text(self, *texts):
         """Return the vector of one text or pair, float32 ndarray (d,)."""
         self.require_words("--vectors")
-        self.start(texts)
-        ids = self.prepare(self.read(texts))  # (1, L)
+        self.check_request(texts)
+        self.notes = []
+        ids = self.to_batch(self.read(texts))  # (1, L)
+        self.refresh_codes()
         outputs = self.model.encode(ids)[0]  # (L·m, d)
         return outputs.mean(0).cpu().numpy()
 
@@ -490,8 +509,9 @@ class Predictor:
         """
         head = self.config.head
         if head == "sr":
-            words, spans, p = self.detect(*texts)
-            return dict(words=words, spans=spans, classes=KINDS, probabilities=p.tolist())
+            words, spans, probabilities = self.detect(*texts)
+            return dict(words=words, spans=spans, classes=KINDS,
+                        probabilities=probabilities.tolist())
         if head == "mlm":
             return dict(masks=self.fill_mask(*texts, k))
         if head == "hash-mlm":
@@ -567,13 +587,6 @@ def strip_span(text, start, end):
 # Files
 
 
-def list_names(flag):
-    """Return the names of columns in a flag, "a,b"; none of None."""
-    if flag is None:
-        return []
-    return [name.strip() for name in flag.split(",")]
-
-
 def read_texts(path, columns, chosen=None, others=(), **reading):
     """Read a file row by row.
 
@@ -599,7 +612,7 @@ def read_texts(path, columns, chosen=None, others=(), **reading):
         if names is None:
             names = ["text"]
             if not is_pair_file:
-                names = choose_columns(path, row, columns, chosen)
+                names = choose_text_columns(path, row, columns, chosen)
             if not set(others) <= set(row):
                 raise InputError(f"{path}: expected the columns {', '.join(others)} (--label, "
                                  f"--keep), got {', '.join(row)}.")
@@ -610,7 +623,7 @@ def read_texts(path, columns, chosen=None, others=(), **reading):
         yield texts, row
 
 
-def choose_columns(path, row, columns, chosen):
+def choose_text_columns(path, row, columns, chosen):
     """Return the name of each text's column: chosen, the model's own, or the only one that fits."""
     names = list_names(chosen)
     if chosen is None:
@@ -634,15 +647,15 @@ def join_items(cell):
     return cell
 
 
-def read_words(path, p, **reading):
-    """Return the distinct words of a file, as the tokenizer of Predictor p splits them."""
+def read_words(path, predictor, **reading):
+    """Return the distinct words of a file, as the Predictor's tokenizer splits them."""
     words = []
     for texts, _ in read_texts(path, ["text"], **reading):
         check_texts(texts, ["text"])  # no word is left out in silence
         [text] = texts
-        if not p.config.order:
+        if not predictor.config.order:
             text += "\t"  # a line is one name
-        words += p.tokenizer.split(text)[0]
+        words += predictor.tokenizer.split(text)[0]
     if not words:
         raise InputError(f"{path}: expected words, got none.")
     return list(dict.fromkeys(words))
@@ -651,10 +664,13 @@ def read_words(path, p, **reading):
 # What people read
 
 
-def print_prediction(result, text):
-    """Print what Predictor.predict or neighbors returned for a text, list by list."""
+def print_prediction(result, text, k):
+    """Print what Predictor.predict or neighbors returned for a text, list by list.
+
+    Of the words of a text, which detect returns all, k are listed.
+    """
     if "spans" in result:
-        print_words(result, text)
+        print_words(result, text, k)
     for i, best in enumerate(result.get("masks", []), 1):
         print(f"[MASK] {i}")
         print_column([(word, f"{p:6.1%}") for word, p in best])
@@ -673,8 +689,8 @@ def print_prediction(result, text):
         print(f"note: {note}")
 
 
-def print_words(result, text):
-    """Print a text with its misplaced words in braces, then the eight most suspicious words."""
+def print_words(result, text, k):
+    """Print a text with its misplaced words in braces, then the k most suspicious words."""
     line = ""
     last = 0  # first character that is not in line
     for (start, end), p in zip(result["spans"], result["probabilities"]):
@@ -687,7 +703,7 @@ def print_words(result, text):
         print("No word is marked: each is likeliest intact.")
     ranked = sorted(zip(result["words"], result["probabilities"]), key=lambda pair: pair[1][0])
     rows = []
-    for word, p in ranked[:8]:
+    for word, p in ranked[:k]:
         shares = [f"{kind} {share:5.1%}" for kind, share in zip(KINDS, p)]
         rows.append((word, "   ".join(shares)))
     print_column(rows)
@@ -710,14 +726,14 @@ def show(piece):
 # The script
 
 
-def parser():
+def build_parser():
     """Return the parser of all flags."""
-    p = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="infer.py",
         description=str(__doc__).split("Paper map")[0],  # python -OO leaves None
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = p.add_argument
+    add = parser.add_argument
     add("texts", nargs="*", metavar="TEXT",
         help="the text, or the pair; without any, a prompt asks")
     add("--ckpt", metavar="DIR",
@@ -741,7 +757,7 @@ def parser():
     add("--words", metavar="FILE",
         help="words to search among, new ones too; requires --near or a model that predicts the "
              "hashes of words (default: the corpus's 50,000 most frequent)")
-    group = p.add_mutually_exclusive_group()
+    group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--near", action="store_true",
         help="list the words whose embeddings are most similar to TEXT's")
@@ -750,25 +766,25 @@ def parser():
         help="write a vector per TEXT or row instead, float32 (n, d): the mean of the encoder's "
              "outputs; NaN for a row in error")
     add("--top_k", type=at_least(1), default=8, metavar="k",
-        help="how many answers to list (default: 8)")
+        help="how many answers or words to list (default: 8)")
     add("--device", default="cpu", metavar="NAME", help="cpu, cuda, or auto (default: cpu)")
-    return p
+    return parser
 
 
-def run(args):
+def infer(args):
     """Check the flags, load the model, then answer the file, the texts, or the prompt."""
     check_flags(args)
-    p = load_predictor(args)
+    predictor = load_predictor(args)
     if args.file is not None and args.vectors is not None:
-        write_vectors(args, p)
+        write_vectors(args, predictor)
     elif args.file is not None:
-        write_answers(args, p)
+        write_answers(args, predictor)
     elif args.vectors is not None:
-        save_vectors(args.vectors, [p.embed_text(*args.texts)])
+        save_vectors(args.vectors, [predictor.embed_text(*args.texts)])
     elif args.texts:
-        print_prediction(ask(args, p, args.texts), args.texts[0])
+        print_prediction(ask(args, predictor, args.texts), args.texts[0], args.top_k)
     else:
-        answer_prompt(args, p)
+        answer_prompt(args, predictor)
 
 
 def check_flags(args):
@@ -796,40 +812,40 @@ def load_predictor(args):
         path = Path(__file__).with_name("models") / "docstrings.pt"
         print(f"model: {path} (its card: models/README.md). --ckpt takes another.",
               file=sys.stderr)
-    p = Predictor(path, find_device(args.device), args.truncate)
-    is_labeling = p.config.head == "classify" and not args.near and args.vectors is None
+    predictor = Predictor(path, find_device(args.device), args.truncate)
+    is_labeling = predictor.config.head == "classify" and not args.near and args.vectors is None
     if args.label is not None and not is_labeling:
         raise InputError("--label requires a model that was fine-tuned to classify, without --near "
                          "and --vectors.")
     if args.words is not None:
-        if not args.near and not p.can_predict_any_word():
+        if not args.near and not predictor.can_predict_any_word():
             raise InputError("--words requires --near, or a model that predicts hashes of words.")
-        p.set_candidates(read_words(args.words, p, **reader_options(args)))
-    return p
+        predictor.set_candidates(read_words(args.words, predictor, **reader_options(args)))
+    return predictor
 
 
-def list_columns(args, p):
-    """Return the name of each text that Predictor p is asked about."""
+def list_columns(args, predictor):
+    """Return the name of each text that the Predictor is asked about."""
     if args.near:
         return ["word"]
-    return p.columns
+    return predictor.columns
 
 
-def ask(args, p, texts):
-    """Return what Predictor p says about a text or pair, or with --near about a word, dict."""
-    check_texts(texts, list_columns(args, p))
+def ask(args, predictor, texts):
+    """Return what the Predictor says about a text or pair, or with --near about a word, dict."""
+    check_texts(texts, list_columns(args, predictor))  # a text too many would be taken for k
     if args.near:
-        result = dict(neighbors=p.neighbors(*texts, args.top_k))
+        result = dict(neighbors=predictor.neighbors(*texts, args.top_k))
     else:
-        result = p.predict(*texts, k=args.top_k)
-    if p.notes:
-        result["notes"] = p.notes
+        result = predictor.predict(*texts, k=args.top_k)
+    if predictor.notes:
+        result["notes"] = predictor.notes
     return result
 
 
-def answer_prompt(args, p):
-    """Read texts from the keyboard or a pipe, and print what Predictor p says about each."""
-    columns = list_columns(args, p)
+def answer_prompt(args, predictor):
+    """Read texts from the keyboard or a pipe, and print what the Predictor says about each."""
+    columns = list_columns(args, predictor)
     prompts = [""] * len(columns)
     is_dialog = sys.stdin.isatty() and sys.stdout.isatty()  # no pipe
     if is_dialog:
@@ -838,7 +854,7 @@ def answer_prompt(args, p):
     while True:
         try:
             texts = [input(prompt) for prompt in prompts]
-            print_prediction(ask(args, p, texts), texts[0])
+            print_prediction(ask(args, predictor, texts), texts[0], args.top_k)
         except EOFError:
             if is_dialog:
                 print()
@@ -850,13 +866,13 @@ def answer_prompt(args, p):
 # The rows of --file
 
 
-def read_file(args, p):
-    """Return the rows of --file as read_texts yields them: texts for Predictor p, and the row."""
+def read_file(args, predictor):
+    """Return the rows of --file as read_texts yields them: texts for the Predictor, and the row."""
     others = list_names(args.keep)
     if args.label is not None:
         others.append(args.label)
     return read_texts(
-        args.file, list_columns(args, p), args.columns, others, **reader_options(args))
+        args.file, list_columns(args, predictor), args.columns, others, **reader_options(args))
 
 
 class FileReport:
@@ -894,21 +910,23 @@ class FileReport:
             print(f"{count:,} of {self.num_rows:,} rows: {note}", file=sys.stderr)
 
 
-def write_answers(args, p):
+def write_answers(args, predictor):
     """Print a JSON object for each row, then the scores of --label. A bad row stops no other."""
     kept_names = list_names(args.keep)
+    task = None  # without --label nothing is scored
+    label_place = None
     if args.label is not None:
-        task = find_task(p.task)
+        task = find_task(predictor.task)
         label_place = f"--label {args.label}"
         if task.labels is not None:
             label_place += " (upper and lower case differ)"
     report = FileReport(args.file)
     predicted = []
     truth = []
-    for number, (texts, row) in enumerate(read_file(args, p), 1):
+    for number, (texts, row) in enumerate(read_file(args, predictor), 1):
         result = {}
         try:
-            result = ask(args, p, texts)
+            result = ask(args, predictor, texts)
             if args.label is not None:
                 truth.append(parse_label(row.get(args.label), task, label_place))
                 predicted.append(result["label"])
@@ -924,17 +942,17 @@ def write_answers(args, p):
         print_scores(task, predicted, truth)
 
 
-def write_vectors(args, p):
+def write_vectors(args, predictor):
     """Save a vector for each row. A bad row stops no other."""
     report = FileReport(args.file)
     vectors = []
-    for texts, _ in read_file(args, p):
+    for texts, _ in read_file(args, predictor):
         # NaN of a bad row: left out, it would shift the vectors of all later ones
-        vector = np.full(p.config.width, np.nan, np.float32)
+        vector = np.full(predictor.config.width, np.nan, np.float32)
         result = {}
         try:
-            vector = p.embed_text(*texts)
-            result["notes"] = p.notes
+            vector = predictor.embed_text(*texts)
+            result["notes"] = predictor.notes
         except InputError as error:
             result["error"] = str(error)
         report.add(result)
@@ -975,7 +993,7 @@ def print_scores(task, predicted, truth):
 
 def main(argv=None):
     """Parse the command line, argv list[str] or None, and predict. Bad input exits with code 2."""
-    return run_script("infer.py", run, parser().parse_args(argv))
+    return run_script("infer.py", infer, build_parser().parse_args(argv))
 
 
 if __name__ == "__main__":

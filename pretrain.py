@@ -842,7 +842,7 @@ def build_batches(args, config, corpus, word_counts):
     """Return the batches of a corpus: windows of text, or segments of item sets."""
     # random words are drawn from those that occur; some pieces of BPE do not
     occurring_words = FIRST_WORD_ID + np.flatnonzero(word_counts)
-    options = dict(length=config.length, batch_size=args.batch, words=occurring_words,
+    options = dict(length=config.length, batch_size=args.batch, word_ids=occurring_words,
                    seed=args.seed)
     if config.order:
         return TextBatches(corpus.ids, first_id=CLS, last_id=SEP, short=config.short, **options)

@@ -171,7 +171,8 @@ class HashTokenizer:
         if self.config.code_format == "digest":
             # each map has rows of its own: R for its buckets, then one for each special token
             return np.tile(self.bloom_map.buckets + numbers, self.bloom_map.m)  # (5, m)
-        of_empty_words = self.hash_words([""] * FIRST_WORD_ID)  # of the right shape and dtype
+        # hash_words alone knows C and the dtype of a format; the values do not matter
+        of_empty_words = self.hash_words([""] * FIRST_WORD_ID)  # (5, C)
         return np.zeros_like(of_empty_words)
 
     def codes(self):
@@ -217,7 +218,7 @@ class HashTokenizer:
 
 
 def make_encodable(text):
-    """Return text of equal length for the BPE library: lone surrogates become "?"."""
+    """Return text of equal length for the BPE library: lone surrogates become ?, İ becomes i."""
     # İ alone has a lower case of two characters: the library would add pieces for its dot
     return text.encode("utf-8", "replace").decode().replace("İ", "i")
 

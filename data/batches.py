@@ -42,14 +42,14 @@ class Batches:
     Args:
         length: int, L.
         batch_size: int, B, of the global batch.
-        words: int64 (V,), token IDs to draw random words from.
+        word_ids: int64 (V,), token IDs to draw random words from.
         seed: int, of order and noise.
     """
 
-    def __init__(self, length, batch_size, words, seed):
+    def __init__(self, length, batch_size, word_ids, seed):
         self.length = length
         self.batch_size = batch_size
-        self.words = words
+        self.word_ids = word_ids
         self.seed = seed
         self.epoch = None  # whose order is kept
 
@@ -63,25 +63,23 @@ class Batches:
         first = place * self.batch_size
         return self.order[first:first + self.batch_size]
 
-    def add_noise(self, ids, seed, size, rows):
-        """Return the IDs of some rows of a batch, with the noise and random words of these rows.
+    def draw_noise(self, seed, size, rows, longest):
+        """Draw the noise and random words of a batch, and return those of some rows.
 
         Args:
-            ids: int64 (rows, longest).
             seed: list[int], of the batch.
             size: int, all rows of the batch: each draws its own, whoever asks for it.
             rows: slice or int array.
+            longest: int, positions of the longest of these rows.
 
         Returns:
-            ids.
             noise: float32 (3, rows, longest), uniform in [0, 1).
-            random_words: int64 (rows, longest), uniform over words.
+            random_words: int64 (rows, longest), uniform over word_ids.
         """
         rng = np.random.default_rng(seed)
         noise = torch.from_numpy(rng.random((3, size, self.length), np.float32))
-        random_words = torch.from_numpy(rng.choice(self.words, (size, self.length)))
-        longest = ids.shape[1]
-        return ids, noise[:, rows, :longest], random_words[rows, :longest]
+        random_words = torch.from_numpy(rng.choice(self.word_ids, (size, self.length)))
+        return noise[:, rows, :longest], random_words[rows, :longest]
 
 
 # Windows of text
@@ -107,19 +105,19 @@ def text_windows(num_ids, length):
     Raises:
         ValueError: If there are too few IDs for a window of each kind.
     """
-    step = length - 1
-    num_stretches = min(MAX_STRETCHES, num_ids // (MIN_STRETCH * step))
+    window_size = length - 1  # without [CLS]
+    num_stretches = min(MAX_STRETCHES, num_ids // (MIN_STRETCH * window_size))
     edges = np.linspace(0, num_ids, max(1, num_stretches) + 1).astype(np.int64)
     train = []
     held_out = []
     for start, end in zip(edges[:-1], edges[1:]):
-        middle = end - max((end - start) // HELD_OUT, step)
-        if middle - start < 2 * step:
-            raise ValueError(f"--data: expected at least {3 * step:,} words for windows of "
+        middle = end - max((end - start) // HELD_OUT, window_size)
+        if middle - start < 2 * window_size:
+            raise ValueError(f"--data: expected at least {3 * window_size:,} words for windows of "
                              f"{length}, got {num_ids:,}. Use a smaller --length or more text.")
         # one window fewer than fits: a shifted one must not reach into held-out text
-        train.extend(range(start, middle - 2 * step + 1, step))
-        held_out.extend(range(middle, end - step + 1, step))
+        train.extend(range(start, middle - 2 * window_size + 1, window_size))
+        held_out.extend(range(middle, end - window_size + 1, window_size))
     # of a large text, windows at equal distances are enough
     num_windows = min(len(held_out), max(1, MAX_EVAL_WORDS // length))
     chosen = np.linspace(0, len(held_out) - 1, num_windows).astype(int)
@@ -135,7 +133,7 @@ class TextBatches(Batches):
 
     Args:
         ids: integer (n,), token IDs of the corpus.
-        length, batch_size, words, seed: as in Batches; of length, one position is [CLS].
+        length, batch_size, word_ids, seed: as in Batches; of length, one position is [CLS].
         first_id, last_id: int, token IDs of [CLS] and [SEP].
         short: float, share of the training windows that are cut.
 
@@ -148,8 +146,8 @@ class TextBatches(Batches):
         ValueError: If the text has too few windows for one batch.
     """
 
-    def __init__(self, ids, length, batch_size, words, seed, first_id, last_id, short=0.0):
-        super().__init__(length, batch_size, words, seed)
+    def __init__(self, ids, length, batch_size, word_ids, seed, first_id, last_id, short=0.0):
+        super().__init__(length, batch_size, word_ids, seed)
         self.ids = ids
         self.first_id = first_id
         self.last_id = last_id
@@ -175,11 +173,13 @@ class TextBatches(Batches):
             rows: slice or int array.
 
         Returns:
-            ids int64 (rows, L), 0 as padding, and the noise and random words of add_noise for them.
+            ids int64 (rows, L), 0 as padding, and noise and random words of draw_noise for them.
         """
         ids = self.read(self.examples(step)[rows])
         self.cut(ids, step, rows)
-        return self.add_noise(ids, [self.seed, NOISE, step], self.batch_size, rows)
+        noise, random_words = self.draw_noise(
+            [self.seed, NOISE, step], self.batch_size, rows, self.length)
+        return ids, noise, random_words
 
     def cut(self, ids, step, rows):
         """Cut a share of a step's windows, in place; ids are some rows of them. [BERT]"""
@@ -203,7 +203,8 @@ class TextBatches(Batches):
             rows: slice or int array, of num_eval rows.
         """
         ids = self.read(self.eval_starts[rows])
-        return self.add_noise(ids, [0, EVALUATION], self.num_eval, rows)
+        noise, random_words = self.draw_noise([0, EVALUATION], self.num_eval, rows, self.length)
+        return ids, noise, random_words
 
     def read(self, starts):
         """Return int64 (B, L): the windows that begin at starts, int64 (B,)."""
@@ -226,7 +227,7 @@ class ItemSetBatches(Batches):
         offsets: int64 (P + 1,), where each page begins in ids.
         train_pages, eval_pages: int64, numbers of pages. Those with less than two items are left
             out: nothing could be predicted from the others.
-        length, batch_size, words, seed: as in Batches.
+        length, batch_size, word_ids, seed: as in Batches.
         limits: (first, last), the token IDs of items are first .. last - 1.
 
     Attributes:
@@ -236,9 +237,9 @@ class ItemSetBatches(Batches):
         ValueError: If there are too few pages for one batch.
     """
 
-    def __init__(self, ids, offsets, train_pages, eval_pages, length, batch_size, words, seed,
+    def __init__(self, ids, offsets, train_pages, eval_pages, length, batch_size, word_ids, seed,
                  limits):
-        super().__init__(length, batch_size, words, seed)
+        super().__init__(length, batch_size, word_ids, seed)
         is_item = (ids >= limits[0]) & (ids < limits[1])  # separators are not
         self.ids = ids[is_item]
         num_before = np.append(0, np.cumsum(is_item))  # (n + 1,), items before each place
@@ -268,9 +269,11 @@ class ItemSetBatches(Batches):
             ids int64 (rows, longest), and noise (3, rows, longest) and random words for them.
         """
         pages = self.examples(step)
-        offsets = np.random.default_rng([self.seed, SEGMENTS, step]).random(self.batch_size)
-        ids = self.read(pages[rows], offsets[rows])
-        return self.add_noise(ids, [self.seed, NOISE, step], self.batch_size, rows)
+        fractions = np.random.default_rng([self.seed, SEGMENTS, step]).random(self.batch_size)
+        ids = self.read(pages[rows], fractions[rows])
+        noise, random_words = self.draw_noise(
+            [self.seed, NOISE, step], self.batch_size, rows, ids.shape[1])
+        return ids, noise, random_words
 
     def shuffle(self, rng):
         """Return the pages of an epoch in its order."""
@@ -304,28 +307,28 @@ class ItemSetBatches(Batches):
             rows: slice or int array, of num_eval rows.
         """
         pages = self.held_out[rows]
-        offsets, places = np.random.default_rng([0, EVALUATION]).random((2, self.num_eval))
-        ids = self.read(pages, offsets[rows])
+        fractions, places = np.random.default_rng([0, EVALUATION]).random((2, self.num_eval))
+        ids = self.read(pages, fractions[rows])
         masked = (places[rows] * self.segment_size[pages]).astype(np.int64)  # (rows,)
         noise = torch.ones(3, *ids.shape)
         row = torch.arange(len(ids))
         noise[:2, row, masked] = 0.0  # chosen, and masked
-        random_words = torch.full_like(ids, self.words[0])  # none is used
+        random_words = torch.full_like(ids, self.word_ids[0])  # none is used
         return ids, noise, random_words
 
-    def read(self, pages, offsets):
+    def read(self, pages, fractions):
         """Read a segment of each page.
 
         Args:
             pages: int64 (B,).
-            offsets: float64 (B,) in [0, 1): where in its page a segment begins.
+            fractions: float64 (B,) in [0, 1): where in its page a segment begins.
 
         Returns:
             int64 (B, longest).
         """
         sizes = self.segment_size[pages]
         num_starts = self.size[pages] - sizes + 1
-        starts = self.first[pages] + (offsets * num_starts).astype(np.int64)
+        starts = self.first[pages] + (fractions * num_starts).astype(np.int64)
         segments = [self.ids[start:start + size] for start, size in zip(starts, sizes)]
         ids, _ = pad_batch(segments)
         return ids
@@ -349,19 +352,19 @@ def length_batches(lengths, batch_size, rng=None):
     lengths = np.asarray(lengths)
     pools = [np.arange(len(lengths))]
     if rng is not None:
-        pools = _cut(rng.permutation(len(lengths)), POOL * batch_size)
+        pools = divide(rng.permutation(len(lengths)), POOL * batch_size)
     batches = []
     for pool in pools:
         by_length = np.argsort(lengths[pool], kind="stable")
-        batches.extend(_cut(pool[by_length], batch_size))
+        batches.extend(divide(pool[by_length], batch_size))
     if rng is not None:
         batches = [batches[i] for i in rng.permutation(len(batches))]
     return batches
 
 
-def _cut(array, size):
-    """Cut an array into pieces of a size; the last may be shorter."""
-    return [array[start:start + size] for start in range(0, len(array), size)]
+def divide(values, size):
+    """Divide an array or a list into parts of a size; the last may be shorter."""
+    return [values[start:start + size] for start in range(0, len(values), size)]
 
 
 def pad_batch(examples, max_length=None):

@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from bloom import BloomMap, coherent_map
 from common import InputError, blame_file, blame_input, build_once, fingerprint, start_workers
+from data.batches import divide
 from tokenizer import FIRST_WORD_ID, HASHES, HashTokenizer
 
 PART = 20_000  # words that a process hashes at a time
@@ -117,8 +118,8 @@ def build_bloom_map(args, config, corpus, num_items):
     with blame_input(f"--alpha of {num_items:,} items"):
         if not args.coherent:
             return BloomMap(**shape)
-        about = [shape, args.coherent]
-        orders = build_array_once(corpus, "coherent", about, learn_orders)
+        identity = [shape, args.coherent]
+        orders = build_array_once(corpus, "coherent", identity, learn_orders)
         return BloomMap(**shape, orders=orders)
 
 
@@ -145,8 +146,9 @@ def build_codes(args, tokenizer, corpus):
         codes = hash_in_parts(tokenizer, corpus.words, args.quiet)
         return np.concatenate([tokenizer.special_codes(), codes])
 
-    sizes = [c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights]
-    codes = build_array_once(corpus, "codes", [sizes, tokenizer.state()], hash_corpus)
+    identity = [[c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights],
+                tokenizer.state()]
+    codes = build_array_once(corpus, "codes", identity, hash_corpus)
     codes = torch.from_numpy(codes)
     if c.head != "hash-mlm" or c.code_format == "sketch":
         return codes, codes
@@ -157,7 +159,7 @@ def build_codes(args, tokenizer, corpus):
 
 def hash_in_parts(tokenizer, words, quiet):
     """Return the codes (V, C) of words, computed in parallel processes where that pays."""
-    parts = [words[start:start + PART] for start in range(0, len(words), PART)]
+    parts = divide(words, PART)
     is_slow = tokenizer.hash is not None and tokenizer.hash.is_slow
     if not is_slow or len(parts) == 1:  # done before the processes have started
         return np.concatenate([tokenizer.hash_words(part) for part in parts])
@@ -167,13 +169,13 @@ def hash_in_parts(tokenizer, words, quiet):
         return np.concatenate(list(tqdm(codes, "hashing words", len(parts), disable=hidden)))
 
 
-def build_array_once(corpus, name, about, build):
+def build_array_once(corpus, name, identity, build):
     """Return the array that build() returns, kept in a file beside the corpus.
 
     Args:
         corpus: data.corpus.Corpus.
         name: str, how the name of the file begins.
-        about: value of plain types, all that the result depends on besides the corpus.
+        identity: value of plain types, all that the result depends on besides the corpus.
         build: function without arguments.
 
     Raises:
@@ -183,7 +185,7 @@ def build_array_once(corpus, name, about, build):
         with open(temporary, "wb") as file:
             np.save(file, build())
 
-    path = os.path.join(corpus.folder, f"{name}-{fingerprint(about)}.npy")
+    path = os.path.join(corpus.folder, f"{name}-{fingerprint(identity)}.npy")
     build_once(path, save)
     with blame_file(path):
         return np.load(path)

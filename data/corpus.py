@@ -39,6 +39,7 @@ HUB = {  # name -> data set on the hub, and its configuration
 ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")  # each may end in .gz too
 FORMAT = 8  # of prepared corpora
 PIECE = 1 << 24  # token IDs in memory at a time
+HELD_OUT_KEY = 90  # of the random order of documents: every run holds out the same
 
 
 # ---------------------------------------------------------------------------------------------
@@ -75,6 +76,13 @@ def reader_options(args):
     return {name: value for name, value in options.items() if value is not None}
 
 
+def list_names(flag):
+    """Return the names of columns in a flag, "a,b"; none of None."""
+    if flag is None:
+        return []
+    return [name.strip() for name in flag.split(",")]
+
+
 def list_python(part):
     """Return the paths of the .py files that a name in PYTHON stands for."""
     if part == "stdlib":
@@ -106,7 +114,7 @@ def read_rows(path, header=None, keep_wrong=False, encoding="utf-8", sep=None):
         raise InputError(f"{path}: expected a file in {', '.join(ENDINGS)} (or .gz).")
     num_rows = 0  # that could be read
     try:
-        for row in _parse_rows(path, ending, header, keep_wrong, encoding, sep):
+        for row in parse_file(path, ending, header, keep_wrong, encoding, sep):
             if not isinstance(row, dict):
                 if not keep_wrong:
                     raise ValueError(f"expected an object, got {row!r:.60}")
@@ -120,7 +128,7 @@ def read_rows(path, header=None, keep_wrong=False, encoding="utf-8", sep=None):
                          f"{error!r}") from error
 
 
-def _parse_rows(path, ending, header, keep_wrong, encoding, sep):
+def parse_file(path, ending, header, keep_wrong, encoding, sep):
     """Yield the rows of a file as its format has them."""
     if codecs.lookup(encoding).name == "utf-8":
         encoding = "utf-8-sig"  # a mark at the start is no text
@@ -128,11 +136,11 @@ def _parse_rows(path, ending, header, keep_wrong, encoding, sep):
     # newline="": csv wants line ends as they are
     with open_file(path, "rt", encoding=encoding, errors="replace", newline="") as file:
         if ending == ".parquet":
-            yield from _parse_parquet(file.buffer)
+            yield from parse_parquet(file.buffer)
             return
         if encoding == "utf-8-sig":
-            _refuse_utf16(path, file.buffer)
-        lines = _count_replaced(path, file)
+            refuse_utf16(path, file.buffer)
+        lines = count_replaced(path, file)
         if ending == ".txt":
             for line in lines:
                 text = line.rstrip("\r\n")
@@ -142,24 +150,24 @@ def _parse_rows(path, ending, header, keep_wrong, encoding, sep):
         elif ending == ".jsonl":
             for line in lines:
                 if line.strip():
-                    yield _parse_line(line, keep_wrong)
+                    yield parse_line(line, keep_wrong)
         elif ending == ".json":
             rows = json.loads("".join(lines))
             if isinstance(rows, dict):
                 rows = rows.get("data", rows)  # as SQuAD's own files have it
             yield from rows
         else:
-            yield from _parse_table(path, lines, ending, header, keep_wrong, sep)
+            yield from parse_table(path, lines, ending, header, keep_wrong, sep)
 
 
-def _parse_parquet(file):
+def parse_parquet(file):
     """Yield the rows of a binary .parquet file."""
     from pyarrow.parquet import ParquetFile  # takes a while to import
     for batch in ParquetFile(file).iter_batches():
         yield from batch.to_pylist()
 
 
-def _refuse_utf16(path, file):
+def refuse_utf16(path, file):
     """Raise InputError where a binary file begins as UTF-16: it would be read as noise."""
     start = file.peek(4096)
     has_mark = start.startswith((b"\xff\xfe", b"\xfe\xff"))
@@ -167,7 +175,7 @@ def _refuse_utf16(path, file):
         raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. Use --encoding utf-16.")
 
 
-def _parse_line(line, keep_wrong):
+def parse_line(line, keep_wrong):
     """Return the value of a line of a .jsonl; None for a broken one that is kept."""
     try:
         return json.loads(line)
@@ -177,7 +185,7 @@ def _parse_line(line, keep_wrong):
         return None
 
 
-def _count_replaced(path, file):
+def count_replaced(path, file):
     """Yield the lines of a file; then say how many characters could not be decoded."""
     num_replaced = 0
     for line in file:
@@ -188,7 +196,7 @@ def _count_replaced(path, file):
               "replaced. Use --encoding, for example latin-1.", file=sys.stderr)
 
 
-def _parse_table(path, lines, ending, header, keep_wrong, sep):
+def parse_table(path, lines, ending, header, keep_wrong, sep):
     """Yield the rows of a .csv or .tsv; up to 1 % of them may have another number of cells."""
     csv.field_size_limit(sys.maxsize)  # a cell may be a whole article
     # strict: else a stray quote takes all rows up to the next one into its cell
@@ -199,7 +207,7 @@ def _parse_table(path, lines, ending, header, keep_wrong, sep):
         options["delimiter"] = sep
     table = csv.reader(lines, **options)
     columns = next(table, [])
-    _check_columns(path, columns)
+    check_columns(path, columns)
     rows = table
     if header and header[-1] not in columns:  # the first line is a row
         rows = itertools.chain([columns], table)
@@ -227,7 +235,7 @@ def _parse_table(path, lines, ending, header, keep_wrong, sep):
         print(f"{message} They are left out.", file=sys.stderr)
 
 
-def _check_columns(path, columns):
+def check_columns(path, columns):
     """Raise InputError where the first line of a table is not cut, or names a column twice."""
     names = [name for name in columns if name]
     if len(names) == 1 and re.search(r"[,;|\t]", names[0]):
@@ -273,7 +281,7 @@ def choose_columns(source, row, field=None, is_sets=False):
     """
     if field is not None:
         expected = f"columns {field}"
-        names = field.split(",")
+        names = list_names(field)
     elif is_sets:
         expected = "a list of items, or two columns, a page and an item"
         names = [name for name in row if isinstance(row[name], list)]
@@ -315,7 +323,7 @@ def name_data(data):
     return "+".join(names)[:40]
 
 
-def _list_sources(part, **reading):
+def list_sources(part, **reading):
     """Return (name, rows) of each file at a path, or of a hub data set. Rows are read later."""
     files = find_files(part)
     if files:
@@ -330,7 +338,7 @@ def _list_sources(part, **reading):
     return [(part, read_hub(*hub))]
 
 
-def _is_document(value, is_sets):
+def is_document(value, is_sets):
     """Return whether a cell is a text, or a list of names or whole numbers, or empty."""
     if is_sets and isinstance(value, list):
         # by type: for isinstance True is a whole number, too
@@ -338,9 +346,9 @@ def _is_document(value, is_sets):
     return value is None or isinstance(value, str)
 
 
-def _read_documents(part, is_sets, field, **reading):
+def read_documents(part, is_sets, field, **reading):
     """Yield the documents of one part of --data, in files or on the hub."""
-    for source, rows in _list_sources(part, **reading):
+    for source, rows in list_sources(part, **reading):
         # the first rows decide on the columns, as a single cell may be empty
         head = list(itertools.islice(rows, 100))
         if not head:
@@ -353,18 +361,18 @@ def _read_documents(part, is_sets, field, **reading):
         columns = choose_columns(source, known, field, is_sets)
         rows = itertools.chain(head, rows)
         if len(columns) == 2:
-            yield from _group_pairs(source, rows, *columns)
+            yield from group_pairs(source, rows, *columns)
         else:
-            yield from _read_column(source, rows, columns[0], is_sets)
+            yield from read_column(source, rows, columns[0], is_sets)
 
 
-def _read_column(source, rows, column, is_sets):
+def read_column(source, rows, column, is_sets):
     """Yield the cells of a column that are not empty."""
     num_doubtful = 0
     for number, row in enumerate(rows, 1):
         document = row.get(column)
-        if not _is_document(document, is_sets):
-            raise _name_wrong_row(source, number, column, document)
+        if not is_document(document, is_sets):
+            raise name_wrong_row(source, number, column, document)
         if document:
             is_cut_at_spaces = is_sets and isinstance(document, str) and "\t" not in document
             if is_cut_at_spaces and re.search("[,;]", document):
@@ -375,20 +383,20 @@ def _read_column(source, rows, column, is_sets):
               "cut at spaces. Use tabs, or in a .txt --sep.", file=sys.stderr)
 
 
-def _group_pairs(source, rows, page_column, item_column):
+def group_pairs(source, rows, page_column, item_column):
     """Return the item sets of a table with a row for each page and item."""
     pages = {}  # page -> its items
     for number, row in enumerate(rows, 1):
         page = row.get(page_column)
         item = row.get(item_column)
-        if page in (None, "") or not _is_document([page, item], is_sets=True):
+        if page in (None, "") or not is_document([page, item], is_sets=True):
             columns = f"{page_column}, {item_column}"
-            raise _name_wrong_row(source, number, columns, [page, item])
+            raise name_wrong_row(source, number, columns, [page, item])
         pages.setdefault(page, []).append(item)
     return pages.values()
 
 
-def _name_wrong_row(source, number, columns, value):
+def name_wrong_row(source, number, columns, value):
     """Return the InputError of a row that has no document."""
     return InputError(f"{source}, row {number:,}: expected text, or of an item set names or whole "
                       f"numbers, in {columns}, got {value!r:.60}. Use --field.")
@@ -416,7 +424,7 @@ def read_work(data, is_sets=False, field=None, **reading):
             continue
         texts = []
         size = 0
-        for text in _read_documents(part, is_sets, field, **reading):
+        for text in read_documents(part, is_sets, field, **reading):
             texts.append(text)
             size += len(text)
             if size > 1_000_000:  # characters; of lists, names
@@ -514,38 +522,67 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
     # First pass: IDs by first appearance, since how frequent a word is shows at the end.
     works = read_work(data, split == "items", field, **reading)
     results = tqdm(split_all(works, split, subwords), f"preparing {data}", disable=hidden)
-    words, counts, num_replaced = write_first_ids(folder, results, split, subwords)
+    words, counts, num_replaced = write_first_ids(folder, drop_copies(results, split), subwords)
     if not counts:
         raise InputError(f"--data {data}: expected text, got no words.")
 
-    # order[new ID] is the old ID. Special tokens keep theirs, and subwords the order of their units
-    order = list(range(FIRST_WORD_ID + len(words)))
+    # The old ID of each new one. Special tokens keep theirs, and subwords the order of their units
+    old_of_new = list(range(FIRST_WORD_ID + len(words)))
     if subwords is None:
         by_frequency = counts.most_common()  # among equal counts the first to appear comes first
-        order[FIRST_WORD_ID:] = [i for i, _ in by_frequency if i != SEP]
-    words = [words[i - FIRST_WORD_ID] for i in order[FIRST_WORD_ID:]]
+        old_of_new[FIRST_WORD_ID:] = [i for i, _ in by_frequency if i != SEP]
+    words = [words[i - FIRST_WORD_ID] for i in old_of_new[FIRST_WORD_ID:]]
 
     # Second pass: IDs by frequency. The digest identifies the corpus in checkpoints.
-    dtype, digest = write_final_ids(folder, order)
+    dtype, digest = write_final_ids(folder, old_of_new)
     text = "".join(word + "\n" for word in words)
     encoded = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
     digest.update(encoded)
     (folder / "words.txt").write_bytes(encoded)
-    np.save(folder / "counts.npy", [counts[i] for i in order])
-    num_documents = counts.pop(SEP)
+    np.save(folder / "counts.npy", [counts[i] for i in old_of_new])
+    num_documents = counts[SEP]  # each is closed by one, which is no word
     meta = dict(
         data=data, split=split, replaced=num_replaced, documents=num_documents,
-        words=counts.total(), dtype=dtype, distinct=len(counts), digest=digest.hexdigest())
+        words=counts.total() - num_documents, dtype=dtype, distinct=len(counts) - 1,
+        digest=digest.hexdigest())
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
-def write_first_ids(folder, results, split, subwords):
+def drop_copies(results, split):
+    """Drop the documents of Python that came before: held-out text stays unseen in training.
+
+    Code is copied about, so its docstrings and sets of names repeat. Two sets are copies in any
+    order.
+
+    Args:
+        results: iterator of what split_work returns.
+        split: str, as of split_work.
+
+    Yields:
+        documents and num_replaced, as of split_work.
+    """
+    seen = set()
+    for kind, documents, num_replaced in results:
+        if kind in PYTHON:
+            first_ones = []
+            for document in documents:
+                key = document
+                if split == "items":
+                    key = tuple(sorted(document.split("\n")))
+                if key not in seen:
+                    seen.add(key)
+                    first_ones.append(document)
+            documents = first_ones
+        yield documents, num_replaced
+
+
+def write_first_ids(folder, results, subwords):
     """Number words by first appearance, and write ids.tmp: all documents, each closed by SEP.
 
     Args:
         folder: Path.
-        results: iterator of what split_work returns.
-        split, subwords: as of split_work. Subwords have their IDs from the start.
+        results: iterator of what drop_copies yields.
+        subwords: as of split_work. They have their IDs from the start.
 
     Returns:
         words: list[str], of IDs from FIRST_WORD_ID on.
@@ -557,18 +594,12 @@ def write_first_ids(folder, results, split, subwords):
         id_of_word = {unit: i for i, unit in enumerate(subwords.units, FIRST_WORD_ID)}
     counts = Counter()
     num_replaced = 0
-    seen = set()
     with open(folder / "ids.tmp", "wb") as file:
-        for kind, documents, replaced in results:
+        for documents, replaced in results:
             num_replaced += replaced
             ids = []
             for document in documents:
                 words = document.split("\n")
-                if kind in PYTHON:  # code is copied about: keep one, so held-out text stays unseen
-                    key = tuple(sorted(words)) if split == "items" else document
-                    if key in seen:
-                        continue
-                    seen.add(key)
                 for word in words:
                     if word not in id_of_word:
                         id_of_word[word] = FIRST_WORD_ID + len(id_of_word)
@@ -579,31 +610,31 @@ def write_first_ids(folder, results, split, subwords):
     return list(id_of_word), counts, num_replaced
 
 
-def write_final_ids(folder, order):
+def write_final_ids(folder, old_of_new):
     """Write ids.bin and offsets.npy from ids.tmp, and remove that.
 
     Args:
         folder: Path.
-        order: list of int, the old ID of each new one.
+        old_of_new: list of int, the old ID of each new one.
 
     Returns:
         dtype, str; and digest, a hashlib object, of the IDs.
     """
-    size = len(order)
-    new_id = np.empty(size, "uint16" if size <= 1 << 16 else "uint32")
-    new_id[order] = np.arange(size)  # new_id[old ID]
+    size = len(old_of_new)
+    new_of_old = np.empty(size, "uint16" if size <= 1 << 16 else "uint32")
+    new_of_old[old_of_new] = np.arange(size)  # the inverse
     old_ids = np.memmap(folder / "ids.tmp", np.uint32, "r")
     offsets = [[0]]  # where documents start: behind each SEP
     digest = hashlib.md5(usedforsecurity=False)
     with open(folder / "ids.bin", "wb") as file:
         for start in range(0, len(old_ids), PIECE):
-            ids = new_id[old_ids[start:start + PIECE]]
+            ids = new_of_old[old_ids[start:start + PIECE]]
             ids.tofile(file)
             digest.update(ids)
             offsets.append(start + 1 + np.flatnonzero(ids == SEP))
     np.save(folder / "offsets.npy", np.concatenate(offsets))
     os.remove(folder / "ids.tmp")
-    return new_id.dtype.name, digest
+    return new_of_old.dtype.name, digest
 
 
 def split_work(work, split, subwords=None):
@@ -691,6 +722,6 @@ class Corpus:
 
     def split_pages(self):
         """Return train and held-out numbers of documents, one in ten of them held out at random."""
-        order = random_order(self.meta["documents"], 90)
+        order = random_order(self.meta["documents"], HELD_OUT_KEY)
         num_held_out = max(len(order) // 10, 1)
         return order[num_held_out:], order[:num_held_out]

@@ -169,8 +169,8 @@ def test_set_epoch_reads_a_segment_of_each_page_once():
 
 def test_set_segments_begin_anywhere_in_their_page():
     page = SIZES.argmax()
-    offsets = np.linspace(0, 1, 100, endpoint=False)
-    segments = set_batches().read(np.full(100, page), offsets)
+    fractions = np.linspace(0, 1, 100, endpoint=False)
+    segments = set_batches().read(np.full(100, page), fractions)
     starts = segments[:, 0].unique()
     assert len(starts) == SIZES[page] - 5 + 1
 

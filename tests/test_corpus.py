@@ -330,6 +330,7 @@ def test_item_names_are_a_set_in_order():
     ("list.jsonl", '{"t": "y", "l": null}\n{"t": "x", "l": [5, 3, 5]}\n', None, [["5", "3"]]),
     ("pairs.csv", "page,item\n1,New York\n2,x\n1,7\n", None, [["New York", "7"], ["x"]]),
     ("three.csv", "o,date,sku\n1,x,30\n2,x,4\n1,y,7\n", "o,sku", [["30", "7"], ["4"]]),
+    ("three.csv", "o,date,sku\n1,x,30\n2,x,4\n1,y,7\n", "o, sku", [["30", "7"], ["4"]]),
     ("text.txt", "b a b\n\nNew York\tJazz\n", None, [["b", "a"], ["New York", "Jazz"]]),
 ])
 def test_item_sets_of_every_kind(name, content, field, expected, write, load):

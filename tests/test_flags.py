@@ -107,7 +107,7 @@ def files(request, tmp_path, monkeypatch, text_path, pages_path, cache_dir):
     (finetune, finetune.build_parser,
      "--ckpt {ckpt} --train rows.csv --dev rows.csv --text text --label label --epochs 1 "
      "--seeds 1 --device cpu --dtype float32 --no-compile"),
-    (infer, infer.parser, "--ckpt {ckpt}"),
+    (infer, infer.build_parser, "--ckpt {ckpt}"),
 ])
 def test_random_flags_give_results_or_one_line(script, build_parser, start, seed, files):
     """The whole script, with a tiny model: exit code 0 and finite numbers, or 2 and one line."""

@@ -161,7 +161,9 @@ def test_fill_mask_ranks_all_words_and_no_special_token(untrained, monkeypatch):
 
 def test_neighbors_are_the_largest_cosines(sr_run):
     p = Predictor(sr_run)
-    v = p.model.embed(p.prepare(p.tokenizer.ids(["one", *p.words])))[0]  # (1 + V, d)
+    ids = p.to_batch(p.tokenizer.ids(["one", *p.words]))  # (1, 1 + V)
+    p.refresh_codes()
+    v = p.model.embed(ids)[0]  # (1 + V, d)
     v = v - v.mean(0)
     cosines = F.cosine_similarity(v[1:], v[:1])  # (V,)
     values, best = cosines.topk(7)
@@ -218,7 +220,7 @@ def test_predict_missing_scores_are_sums_of_hash_probabilities(untrained):
     """Also with a key, which another tokenizer does not have."""
     p = untrained["missing"]
     [found] = p.predict_missing("the [MASK] cat", 9)
-    logits = p.logits(p.read(["the [MASK] cat"]))
+    logits = p.mask_logits(p.read(["the [MASK] cat"]))
     logp = hash_logp(logits, p.item_map)[0]  # (k, R)
     scores = []
     for buckets in sketch_index(p.words, 5, 31, key="s"):
@@ -293,8 +295,15 @@ def test_answer_probability_does_not_depend_on_how_many_are_listed(untrained):
     (dict(answers=[("", (0, 0), 0.25)]), ["   25.0%   (no answer)   [0:0]"]),
 ])
 def test_print_prediction_shows_what_the_pages_print(capsys, result, lines):
-    infer.print_prediction(result, "a b c")
+    infer.print_prediction(result, "a b c", 8)
     assert capsys.readouterr().out.splitlines() == lines
+
+
+@pytest.mark.parametrize("flags, num_words", [([], 8), (["--top_k", "3"], 3)])
+def test_top_k_limits_the_words_that_detect_lists(paths, flags, num_words):
+    done = run_main(infer.main, "--ckpt", paths["detect"], "a b c d e f g h i j", *flags)
+    listed = [line for line in done.out.splitlines() if "   intact " in line]
+    assert len(listed) == num_words
 
 
 def test_prompt_goes_on_after_a_bad_text(paths, monkeypatch):
@@ -474,7 +483,9 @@ def test_vectors_of_a_file_are_the_means_of_the_outputs(untrained, paths, tmp_pa
     vectors = np.load(out)
     assert vectors.shape == (2, 8)
     p = untrained["detect"]
-    outputs = p.model.encode(p.prepare(p.read(["the cat"])))[0]  # (L, d)
+    ids = p.to_batch(p.read(["the cat"]))  # (1, L)
+    p.refresh_codes()
+    outputs = p.model.encode(ids)[0]  # (L, d)
     np.testing.assert_allclose(vectors[0], outputs.mean(0), atol=1e-6)
 
 

@@ -16,7 +16,7 @@ from tests.support import ROOT, run_main, run_script
 
 LEAVES = ["hashing", "bloom", "embeddings", "attention"]
 SCRIPTS = ["pretrain", "finetune", "infer"]
-PARSERS = [pretrain.build_parser, finetune.build_parser, infer.parser]
+PARSERS = [pretrain.build_parser, finetune.build_parser, infer.build_parser]
 BENCHES = ["attention", "controls", "figures", "hashformers", "sketch", "superbloom", "training"]
 SOURCES = [*ROOT.glob("*.py"), *ROOT.glob("data/*.py"), *ROOT.glob("baselines/*.py")]
 SOURCES = [path for path in SOURCES if "test" not in path.name]

@@ -67,7 +67,8 @@ def test_python_block_with_the_files_it_names_runs(code, tmp_path, sr_run):
 
 
 @pytest.mark.parametrize("script, build_parser", [
-    (pretrain, pretrain.build_parser), (finetune, finetune.build_parser), (infer, infer.parser)])
+    (pretrain, pretrain.build_parser), (finetune, finetune.build_parser),
+    (infer, infer.build_parser)])
 def test_commands_parse(script, build_parser):
     commands = list_commands(script.__name__ + ".py")
     assert len(commands) >= 8
