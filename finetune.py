@@ -710,6 +710,7 @@ def run_job(args, config, checkpoint, job, data, facts):
     result["facts"] = facts
     result["truth"] = list_truth(data)
     result["size"] = count_parameters(model)
+    # the control: a bag of words without an encoder, trained alike
     control = build_bag_of_words(data)
     if control is not None and args.epochs > 0:
         control.to(args.device)
@@ -893,7 +894,10 @@ def draw_batches(examples, batch_size, epochs, seed):
 
 
 def build_optimizer(model, lr):
-    """Return Adam for the encoder, and with the weight decay of its own for the bag of words."""
+    """Return AdamW: no decay for the encoder, HashedBag.DECAY for weights named bag.
+
+    These are the part that --bag adds, and all of the control.
+    """
     encoder = []
     bag = []
     for name, parameter in model.named_parameters():

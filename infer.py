@@ -122,7 +122,9 @@ class Predictor:
             self.items = self.tokenizer.words
             self.item_map = self.tokenizer.bloom_map
         if not self.config.order:
-            self.tokenizer.ids(words)  # split finds names of several words only if it knows them
+            # ids adds the names to the tokenizer: split finds names of several words only if it
+            # knows them
+            self.tokenizer.ids(words)
 
     # From a text to logits, step by step
 
@@ -673,18 +675,19 @@ def print_prediction(result, text, k):
         print_words(result, text, k)
     for i, best in enumerate(result.get("masks", []), 1):
         print(f"[MASK] {i}")
-        print_column([(word, f"{p:6.1%}") for word, p in best])
+        print_column([(word, percent(p)) for word, p in best])
     for i, found in enumerate(result.get("missing", []), 1):
         print(f"[MASK] {i}   {found['scored']:,} of {found['total']:,} scored by sums of "
               "log-probabilities, certified: provably the best")
         for name, score in found["items"]:
             print(f"  {score:8.2f}   {show(name)}")
+    # one of the two: cosines of --near, or probabilities of labels (of a regression the number)
     pairs = result.get("neighbors", []) + result.get("labels", [])
     print_column([(name, f"{value:.3f}") for name, value in pairs])
     for answer, (start, end), p in result.get("answers", []):
         if answer == "":
             answer = "(no answer)"
-        print(f"  {p:6.1%}   {answer}   [{start}:{end}]")
+        print(f"  {percent(p)}   {answer}   [{start}:{end}]")
     for note in result.get("notes", []):
         print(f"note: {note}")
 
@@ -704,7 +707,7 @@ def print_words(result, text, k):
     ranked = sorted(zip(result["words"], result["probabilities"]), key=lambda pair: pair[1][0])
     rows = []
     for word, p in ranked[:k]:
-        shares = [f"{kind} {share:5.1%}" for kind, share in zip(KINDS, p)]
+        shares = [f"{kind} {percent(share, 5)}" for kind, share in zip(KINDS, p)]
         rows.append((word, "   ".join(shares)))
     print_column(rows)
 
@@ -716,6 +719,11 @@ def print_column(rows):
         width = max(width, min(len(name), 40))  # one endless word does not move the others
     for name, numbers in rows:
         print(f"  {show(name):>{width}}   {numbers}")
+
+
+def percent(p, width=6):
+    """Return a probability as people read it, such as "  4.2%"."""
+    return f"{p:{width}.1%}"
 
 
 def show(piece):

@@ -115,6 +115,7 @@ class Config:
             raise ValueError("lsh_pairs: expected all for sets, got upper, which needs an order.")
 
         embedding = EMBEDDINGS[self.emb]
+        # no fields, so a checkpoint does not hold these two
         self.code_format = embedding.code_format  # a word's codes: tokenizer.HashTokenizer
         self.predicts_rows = self.head in ("mlm", "hash-mlm")
         masked_head = "hash-mlm"
@@ -134,7 +135,7 @@ class Config:
             able = [name for name, cls in EMBEDDINGS.items() if cls.can_tie]
             raise ValueError(f"tied requires emb {', '.join(able)}, got {self.emb}.")
         if self.head != "hash-mlm" and self.code_format not in ("digest", "sketch", "weighted"):
-            self.hashes = None  # no effect: codes that are cached have one name
+            self.hashes = None  # unused: so runs that differ in it alone share their cached codes
         elif self.hashes is None:
             self.hashes = 2 if embedding.is_stacked else 5
 

@@ -127,6 +127,7 @@ def list_uses():
     embeddings = {name: FORMAT_FLAGS[cls.code_format] for name, cls in EMBEDDINGS.items()}
     objectives = {name: HEAD_FLAGS[cls.head] for name, cls in OBJECTIVES.items()}
     objectives["sampled"] += " samples"
+    # options: an argument of the hash -> its flag
     hashes = {name: " ".join(cls.options.values()) for name, cls in HASHES.items()}
     return dict(emb=embeddings, objective=objectives, hash=hashes,
                 split=dict(bpe="vocab", phrases="vocab"), attn=dict(lsh=LSH_FLAGS))
@@ -166,7 +167,7 @@ def build_parser():
         description=(__doc__ or "").split("\nPaper map")[0])
     count = dict(type=at_least(1))
     share = dict(type=at_least(0.001, float, 0.999))
-    group = None
+    group = None  # read at each call of add: a flag joins the group that was made last
 
     def add(flag, help, **options):
         requirement = describe_requirement(flag)
@@ -376,7 +377,8 @@ def fill_settings(args, fixed):
         args.lr = args.lr_mlm
     if "warmup" not in fixed:
         args.warmup = min(args.warmup, args.steps // 10)
-    # LSH needs a hyperplane for each bit or row, and rotations of F features give F of them
+    # LSH needs a hyperplane for each bit or row. They are the rotations of one random vector of F
+    # numbers, of which there are F (hashing.NgramLSH)
     num_hyperplanes = args.rows if code_format == "index" else args.bits
     args.features = max(args.features, num_hyperplanes)
 
@@ -522,7 +524,7 @@ def train(args, start):
 
     # -----------------------------------------------------------------------------
     # Training loop
-    max_norm = args.clip if args.clip > 0 else math.inf
+    max_norm = args.clip if args.clip > 0 else math.inf  # inf: measured, not clipped
     with catch_signals() as signals, log.bar:
         while step < args.steps:
             # Get this rank's share of the batch, and corrupt it
@@ -637,6 +639,7 @@ def corrupt(batch, objective, num_ids, device):
 def learning_rate(args, step):
     """Return a step's rate: warm-up to --lr, then linear [HF Table 4] or rsqrt decay. [SB §3.2]"""
     rise = (step + 1) / max(args.warmup, 1)  # 1 at the end of the warm-up
+    # fall is at least 1 during the warm-up, so that min takes rise
     if args.schedule == "linear":
         fall = (args.steps - step) / max(args.steps - args.warmup, 1)
     elif args.schedule == "rsqrt":

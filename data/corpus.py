@@ -7,6 +7,12 @@ Sources:
 Out of scope: batches (data/batches.py); labels and metrics of tasks (data/tasks.py).
 
     read_rows -> choose_columns -> read_work -> split_work -> write_corpus -> Corpus
+
+Example: the documents "the cat" and "a cat a cat" become
+
+    ids.tmp      5 6 2 7 6 7 6 2     IDs by first appearance; 2 is [SEP], the end of a document
+    ids.bin      7 5 2 6 5 6 5 2     IDs by frequency
+    words.txt    cat a the           offsets    0 3 8
 """
 
 import codecs
@@ -96,8 +102,9 @@ def read_rows(path, header=None, keep_wrong=False, encoding="utf-8", sep=None):
     Args:
         path: str, a file with one of ENDINGS, or with .gz after it.
         header: list[str], the columns of a table whose file may have no header.
-        keep_wrong: bool, a row of a table with another number of cells becomes a row of None, and
-            what is no object an empty row.
+        keep_wrong: bool, leave out or refuse no bad row, so that rows keep their numbers: a row of
+            a table with another number of cells has None in each column, and a broken line, or what
+            is no object, is an empty row.
         encoding: str, one that Python knows.
         sep: str, the character between cells, or None: a comma, of .tsv a tab, of .txt nothing.
 
@@ -581,7 +588,7 @@ def write_first_ids(folder, results, subwords):
 
     Args:
         folder: Path.
-        results: iterator of what drop_copies yields.
+        results: iterator of what drop_copies yields. A document is words joined by line breaks.
         subwords: as of split_work. They have their IDs from the start.
 
     Returns:

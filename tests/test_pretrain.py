@@ -220,9 +220,9 @@ def test_random_words_of_a_lookup_occur_in_the_corpus(small, tmp_path, monkeypat
     seen = {}
 
     class Recorder(pretrain.TextBatches):
-        def __init__(self, ids, words, **options):
-            seen.update(ids=set(ids.tolist()), words=set(words.tolist()))
-            super().__init__(ids, words=words, **options)
+        def __init__(self, ids, word_ids, **options):
+            seen.update(ids=set(ids.tolist()), words=set(word_ids.tolist()))
+            super().__init__(ids, word_ids=word_ids, **options)
 
     monkeypatch.setattr(pretrain, "TextBatches", Recorder)
     pretrain.main(small("--emb", "lookup", "--vocab", "400"))
