@@ -277,6 +277,7 @@ def test_prose_of_auto_attention_follows_results():
 def test_prose_of_sketches_follows_results():
     gaps = rows("gaps")
     glue = rows("median")
+    longer = rows("longer")
     robust = {name: f"{row['more']:.3f}" for name, row in rows("robust").items()}
     collisions = rows("collisions")
     crowd = collisions["k 5, R 500"]
@@ -309,8 +310,10 @@ def test_prose_of_sketches_follows_results():
         f"{crowd['one']:.0f} % of the running text",
         f"one, and {crowd['half']:.0f} % do so",
         f"about {round(collisions['k 1, R 500']['expected'], -4):,.0f} pairs at k = 1",
-        "| {}; {}; {}; {} % |".format(*[spread(gaps[name], "first") for name in (
-            "median", "mean", "proj, LSH", "20,000 words, not tied")]),
+        "| {}; {}; {}; {}; ".format(*[spread(gaps[name], "first") for name in (
+            "median", "mean", "proj, LSH", "20,000 words, not tied")])
+        + f"{longer['median']['first']:.1f}; {longer['mean']['first']:.1f} % |",
+        f"They are {longer['median']['first'] - longer['mean']['first']:.1f} points apart",
         f"against the mean | {time:.2f} times |")
     assert 3.5 < time < 4.5  # "about four times"
     assert crowd["counted"] == 0
@@ -421,10 +424,13 @@ def test_prose_of_controls_follows_results():
     controls = rows("controls")
     proj = controls["proj, lsh"]
     emb = controls["emb 1K, lsh"]
+    md5 = controls["emb 1K, md5"]
     assert_said(
         "adds {:.1f} points on STS-B, {:.1f} on MRPC, {:.1f} on nations and {:.1f} on "
         "articles".format(*gains),
-        f"far behind Proj, by {gap(proj, emb, 'average')} points")
+        f"far behind Proj with LSH, by {gap(proj, emb, 'average')} points",
+        f"with MD5 it is {gap(md5, emb, 'average')} points better",
+        f"With MD5 it is {gap(proj, md5, 'average')} behind Proj")
     majority = [default[f"proj-lsh, {task}"]["majority"] for task in ("mrpc", "rte")]
     assert emb["mrpc"] < majority[0] + 0.1
     assert emb["rte"] < majority[1]
