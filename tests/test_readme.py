@@ -430,7 +430,9 @@ def test_prose_of_controls_follows_results():
         "articles".format(*gains),
         f"far behind Proj with LSH, by {gap(proj, emb, 'average')} points",
         f"with MD5 it is {gap(md5, emb, 'average')} points better",
-        f"With MD5 it is {gap(proj, md5, 'average')} behind Proj")
+        f"With MD5 it is {gap(proj, md5, 'average')} behind Proj",
+        "ProFormer from scratch is "
+        f"{gap(proj, controls['ProFormer, tiny, from scratch'], 'average')} points behind Proj")
     majority = [default[f"proj-lsh, {task}"]["majority"] for task in ("mrpc", "rte")]
     assert emb["mrpc"] < majority[0] + 0.1
     assert emb["rte"] < majority[1]
