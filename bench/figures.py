@@ -58,7 +58,7 @@ def draw_figures(args):
     else:
         for draw in (draw_pipeline, draw_corruption, draw_maps, draw_law, draw_attention,
                      draw_recall, draw_gaps, draw_variants, draw_scores, draw_misspelled,
-                     draw_operations):
+                     draw_operations, draw_curves):
             draw(folder)
     # one map of collisions, of the first run that has LSH attention
     for run, config in runs.items():
@@ -280,22 +280,19 @@ def draw_operations(folder):
 
 
 def draw_curves(folder):
-    """Draw the losses of the twins in pre-training and in fine-tuning. [BL Figures 2, 4]"""
-    panels = {"": "pre-training", "-sst2": "fine-tuning on SST-2"}
+    """Draw the losses of BERT-LSH and its dense twin in pre-training. [BL Figure 2]"""
     rows = defaultdict(list)
     for row in read_rows("curves"):
         rows[row["name"]].append(row)
-    with new_figure(folder, "curves", (9, 3.4), columns=len(panels), ylabel="loss") as axes:
-        for axis, (ending, title) in zip(axes, panels.items()):
-            axis.set(title=f"{title}, one seed", xlabel="optimizer steps")
-            for number, name in enumerate(("dense", "LSH")):
-                steps = [row["step"] for row in rows[name + ending]]
-                for key, look in (("loss", "-"), ("eval_loss", "o--")):
-                    values = [row[key] for row in rows[name + ending]]
-                    label = f"{name}, {'in training' if key == 'loss' else 'other rows'}"
-                    axis.plot(steps, values, look, color=f"C{number}", linewidth=1, markersize=4,
-                              label=label)
-        axes[0].legend()
+    with new_figure(folder, "curves", (5.4, 3.4), xlabel="optimizer steps",
+                    ylabel="nats per masked word",
+                    title="lines: loss in training; dots: held-out text; one seed") as [axis]:
+        for number, (name, part) in enumerate(rows.items()):
+            steps = [row["step"] for row in part]
+            color = f"C{number}"
+            axis.plot(steps, [row["loss"] for row in part], color=color, linewidth=1, label=name)
+            axis.plot(steps, [row["eval_loss"] for row in part], "o", color=color, markersize=4)
+        axis.legend()
 
 
 def draw_misspelled(folder):

@@ -258,6 +258,12 @@ def test_prose_of_attention_follows_results():
         assert row.get("ratio_upper", 0) < 1
 
 
+def test_prose_of_the_loss_curves_follows_results():
+    last = rows("curves")  # of equal names the last row counts, that of the last step
+    assert_said(f"{last['dense']['eval_loss']:.3f} against {last['LSH']['eval_loss']:.3f} after "
+                f"{last['dense']['step']:,} steps")
+
+
 def test_prose_of_auto_attention_follows_results():
     result = json.loads((ROOT / "results/auto.json").read_text())
     regret = {"float32": 0, "bfloat16": 0}
