@@ -22,11 +22,9 @@ import torch
 from bench import harness
 from bench.harness import REQUIRED, Bench, read_json
 from common import InputError
-from data.batches import TextBatches
 from data.tasks import METRICS, compare_predictions, read_task
 from hashing import list_words
-from objectives import KINDS, ShuffleRandom
-from tokenizer import CLS, FIRST_WORD_ID, SEP
+from objectives import KINDS
 
 # Shuffle+Random
 
@@ -43,13 +41,7 @@ FREQUENCY = """
 def bench_frequency(args, *, num_steps=200, num_windows=512):
     """A model of S+R and the frequency of each word alone, on the same held-out windows."""
     for folder in args.runs:
-        model, tokenizer, checkpoint = harness.load_run(folder)
-        corpus = harness.load_corpus_of(checkpoint["run"], args)
-        tokenizer.ids(corpus.words)
-        model.set_codes(torch.from_numpy(tokenizer.codes()))
-        objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
-        words = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:])
-        batches = TextBatches(corpus.ids, model.config.length, 32, words, 0, CLS, SEP)
+        model, objective, batches, corpus = harness.load_shuffle_random(folder, args, 32)
         inputs, labels = objective.corrupt(*batches.eval_batch(slice(num_windows)))
         name = Path(folder).name
 
@@ -61,7 +53,8 @@ def bench_frequency(args, *, num_steps=200, num_windows=512):
         # words of one class occur equally often, within a factor of two
         frequency_class = torch.from_numpy(np.log2(1 + corpus.counts).astype(int))  # (V,)
         logp = count_labels(objective, batches, frequency_class, num_steps)
-        loss, counts = objective.evaluate(lambda ids: logp[frequency_class[ids]], inputs, labels)
+        logits = logp[frequency_class[inputs]]  # (B, L, 3)
+        loss, counts = objective.evaluate(lambda ids: logits, inputs, labels)
         yield dict(name=f"{name}: frequency of the word alone", eval_loss=loss.item() / num_scored,
                    **objective.metrics(counts.numpy()))
 

@@ -24,16 +24,19 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import finetune
 import pretrain
 from common import InputError, at_least, autocast, blame_file, has_fast_bfloat16, load_checkpoint
 from common import num_cores, run_script
+from data.batches import TextBatches
 from data.corpus import Corpus, prepare
 from hashing import MD5
 from model import PRESETS, Config, Model, count_parameters, load_model, parameter_groups
-from tokenizer import HashTokenizer
+from objectives import ShuffleRandom
+from tokenizer import CLS, FIRST_WORD_ID, SEP, HashTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -174,6 +177,24 @@ def load_corpus_of(run, args):
         raise InputError("--data: expected the corpus that the run was trained on, "
                          f"got {args.data}.")
     return corpus
+
+
+def load_shuffle_random(folder, args, batch_size):
+    """Return what judges windows of the corpus of --data: a run of S+R, in evaluation mode.
+
+    Returns:
+        model; ShuffleRandom, its objective; TextBatches of full windows, batch_size in a step; and
+        Corpus.
+    """
+    model, tokenizer, checkpoint = load_run(folder)
+    corpus = load_corpus_of(checkpoint["run"], args)
+    tokenizer.ids(corpus.words)
+    model.set_codes(torch.from_numpy(tokenizer.codes()))
+    objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
+    word_ids = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:])
+    batches = TextBatches(
+        corpus.ids, model.config.length, batch_size, word_ids, 0, first_id=CLS, last_id=SEP)
+    return model, objective, batches, corpus
 
 
 # Comparisons of runs

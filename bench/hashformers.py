@@ -24,7 +24,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import embeddings
@@ -33,11 +32,9 @@ import pretrain
 from bench import harness
 from bench.harness import Bench, Stopwatch, made_up_words
 from common import autocast
-from data.batches import TextBatches
 from data.corpus import prepare
 from model import PRESETS, Config, Model
-from objectives import ShuffleRandom
-from tokenizer import CLS, FIRST_WORD_ID, SEP, HashTokenizer
+from tokenizer import SEP, HashTokenizer
 
 COUNTS = """
     name             s      model
@@ -320,13 +317,7 @@ LENGTHS = """
 def bench_lengths(args, *, lengths=(8, 16, 32, 64, 128), num_windows=512):
     """What a model of S+R finds in short texts: held-out windows, cut."""
     for folder in args.runs:
-        model, tokenizer, checkpoint = harness.load_run(folder)
-        corpus = harness.load_corpus_of(checkpoint["run"], args)
-        tokenizer.ids(corpus.words)
-        model.set_codes(torch.from_numpy(tokenizer.codes()))
-        objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
-        words = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:])
-        batches = TextBatches(corpus.ids, model.config.length, 1, words, 0, CLS, SEP)
+        model, objective, batches, _ = harness.load_shuffle_random(folder, args, batch_size=1)
         ids, noise, random_words = batches.eval_batch(slice(num_windows))
         for L in lengths:
             text = ids[:, :L].clone()
