@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
 
-FORMAT = 4  # of checkpoints
+FORMAT = 5  # of checkpoints
 
 
 # -----------------------------------------------------------------------------
@@ -251,13 +251,13 @@ def fingerprint(value):
     return hashlib.md5(json.dumps(value).encode(), usedforsecurity=False).hexdigest()[:12]
 
 
-def save_checkpoint(path, model, encoder, **more):
+def save_checkpoint(path, model, tokenizer, **more):
     """Write a checkpoint beside the old one, then replace it: a crash leaves one of the two intact.
 
     Args:
         path: str.
         model: nn.Module with a dataclass config.
-        encoder: dict, HashTokenizer.state().
+        tokenizer: dict, HashTokenizer.state().
         more: other parts, of plain types and tensors.
 
     Raises:
@@ -269,7 +269,7 @@ def save_checkpoint(path, model, encoder, **more):
             raise InputError(f"--lr: expected finite weights, got others in {name}. {path} was not "
                              "written. Try a lower --lr.")
     config = dataclasses.asdict(model.config)
-    parts = dict(format=FORMAT, config=config, model=weights, encoder=encoder)
+    parts = dict(format=FORMAT, config=config, model=weights, tokenizer=tokenizer)
     try:
         torch.save(parts | more, path + ".tmp")
         os.replace(path + ".tmp", path)

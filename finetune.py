@@ -313,13 +313,13 @@ def load_preset(args):
 
     The checkpoint has no more than these parts:
 
-        proformer   none: choose_tokenizer makes its tokenizer from the training texts
-        canine      encoder, its tokenizer; with --weights also model
+        proformer   none: choose_tokenizer makes a tokenizer from the training texts
+        canine      tokenizer; with --weights also model
     """
     checkpoint = {}
     config = SHAPES[args.preset]
     if config.emb == "canine":
-        checkpoint["encoder"] = CharacterTokenizer().state()
+        checkpoint["tokenizer"] = CharacterTokenizer().state()
     if args.weights:
         with blame_input(f"--weights {args.weights}"):
             config, checkpoint["model"] = load_released(args.weights)
@@ -621,7 +621,8 @@ def encode_splits(args, config, checkpoint, task_data, splits):
                        allow_no_answer=task_data.name == "squad_v2")
     else:
         data_class = SequenceClassification
-        has_bag = args.bag > 0 and len(task_data.task.texts) == 1  # a bag cannot compare two texts
+        is_pair = len(task_data.task.text_columns) == 2
+        has_bag = args.bag > 0 and not is_pair  # a bag cannot compare two texts
         options = dict(scale=choose_scale(checkpoint, task_data, splits["train"]), has_bag=has_bag)
     data = {}
     with blame_input(f"--ckpt {args.ckpt}"):
@@ -642,9 +643,9 @@ def choose_scale(checkpoint, task_data, train):
 
 def choose_tokenizer(config, checkpoint, train):
     """Return the tokenizer of the checkpoint, or one with the n-grams of the training texts."""
-    if "encoder" in checkpoint:
+    if "tokenizer" in checkpoint:
         _, _, tokenizer_class = select_classes(vars(config))
-        return tokenizer_class.load(checkpoint["encoder"], config)
+        return tokenizer_class.load(checkpoint["tokenizer"], config)
     counts = Counter()
     for texts, _ in train:
         for text in texts:
@@ -656,13 +657,13 @@ def collect_facts(args, task_data, splits, data):
     """Return what results.json says of the rows of a task, a dict."""
     task = task_data.task
     num_rows = {split: len(part) for split, part in splits.items()}
-    dev = data[task.dev[0]]
+    dev = data[task.dev_splits[0]]
     return dict(
         metric=task.metrics[0],
-        n=num_rows[task.dev[0]],
+        n=num_rows[task.dev_splits[0]],
         n_train=num_rows["train"],
         split=name_source(args, task_data.name),
-        columns=[*task.texts, task.label],
+        columns=[*task.text_columns, task.label_column],
         rows=num_rows,
         majority=dev.majority(data["train"]),
     )
@@ -684,7 +685,7 @@ def name_source(args, name):
 def list_truth(data):
     """Return the targets of the rows to score, a list; None of SQuAD, whose answers are texts."""
     task = data["train"].task
-    dev = data[task.dev[0]]
+    dev = data[task.dev_splits[0]]
     if dev.head == "classify":
         return dev.targets.tolist()
     return None
@@ -817,7 +818,7 @@ def train_one(args, name, seed, model, data):
     if best_weights.state is not None:
         model.load_state_dict(best_weights.state)
         best, predicted = evaluate_dev(args, model, data)
-    dev = data[data["train"].task.dev[0]]
+    dev = data[data["train"].task.dev_splits[0]]
     return dict(
         seed=seed,
         best=best,
@@ -957,7 +958,7 @@ def predict(args, model, examples):
 
 def evaluate_dev(args, model, data):
     """Return the scores of all splits to score, and what was predicted of the first."""
-    first, *others = data["train"].task.dev
+    first, *others = data["train"].task.dev_splits
     scores, predicted = evaluate(args, model, data[first])
     for split in others:  # of MNLI: mismatched_
         more, _ = evaluate(args, model, data[split])

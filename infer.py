@@ -99,7 +99,7 @@ class Predictor:
             config_class, model_class, tokenizer_class = select_classes(checkpoint["config"])
             self.model = load_model(checkpoint, (config_class, model_class))
             self.config = self.model.config
-            self.tokenizer = tokenizer_class.load(checkpoint["encoder"], self.config)
+            self.tokenizer = tokenizer_class.load(checkpoint["tokenizer"], self.config)
             self.model.set_codes(self.tokenizer.codes())
             self.set_candidates(checkpoint["words"])
         self.model.to(device).requires_grad_(False)

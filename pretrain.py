@@ -821,7 +821,7 @@ def load_data(args, start, rank):
     if start is None:
         tokenizer = build_tokenizer(args, build_config(args), corpus)
     else:
-        tokenizer = HashTokenizer.load(start["encoder"], build_config(args))
+        tokenizer = HashTokenizer.load(start["tokenizer"], build_config(args))
         check_vocabulary(args, tokenizer, corpus)
     codes, targets = build_codes(args, tokenizer, corpus)
     num_ids = len(codes)

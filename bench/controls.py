@@ -92,10 +92,10 @@ def bench_overlap(args):
         for name, run in read_json(folder, "predictions.json").items():
             task, train, devs = read_task(name, files)
             is_numbers = task.labels is None
-            if len(task.texts) != 2 or not (is_numbers or len(task.labels) == 2):
+            if len(task.text_columns) != 2 or not (is_numbers or len(task.labels) == 2):
                 raise InputError("--runs: expected fine-tunings on pairs of texts with numbers or "
                                  f"two classes, got {name} in {folder}.")
-            dev = devs[task.dev[0]]
+            dev = devs[task.dev_splits[0]]
             idf = weigh_words(train)
             predicted = np.array([cosine(texts, idf) for texts, _ in dev])
             if not is_numbers:

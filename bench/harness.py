@@ -161,7 +161,7 @@ def load_run(folder):
     """Return Model, HashTokenizer and checkpoint of a trained run."""
     checkpoint = load_checkpoint(folder)
     model = load_model(checkpoint)
-    tokenizer = HashTokenizer.load(checkpoint["encoder"], model.config)
+    tokenizer = HashTokenizer.load(checkpoint["tokenizer"], model.config)
     return model, tokenizer, checkpoint
 
 

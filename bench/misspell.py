@@ -83,7 +83,7 @@ def bench_scores(args):
         for share in SHARES:
             rng = np.random.default_rng(0)
             rows = []
-            for texts, label in devs[task.dev[0]]:
+            for texts, label in devs[task.dev_splits[0]]:
                 rows.append((tuple(misspell(text, share, rng) for text in texts), label))
             splits[share] = f"{share} misspelled"
             devs[splits[share]] = rows

@@ -11,7 +11,7 @@ import torch
 from common import load_checkpoint, run_script
 
 NUM_WORDS = 5_000  # that infer.py --near searches among
-PARTS = ("format", "config", "model", "encoder", "run", "step", "words")
+PARTS = ("format", "config", "model", "tokenizer", "run", "step", "words")
 
 
 def shrink(argv):

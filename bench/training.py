@@ -194,7 +194,7 @@ def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), roun
     # the same texts as pieces, words and characters
     for name in names:
         task, _, devs = read_task(name, files)
-        rows = devs[task.dev[0]]
+        rows = devs[task.dev_splits[0]]
         scale = None
         if task.labels is None:
             scale = measure_scale(rows)

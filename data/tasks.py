@@ -39,30 +39,30 @@ class Task:
     """A row of TASKS: what is known of a task before its files are read.
 
     Attributes:
-        texts: list of str, the column of the text, or of each text of a pair. a|b is either name.
+        text_columns: list of str, of the text, or of each text of a pair. a|b is either name.
         labels: list of str, the classes in the hub's order; [], those that the training file has;
             or None, the labels are numbers.
         metrics: list of str, keys of METRICS. The first is the task's own.
-        label: str, the column of the label; a|b as in texts.
+        label_column: str; a|b as in text_columns.
         folder: str, of the original download. Its labels may be numbers of classes, and -1 is a
             hidden label. "": the task is not of that download.
-        dev: tuple of str, the splits to score. The first one's score counts.
+        dev_splits: tuple of str, the splits to score. The first one's score counts.
         header: list of str, the columns of files without a header line, or None.
         group_start: int, the start of draw_groups: 1 where rows may share their second text.
     """
 
-    texts: list
+    text_columns: list
     labels: list | None
     metrics: list
-    label: str = "label"
+    label_column: str = "label"
     folder: str = ""
-    dev: tuple = ("dev",)
+    dev_splits: tuple = ("dev",)
     header: list | None = None
     group_start: int = 0
 
     def description(self):
         """Return what a checkpoint keeps of its task. Equal descriptions: the same task."""
-        return dict(texts=self.texts, label=self.label, labels=self.labels)
+        return dict(texts=self.text_columns, label=self.label_column, labels=self.labels)
 
 
 # The original files and the hub name some columns differently.
@@ -74,17 +74,18 @@ NUMBER_METRICS = ["spearman", "pearson"]
 TASKS = {
     "mnli": Task(["premise|sentence1", "hypothesis|sentence2"],
                  ["entailment", "neutral", "contradiction"], ACCURACY,
-                 label="label|gold_label", folder="MNLI", dev=("dev_matched", "dev_mismatched")),
+                 label_column="label|gold_label", folder="MNLI",
+                 dev_splits=("dev_matched", "dev_mismatched")),
     "qnli": Task(["question", "sentence"], ENTAILMENT, ACCURACY, folder="QNLI"),
     "qqp": Task(["question1", "question2"], ["not_duplicate", "duplicate"], ["f1", "accuracy"],
-                label="label|is_duplicate", folder="QQP"),
+                label_column="label|is_duplicate", folder="QQP"),
     "rte": Task(PAIR, ENTAILMENT, ACCURACY, folder="RTE"),
     "sst2": Task(["sentence"], ["negative", "positive"], ACCURACY, folder="SST-2"),
     "mrpc": Task(PAIR, ["not_equivalent", "equivalent"], ["accuracy", "f1"],
-                 label="label|Quality", folder="MRPC"),
+                 label_column="label|Quality", folder="MRPC"),
     "cola": Task(["sentence"], ["unacceptable", "acceptable"], ["matthews", "accuracy"],
                  folder="CoLA", header=["source", "label", "star", "sentence"]),
-    "stsb": Task(PAIR, None, NUMBER_METRICS, label="label|score", folder="STS-B"),
+    "stsb": Task(PAIR, None, NUMBER_METRICS, label_column="label|score", folder="STS-B"),
     "wnli": Task(PAIR, ["not_entailment", "entailment"], ACCURACY, folder="WNLI"),
 }
 GLUE = [name for name in TASKS if name != "wnli"]  # the eight of the papers' average [GLUE §3]
@@ -145,7 +146,7 @@ def choose_task(name, args):
     if name != "own":
         task = TASKS[name]
         if args.train:  # one file is scored, also of MNLI, which has two
-            task = dataclasses.replace(task, dev=("dev",))
+            task = dataclasses.replace(task, dev_splits=("dev",))
         return task
     texts = [column.strip() for column in args.text.split(",")]
     if args.label in texts:  # the score would be perfect, and mean nothing
@@ -158,7 +159,7 @@ def choose_task(name, args):
 
 def find_paths(name, task, args):
     """Return dict, split -> path of its file, or None where the hub has it. train comes first."""
-    splits = ("train", *task.dev)
+    splits = ("train", *task.dev_splits)
     if args.train:
         paths = dict(train=args.train)
         if not isinstance(args.dev, float):  # a share of train is no file
@@ -214,8 +215,8 @@ def parse_rows(records, task, source):
     known = {}
     for record in records[:100]:  # an object of a .jsonl may lack a column
         known.update(record)
-    text_columns = [find_column(names, known, source) for names in task.texts]
-    label_column = find_column(task.label, known, source)
+    text_columns = [find_column(names, known, source) for names in task.text_columns]
+    label_column = find_column(task.label_column, known, source)
 
     rows = []
     messages = []  # of all rows at fault, so that one run counts them
@@ -595,7 +596,7 @@ class SequenceClassification:
         """Return the token IDs of each row, and how many of them were cut to the length."""
         first = self.tokenizer.ids_of_texts([texts[0] for texts, _ in rows])
         second = [None] * len(rows)
-        if len(self.task.texts) == 2:
+        if len(self.task.text_columns) == 2:
             second = self.tokenizer.ids_of_texts([texts[1] for texts, _ in rows])
         examples = []
         num_cut = 0

@@ -196,7 +196,7 @@ def test_checkpoint_round_trip_is_exact(path):
     model = tiny_model()
     assert parts["step"] == 1
     assert Config(**parts["config"]) == model.config
-    assert parts["encoder"] == dict(split="regex")
+    assert parts["tokenizer"] == dict(split="regex")
     for name, weight in model.state_dict().items():
         assert torch.equal(parts["model"][name], weight)
 
@@ -225,7 +225,7 @@ def change_format(path):
 
 @pytest.mark.parametrize("damage, message", [
     (cut, "could not be read"),
-    (change_format, "expected checkpoint format 4, got 3"),
+    (change_format, "expected checkpoint format 5, got 3"),
 ])
 def test_load_checkpoint_that_is_not_whole_is_refused(path, damage, message):
     damage(path)

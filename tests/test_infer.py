@@ -511,7 +511,7 @@ def test_embed_names_the_row_that_has_no_vector(untrained):
 def test_damaged_checkpoint_ends_in_one_line(paths, tmp_path):
     """The hash is another one's."""
     parts = torch.load(paths["classify"])
-    parts["encoder"].update(hash=dict(bits=3))
+    parts["tokenizer"].update(hash=dict(bits=3))
     path = tmp_path / "ckpt.pt"
     torch.save(parts, path)
     assert_refused(infer.main, ["--ckpt", path, "a"], f"infer.py: {path}: could not be read")

@@ -320,7 +320,7 @@ def test_init_from_takes_weights_words_and_sizes_to_other_data(small, tmp_path, 
     then = load_checkpoint(str(tmp_path / "run"))
     assert equal_weights(tmp_path / "start", tmp_path / "run")
     assert then["config"] == start["config"]
-    assert then["encoder"] == start["encoder"]
+    assert then["tokenizer"] == start["tokenizer"]
 
 
 def test_resume_of_a_continued_run_without_init_from_is_refused(small, tmp_path):

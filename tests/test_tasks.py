@@ -222,7 +222,7 @@ def test_share_of_train_is_held_out_and_shares_no_text(tmp_path):
 def test_file_to_score_replaces_both_dev_sets_of_mnli(tmp_path):
     path = write_table(tmp_path / "a.tsv", [("premise", "hypothesis", "label"), ("a", "b", 0)])
     task, _, devs = read_task("mnli", flags(train=path, dev=path))
-    assert task.dev == ("dev",)
+    assert task.dev_splits == ("dev",)
     assert devs == {"dev": [(("a", "b"), "entailment")]}
 
 
