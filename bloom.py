@@ -77,6 +77,9 @@ class BloomMap:
     """
 
     def __init__(self, n_items, alpha, m=2, seed=0, orders=None):
+        if min(n_items, alpha, m) < 1:
+            raise ValueError("n_items, alpha, m: expected at least 1, got "
+                             f"{n_items}, {alpha}, {m}.")
         self.n_items = n_items
         self.alpha = alpha
         self.m = m
@@ -329,7 +332,7 @@ def hash_logp(logits, bloom_map):
 @torch.no_grad()
 def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
     """Return the k best of all items, ids int64 (P, k) and scores (P, k); see beam_search."""
-    exclude = check_search(logp, bloom_map, exclude)
+    exclude = check_search(logp, bloom_map, exclude, k)
     gamma = SCORES.get(score, score)
     P, m, _ = logp.shape
     k = min(k, bloom_map.n_items)
@@ -429,7 +432,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         if it scored all.
 
     Raises:
-        ValueError: If logp or exclude does not fit, or logp has NaN.
+        ValueError: If an argument does not fit, or logp has NaN.
 
     Example:
         bloom_map = BloomMap(100_000, alpha=25)  # 2 maps of 4,000 buckets
@@ -437,7 +440,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         logp = hash_logp(logits, bloom_map)
         ids, scores, certified, num_scored = beam_search(logp, bloom_map)
     """
-    exclude = check_search(logp, bloom_map, exclude)
+    exclude = check_search(logp, bloom_map, exclude, k, beam)
     gamma = SCORES.get(score, score)
     P, m, R = logp.shape
     k = min(k, bloom_map.n_items)
@@ -503,12 +506,14 @@ def score_items(logp, bloom_map, items, gamma):
     return gamma(parts).masked_fill(items < 0, -torch.inf)
 
 
-def check_search(logp, bloom_map, exclude):
+def check_search(logp, bloom_map, exclude, k, beam=1):
     """Return exclude (P, E), E = 0 for None; ValueError if a search would read other buckets."""
+    if min(k, beam) < 1:
+        raise ValueError(f"k, beam: expected at least 1, got {k}, {beam}.")
     expected = (bloom_map.m, bloom_map.buckets)
-    if logp.shape[1:] != expected:
-        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
-                         f"got {[*logp.shape]}.")
+    if not torch.is_tensor(logp) or logp.shape[1:] != expected:
+        raise ValueError(f"logp: expected Tensor (P, {bloom_map.m}, {bloom_map.buckets}), "
+                         f"got {type(logp).__name__} {[*np.shape(logp)]}.")
     if exclude is None:
         return logp.new_empty((len(logp), 0), dtype=torch.int64)
     # a mask of bool (P, N) would be read as the items 0 and 1

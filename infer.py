@@ -231,7 +231,8 @@ class Predictor:
         ids = self.to_batch(inputs)  # (1, L)
         [positions] = torch.where(ids[0] == MASK)  # (M,)
         if len(positions) == 0:
-            raise InputError('text: expected [MASK], as in "the [MASK] statement", got none.')
+            raise InputError('text: expected [MASK], as in "the [MASK] statement", got none. An '
+                             "item set is one text, line or cell, with all its items.")
         return self.model(ids, masked_positions=positions)
 
     # Predictions
@@ -252,7 +253,7 @@ class Predictor:
         ids = self.token_ids(words)
         if MASK in ids:
             raise InputError("text: expected no [MASK], as head sr does not fill it. Train with "
-                             "pretrain.py --emb lookup --objective mlm.")
+                             "pretrain.py --objective hash-mlm, or --emb lookup --objective mlm.")
         inputs = self.build_input(ids)  # (L,)
         logits = self.logits(inputs)  # (L, 3)
         probabilities = logits[1:-1].softmax(-1).cpu()  # without [CLS] and [SEP]
@@ -536,8 +537,11 @@ def check_texts(texts, columns):
     """Raise an InputError where texts are not as many str as columns."""
     are_texts = all(isinstance(text, str) for text in texts)
     if not are_texts or len(texts) != len(columns):
-        raise InputError(f"text: expected {len(columns)} ({', '.join(columns)}), "
-                         f"got {str(list(texts))[:60]}.")
+        message = (f"text: expected {len(columns)} ({', '.join(columns)}), "
+                   f"got {str(list(texts))[:60]}.")
+        if len(texts) > len(columns):
+            message += " A pair requires a model of pairs. Many texts go in a --file."
+        raise InputError(message)
 
 
 def split_masked(tokenizer, text):
@@ -783,6 +787,8 @@ def infer(args):
     """Check the flags, load the model, then answer the file, the texts, or the prompt."""
     check_flags(args)
     predictor = load_predictor(args)
+    if args.vectors is not None:  # before the work, as it may fail
+        Path(args.vectors).parent.mkdir(parents=True, exist_ok=True)
     if args.file is not None and args.vectors is not None:
         write_vectors(args, predictor)
     elif args.file is not None:
@@ -807,8 +813,6 @@ def check_flags(args):
     if args.vectors is not None:
         if not args.vectors.endswith(".npy"):
             raise InputError(f"--vectors: expected a name that ends in .npy, got {args.vectors}.")
-        if not Path(args.vectors).absolute().parent.is_dir():
-            raise InputError(f"--vectors {args.vectors}: expected a folder that exists.")
         if args.keep is not None:
             raise InputError("--keep requires objects, which --vectors does not write.")
 

@@ -106,7 +106,8 @@ class Config:
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}.")
+                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}. "
+                                 "Register your own first, as tests/test_extend.py does.")
         if self.width % self.heads != 0:
             raise ValueError(f"width: expected a multiple of {self.heads} heads, got {self.width}.")
         if not 0 <= self.dropout < 1:  # nn.Dropout allows 1, which trains nothing

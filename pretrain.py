@@ -329,6 +329,11 @@ def read_inherited(start, given):
         raise InputError(f"--init_from {given['init_from']}: expected a checkpoint of pretrain.py.")
     inherited = {name: run[name] for name in names}
     inherited |= start["config"]
+    for option in ("emb", "objective", "hash"):
+        if inherited[option] not in list_uses()[option]:
+            raise InputError(f"--init_from {given['init_from']}: requires --{option} "
+                             f"{inherited[option]}. Register it first, as tests/test_extend.py "
+                             "does.")
     for name, value in inherited.items():
         if name in given and name not in MAY_DIFFER and given[name] != value:
             raise InputError(f"--{name}: expected {value}, as in --init_from "
@@ -612,6 +617,8 @@ def train(args, start):
                   f"{args.out} and another --out.")
     else:
         rank.show(f"Saved {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
+    if result.get("accuracy", 1) <= result.get("majority", 0):  # of Shuffle+Random alone
+        rank.show("warning: no more accurate than to call each word intact. Use more --steps.")
     if rank.is_first:
         rank.show(draw_losses(args.out, uniform_loss, unigram_loss))
     rank.show(f"Next: python infer.py --ckpt {args.out}")
@@ -883,8 +890,10 @@ def describe_data(data):
             "{replaced:,} characters not UTF-8".format(**data.corpus.meta))
     bloom_map = data.tokenizer.bloom_map
     if bloom_map is not None:
+        num_rows = bloom_map.m * data.tokenizer.config.buckets
         text += (f"\nBloom map: {bloom_map.n_items:,} items in {bloom_map.m} maps of "
-                 f"{bloom_map.buckets:,} buckets of {bloom_map.alpha}")
+                 f"{bloom_map.buckets:,} buckets of {bloom_map.alpha}; with special tokens "
+                 f"{num_rows:,} rows")
     return text
 
 

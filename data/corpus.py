@@ -132,7 +132,8 @@ def read_rows(path, header=None, keep_wrong=False, encoding="utf-8", sep=None):
         raise
     except Exception as error:  # of gzip, csv, json and pyarrow, which do not name the file
         raise InputError(f"{path}: could not be read as {ending} after row {num_rows:,}: "
-                         f"{error!r}") from error
+                         f"{error!r}. If the file was cut, copy it again; in a .csv close each "
+                         "quotation mark.") from error
 
 
 def parse_file(path, ending, header, keep_wrong, encoding, sep):

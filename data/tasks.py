@@ -232,7 +232,7 @@ def parse_rows(records, task, source):
             numbers.append(f"{number:,}")
     if messages:
         raise InputError(f"{messages[0]} Rows at fault: {len(messages):,} of {len(records):,}; "
-                         f"the first are {', '.join(numbers[:5])}.")
+                         f"the first are {', '.join(numbers[:5])}. Correct or remove them.")
     return rows
 
 

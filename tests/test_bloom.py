@@ -122,6 +122,8 @@ def test_bloom_map_of_another_seed_is_refused_at_load():
 
 
 @pytest.mark.parametrize("arguments, message", [
+    (dict(n_items=0, alpha=5), "n_items, alpha, m: expected at least 1, got 0, 5, 2."),
+    (dict(n_items=9, alpha=0), "n_items, alpha, m: expected at least 1, got 9, 0, 2."),
     (dict(n_items=100, alpha=11), "alpha: expected about 10 at most, got 11."),
     (dict(n_items=2, alpha=1, orders=[[0, 1]]), "orders: expected 2 permutations of 0 .. 1"),
     (dict(n_items=2, alpha=1, orders=[[0, 1], [1, 1]]), "orders: expected 2 permutations"),
@@ -330,7 +332,8 @@ def test_hash_logp_of_another_number_of_maps_is_refused():
 
 @pytest.mark.parametrize("search", [exhaustive, beam_search])
 @pytest.mark.parametrize("shape, exclude, message", [
-    ((2, 2, 4), [[0], [1]], "logp: expected (P, 2, 3), got [2, 2, 4]."),  # of another map
+    # of another map
+    ((2, 2, 4), [[0], [1]], "logp: expected Tensor (P, 2, 3), got Tensor [2, 2, 4]."),
     ((2, 2, 3), [[0, 1]], "exclude: expected int64 (2, E), got torch.int64 [1, 2]."),  # broadcast
     # a mask would be read as the items 0 and 1
     ((2, 2, 3), [[True], [False]], "exclude: expected int64 (2, E), got torch.bool [2, 1]."),
@@ -338,6 +341,23 @@ def test_hash_logp_of_another_number_of_maps_is_refused():
 def test_search_with_other_positions_or_items_is_refused(search, shape, exclude, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         search(torch.zeros(shape), BloomMap(6, 2), exclude=torch.tensor(exclude))
+
+
+@pytest.mark.parametrize("search, options", [
+    (exhaustive, dict(k=0)),
+    (beam_search, dict(k=0)),
+    (beam_search, dict(beam=-1)),
+])
+def test_search_for_nothing_is_refused(search, options):
+    with pytest.raises(ValueError, match="^k, beam: expected at least 1, got "):
+        search(torch.zeros(1, 2, 3), BloomMap(6, 2), **options)
+
+
+@pytest.mark.parametrize("search", [exhaustive, beam_search])
+def test_search_in_an_array_is_refused(search):
+    message = "logp: expected Tensor (P, 2, 3), got ndarray [1, 2, 3]."
+    with pytest.raises(ValueError, match=re.escape(message)):
+        search(np.zeros((1, 2, 3)), BloomMap(6, 2))
 
 
 @pytest.mark.parametrize("search", [exhaustive, beam_search])

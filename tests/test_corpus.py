@@ -433,10 +433,10 @@ def test_copied_code_counts_once(name, split, write, load, monkeypatch):
     ("b.jsonl", '{"text": "a"}\n{"text": \n', "b.jsonl: .* after row 1: JSON"),
     ("c.jsonl", '{"text": "a"}\n{"text": 0}\n', "c.jsonl, row 2: expected text,.* in text, got 0"),
     ("d.jsonl", '{"text": "a"}\n["b"]\n', "d.jsonl: .* after row 1: .*expected an object"),
-    ("e.csv", 'text,n\n"a,1\nb,2\n', "e.csv: could not be read as .csv after row 0"),
+    ("e.csv", 'text,n\n"a,1\nb,2\n', "e.csv: .* as .csv after row 0.*close each quot"),
     ("f.csv", "text,n,text\na,1,b\n", "f.csv: expected columns of different names"),
     ("g.csv", "text;label\na;1\n", "g.csv: expected columns by comma.* Use --sep"),
-    ("h.txt.gz", b"not zipped", "h.txt.gz: could not be read as .txt"),
+    ("h.txt.gz", b"not zipped", "h.txt.gz: could not be read as .txt.*copy it again"),
     ("i.parquet", b"PAR1 and no more", "i.parquet: could not be read as .parquet"),
     ("j.txt", "日本".encode("utf-16"), "j.txt: expected UTF-8, got UTF-16"),
     ("k.csv", "text".encode("utf-16-le"), "k.csv: expected UTF-8, got UTF-16 or NULs"),  # no mark

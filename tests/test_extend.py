@@ -9,6 +9,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import finetune
+import infer
 import pretrain
 from data.tasks import TASKS, Task
 from embeddings import EMBEDDINGS, Embedding
@@ -150,3 +151,12 @@ def test_toy_model_on_a_toy_task_learns_it(toy_flags, tmp_path):
     predictor = Predictor(str(tmp_path / "tuned"))
     assert predictor.classify("a good thing")[0][0] == "yes"
     assert predictor.classify("a bad thing")[0][0] == "no"
+
+
+def test_toy_that_is_not_registered_is_refused(toy_flags, tmp_path, monkeypatch):
+    """As in a process that never ran the script of the toy."""
+    pretrain.main(toy_flags)
+    monkeypatch.delitem(EMBEDDINGS, "toy")
+    assert_refused(infer.main, ["--ckpt", tmp_path / "toy", "a"], "got 'toy'. Register your own")
+    flags = [*toy_flags[-6:-2], "--init_from", tmp_path / "toy", "--out", tmp_path / "next"]
+    assert_refused(pretrain.main, flags, "toy: requires --emb toy. Register it first")

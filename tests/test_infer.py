@@ -120,9 +120,10 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
 
 @pytest.mark.parametrize("name, call, message", [
     ("detect", lambda p: p.fill_mask("a [MASK]"), "expected head mlm, got sr"),
-    ("detect", lambda p: p.detect("the [MASK]"), "expected no [MASK]"),
+    ("detect", lambda p: p.detect("the [MASK]"), "--objective hash-mlm, or --emb lookup"),
     ("detect", lambda p: p.detect("a " * 63), "expected at most 64 positions"),
     ("fill", lambda p: p.fill_mask("a"), "expected [MASK]"),
+    ("set", lambda p: p.predict_missing("x"), "An item set is one text, line or cell"),
     ("fixed_set", lambda p: p.fill_mask("Miles Dvis\t[MASK]"), "tabs, got 'Miles Dvis'"),
     ("classify", lambda p: p.classify("a", "b"), "text: expected 1 (review|text)"),
     ("classify", lambda p: p.answer("a", "b"), "expected head span, got classify"),
@@ -461,7 +462,8 @@ def test_columns_that_do_not_fit_are_refused(paths, tmp_path, monkeypatch, model
     (["--file", "/dev/stdin"], "/dev/stdin: expected a file in .txt"),
     (["a", "--text", "review"], "--text, --label and --keep require --file"),
     (["a", "--keep", "review"], "--text, --label and --keep require --file"),
-    (["--vectors", "v.npy"], "expected 1 (review|text), got []"),
+    (["--vectors", "v.npy"], "expected 1 (review|text), got []."),
+    (["--vectors", "v.npy", "a", "b"], "got ['a', 'b']. A pair requires a model of pairs. Many"),
     (["--vectors", "v.csv", "a"], "--vectors: expected a name that ends in .npy, got v.csv"),
     (["--vectors", "v.npy", "--near", "a"], "not allowed with"),
     (["a", "--sep", ";"], "--sep require --file"),
@@ -476,7 +478,7 @@ def test_flags_that_do_not_fit_are_refused(paths, tmp_path, monkeypatch, flags, 
 
 
 def test_vectors_of_a_file_are_the_means_of_the_outputs(untrained, paths, tmp_path):
-    out = tmp_path / "v.npy"
+    out = tmp_path / "new" / "folder" / "v.npy"
     (tmp_path / "in.txt").write_text("the cat\ncat\n")
     flags = ["--file", tmp_path / "in.txt", "--vectors", out]
     assert not run_main(infer.main, "--ckpt", paths["detect"], *flags).code

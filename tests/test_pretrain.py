@@ -137,6 +137,24 @@ def test_loss_of_an_untrained_model_is_the_uniform_baseline(small, flags, num_cl
     assert f"= ln {num_classes}," in done.out
 
 
+def test_bloom_map_is_printed_with_the_rows_of_its_baseline(small):
+    """One softmax is over the buckets and special tokens of both maps."""
+    done = run_main(pretrain.main, *small(data="sets"))
+    [num_rows] = re.findall("^Bloom map: .* with special tokens (.*) rows$", done.out, re.M)
+    assert f"= ln {num_rows}," in done.out
+
+
+@pytest.mark.parametrize("metrics, is_warned", [
+    (dict(accuracy=0.85, majority=0.85), True),
+    (dict(accuracy=0.86, majority=0.85), False),
+    (dict(toy=0.5), False),  # of another objective
+])
+def test_run_that_marks_no_word_says_so(small, monkeypatch, metrics, is_warned):
+    monkeypatch.setattr(pretrain.OBJECTIVES["sr"], "metrics", lambda self, counts: metrics)
+    done = run_main(pretrain.main, *small())
+    assert ("warning: no more accurate than" in done.out) == is_warned
+
+
 def test_attention_learns_the_order_of_words(small):
     """A model with attention finds words out of order; one that sees a word at a time does not."""
     flags = "--steps 600 --eval_every 600 --batch 32 --lr 2e-3 --warmup 50 --width 64".split()

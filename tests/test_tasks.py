@@ -89,7 +89,7 @@ def test_parse_rows_refuses_label(name, cell, message):
 def test_parse_rows_counts_the_rows_at_fault():
     cells = [dict(text="a", label=label) for label in ("up", "", "up", None, "")]
     task = Task(["text"], [], ["accuracy"])
-    with pytest.raises(InputError, match="row 2: .* got ''. Rows at fault: 3 of 5; .* 2, 4, 5"):
+    with pytest.raises(InputError, match="row 2: .* got ''. Rows at fault: 3 of 5; .* 2, 4, 5. Co"):
         parse_rows(cells, task, "here")
 
 
