@@ -246,17 +246,21 @@ def draw_variants(folder):
 def draw_scores(folder):
     """Draw the default run's scores beside those of its controls."""
     rows = read_rows("default")
+    cosines = {f"proj-lsh, {row['name']}": row["cosine"] for row in read_rows("overlap")}
+    for row in rows:
+        row["cosine"] = cosines.get(row["name"])
     labels = [f"{row['name'].split(', ')[1]} (n = {row['n']:,})" for row in rows]
     columns = {
         "majority": ("majority class", dict(fmt="|", color="0.5", markersize=12)),
         "bag_of_words": ("bag of words", dict(fmt="s", color="tab:orange")),
+        "cosine": ("cosine of word counts", dict(fmt="x", color="tab:green")),
         "score": ("encoder, 0.45 M parameters", dict(fmt="o", color="tab:blue")),
     }
     with new_figure(folder, "scores", (8.4, 3.4), xlabel="score, % or 100 × correlation",
                     title="default run; mean ± standard deviation of three seeds") as [axis]:
         for key, (label, look) in columns.items():
             for row, name in zip(rows, labels):
-                if row.get(key) is not None:  # a regression has no majority class
+                if row.get(key) is not None:  # regression: no majority class; one text: no cosine
                     axis.errorbar(row[key], name, xerr=row.get(f"{key}_std"), label=label,
                                   capsize=3, **look)
                     label = None  # one line of the legend is enough

@@ -246,12 +246,14 @@ def test_prose_of_attention_follows_results():
     assert_said(
         f"masked-word loss, by {gap(dense, lsh, 'loss', digits=2)} (mean",
         f"on SST-2 by {gap(dense, lsh, 'sst2')} points",
-        f"loss is {gap(control, lsh, 'loss', digits=2)} worse",
+        f"loss is {gap(control, lsh, 'loss', digits=2)} higher",
         f"hold {min(share):.0f} to {max(share):.0f} % of the pairs "
         f"and {min(mass):.0f} to {max(mass):.0f} % of the mass",
         f"| {speed[1024]['ratio']:.1f}; {speed[16384]['ratio']:.1f} times as fast |",
         f"| {speed[128]['ratio']:.1f}; {speed[128]['ratio_upper']:.1f} times |",
-        f"| {spread(dense, 'sst2')}; {spread(lsh, 'sst2')}; {spread(control, 'sst2')} % |")
+        f"| {spread(dense, 'sst2')}; {spread(lsh, 'sst2')}; {spread(control, 'sst2')} %; ")
+    difference = np.subtract(control["loss_all"], lsh["loss_all"])
+    assert difference.mean() < 2 * difference.std(ddof=1) / math.sqrt(3)  # "within two …"
     for length, row in speed.items():  # all is faster than dense from 512 positions on, upper never
         if length <= 16_384:
             assert (row["ratio"] > 1) == (length >= 512)
@@ -260,8 +262,10 @@ def test_prose_of_attention_follows_results():
 
 def test_prose_of_the_loss_curves_follows_results():
     last = rows("curves")  # of equal names the last row counts, that of the last step
-    assert_said(f"{last['dense']['eval_loss']:.3f} against {last['LSH']['eval_loss']:.3f} after "
-                f"{last['dense']['step']:,} steps")
+    dense = f"{last['dense']['eval_loss']:.3f}"
+    lsh = f"{last['LSH']['eval_loss']:.3f}"
+    assert_said(f"{dense} against {lsh} after {last['dense']['step']:,} steps",
+                f"; {dense}; {lsh} | [bert-lsh]")
 
 
 def test_prose_of_auto_attention_follows_results():
@@ -322,6 +326,9 @@ def test_prose_of_sketches_follows_results():
         f"They are {longer['median']['first'] - longer['mean']['first']:.1f} points apart",
         f"against the mean | {time:.2f} times |")
     assert 3.5 < time < 4.5  # "about four times"
+    untied_table = gaps["20,000 words, not tied"]
+    assert_said(f"{gap(untied_table, gaps['median'], 'first')} points more than the median, and "
+                f"{gap(untied_table, gaps['weighted'], 'first')} more than weighted rows")
     assert crowd["counted"] == 0
     assert len({round(row["first"], 1) for row in glue.values()}) == 1  # every model predicts "the"
 
@@ -329,13 +336,15 @@ def test_prose_of_sketches_follows_results():
 def test_prose_of_item_search_follows_results():
     search = rows("bloom")
     flat = [row["all"] / row["sure"] for name, row in search.items() if "flat" in name]
-    beam = search["alpha 50, peaked"]
+    peaked = search["alpha 50, peaked"]
+    even = search["alpha 50, flat"]
     million = rows("million")["superbloom"]
     years = million["seconds"] / million["batch"] * 1_024 * 1_000_000 / YEAR
     assert_said("by blocks takes {:.1f}, {:.1f} and {:.1f} times as long".format(*flat),
                 f"would take {years:.1f} years",
-                f"| {beam['sure']:.3f}; {beam['all']:.1f}; {beam['plain']:.1f} ms per position |")
-    assert beam["ratio_sure"] > 30
+                f"| {peaked['sure']:.3f}; {peaked['all']:.1f}; {peaked['plain']:.1f} ms per "
+                f"position; {even['sure']:.2f}; {even['all']:.1f}; {even['plain']:.1f} |")
+    assert peaked["ratio_sure"] > 30
     for row in search.values():
         assert row["exact"] == "True"
 
@@ -439,6 +448,20 @@ def test_prose_of_controls_follows_results():
         f"With MD5 it is {gap(proj, md5, 'average')} behind Proj",
         "ProFormer from scratch is "
         f"{gap(proj, controls['ProFormer, tiny, from scratch'], 'average')} points behind Proj")
+    others = {}  # the averages of the seeds without STS-B
+    for name, row in controls.items():
+        scores = [row[f"{task}_all"] for task in ("sst2", "cola", "mrpc", "rte")]
+        others[name] = dict(average_all=np.mean(scores, 0))
+    fresh, bag = list(others.values())[3:]
+    assert_said(
+        f"without it Proj is {gap(others['proj, lsh'], others['emb 1K, lsh'], 'average')} (Emb, "
+        f"LSH), {gap(others['proj, lsh'], others['emb 1K, md5'], 'average')} (Emb, MD5) and "
+        f"{gap(others['proj, lsh'], fresh, 'average')} (ProFormer) points ahead, and "
+        f"{gap(bag, others['proj, lsh'], 'average')} behind the bag")
+    [canine] = rows("canine").values()
+    assert_said(f"at {canine['sst2']:.1f} on SST-2 (majority "
+                f"{default['proj-lsh, sst2']['majority']:.1f})")
+    assert canine["stsb"] < canine["stsb_std"] + controls["ProFormer, tiny, from scratch"]["stsb"]
     majority = [default[f"proj-lsh, {task}"]["majority"] for task in ("mrpc", "rte")]
     assert emb["mrpc"] < majority[0] + 0.1
     assert emb["rte"] < majority[1]
@@ -483,8 +506,9 @@ def test_prose_of_more_epochs_follows_results():
 
 def test_prose_of_one_pair_of_twins_follows_results():
     dense, lsh, redrawn = rows("squad").values()
-    assert_said(f"masked-word loss is {redrawn['loss']:.3f} and the SQuAD loss "
+    assert_said(f"masked-word loss is {redrawn['loss']:.3f}, the highest, and the SQuAD loss "
                 f"{redrawn['squad_loss']:.3f}, the lowest of the three")
+    assert redrawn["loss"] > max(dense["loss"], lsh["loss"])
     assert redrawn["squad_loss"] < min(dense["squad_loss"], lsh["squad_loss"])
     assert lsh["accuracy"] > dense["accuracy"]  # "behind … but the masked-word accuracy"
     for score in ("sst2", "squad", "squad_em"):
@@ -506,11 +530,16 @@ def test_prose_of_small_glue_follows_results():
     saved = [ours[name]["pcr"] for name in hashed]
     stsb = {}
     average = {}
+    others = {}
     for kind in ("emb", "pool", "add", "proj"):
         lsh = ours[f"{kind}, lsh"]
         md5 = ours[f"{kind}, md5"]
         stsb[kind] = gap(lsh, md5, "stsb")
         average[kind] = gap(lsh, md5, "average")
+        tasks = [f"{task}_all" for task in ("sst2", "cola", "mrpc", "rte")]
+        lsh_others, md5_others = [
+            dict(average_all=np.mean([row[task] for task in tasks], 0)) for row in (lsh, md5)]
+        others[kind] = gap(lsh_others, md5_others, "average")
         assert lsh["sst2"] < md5["sst2"]
     emb_pieces = gap(ours["emb, md5, of BPE pieces"], ours["emb, md5"], "average")
     proj_pieces = gap(ours["proj, lsh, of BPE pieces"], proj, "average")
@@ -524,6 +553,8 @@ def test_prose_of_small_glue_follows_results():
         f"| {spread(proj, 'average')}; {spread(bert, 'average')}; {averages['proj, lsh']:.1f}; "
         f"{average_of_bert:.1f} % |",
         f"only Pool ({average['pool']}) and Proj ({average['proj']}) follow it",
+        f"changes are {others['emb']} (Emb), {others['pool']} (Pool), {others['add']} (Add) and "
+        f"{others['proj']} (Proj) points",
         f"with {100 - max(saved):.0f} to {100 - min(saved):.0f} % of the parameters",
         f"the lookup table {ours['lookup of BPE pieces']['stsb']:.1f} "
         f"against {bert['stsb']:.1f} with")
@@ -581,6 +612,16 @@ def test_prose_of_misspelled_words_follows_results():
         f"rows, {kept['emb-lsh, articles']:.0f} %, Proj of MD5 bits "
         f"{kept['proj-md5, articles']:.0f} % and BPE pieces {kept['lookup-bpe, articles']:.0f} %",
         f"(Proj keeps {kept['proj-lsh, sst2']:.0f} % with LSH and {kept['proj-md5, sst2']:.0f} % ")
+    behind = {}  # the bag of the same words or pieces, as written
+    for model, bag in (("lookup-bpe", "bag of pieces"), ("proj-lsh", "bag of words")):
+        for task in ("articles", "nations", "sst2"):
+            scores = [rows("misspell")[f"{name}, {task}"]["0"] for name in (bag, model)]
+            behind[model, task] = f"{scores[0] - scores[1]:.1f}"
+    assert_said(
+        f"BPE pieces is {behind['lookup-bpe', 'articles']} and {behind['lookup-bpe', 'nations']} "
+        f"points behind its bag on articles and nations, where Proj is "
+        f"{behind['proj-lsh', 'articles']} and {behind['proj-lsh', 'nations']} behind; on SST-2 "
+        f"they are {behind['lookup-bpe', 'sst2']} and {behind['proj-lsh', 'sst2']} behind")
     for name, row in rows("misspell").items():
         model, task = name.split(", ")
         bag = rows("misspell")[f"bag of words, {task}"]
@@ -598,7 +639,9 @@ def test_prose_of_public_models_follows_results():
     assert abs(ours["mrpc"] - theirs["mrpc"]) < ours["mrpc_std"]
     default = rows("default")
     bags = [default[f"proj-lsh, {task}"]["bag_of_words"] for task in ("sst2", "mrpc")]
-    assert_said("A bag of words has {:.1f} and {:.1f}.".format(*bags))
+    ahead = [public[name]["sst2"] - ours["sst2"] for name in ("bert-hash-nano", "bert-tiny")]
+    assert_said("A bag of words has {:.1f} and {:.1f}.".format(*bags),
+                "nano is {:.1f} and bert-tiny {:.1f} points ahead".format(*ahead))
 
 
 def test_prose_of_speed_follows_results():
