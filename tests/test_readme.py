@@ -460,6 +460,17 @@ def test_prose_of_controls_follows_results():
         f"LSH), {gap(others['proj, lsh'], others['emb 1K, md5'], 'average')} (Emb, MD5) and "
         f"{gap(others['proj, lsh'], fresh, 'average')} (ProFormer) points ahead, and "
         f"{gap(bag, others['proj, lsh'], 'average')} behind the bag")
+    mlm, pieces = rows("bertmlm").values()
+    mlm_scores = [mlm[f"{task}_all"] for task in ("sst2", "cola", "mrpc", "rte")]
+    mlm_others = dict(average_all=np.mean(mlm_scores, 0))
+    retained = [100 * np.mean(a["average_all"]) / np.mean(b["average_all"])
+                for a, b in ((proj, mlm), (others["proj, lsh"], mlm_others))]
+    assert_said(
+        f"{gap(proj, mlm, 'average')} points ahead on average and without STS-B "
+        f"{gap(mlm_others, others['proj, lsh'], 'average')} behind",
+        f"BERT-MLM has {spread(mlm, 'stsb')}, {gap(mlm, pieces, 'stsb')} points above its bag",
+        f"a PRR over it, {retained[0]:.0f} % here",
+        f"without STS-B Proj retains {retained[1]:.0f} %")
     [canine] = rows("canine").values()
     assert_said(f"at {canine['sst2']:.1f} on SST-2 (majority "
                 f"{default['proj-lsh, sst2']['majority']:.1f})")
