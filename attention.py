@@ -231,8 +231,9 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
 
     A query needs the scores of its own bucket only. With fill="zero" the c keys outside have score
     0 and weigh c · exp(0) = exp(log c) together. So one extra key with score log c and their mean
-    value stands for all of them. With fill="mask" the extra key is the query's own, where that lies
-    in another bucket. Dense attention over the bucket and the extra key is therefore exact.
+    value stands for all of them. With fill="mask" the extra key is the key at the query's own
+    position, if its bucket is another. Dense attention over the bucket and the extra key is
+    therefore exact.
 
     The memory grows with L, not L², even if all positions share a bucket. There is one exception:
     with dropout, PyTorch's kernel on a CPU holds an (x, y) matrix of a bucket.
@@ -361,8 +362,9 @@ def append_extra_key(q, k, v, extra_score):
         EXTRA      0          1      0           ln 2, its extra_score      2 / 5
         PADDING    0          0      NO_SCORE    NO_SCORE                   0
 
-    The extra key's value differs as well. So v has a column that is 1 at EXTRA alone: the output
-    is 3/5 · 1 and the extra key's weight, 2/5, and lsh_attention_blocks adds 2/5 · 2.5.
+    The extra key's value differs as well. So v has one more column, which is 1 at EXTRA alone. In
+    column e of the output is then the extra key's weight: the output is 3/5 · 1 and 2/5, and
+    lsh_attention_blocks adds 2/5 · 2.5.
 
     Args:
         q, k, v: float (N, e).
@@ -636,7 +638,7 @@ class SelfAttention(nn.Module):
             return super()._apply(function, recurse)
         planes = self.planes
         super()._apply(function, recurse)
-        # subtle: the cast may have rounded self.planes, so move the old ones. After to_empty the
+        # subtle: the cast may have rounded self.planes, so move the old ones. On device meta the
         # old ones hold no numbers.
         if not planes.is_meta:
             self.planes = planes.to(self.planes.device)

@@ -127,8 +127,8 @@ class BloomMap:
                     2 0 | 3 4 | 1 5     after; items of a bucket of map 0 are now apart in map 1
 
         For m = 2, random maps leave about (alpha - 1)² / 2 pairs that share both buckets. At most
-        1/4 of the digests are taken, so a random new bucket is free with probability 3/4, and few
-        rounds suffice. Of given orders more may be taken.
+        1/4 of the digests are taken (CROWDED), so a random new bucket is free with probability 3/4,
+        and few rounds suffice. Of given orders more may be taken.
 
         Returns:
             Whether no two items share all m buckets.
@@ -143,8 +143,9 @@ class BloomMap:
                 return True
             # the keys (seed, j) are those of the orders, (seed, m, ...) those of swaps and deals
             partners = random_order(self.n_items, self.seed, self.m, turn)
-            # no item may move twice, so a partner is not repeated. Of 2n items at most n are: n
-            # partners are left. Fewer are in a small map, where some items wait for the next turn
+            # no item may move twice, so a partner is not repeated. Of n repeated items and 2n drawn
+            # ones at least n of the drawn are not repeated: a partner for each. A small map may
+            # have fewer, and then some repeated items wait for the next turn
             partners = partners[:2 * len(repeated)]
             partners = partners[~np.isin(partners, repeated)]
             partners = partners[:len(repeated)]
@@ -283,9 +284,8 @@ def random_order(n, *key):
 def mix_bits(x):
     """Return splitmix64's mix of numbers uint64 (n,): a change of one bit changes about half of 64.
 
-    Each line can be undone, so different numbers stay different: x ^ (x >> 30) shows its upper
-    30 bits, and with them the next; a product modulo 2^64 with an odd number has an inverse. The
-    constants are the published ones. Others would do, but would give other maps.
+    Each line can be undone, so different numbers stay different. The constants are the published
+    ones. Others would do, but would give other maps.
     """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -295,7 +295,7 @@ def mix_bits(x):
 # Hash tokens to items
 
 
-# gamma, from the log-probabilities of an item's m buckets, a list of m tensors, to its score. It
+# gamma(parts) -> score. parts, a list of m tensors: log-probabilities of an item's buckets. gamma
 # must not decrease in any of them, or depend on the position. An item with the score -inf is never
 # returned. [SB App. C]
 SCORES = {
@@ -310,7 +310,12 @@ def hash_logp(logits, bloom_map):
 
     A model has m vectors for a position. Vector j predicts the bucket in map j. With one softmax
     over the blocks of all maps, the class to train vector j on is j·S + digest[item, j], and here
-    only block j of its logits is read. The probabilities of a map then add up to less than 1. The
+    only block j of its logits is read: of m = 2 and S = 3 those with + in
+
+        vector 0    + + +  . . .
+        vector 1    . . .  + + +
+
+    The probabilities of a map then add up to less than 1. The
     order of items by "sum" does not depend on that; the order by "min" or "max" may.
 
     Args:

@@ -53,8 +53,8 @@ class Embedding(nn.Module):
         code_format: str, how a word's codes are laid out; tokenizer.HashTokenizer has a list.
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
         needs_specials: whether special tokens need vectors outside of this module.
-        has_word_row: whether the model adds one learned vector to every ordinary word. Rows of a
-            table that a word has for itself, or shares with few, can hold it themselves.
+        has_word_row: whether the model adds one learned vector to every ordinary word. Where a word
+            has rows for itself, or shares them with few, these can hold that vector themselves.
         can_tie: whether the rows can also be the output layer.
         is_tied: whether they are by default.
         is_stacked: whether an item has m vectors, which become m places of the sequence.
@@ -96,7 +96,8 @@ class Embedding(nn.Module):
     def check(self, codes):
         """Raise a ValueError unless codes, integers (V, C), are within code_limits."""
         self.check_form(codes)
-        limits = torch.tensor(self.code_limits)  # subtle: int64, as a limit of 256 is 0 as uint8
+        # subtle: int64 also for codes of uint8, in which a limit of 256 would be 0
+        limits = torch.tensor(self.code_limits)
         is_outside = (codes < 0) | (codes >= limits)
         if is_outside.any():
             raise ValueError("codes: expected 0 to the limit of each column, got another number.")
@@ -152,7 +153,8 @@ class HashEmbedding(LookupEmbedding):
     """
 
     code_format = "index"
-    needs_specials = True  # these three as in Embedding; has_word_row stays False
+    needs_specials = True
+    has_word_row = False
     can_tie = False
     is_tied = False
 
@@ -283,8 +285,8 @@ class LinearEmbedding(Embedding):
         self.weight = nn.Parameter(init_normal(torch.empty(bits, width)))  # (T, d)
 
     def initial_std(self, c):
-        # A bit is 1/2 ± 1/2. The sum of T rows times 1/2 is a mean that all words share.
-        # This is the std of the sum of T rows times ±1/2.
+        # A bit is 1/2 ± 1/2. The sum of T rows times 1/2 is a mean that all words share. Words
+        # differ by the sum of T rows times ±1/2, and this is its std.
         return INIT_STD / 2 * math.sqrt(c.bits)
 
     def embed(self, codes):

@@ -202,7 +202,7 @@ def finetune(args):
     """
     check_flags(args)
     # torchrun starts a process for each GPU, which does its share of the jobs, for hours without a
-    # word to the others. Join first: a rank notices that another ends, but not that it never comes
+    # word to the others. Join first: of ranks that have joined, one that ends is noticed
     rank, world, local_rank = read_ranks()
     if world > 1:
         dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))
@@ -342,7 +342,7 @@ def fill_flags(args, checkpoint, config):
     known_task = checkpoint.get("task", {})  # of a model that was fine-tuned before
     if is_canine or known_task:
         defaults["pool"] = config.pool
-    if is_canine or config.bag > 0 or args.epochs == 0:  # else the recipe may add a bag
+    if is_canine or config.bag > 0 or args.epochs == 0:
         defaults["bag"] = config.bag
     if known_task.get("name") == args.task:
         defaults["stride"] = known_task.get("stride")  # of SQuAD
@@ -1139,7 +1139,7 @@ def write_results(out, content, results):
 def keep_best_weights(jobs, results):
     """Make the file of each task's best seed its ckpt.pt, and remove the files of all seeds."""
     for job in jobs:
-        # the scored rows do not choose the seed, either
+        # the scored rows do not choose the seed, either; without --select it is the first
         best = max(results[job.name], key=lambda result: result["selection"])
         if job.seed == best["seed"]:
             path = os.path.join(job.folder, "ckpt.pt")

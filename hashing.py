@@ -81,7 +81,8 @@ def split_words(text, how="regex"):
 def list_words(text, how="regex"):
     """Return the words of split_words without their spans, two to three times as fast."""
     pattern = PATTERNS[how]
-    if text.isascii():  # lower() moves no border of a word; that of "İ" is "i" and a mark, a border
+    # the lower case of "İ" is "i" and a mark, at which the pattern would cut: lower words, not text
+    if text.isascii():
         return pattern.findall(text.lower())
     return [word.lower() for word in pattern.findall(text)]
 
@@ -335,8 +336,9 @@ class NgramLSH(Hash):
         # ties: the shorter n-gram, then the one with the smaller code points
         grams = sorted(frequency, key=lambda gram: (-frequency[gram], len(gram), gram))
         grams = grams[:features]
-        # Frequent n-grams as neighbors would have nearly the same windows, and bits would depend on
-        # each other. The 1 makes a random stream of its own, not that of eta.
+        # The windows of neighbors f and f + 1 are one, shifted by one: bits of words with both
+        # would depend on each other, so frequent n-grams are no neighbors. The 1 makes a random
+        # stream of its own, not that of eta.
         np.random.default_rng([seed, 1]).shuffle(grams)
         return cls(grams, features, seed)
 

@@ -552,6 +552,7 @@ def split_masked(tokenizer, text):
 
         text     the [MASK].
         filled   the ######.
+        hidden      xxxxxxx
         pieces   the # # # # # # .
         words    the [MASK] .
     """
@@ -605,7 +606,8 @@ def read_texts(path, columns, chosen=None, others=(), **reading):
         reading: encoding and sep of read_rows.
 
     Yields:
-        list, the texts of a row, of which what is missing or damaged is no str; and the row, dict.
+        list, the texts of a row, of which a missing or damaged one is None or a number; and the
+        row, dict.
     """
     is_pair_file = get_ending(path) == ".txt" and len(columns) == 2
     if is_pair_file:

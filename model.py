@@ -74,7 +74,9 @@ class Config:
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # bits of a chunk (pool)
     hashes: int | None = None  # m of bloom (default 2), k of sketch, weighted, hash-mlm (default 5)
-    buckets: int = 500  # R: rows of a block (mean, median, bloom), classes of a hash
+    # R: rows of a block (mean, median, bloom), classes of a hash. Of bloom these are the buckets of
+    # the BloomMap and five special tokens, together what bloom.py calls S
+    buckets: int = 500
     weights: int = 50_000  # rows of the importance table (weighted)
     layers: int = 12
     width: int = 768  # d
@@ -136,7 +138,7 @@ class Config:
             able = [name for name, cls in EMBEDDINGS.items() if cls.can_tie]
             raise ValueError(f"tied requires emb {', '.join(able)}, got {self.emb}.")
         if self.head != "hash-mlm" and self.code_format not in ("digest", "sketch", "weighted"):
-            self.hashes = None  # unused: so runs that differ in it alone share their cached codes
+            self.hashes = None  # it is unused
         elif self.hashes is None:
             self.hashes = 2 if embedding.is_stacked else 5
 
@@ -348,7 +350,8 @@ class Model(nn.Module):
             x = x.flatten(-3, -2)  # (..., L·m, d)
         if self.specials is None:
             return x
-        # special tokens have a row of their own; all words have the last one, if has_word_row
+        # special tokens have a row of their own; all words have the last one, if has_word_row. If
+        # not, the row that is read for a word is not used
         last_row = self.specials.num_embeddings - 1
         special = self.specials(ids.clamp(max=last_row))  # (..., L, d)
         if self.embedding.has_word_row:
@@ -469,7 +472,7 @@ def count_parameters(model):
         modules = nn.ModuleList(modules)  # None, a part that this model lacks, has no parameters
         return sum(p.numel() for p in modules.parameters())
 
-    bag = getattr(model, "bag", None)  # of words (baselines/bag.py), which have rows in it, too
+    bag = getattr(model, "bag", None)  # HybridModel's (baselines/bag.py), with rows of words
     counts = dict(
         embedding=count(model.embedding, bag),
         specials=count(model.specials),

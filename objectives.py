@@ -293,7 +293,7 @@ class SampledWords(MaskedWords):
     the logit. A sample that is the correct word adds nothing.
 
     BPE pieces are not numbered by frequency, so the estimate is noisier for them. Evaluation scores
-    all words, and the special tokens, which training never scores.
+    all words, and the special tokens, which training never scores: its loss is the higher one.
     """
 
     def loss(self, model, inputs, labels):
@@ -397,7 +397,7 @@ class MaskedHashes(MaskedWords):
         """
         logp = hash_logp(logits, self.bloom_map)
         sizes = dict(k=MAX_RECALL, beam=MAX_RECALL)
-        # exact: as many rounds as it takes
+        # the exact answer, in as many rounds as it takes; then one, for the metric certified alone
         best, *_ = beam_search(logp, self.bloom_map, rounds=None, exclude=visible, **sizes)
         _, _, certified, _ = beam_search(logp, self.bloom_map, rounds=1, exclude=visible, **sizes)
         is_before = (best == items.unsqueeze(1)).cumsum(1) == 0  # (M, 20)

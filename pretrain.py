@@ -151,7 +151,7 @@ def list_used_flags(args):
     used = []
     for option, uses in list_uses().items():
         if option == "hash" and "hash" not in used:
-            continue  # the embedding, which comes before, has no hash
+            continue  # --emb is the first option, so used has its flags: it reads no hash
         choice = getattr(args, option)
         used += uses.get(choice, "").split()  # most choices of --split and --attn use none
     return used
@@ -406,7 +406,7 @@ def check_flags(args, given):
             raise InputError(f"--{flag} requires {requirement}.")
 
     code_format = EMBEDDINGS[args.emb].code_format
-    for flag in ("buckets", "key"):  # which hash-mlm uses
+    for flag in ("buckets", "key"):  # hash-mlm uses them, but not for Bloom digests
         if code_format == "digest" and flag in given:
             raise InputError(f"--{flag} requires another --emb than {args.emb}, whose buckets "
                              "--alpha and --hash_seed decide.")
@@ -463,7 +463,8 @@ def train(args, start):
     """
     rank = Rank(args)
 
-    # What --out holds must be of this run. Its flags are compared now: the data may take hours
+    # What --out holds must be of this run. Its flags are compared now, as the data may take hours,
+    # and with the data below
     path = os.path.join(args.out, "ckpt.pt")
     identity = identify_run(args, start)
     saved = None
@@ -982,8 +983,9 @@ class Log:
 def pretrain(argv):
     """Parse the flags, hold --out, and train; return the last evaluation."""
     args, start = parse_flags(argv)
-    rank, _, _ = read_ranks()
-    with lock_output(args.out, rank):  # first: another run may be saving the checkpoint there
+    rank_number, _, _ = read_ranks()
+    # first: another run may be saving the checkpoint there
+    with lock_output(args.out, rank_number):
         return train(args, start)
 
 

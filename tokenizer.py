@@ -97,7 +97,7 @@ class HashTokenizer:
         if bloom_map is not None and bloom_map.n_items != len(self.words):
             raise ValueError(f"bloom_map: expected that of {len(self.words)} words, "
                              f"got one of {bloom_map.n_items}.")
-        self.code_table = self.special_codes()  # codes adds the words
+        self.code_table = self.special_codes()  # codes() appends those of words
 
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
@@ -171,7 +171,8 @@ class HashTokenizer:
         if self.config.code_format == "digest":
             # each map has rows of its own: R for its buckets, then one for each special token
             return np.tile(self.bloom_map.buckets + numbers, self.bloom_map.m)  # (5, m)
-        # hash_words alone knows C and the dtype of a format; the values do not matter
+        # hash_words alone knows C and the dtype of a format. The values do not matter: Model gives
+        # special tokens vectors of their own
         of_empty_words = self.hash_words([""] * FIRST_WORD_ID)  # (5, C)
         return np.zeros_like(of_empty_words)
 
@@ -418,8 +419,8 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
         first, second: int32 (n,), and int32 (m,) or None, token IDs.
         length: int, L, at least 5: one word, and the four special tokens of a pair.
         separator: token IDs between the two.
-        keep_rest: bool, append the words of the first that do not fit, for a bag of words. Those of
-            the second are lost.
+        keep_rest: bool, append the words of the first that do not fit, for a bag of words: the
+            encoder reads the first L IDs alone. Those of the second are lost.
 
     Returns:
         ids int32, L at most, or more with the rest; and int, how many words did not fit.

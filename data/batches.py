@@ -68,7 +68,8 @@ class Batches:
 
         Args:
             seed: list[int], of the batch.
-            size: int, all rows of the batch: each draws its own, whoever asks for it.
+            size: int, rows of the whole batch. All are drawn and then sliced, so that a row has the
+                same noise on each rank.
             rows: slice or int array.
             longest: int, positions of the longest of these rows.
 
@@ -226,7 +227,7 @@ class ItemSetBatches(Batches):
         ids: integer (n,), token IDs of all pages. IDs outside of limits are left out.
         offsets: int64 (P + 1,), where each page begins in ids.
         train_pages, eval_pages: int64, numbers of pages. Those with less than two items are left
-            out: nothing could be predicted from the others.
+            out: an item is predicted from the others of its page.
         length, batch_size, word_ids, seed: as in Batches.
         limits: (first, last), the token IDs of items are first .. last - 1.
 

@@ -6,6 +6,8 @@ Sources:
     [HF] Xue & Aletras 2022, HashFormers
 Out of scope: batches (data/batches.py); labels and metrics of tasks (data/tasks.py).
 
+A row's way, where each function calls the one before it or reads what that wrote:
+
     read_rows -> choose_columns -> read_work -> split_work -> write_corpus -> Corpus
 
 Example: the documents "the cat" and "a cat a cat" become
@@ -217,7 +219,7 @@ def parse_table(path, lines, ending, header, keep_wrong, sep):
     columns = next(table, [])
     check_columns(path, columns)
     rows = table
-    if header and header[-1] not in columns:  # the first line is a row
+    if header and header[-1] not in columns:  # the first line is a row: it does not name the text
         rows = itertools.chain([columns], table)
         columns = header
 
@@ -336,7 +338,7 @@ def list_sources(part, **reading):
     files = find_files(part)
     if files:
         return [(file, read_rows(file, **reading)) for file in files]
-    # a missing file is looked for nowhere else: the hub would answer after half a minute
+    # the hub is not asked for a mistyped file: it would answer after half a minute
     is_path = os.path.exists(part) or get_ending(part) in ENDINGS
     is_hub_id = not is_path and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part) is not None
     if part not in HUB and not is_hub_id:
@@ -538,6 +540,7 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
     old_of_new = list(range(FIRST_WORD_ID + len(words)))
     if subwords is None:
         by_frequency = counts.most_common()  # among equal counts the first to appear comes first
+        # counts has SEP, too, once for each document
         old_of_new[FIRST_WORD_ID:] = [i for i, _ in by_frequency if i != SEP]
     words = [words[i - FIRST_WORD_ID] for i in old_of_new[FIRST_WORD_ID:]]
 

@@ -48,7 +48,7 @@ class Task:
             hidden label. "": the task is not of that download.
         dev_splits: tuple of str, the splits to score. The first one's score counts.
         header: list of str, the columns of files without a header line, or None.
-        group_start: int, the start of draw_groups: 1 where rows may share their second text.
+        group_start: int, the start of draw_groups: 1 of SQuAD, whose rows share contexts.
     """
 
     text_columns: list
@@ -657,7 +657,7 @@ class SequenceClassification:
     def majority(self, train):
         """Return the score in percent of the class that most training rows have. Numbers: None.
 
-        Each data class has a majority: the score that needs no model.
+        QuestionAnswering has this method, too: the score that needs no model.
         """
         if self.scale is not None:
             return None

@@ -371,8 +371,8 @@ def test_prose_of_item_recall_follows_results():
         f"rec@1, 10 and 20 change by {gaps_of_recall(two_maps, random_maps)} points. In",
         f"loss is {random_maps['eval_loss'] - one_map['eval_loss']:.2f} lower",
         f"loss is {random_maps['eval_loss'] - two_maps['eval_loss']:.2f} lower",
-        f"{100 * two_maps['hashes_right']:.1f} against {100 * random_maps['hashes_right']:.1f} %, "
-        "and the loss",
+        f"{100 * two_maps['hashes_right']:.1f} against {100 * random_maps['hashes_right']:.1f} % of "
+        f"the hash tokens are right ({gap(two_maps, random_maps, 'hashes_right', 100)} over seeds",
         f"Python names {walks['beams']} against {ours['beams']} %, Amazon-Book {walks['books']} "
         f"against {ours['books']}, Amazon Beauty {walks['beauty']} against {ours['beauty']}; "
         f"on Simple Wikipedia {walks['simplewiki']} against {ours['simplewiki']} with one "
@@ -565,7 +565,8 @@ def test_prose_of_small_glue_follows_results():
         f"averages change by {emb_pieces} (Emb, MD5) and {proj_pieces} points (Proj, LSH)",
         f"| {spread(proj, 'average')}; {spread(bert, 'average')}; {averages['proj, lsh']:.1f}; "
         f"{average_of_bert:.1f} % |",
-        f"only Pool ({average['pool']}) and Proj ({average['proj']}) follow it",
+        f"averages Pool ({average['pool']}) and Proj ({average['proj']}) follow it, and Emb "
+        f"({average['emb']}) and Add ({average['add']}) are within",
         f"changes are {others['emb']} (Emb), {others['pool']} (Pool), {others['add']} (Add) and "
         f"{others['proj']} (Proj) points",
         f"with {100 - max(saved):.0f} to {100 - min(saved):.0f} % of the parameters",
@@ -654,7 +655,7 @@ def test_prose_of_public_models_follows_results():
     bags = [default[f"proj-lsh, {task}"]["bag_of_words"] for task in ("sst2", "mrpc")]
     ahead = [public[name]["sst2"] - ours["sst2"] for name in ("bert-hash-nano", "bert-tiny")]
     assert_said("A bag of words has {:.1f} and {:.1f}.".format(*bags),
-                "nano is {:.1f} and bert-tiny {:.1f} points ahead".format(*ahead))
+                "nano and bert-tiny have {:.1f} and {:.1f} points more".format(*ahead))
 
 
 def test_prose_of_speed_follows_results():
