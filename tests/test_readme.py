@@ -372,7 +372,8 @@ def test_prose_of_item_recall_follows_results():
         f"loss is {random_maps['eval_loss'] - one_map['eval_loss']:.2f} lower",
         f"loss is {random_maps['eval_loss'] - two_maps['eval_loss']:.2f} lower",
         f"{100 * two_maps['hashes_right']:.1f} against {100 * random_maps['hashes_right']:.1f} % "
-        f"of the hash tokens are right ({gap(two_maps, random_maps, 'hashes_right', 100)} over seeds",
+        "of the hash tokens are right "
+        f"({gap(two_maps, random_maps, 'hashes_right', 100)} over seeds",
         f"Python names {walks['beams']} against {ours['beams']} %, Amazon-Book {walks['books']} "
         f"against {ours['books']}, Amazon Beauty {walks['beauty']} against {ours['beauty']}; "
         f"on Simple Wikipedia {walks['simplewiki']} against {ours['simplewiki']} with one "
