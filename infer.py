@@ -210,12 +210,12 @@ class Predictor:
             self.model.set_codes(codes)
 
     def to_batch(self, inputs):
-        """Return inputs (L,) as int64 (1, L) on the model's device."""
+        """Return inputs (L,) as int64 (1, L) on the model's device, whose codes the model has."""
+        self.refresh_codes()
         return torch.tensor(inputs, dtype=torch.int64, device=self.model.device)[None]
 
     def logits(self, inputs):
         """Return the logits of an input (L,): sr (L, 3), span (L, 2) or classify (labels,)."""
-        self.refresh_codes()
         return self.model(self.to_batch(inputs))[0]
 
     def mask_logits(self, inputs):
@@ -227,7 +227,6 @@ class Predictor:
         Raises:
             InputError: There is no [MASK].
         """
-        self.refresh_codes()
         ids = self.to_batch(inputs)  # (1, L)
         [positions] = torch.where(ids[0] == MASK)  # (M,)
         if len(positions) == 0:
@@ -434,7 +433,6 @@ class Predictor:
         if not others:
             raise InputError("--words: expected words to search among, got none.")
         ids = self.to_batch(self.tokenizer.ids([word, *others]))  # (1, 1 + V)
-        self.refresh_codes()
         x = self.model.embed(ids).view(1 + len(others), -1)  # (1 + V, m·d)
         x = F.normalize(x - x.mean(0), dim=-1)
         cosines = x[1:] @ x[0]  # (V,)
@@ -477,6 +475,8 @@ class Predictor:
         Raises:
             InputError: There are no rows, or one has no vector; its number from 1 is named.
         """
+        if isinstance(rows, str):  # it would have a vector for each letter
+            raise InputError(f"rows: expected a list of texts, got {rows!r:.60}.")
         vectors = []
         for number, row in enumerate(rows, 1):
             if isinstance(row, str):
@@ -495,7 +495,6 @@ class Predictor:
         self.check_request(texts)
         self.notes = []
         ids = self.to_batch(self.read(texts))  # (1, L)
-        self.refresh_codes()
         outputs = self.model.encode(ids)[0]  # (L·m, d)
         return outputs.mean(0).cpu().numpy()
 
@@ -510,6 +509,7 @@ class Predictor:
             dict of plain types: words, spans, classes and probabilities; masks; missing; label, the
             best or a number, and labels; or answers.
         """
+        check_texts(texts, self.columns)  # a text too many would be taken for k
         head = self.config.head
         if head == "sr":
             words, spans, probabilities = self.detect(*texts)
@@ -847,8 +847,8 @@ def list_columns(args, predictor):
 
 def ask(args, predictor, texts):
     """Return what the Predictor says about a text or pair, or with --near about a word, dict."""
-    check_texts(texts, list_columns(args, predictor))  # a text too many would be taken for k
     if args.near:
+        check_texts(texts, ["word"])
         result = dict(neighbors=predictor.neighbors(*texts, args.top_k))
     else:
         result = predictor.predict(*texts, k=args.top_k)

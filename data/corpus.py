@@ -130,8 +130,8 @@ def read_rows(path, header=None, keep_wrong=False, encoding="utf-8", sep=None):
                 row = {}
             yield row
             num_rows += 1
-    except InputError:
-        raise
+    except (InputError, FileNotFoundError, IsADirectoryError, PermissionError):
+        raise  # they name the file
     except Exception as error:  # of gzip, csv, json and pyarrow, which do not name the file
         raise InputError(f"{path}: could not be read as {ending} after row {num_rows:,}: "
                          f"{error!r}. If the file was cut, copy it again; in a .csv close each "
@@ -196,14 +196,15 @@ def parse_line(line, keep_wrong):
 
 
 def count_replaced(path, file):
-    """Yield the lines of a file; then say how many characters could not be decoded."""
+    """Yield the lines of a file; then say how many characters were replaced, or are U+FFFD."""
     num_replaced = 0
     for line in file:
         num_replaced += line.count("\ufffd")
         yield line
     if num_replaced > 0:
         print(f"warning: {path}: {num_replaced:,} characters could not be decoded and were "
-              "replaced. Use --encoding, for example latin-1.", file=sys.stderr)
+              "replaced, or are U+FFFD in the file. If it is not UTF-8, use --encoding, for "
+              "example latin-1.", file=sys.stderr)
 
 
 def parse_table(path, lines, ending, header, keep_wrong, sep):

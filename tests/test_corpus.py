@@ -219,6 +219,14 @@ def test_what_is_not_utf8_is_counted_on_stderr(name, content, write, capsys):
     assert f"{name}: 2 characters could not be decoded" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
+def test_missing_file_or_folder_is_not_called_damaged(make, tmp_path):
+    path = tmp_path / "a.csv"
+    make(path)
+    with pytest.raises(OSError, match="a.csv"):
+        list(read_rows(str(path)))
+
+
 def parse_reader_flags(*words):
     parser = argparse.ArgumentParser()
     add_reader_flags(parser.add_argument)

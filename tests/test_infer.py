@@ -505,6 +505,14 @@ def test_vectors_of_a_row_in_error_are_nan(paths, tmp_path):
     assert np.isfinite(vectors[[0, 2]]).all()
 
 
+def test_text_too_many_and_str_for_rows_are_refused_from_python(sr_run):
+    predictor = Predictor(str(sr_run))
+    with pytest.raises(InputError, match="expected 1 "):
+        predictor.predict("a", "b")
+    with pytest.raises(InputError, match="expected a list of texts, got 'abc'"):
+        predictor.embed("abc")
+
+
 def test_embed_names_the_row_that_has_no_vector(untrained):
     with pytest.raises(InputError, match="row 2: text: expected words"):
         untrained["detect"].embed(["a", "", "b"])
