@@ -315,8 +315,8 @@ def hash_logp(logits, bloom_map):
         vector 0    + + +  . . .
         vector 1    . . .  + + +
 
-    The probabilities of a map then add up to less than 1. The
-    order of items by "sum" does not depend on that; the order by "min" or "max" may.
+    The probabilities of a map then add up to less than 1. The order of items by "sum" does not
+    depend on that; the order by "min" or "max" may.
 
     Args:
         logits: float (P, m, R), of a softmax per map, without special tokens [CM]; or (P, m, m·S),

@@ -210,7 +210,7 @@ class Predictor:
             self.model.set_codes(codes)
 
     def to_batch(self, inputs):
-        """Return inputs (L,) as int64 (1, L) on the model's device, whose codes the model has."""
+        """Give the model the codes of new words; return inputs (L,) as int64 (1, L) for it."""
         self.refresh_codes()
         return torch.tensor(inputs, dtype=torch.int64, device=self.model.device)[None]
 

@@ -108,8 +108,11 @@ class Config:
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}. "
-                                 "Register your own first, as tests/test_extend.py does.")
+                hint = ""
+                if name == "emb":
+                    hint = " Register your own first, as tests/test_extend.py does."
+                raise ValueError(f"{name}: expected one of {', '.join(choices)}, "
+                                 f"got {value!r}.{hint}")
         if self.width % self.heads != 0:
             raise ValueError(f"width: expected a multiple of {self.heads} heads, got {self.width}.")
         if not 0 <= self.dropout < 1:  # nn.Dropout allows 1, which trains nothing
@@ -138,7 +141,7 @@ class Config:
             able = [name for name, cls in EMBEDDINGS.items() if cls.can_tie]
             raise ValueError(f"tied requires emb {', '.join(able)}, got {self.emb}.")
         if self.head != "hash-mlm" and self.code_format not in ("digest", "sketch", "weighted"):
-            self.hashes = None  # it is unused
+            self.hashes = None  # unused: two such models may share one table of codes
         elif self.hashes is None:
             self.hashes = 2 if embedding.is_stacked else 5
 

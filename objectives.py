@@ -293,7 +293,7 @@ class SampledWords(MaskedWords):
     the logit. A sample that is the correct word adds nothing.
 
     BPE pieces are not numbered by frequency, so the estimate is noisier for them. Evaluation scores
-    all words, and the special tokens, which training never scores: its loss is the higher one.
+    all words, and the special tokens, which training never scores: its loss is higher on average.
     """
 
     def loss(self, model, inputs, labels):

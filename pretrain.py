@@ -618,7 +618,7 @@ def train(args, start):
                   f"{args.out} and another --out.")
     else:
         rank.show(f"Saved {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
-    if result.get("accuracy", 1) <= result.get("majority", 0):  # of Shuffle+Random alone
+    if "majority" in result and result["accuracy"] <= result["majority"]:  # of Shuffle+Random
         rank.show("warning: no more accurate than to call each word intact. Use more --steps.")
     if rank.is_first:
         rank.show(draw_losses(args.out, uniform_loss, unigram_loss))

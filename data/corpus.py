@@ -6,9 +6,9 @@ Sources:
     [HF] Xue & Aletras 2022, HashFormers
 Out of scope: batches (data/batches.py); labels and metrics of tasks (data/tasks.py).
 
-A row's way, where each function calls the one before it or reads what that wrote:
+A row's way:
 
-    read_rows -> choose_columns -> read_work -> split_work -> write_corpus -> Corpus
+    read_rows -> choose_columns -> read_work -> write_corpus -> ids.bin, read by Corpus
 
 Example: the documents "the cat" and "a cat a cat" become
 
@@ -130,8 +130,10 @@ def read_rows(path, header=None, keep_wrong=False, encoding="utf-8", sep=None):
                 row = {}
             yield row
             num_rows += 1
-    except (InputError, FileNotFoundError, IsADirectoryError, PermissionError):
-        raise  # they name the file
+    except InputError:
+        raise
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise InputError(f"{path}: {error.strerror}.") from error
     except Exception as error:  # of gzip, csv, json and pyarrow, which do not name the file
         raise InputError(f"{path}: could not be read as {ending} after row {num_rows:,}: "
                          f"{error!r}. If the file was cut, copy it again; in a .csv close each "

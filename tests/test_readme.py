@@ -222,6 +222,12 @@ def gap(a, b, key, scale=1, digits=1):
     return f"{gaps.mean():.{digits}f} ± {error:.{digits}f}"
 
 
+def without_stsb(row):
+    """Return a row of the averages of four GLUE tasks, without STS-B, of each seed."""
+    scores = [row[f"{task}_all"] for task in ("sst2", "cola", "mrpc", "rte")]
+    return dict(average_all=np.mean(scores, 0))
+
+
 def gaps_of_recall(a, b):
     """Return by how many points row a is ahead of row b in recall at 1, 10 and 20, as in gap."""
     first, tenth, last = [gap(a, b, key, 100) for key in ("rec@1", "rec@10", "rec@20")]
@@ -261,11 +267,20 @@ def test_prose_of_attention_follows_results():
 
 
 def test_prose_of_the_loss_curves_follows_results():
-    last = rows("curves")  # of equal names the last row counts, that of the last step
-    dense = f"{last['dense']['eval_loss']:.3f}"
-    lsh = f"{last['LSH']['eval_loss']:.3f}"
-    assert_said(f"{dense} against {lsh} after {last['dense']['step']:,} steps",
-                f"; {dense}; {lsh} | [bert-lsh]")
+    losses = {}  # (name, step) -> loss
+    for row in json.loads((ROOT / "results/curves.json").read_text())["rows"]:
+        losses[row["name"], row["step"]] = row["eval_loss"]
+    dense = losses["dense", 2_500]
+    lsh = losses["LSH", 2_500]
+    level = losses["dense", 750]
+    early = losses["LSH", 1_000] - losses["dense", 1_000]
+    ends = [loss for row in rows("twins").values() for loss in row["loss_all"]]
+    assert level == pytest.approx(losses["LSH", 750], abs=0.001)
+    assert_said(f"{dense:.3f} against {lsh:.3f} after 2,500 steps",
+                f"; {dense:.3f}; {lsh:.3f} | [bert-lsh]",
+                f"level down to a loss of {level:.1f}, after 750 steps",
+                f"ahead, by {early:.2f} after 1,000 and {lsh - dense:.2f} after 2,500. "
+                f"The models of novels end at {min(ends):.2f} to {max(ends):.2f}")
 
 
 def test_prose_of_auto_attention_follows_results():
@@ -345,7 +360,7 @@ def test_prose_of_item_search_follows_results():
     assert_said("by blocks takes {:.1f}, {:.1f} and {:.1f} times as long".format(*flat),
                 f"would take {years:.1f} years",
                 f"| {peaked['sure']:.3f}; {peaked['all']:.1f}; {peaked['plain']:.1f} ms per "
-                f"position; {even['sure']:.2f}; {even['all']:.1f}; {even['plain']:.1f} |")
+                f"position, and {even['sure']:.2f}; {even['all']:.1f}; {even['plain']:.1f} |")
     assert peaked["ratio_sure"] > 30
     for row in search.values():
         assert row["exact"] == "True"
@@ -390,7 +405,14 @@ def test_prose_of_layers_and_of_sampling_follows_results():
     full = wiki["lookup, as many parameters (d 168)"]
     superbloom = wiki["superbloom, 0 of 2 maps coherent"]
     same, as_wide, *_ = rows("sampled").values()
+    keys = ("rec@1", "rec@10", "rec@20")
+    one_map = wiki["superbloom, 1 of 2 maps coherent"]
+    over_random = [100 * (as_wide[key] - superbloom[key]) for key in keys]
+    over_one = [100 * (as_wide[key] - one_map[key]) for key in keys]
     assert_said(
+        "random maps it is {:.1f} points lower at rec@1 and {:.1f} and {:.1f} higher".format(
+            -over_random[0], *over_random[1:]),
+        "coherent map {:.1f} and {:.1f} lower, and {:.1f} at rec@20".format(*np.negative(over_one)),
         gaps_of_recall(depth["superbloom, 6 layers"], depth["superbloom, 1 layer"])
         + " points (rec@1, 10, 20) to the hashed model",
         gaps_of_recall(depth["lookup, 6 layers"], depth["lookup, 1 layer"]) + " to the table",
@@ -451,19 +473,22 @@ def test_prose_of_controls_follows_results():
         f"With MD5 it is {gap(proj, md5, 'average')} behind Proj",
         "ProFormer from scratch is "
         f"{gap(proj, controls['ProFormer, tiny, from scratch'], 'average')} points behind Proj")
-    others = {}  # the averages of the seeds without STS-B
-    for name, row in controls.items():
-        scores = [row[f"{task}_all"] for task in ("sst2", "cola", "mrpc", "rte")]
-        others[name] = dict(average_all=np.mean(scores, 0))
-    fresh, bag = list(others.values())[3:]
+    errors = []  # of pre-trained minus fresh, as if unpaired
+    for task in ("mrpc", "nations", "articles"):
+        pair = default[f"proj-lsh, {task}"], scratch[f"proj-lsh, from scratch, {task}"]
+        variances = [row["score"] * (100 - row["score"]) / row["n"] for row in pair]
+        errors.append(math.sqrt(sum(variances)))
+    assert_said("and {:.1f}, {:.1f} and {:.1f}: MRPC and nations".format(*errors))
+    others = {name: without_stsb(row) for name, row in controls.items()}
+    fresh = others["ProFormer, tiny, from scratch"]
+    bag = others["bag of words, as emb 1K, md5"]
     assert_said(
         f"without it Proj is {gap(others['proj, lsh'], others['emb 1K, lsh'], 'average')} (Emb, "
         f"LSH), {gap(others['proj, lsh'], others['emb 1K, md5'], 'average')} (Emb, MD5) and "
         f"{gap(others['proj, lsh'], fresh, 'average')} (ProFormer) points ahead, and "
         f"{gap(bag, others['proj, lsh'], 'average')} behind the bag")
     mlm, pieces = rows("bertmlm").values()
-    mlm_scores = [mlm[f"{task}_all"] for task in ("sst2", "cola", "mrpc", "rte")]
-    mlm_others = dict(average_all=np.mean(mlm_scores, 0))
+    mlm_others = without_stsb(mlm)
     retained = [100 * np.mean(a["average_all"]) / np.mean(b["average_all"])
                 for a, b in ((proj, mlm), (others["proj, lsh"], mlm_others))]
     assert_said(
@@ -511,8 +536,16 @@ def test_prose_of_more_epochs_follows_results():
     for name, row in rows("epochs").items():
         gains.append(row["score"] - default[name]["score"])
         bag_gains.append(row["bag_of_words"] - default[name]["bag_of_words"])
-    left = [-rows("epochs")[f"proj-lsh, {task}"]["over_bag"] for task in ("nations", "articles")]
+    left = []
+    shrinks = []
+    for task in ("nations", "articles"):
+        short, long = default[f"proj-lsh, {task}"], rows("epochs")[f"proj-lsh, {task}"]
+        left.append(-long["over_bag"])
+        shrinks += [long["over_bag"] - short["over_bag"],
+                    math.hypot(long["over_bag_std"], short["over_bag_std"])]
     assert_said(
+        "shrinks by {:.1f} ± {:.1f} points on nations and by {:.1f} ± {:.1f} on articles".format(
+            *shrinks),
         "gains {:.1f} points on articles, {:.1f} on nations and {:.1f} on MRPC".format(*gains),
         "the bag of words {:.1f}, {:.1f} and {:.1f}.".format(*bag_gains),
         "{:.0f} to {:.0f} points on the topics remain".format(*left))
@@ -537,12 +570,13 @@ def test_prose_of_small_glue_follows_results():
     proj = ours["proj, lsh"]
     averages = {}  # without STS-B
     for name, row in ours.items():
-        averages[name] = (row["sst2"] + row["cola"] + row["mrpc"] + row["rte"]) / 4
+        averages[name] = np.mean(without_stsb(row)["average_all"])
     average_of_bert = averages["lookup of BPE pieces, MLM"]
     hashed = [name for name in ours if not name.startswith("lookup")]
     kept = [100 * averages[name] / average_of_bert for name in hashed]
     saved = [ours[name]["pcr"] for name in hashed]
     stsb = {}
+    sst2 = {}
     average = {}
     others = {}
     for kind in ("emb", "pool", "add", "proj"):
@@ -550,11 +584,11 @@ def test_prose_of_small_glue_follows_results():
         md5 = ours[f"{kind}, md5"]
         stsb[kind] = gap(lsh, md5, "stsb")
         average[kind] = gap(lsh, md5, "average")
-        tasks = [f"{task}_all" for task in ("sst2", "cola", "mrpc", "rte")]
-        lsh_others, md5_others = [
-            dict(average_all=np.mean([row[task] for task in tasks], 0)) for row in (lsh, md5)]
-        others[kind] = gap(lsh_others, md5_others, "average")
+        sst2[kind] = gap(md5, lsh, "sst2")
+        others[kind] = gap(without_stsb(lsh), without_stsb(md5), "average")
         assert lsh["sst2"] < md5["sst2"]
+    blind = [name for name, row in ours.items() if row.get("f1_shuffled", 1) < 0.005]
+    assert len(blind) == 6 and "proj, md5" in blind and len(ours) == 12
     emb_pieces = gap(ours["emb, md5, of BPE pieces"], ours["emb, md5"], "average")
     proj_pieces = gap(ours["proj, lsh, of BPE pieces"], proj, "average")
     assert_said(
@@ -563,6 +597,8 @@ def test_prose_of_small_glue_follows_results():
         f"{kept[hashed.index('proj, lsh')]:.0f} %",
         f"change STS-B by {stsb['emb']} (Emb), {stsb['pool']} (Pool), {stsb['add']} (Add) "
         f"and {stsb['proj']} (Proj) points",
+        f"Proj of MD5 bits, has {ours['proj, md5']['stsb']:.1f} on STS-B",
+        f"lower SST-2 for Emb (by {sst2['emb']} over seeds) and slightly for Pool ({sst2['pool']})",
         f"averages change by {emb_pieces} (Emb, MD5) and {proj_pieces} points (Proj, LSH)",
         f"| {spread(proj, 'average')}; {spread(bert, 'average')}; {averages['proj, lsh']:.1f}; "
         f"{average_of_bert:.1f} % |",
