@@ -14,6 +14,8 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -138,8 +140,22 @@ def find_device(name, local_rank=0):
     return device
 
 
+class Runtime(NamedTuple):
+    """Where a model runs, and how.
+
+    Attributes:
+        device: torch.device.
+        dtype: "float32" or "bfloat16", of matrix products.
+        use_compile: bool, compile the encoder.
+    """
+
+    device: torch.device
+    dtype: str
+    use_compile: bool
+
+
 def resolve_device(args, local_rank=0):
-    """Return the torch.device, the dtype "float32" or "bfloat16", and whether to compile."""
+    """Return the Runtime of --device, --dtype and --compile."""
     device = find_device(args.device, local_rank)
     dtype = args.dtype
     if dtype == "auto":
@@ -147,7 +163,7 @@ def resolve_device(args, local_rank=0):
     use_compile = args.compile
     if use_compile is None:
         use_compile = device.type == "cuda"
-    return device, dtype, use_compile
+    return Runtime(device, dtype, use_compile)
 
 
 def has_fast_bfloat16(device):
@@ -178,6 +194,11 @@ def gather_from_ranks(value):
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def wait_for_ranks():
+    """Return once every rank has come here."""
+    gather_from_ranks(None)
 
 
 def num_cores():
@@ -280,15 +301,22 @@ def save_checkpoint(path, model, tokenizer, **more):
                          "unchanged.") from error
 
 
+def find_checkpoint(path):
+    """Return the Path of the file of a checkpoint; of a folder its ckpt.pt."""
+    path = Path(path)
+    if path.is_dir():
+        return path / "ckpt.pt"
+    return path
+
+
 def load_checkpoint(path):
     """Return the parts of a checkpoint, a file or a folder's ckpt.pt. It cannot run code.
 
     Raises:
         InputError: It is missing, damaged, or of another format.
     """
-    if os.path.isdir(path):
-        path = os.path.join(path, "ckpt.pt")
-    if not os.path.isfile(path):
+    path = find_checkpoint(path)
+    if not path.is_file():
         raise InputError(f"{path}: no checkpoint found. Train one with pretrain.py, or give its "
                          "folder.")
     try:

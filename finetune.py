@@ -51,8 +51,8 @@ from tqdm import tqdm
 from baselines.bag import BagOfWords, HashedBag
 from baselines.canine import CanineConfig, CharacterTokenizer, load_released, select_classes
 from common import InputError, add_device_flags, at_least, autocast, blame_file, blame_input
-from common import fingerprint, gather_from_ranks, load_checkpoint, lock_output, read_ranks
-from common import resolve_device, run_script, save_checkpoint
+from common import find_checkpoint, fingerprint, gather_from_ranks, load_checkpoint, lock_output
+from common import read_ranks, resolve_device, run_script, save_checkpoint, wait_for_ranks
 from data.batches import length_batches, pad_batch
 from data.corpus import add_reader_flags, reader_options
 from data.squad import SQUAD, QuestionAnswering, read_squad
@@ -219,8 +219,8 @@ def finetune(args):
 
     # the folder: of one run at a time, and of one choice of flags, texts and checkpoint
     saved = read_json(args.out, "settings.json")
-    args.device, args.dtype, args.compile = choose_device(args, saved, local_rank)
-    settings = collect_settings(args, tasks)
+    runtime = choose_runtime(args, saved, local_rank)
+    settings = collect_settings(args, runtime, tasks)
     refuse_other_run(args.out, saved, settings)
     jobs = list_jobs(args, tasks)
     with lock_output(args.out, rank):  # makes the folder: what a flag can break was checked above
@@ -228,12 +228,12 @@ def finetune(args):
             return show_complete_run(args.out, rank)
         if rank == 0:
             write_json(args.out, "settings.json", settings)
-            print_settings(args, config, checkpoint)
+            print_settings(args, runtime, config, checkpoint)
 
         # the jobs of this rank; then wait for those of the others
         with report_interrupt(jobs):
-            run_jobs(args, config, checkpoint, tasks, jobs[rank::world])
-        gather_from_ranks(None)
+            run_jobs(args, runtime, config, checkpoint, tasks, jobs[rank::world])
+        wait_for_ranks()
         if rank > 0:
             return None
 
@@ -362,21 +362,13 @@ def default_out(args):
     """Return out/START-TASK. START is the folder of a run, the name of a file, or a preset."""
     start = args.preset
     if args.ckpt:
-        path = find_checkpoint(args.ckpt)
+        path = find_checkpoint(args.ckpt).absolute()
         start = path.parent.name
         if path.name not in ("ckpt.pt", "best.pt"):  # models/docstrings.pt
             start = path.stem
     if args.from_scratch:
         start += "-scratch"
     return os.path.join("out", f"{start}-{args.task}")
-
-
-def find_checkpoint(ckpt):
-    """Return the Path of the file of --ckpt, which may be its folder."""
-    path = Path(ckpt).absolute()
-    if path.is_dir():
-        return path / "ckpt.pt"
-    return path
 
 
 # -------------------------------------------------------------------------------------------------
@@ -446,22 +438,21 @@ def write_json(out, name, content):
     os.replace(path + ".tmp", path)
 
 
-def choose_device(args, saved, local_rank):
-    """Return device, dtype and whether to compile, as of resolve_device.
-
-    --dtype auto is the dtype of the saved settings, and the same on all ranks.
-    """
-    device, dtype, use_compile = resolve_device(args, local_rank)
+def choose_runtime(args, saved, local_rank):
+    """Return the Runtime. --dtype auto is that of the saved settings, and equal on all ranks."""
+    runtime = resolve_device(args, local_rank)
+    dtype = runtime.dtype
     if args.dtype == "auto":
         dtype = saved.get("dtype", dtype)
     # subtle: also waits until all ranks have read the settings. Later rank 0 writes them
     dtypes = gather_from_ranks(dtype)
-    return device, dtypes[0], use_compile
+    return runtime._replace(dtype=dtypes[0])
 
 
-def collect_settings(args, tasks):
+def collect_settings(args, runtime, tasks):
     """Return what may not change between the runs in a folder: flags, texts and checkpoint."""
     settings = {flag: value for flag, value in vars(args).items() if flag not in FREE}
+    settings["dtype"] = runtime.dtype  # not auto
     settings["texts"] = fingerprint([(task_data.train, task_data.devs) for task_data in tasks])
     if args.ckpt:
         file = find_checkpoint(args.ckpt).stat()
@@ -510,7 +501,7 @@ def show_complete_run(out, rank):
     return content
 
 
-def print_settings(args, config, checkpoint):
+def print_settings(args, runtime, config, checkpoint):
     """Print what is about to run."""
     origin = "pre-trained" if "model" in checkpoint else "not pre-trained"
     print(f"model: {origin}, emb {config.emb}, {config.layers} layers, width {config.width}, "
@@ -518,7 +509,7 @@ def print_settings(args, config, checkpoint):
     print(f"training: {args.epochs} epochs, batch {args.batch}, lr {args.lr:g}, dropout "
           f"{args.dropout}, pool {args.pool}, bag {args.bag} (single texts), {args.seeds} seeds "
           f"from {args.seed}")
-    print(f"device: {args.device}, {args.dtype}, compile {args.compile}")
+    print(f"device: {runtime.device}, {runtime.dtype}, compile {runtime.use_compile}")
     print("resume: rerun the same command, which keeps finished seeds", flush=True)
 
 
@@ -568,9 +559,9 @@ def report_interrupt(jobs):
         raise SystemExit(130) from interrupt
 
 
-def run_jobs(args, config, checkpoint, tasks, jobs):
+def run_jobs(args, runtime, config, checkpoint, tasks, jobs):
     """Run those of the jobs that are not finished; the jobs of a task share its token IDs."""
-    if args.compile:  # graphs of encode: models differ in mask, bag and length
+    if runtime.use_compile:  # graphs of encode: models differ in mask, bag and length
         torch._dynamo.config.recompile_limit = 64
     for task_data in tasks:
         unfinished = []
@@ -584,7 +575,7 @@ def run_jobs(args, config, checkpoint, tasks, jobs):
         facts = collect_facts(args, task_data, splits, data)
         print_facts(task_data.name, facts, data["train"].notes)
         for job in unfinished:
-            run_job(args, config, checkpoint, job, data, facts)
+            run_job(args, runtime, config, checkpoint, job, data, facts)
 
 
 def divide_rows(args, task_data):
@@ -699,24 +690,24 @@ def print_facts(name, facts, notes):
     print(f"{name}: of train {notes}", flush=True)
 
 
-def run_job(args, config, checkpoint, job, data, facts):
+def run_job(args, runtime, config, checkpoint, job, data, facts):
     """Train and score the model of a job, and its control, and write the job's file."""
     train = data["train"]
     torch.manual_seed(job.seed)  # of the new weights and of dropout
     model = build_model(config, checkpoint, job.name, train)
-    model.to(args.device)
-    if args.compile:
+    model.to(runtime.device)
+    if runtime.use_compile:
         model.encode = torch.compile(model.encode)
-    result = train_one(args, job.name, job.seed, model, data)
+    result = train_and_score(args, runtime, job, model, data)
     result["facts"] = facts
     result["truth"] = list_truth(data)
     result["size"] = count_parameters(model)
     # the control: a bag of words without an encoder, trained alike
     control = build_bag_of_words(data)
     if control is not None and args.epochs > 0:
-        control.to(args.device)
-        title = f"{job.name}, bag of words"
-        result["control"] = train_one(args, title, job.seed, control, data)
+        control.to(runtime.device)
+        control_job = dataclasses.replace(job, name=f"{job.name}, bag of words")
+        result["control"] = train_and_score(args, runtime, control_job, control, data)
 
     os.makedirs(job.folder, exist_ok=True)
     task = train.description() | dict(name=job.name)
@@ -796,13 +787,13 @@ def build_bag_of_words(data):
 # Training
 
 
-def train_one(args, name, seed, model, data):
+def train_and_score(args, runtime, job, model, data):
     """Train a model on a task, and score it. Leave the chosen weights in it.
 
     Args:
-        args: the flags, with device, dtype and compile as of resolve_device.
-        name: str, the task, for the log.
-        seed: int, orders the examples.
+        args: the flags.
+        runtime: Runtime.
+        job: Job. Its seed orders the examples, its name is for the log.
         model: nn.Module with token IDs (B, L) and mask to logits; its weights are overwritten.
         data: dict of split -> SequenceClassification or QuestionAnswering: train; select, whose
             score chooses the weights, or no such split; and the splits to score.
@@ -812,15 +803,15 @@ def train_one(args, name, seed, model, data):
         the chosen ones; constant_prediction, their only label or None; selection, the score that
         chose them; log, a list of one dict for each evaluation.
     """
-    log, best_weights = fit(args, name, seed, model, data)
-    last, predicted = evaluate_dev(args, model, data)
+    log, best_weights = train(args, runtime, job, model, data)
+    last, predicted = evaluate_dev(runtime, model, data)
     best = last
     if best_weights.state is not None:
         model.load_state_dict(best_weights.state)
-        best, predicted = evaluate_dev(args, model, data)
+        best, predicted = evaluate_dev(runtime, model, data)
     dev = data[data["train"].task.dev_splits[0]]
     return dict(
-        seed=seed,
+        seed=job.seed,
         best=best,
         last=last,
         predicted=np.asarray(predicted).tolist(),
@@ -830,39 +821,39 @@ def train_one(args, name, seed, model, data):
     )
 
 
-def fit(args, name, seed, model, data):
-    """Train a model on a task; the arguments are those of train_one.
+def train(args, runtime, job, model, data):
+    """Train a model on a task; the arguments are those of train_and_score.
 
     Returns:
         list of dict, one for each evaluation; and BestWeights.
     """
-    train = data["train"]
-    metric = train.task.metrics[0]
-    batches = draw_batches(train.examples, args.batch, args.epochs, seed)
+    rows = data["train"]
+    metric = rows.task.metrics[0]
+    batches = draw_batches(rows.examples, args.batch, args.epochs, job.seed)
     num_steps = len(batches)
     warmup = math.ceil(WARMUP * num_steps)
     eval_every = args.eval_every
     if eval_every is None:  # twice per epoch
-        eval_every = max(1, math.ceil(len(train.examples) / args.batch) // 2)
+        eval_every = max(1, math.ceil(len(rows.examples) / args.batch) // 2)
 
     optimizer = build_optimizer(model, args.lr)
     best_weights = BestWeights()
     log = []
-    total_loss = torch.zeros((), device=args.device)  # since the last evaluation
+    total_loss = torch.zeros((), device=runtime.device)  # since the last evaluation
     num_losses = 0
     # disable=None: no bar where there is no terminal
-    for step in tqdm(range(num_steps), f"{name}, seed {seed}", leave=False, disable=None):
+    for step in tqdm(range(num_steps), f"{job.name}, seed {job.seed}", leave=False, disable=None):
         for group in optimizer.param_groups:
             group["lr"] = args.lr * learning_rate(step, num_steps, warmup)
         model.train()
         if model.config.lsh_redraw:
-            model.redraw_hyperplanes(seed * SEED_STRIDE + step)
+            model.redraw_hyperplanes(job.seed * SEED_STRIDE + step)
 
         # forward, backward, clip, update
         chosen = batches[step]  # indices of examples
-        targets = torch.from_numpy(train.targets[chosen]).to(args.device)
-        logits = compute_logits(args, model, [train.examples[i] for i in chosen])
-        loss = train.loss(logits, targets)
+        targets = torch.from_numpy(rows.targets[chosen]).to(runtime.device)
+        logits = compute_logits(runtime, model, [rows.examples[i] for i in chosen])
+        loss = rows.loss(logits, targets)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -873,9 +864,9 @@ def fit(args, name, seed, model, data):
         num_done = step + 1
         if num_done % eval_every == 0 or num_done == num_steps:
             mean_loss = total_loss.item() / num_losses
-            row = dict(task=name, seed=seed, step=num_done, loss=mean_loss)
+            row = dict(task=job.name, seed=job.seed, step=num_done, loss=mean_loss)
             if "select" in data:
-                scores, _ = evaluate(args, model, data["select"])
+                scores, _ = evaluate(runtime, model, data["select"])
                 row |= scores
                 best_weights.update(model, scores[metric])
             log.append(row)
@@ -921,47 +912,44 @@ def learning_rate(step, num_steps, warmup):
     return 0.5 * (1 + math.cos(math.pi * (CYCLES * progress % 1)))
 
 
-def compute_logits(args, model, examples):
+def compute_logits(runtime, model, examples):
     """Return float32 logits of examples, a list of int32 arrays of token IDs."""
     # to compile few shapes, pad to powers of two up to this length
-    max_length = model.config.length if args.compile else None
+    max_length = model.config.length if runtime.use_compile else None
     ids, key_mask = pad_batch(examples, max_length)  # (B, L), bool (B, L) or None
-    ids = ids.to(args.device)
+    ids = ids.to(runtime.device)
     if key_mask is not None:
-        key_mask = key_mask.to(args.device)
-    with autocast(args.device, args.dtype):
+        key_mask = key_mask.to(runtime.device)
+    with autocast(runtime.device, runtime.dtype):
         logits = model(ids, key_mask)
     return logits.float()
 
 
-def evaluate(args, model, part):
+def evaluate(runtime, model, part):
     """Return the scores of a split, a value of data, as a dict; and what was predicted."""
-    return part.evaluate(predict(args, model, part.examples))
+    return part.evaluate(predict(runtime, model, part.examples))
 
 
 @torch.no_grad()
-def predict(args, model, examples):
+def predict(runtime, model, examples):
     """Yield (indices, logits) of batches of examples of similar length, in evaluation mode."""
     model.eval()
     batch_size = max(1, EVAL_POSITIONS // model.config.length)
     lengths = [len(example) for example in examples]
     for chosen in length_batches(lengths, batch_size):
-        logits = compute_logits(args, model, [examples[i] for i in chosen])
+        logits = compute_logits(runtime, model, [examples[i] for i in chosen])
         if not logits.isfinite().all():
-            if args.epochs == 0:
-                raise InputError(f"--ckpt {args.ckpt}: expected finite outputs of the model, got "
-                                 "NaN or infinity. Train it again.")
-            raise InputError("--lr: expected finite outputs of the model, got NaN or infinity. "
-                             "Try a lower --lr.")
+            raise InputError("--lr, --ckpt: expected finite outputs of the model, got NaN or "
+                             "infinity. Try a lower --lr or another checkpoint.")
         yield chosen, logits
 
 
-def evaluate_dev(args, model, data):
+def evaluate_dev(runtime, model, data):
     """Return the scores of all splits to score, and what was predicted of the first."""
     first, *others = data["train"].task.dev_splits
-    scores, predicted = evaluate(args, model, data[first])
+    scores, predicted = evaluate(runtime, model, data[first])
     for split in others:  # of MNLI: mismatched_
-        more, _ = evaluate(args, model, data[split])
+        more, _ = evaluate(runtime, model, data[split])
         for metric, score in more.items():
             scores[f"{split.removeprefix('dev_')}_{metric}"] = score
     return scores, predicted

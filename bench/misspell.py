@@ -17,7 +17,7 @@ import finetune
 from baselines.canine import select_classes
 from bench import harness
 from bench.harness import REQUIRED, Bench, read_json
-from common import load_checkpoint
+from common import Runtime, load_checkpoint
 from data.tasks import read_task
 from model import load_model
 
@@ -73,8 +73,9 @@ def bench_scores(args):
     for folder in args.runs:
         results = read_json(folder, "results.json")
         [name] = results["tasks"]
-        settings = argparse.Namespace(**results["settings"], cache=args.cache, compile=False,
-                                      device=torch.device("cpu"), encoding=None, sep=None)
+        settings = argparse.Namespace(**results["settings"], cache=args.cache, encoding=None,
+                                      sep=None)
+        runtime = Runtime(torch.device("cpu"), settings.dtype, use_compile=False)
         checkpoint = load_checkpoint(folder)
         *classes, _ = select_classes(checkpoint["config"])
         model = load_model(checkpoint, classes)
@@ -93,7 +94,7 @@ def bench_scores(args):
                                       rows_of_splits)
         model.set_codes(torch.from_numpy(data["train"].tokenizer.codes()))
         title = harness.name_run(results["settings"], name)  # model, task
-        yield score_splits(title, settings, model, data, splits)
+        yield score_splits(title, runtime, model, data, splits)
 
         # a bag of words is the same for all models of a task that split the texts alike
         units = "words"
@@ -104,15 +105,16 @@ def bench_scores(args):
         if title not in seen:
             seen.add(title)
             bag = finetune.build_bag_of_words(data)
-            finetune.train_one(settings, f"{name}, bag of words", settings.seed, bag, data)
-            yield score_splits(title, settings, bag, data, splits)
+            job = finetune.Job(f"{name}, bag of words", settings.seed, folder)
+            finetune.train_and_score(settings, runtime, job, bag, data)
+            yield score_splits(title, runtime, bag, data, splits)
 
 
-def score_splits(title, settings, model, data, splits):
+def score_splits(title, runtime, model, data, splits):
     """Return a row of the table: the score of each share of misspelled words."""
     row = dict(name=title)
     for share, split in splits.items():
-        scores, _ = finetune.evaluate(settings, model, data[split])
+        scores, _ = finetune.evaluate(runtime, model, data[split])
         row[f"{100 * share:.0f}"] = scores[data["train"].task.metrics[0]]
     row["kept"] = 100 * row["40"] / row["0"]
     return row

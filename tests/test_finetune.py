@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import finetune
 from bench import compare
-from common import InputError, load_checkpoint, lock_output
+from common import InputError, Runtime, load_checkpoint, lock_output
 from data.corpus import read_rows
 from data.tasks import TASKS, SequenceClassification, Task
 from hashing import MD5
@@ -110,7 +110,7 @@ def read_weights(folder):
 
 
 def made_up_result(seed, score, selection=0.0, num_rows=2):
-    """Return what train_one returns where the first class is predicted of every row."""
+    """Return what train_and_score returns where the first class is predicted of every row."""
     scores = dict(accuracy=float(score))
     return dict(seed=seed, best=scores, last=scores, predicted=[0] * num_rows,
                 constant_prediction=None, selection=selection, log=[])
@@ -189,11 +189,11 @@ def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
     task = Task(["text"], ["down", "up"], ["accuracy"])
     rows = [(("a",), "up"), (("b",), "down")]
 
-    def train_one(args, name, seed, model, data):
-        return made_up_result(seed, len(name) + seed)
+    def train_and_score(args, runtime, job, model, data):
+        return made_up_result(job.seed, len(job.name) + job.seed)
 
     monkeypatch.setattr(finetune, "read_task", lambda name, args: (task, rows, {"dev": rows}))
-    monkeypatch.setattr(finetune, "train_one", train_one)
+    monkeypatch.setattr(finetune, "train_and_score", train_and_score)
     results = tune(tmp_path, "--task", "glue", "--seeds", 2)
     assert " ".join(results["tasks"]) == "mnli qnli qqp rte sst2 mrpc cola stsb"  # no WNLI
     assert results["average"] == (3.75 + 4.75) / 2
@@ -220,11 +220,11 @@ def test_training_rows_are_divided_and_none_is_lost(tune, own, tmp_path, monkeyp
     """Law: train and select are the training rows, and dev the dev rows, in their order."""
     splits = {}
 
-    def train_one(args, name, seed, model, data):
+    def train_and_score(args, runtime, job, model, data):
         splits.update(data)
-        return made_up_result(seed, 0, num_rows=101)
+        return made_up_result(job.seed, 0, num_rows=101)
 
-    monkeypatch.setattr(finetune, "train_one", train_one)
+    monkeypatch.setattr(finetune, "train_and_score", train_and_score)
     monkeypatch.setattr(finetune, "compare_predictions", lambda *args: (0.0, 0.0))
     tune(tmp_path, *own, "--seeds", 1, "--select", 0.25)
 
@@ -248,7 +248,7 @@ def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, 
     sizes = []
     heads = []
 
-    def evaluate(args, model, data):
+    def evaluate(runtime, model, data):
         sizes.append(len(data.examples))
         heads.append(model.head[1].weight.clone())
         if len(sizes) <= 4:
@@ -305,12 +305,12 @@ def test_questions_about_one_context_stay_together(tune, tmp_path, monkeypatch):
         (tmp_path / f"{split}-v1.1.json").write_text(nested_file(rows))
     splits = {}
 
-    def train_one(args, name, seed, model, data):
+    def train_and_score(args, runtime, job, model, data):
         splits.update(data)
         scores = dict(f1=0.0, em=0.0)
-        return made_up_result(seed, 0) | dict(best=scores, last=scores)
+        return made_up_result(job.seed, 0) | dict(best=scores, last=scores)
 
-    monkeypatch.setattr(finetune, "train_one", train_one)
+    monkeypatch.setattr(finetune, "train_and_score", train_and_score)
     tune(tmp_path / "out", "--task", "squad", "--data_dir", tmp_path, "--seeds", 1)
 
     contexts = {}
@@ -349,11 +349,11 @@ def test_seed_with_the_best_slice_is_kept(tune, own, tmp_path, monkeypatch):
     """Law: not the seed with the best score of dev rows. Seed 1 has the best slice."""
     selections = [3.0, 5.0, 4.0]
 
-    def train_one(args, name, seed, model, data):
-        model.state_dict()["head.1.bias"].fill_(seed)
-        return made_up_result(seed, -seed, selections[seed], num_rows=101)
+    def train_and_score(args, runtime, job, model, data):
+        model.state_dict()["head.1.bias"].fill_(job.seed)
+        return made_up_result(job.seed, -job.seed, selections[job.seed], num_rows=101)
 
-    monkeypatch.setattr(finetune, "train_one", train_one)
+    monkeypatch.setattr(finetune, "train_and_score", train_and_score)
     monkeypatch.setattr(finetune, "build_bag_of_words", lambda data: None)
     tune(tmp_path, *own)
     assert read_weights(tmp_path)["head.1.bias"].unique() == 1
@@ -541,7 +541,7 @@ def test_recipe_reaches_the_optimizer(tune, own, tmp_path, before_step):
 
 
 def test_control_is_the_bag_trained_alone():
-    """Law: train_one of the control is a linear model by hand, with a row for each word."""
+    """Law: train_and_score of the control is a linear model by hand, with a row for each word."""
     rows = []
     for text, label in (("a b c", "up"), ("a c", "up"), ("b d d", "down"), ("c d", "down")):
         rows.append(((text,), label))
@@ -550,10 +550,10 @@ def test_control_is_the_bag_trained_alone():
     train = SequenceClassification(task, rows, tokenizer, 9)
     data = dict(train=train, dev=train)
     control = finetune.build_bag_of_words(data)
-    args = Namespace(lr=0.1, epochs=9, batch=4, eval_every=None, device=torch.device("cpu"),
-                     dtype="float32", compile=False)
+    args = Namespace(lr=0.1, epochs=9, batch=4, eval_every=None)
+    runtime = Runtime(torch.device("cpu"), "float32", use_compile=False)
 
-    result = finetune.train_one(args, "toy", 0, control, data)
+    result = finetune.train_and_score(args, runtime, finetune.Job("toy", 0, ""), control, data)
 
     # a row of x for each text: idf · ln(1 + count) of each ID, of length 1
     num_ids, _ = control.bag.weight.shape
@@ -584,14 +584,14 @@ def test_weights_that_are_not_finite_are_refused(refuse, own, tmp_path, before_s
     assert not list(tmp_path.glob("*.pt"))
 
 
-def test_outputs_that_are_not_finite_without_training_blame_the_checkpoint(tune, own, tmp_path):
+def test_outputs_that_are_not_finite_are_refused_without_training_too(tune, own, tmp_path):
     tune(tmp_path / "tuned", *own, *NO_TRAINING)
     path = tmp_path / "tuned" / "ckpt.pt"
     checkpoint = load_checkpoint(str(path))
     checkpoint["model"]["head.1.weight"].fill_(math.inf)
     torch.save(checkpoint, path)
     argv = ["--ckpt", path, *DEVICE, "--epochs", 0, "--out", tmp_path / "out", *own]
-    assert_refused(finetune.main, argv, f"--ckpt {path}: expected finite outputs")
+    assert_refused(finetune.main, argv, "--lr, --ckpt: expected finite outputs")
 
 
 # Runs in a folder
