@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -302,10 +301,9 @@ def save_checkpoint(path, model, tokenizer, **more):
 
 
 def find_checkpoint(path):
-    """Return the Path of the file of a checkpoint; of a folder its ckpt.pt."""
-    path = Path(path)
-    if path.is_dir():
-        return path / "ckpt.pt"
+    """Return the path of the file of a checkpoint; of a folder its ckpt.pt."""
+    if os.path.isdir(path):
+        return os.path.join(path, "ckpt.pt")
     return path
 
 
@@ -316,7 +314,7 @@ def load_checkpoint(path):
         InputError: It is missing, damaged, or of another format.
     """
     path = find_checkpoint(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputError(f"{path}: no checkpoint found. Train one with pretrain.py, or give its "
                          "folder.")
     try:

@@ -295,9 +295,9 @@ def load_start(args):
     else:
         with blame_file(args.ckpt):
             checkpoint = load_checkpoint(args.ckpt)
-            *classes, _ = select_classes(checkpoint["config"])
+            classes = select_classes(checkpoint["config"])
             # raises where weights and config do not fit; the jobs build models of their own
-            config = load_model(checkpoint, classes).config
+            config = load_model(checkpoint, classes.config, classes.model).config
     if not config.order:
         raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
     if config.emb == "canine" and args.task in SQUAD:
@@ -362,7 +362,7 @@ def default_out(args):
     """Return out/START-TASK. START is the folder of a run, the name of a file, or a preset."""
     start = args.preset
     if args.ckpt:
-        path = find_checkpoint(args.ckpt).absolute()
+        path = Path(find_checkpoint(args.ckpt)).absolute()
         start = path.parent.name
         if path.name not in ("ckpt.pt", "best.pt"):  # models/docstrings.pt
             start = path.stem
@@ -455,7 +455,7 @@ def collect_settings(args, runtime, tasks):
     settings["dtype"] = runtime.dtype  # not auto
     settings["texts"] = fingerprint([(task_data.train, task_data.devs) for task_data in tasks])
     if args.ckpt:
-        file = find_checkpoint(args.ckpt).stat()
+        file = os.stat(find_checkpoint(args.ckpt))
         settings["checkpoint"] = [file.st_size, file.st_mtime_ns]
     return settings
 
@@ -635,8 +635,8 @@ def choose_scale(checkpoint, task_data, train):
 def choose_tokenizer(config, checkpoint, train):
     """Return the tokenizer of the checkpoint, or one with the n-grams of the training texts."""
     if "tokenizer" in checkpoint:
-        _, _, tokenizer_class = select_classes(vars(config))
-        return tokenizer_class.load(checkpoint["tokenizer"], config)
+        classes = select_classes(vars(config))
+        return classes.tokenizer.load(checkpoint["tokenizer"], config)
     counts = Counter()
     for texts, _ in train:
         for text in texts:
@@ -729,8 +729,7 @@ def build_model(config, checkpoint, name, train):
     """
     num_rows = config.bag if train.has_bag else 0
     config = dataclasses.replace(config, head=train.head, labels=train.num_outputs, bag=num_rows)
-    _, model_class, _ = select_classes(vars(config))
-    model = model_class(config)
+    model = select_classes(vars(config)).model(config)
 
     new_parts = []  # whose weights stay as they were drawn
     if not is_same_task(checkpoint, name, train.task):

@@ -96,10 +96,10 @@ class Predictor:
         self.notes = []
         checkpoint = load_checkpoint(path)
         with blame_file(path):
-            config_class, model_class, tokenizer_class = select_classes(checkpoint["config"])
-            self.model = load_model(checkpoint, (config_class, model_class))
+            classes = select_classes(checkpoint["config"])
+            self.model = load_model(checkpoint, classes.config, classes.model)
             self.config = self.model.config
-            self.tokenizer = tokenizer_class.load(checkpoint["tokenizer"], self.config)
+            self.tokenizer = classes.tokenizer.load(checkpoint["tokenizer"], self.config)
             self.model.set_codes(self.tokenizer.codes())
             self.set_candidates(checkpoint["words"])
         self.model.to(device).requires_grad_(False)
@@ -128,11 +128,17 @@ class Predictor:
 
     # From a text to logits, step by step
 
-    def check_request(self, texts, head=None):
-        """Raise an InputError where the texts, or the head that a prediction needs, do not fit."""
-        if head is not None and self.config.head != head:
+    def begin(self, texts, head):
+        """Clear the notes; raise an InputError where the texts or the head do not fit.
+
+        Args:
+            texts: list[str], as many as columns.
+            head: str, the head that a prediction needs.
+        """
+        if self.config.head != head:
             raise InputError(f"--ckpt: expected head {head}, got {self.config.head}.")
         check_texts(texts, self.columns)
+        self.notes = []
 
     def add_note(self, note):
         """Add to the notes, str, once: both texts of a pair may be empty."""
@@ -218,21 +224,24 @@ class Predictor:
         """Return the logits of an input (L,): sr (L, 3), span (L, 2) or classify (labels,)."""
         return self.model(self.to_batch(inputs))[0]
 
-    def mask_logits(self, inputs):
-        """Return the logits of M words: a head that predicts words does so at each [MASK] alone.
+    def read_masks(self, text):
+        """Read a text with M [MASK]: a head that predicts words does so at these positions alone.
 
         Returns:
-            Of head mlm (M, N), of hash-mlm (M, m, m·R), or (M, k, R) for words.
+            words, list[str]; their token IDs, list[int]; logits of head mlm (M, N), of hash-mlm
+            (M, m, m·R), or (M, k, R) for words.
 
         Raises:
             InputError: There is no [MASK].
         """
-        ids = self.to_batch(inputs)  # (1, L)
-        [positions] = torch.where(ids[0] == MASK)  # (M,)
+        words, _ = self.split(text)
+        word_ids = self.token_ids(words)
+        inputs = self.to_batch(self.build_input(word_ids))  # (1, L)
+        [positions] = torch.where(inputs[0] == MASK)  # (M,)
         if len(positions) == 0:
             raise InputError('text: expected [MASK], as in "the [MASK] statement", got none. An '
                              "item set is one text, line or cell, with all its items.")
-        return self.model(ids, masked_positions=positions)
+        return words, word_ids, self.model(inputs, masked_positions=positions)
 
     # Predictions
 
@@ -246,8 +255,7 @@ class Predictor:
             words list[str], of a text that was cut those that were read; spans list[(start, end)]
             in characters; float (words, 3), the probabilities of objectives.KINDS.
         """
-        self.check_request([text], "sr")
-        self.notes = []
+        self.begin([text], "sr")
         words, spans = self.split(text)
         ids = self.token_ids(words)
         if MASK in ids:
@@ -270,12 +278,8 @@ class Predictor:
             A list, one for each [MASK], of the k best pairs (word, probability). Of a set, items
             that it shows are left out.
         """
-        self.check_request([text], "mlm")
-        self.notes = []
-        words, _ = self.split(text)
-        ids = self.token_ids(words)
-        inputs = self.build_input(ids)  # (L,)
-        logits = self.mask_logits(inputs)  # (M, N)
+        self.begin([text], "mlm")
+        _, ids, logits = self.read_masks(text)  # logits (M, N)
         if not self.config.order:
             logits[:, ids] = -torch.inf  # what the set shows
         vocabulary = self.tokenizer.words
@@ -300,12 +304,8 @@ class Predictor:
             log-probabilities of its hashes), certified; scored, int, items that the search looked
             at; total, int, all items. Of a set, items that it shows are left out.
         """
-        self.check_request([text], "hash-mlm")
-        self.notes = []
-        words, _ = self.split(text)
-        ids = self.token_ids(words)
-        inputs = self.build_input(ids)  # (L,)
-        logits = self.mask_logits(inputs)  # (M, m, m·R) or (M, k, R)
+        self.begin([text], "hash-mlm")
+        words, _, logits = self.read_masks(text)  # logits (M, m, m·R) or (M, k, R)
         shown = []  # E items, the same for each [MASK]
         if not self.config.order:
             visible = set(words)
@@ -332,8 +332,7 @@ class Predictor:
         Returns:
             list of (label, probability), best first. Of a regression one pair (name, number).
         """
-        self.check_request(texts, "classify")
-        self.notes = []
+        self.begin(texts, "classify")
         inputs = self.read(texts)  # (L,)
         logits = self.logits(inputs)  # (labels,)
         labels = self.task["labels"]
@@ -355,8 +354,7 @@ class Predictor:
             list of (text, (start, end), probability), best first; "" is no answer. The probability
             is that among the 20 best spans, or k if k is larger.
         """
-        self.check_request([question, context], "span")
-        self.notes = []
+        self.begin([question, context], "span")
         question_words, _ = self.split(question)
         question_ids = self.token_ids(question_words)
         context_words, spans = self.split(context)
@@ -492,8 +490,7 @@ class Predictor:
     def embed_text(self, *texts):
         """Return the vector of one text or pair, float32 ndarray (d,)."""
         self.require_words("--vectors")
-        self.check_request(texts)
-        self.notes = []
+        self.begin(texts, self.config.head)  # any head will do
         ids = self.to_batch(self.read(texts))  # (1, L)
         outputs = self.model.encode(ids)[0]  # (L·m, d)
         return outputs.mean(0).cpu().numpy()

@@ -492,14 +492,13 @@ def count_parameters(model):
     return counts
 
 
-def load_model(checkpoint, classes=(Config, Model)):
+def load_model(checkpoint, config_class=Config, model_class=Model):
     """Return the model of a checkpoint, in evaluation mode; an error if the parts do not fit.
 
     Args:
         checkpoint: dict with config, dict of plain types, and model, a state dict.
-        classes: the classes of config and model.
+        config_class, model_class: their classes, of which baselines/ has others.
     """
-    config_class, model_class = classes
     config = config_class(**checkpoint["config"])
     with torch.device("meta"):  # without memory: the weights take their places
         model = model_class(config)

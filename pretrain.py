@@ -91,20 +91,20 @@ SETS = dict(data="python-names", vocab=None, length=32, lsh_pairs="all", short=0
 # The flags that only some runs use. In any other run such a flag has no effect and is refused; its
 # help says what it requires
 FORMAT_FLAGS = {  # by the code format of --emb
-    "row": "vocab",
-    "index": "hash rows",
-    "chunks": "hash bits chunk",
-    "bits": "hash bits",
-    "digest": "vocab alpha coherent hashes hash_seed",
-    "sketch": "hashes buckets hash_seed key",
-    "weighted": "hashes rows weights hash_seed key",
+    "row": ["vocab"],
+    "index": ["hash", "rows"],
+    "chunks": ["hash", "bits", "chunk"],
+    "bits": ["hash", "bits"],
+    "digest": ["vocab", "alpha", "coherent", "hashes", "hash_seed"],
+    "sketch": ["hashes", "buckets", "hash_seed", "key"],
+    "weighted": ["hashes", "rows", "weights", "hash_seed", "key"],
 }
 HEAD_FLAGS = {  # by the head that --objective trains
-    "sr": "noise",
-    "mlm": "mask tied",
-    "hash-mlm": "mask tied hashes buckets hash_seed key",
+    "sr": ["noise"],
+    "mlm": ["mask", "tied"],
+    "hash-mlm": ["mask", "tied", "hashes", "buckets", "hash_seed", "key"],
 }
-LSH_FLAGS = "lsh_bands lsh_buckets lsh_hashes lsh_fill lsh_pairs lsh_redraw"
+LSH_FLAGS = ["lsh_bands", "lsh_buckets", "lsh_hashes", "lsh_fill", "lsh_pairs", "lsh_redraw"]
 
 # With --init_from these come from the other run, as do the preset and the fields of Config
 WORDS = ("split", "vocab", "hash", "features", "key", "hash_seed", "alpha", "coherent", "objective")
@@ -122,15 +122,15 @@ FREE = ("data", "field", "encoding", "sep", "cache", "out", "device", "dtype", "
 def list_uses():
     """Return dict: option -> choice -> the flags that a run with this choice uses.
 
-    For example list_uses()["emb"]["pool"] is "hash bits chunk".
+    For example list_uses()["emb"]["pool"] is ["hash", "bits", "chunk"].
     """
     embeddings = {name: FORMAT_FLAGS[cls.code_format] for name, cls in EMBEDDINGS.items()}
     objectives = {name: HEAD_FLAGS[cls.head] for name, cls in OBJECTIVES.items()}
-    objectives["sampled"] += " samples"
+    objectives["sampled"] = objectives["sampled"] + ["samples"]
     # options: an argument of the hash -> its flag
-    hashes = {name: " ".join(cls.options.values()) for name, cls in HASHES.items()}
+    hashes = {name: list(cls.options.values()) for name, cls in HASHES.items()}
     return dict(emb=embeddings, objective=objectives, hash=hashes,
-                split=dict(bpe="vocab", phrases="vocab"), attn=dict(lsh=LSH_FLAGS))
+                split=dict(bpe=["vocab"], phrases=["vocab"]), attn=dict(lsh=LSH_FLAGS))
 
 
 def describe_requirement(flag):
@@ -140,7 +140,7 @@ def describe_requirement(flag):
     """
     parts = []
     for option, uses in list_uses().items():
-        choices = [choice for choice, flags in uses.items() if flag in flags.split()]
+        choices = [choice for choice, flags in uses.items() if flag in flags]
         if choices:
             parts.append(f"--{option} {', '.join(choices)}")
     return " or ".join(parts)
@@ -153,7 +153,7 @@ def list_used_flags(args):
         if option == "hash" and "hash" not in used:
             continue  # --emb is the first option, so used has its flags: it reads no hash
         choice = getattr(args, option)
-        used += uses.get(choice, "").split()  # most choices of --split and --attn use none
+        used += uses.get(choice, [])  # most choices of --split and --attn use none
     return used
 
 
@@ -167,127 +167,132 @@ def build_parser():
         description=(__doc__ or "").split("\nPaper map")[0])
     count = dict(type=at_least(1))
     share = dict(type=at_least(0.001, float, 0.999))
-    group = None  # read at each call of add: a flag joins the group that was made last
 
-    def add(flag, help, **options):
-        requirement = describe_requirement(flag)
-        if requirement:
-            help = f"{help}; requires {requirement}"
-        group.add_argument(f"--{flag}", help=help, **options)
+    def new_group(title, idea):
+        """Return a function that adds a flag to a new group; its help says what it requires."""
+        group = parser.add_argument_group(title, idea)
 
-    group = parser.add_argument_group(
+        def add(flag, help, **options):
+            requirement = describe_requirement(flag.removeprefix("--"))
+            if requirement:
+                help = f"{help}; requires {requirement}"
+            group.add_argument(flag, help=help, **options)
+        return add
+
+    add = new_group(
         "words", "Every distinct word gets an ID, however many there are. [HF §3.1]")
-    add("data", "python: docstrings of the installed Python; stdlib: of the standard library "
+    add("--data", "python: docstrings of the installed Python; stdlib: of the standard library "
         "alone; python-names: names its functions use; wikipedia, bookcorpus or any hub ID; a file "
         "or folder of .txt .tsv .csv .jsonl .json .parquet, .gz too, links followed; or several, "
         "joined by +. A row is a document, of .txt a line; with --split items a set: a list, text "
         "with names between tabs, else spaces, or page and item (default: python, of sets "
         "python-names)")
-    add("split", "runs of letters or punctuation; white space; BPE pieces; frequent words and "
+    add("--split", "runs of letters or punctuation; white space; BPE pieces; frequent words and "
         "pairs, and pieces for the rest; item sets (default: regex, of lookup bpe, of bloom items)",
         choices=SPLITS)
-    add("field", "column of text or lists; of sets also PAGE,ITEM (default: text)")
-    add_reader_flags(group.add_argument)
-    add("vocab", "BPE pieces, phrases, words of a lookup or items (default: 50,000 or the "
+    add("--field", "column of text or lists; of sets also PAGE,ITEM (default: text)")
+    add_reader_flags(add)
+    add("--vocab", "BPE pieces, phrases, words of a lookup or items (default: 50,000 or the "
         "preset's, phrases 1,000,000, items all)", type=at_least(1, maximum=10_000_000))
-    add("cache", "folder of prepared corpora, which fit every hash (default: cache)",
+    add("--cache", "folder of prepared corpora, which fit every hash (default: cache)",
         default="cache")
 
-    group = parser.add_argument_group(
+    add = new_group(
         "hashes",
         "MD5 gives words random bits, LSH similar words similar bits. [HF §3.2] [HF §3.3]")
-    add("hash", "lsh: of n-grams (default: lsh)", choices=tuple(HASHES))
-    add("bits", f"T of each hash (default: {Config.bits})", type=at_least(8, maximum=1 << 16))
-    add("chunk", f"bits of a chunk (default: {Config.chunk})", **count)
-    add("features", "frequent n-grams, raised to --bits or --rows (default: 50,000)", **count)
-    add("key", "secret key (default: none)")
-    add("hash_seed", "seed (default: 0)", type=at_least(0))
+    add("--hash", "lsh: of n-grams (default: lsh)", choices=tuple(HASHES))
+    add("--bits", f"T of each hash (default: {Config.bits})", type=at_least(8, maximum=1 << 16))
+    add("--chunk", f"bits of a chunk (default: {Config.chunk})", **count)
+    add("--features", "frequent n-grams, raised to --bits or --rows (default: 50,000)", **count)
+    add("--key", "secret key (default: none)")
+    add("--hash_seed", "seed (default: 0)", type=at_least(0))
 
-    group = parser.add_argument_group(
+    add = new_group(
         "model", "A post-LN transformer over the embedded words. [HF §4.2]")
     methods = []  # the first sentence of each class
     for emb, cls in EMBEDDINGS.items():
         idea = (cls.__doc__ or "").partition(": ")[2].partition(".")[0]
         methods.append(f"{emb}: {idea}")
-    add("emb", "; ".join(methods) + " (default: proj, or the preset's)", choices=tuple(EMBEDDINGS))
-    add("preset", "sizes and recipe: those of a paper, or ours for two cores (default: tiny)",
+    add("--emb", "; ".join(methods) + " (default: proj, or the preset's)",
+        choices=tuple(EMBEDDINGS))
+    add("--preset", "sizes and recipe: those of a paper, or ours for two cores (default: tiny)",
         choices=tuple(RECIPES))
-    add("layers", "encoder layers; 0 sees one word at a time (default of this and all other sizes: "
-        "the preset's)", type=at_least(0, maximum=1_000))
-    add("width", "hidden size d", **count)
-    add("heads", "attention heads", **count)
-    add("ffn", "feed-forward size (with --width: 4 d)", **count)
-    add("length", "positions, [CLS] included", type=at_least(2))
-    add("types", "token type embeddings", **count)
-    add("rows", "hash buckets", **count)
-    add("act", "feed-forward activation", choices=CHOICES["act"])
-    add("dropout", "also of attention", type=float)
-    add("tied", "predict masked words by the embedding's rows and not the head's, which learn "
+    add("--layers", "encoder layers; 0 sees one word at a time (default of this and all other "
+        "sizes: the preset's)", type=at_least(0, maximum=1_000))
+    add("--width", "hidden size d", **count)
+    add("--heads", "attention heads", **count)
+    add("--ffn", "feed-forward size (with --width: 4 d)", **count)
+    add("--length", "positions, [CLS] included", type=at_least(2))
+    add("--types", "token type embeddings", **count)
+    add("--rows", "hash buckets", **count)
+    add("--act", "feed-forward activation", choices=CHOICES["act"])
+    add("--dropout", "also of attention", type=float)
+    add("--tied", "predict masked words by the embedding's rows and not the head's, which learn "
         "sooner and take as many parameters again (default: of lookup and bloom)",
         action=argparse.BooleanOptionalAction)
 
-    group = parser.add_argument_group(
+    add = new_group(
         "Bloom digests", "An item is m hash tokens, alpha items share one. [SB §3.2]")
-    add("alpha", "items that share a token, at most √N (default: 25, superbloom 50)", **count)
-    add("coherent", "maps with items of a page together (default: 0)", type=at_least(0))
-    add("hashes", "m of an item (default: 2), k of a sketch (default: 5)",
+    add("--alpha", "items that share a token, at most √N (default: 25, superbloom 50)", **count)
+    add("--coherent", "maps with items of a page together (default: 0)", type=at_least(0))
+    add("--hashes", "m of an item (default: 2), k of a sketch (default: 5)",
         type=at_least(1, maximum=99))
 
-    group = parser.add_argument_group(
+    add = new_group(
         "count-median sketch",
         "A word is the median or mean of one row of each of k blocks [CM], or a weighted sum. [SV]")
-    add("buckets", f"rows, or classes, of a hash function (default: {Config.buckets})", **count)
-    add("weights", f"rows of the table of importance weights (default: {Config.weights:,})",
+    add("--buckets", f"rows, or classes, of a hash function (default: {Config.buckets})", **count)
+    add("--weights", f"rows of the table of importance weights (default: {Config.weights:,})",
         **count)
 
-    group = parser.add_argument_group(
+    add = new_group(
         "attention", "lsh: only pairs that collide under SimHash, computed exactly. [BL §2.1]")
-    add("attn", "full: over all pairs (default: full, or the preset's)", choices=CHOICES["attn"])
-    add("lsh_bands", f"hyperplanes of a hash (default: {Config.lsh_bands}, bert-lsh 2)", **count)
-    add("lsh_buckets", f"buckets of a hash function (default: {Config.lsh_buckets})", **count)
-    add("lsh_hashes", "hash functions; a pair collides if one agrees (default: 1)", **count)
-    add("lsh_fill", "other pairs weigh exp(0), or nothing (default: zero)",
+    add("--attn", "full: over all pairs (default: full, or the preset's)", choices=CHOICES["attn"])
+    add("--lsh_bands", f"hyperplanes of a hash (default: {Config.lsh_bands}, bert-lsh 2)", **count)
+    add("--lsh_buckets", f"buckets of a hash function (default: {Config.lsh_buckets})", **count)
+    add("--lsh_hashes", "hash functions; a pair collides if one agrees (default: 1)", **count)
+    add("--lsh_fill", "other pairs weigh exp(0), or nothing (default: zero)",
         choices=CHOICES["lsh_fill"])
-    add("lsh_pairs", "all: each pair has its own score; upper: (i, j) and (j, i) share one, as in "
-        "the released code (default: all, bert-lsh upper)", choices=CHOICES["lsh_pairs"])
-    add("lsh_redraw", "new hyperplanes in every training step",
+    add("--lsh_pairs", "all: each pair has its own score; upper: (i, j) and (j, i) share one, as "
+        "in the released code (default: all, bert-lsh upper)", choices=CHOICES["lsh_pairs"])
+    add("--lsh_redraw", "new hyperplanes in every training step",
         action=argparse.BooleanOptionalAction)
 
-    group = parser.add_argument_group(
+    add = new_group(
         "objective",
         "sr: shuffled and random words. [HF §3.6] mlm: masked words. [BERT §3.1]\n"
         "sampled: mlm over sampled rows. [SB §3.3] hash-mlm: hashes of masked words. [SB §2.4]")
-    add("objective", "mlm and sampled require --emb lookup, hash-mlm any other (default: sr; mlm "
+    add("--objective", "mlm and sampled require --emb lookup, hash-mlm any other (default: sr; mlm "
         "or hash-mlm for sketches, sets and presets that predict words)", choices=tuple(OBJECTIVES))
-    add("mask", "share of words masked (default: 0.15, superbloom-small 0.40)", **share)
-    add("noise", "share of words shuffled, and of the others replaced (default: 0.10)", **share)
-    add("short", "share of the training windows of text that are cut to a random length, so that "
+    add("--mask", "share of words masked (default: 0.15, superbloom-small 0.40)", **share)
+    add("--noise", "share of words shuffled, and of the others replaced (default: 0.10)", **share)
+    add("--short", "share of the training windows of text that are cut to a random length, so that "
         "a model reads sentences, too (default: 0, tiny 0.25)", type=at_least(0, float, 1))
-    add("samples", "rows of the sampled softmax (default: 8,192)", **count)
+    add("--samples", "rows of the sampled softmax (default: 8,192)", **count)
 
-    group = parser.add_argument_group(
+    add = new_group(
         "training", "Warm-up, then decay: linear [HF Table 4] or inverse square root. [SB §3.2]")
-    add("init_from", "start from weights of another run, whose words and sizes stay")
-    add("batch", "sequences per step, all ranks (default: the preset's)", **count)
-    add("micro", "sequences a device holds at once", **count)
-    add("steps", "optimizer steps; more steps of a finished run: --init_from its folder", **count)
-    add("lr", "peak learning rate", type=at_least(0, float))
-    add("warmup", "steps to the peak", type=at_least(0))
-    add("schedule", "decay (default: linear, superbloom rsqrt)", choices=("linear", "rsqrt"))
-    add("decay", "weight decay of AdamW; 0: Adam (default: 0.01, superbloom and bert-lsh 0)",
+    add("--init_from", "start from weights of another run, whose words and sizes stay")
+    add("--batch", "sequences per step, all ranks (default: the preset's)", **count)
+    add("--micro", "sequences a device holds at once", **count)
+    add("--steps", "optimizer steps; more steps of a finished run: --init_from its folder", **count)
+    add("--lr", "peak learning rate", type=at_least(0, float))
+    add("--warmup", "steps to the peak", type=at_least(0))
+    add("--schedule", "decay (default: linear, superbloom rsqrt)", choices=("linear", "rsqrt"))
+    add("--decay", "weight decay of AdamW; 0: Adam (default: 0.01, superbloom and bert-lsh 0)",
         type=at_least(0, float))
-    add("clip", "gradient clipping norm; 0: none (default: 1)", type=at_least(0, float),
+    add("--clip", "gradient clipping norm; 0: none (default: 1)", type=at_least(0, float),
         default=1.0)
-    add("seed", "of weights, batches, noise, dropout (default: 0)", type=at_least(0), default=0)
+    add("--seed", "of weights, batches, noise, dropout (default: 0)", type=at_least(0), default=0)
 
-    group = parser.add_argument_group(
+    add = new_group(
         "device and files", "SIGTERM and Ctrl-C save; the same command resumes.")
-    add_device_flags(group.add_argument)
-    add("out", "folder of checkpoints and log (default: out/ and a name from the flags, such as "
+    add_device_flags(add)
+    add("--out", "folder of checkpoints and log (default: out/ and a name from the flags, such as "
         "out/proj-lsh or out/proj-lsh-my_texts)")
-    add("eval_every", "steps between evaluations (default: 1,000)", default=1_000, **count)
-    add("save_every", "steps between checkpoints (default: 1,000)", default=1_000, **count)
-    add("quiet", "print errors alone", action="store_true")
+    add("--eval_every", "steps between evaluations (default: 1,000)", default=1_000, **count)
+    add("--save_every", "steps between checkpoints (default: 1,000)", default=1_000, **count)
+    add("--quiet", "print errors alone", action="store_true")
     return parser
 
 
@@ -432,7 +437,7 @@ def name_output(args):
     """Return the default --out, which tells runs apart: out/proj-lsh, out/lookup-bpe-mlm."""
     code_format = EMBEDDINGS[args.emb].code_format
     parts = [args.emb]
-    if "hash" in FORMAT_FLAGS[code_format].split():
+    if "hash" in FORMAT_FLAGS[code_format]:
         parts.append(args.hash)
     if args.split != "regex":
         parts.append(args.split)
@@ -538,7 +543,7 @@ def train(args, start):
             num_scored = 0
             for rows in data.batches.micro_batch_rows(step, rank.slices):
                 batch = data.batches.get_batch(step, rows)
-                inputs, labels, count = corrupt(batch, objective, data.num_ids, rank.device)
+                inputs, labels, count = corrupt(batch, objective, len(data.codes), rank.device)
                 micro_batches.append((inputs, labels))
                 num_scored += count
 
@@ -652,8 +657,6 @@ def learning_rate(args, step):
         fall = (args.steps - step) / max(args.steps - args.warmup, 1)
     elif args.schedule == "rsqrt":
         fall = rise**-0.5
-    else:
-        raise ValueError(f"schedule: expected linear or rsqrt, got {args.schedule}.")
     return args.lr * min(rise, fall)
 
 
@@ -666,7 +669,7 @@ def evaluate(model, objective, data, rank):
     sums = torch.zeros(2 + objective.num_counts, dtype=torch.float64)  # on the host
     for i in range(0, len(rows), rank.micro):
         batch = data.batches.eval_batch(rows[i:i + rank.micro])
-        inputs, labels, num_scored = corrupt(batch, objective, data.num_ids, rank.device)
+        inputs, labels, num_scored = corrupt(batch, objective, len(data.codes), rank.device)
         with autocast(rank.device, rank.dtype):
             loss, counts = objective.evaluate(model, inputs, labels)
         sums[0] += loss.item()
@@ -806,8 +809,8 @@ class Data:
     Attributes:
         corpus: Corpus, the token IDs of the text.
         tokenizer: HashTokenizer. Its config is that of the model.
-        codes, targets: tensors with a row for each known token ID, as of build_codes.
-        num_ids: int, how many these are. Of a fixed vocabulary, later IDs are unknown words.
+        codes, targets: tensors with a row for each known token ID, as of build_codes. Of a fixed
+            vocabulary, later IDs are unknown words.
         word_counts: int array, how often each known word occurs.
         batches: TextBatches or ItemSetBatches.
     """
@@ -816,7 +819,6 @@ class Data:
     tokenizer: HashTokenizer
     codes: torch.Tensor
     targets: torch.Tensor
-    num_ids: int
     word_counts: np.ndarray
     batches: Batches
 
@@ -832,10 +834,9 @@ def load_data(args, start, rank):
         tokenizer = HashTokenizer.load(start["tokenizer"], build_config(args))
         check_vocabulary(args, tokenizer, corpus)
     codes, targets = build_codes(args, tokenizer, corpus)
-    num_ids = len(codes)
-    word_counts = corpus.counts[FIRST_WORD_ID:num_ids]
+    word_counts = corpus.counts[FIRST_WORD_ID:len(codes)]
     batches = build_batches(args, tokenizer.config, corpus, word_counts)
-    return Data(corpus, tokenizer, codes, targets, num_ids, word_counts, batches)
+    return Data(corpus, tokenizer, codes, targets, word_counts, batches)
 
 
 def check_vocabulary(args, tokenizer, corpus):

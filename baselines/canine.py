@@ -30,6 +30,7 @@ Demo: python -m baselines.canine
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -303,13 +304,21 @@ class CharacterTokenizer:
         return cls()
 
 
+class Classes(NamedTuple):
+    """The classes of a checkpoint's config, model and tokenizer."""
+
+    config: type
+    model: type
+    tokenizer: type
+
+
 def select_classes(config):
-    """Return the classes of config, model and tokenizer for the config of a checkpoint, dict."""
+    """Return the Classes for the config of a checkpoint, dict."""
     if config.get("emb") == "canine":
-        return CanineConfig, Canine, CharacterTokenizer
+        return Classes(CanineConfig, Canine, CharacterTokenizer)
     if config.get("bag"):
-        return Config, HybridModel, HashTokenizer
-    return Config, Model, HashTokenizer
+        return Classes(Config, HybridModel, HashTokenizer)
+    return Classes(Config, Model, HashTokenizer)
 
 
 # The released checkpoint

@@ -77,8 +77,8 @@ def bench_scores(args):
                                       sep=None)
         runtime = Runtime(torch.device("cpu"), settings.dtype, use_compile=False)
         checkpoint = load_checkpoint(folder)
-        *classes, _ = select_classes(checkpoint["config"])
-        model = load_model(checkpoint, classes)
+        classes = select_classes(checkpoint["config"])
+        model = load_model(checkpoint, classes.config, classes.model)
         task, train, devs = read_task(name, settings)
         splits = {}  # share -> its split
         for share in SHARES:

@@ -221,7 +221,7 @@ def test_predict_missing_scores_are_sums_of_hash_probabilities(untrained):
     """Also with a key, which another tokenizer does not have."""
     p = untrained["missing"]
     [found] = p.predict_missing("the [MASK] cat", 9)
-    logits = p.mask_logits(p.read(["the [MASK] cat"]))
+    _, _, logits = p.read_masks("the [MASK] cat")
     logp = hash_logp(logits, p.item_map)[0]  # (k, R)
     scores = []
     for buckets in sketch_index(p.words, 5, 31, key="s"):

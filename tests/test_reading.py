@@ -139,7 +139,7 @@ def test_number_of_digests_in_stop_11(monkeypatch):
 def test_flags_and_rows_of_stop_14():
     """The head of S+R uses --noise alone. Three texts have eight rows each; two are asked for."""
     assert "`--noise`: the table `HEAD_FLAGS` goes by head." in PAGE
-    assert list_uses()["objective"]["sr"] == "noise"
+    assert list_uses()["objective"]["sr"] == ["noise"]
     assert "\nNo row chooses. A tenth of 24 rows is two" in PAGE
     rows = [(("a good thing",), 0), (("a bad thing",), 1), (("a strange thing",), 2)] * 8
     selecting, train = draw_groups(rows, round(0.1 * len(rows)), seed=1)

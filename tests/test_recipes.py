@@ -136,10 +136,3 @@ def test_init_from_may_cut_another_share_of_windows(sr_run):
 def test_init_from_with_a_flag_without_effect_is_refused(sr_run):
     with pytest.raises(InputError, match="--samples requires"):
         pretrain.parse_flags(["--init_from", str(sr_run), "--samples", "7"])
-
-
-def test_unknown_schedule_raises():
-    args, _ = pretrain.parse_flags([])
-    args.schedule = "cosine"
-    with pytest.raises(ValueError, match="cosine"):
-        pretrain.learning_rate(args, 0)
