@@ -5,6 +5,7 @@ here: a test computes a part of the sentence and looks for it in the text.
 """
 
 import importlib
+import itertools
 import json
 import math
 import os
@@ -228,6 +229,13 @@ def without_stsb(row):
     return dict(average_all=np.mean(scores, 0))
 
 
+def average_without_encoder():
+    """Return the mean of a bag of words on four GLUE tasks, and of the cosine on STS-B."""
+    bag = rows("controls")["bag of words, as emb 1K, md5"]
+    scores = [bag[task] for task in ("sst2", "cola", "mrpc", "rte")]
+    return (sum(scores) + rows("overlap")["stsb"]["cosine"]) / 5
+
+
 def gaps_of_recall(a, b):
     """Return by how many points row a is ahead of row b in recall at 1, 10 and 20, as in gap."""
     first, tenth, last = [gap(a, b, key, 100) for key in ("rec@1", "rec@10", "rec@20")]
@@ -311,7 +319,14 @@ def test_prose_of_sketches_follows_results():
     median = glue["median"]
     mean = glue["mean"]
     untied_table = gaps["20,000 words, not tied"]
+    ratios = []  # of each difference of two models on a task to its error
+    for a, b in itertools.combinations(glue.values(), 2):
+        for task in ("sst2", "cola", "mrpc", "stsb"):
+            difference, error = gap(a, b, task, digits=9).split(" ± ")
+            ratios.append(abs(float(difference)) / float(error))
+    num_clear = sum(ratio > 2 for ratio in ratios)
     assert_said(
+        f"Of the {len(ratios)} differences of two models on a task {num_clear} exceed two",
         f"{spread(median, 'sst2')} on SST-2 and the mean {spread(mean, 'sst2')}; "
         f"they are {gap(median, mean, 'sst2')} points",
         f"on SST-2 {gap(table, median, 'sst2')} points above the median "
@@ -328,9 +343,12 @@ def test_prose_of_sketches_follows_results():
         f"{gap(gaps['median'], gaps['median, tied'], 'first')} (mean",
         f"they have {spread(gaps['20,000 words'], 'first')} and "
         f"{spread(gaps['median, tied'], 'first')} %",
-        f"{gap(untied_table, gaps['proj, LSH'], 'first')} points more than `proj`, "
-        f"{gap(untied_table, gaps['weighted'], 'first')} more than weighted rows, and "
-        f"{gap(untied_table, gaps['median'], 'first')} more than the median",
+        f"{gap(untied_table, gaps['proj, LSH'], 'first')} points more than `proj` and "
+        f"{gap(untied_table, gaps['weighted'], 'first')} more than weighted rows. "
+        f"Over the median it has {gap(untied_table, gaps['median'], 'first')}, within two",
+        f"largest between BPE pieces and the mean, "
+        f"{gap(glue['20,000 BPE pieces'], mean, 'sst2')} on SST-2, and between pieces and words, "
+        f"{gap(glue['20,000 BPE pieces'], table, 'stsb')} on STS-B",
         f"rises by {robust['median: 1 row in 50 corrupted by 10 σ']}, "
         f"that of the mean by {robust['mean: 1 row in 50 corrupted by 10 σ']}",
         f"cost the median {robust['median: rows of 2 bits']} "
@@ -409,6 +427,10 @@ def test_prose_of_layers_and_of_sampling_follows_results():
     one_map = wiki["superbloom, 1 of 2 maps coherent"]
     over_random = [100 * (as_wide[key] - superbloom[key]) for key in keys]
     over_one = [100 * (as_wide[key] - one_map[key]) for key in keys]
+    errors = []  # of sampling 1,320 sets: four recalls make a difference of two gains
+    for key in keys:
+        variances = [row[key] * (1 - row[key]) / 1_320 for row in depth.values()]
+        errors.append(100 * math.sqrt(sum(variances)))
     assert_said(
         "random maps it is {:.1f} points lower at rec@1 and {:.1f} and {:.1f} higher".format(
             -over_random[0], *over_random[1:]),
@@ -416,6 +438,7 @@ def test_prose_of_layers_and_of_sampling_follows_results():
         gaps_of_recall(depth["superbloom, 6 layers"], depth["superbloom, 1 layer"])
         + " points (rec@1, 10, 20) to the hashed model",
         gaps_of_recall(depth["lookup, 6 layers"], depth["lookup, 1 layer"]) + " to the table",
+        "are about {:.1f}, {:.1f} and {:.1f} points, so over other sets".format(*errors),
         f"Six narrow layers are {gaps_of_recall(depth['superbloom, 6 layers'], wide)} points ahead",
         f"sampled softmax has {100 * same['rec@10']:.1f} % at rec@10, where the full one has "
         f"{spread(full, 'rec@10', 100)} (above)",
@@ -469,7 +492,10 @@ def test_prose_of_controls_follows_results():
         "adds {:.1f} points on STS-B, {:.1f} on MRPC, {:.1f} on nations and {:.1f} on "
         "articles".format(*gains),
         f"far behind Proj with LSH, by {gap(proj, emb, 'average')} points",
-        f"with MD5 it is {gap(md5, emb, 'average')} points better",
+        f"it has the paper's sign: {gap(md5, emb, 'average')} points better",
+        f"within the error of Proj's {spread(proj, 'stsb')}. With it in place of the bag's "
+        f"{controls['bag of words, as emb 1K, md5']['stsb']:.1f} the controls without an encoder "
+        f"have an average of {average_without_encoder():.1f}, above every",
         f"With MD5 it is {gap(proj, md5, 'average')} behind Proj",
         "ProFormer from scratch is "
         f"{gap(proj, controls['ProFormer, tiny, from scratch'], 'average')} points behind Proj")
@@ -598,12 +624,17 @@ def test_prose_of_small_glue_follows_results():
         f"change STS-B by {stsb['emb']} (Emb), {stsb['pool']} (Pool), {stsb['add']} (Add) "
         f"and {stsb['proj']} (Proj) points",
         f"Proj of MD5 bits, has {ours['proj, md5']['stsb']:.1f} on STS-B",
-        f"lower SST-2 for Emb (by {sst2['emb']} over seeds) and slightly for Pool ({sst2['pool']})",
+        f"lower SST-2 for Emb (by {sst2['emb']} over seeds; the sampling error of the rows is 1.9)"
+        f"; of Pool the {sst2['pool']} are six sentences",
+        f"({average_without_encoder():.1f} [above](#hashformers-control-of-equal-size-small)) are "
+        "ahead of all models here but Proj of pieces, "
+        f"{ours['proj, lsh, of BPE pieces']['average']:.1f},",
         f"averages change by {emb_pieces} (Emb, MD5) and {proj_pieces} points (Proj, LSH)",
         f"| {spread(proj, 'average')}; {spread(bert, 'average')}; {averages['proj, lsh']:.1f}; "
-        f"{average_of_bert:.1f} % |",
-        f"averages Pool ({average['pool']}) and Proj ({average['proj']}) follow it, and Emb "
-        f"({average['emb']}) and Add ({average['add']}) are within",
+        f"{average_of_bert:.1f}; {average_without_encoder():.1f} % |",
+        f"averages Pool ({average['pool']}) and Proj ({average['proj']}) have its sign, by less "
+        f"than the sampling error of the rows, and Emb ({average['emb']}) and Add "
+        f"({average['add']}) are within",
         f"changes are {others['emb']} (Emb), {others['pool']} (Pool), {others['add']} (Add) and "
         f"{others['proj']} (Proj) points",
         f"with {100 - max(saved):.0f} to {100 - min(saved):.0f} % of the parameters",
