@@ -44,6 +44,12 @@ class Batches:
         batch_size: int, B, of the global batch.
         word_ids: int64 (V,), token IDs to draw random words from.
         seed: int, of order and noise.
+
+    A subclass has shuffle(rng), the order of an epoch, and sets
+
+        steps_per_epoch     int
+        num_eval            int, held-out sequences
+        words_per_sequence  float, words of a training sequence, on average
     """
 
     def __init__(self, length, batch_size, word_ids, seed):
@@ -51,7 +57,8 @@ class Batches:
         self.batch_size = batch_size
         self.word_ids = word_ids
         self.seed = seed
-        self.epoch = None  # whose order is kept
+        self.epoch = None  # the one whose order is kept
+        self.order = None
 
     def examples(self, step):
         """Return int64 (B,), the training examples of a step. Each epoch shuffles them anew."""
@@ -137,11 +144,6 @@ class TextBatches(Batches):
         length, batch_size, word_ids, seed: as in Batches; of length, one position is [CLS].
         first_id, last_id: int, token IDs of [CLS] and [SEP].
         short: float, share of the training windows that are cut.
-
-    Attributes:
-        num_eval: int, held-out windows.
-        steps_per_epoch: int.
-        words_per_sequence: float, words of a training window.
 
     Raises:
         ValueError: If the text has too few windows for one batch.
@@ -230,9 +232,6 @@ class ItemSetBatches(Batches):
             out: an item is predicted from the others of its page.
         length, batch_size, word_ids, seed: as in Batches.
         limits: (first, last), the token IDs of items are first .. last - 1.
-
-    Attributes:
-        num_eval, steps_per_epoch, words_per_sequence: as in TextBatches.
 
     Raises:
         ValueError: If there are too few pages for one batch.
