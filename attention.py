@@ -204,7 +204,7 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
     is_collision = collisions(hq, hk)  # (B, H, L, L)
     scores = q @ k.transpose(-2, -1) / math.sqrt(e)  # (B, H, L, L)
 
-    if pairs == "upper":  # what lies below the diagonal is read above it
+    if pairs == "upper":  # entry (j, i) below the diagonal becomes that of (i, j) above it
         scores = scores.triu() + scores.triu(1).transpose(-2, -1)
         is_collision = is_collision.triu() | is_collision.triu(1).transpose(-2, -1)
     elif pairs != "all":
@@ -241,7 +241,8 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     The shapes depend on the data, so the host waits twice for a GPU: for the number of buckets, in
     `unique`, and for their sizes, in group_buckets.
 
-    In the helpers, a sequence is one head of one text: its queries see its keys alone.
+    In the helpers, a sequence is one head of one text: its queries see its keys alone. A bucket is
+    one hash bucket of one sequence, and buckets are numbered over all sequences.
     """
     B, H, L, e = q.shape
     N = B * H * L
@@ -257,7 +258,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
         extra_score = count.log().index_select(0, bucket_q)  # (N, 1); -inf: no key is outside
         extra_value = mean.index_select(0, bucket_q)  # (N, e)
     elif fill == "mask":
-        is_key = bucket_sequence[bucket_k] < B * H  # (N,), False for padding
+        is_key = bucket_sequence[bucket_k] < B * H  # (N,); padding is in sequence B·H
         has_extra_key = (is_key & (bucket_q != bucket_k)).unsqueeze(1)  # (N, 1)
         own_score = (q * k).sum(1, keepdim=True)
         extra_score = own_score.masked_fill(~has_extra_key, -torch.inf)  # (N, 1)
@@ -452,7 +453,8 @@ def split_by_size(sizes):
 def pad_buckets(rows, first, count, size, padding_row):
     """Return the rows of G buckets, int64 (G, size), from their starts and sizes (G,)."""
     place = torch.arange(size, device=rows.device)
-    index = first.unsqueeze(1) + place  # (G, size), beyond the end of a bucket that is shorter
+    # (G, size); behind the end of a shorter bucket are rows of the next one, masked below
+    index = first.unsqueeze(1) + place
     padded = rows[index.clamp(max=len(rows) - 1)]
     return padded.masked_fill(place >= count.unsqueeze(1), padding_row)
 

@@ -141,11 +141,12 @@ class BloomMap:
             repeated = by_cell[1:][is_repeated]  # all items of a cell but one
             if len(repeated) == 0:
                 return True
-            # the keys (seed, j) are those of the orders, (seed, m, ...) those of swaps and deals
+            # the keys (seed, j) are those of the orders, (seed, m, ...) those of swaps and deals:
+            # that turn t and map j = t share one does no harm
             partners = random_order(self.n_items, self.seed, self.m, turn)
-            # no item may move twice, so a partner is not repeated. Of n repeated items and 2n drawn
-            # ones at least n of the drawn are not repeated: a partner for each. A small map may
-            # have fewer, and then some repeated items wait for the next turn
+            # no item is in both `repeated` and `partners`: it would move twice. Of 2n drawn items
+            # at most n are in `repeated`, so n are left, a partner for each. A small map has fewer
+            # than 2n items, and then some of `repeated` wait for the next turn
             partners = partners[:2 * len(repeated)]
             partners = partners[~np.isin(partners, repeated)]
             partners = partners[:len(repeated)]
@@ -165,10 +166,11 @@ class BloomMap:
             2 3     1 2                       1 1 0
             4 5     0 1                       0 0 0     map 1   1 4 | 2 5 | 0 3
 
-        To take the fullest buckets could leave the last group with one bucket. For m = 2 this order
-        finds a map wherever there is one, a theorem of Gale and Ryser: a map is a table of 0 and 1
-        with a row for each group and a column for each bucket. A 1 puts an item of the group into
-        the bucket. Rows add up to the sizes of groups, and columns to the sizes of buckets.
+        To take the buckets with least room instead could leave the last group with one bucket for
+        all its items. For m = 2 this order finds a map wherever there is one, a theorem of Gale and
+        Ryser: a map is a table of 0 and 1 with a row for each group and a column for each bucket. A
+        1 puts an item of the group into the bucket. Rows add up to the sizes of groups, and columns
+        to the sizes of buckets.
 
         For m > 2 a group may be larger than the number of buckets with room. Then some of its items
         share a bucket, and a later map or swap_repeated parts them.
@@ -459,6 +461,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     # line 3: B, 2B, 4B, ... buckets, for the positions without a certificate
     while (rounds is None or turn < rounds) and not certified.all():
         x = logp[todo]  # (P, m, R)
+        # after the first round, whose beam the caller chose: does the beam hold all items anyway?
         if turn > 0 and m * beam * bloom_map.alpha >= bloom_map.n_items:
             ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score, exclude[todo])
             certified[todo] = True
@@ -572,7 +575,7 @@ def pick_similar(left, vectors, earlier, alpha):
     """Return the first free item and its alpha - 1 nearest.
 
     Items that share an earlier bucket with one of those chosen come last. With alpha = 4, and in an
-    earlier map the buckets 0 1 | 2 3 | 4 5:
+    earlier map the buckets 0 1 | 2 3 | 4 5, of which 5 is not free any more:
 
         free items, nearest to 0 first    0  1  2  3  4
         choose 0; 1 shares its bucket     2  1  0  0  0     rank: 2 chosen, 1 shares, 0 neither

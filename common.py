@@ -100,7 +100,7 @@ def blame_file(path):
 
 
 def at_least(minimum, kind=int, maximum=2**31 - 1):
-    """Return an argparse type: a number of `kind` from minimum to maximum. NaN is none."""
+    """Return an argparse type: a number of `kind` from minimum to maximum. NaN is refused."""
     def number(text):
         value = kind(text)  # argparse reports a ValueError as "invalid number value"
         if not minimum <= value <= maximum:
@@ -209,6 +209,7 @@ def num_cores():
 
 def start_workers():
     """Return a multiprocessing.Pool on all cores that leaves Ctrl-C to this process."""
+    # each worker begins with signal.signal(SIGINT, SIG_IGN)
     return multiprocessing.Pool(num_cores(), signal.signal, (signal.SIGINT, signal.SIG_IGN))
 
 
@@ -217,8 +218,11 @@ def catch_signals():
     """Collect SIGTERM and Ctrl-C in the list that the block receives, instead of ending at once."""
     caught = []
     previous = {}
+    def catch(number, frame):
+        caught.append(number)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        previous[number] = signal.signal(number, lambda number, frame: caught.append(number))
+        previous[number] = signal.signal(number, catch)
     try:
         yield caught
     finally:
@@ -256,13 +260,19 @@ def lock_output(folder, rank=0):
 
 
 def build_once(path, build):
-    """Return path after build(temporary path) made it; other processes wait for it."""
+    """Return path once it exists. build(temporary path) makes a file or folder, which is renamed.
+
+    Other processes wait for it.
+    """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with FileLock(path + ".lock"):
         if not os.path.exists(path):
             shutil.rmtree(path + ".tmp", ignore_errors=True)  # of a process that was killed
-            build(path + ".tmp")
-            os.replace(path + ".tmp", path)
+            try:
+                build(path + ".tmp")
+                os.replace(path + ".tmp", path)
+            finally:
+                shutil.rmtree(path + ".tmp", ignore_errors=True)  # where build failed
     return path
 
 
@@ -278,7 +288,8 @@ def save_checkpoint(path, model, tokenizer, **more):
         path: str.
         model: nn.Module with a dataclass config.
         tokenizer: dict, HashTokenizer.state().
-        more: other parts, of plain types and tensors.
+        more: other parts, of plain types and tensors: optimizer, words, task, and run, of
+            pretrain.py its settings, of finetune.py its results.
 
     Raises:
         InputError: A weight is not finite, or the disk is full. An earlier file is unchanged.

@@ -53,8 +53,8 @@ class Embedding(nn.Module):
         code_format: str, how a word's codes are laid out; tokenizer.HashTokenizer has a list.
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
         needs_specials: whether special tokens need vectors outside of this module.
-        has_word_row: whether the model adds one learned vector to every ordinary word. Where a word
-            has rows for itself, or shares them with few, these can hold that vector themselves.
+        has_word_row: whether the model adds one learned vector, the same for all, to every ordinary
+            word. Where few words share a row it does not: their rows can learn it.
         can_tie: whether the rows can also be the output layer.
         is_tied: whether they are by default.
         is_stacked: whether an item has m vectors, which become m places of the sequence.
@@ -94,7 +94,10 @@ class Embedding(nn.Module):
                              f"got {codes.dtype} {[*codes.shape]}.")
 
     def check(self, codes):
-        """Raise a ValueError unless codes, integers (V, C), are within code_limits."""
+        """Raise a ValueError unless codes, integers (V, C), are within code_limits.
+
+        Model.set_codes calls it once for all words. forward checks the form alone, in each step.
+        """
         self.check_form(codes)
         # subtle: int64 also for codes of uint8, in which a limit of 256 would be 0
         limits = torch.tensor(self.code_limits)
@@ -152,9 +155,9 @@ class HashEmbedding(LookupEmbedding):
     WeightedEmbedding.
     """
 
+    # a table as Lookup's, but special tokens have no row of it, and words share rows
     code_format = "index"
     needs_specials = True
-    has_word_row = False
     can_tie = False
     is_tied = False
 
@@ -303,11 +306,12 @@ class BloomEmbedding(Embedding):
 
     Args:
         hashes: int, m.
-        rows: int, R, of a block: the buckets of a map, and the special tokens after them.
+        rows: int, R, of a block: the buckets of a map, and the special tokens after them. bloom.py
+            calls it S.
         width: int, d.
 
     Shape:
-        codes (..., m), each below R, as in bloom.BloomMap.digest, to (..., m, d).
+        codes (..., m), each below R, of bloom.BloomMap.digest or of special tokens, to (..., m, d).
     """
 
     code_format = "digest"

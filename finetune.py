@@ -80,7 +80,10 @@ PAPER_WIDTH = 512  # models of less than these dimensions have the recipe "small
 # --encoding and --sep are compared by the texts that they give
 FREE = ("recipe", "device", "compile", "cache", "out", "encoding", "sep")
 # Settings that are no flags: what to say where they are not those of --out
-CHANGED_FILES = {"texts": "the texts differ", "checkpoint": "the checkpoint files differ"}
+CHANGED_FILES = {
+    "texts": "the texts differ",
+    "checkpoint": "the checkpoint file was changed or copied",
+}
 # The tasks that a flag requires; with others it would have no effect, and is refused
 REQUIRES = {
     "text": ("own",),
@@ -89,11 +92,14 @@ REQUIRES = {
     "stride": SQUAD,
     "max_answer": SQUAD,
 }
-TRAINING = ("recipe", "batch", "lr", "pool", "bag", "dropout", "eval_every")  # flags for epochs
+# Flags that would have no effect with --epochs 0, and are refused
+TRAINING = ("recipe", "batch", "lr", "pool", "bag", "dropout", "eval_every")
+FEW_ROWS = 30  # of --select, below which it chooses badly
 EVAL_POSITIONS = 32_768  # that an evaluation reads at once
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # of the cosine
-SEED_STRIDE = 1_000_003  # seed · stride + step: for runs of fewer steps no two seeds are equal
+# The seed of a step is seed · stride + step: no two runs of fewer steps than that share one
+SEED_STRIDE = 1_000_003
 SCORES = ("mean", "std", "min", "max", "last", "bag_of_words", "majority")  # that are printed
 
 
@@ -589,6 +595,9 @@ def divide_rows(args, task_data):
     if args.select > 0 and not select:
         print(f"{task_data.name}: --select {args.select:g} of {num_rows:,} rows is none: the last "
               "weights are scored, not the best")
+    if 0 < len(select) < FEW_ROWS:
+        print(f"warning: {task_data.name}: --select has {len(select)} rows, on which early weights "
+              "may score as high as the best. Use --select 0, or more rows.")
     splits = dict(train=train)  # subtle: it is first, as the tokenizer numbers words in this order
     if select:
         splits["select"] = select
@@ -692,9 +701,9 @@ def print_facts(name, facts, notes):
 
 def run_job(args, runtime, config, checkpoint, job, data, facts):
     """Train and score the model of a job, and its control, and write the job's file."""
-    train = data["train"]
+    train_data = data["train"]
     torch.manual_seed(job.seed)  # of the new weights and of dropout
-    model = build_model(config, checkpoint, job.name, train)
+    model = build_model(config, checkpoint, job.name, train_data)
     model.to(runtime.device)
     if runtime.use_compile:
         model.encode = torch.compile(model.encode)
@@ -710,39 +719,41 @@ def run_job(args, runtime, config, checkpoint, job, data, facts):
         result["control"] = train_and_score(args, runtime, control_job, control, data)
 
     os.makedirs(job.folder, exist_ok=True)
-    task = train.description() | dict(name=job.name)
+    task = train_data.description() | dict(name=job.name)
     words = checkpoint.get("words", [])
-    save_checkpoint(job.path, model, train.tokenizer.state(), run=result, task=task, words=words)
+    tokenizer = train_data.tokenizer.state()
+    save_checkpoint(job.path, model, tokenizer, run=result, task=task, words=words)
 
 
 # -------------------------------------------------------------------------------------------------
 # Models
 
 
-def build_model(config, checkpoint, name, train):
+def build_model(config, checkpoint, name, train_data):
     """Return the model of a task, with the checkpoint's weights where it has some.
 
     Args:
         config: of the encoder. The head follows from the task.
         name: str, the task.
-        train: SequenceClassification or QuestionAnswering, the training rows.
+        train_data: SequenceClassification or QuestionAnswering, the training rows.
     """
-    num_rows = config.bag if train.has_bag else 0
-    config = dataclasses.replace(config, head=train.head, labels=train.num_outputs, bag=num_rows)
+    num_rows = config.bag if train_data.has_bag else 0
+    config = dataclasses.replace(
+        config, head=train_data.head, labels=train_data.num_outputs, bag=num_rows)
     model = select_classes(vars(config)).model(config)
 
     new_parts = []  # whose weights stay as they were drawn
-    if not is_same_task(checkpoint, name, train.task):
+    if not is_same_task(checkpoint, name, train_data.task):
         new_parts = ["head", "bag"]
-    elif checkpoint["config"]["bag"] != num_rows:  # another --bag
+    elif checkpoint["config"]["bag"] != num_rows:  # of the same task, with another --bag
         new_parts = ["bag"]
     if "model" in checkpoint:
         load_weights(model, checkpoint["model"], new_parts)
 
-    model.set_codes(torch.from_numpy(train.tokenizer.codes()))
+    model.set_codes(torch.from_numpy(train_data.tokenizer.codes()))
     # the idf of a bag counts the training texts once, when it is new
     if num_rows > 0 and "bag" in new_parts:
-        model.bag.set_idf([model.bag_rows[torch.from_numpy(ids)] for ids in train.examples])
+        model.bag.set_idf([model.bag_rows[torch.from_numpy(ids)] for ids in train_data.examples])
     return model
 
 
@@ -772,14 +783,14 @@ def build_bag_of_words(data):
     Args:
         data: dict, as encode_splits returns it.
     """
-    train = data["train"]
-    if train.head != "classify" or not train.tokenizer.words:  # CANINE has characters
+    train_data = data["train"]
+    if train_data.head != "classify" or not train_data.tokenizer.words:  # CANINE has characters
         return None
     examples = []
     for part in data.values():
         examples += part.examples
     num_ids = 1 + max(ids.max() for ids in examples)
-    return BagOfWords(train.examples, num_ids, train.num_outputs, train.length)
+    return BagOfWords(train_data.examples, num_ids, train_data.num_outputs, train_data.length)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -826,14 +837,14 @@ def train(args, runtime, job, model, data):
     Returns:
         list of dict, one for each evaluation; and BestWeights.
     """
-    rows = data["train"]
-    metric = rows.task.metrics[0]
-    batches = draw_batches(rows.examples, args.batch, args.epochs, job.seed)
+    train_data = data["train"]
+    metric = train_data.task.metrics[0]
+    batches = draw_batches(train_data.examples, args.batch, args.epochs, job.seed)
     num_steps = len(batches)
     warmup = math.ceil(WARMUP * num_steps)
     eval_every = args.eval_every
     if eval_every is None:  # twice per epoch
-        eval_every = max(1, math.ceil(len(rows.examples) / args.batch) // 2)
+        eval_every = max(1, math.ceil(len(train_data.examples) / args.batch) // 2)
 
     optimizer = build_optimizer(model, args.lr)
     best_weights = BestWeights()
@@ -850,9 +861,9 @@ def train(args, runtime, job, model, data):
 
         # forward, backward, clip, update
         chosen = batches[step]  # indices of examples
-        targets = torch.from_numpy(rows.targets[chosen]).to(runtime.device)
-        logits = compute_logits(runtime, model, [rows.examples[i] for i in chosen])
-        loss = rows.loss(logits, targets)
+        targets = torch.from_numpy(train_data.targets[chosen]).to(runtime.device)
+        logits = compute_logits(runtime, model, [train_data.examples[i] for i in chosen])
+        loss = train_data.loss(logits, targets)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -988,7 +999,7 @@ def print_progress(row, num_steps, metric):
 
 
 def load_results(jobs):
-    """Return dict: task -> the results of its seeds, as run_jobs saved them."""
+    """Return dict: task -> the results of its seeds, as run_job saved them."""
     results = {}
     for job in jobs:
         results.setdefault(job.name, [])
@@ -1126,7 +1137,8 @@ def write_results(out, content, results):
 def keep_best_weights(jobs, results):
     """Make the file of each task's best seed its ckpt.pt, and remove the files of all seeds."""
     for job in jobs:
-        # the scored rows do not choose the seed, either; without --select it is the first
+        # the scored rows do not choose the seed, either. Without --select each selection is -inf,
+        # and max takes the first
         best = max(results[job.name], key=lambda result: result["selection"])
         if job.seed == best["seed"]:
             path = os.path.join(job.folder, "ckpt.pt")

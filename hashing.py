@@ -19,11 +19,11 @@ Deviations:
        every machine with one version of numpy.
     3. The seed and the key are arguments, and state() returns them. The paper withholds its key.
     4. The same hyperplanes serve index (§3.3) and bits (§3.5). The paper draws T others for the
-       bits.
-    5. NgramLSH.fit shuffles the n-grams, so that the bits are nearly independent if the corpus has
-       many n-grams (docs/hashformers.md).
-    6. A byte order mark or a NUL separates words, as white space does. So no word can equal another
-       word and the NUL bytes that md5_digests appends.
+       bits. (See NgramLSH.)
+    5. NgramLSH.fit shuffles the n-grams, as neighbors in their vector would give shifted copies of
+       the same bits (docs/hashformers.md).
+    6. A byte order mark or a NUL separates words, as white space does. So no word has a NUL, and
+       what md5_digests appends, which begins with one, makes no word into another.
 Notation:
     V words   T bits   N hash buckets, or hyperplanes   F features, n-grams
     k bits of a chunk, or hash functions of a sketch   R buckets of one hash function of a sketch
@@ -44,7 +44,7 @@ import numpy as np
 
 MD5_BITS = 128  # of a digest
 MAX_CHUNK = 15  # bits of a chunk: 16 overflow int16
-MAX_GRAM = 4  # characters of the longest n-gram; a smaller number changes the hashes of saved grams
+MAX_GRAM = 4  # characters of the longest n-gram; with fewer some saved n-grams would not be found
 ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
 PATTERNS = {
     "regex": re.compile(r"\w+|[^\w\s\ufeff\0]+"),
@@ -81,9 +81,9 @@ def split_words(text, how="regex"):
 def list_words(text, how="regex"):
     """Return the words of split_words without their spans, two to three times as fast."""
     pattern = PATTERNS[how]
-    # the lower case of "İ" is "i" and a mark, at which the pattern would cut: lower words, not text
-    if text.isascii():
+    if text.isascii():  # then to lower the whole text at once is right, and faster
         return pattern.findall(text.lower())
+    # the lower case of "İ" is "i" and a mark, at which the pattern would cut: lower each word
     return [word.lower() for word in pattern.findall(text)]
 
 
@@ -181,7 +181,7 @@ def sketch_index(words, k, buckets, seed=0, key=None):
     Example:
         sketch_index(["play"], 5, 500)  # [[409, 489, 306, 104, 165]]
     """
-    if k < 1 or buckets < 1:  # numpy returns 0 for a number modulo 0
+    if k < 1 or buckets < 1:  # a number modulo 0 is 0 in numpy, without an error
         raise ValueError(f"k, buckets: expected 1 or more, got {k} and {buckets}.")
     secret = None
     if seed != 0 or key is not None:

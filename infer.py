@@ -121,10 +121,9 @@ class Predictor:
         else:
             self.items = self.tokenizer.words
             self.item_map = self.tokenizer.bloom_map
-        if not self.config.order:
-            # ids adds the names to the tokenizer: split finds names of several words only if it
-            # knows them
-            self.tokenizer.ids(words)
+        if not self.config.order and not self.tokenizer.is_fixed:
+            # split finds names of several words only if the tokenizer knows them
+            self.tokenizer.add_words(words)
 
     # From a text to logits, step by step
 
@@ -239,8 +238,10 @@ class Predictor:
         inputs = self.to_batch(self.build_input(word_ids))  # (1, L)
         [positions] = torch.where(inputs[0] == MASK)  # (M,)
         if len(positions) == 0:
-            raise InputError('text: expected [MASK], as in "the [MASK] statement", got none. An '
-                             "item set is one text, line or cell, with all its items.")
+            message = 'text: expected [MASK], as in "the [MASK] statement", got none.'
+            if not self.config.order:
+                message += " A set is one text, line or cell, with all its items."
+            raise InputError(message)
         return words, word_ids, self.model(inputs, masked_positions=positions)
 
     # Predictions
@@ -301,8 +302,8 @@ class Predictor:
 
         Returns:
             A list, one for each [MASK], of dict: items, the k best pairs (name, sum of the
-            log-probabilities of its hashes), certified; scored, int, items that the search looked
-            at; total, int, all items. Of a set, items that it shows are left out.
+            log-probabilities of its hashes), which the search has certified; scored, int, items
+            that it looked at; total, int, all items. Of a set, items that it shows are left out.
         """
         self.begin([text], "hash-mlm")
         words, _, logits = self.read_masks(text)  # logits (M, m, m·R) or (M, k, R)
@@ -376,7 +377,8 @@ class Predictor:
                     old_score = scores.get((start, end), -torch.inf)
                     scores[start, end] = max(score, old_score)
         if self.task["null"]:
-            scores[NO_ANSWER] = min(null_scores)  # all windows have it: the worst score counts
+            # all windows have it. There is no answer only if none has one: the lowest counts
+            scores[NO_ANSWER] = min(null_scores)
 
         # of equal scores the first place, so no answer
         places = sorted(scores, key=lambda place: (-scores[place], place))[:num_best]
@@ -457,7 +459,7 @@ class Predictor:
 
     def require_words(self, flag):
         """Raise an InputError for a model of characters: no vector of a character is trained."""
-        if self.config.code_format == "points":
+        if self.config.code_format == "points":  # of baselines/canine.py
             raise InputError(f"{flag}: expected a model of words, got canine, which trains labels "
                              "alone.")
 
@@ -503,8 +505,13 @@ class Predictor:
             k: int, results to return; all words of detect.
 
         Returns:
-            dict of plain types: words, spans, classes and probabilities; masks; missing; label, the
-            best or a number, and labels; or answers.
+            dict of plain types, by head:
+
+                sr          words, spans, classes, probabilities
+                mlm         masks
+                hash-mlm    missing
+                classify    label, the best one or a number; labels
+                span        answers
         """
         check_texts(texts, self.columns)  # a text too many would be taken for k
         head = self.config.head
@@ -635,12 +642,12 @@ def choose_text_columns(path, row, columns, chosen):
         for column in columns:
             present = [name for name in column.split("|") if name in row]
             names += present[:1]
-        strings = [name for name in row if isinstance(row[name], str)]
-        if not names and len(strings) == 1:
-            names = strings
+        texts = [name for name in row if isinstance(join_items(row[name]), str)]
+        if not names and len(texts) == 1:
+            names = texts
     if len(names) != len(columns) or not set(names) <= set(row):
-        raise InputError(f"{path}: expected {len(columns)} of the columns {', '.join(row)}, "
-                         f"got {names}. Use --text, or name a column text.")
+        raise InputError(f"{path}: expected columns of {len(columns)} texts, got the columns "
+                         f"{', '.join(row)}. Name {len(columns)} of them by --text.")
     print(f"columns: {', '.join(names)} of {path}", file=sys.stderr)
     return names
 

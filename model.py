@@ -127,11 +127,13 @@ class Config:
         masked_head = "hash-mlm"
         if self.code_format == "row":  # a row for each word, and no hashes to predict
             masked_head = "mlm"
-        allowed = ["sr", masked_head, "classify", "span"]
+        objectives = ["sr", masked_head]
+        others = ["classify", "span"]
         if not self.order:  # a set has no order to shuffle, and it is no text
-            allowed = [masked_head]
-        if self.head not in allowed:
-            raise ValueError(f"objective: expected {' or '.join(allowed[:2])} for {self.emb}, "
+            objectives = [masked_head]
+            others = []
+        if self.head not in objectives + others:
+            raise ValueError(f"objective: expected {' or '.join(objectives)} for {self.emb}, "
                              f"got {self.head}.")
 
         # what a field means that is None
@@ -141,19 +143,20 @@ class Config:
             able = [name for name, cls in EMBEDDINGS.items() if cls.can_tie]
             raise ValueError(f"tied requires emb {', '.join(able)}, got {self.emb}.")
         if self.head != "hash-mlm" and self.code_format not in ("digest", "sketch", "weighted"):
-            self.hashes = None  # unused: two such models may share one table of codes
+            # unused; None, so that no two values of it make two cached tables of equal codes
+            self.hashes = None
         elif self.hashes is None:
             self.hashes = 2 if embedding.is_stacked else 5
 
 
-# the second token type row is unused, and in the paper's counts
+# types 2: the second row is never read, but the paper's counts of parameters have it
 SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, length=32)
 PRESETS = {  # the sizes of the papers [HF §4.1]; tiny and superbloom-small, for two cores, are ours
     "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0),
     # [BL §2.2]; its dense counterpart is --attn full
     "bert-lsh": dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="upper", layers=2,
                      width=128, heads=2, ffn=512, length=512, rows=32_000, types=2),
-    # [CM]
+    # [CM]; rows are those of --emb lookup, its baseline: the median reads buckets
     "median": dict(emb="median", head="hash-mlm", layers=4, width=512, heads=4, ffn=2048,
                    length=512, rows=30_522),
     # [HF §4.2]
@@ -353,8 +356,8 @@ class Model(nn.Module):
             x = x.flatten(-3, -2)  # (..., L·m, d)
         if self.specials is None:
             return x
-        # special tokens have a row of their own; all words have the last one, if has_word_row. If
-        # not, the row that is read for a word is not used
+        # specials has a row for each special token and, with has_word_row, a last one for all
+        # words. The last row is read for words in any case, and dropped below without has_word_row
         last_row = self.specials.num_embeddings - 1
         special = self.specials(ids.clamp(max=last_row))  # (..., L, d)
         if self.embedding.has_word_row:

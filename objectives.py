@@ -17,7 +17,8 @@ Sources:
     [CM] Median is all you need, a proposal
 Out of scope: batches, the noise that decides what is corrupted (data/batches.py), heads (model.py).
 Deviations:
-    1. Words are shuffled within their row. The authors' one permutation for a batch moves fewer.
+    1. Words are shuffled within their row. The authors share one permutation of positions over a
+       batch, which moves few words of a short row.
     2. Random words are words of the corpus. The authors give Add and Proj bits that no word has.
     3. Items that a set already shows are excluded as predictions. The paper's lists include them.
     4. Of a set at least one item is masked. The loss of an item is the mean over its m tokens.
@@ -56,17 +57,18 @@ class Objective:
                         up over batches
         metrics         counts of all batches -> dict of float
         expected_loss   counts of the corpus's words (W,), counts of an evaluation -> number of
-                        classes n, and the loss in nats by their frequencies alone. The loss of an
-                        untrained model, which guesses, is about ln n.
+                        classes n, and the loss in nats of predicting each class (label, word or
+                        bucket) by its frequency alone. An untrained model guesses: about ln n
 
     Args:
         config: model.Config.
-        mask_rate: float, share of words to mask.
+        mask_rate: float, share of words to mask; not of sr.
         mask_id, first_word_id: int, token IDs of [MASK] and of the first word.
-        targets: integer (V, k) by token ID, the hashes to predict, each in 0 .. R-1 of its block.
+        targets: integer (V, k) by token ID, the hashes to predict, each in 0 .. R-1 of its block;
+            only head hash-mlm reads them.
         bloom_map: bloom.BloomMap of items, for emb bloom alone.
         num_samples: int, S, of sampled softmax.
-        noise_rate: float, share of words to shuffle, and of the others to replace.
+        noise_rate: float, share of words to shuffle, and of the others to replace, of sr.
     """
 
     def __init__(self, config, mask_rate=None, mask_id=None, first_word_id=None, targets=None,
@@ -262,7 +264,8 @@ class MaskedWords(Objective):
             return None
         row = positions // inputs.shape[1]  # (M,)
         items = inputs[row]  # (M, L)
-        # subtle: 10 % of the words to predict stay in the input, and must not be excluded
+        # subtle: 10 % of the words to predict stay in the input, and must not be excluded. ID 0 is
+        # a special token
         items = items.masked_fill(items == words.unsqueeze(1), 0)
         items = items - self.first_word_id
         return items.clamp(min=-1)  # special tokens are no items

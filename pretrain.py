@@ -81,11 +81,13 @@ RECIPES = {
                        schedule="rsqrt", alpha=50),
 }
 SIZES = PRESETS | {"bert-lsh-fast": PRESETS["bert-lsh"]}
-# Defaults of flags that a recipe does not name. Those of sizes are the defaults of model.Config
+# Defaults of flags that a recipe does not name. Those of sizes are the defaults of model.Config.
+# emb None: fill_settings chooses, as it does the split and the objective
 COMMON = dict(data="python", preset="tiny", emb=None, vocab=50_000, hash="lsh", hash_seed=0,
               features=50_000, alpha=25, coherent=0, mask=0.15, noise=0.10, samples=8_192,
               decay=0.01, beta2=0.999, schedule="linear", lr_mlm=None)
-# Defaults of item sets. A set has no order: of its pairs (i, j) and (j, i) are equal
+# Defaults of item sets. lsh_pairs upper would take one score for (i, j) and (j, i), by the order
+# of i and j, which a set does not have
 SETS = dict(data="python-names", vocab=None, length=32, lsh_pairs="all", short=0.0)
 
 # The flags that only some runs use. In any other run such a flag has no effect and is refused; its
@@ -110,7 +112,8 @@ LSH_FLAGS = ["lsh_bands", "lsh_buckets", "lsh_hashes", "lsh_fill", "lsh_pairs", 
 WORDS = ("split", "vocab", "hash", "features", "key", "hash_seed", "alpha", "coherent", "objective")
 # These may differ from the other run's: the weights fit all the same
 MAY_DIFFER = ("preset", "dropout", "short")
-SEED_STRIDE = 1_000_003  # seed · stride + step: for runs of fewer steps no two seeds are equal
+# The seed of a step is seed · stride + step: no two runs of fewer steps than that share one
+SEED_STRIDE = 1_000_003
 RANK_STRIDE = 4_099  # the same for ranks
 
 # A run may be resumed with other values of these. Instead of --data its content is compared, and of
@@ -302,6 +305,8 @@ def parse_flags(argv=None):
     A setting is a flag or a field of model.Config, most of them both; order and head have no flag.
     """
     flags = vars(build_parser().parse_args(argv))
+    # A flag with a default here, such as --clip, is in it too. So one that only some runs use, or
+    # that is a field of Config, has its default in COMMON
     given = {flag: value for flag, value in flags.items() if value is not None}
     start = None
     inherited = {}
@@ -328,9 +333,9 @@ def parse_flags(argv=None):
 
 def read_inherited(start, given):
     """Return the settings that a run takes from the checkpoint of --init_from: sizes and words."""
-    run = start["run"]
+    run = start["run"]  # settings of pretrain.py, or results of finetune.py
     names = ("preset", *WORDS)
-    if any(name not in run for name in names):  # of finetune.py
+    if any(name not in run for name in names):
         raise InputError(f"--init_from {given['init_from']}: expected a checkpoint of pretrain.py.")
     inherited = {name: run[name] for name in names}
     inherited |= start["config"]
@@ -518,6 +523,7 @@ def train(args, start):
     result, counts = evaluate(model, objective, data, rank)
     num_classes, unigram_loss = objective.expected_loss(data.word_counts, counts)
     uniform_loss = math.log(num_classes)
+    first_loss = result["eval_loss"]
     rank.show(f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
               f"{uniform_loss:.3f} = ln {num_classes:,}, frequencies alone {unigram_loss:.3f}")
     if step > 0 and not was_finished:
@@ -624,7 +630,12 @@ def train(args, start):
     else:
         rank.show(f"Saved {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
     if "majority" in result and result["accuracy"] <= result["majority"]:  # of Shuffle+Random
-        rank.show("warning: no more accurate than to call each word intact. Use more --steps.")
+        rank.show("warning: no more accurate than to call each word intact. Use more --steps, or "
+                  "more text.")
+    elif result["eval_loss"] >= unigram_loss:
+        rank.show("warning: no better than frequencies alone. Use more --steps, or more text.")
+    if args.init_from and best > first_loss:
+        rank.show(f"warning: eval_loss was lower before, {first_loss:.3f}. Try a lower --lr.")
     if rank.is_first:
         rank.show(draw_losses(args.out, uniform_loss, unigram_loss))
     rank.show(f"Next: python infer.py --ckpt {args.out}")
@@ -767,12 +778,16 @@ def check_same_run(old, new, path):
     """
     changes = []
     for name in sorted(new):
-        if old.get(name) != new[name]:
+        if old.get(name) == new[name]:
+            continue
+        if name == "corpus":
+            changes.append("the text of --data was changed")
+        else:
             changes.append(f"{name} was {old.get(name)} and is {new[name]}")
     if changes:
         raise InputError(f"{path}: expected a checkpoint of this run, got another: "
-                         f"{'; '.join(changes)}. Use another --out; there --init_from "
-                         f"{os.path.dirname(path)} starts from these weights.")
+                         f"{'; '.join(changes)}. Use another --out. There --init_from "
+                         f"{os.path.dirname(path)} starts from these weights, of the same sizes.")
 
 
 def check_same_ranks(state):

@@ -59,7 +59,8 @@ class HashTokenizer:
         config: model.Config, or anything with its code_format (str) and the ints that the format
             needs: bits T, chunk k, rows N, hashes m or k, buckets R, weights (rows of importance).
         split: one of SPLITS: regex, space, bpe, phrases, items. How "items" splits depends on the
-            names known so far, so it is meant for a fixed vocabulary.
+            names known so far, so it is meant for a fixed vocabulary: with a growing one the same
+            text may be cut otherwise later.
         hash_name, hash: a key of HASHES and its fitted instance, for index, chunks and bits.
         subwords: BPE or Phrases, for the splits of the same name, else None.
         vocabulary: list[str], the words of row and digest by ID.
@@ -136,6 +137,7 @@ class HashTokenizer:
         if c.code_format == "row":
             return self.ids(words)[:, None]
         if c.code_format == "digest":
+            # by token ID, as an unknown word has the codes of [UNK]
             codes = np.concatenate([self.special_codes(), self.bloom_map.digest])
             return codes[self.ids(words)]
         if c.code_format == "index":
@@ -160,7 +162,7 @@ class HashTokenizer:
         return sketch_index(words, k, rows, self.hash_seed, self.key).astype(np.int32)
 
     def sketch_targets(self, words):
-        """Return int32 (V, k), the buckets that hash-mlm predicts: those of the sketch. [CM]"""
+        """Return int32 (V, k), what hash-mlm predicts of words of any code format. [CM]"""
         return self.sketch(words, self.config.hashes, self.config.buckets)
 
     def special_codes(self):
@@ -423,7 +425,7 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
             encoder reads the first L IDs alone. Those of the second are lost.
 
     Returns:
-        ids int32, L at most, or more with the rest; and int, how many words did not fit.
+        ids int32, L at most, or more with the rest; and int, how many words are not in the first L.
     """
     if length < 3 + len(separator):
         raise ValueError(f"length: expected {3 + len(separator)} or more, got {length}.")

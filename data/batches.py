@@ -23,7 +23,7 @@ import torch
 
 MAX_STRETCHES = 20  # of a text; the end of each is held out
 MIN_STRETCH = 100  # windows; a shorter text has fewer stretches
-HELD_OUT = 50  # one word in as many is held out
+HELD_OUT = 50  # one word in 50 is held out
 MAX_EVAL_WORDS = 65_536  # held-out positions of an evaluation
 MAX_EVAL_PAGES = 2_000  # held-out pages of an evaluation; one item of each is masked
 POOL = 64  # batches whose examples length_batches sorts together
@@ -45,7 +45,8 @@ class Batches:
         word_ids: int64 (V,), token IDs to draw random words from.
         seed: int, of order and noise.
 
-    A subclass has shuffle(rng), the order of an epoch, and sets
+    A subclass has shuffle(rng), the order of an epoch, get_batch, micro_batch_rows and eval_batch,
+    and sets
 
         steps_per_epoch     int
         num_eval            int, held-out sequences
@@ -61,7 +62,10 @@ class Batches:
         self.order = None
 
     def examples(self, step):
-        """Return int64 (B,), the training examples of a step. Each epoch shuffles them anew."""
+        """Return int64 (B,), where the training examples of a step are; each epoch shuffles them.
+
+        These are starts of windows, or numbers of pages.
+        """
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self.epoch:
             rng = np.random.default_rng([self.seed, ORDER, epoch])
@@ -75,8 +79,8 @@ class Batches:
 
         Args:
             seed: list[int], of the batch.
-            size: int, rows of the whole batch. All are drawn and then sliced, so that a row has the
-                same noise on each rank.
+            size: int, rows of the whole batch. All are drawn and then sliced, so that the noise of
+                a row does not depend on which rank, or micro-batch, reads it.
             rows: slice or int array.
             longest: int, positions of the longest of these rows.
 
@@ -200,7 +204,7 @@ class TextBatches(Batches):
         return slices
 
     def eval_batch(self, rows):
-        """Return some of the held-out windows as get_batch does; their noise has a seed of its own.
+        """Return some of the held-out windows as get_batch does; their noise is always the same.
 
         Args:
             rows: slice or int array, of num_eval rows.

@@ -8,7 +8,8 @@ Out of scope: batches (data/batches.py); labels and metrics of tasks (data/tasks
 
 A row's way:
 
-    read_rows -> choose_columns -> read_work -> write_corpus -> ids.bin, read by Corpus
+    read_rows -> read_documents -> read_work -> split_work, in several processes -> drop_copies
+    -> write_first_ids -> write_final_ids -> ids.bin, read by Corpus
 
 Example: the documents "the cat" and "a cat a cat" become
 
@@ -103,8 +104,8 @@ def read_rows(path, header=None, keep_wrong=False, encoding="utf-8", sep=None):
 
     Args:
         path: str, a file with one of ENDINGS, or with .gz after it.
-        header: list[str], the columns of a table whose file may have no header.
-        keep_wrong: bool, leave out or refuse no bad row, so that rows keep their numbers: a row of
+        header: list[str], the columns of a table whose file may have no header; the text is last.
+        keep_wrong: bool, yield bad rows too, so that rows keep their numbers: a row of
             a table with another number of cells has None in each column, and a broken line, or what
             is no object, is an empty row.
         encoding: str, one that Python knows.
@@ -222,7 +223,8 @@ def parse_table(path, lines, ending, header, keep_wrong, sep):
     columns = next(table, [])
     check_columns(path, columns)
     rows = table
-    if header and header[-1] not in columns:  # the first line is a row: it does not name the text
+    # without the name of the text, the last column, the first line is a row
+    if header and header[-1] not in columns:
         rows = itertools.chain([columns], table)
         columns = header
 
@@ -539,7 +541,7 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
     if not counts:
         raise InputError(f"--data {data}: expected text, got no words.")
 
-    # The old ID of each new one. Special tokens keep theirs, and subwords the order of their units
+    # old_of_new[new ID] is the old ID. Special tokens keep theirs, and subwords their order
     old_of_new = list(range(FIRST_WORD_ID + len(words)))
     if subwords is None:
         by_frequency = counts.most_common()  # among equal counts the first to appear comes first
@@ -563,7 +565,7 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
 
 
 def drop_copies(results, split):
-    """Drop the documents of Python that came before: held-out text stays unseen in training.
+    """Drop each document of Python that repeats an earlier one: held-out text stays unseen.
 
     Code is copied about, so its docstrings and sets of names repeat. Two sets are copies in any
     order.

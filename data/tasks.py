@@ -10,9 +10,9 @@ Deviations:
 Notation:
     B batch   n rows of a split
 
-A record is a line of a file or of the hub: dict, column -> cell. A row is what a task reads of it:
-(texts, label), a tuple of one text or of two, and the name of a class or a float. An example is the
-token IDs of a row's texts, and a target its label as a number.
+A record is a line of a file or of the hub: dict, column -> cell (data/corpus.py: a row). A row is
+what a task reads of it: (texts, label), a tuple of one text or of two, and the name of a class or a
+float. An example is the token IDs of a row's texts, and a target its label as a number.
 
     records -> read_task -> Task and rows -> SequenceClassification -> examples, targets -> metrics
 """
@@ -36,19 +36,20 @@ from tokenizer import build_inputs
 
 @dataclasses.dataclass
 class Task:
-    """A row of TASKS: what is known of a task before its files are read.
+    """An entry of TASKS: what is known of a task before its files are read.
 
     Attributes:
         text_columns: list of str, of the text, or of each text of a pair. a|b is either name.
-        labels: list of str, the classes in the hub's order; [], those that the training file has;
-            or None, the labels are numbers.
+        labels: list of str, the classes in the hub's order; [], those of the training file, which
+            read_task fills in; or None, no classes: numbers, or the answers of SQuAD.
         metrics: list of str, keys of METRICS. The first is the task's own.
         label_column: str; a|b as in text_columns.
         folder: str, of the original download. Its labels may be numbers of classes, and -1 is a
             hidden label. "": the task is not of that download.
         dev_splits: tuple of str, the splits to score. The first one's score counts.
         header: list of str, the columns of files without a header line, or None.
-        group_start: int, the start of draw_groups: 1 of SQuAD, whose rows share contexts.
+        group_start: int. draw_groups keeps rows together whose texts from this one on are equal:
+            0, all texts; 1, of SQuAD, the context.
     """
 
     text_columns: list
@@ -61,7 +62,7 @@ class Task:
     group_start: int = 0
 
     def description(self):
-        """Return what a checkpoint keeps of its task. Equal descriptions: the same task."""
+        """Return what makes two tasks the same. A checkpoint has it in description of its rows."""
         return dict(texts=self.text_columns, label=self.label_column, labels=self.labels)
 
 
@@ -125,8 +126,8 @@ def read_task(name, args):
     task = choose_task(name, args)
     splits = {}  # split -> rows
     for split, path in find_paths(name, task, args).items():
-        records, source = read_source(path, ("nyu-mll/glue", name), split, task.header,
-                                      **reader_options(args))
+        hub = ("nyu-mll/glue", name)  # read where path is None
+        records, source = read_source(path, hub, split, task.header, **reader_options(args))
         splits[split] = parse_rows(records, task, source)
         if task.labels == []:  # of train, which comes first; dev may have no other classes
             task = dataclasses.replace(task, labels=find_classes(splits[split], source))

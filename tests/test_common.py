@@ -170,6 +170,7 @@ def test_build_once_after_a_failure_builds_anew(tmp_path):
 
     with pytest.raises(OSError):
         build_once(path, fail)
+    assert os.listdir(tmp_path) == ["folder.lock"]  # nothing is left of it
     build_once(path, os.mkdir)  # raises where the folder is still there
     assert os.listdir(path) == []
 

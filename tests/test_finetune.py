@@ -282,6 +282,17 @@ def test_slice_of_no_rows_is_said_to_choose_nothing(sr_run, own, tmp_path):
                     "--out", tmp_path)
     assert done.result["tasks"]["own"]["rows"] == dict(train=4, dev=101)
     assert "own: --select 0.1 of 4 rows is none: the last weights are scored" in done.out
+    assert "--select has" not in done.out
+
+
+@pytest.mark.parametrize("limit, is_warned", [(290, True), (310, False)])
+def test_slice_of_few_rows_is_said_to_choose_badly(sr_run, own, tmp_path, monkeypatch, limit,
+                                                   is_warned):
+    monkeypatch.setattr(finetune, "train_and_score", lambda args, runtime, job, model, data:
+                        made_up_result(job.seed, 0, num_rows=101))
+    done = run_main(finetune.main, "--ckpt", sr_run, *QUICK, *own, "--limit", limit,
+                    "--out", tmp_path)
+    assert (f"--select has {limit // 10} rows" in done.out) == is_warned
 
 
 def test_share_of_the_training_rows_is_scored(tune, tmp_path):
@@ -698,7 +709,7 @@ def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
     with lock_output(str(out)):
         refuse(out, flags, f"--out {out}: in use")
     os.utime(copy / "ckpt.pt", (1, 1))
-    refuse(out, flags, "another run (the checkpoint files differ)")
+    refuse(out, flags, "another run (the checkpoint file was changed or copied)")
     shutil.copy2(sr_run / "ckpt.pt", copy)
     dev.write_text(dev.read_text() + "one more text\tup\n")
     refuse(out, flags, "another run (the texts differ)")

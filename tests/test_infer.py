@@ -123,7 +123,7 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     ("detect", lambda p: p.detect("the [MASK]"), "--objective hash-mlm, or --emb lookup"),
     ("detect", lambda p: p.detect("a " * 63), "expected at most 64 positions"),
     ("fill", lambda p: p.fill_mask("a"), "expected [MASK]"),
-    ("set", lambda p: p.predict_missing("x"), "An item set is one text, line or cell"),
+    ("set", lambda p: p.predict_missing("x"), "A set is one text, line or cell"),
     ("fixed_set", lambda p: p.fill_mask("Miles Dvis\t[MASK]"), "tabs, got 'Miles Dvis'"),
     ("classify", lambda p: p.classify("a", "b"), "text: expected 1 (review|text)"),
     ("classify", lambda p: p.answer("a", "b"), "expected head span, got classify"),
@@ -337,6 +337,16 @@ def test_items_of_a_line_are_cut_at_the_separator(sets_run, tmp_path):
     path = tmp_path / "sets.txt"
     path.write_text(f"{first}; {second}; [MASK]\n")
     [row] = run_file(str(sets_run), path, "--sep", ";")
+    assert len(row["missing"]) == 1
+
+
+def test_the_only_column_of_lists_is_read(sets_run, tmp_path):
+    """As pretrain.py does."""
+    first, second, *_ = Predictor(str(sets_run)).items
+    path = tmp_path / "sets.jsonl"
+    path.write_text(json.dumps(dict(n=1, items=[first, second, "[MASK]"])))
+    [row] = run_file(str(sets_run), path)
+    assert row["texts"] == [f"{first}\t{second}\t[MASK]"]
     assert len(row["missing"]) == 1
 
 

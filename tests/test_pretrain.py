@@ -155,6 +155,22 @@ def test_run_that_marks_no_word_says_so(small, monkeypatch, metrics, is_warned):
     assert ("warning: no more accurate than" in done.out) == is_warned
 
 
+@pytest.mark.parametrize("unigram_loss, is_warned", [(0.0, True), (9.0, False)])
+def test_run_that_learned_frequencies_alone_says_so(small, monkeypatch, unigram_loss, is_warned):
+    monkeypatch.setattr(pretrain.OBJECTIVES["hash-mlm"], "expected_loss",
+                        lambda self, word_counts, counts: (9, unigram_loss))
+    done = run_main(pretrain.main, *small("--emb", "median"))
+    assert ("warning: no better than frequencies alone" in done.out) == is_warned
+
+
+@pytest.mark.parametrize("lr, is_warned", [("10", True), ("0", False)])
+def test_continued_run_that_made_it_worse_says_so(small, tmp_path, lr, is_warned):
+    pretrain.main(small(out="start"))
+    done = run_main(pretrain.main, *small(
+        "--init_from", tmp_path / "start", "--steps", 1, "--warmup", 0, "--lr", lr))
+    assert ("warning: eval_loss was lower before" in done.out) == is_warned, done
+
+
 def test_attention_learns_the_order_of_words(small):
     """A model with attention finds words out of order; one that sees a word at a time does not."""
     flags = "--steps 600 --eval_every 600 --batch 32 --lr 2e-3 --warmup 50 --width 64".split()
@@ -306,7 +322,8 @@ def test_resume_of_a_run_on_another_text_is_refused(small, tmp_path, text_path):
     pretrain.main(small())
     longer = tmp_path / "longer.txt"
     longer.write_text(text_path.read_text() + "\none more line\n")
-    assert_refused(pretrain.main, small("--data", longer), "ckpt.pt", "corpus was")
+    assert_refused(pretrain.main, small("--data", longer), "ckpt.pt",
+                   "the text of --data was changed")
 
 
 def test_best_checkpoint_has_the_lowest_loss_and_survives_a_crash(small, tmp_path):
