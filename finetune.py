@@ -98,7 +98,8 @@ FEW_ROWS = 30  # of --select, below which it chooses badly
 EVAL_POSITIONS = 32_768  # that an evaluation reads at once
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # of the cosine
-# The seed of a step is seed · stride + step: no two runs of fewer steps than that share one
+# The seed of a step is seed · stride + step. Runs of two seeds share none, if they have fewer steps
+# than the stride
 SEED_STRIDE = 1_000_003
 SCORES = ("mean", "std", "min", "max", "last", "bag_of_words", "majority")  # that are printed
 

@@ -112,7 +112,8 @@ LSH_FLAGS = ["lsh_bands", "lsh_buckets", "lsh_hashes", "lsh_fill", "lsh_pairs", 
 WORDS = ("split", "vocab", "hash", "features", "key", "hash_seed", "alpha", "coherent", "objective")
 # These may differ from the other run's: the weights fit all the same
 MAY_DIFFER = ("preset", "dropout", "short")
-# The seed of a step is seed · stride + step: no two runs of fewer steps than that share one
+# The seed of a step is seed · stride + step. Runs of two seeds share none, if they have fewer steps
+# than the stride
 SEED_STRIDE = 1_000_003
 RANK_STRIDE = 4_099  # the same for ranks
 
