@@ -82,7 +82,7 @@ RECIPES = {
 }
 SIZES = PRESETS | {"bert-lsh-fast": PRESETS["bert-lsh"]}
 # Defaults of flags that a recipe does not name. Those of sizes are the defaults of model.Config.
-# emb None: fill_settings chooses, as it does the split and the objective
+# emb has none: fill_settings derives it from the preset, and split and objective from both
 COMMON = dict(data="python", preset="tiny", emb=None, vocab=50_000, hash="lsh", hash_seed=0,
               features=50_000, alpha=25, coherent=0, mask=0.15, noise=0.10, samples=8_192,
               decay=0.01, beta2=0.999, schedule="linear", lr_mlm=None)
@@ -107,20 +107,6 @@ HEAD_FLAGS = {  # by the head that --objective trains
     "hash-mlm": ["mask", "tied", "hashes", "buckets", "hash_seed", "key"],
 }
 LSH_FLAGS = ["lsh_bands", "lsh_buckets", "lsh_hashes", "lsh_fill", "lsh_pairs", "lsh_redraw"]
-
-# With --init_from these come from the other run, as do the preset and the fields of Config
-WORDS = ("split", "vocab", "hash", "features", "key", "hash_seed", "alpha", "coherent", "objective")
-# These may differ from the other run's: the weights fit all the same
-MAY_DIFFER = ("preset", "dropout", "short")
-# The seed of a step is seed · stride + step. Runs of two seeds share none, if they have fewer steps
-# than the stride
-SEED_STRIDE = 1_000_003
-RANK_STRIDE = 4_099  # the same for ranks
-
-# A run may be resumed with other values of these. Instead of --data its content is compared, and of
-# --init_from also the step
-FREE = ("data", "field", "encoding", "sep", "cache", "out", "device", "dtype", "compile", "micro",
-        "eval_every", "save_every", "quiet", "init_from")
 
 
 def list_uses():
@@ -152,17 +138,19 @@ def describe_requirement(flag):
 
 def list_used_flags(args):
     """Return which of the flags that only some runs use this run uses."""
-    used = []
-    for option, uses in list_uses().items():
-        if option == "hash" and "hash" not in used:
-            continue  # --emb is the first option, so used has its flags: it reads no hash
-        choice = getattr(args, option)
-        used += uses.get(choice, [])  # most choices of --split and --attn use none
-    return used
+    uses = list_uses()
+    used = uses["emb"][args.emb] + uses["objective"][args.objective]
+    if "hash" in used:
+        used = used + uses["hash"][args.hash]
+    # most choices of these two use none
+    return used + uses["split"].get(args.split, []) + uses["attn"].get(args.attn, [])
 
 
 def build_parser():
-    """Return the parser of all flags, grouped by idea. What stays None parse_flags fills in."""
+    """Return the parser of all flags, grouped by idea.
+
+    A flag that is not given is None, or has a default that no preset changes, as --clip has.
+    """
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="pretrain.py",
@@ -304,51 +292,59 @@ def parse_flags(argv=None):
     """Return all settings as a Namespace, and the checkpoint of --init_from or None.
 
     A setting is a flag or a field of model.Config, most of them both; order and head have no flag.
+    Its value comes from the command line, else from the run of --init_from, else it is a default:
+    the preset's, else that of COMMON, else that of Config. Some follow from others (fill_settings).
     """
-    flags = vars(build_parser().parse_args(argv))
-    # A flag with a default here, such as --clip, is in it too. So one that only some runs use, or
-    # that is a field of Config, has its default in COMMON
-    given = {flag: value for flag, value in flags.items() if value is not None}
+    args = build_parser().parse_args(argv)
+    flags = {name: value for name, value in vars(args).items() if value is not None}
     start = None
-    inherited = {}
-    if flags["init_from"]:
-        start = load_checkpoint(flags["init_from"])
-        inherited = read_inherited(start, given)
-    fixed = inherited | given  # no default changes these
+    fixed = flags  # the settings that no default changes
+    if args.init_from:
+        start = load_checkpoint(args.init_from)
+        fixed = read_inherited(start, flags) | flags
 
-    # of two values of a setting the later one counts
-    preset = fixed.get("preset", COMMON["preset"])
-    settings = flags | {field.name: field.default for field in dataclasses.fields(Config)}
-    settings |= COMMON
-    settings |= SIZES[preset]
-    settings |= RECIPES[preset]
-    settings |= fixed
-
-    args = argparse.Namespace(**settings)
+    settings = list_defaults(fixed.get("preset", COMMON["preset"])) | fixed
+    for name, value in settings.items():
+        setattr(args, name, value)
     fill_settings(args, fixed)
-    check_flags(args, given)
+    check_flags(args, flags)
     if args.out is None:
         args.out = name_output(args)
     return args, start
 
 
-def read_inherited(start, given):
+def list_defaults(preset):
+    """Return dict: setting -> its default with a preset. Of two defaults the later one counts."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Config)}
+    defaults |= COMMON
+    defaults |= SIZES[preset]
+    defaults |= RECIPES[preset]
+    return defaults
+
+
+# With --init_from these come from the other run, as do the preset and the fields of Config
+WORDS = ("split", "vocab", "hash", "features", "key", "hash_seed", "alpha", "coherent", "objective")
+# These may differ from the other run's: the weights fit all the same
+MAY_DIFFER = ("preset", "dropout", "short")
+
+
+def read_inherited(start, flags):
     """Return the settings that a run takes from the checkpoint of --init_from: sizes and words."""
     run = start["run"]  # settings of pretrain.py, or results of finetune.py
     names = ("preset", *WORDS)
     if any(name not in run for name in names):
-        raise InputError(f"--init_from {given['init_from']}: expected a checkpoint of pretrain.py.")
+        raise InputError(f"--init_from {flags['init_from']}: expected a checkpoint of pretrain.py.")
     inherited = {name: run[name] for name in names}
     inherited |= start["config"]
     for option in ("emb", "objective", "hash"):
         if inherited[option] not in list_uses()[option]:
-            raise InputError(f"--init_from {given['init_from']}: requires --{option} "
+            raise InputError(f"--init_from {flags['init_from']}: requires --{option} "
                              f"{inherited[option]}. Register it first, as tests/test_extend.py "
                              "does.")
     for name, value in inherited.items():
-        if name in given and name not in MAY_DIFFER and given[name] != value:
+        if name in flags and name not in MAY_DIFFER and flags[name] != value:
             raise InputError(f"--{name}: expected {value}, as in --init_from "
-                             f"{given['init_from']}, got {given[name]}. Remove one of the two "
+                             f"{flags['init_from']}, got {flags[name]}. Remove one of the two "
                              "flags.")
     return inherited
 
@@ -357,12 +353,15 @@ def fill_settings(args, fixed):
     """Set what has no default of its own, since it follows from other settings.
 
     Args:
-        args: Namespace. Its order and head are the preset's: whether it is for texts or for item
-            sets, and whether it predicts words. They are replaced by those of this run.
+        args: Namespace. It is changed in place.
         fixed: dict, settings of the command line and of --init_from, which stay.
     """
-    # what a sequence is: an item set where the preset has no order or words are Bloom digests
-    if args.split is None and (args.emb == "bloom" or not args.order):
+    # so far these are of the preset, or of --init_from. Below they become those of this run
+    preset_has_order = args.order  # its sequences are texts, not item sets
+    preset_predicts_words = args.head != "sr"
+
+    # what a sequence is. Bloom digests are of items
+    if args.split is None and (args.emb == "bloom" or not preset_has_order):
         args.split = "items"
     args.order = args.split != "items"
     if not args.order:
@@ -382,7 +381,7 @@ def fill_settings(args, fixed):
 
     # what is predicted: a set has no order that shuffling could change, so its items are masked
     if args.objective is None:
-        predicts_words = args.head != "sr" or not args.order
+        predicts_words = preset_predicts_words or not args.order
         args.objective = choose_objective(code_format, predicts_words)
     args.head = OBJECTIVES[args.objective].head
 
@@ -408,17 +407,22 @@ def choose_objective(code_format, predicts_words):
     return "hash-mlm"
 
 
-def check_flags(args, given):
-    """Raise InputError for a flag without effect, or flags that contradict each other."""
+def check_flags(args, flags):
+    """Raise InputError for a flag without effect, or flags that contradict each other.
+
+    Args:
+        args: Namespace, all settings.
+        flags: dict, the flags of the command line.
+    """
     used = list_used_flags(args)
-    for flag in given:
+    for flag in flags:
         requirement = describe_requirement(flag)
         if requirement and flag not in used:
             raise InputError(f"--{flag} requires {requirement}.")
 
     code_format = EMBEDDINGS[args.emb].code_format
     for flag in ("buckets", "key"):  # hash-mlm uses them, but not for Bloom digests
-        if code_format == "digest" and flag in given:
+        if code_format == "digest" and flag in flags:
             raise InputError(f"--{flag} requires another --emb than {args.emb}, whose buckets "
                              "--alpha and --hash_seed decide.")
     num_maps = 2 if args.hashes is None else args.hashes
@@ -463,6 +467,11 @@ def name_output(args):
 
 # -----------------------------------------------------------------------------
 # Training
+
+# The seed of a step is seed · stride + step. Runs of two seeds share none, if they have fewer steps
+# than the stride
+SEED_STRIDE = 1_000_003
+RANK_STRIDE = 4_099  # the same for ranks
 
 
 def train(args, start):
@@ -750,6 +759,11 @@ class Rank:
 
 # -----------------------------------------------------------------------------
 # Resuming
+
+# A run may be resumed with other values of these. Instead of --data its content is compared, and of
+# --init_from also the step
+FREE = ("data", "field", "encoding", "sep", "cache", "out", "device", "dtype", "compile", "micro",
+        "eval_every", "save_every", "quiet", "init_from")
 
 
 def identify_run(args, start):
