@@ -165,7 +165,8 @@ def simhash(x, planes, coef, num_buckets):
 def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
     """Return the probability that two vectors share a bucket. [BL §2.1, collision law]
 
-    Two vectors lie on the same side of all r hyperplanes of a function with probability p.
+    A random hyperplane passes between two vectors with probability angle/π, so they lie on the
+    same side of all r hyperplanes of a function with probability p = (1 - angle/π)^r.
     Otherwise their sums still agree with probability 1/m. The paper prints p + 1/m, which can
     exceed 1.
 
@@ -174,7 +175,7 @@ def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
         num_hyperplanes, num_buckets, num_functions: int, r, m and n.
 
     Returns:
-        1 - (1 - P)^n with P = p + (1 - p)/m and p = (1 - angle/π)^r.
+        1 - (1 - P)^n with P = p + (1 - p)/m.
     """
     p = (1 - angle / math.pi) ** num_hyperplanes
     P = p + (1 - p) / num_buckets
@@ -262,6 +263,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
         has_extra_key = (is_key & (bucket_q != bucket_k)).unsqueeze(1)  # (N, 1)
         own_score = (q * k).sum(1, keepdim=True)
         extra_score = own_score.masked_fill(~has_extra_key, -torch.inf)  # (N, 1)
+        # zeros where there is none: a query without any key gives EXTRA half of its weight
         extra_value = v * has_extra_key  # (N, e)
     else:
         raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
@@ -280,7 +282,8 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
         outputs.append(out.flatten(0, 1))
 
     # 4. Put the rows back in order, and add the extra key's value with its weight
-    rows = torch.cat([group.flatten() for group in queries])  # row N, padding, is cut off below
+    # the padding of all groups writes to row N, which is cut off
+    rows = torch.cat([group.flatten() for group in queries])
     out = v.new_zeros(N + 1, e + 1).index_copy(0, rows, torch.cat(outputs))
     out, weight = out[:N].split([e, 1], dim=1)  # (N, e), (N, 1)
     out = out + weight * extra_value

@@ -192,7 +192,7 @@ class BloomMap:
                 group = group[len(chosen):]
 
     def number_cells(self, num_maps):
-        """Return the cell of each item, int64 (N,): equal for equal buckets in the first maps."""
+        """Return each item's cell, int64 (N,): its buckets in the first maps, as one number."""
         cell = self.digest[:, 0].astype(np.int64)
         for j in range(1, num_maps):
             cell = cell * self.buckets + self.digest[:, j]
@@ -204,7 +204,10 @@ class BloomMap:
         return f"{zlib.crc32(self.digest.tobytes()):08x}"
 
     def state(self):
-        """Return a dict of plain types: the seed, or the orders of a map that was given orders."""
+        """Return a dict of plain types: the seed, or the orders of a map that was given orders.
+
+        Orders within a bucket do not matter, so they are read off the digests.
+        """
         orders = None
         if self.has_orders:
             orders = np.argsort(self.digest, axis=0, kind="stable").astype(np.int32)  # (N, m)
@@ -311,8 +314,8 @@ def hash_logp(logits, bloom_map):
     """Return the log-probabilities of each map's buckets, float (P, m, R).
 
     A model has m vectors for a position. Vector j predicts the bucket in map j. With one softmax
-    over the blocks of all maps, the class to train vector j on is j·S + digest[item, j], and here
-    only block j of its logits is read: of m = 2 and S = 3 those with + in
+    over the blocks of all maps, S rows each, the class to train vector j on is j·S + digest[item,
+    j], and here only block j of its logits is read: of m = 2 and S = 3 those with + in
 
         vector 0    + + +  . . .
         vector 1    . . .  + + +

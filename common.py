@@ -64,8 +64,8 @@ def run_script(name, function, *args):
         code = 2
     finally:
         if dist.is_initialized():
-            # subtle: let go of DDP first. As its last owner the group would wait, with Python's
-            # lock held, for a thread that waits for that lock
+            # subtle: first let go of DDP, which holds the group, too. To destroy the last reference
+            # waits, with Python's lock held, for a thread of the group that waits for that lock
             gc.collect()
             dist.destroy_process_group()
     if reason:
@@ -259,6 +259,14 @@ def lock_output(folder, rank=0):
         raise InputError(f"--out {folder}: in use by another run. Use another --out.") from error
 
 
+def remove(path):
+    """Remove a file, or a folder with its contents, if it is there."""
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    elif os.path.exists(path):
+        os.remove(path)
+
+
 def build_once(path, build):
     """Return path once it exists. build(temporary path) makes a file or folder, which is renamed.
 
@@ -267,17 +275,17 @@ def build_once(path, build):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with FileLock(path + ".lock"):
         if not os.path.exists(path):
-            shutil.rmtree(path + ".tmp", ignore_errors=True)  # of a process that was killed
+            remove(path + ".tmp")  # of a process that was killed
             try:
                 build(path + ".tmp")
                 os.replace(path + ".tmp", path)
             finally:
-                shutil.rmtree(path + ".tmp", ignore_errors=True)  # where build failed
+                remove(path + ".tmp")  # where build failed
     return path
 
 
 def fingerprint(value):
-    """Return twelve hex digits that identify a value of plain types on every machine."""
+    """Return twelve hex digits that identify a value of plain types, and the order of its keys."""
     return hashlib.md5(json.dumps(value).encode(), usedforsecurity=False).hexdigest()[:12]
 
 

@@ -155,7 +155,8 @@ class HashEmbedding(LookupEmbedding):
     WeightedEmbedding.
     """
 
-    # a table as Lookup's, but special tokens have no row of it, and words share rows
+    # a table as Lookup's, but special tokens have no row of it. It cannot be tied: words of one row
+    # would have equal logits, while words of a sketch share one of their k rows
     code_format = "index"
     needs_specials = True
     can_tie = False
@@ -351,7 +352,8 @@ def gather_rows(codes, table):
     return torch.stack(rows, -2)
 
 
-# from the k rows of a word, float (..., k, d), to its vector (..., d)
+# from the k rows of a word, float (..., k, d), to its vector (..., d). A further one is a line here
+# and one in EMBEDDINGS
 AGGREGATES = {
     "median": lambda rows: rows.median(-2).values,
     "mean": lambda rows: rows.mean(-2),
@@ -390,7 +392,7 @@ class SketchEmbedding(Embedding):
 
     @classmethod
     def from_config(cls, c):
-        return cls(c.hashes, c.buckets, c.width, aggregate=c.emb)
+        return cls(c.hashes, c.buckets, c.width, aggregate=c.emb)  # emb: median or mean
 
     @torch.no_grad()
     def initial_std(self, c):

@@ -305,7 +305,7 @@ def load_start(args):
             classes = select_classes(checkpoint["config"])
             # raises where weights and config do not fit; the jobs build models of their own
             config = load_model(checkpoint, classes.config, classes.model).config
-    if not config.order:
+    if not config.order:  # so of item sets
         raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
     if config.emb == "canine" and args.task in SQUAD:
         raise InputError(f"--task: expected a task with labels for canine, got {args.task}.")
@@ -469,7 +469,7 @@ def collect_settings(args, runtime, tasks):
 
 def list_changes(saved, settings):
     """Return what is not equal in the settings of two runs, a list of str."""
-    if not saved:  # of pretrain.py
+    if not saved:  # the folder is of pretrain.py
         return ["it has no settings.json"]
     changes = []
     for name, value in settings.items():
@@ -599,7 +599,7 @@ def divide_rows(args, task_data):
     if 0 < len(select) < FEW_ROWS:
         print(f"warning: {task_data.name}: --select has {len(select)} rows, on which early weights "
               "may score as high as the best. Use --select 0, or more rows.")
-    splits = dict(train=train)  # subtle: it is first, as the tokenizer numbers words in this order
+    splits = dict(train=train)
     if select:
         splits["select"] = select
     return splits | task_data.devs
@@ -626,7 +626,8 @@ def encode_splits(args, config, checkpoint, task_data, splits):
         has_bag = args.bag > 0 and not is_pair  # a bag cannot compare two texts
         options = dict(scale=choose_scale(checkpoint, task_data, splits["train"]), has_bag=has_bag)
     data = {}
-    with blame_input(f"--ckpt {args.ckpt}"):
+    start = f"--ckpt {args.ckpt}" if args.ckpt else f"--preset {args.preset}"
+    with blame_input(start):
         tokenizer = choose_tokenizer(config, checkpoint, splits["train"])
         for split, part in splits.items():
             data[split] = data_class(task_data.task, part, tokenizer, config.length, **options)
@@ -920,7 +921,7 @@ def learning_rate(step, num_steps, warmup):
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / (num_steps - warmup)  # from 0 to below 1
-    return 0.5 * (1 + math.cos(math.pi * (CYCLES * progress % 1)))
+    return 0.5 * (1 + math.cos(math.pi * ((CYCLES * progress) % 1)))
 
 
 def compute_logits(runtime, model, examples):
@@ -1029,7 +1030,8 @@ def summarize(config, checkpoint, tasks, settings, results):
     )
     content = dict(tasks=summaries, settings=settings, model=model)
     if len(tasks) > 1:  # average over tasks, then over seeds
-        by_seed = np.mean([row["values"] for row in summaries.values()], axis=0)
+        scores = [row["values"] for row in summaries.values()]  # (tasks, seeds)
+        by_seed = np.mean(scores, axis=0)
         content["average"] = float(by_seed.mean())
         content["average_std"] = deviation(by_seed)
     return content

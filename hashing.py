@@ -44,7 +44,9 @@ import numpy as np
 
 MD5_BITS = 128  # of a digest
 MAX_CHUNK = 15  # bits of a chunk: 16 overflow int16
-MAX_GRAM = 4  # characters of the longest n-gram; with fewer some saved n-grams would not be found
+# characters of the longest n-gram. More are safe, as a saved hash passes over n-grams that it does
+# not know; with fewer, some that it knows would not be found
+MAX_GRAM = 4
 ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
 PATTERNS = {
     "regex": re.compile(r"\w+|[^\w\s\ufeff\0]+"),
@@ -230,8 +232,8 @@ class Hash:
     T) and index(words, N), as MD5 and NgramLSH below.
 
     Attributes:
-        options: dict, option -> command-line flag. An option is a keyword of fit and of the
-            constructor, and an attribute.
+        options: dict, option -> command-line flag without dashes, as seed -> hash_seed. An option
+            is a keyword of fit and of the constructor, and an attribute.
         needs_counts: whether fit reads its counts.
         is_slow: whether callers should hash many words in parallel processes.
         learned: tuple, the attributes that fit learns.
@@ -271,7 +273,7 @@ class MD5(Hash):
 
 
 def list_ngrams(word):
-    """Return the runs of 1 to 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
+    """Return the runs of 1 to MAX_GRAM = 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
     grams = []
     for size in range(1, MAX_GRAM + 1):
         for start in range(len(word) - size + 1):
@@ -289,8 +291,8 @@ class NgramLSH(Hash):
 
         x · [r^0 r^1 r^2 ...] = sum over the word's n-grams of eta[f : f + T]
 
-    The law is E[Hamming distance] / T = angle(x, y) / π. play and plays differ in about 23 of 128
-    bits.
+    A random hyperplane passes between two vectors with probability angle / π. So the law is
+    E[Hamming distance] / T = angle(x, y) / π. play and plays differ in about 23 of 128 bits.
 
     Args:
         grams: list[str], feature f is grams[f]; at most F.

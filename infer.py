@@ -450,7 +450,7 @@ class Predictor:
         if c.code_format in ("index", "chunks", "bits"):
             num_bits = c.bits
             if c.code_format == "index":
-                num_bits = c.rows
+                num_bits = c.rows  # the index is one of so many hyperplanes, whose signs are bits
             # n-gram LSH gives a word without a known n-gram bits that are all 0, and index 0
             if not self.tokenizer.hash.bits(words, num_bits).any():
                 raise InputError("--near: expected a word with an n-gram that the hash knows, "
@@ -691,9 +691,8 @@ def print_prediction(result, text, k):
               "log-probabilities, certified: provably the best")
         for name, score in found["items"]:
             print(f"  {score:8.2f}   {show(name)}")
-    # one of the two: cosines of --near, or probabilities of labels (of a regression the number)
-    pairs = result.get("neighbors", []) + result.get("labels", [])
-    print_column([(name, f"{value:.3f}") for name, value in pairs])
+    for key in ("neighbors", "labels"):  # cosines, or probabilities (of a regression the number)
+        print_column([(name, f"{value:.3f}") for name, value in result.get(key, [])])
     for answer, (start, end), p in result.get("answers", []):
         if answer == "":
             answer = "(no answer)"

@@ -33,7 +33,8 @@ Deviations:
 Notation:
     B batch   L positions   d hidden size (width)   H heads   e d/H   V token IDs   N rows
     C code numbers of a word   m vectors of an item (Bloom; else 1)   M masked positions
-    S scored rows   k hash functions of R buckets each   T bits of a word's hash
+    S rows to score (in bloom.py another number)   k hash functions of R buckets each
+    T bits of a word's hash
 Demo: python model.py
 """
 
@@ -294,7 +295,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Fill nn.Linear and nn.Embedding with truncated normals, and positions with sinusoids.
 
-        The word embedding and MaskedLMHead have filled their own tables.
+        The word embedding and MaskedLMHead have filled their own tables, which are no nn.Embedding.
         """
         c = self.config
         scaled = ("layers",)
@@ -357,7 +358,7 @@ class Model(nn.Module):
         if self.specials is None:
             return x
         # specials has a row for each special token and, with has_word_row, a last one for all
-        # words. The last row is read for words in any case, and dropped below without has_word_row
+        # words. A word reads the last row in any case; without has_word_row it is dropped below
         last_row = self.specials.num_embeddings - 1
         special = self.specials(ids.clamp(max=last_row))  # (..., L, d)
         if self.embedding.has_word_row:
@@ -377,8 +378,8 @@ class Model(nn.Module):
             types = self.types.weight[0]
         x = x + types
         if c.order:  # an item's m vectors share one position
-            positions = self.positions.weight[c.spare_positions:][:L]  # fails beyond c.length
-            x = x + positions.repeat_interleave(m, 0)
+            positions = self.positions.weight[c.spare_positions:][:L]
+            x = x + positions.repeat_interleave(m, 0)  # raises where L is beyond c.length
         return self.dropout(self.norm(x))
 
     def find_second_text(self, ids):
@@ -392,9 +393,10 @@ class Model(nn.Module):
         return F.pad(is_second, (1, 0))
 
     def encode(self, ids, key_mask=None):
-        """Return the last layer's vectors (B, L·m, d) of ids (B, L); key_mask as in forward."""
-        if key_mask is None and (self.config.short > 0 or not self.config.order):
-            key_mask = ids != 0  # pretrain.py pads sets and cut windows with ID 0
+        """Return the last layer's vectors (B, L·m, d) of ids (B, L).
+
+        key_mask is as in forward, but None is always without padding.
+        """
         if key_mask is not None:
             key_mask = key_mask.repeat_interleave(self.vectors_per_item, 1)  # (B, L·m)
         x = self.embed_inputs(ids)
@@ -421,7 +423,8 @@ class Model(nn.Module):
 
         Args:
             ids: int64 (B, L), token IDs.
-            key_mask: bool (B, L), True = attend, or None without padding.
+            key_mask: bool (B, L), True = attend. None: without padding, but where pretrain.py pads,
+                sets and windows cut by short, all IDs but 0.
             masked_positions: int64 (M,), of heads mlm and hash-mlm, in the flattened batch.
             rows: int64 (S,), of head mlm and of bloom: the rows to score. None: all.
 
@@ -435,6 +438,8 @@ class Model(nn.Module):
         if c.predicts_rows != (masked_positions is not None):
             raise ValueError("masked_positions: expected with head mlm or hash-mlm alone, "
                              f"this is {c.head}.")
+        if key_mask is None and (c.short > 0 or not c.order):
+            key_mask = ids != 0
         x = self.encode(ids, key_mask)  # (B, L·m, d)
         if self.embedding.is_stacked:
             x = x.unflatten(1, (-1, self.vectors_per_item))  # (B, L, m, d)

@@ -25,7 +25,7 @@ Deviations:
 Notation:
     B batch   L positions   M masked positions   V token IDs   W words, or items: IDs from
     first_word_id on   N rows of a table   S sampled rows   E excluded items   m hashes of an item
-    k hash functions of a sketch   R buckets of one
+    k hash functions of a sketch   R buckets of one, or of a Bloom map with its special tokens
 Demo: python objectives.py
 """
 
@@ -185,7 +185,7 @@ def mask_words(ids, noise, random_words, p, mask_id, first_word_id, is_set=False
         ids, random_words: int64 (B, L).
         noise: float (3, B, L) in [0, 1): row 0 chooses words, row 1 masks most of them, row 2 says
             which of the others are replaced.
-        p: float, share of words.
+        p: float, share of words, or a tensor (B, L) with one for each.
         mask_id, first_word_id: int, token IDs.
         is_set: bool.
 
@@ -400,7 +400,7 @@ class MaskedHashes(MaskedWords):
         """
         logp = hash_logp(logits, self.bloom_map)
         sizes = dict(k=MAX_RECALL, beam=MAX_RECALL)
-        # the exact answer, in as many rounds as it takes; then one, for the metric certified alone
+        # the exact answer, without a limit of rounds; then one, for the metric certified alone
         best, *_ = beam_search(logp, self.bloom_map, rounds=None, exclude=visible, **sizes)
         _, _, certified, _ = beam_search(logp, self.bloom_map, rounds=1, exclude=visible, **sizes)
         is_before = (best == items.unsqueeze(1)).cumsum(1) == 0  # (M, 20)

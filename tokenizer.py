@@ -150,7 +150,7 @@ class HashTokenizer:
         if c.code_format == "sketch":
             return self.sketch_targets(words)
         if c.code_format == "weighted":
-            # of k + 1 hash functions k choose rows, the last the row of importance weights
+            # of k + 1 independent hash functions k choose rows, and the last one the row of weights
             rows = self.sketch(words, c.hashes, c.rows)  # (V, k)
             weights = self.sketch(words, c.hashes + 1, c.weights)[:, -1:]  # (V, 1)
             return np.concatenate([rows, weights], 1)
@@ -351,7 +351,7 @@ def drop_rarer_half(counts):
 
 
 SUBWORDS = {"bpe": BPE, "phrases": Phrases}  # ways to split that are learned from the corpus
-SPLITS = ("regex", "space", *SUBWORDS, "items")
+SPLITS = ("regex", "space", *SUBWORDS, "items")  # the first two are in hashing.PATTERNS
 
 
 # Names of items

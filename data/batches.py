@@ -85,7 +85,8 @@ class Batches:
             longest: int, positions of the longest of these rows.
 
         Returns:
-            noise: float32 (3, rows, longest), uniform in [0, 1).
+            noise: float32 (3, rows, longest), uniform in [0, 1): three numbers for each word, from
+                which Objective.corrupt decides what becomes of it.
             random_words: int64 (rows, longest), uniform over word_ids.
         """
         rng = np.random.default_rng(seed)
@@ -130,7 +131,7 @@ def text_windows(num_ids, length):
         # one window fewer than fits: a shifted one must not reach into held-out text
         train.extend(range(start, middle - 2 * window_size + 1, window_size))
         held_out.extend(range(middle, end - window_size + 1, window_size))
-    # of a large text, windows at equal distances are enough
+    # at most MAX_EVAL_WORDS positions are scored: of a large text, windows at equal distances
     num_windows = min(len(held_out), max(1, MAX_EVAL_WORDS // length))
     chosen = np.linspace(0, len(held_out) - 1, num_windows).astype(int)
     return np.array(train), np.array(held_out)[chosen]
@@ -377,7 +378,7 @@ def pad_batch(examples, max_length=None):
     Args:
         examples: list of integer arrays without 0.
         max_length: int, to pad to a power of two, or to max_length if that is less, so that a
-            compiler sees a handful of shapes. A longer example stays whole. None: to the longest.
+            compiler sees a handful of shapes. Nothing is cut. None: to the longest.
 
     Returns:
         ids: int64 (B, L).

@@ -182,8 +182,9 @@ def build_array_once(corpus, name, identity, build):
         InputError: If the file is damaged.
     """
     def save(temporary):
-        with open(temporary, "wb") as file:
-            np.save(file, build())
+        array = build()
+        with open(temporary, "wb") as file:  # to a path, np.save would append .npy
+            np.save(file, array)
 
     path = os.path.join(corpus.folder, f"{name}-{fingerprint(identity)}.npy")
     build_once(path, save)

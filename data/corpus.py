@@ -155,7 +155,7 @@ def parse_file(path, ending, header, keep_wrong, encoding, sep):
             refuse_utf16(path, file.buffer)
         lines = count_replaced(path, file)
         if ending == ".txt":
-            for line in lines:
+            for line in lines:  # each is a document
                 text = line.rstrip("\r\n")
                 if sep is not None:
                     text = text.split(sep)
@@ -223,7 +223,8 @@ def parse_table(path, lines, ending, header, keep_wrong, sep):
     columns = next(table, [])
     check_columns(path, columns)
     rows = table
-    # without the name of the text, the last column, the first line is a row
+    # a task's file may lack the header, as CoLA's does: without the name of the text, the last
+    # column, the first line is a row
     if header and header[-1] not in columns:
         rows = itertools.chain([columns], table)
         columns = header
@@ -483,8 +484,8 @@ def item_names(document):
 def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **reading):
     """Turn corpora into one array of token IDs on disk, once. [HF §3.1]
 
-    In memory are the distinct words, item sets of a table of pairs, a .json file, and the token
-    IDs of Python.
+    In memory are the distinct words, item sets of a table of pairs, a .json file, and of Python
+    each distinct document.
 
     Args:
         data: str, see read_work.

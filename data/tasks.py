@@ -44,8 +44,8 @@ class Task:
             read_task fills in; or None, no classes: numbers, or the answers of SQuAD.
         metrics: list of str, keys of METRICS. The first is the task's own.
         label_column: str; a|b as in text_columns.
-        folder: str, of the original download. Its labels may be numbers of classes, and -1 is a
-            hidden label. "": the task is not of that download.
+        folder: str, of the original download of GLUE, with a file SPLIT.tsv for each split. Its
+            labels may be numbers of classes, and -1 is a hidden label. "": no task of GLUE.
         dev_splits: tuple of str, the splits to score. The first one's score counts.
         header: list of str, the columns of files without a header line, or None.
         group_start: int. draw_groups keeps rows together whose texts from this one on are equal:
@@ -89,7 +89,8 @@ TASKS = {
     "stsb": Task(PAIR, None, NUMBER_METRICS, label_column="label|score", folder="STS-B"),
     "wnli": Task(PAIR, ["not_entailment", "entailment"], ACCURACY, folder="WNLI"),
 }
-GLUE = [name for name in TASKS if name != "wnli"]  # the eight of the papers' average [GLUE §3]
+# the eight of the papers' average, without WNLI [GLUE §3]
+GLUE = ["mnli", "qnli", "qqp", "rte", "sst2", "mrpc", "cola", "stsb"]
 
 # pydoc: which module does a docstring come from?
 PYDOC_FORMAT = 3  # of its prepared files
@@ -269,7 +270,7 @@ def parse_label(cell, task, place):
     """
     is_empty = cell is None or cell != cell  # NaN, in a column of numbers
     text = "" if is_empty else str(cell).strip()
-    # subtle: -1 is a number, and STS-B would learn it
+    # of GLUE. subtle: -1 is a number, and STS-B would learn it
     if task.folder and text in ("-1", "-1.0"):
         raise InputError(f"{place}: expected a label, got {text}. The labels of a test split are "
                          "not public. infer.py --file writes predictions.")
@@ -302,7 +303,7 @@ def parse_class(text, task):
     """Return the class of a task that text names, or None."""
     if text in task.labels:
         return text
-    # the original files may have its number, in the order of TASKS; in your own files 1 is a name
+    # files of GLUE may have its number, in the order of TASKS; in your own files 1 is a name
     if task.folder and text.isdecimal() and int(text) < len(task.labels):
         return task.labels[int(text)]
     return None
@@ -369,7 +370,7 @@ def draw_groups(rows, count, seed, start=0):
 def hold_out(rows, args):
     """Return the share --dev of the rows of --train, to score, and the others, to train on."""
     count = round(args.dev * len(rows))
-    dev, train = draw_groups(rows, count, DEV_SEED)
+    dev, train = draw_groups(rows, count, DEV_SEED)  # by all texts: SQuAD takes no share
     if not dev:
         raise InputError(f"--dev {args.dev:g}: expected a share with rows to score, got none of "
                          f"the {len(rows):,} rows of {args.train}.")
