@@ -80,6 +80,7 @@ RECIPES = {
     "superbloom": dict(batch=1024, micro=64, steps=1_000_000, lr=1e-4, warmup=10_000, decay=0.0,
                        schedule="rsqrt", alpha=50),
 }
+# it also has proformer, which is trained by finetune.py alone and so has no recipe
 SIZES = PRESETS | {"bert-lsh-fast": PRESETS["bert-lsh"]}
 # Defaults of flags that a recipe does not name. Those of sizes are the defaults of model.Config.
 # emb has none: fill_settings derives it from the preset, and split and objective from both
@@ -139,7 +140,7 @@ def describe_requirement(flag):
 def list_used_flags(args):
     """Return which of the flags that only some runs use this run uses."""
     uses = list_uses()
-    used = uses["emb"][args.emb] + uses["objective"][args.objective]
+    used = uses["emb"][args.emb] + uses["objective"][args.objective]  # a new list
     if "hash" in used:
         used = used + uses["hash"][args.hash]
     # most choices of these two use none
@@ -269,7 +270,8 @@ def build_parser():
     add("--micro", "sequences a device holds at once", **count)
     add("--steps", "optimizer steps; more steps of a finished run: --init_from its folder", **count)
     add("--lr", "peak learning rate", type=at_least(0, float))
-    add("--warmup", "steps to the peak", type=at_least(0))
+    add("--warmup", "steps to the peak (default: the preset's, at most a tenth of --steps)",
+        type=at_least(0))
     add("--schedule", "decay (default: linear, superbloom rsqrt)", choices=("linear", "rsqrt"))
     add("--decay", "weight decay of AdamW; 0: Adam (default: 0.01, superbloom and bert-lsh 0)",
         type=at_least(0, float))
@@ -291,7 +293,8 @@ def build_parser():
 def parse_flags(argv=None):
     """Return all settings as a Namespace, and the checkpoint of --init_from or None.
 
-    A setting is a flag or a field of model.Config, most of them both; order and head have no flag.
+    A setting is a flag or a field of model.Config, most of them both. Without a flag are order,
+    head and lr_mlm.
     Its value comes from the command line, else from the run of --init_from, else it is a default:
     the preset's, else that of COMMON, else that of Config. Some follow from others (fill_settings).
     """
@@ -329,7 +332,10 @@ MAY_DIFFER = ("preset", "dropout", "short")
 
 
 def read_inherited(start, flags):
-    """Return the settings that a run takes from the checkpoint of --init_from: sizes and words."""
+    """Return the settings that a run takes from the checkpoint of --init_from: sizes and words.
+
+    Data, batch, steps and rates are defaults of its preset, whatever flags the other run had.
+    """
     run = start["run"]  # settings of pretrain.py, or results of finetune.py
     names = ("preset", *WORDS)
     if any(name not in run for name in names):
@@ -444,7 +450,11 @@ def build_config(args):
 
 
 def name_output(args):
-    """Return the default --out, which tells runs apart: out/proj-lsh, out/lookup-bpe-mlm."""
+    """Return the default --out, such as out/proj-lsh or out/lookup-bpe-mlm.
+
+    It tells apart what runs hash and predict. Of two that differ in sizes or rates alone
+    check_same_run refuses the second.
+    """
     code_format = EMBEDDINGS[args.emb].code_format
     parts = [args.emb]
     if "hash" in FORMAT_FLAGS[code_format]:
@@ -500,6 +510,7 @@ def train(args, start):
 
     # Model, objective, optimizer
     torch.manual_seed(args.seed)
+    # the corpus has decided the rows of lookup and the buckets of bloom, so args lack them
     model = Model(data.tokenizer.config)
     if start is not None:
         model.load_state_dict(start["model"])
@@ -533,7 +544,9 @@ def train(args, start):
     result, counts = evaluate(model, objective, data, rank)
     num_classes, unigram_loss = objective.expected_loss(data.word_counts, counts)
     uniform_loss = math.log(num_classes)
-    first_loss = result["eval_loss"]
+    first_loss = math.inf  # of the weights of --init_from: a resumed run has not measured it
+    if step == 0:
+        first_loss = result["eval_loss"]
     rank.show(f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
               f"{uniform_loss:.3f} = ln {num_classes:,}, frequencies alone {unigram_loss:.3f}")
     if step > 0 and not was_finished:
@@ -557,6 +570,7 @@ def train(args, start):
             # Get this rank's share of the batch, and corrupt it
             micro_batches = []
             num_scored = 0
+            # rows: a slice, or of item sets an array, since sets of similar size go together
             for rows in data.batches.micro_batch_rows(step, rank.slices):
                 batch = data.batches.get_batch(step, rows)
                 inputs, labels, count = corrupt(batch, objective, len(data.codes), rank.device)
@@ -609,6 +623,8 @@ def train(args, start):
             is_logged = step % 10 == 0 or is_last
             is_evaluated = step % args.eval_every == 0 or is_last
             is_saved = step % args.save_every == 0 or is_last
+            # subtle: a row of the log is about its own step alone. What adds up over steps would
+            # have to be in ckpt.pt, or a resumed run would write other rows
             if is_logged:  # until then the loss stays on the device: to read it the host waits
                 mean_loss = rank.sum(total_loss).item() / num_scored
                 log.write_training(step, mean_loss, lr, norm.item())
@@ -932,8 +948,8 @@ def describe_data(data):
 def describe_training(args, data, rank):
     """Return the lines of the summary about the steps and the device."""
     epochs = args.steps / data.batches.steps_per_epoch
-    text = (f"batch: {args.batch} = {rank.world} ranks × {len(rank.slices)} micro-batches, "
-            f"{rank.micro} each\n"
+    text = (f"batch: {args.batch} = {rank.world} ranks × {len(rank.slices)} micro-batches "
+            f"of at most {rank.micro}\n"
             f"steps: {args.steps:,} = {epochs:.1f} epochs, lr {args.lr:g}, warm-up "
             f"{args.warmup:,}\n")
     if epochs > 20:

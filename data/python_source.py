@@ -35,7 +35,8 @@ def walk_files(folder, follow_links=False):
 def python_files(places=("platlib", "purelib", "stdlib")):
     """Return name -> path of the .py files of Python and its installed packages, without tests.
 
-    Names are relative, such as json/decoder.py, and sorted: the order is that of every machine.
+    Tests are files, or in folders, whose names begin with test. Names are relative, such as
+    json/decoder.py, and sorted: the order is that of every machine.
 
     Args:
         places: of sysconfig: packages, and the standard library. The last one wins.
@@ -45,6 +46,7 @@ def python_files(places=("platlib", "purelib", "stdlib")):
         root = sysconfig.get_path(place)
         for path in walk_files(root):
             name = os.path.relpath(path, root)
+            # the folder of the standard library holds site-packages, too
             if name.endswith(".py") and "site-packages" not in name and "/test" not in f"/{name}":
                 files[name] = path
     return dict(sorted(files.items()))

@@ -166,9 +166,11 @@ def test_run_that_learned_frequencies_alone_says_so(small, monkeypatch, unigram_
 @pytest.mark.parametrize("lr, is_warned", [("10", True), ("0", False)])
 def test_continued_run_that_made_it_worse_says_so(small, tmp_path, lr, is_warned):
     pretrain.main(small(out="start"))
-    done = run_main(pretrain.main, *small(
-        "--init_from", tmp_path / "start", "--steps", 1, "--warmup", 0, "--lr", lr))
+    flags = small("--init_from", tmp_path / "start", "--steps", 1, "--warmup", 0, "--lr", lr)
+    done = run_main(pretrain.main, *flags)
     assert ("warning: eval_loss was lower before" in done.out) == is_warned, done
+    again = run_main(pretrain.main, *flags)  # finished: the first loss is not measured any more
+    assert "lower before" not in again.out
 
 
 def test_attention_learns_the_order_of_words(small):
