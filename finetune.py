@@ -93,7 +93,7 @@ REQUIRES = {
     "max_answer": SQUAD,
 }
 # Flags that would have no effect with --epochs 0, and are refused
-TRAINING = ("recipe", "batch", "lr", "pool", "bag", "dropout", "eval_every")
+TRAINING = ("recipe", "batch", "lr", "pool", "bag", "dropout", "eval_every", "seeds", "select")
 FEW_ROWS = 30  # of --select, below which it chooses badly
 EVAL_POSITIONS = 32_768  # that an evaluation reads at once
 WARMUP = 0.06  # share of the steps [HF Table 5]
@@ -160,11 +160,11 @@ def build_parser():
     add("--bag", type=at_least(0, maximum=1 << 24),
         help="rows of a hashed bag of words beside the encoder, for tasks of one text: the hybrid, "
         "which is in none of the papers; 0: none")
-    add("--select", type=at_least(0, float, 0.5), default=0.1, metavar="SHARE",
+    add("--select", type=at_least(0, float, 0.5), metavar="SHARE",
         help="share of the training rows that chooses the evaluation whose weights are scored, of "
         "equal ones the earliest; 0: the last one's (default: 0.1)")
     add("--dropout", type=float, help="dropout probability (default: the checkpoint's)")
-    add("--seeds", type=at_least(1, maximum=999), default=3,
+    add("--seeds", type=at_least(1, maximum=999),
         help="runs of each task (default: 3)")
     add("--seed", type=at_least(0), default=0,
         help="seed of the first run; the next has S+1 (default: 0)")
@@ -339,6 +339,11 @@ def fill_flags(args, checkpoint, config):
     if recipe is None:
         recipe = "paper" if config.width >= PAPER_WIDTH else "small"
     defaults = dict(RECIPES[recipe])
+    defaults["seeds"] = 3
+    defaults["select"] = 0.1
+    if args.epochs == 0:  # nothing is random, and nothing is chosen
+        defaults["seeds"] = 1
+        defaults["select"] = 0.0
     defaults["dropout"] = config.dropout
     defaults["out"] = default_out(args)
     if args.task == "own":
@@ -359,9 +364,6 @@ def fill_flags(args, checkpoint, config):
     for flag, value in defaults.items():
         if flags[flag] is None:
             flags[flag] = value
-    if args.epochs == 0:  # nothing is random, and nothing is chosen
-        flags["seeds"] = 1
-        flags["select"] = 0.0
     return argparse.Namespace(**flags)
 
 
@@ -459,6 +461,9 @@ def choose_runtime(args, saved, local_rank):
 def collect_settings(args, runtime, tasks):
     """Return what may not change between the runs in a folder: flags, texts and checkpoint."""
     settings = {flag: value for flag, value in vars(args).items() if flag not in FREE}
+    for flag in ("ckpt", "train", "dev", "data_dir"):
+        if isinstance(settings[flag], str):  # run and run/ are one folder
+            settings[flag] = os.path.normpath(settings[flag])
     settings["dtype"] = runtime.dtype  # not auto
     settings["texts"] = fingerprint([(task_data.train, task_data.devs) for task_data in tasks])
     if args.ckpt:

@@ -49,7 +49,8 @@ import torch.nn.functional as F
 from baselines.canine import select_classes
 from bloom import SketchMap, beam_search, hash_logp
 from common import InputError, at_least, blame_file, find_device, load_checkpoint, run_script
-from data.corpus import add_reader_flags, get_ending, list_names, read_rows, reader_options
+from data.corpus import add_reader_flags, get_ending, is_document, list_names, peek_columns
+from data.corpus import read_rows, reader_options
 from data.squad import best_spans
 from data.tasks import CLASS_METRICS, METRICS, NUMBER_METRICS, TASKS, Task, parse_label
 from model import load_model
@@ -362,6 +363,9 @@ class Predictor:
         context_ids = self.token_ids(context_words)
         windows = sliding_windows(
             question_ids, context_ids, self.config.length, self.task["stride"])
+        if windows[0].first < 3 + len(question_ids):  # [CLS], all of the question, [SEP] [SEP]
+            self.add_note(f"the question was cut, to half of {self.config.length} positions "
+                          "(--length)")
         num_best = max(k, MIN_SPANS)
 
         scores = {}  # (start, end) in characters, or NO_ANSWER -> score
@@ -598,7 +602,7 @@ def strip_span(text, start, end):
 # Files
 
 
-def read_texts(path, columns, chosen=None, others=(), **reading):
+def read_texts(path, columns, chosen=None, others=(), is_sets=False, **reading):
     """Read a file row by row.
 
     Args:
@@ -607,6 +611,7 @@ def read_texts(path, columns, chosen=None, others=(), **reading):
         columns: list[str], one for each text. a|b: either name.
         chosen: str, "a,b", names instead of them, or None.
         others: list[str], columns that the file must have, too.
+        is_sets: bool, a cell may be a list: the items of a set.
         reading: encoding and sep of read_rows.
 
     Yields:
@@ -616,38 +621,43 @@ def read_texts(path, columns, chosen=None, others=(), **reading):
     is_pair_file = get_ending(path) == ".txt" and len(columns) == 2
     if is_pair_file:
         reading = dict(sep="\t") | reading
-    names = None  # of the columns, once there is a row to choose them from
-    for row in read_rows(path, keep_wrong=True, **reading):
-        if not row:  # no object
-            yield [None], row
-            continue
-        if names is None:
-            names = ["text"]
-            if not is_pair_file:
-                names = choose_text_columns(path, row, columns, chosen)
-            if not set(others) <= set(row):
-                raise InputError(f"{path}: expected the columns {', '.join(others)} (--label, "
-                                 f"--keep), got {', '.join(row)}.")
-        if is_pair_file:
+    examples, rows = peek_columns(read_rows(path, keep_wrong=True, **reading))
+    names = []
+    if examples and not is_pair_file:
+        names = choose_text_columns(path, examples, columns, chosen, is_sets)
+    if examples and not set(others) <= set(examples):
+        raise InputError(f"{path}: expected the columns {', '.join(others)} (--label, --keep), got "
+                         f"{', '.join(examples)}.")
+    for row in rows:
+        if not row:
+            texts = [None]  # no object
+        elif is_pair_file:
             texts = row["text"]  # sep has cut the line
         else:
-            texts = [join_items(row.get(name)) for name in names]
+            texts = [row.get(name) for name in names]
+            if is_sets:
+                texts = [join_items(cell) for cell in texts]
         yield texts, row
 
 
-def choose_text_columns(path, row, columns, chosen):
-    """Return the name of each text's column: chosen, the model's own, or the only one that fits."""
+def choose_text_columns(path, examples, columns, chosen, is_sets):
+    """Return the name of each text's column: chosen, the model's own, or the only one that fits.
+
+    Args:
+        path, columns, chosen, is_sets: as of read_texts.
+        examples: dict, column -> one of its values.
+    """
     names = list_names(chosen)
     if chosen is None:
         for column in columns:
-            present = [name for name in column.split("|") if name in row]
+            present = [name for name in column.split("|") if name in examples]
             names += present[:1]
-        texts = [name for name in row if isinstance(join_items(row[name]), str)]
+        texts = [name for name, value in examples.items() if is_document(value, is_sets)]
         if not names and len(texts) == 1:
             names = texts
-    if len(names) != len(columns) or not set(names) <= set(row):
+    if len(names) != len(columns) or not set(names) <= set(examples):
         raise InputError(f"{path}: expected columns of {len(columns)} texts, got the columns "
-                         f"{', '.join(row)}. Name {len(columns)} of them by --text.")
+                         f"{', '.join(examples)}. Name {len(columns)} of them by --text.")
     print(f"columns: {', '.join(names)} of {path}", file=sys.stderr)
     return names
 
@@ -662,10 +672,11 @@ def join_items(cell):
 def read_words(path, predictor, **reading):
     """Return the distinct words of a file, as the Predictor's tokenizer splits them."""
     words = []
-    for texts, _ in read_texts(path, ["text"], **reading):
+    is_sets = not predictor.config.order
+    for texts, _ in read_texts(path, ["text"], is_sets=is_sets, **reading):
         check_texts(texts, ["text"])  # no word is left out in silence
         [text] = texts
-        if not predictor.config.order:
+        if is_sets:
             text += "\t"  # a line is one name
         words += predictor.tokenizer.split(text)[0]
     if not words:
@@ -748,7 +759,7 @@ def build_parser():
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="infer.py",
-        description=str(__doc__).split("Paper map")[0],  # python -OO leaves None
+        description=(__doc__ or "").split("Paper map")[0],  # python -OO leaves None
         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("texts", nargs="*", metavar="TEXT",
@@ -889,7 +900,8 @@ def read_file(args, predictor):
     if args.label is not None:
         others.append(args.label)
     return read_texts(
-        args.file, list_columns(args, predictor), args.columns, others, **reader_options(args))
+        args.file, list_columns(args, predictor), args.columns, others,
+        is_sets=not predictor.config.order, **reader_options(args))
 
 
 class FileReport:
@@ -952,7 +964,12 @@ def write_answers(args, predictor):
         report.add(result)
         line = dict(line=number, texts=texts)
         if kept_names:
-            line["kept"] = {name: row.get(name) for name in kept_names}
+            line["kept"] = {}
+        for name in kept_names:
+            value = row.get(name)
+            if value != value:  # NaN, an empty cell in a column of numbers, is no JSON
+                value = None
+            line["kept"][name] = value
         print(json.dumps(line | result, default=str))
     report.print_lines()
     if args.label is not None:

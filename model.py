@@ -134,8 +134,8 @@ class Config:
             objectives = [masked_head]
             others = []
         if self.head not in objectives + others:
-            raise ValueError(f"objective: expected {' or '.join(objectives)} for {self.emb}, "
-                             f"got {self.head}.")
+            raise ValueError(f"head (--objective): expected {' or '.join(objectives)} for "
+                             f"{self.emb}, got {self.head}.")
 
         # what a field means that is None
         if self.predicts_rows and self.tied is None:
@@ -385,7 +385,8 @@ class Model(nn.Module):
     def find_second_text(self, ids):
         """Return 1 from the second of two [SEP] in a row on, 0 before it, int64 (B, L).
 
-        They divide a pair of texts. One [SEP] ends a document in a window of text.
+        They divide a pair of texts. In a window of text one [SEP] ends a document, and a window
+        that is cut behind it ends with two, of which the last then counts as a second text.
         """
         is_sep = ids == self.config.sep_id
         is_divided = is_sep[:, 1:] & is_sep[:, :-1]  # (B, L - 1)

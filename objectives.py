@@ -52,6 +52,7 @@ class Objective:
 
         head            one of model.py's heads
         num_counts      how many numbers evaluate returns
+        flags           flags of pretrain.py that no other objective of its head reads
         loss            (model, inputs, labels) -> loss summed over scored positions, with gradient
         evaluate        (model, inputs, labels) -> summed loss, and counts (num_counts,), which add
                         up over batches
@@ -70,6 +71,8 @@ class Objective:
         num_samples: int, S, of sampled softmax.
         noise_rate: float, share of words to shuffle, and of the others to replace, of sr.
     """
+
+    flags = []
 
     def __init__(self, config, mask_rate=None, mask_id=None, first_word_id=None, targets=None,
                  bloom_map=None, num_samples=None, noise_rate=0.10):
@@ -298,6 +301,8 @@ class SampledWords(MaskedWords):
     BPE pieces are not numbered by frequency, so the estimate is noisier for them. Evaluation scores
     all words, and the special tokens, which training never scores: its loss is higher on average.
     """
+
+    flags = ["samples"]
 
     def loss(self, model, inputs, labels):
         positions, words = find_masked(labels)  # (M,)

@@ -49,8 +49,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from common import InputError, add_device_flags, at_least, autocast, blame_input, catch_signals
-from common import gather_from_ranks, load_checkpoint, lock_output, read_ranks, resolve_device
-from common import run_script, save_checkpoint
+from common import gather_from_ranks, load_checkpoint, lock_output, read_ranks, remove
+from common import resolve_device, run_script, save_checkpoint
 from data.batches import Batches, ItemSetBatches, TextBatches
 from data.codes import build_codes, build_tokenizer
 from data.corpus import Corpus, add_reader_flags, name_data, prepare, reader_options
@@ -116,8 +116,7 @@ def list_uses():
     For example list_uses()["emb"]["pool"] is ["hash", "bits", "chunk"].
     """
     embeddings = {name: FORMAT_FLAGS[cls.code_format] for name, cls in EMBEDDINGS.items()}
-    objectives = {name: HEAD_FLAGS[cls.head] for name, cls in OBJECTIVES.items()}
-    objectives["sampled"] = objectives["sampled"] + ["samples"]
+    objectives = {name: HEAD_FLAGS[cls.head] + cls.flags for name, cls in OBJECTIVES.items()}
     # options: an argument of the hash -> its flag
     hashes = {name: list(cls.options.values()) for name, cls in HASHES.items()}
     return dict(emb=embeddings, objective=objectives, hash=hashes,
@@ -293,23 +292,23 @@ def build_parser():
 def parse_flags(argv=None):
     """Return all settings as a Namespace, and the checkpoint of --init_from or None.
 
-    A setting is a flag or a field of model.Config, most of them both. Without a flag are order,
-    head and lr_mlm.
+    A setting is a flag or a field of model.Config, most of them both. Without a flag are fields
+    that follow from others, such as head, and what only recipes set, such as lr_mlm.
     Its value comes from the command line, else from the run of --init_from, else it is a default:
     the preset's, else that of COMMON, else that of Config. Some follow from others (fill_settings).
     """
     args = build_parser().parse_args(argv)
     flags = {name: value for name, value in vars(args).items() if value is not None}
     start = None
-    fixed = flags  # the settings that no default changes
+    fixed_settings = flags  # the settings that no default changes
     if args.init_from:
         start = load_checkpoint(args.init_from)
-        fixed = read_inherited(start, flags) | flags
+        fixed_settings = read_inherited(start, flags) | flags
 
-    settings = list_defaults(fixed.get("preset", COMMON["preset"])) | fixed
+    settings = list_defaults(fixed_settings.get("preset", COMMON["preset"])) | fixed_settings
     for name, value in settings.items():
         setattr(args, name, value)
-    fill_settings(args, fixed)
+    fill_settings(args, fixed_settings)
     check_flags(args, flags)
     if args.out is None:
         args.out = name_output(args)
@@ -355,24 +354,25 @@ def read_inherited(start, flags):
     return inherited
 
 
-def fill_settings(args, fixed):
+def fill_settings(args, fixed_settings):
     """Set what has no default of its own, since it follows from other settings.
 
     Args:
         args: Namespace. It is changed in place.
-        fixed: dict, settings of the command line and of --init_from, which stay.
+        fixed_settings: dict, settings of the command line and of --init_from, which stay.
     """
     # so far these are of the preset, or of --init_from. Below they become those of this run
     preset_has_order = args.order  # its sequences are texts, not item sets
     preset_predicts_words = args.head != "sr"
 
     # what a sequence is. Bloom digests are of items
-    if args.split is None and (args.emb == "bloom" or not preset_has_order):
+    has_digests = args.emb is not None and EMBEDDINGS[args.emb].code_format == "digest"
+    if args.split is None and (has_digests or not preset_has_order):
         args.split = "items"
     args.order = args.split != "items"
     if not args.order:
         for name, value in SETS.items():
-            if name not in fixed:
+            if name not in fixed_settings:
                 setattr(args, name, value)
 
     # what a word is: a table with a row for each word has none for a new one, so it reads pieces.
@@ -382,7 +382,7 @@ def fill_settings(args, fixed):
     code_format = EMBEDDINGS[args.emb].code_format
     if args.split is None:
         args.split = "bpe" if code_format == "row" else "regex"
-    if args.split == "phrases" and "vocab" not in fixed:
+    if args.split == "phrases" and "vocab" not in fixed_settings:
         args.vocab = 1_000_000
 
     # what is predicted: a set has no order that shuffling could change, so its items are masked
@@ -392,11 +392,11 @@ def fill_settings(args, fixed):
     args.head = OBJECTIVES[args.objective].head
 
     # sizes and rates
-    if "width" in fixed and "ffn" not in fixed:
+    if "width" in fixed_settings and "ffn" not in fixed_settings:
         args.ffn = 4 * args.width
-    if args.head != "sr" and args.lr_mlm is not None and "lr" not in fixed:
+    if args.head != "sr" and args.lr_mlm is not None and "lr" not in fixed_settings:
         args.lr = args.lr_mlm
-    if "warmup" not in fixed:
+    if "warmup" not in fixed_settings:
         args.warmup = min(args.warmup, args.steps // 10)
     # LSH needs a hyperplane for each bit or row. They are the rotations of one random vector of F
     # numbers, of which there are F (hashing.NgramLSH)
@@ -420,10 +420,10 @@ def check_flags(args, flags):
         args: Namespace, all settings.
         flags: dict, the flags of the command line.
     """
-    used = list_used_flags(args)
+    used_flags = list_used_flags(args)
     for flag in flags:
         requirement = describe_requirement(flag)
-        if requirement and flag not in used:
+        if requirement and flag not in used_flags:
             raise InputError(f"--{flag} requires {requirement}.")
 
     code_format = EMBEDDINGS[args.emb].code_format
@@ -498,6 +498,9 @@ def train(args, start):
     path = os.path.join(args.out, "ckpt.pt")
     identity = identify_run(args, start)
     saved = None
+    if os.path.exists(os.path.join(args.out, "settings.json")):
+        raise InputError(f"--out {args.out}: expected a folder of pretrain.py, got one of "
+                         "finetune.py. Use another --out.")
     if os.path.exists(path):
         saved = load_checkpoint(path)
         check_same_run(saved["run"], identity, path)
@@ -525,6 +528,9 @@ def train(args, start):
     if saved is not None:
         check_same_run(saved["run"], identity, path)
     step, best, log_size = restore(saved, model, optimizer)
+    saved = None  # gives its memory back
+    if step == 0 and rank.is_first:  # of a run that ended before its first ckpt.pt
+        remove(os.path.join(args.out, "best.pt"))
     was_finished = step == args.steps
 
     # Compile, and join the ranks
@@ -553,6 +559,7 @@ def train(args, start):
         rank.show(f"Resuming {args.out} at step {step:,}")
 
     log = Log(args, rank, data.batches.words_per_sequence, step, log_size)
+    frequent_words = data.corpus.frequent(50_000)  # candidates of infer.py
 
     def save(name, **state):
         """Write a checkpoint: what a run needs to go on, and infer.py to do without the data."""
@@ -560,7 +567,7 @@ def train(args, start):
             save_checkpoint(
                 os.path.join(args.out, name), model, data.tokenizer.state(), run=identity,
                 dtype=rank.dtype, log_size=os.path.getsize(log.path),
-                words=data.corpus.frequent(50_000), **state)
+                words=frequent_words, **state)
 
     # -----------------------------------------------------------------------------
     # Training loop
@@ -694,6 +701,8 @@ def learning_rate(args, step):
         fall = (args.steps - step) / max(args.steps - args.warmup, 1)
     elif args.schedule == "rsqrt":
         fall = rise**-0.5
+    else:
+        raise ValueError(f"schedule: expected linear or rsqrt, got {args.schedule!r}.")
     return args.lr * min(rise, fall)
 
 
@@ -787,7 +796,7 @@ def identify_run(args, start):
     identity = {name: value for name, value in vars(args).items() if name not in FREE}
     identity["init_from"] = None
     if start is not None:
-        identity["init_from"] = f"{args.init_from} at step {start['step']}"
+        identity["init_from"] = f"{os.path.normpath(args.init_from)} at step {start['step']}"
     return identity
 
 
@@ -934,8 +943,8 @@ def describe_model(args, model):
 
 def describe_data(data):
     """Return the lines of the summary about the corpus, and the Bloom map if there is one."""
-    text = ("corpus: {data}, {words:,} words, {distinct:,} distinct, {documents:,} documents, "
-            "{replaced:,} characters not UTF-8".format(**data.corpus.meta))
+    text = ("corpus: {data}, {words:,} words, {distinct:,} distinct, {documents:,} documents"
+            .format(**data.corpus.meta))
     bloom_map = data.tokenizer.bloom_map
     if bloom_map is not None:
         num_rows = bloom_map.m * data.tokenizer.config.buckets

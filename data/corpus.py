@@ -48,6 +48,7 @@ HUB = {  # name -> data set on the hub, and its configuration
 ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")  # each may end in .gz too
 FORMAT = 8  # of prepared corpora
 PIECE = 1 << 24  # token IDs in memory at a time
+PEEK = 100  # rows that decide on the columns
 HELD_OUT_KEY = 90  # of the random order of documents: every run holds out the same
 
 
@@ -362,20 +363,33 @@ def is_document(value, is_sets):
     return value is None or isinstance(value, str)
 
 
+def peek_columns(rows):
+    """Look at the first rows, since a single one may lack a column or have an empty cell in it.
+
+    Args:
+        rows: iterable of dict.
+
+    Returns:
+        dict, column -> one of its values, None where there is none; {} without rows.
+        iterator of all rows, the first ones too.
+    """
+    rows = iter(rows)
+    head = list(itertools.islice(rows, PEEK))
+    examples = {}
+    for row in head:
+        for name, value in row.items():
+            if examples.get(name) is None:
+                examples[name] = value
+    return examples, itertools.chain(head, rows)
+
+
 def read_documents(part, is_sets, field, **reading):
     """Yield the documents of one part of --data, in files or on the hub."""
     for source, rows in list_sources(part, **reading):
-        # the first rows decide on the columns, as a single cell may be empty
-        head = list(itertools.islice(rows, 100))
-        if not head:
+        examples, rows = peek_columns(rows)
+        if not examples:
             continue
-        known = {}  # column -> a value, None where there is none
-        for row in head:
-            for name, value in row.items():
-                if known.get(name) is None:
-                    known[name] = value
-        columns = choose_columns(source, known, field, is_sets)
-        rows = itertools.chain(head, rows)
+        columns = choose_columns(source, examples, field, is_sets)
         if len(columns) == 2:
             yield from group_pairs(source, rows, *columns)
         else:
@@ -538,7 +552,7 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
     # First pass: IDs by first appearance, since how frequent a word is shows at the end.
     works = read_work(data, split == "items", field, **reading)
     results = tqdm(split_all(works, split, subwords), f"preparing {data}", disable=hidden)
-    words, counts, num_replaced = write_first_ids(folder, drop_copies(results, split), subwords)
+    words, counts = write_first_ids(folder, drop_copies(results, split), subwords)
     if not counts:
         raise InputError(f"--data {data}: expected text, got no words.")
 
@@ -559,9 +573,8 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, **reading):
     np.save(folder / "counts.npy", [counts[i] for i in old_of_new])
     num_documents = counts[SEP]  # each is closed by one, which is no word
     meta = dict(
-        data=data, split=split, replaced=num_replaced, documents=num_documents,
-        words=counts.total() - num_documents, dtype=dtype, distinct=len(counts) - 1,
-        digest=digest.hexdigest())
+        data=data, split=split, documents=num_documents, words=counts.total() - num_documents,
+        dtype=dtype, distinct=len(counts) - 1, digest=digest.hexdigest())
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
@@ -576,10 +589,10 @@ def drop_copies(results, split):
         split: str, as of split_work.
 
     Yields:
-        documents and num_replaced, as of split_work.
+        documents, as of split_work.
     """
     seen = set()
-    for kind, documents, num_replaced in results:
+    for kind, documents in results:
         if kind in PYTHON:
             first_ones = []
             for document in documents:
@@ -590,7 +603,7 @@ def drop_copies(results, split):
                     seen.add(key)
                     first_ones.append(document)
             documents = first_ones
-        yield documents, num_replaced
+        yield documents
 
 
 def write_first_ids(folder, results, subwords):
@@ -604,16 +617,13 @@ def write_first_ids(folder, results, subwords):
     Returns:
         words: list[str], of IDs from FIRST_WORD_ID on.
         counts: Counter, ID -> how often it occurs.
-        num_replaced: int, characters that could not be decoded.
     """
     id_of_word = {}
     if subwords is not None:
         id_of_word = {unit: i for i, unit in enumerate(subwords.units, FIRST_WORD_ID)}
     counts = Counter()
-    num_replaced = 0
     with open(folder / "ids.tmp", "wb") as file:
-        for documents, replaced in results:
-            num_replaced += replaced
+        for documents in results:
             ids = []
             for document in documents:
                 words = document.split("\n")
@@ -624,7 +634,7 @@ def write_first_ids(folder, results, subwords):
                 ids.append(SEP)
             counts.update(ids)
             np.array(ids, np.uint32).tofile(file)
-    return list(id_of_word), counts, num_replaced
+    return list(id_of_word), counts
 
 
 def write_final_ids(folder, old_of_new):
@@ -665,7 +675,6 @@ def split_work(work, split, subwords=None):
         kind, as in work.
         documents: list[str], the words of each, joined by line breaks, which no word has: a str is
             faster to send than a list.
-        num_replaced: int, characters that are not UTF-8.
     """
     texts = list_documents(work)
     if subwords is not None:
@@ -674,8 +683,7 @@ def split_work(work, split, subwords=None):
         documents = map(item_names, texts)
     else:
         documents = [list_words(text, split) for text in texts]
-    num_replaced = sum(text.count("\ufffd") for text in texts if isinstance(text, str))
-    return work[0], ["\n".join(words) for words in documents if words], num_replaced
+    return work[0], ["\n".join(words) for words in documents if words]
 
 
 def split_all(works, split, subwords):
@@ -708,7 +716,7 @@ class Corpus:
         offsets: int64 (documents + 1,), where each document starts.
         words: list[str], of IDs from FIRST_WORD_ID on; counts: int64, by ID.
         subwords: BPE, Phrases or None.
-        meta: dict of data, split, documents, words, distinct, replaced, dtype, digest.
+        meta: dict of data, split, documents, words, distinct, dtype, digest.
     """
 
     def __init__(self, folder):

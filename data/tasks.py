@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from common import InputError, build_once, fingerprint
-from data.corpus import read_hub, read_rows, reader_options
+from data.corpus import peek_columns, read_hub, read_rows, reader_options
 from data.python_source import python_files, python_texts
 from tokenizer import build_inputs
 
@@ -208,17 +208,15 @@ def parse_rows(records, task, source):
         source: str, for messages.
 
     Raises:
-        InputError: a column is missing, or cells are no text or no label of the task. No row is
-            left out: what is scored would change, and a wrong column might pass.
+        InputError: a column is missing, or cells are no text or no label of the task. No record
+            is left out: what is scored would change, and a wrong column might pass.
     """
     if not records:
         raise InputError(f"{source}: expected rows, got none.")
     # by name: the order of columns, and other columns, do not matter
-    known = {}
-    for record in records[:100]:  # an object of a .jsonl may lack a column
-        known.update(record)
-    text_columns = [find_column(names, known, source) for names in task.text_columns]
-    label_column = find_column(task.label_column, known, source)
+    examples, _ = peek_columns(records)
+    text_columns = [find_column(names, examples, source) for names in task.text_columns]
+    label_column = find_column(task.label_column, examples, source)
 
     rows = []
     messages = []  # of all rows at fault, so that one run counts them

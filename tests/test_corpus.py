@@ -311,11 +311,11 @@ def test_linked_folders_are_read_once(write, tmp_path):
     assert sorted(find_files(str(tmp_path / "all"))) == sorted(found)
 
 
-def test_bytes_that_are_not_utf8_are_counted(write, load):
+def test_bytes_that_are_not_utf8_are_counted(write, load, capsys):
     """A NUL after the first kilobytes, a lone carriage return and no last newline are text."""
     content = b"\xef\xbb\xbfcaf\xe9 ok\r\n" + b"word " * 9_001 + b"\ra\x00b"
     corpus = load(write("a.txt", content))
-    assert corpus.meta["replaced"] == 1
+    assert ": 1 characters could not be decoded" in capsys.readouterr().err
     assert sorted(corpus.words) == sorted(["caf", "\ufffd", "ok", "word", "a", "b"])
     assert corpus.meta["documents"] == 3
 

@@ -12,10 +12,10 @@ import finetune
 import infer
 import pretrain
 from data.tasks import TASKS, Task
-from embeddings import EMBEDDINGS, Embedding
+from embeddings import EMBEDDINGS, BloomEmbedding, Embedding
 from hashing import HASHES
 from infer import Predictor
-from objectives import IGNORE_INDEX, OBJECTIVES, MaskedHashes, Objective
+from objectives import IGNORE_INDEX, OBJECTIVES, MaskedHashes, Objective, SampledWords
 from tests.support import SMALL, assert_refused, run_main
 
 
@@ -120,6 +120,16 @@ def test_flag_that_a_toy_uses_is_taken(toy_flags, monkeypatch):
     args, _ = pretrain.parse_flags(flags.split())
     assert args.lr == 1e-4  # as it predicts words; Shuffle+Random has another rate
     assert "toy-hashes" in args.out
+
+
+def test_subclasses_are_set_up_as_their_parents(monkeypatch):
+    """The script asks a class what it is, and knows none by its name."""
+    monkeypatch.setitem(EMBEDDINGS, "toy", BloomEmbedding)
+    monkeypatch.setitem(OBJECTIVES, "toy", SampledWords)
+    args, _ = pretrain.parse_flags(["--emb", "toy"])
+    assert args.split == "items"
+    args, _ = pretrain.parse_flags("--emb lookup --objective toy --samples 7".split())
+    assert args.samples == 7
 
 
 def test_toy_run_trains_and_detects(toy_flags, tmp_path):

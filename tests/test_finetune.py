@@ -767,7 +767,8 @@ def test_bad_input_is_refused_before_anything_is_written(
 def test_scores_of_a_new_head_are_refused(sr_run, own, tmp_path):
     argv = ["--ckpt", sr_run, *DEVICE, "--epochs", 0, *own, "--out", tmp_path / "out"]
     assert_refused(finetune.main, argv, "--epochs 0 requires")
-    assert_refused(finetune.main, [*argv, "--bag", 9], "--bag requires --epochs of 1")
+    for flags in (["--bag", 9], ["--seeds", 5], ["--select", 0.3]):
+        assert_refused(finetune.main, [*argv, *flags], f"{flags[0]} requires --epochs of 1")
     assert not (tmp_path / "out").exists()
 
 

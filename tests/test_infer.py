@@ -267,6 +267,15 @@ def test_looked_up_items_of_a_set_are_not_proposed_again(untrained, shown, other
 # Fine-tuned models
 
 
+@pytest.mark.parametrize("num_words, is_cut", [(30, False), (31, True)])  # of (64 - 4) / 2
+def test_question_that_was_cut_is_noted(untrained, num_words, is_cut):
+    predictor = untrained["answer"]
+    question = "?" * (num_words - 1)  # BPE puts a piece for a space before it
+    assert len(predictor.split(question)[0]) == num_words
+    predictor.answer(question, "the cat sat there")
+    assert ("the question was cut" in "".join(predictor.notes)) == is_cut
+
+
 def test_answer_probability_does_not_depend_on_how_many_are_listed(untrained):
     question = "who is the cat", "the cat sat there " * 30  # many windows
     answers = untrained["answer"].answer(*question, 4)
@@ -382,13 +391,37 @@ def test_file_without_the_column_is_refused_with_all_names(paths, tmp_path, mode
     ("classify", "in.csv", "n,text\n1,a\n2,b, c\n3,\n", [True, False, True]),  # cells; empty
     ("classify", "in.jsonl", '{"text": 3}\n{"no": 1}\n{"text": "\\ud83d"}', [False, False, True]),
     ("classify", "in.jsonl", '[3]\n{"text": "a"}\n{"text"\n', [False, True, False]),
-    ("classify", "in.jsonl", '{"text": [3]}\n{"text": ["a", "b"]}\n', [False, True]),  # items
+    ("classify", "in.jsonl", '{"text": ["a"]}\n{"text": "a b"}\n', [False, True]),  # no text
     ("answer", "in.txt", "Who?\tAda.\nWho?\n", [True, False]),  # a tab between the two
 ])
 def test_file_goes_on_after_a_bad_row(paths, tmp_path, model, name, content, is_good):
     (tmp_path / name).write_text(content)
     rows = run_file(paths[model], tmp_path / name, "--text", "text")
     assert ["error" not in row for row in rows] == is_good
+
+
+def test_column_is_chosen_by_more_than_the_first_row(paths, tmp_path):
+    """The first row has no text, and its only column is none."""
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id": "a1"}\n{"id": "a2", "text": "the cat"}\n')
+    rows = run_file(paths["detect"], path)
+    assert "error" in rows[0]
+    assert rows[1]["texts"] == ["the cat"]
+
+
+def test_sep_does_not_delete_characters_of_a_text(paths, tmp_path):
+    """It parts the names of a set. A model of texts refuses the row."""
+    path = tmp_path / "in.txt"
+    path.write_text("one,two\nthree\n")
+    argv = ["--ckpt", paths["detect"], "--file", path, "--sep", ","]
+    assert_refused(infer.main, argv, "text: expected 1 (text), got [['one', 'two']]")
+
+
+def test_empty_number_that_is_kept_is_null(paths, tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "the cat", "score": NaN}\n')
+    [row] = run_file(paths["detect"], path, "--keep", "score")
+    assert row["kept"] == dict(score=None)
 
 
 def test_file_counts_on_stderr_what_a_reader_could_overlook(paths, tmp_path):
@@ -415,11 +448,13 @@ def test_first_five_rows_with_an_error_are_named(paths, tmp_path, num_empty, num
 
 def test_file_that_breaks_keeps_what_was_written(paths, tmp_path):
     path = tmp_path / "in.txt.gz"
-    path.write_bytes(gzip.compress(b"the cat\n")[:-8])  # without its end
+    path.write_bytes(gzip.compress(b"the cat\n" * 101)[:-8])  # without its end
     done = run_main(infer.main, "--ckpt", paths["detect"], "--file", path)
     assert done.code == 2
-    assert json.loads(done.out)["words"] == ["the", "cat"]
-    assert "in.txt.gz: could not be read as .txt after row 1: EOFError" in done.err
+    lines = done.out.splitlines()
+    assert len(lines) == 101
+    assert json.loads(lines[-1])["words"] == ["the", "cat"]
+    assert "in.txt.gz: could not be read as .txt after row 101: EOFError" in done.err
 
 
 def test_file_is_scored_and_columns_are_kept(paths, untrained, tmp_path):

@@ -280,6 +280,21 @@ def test_hyperplanes_are_redrawn_only_by_flag(small, tmp_path, flags, is_redrawn
 # Resuming
 
 
+def test_folder_of_finetune_is_refused(small, tmp_path):
+    """Both scripts write ckpt.pt and log.jsonl."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "settings.json").write_text("{}")
+    assert_refused(pretrain.main, small(), "--out", "got one of finetune.py")
+
+
+def test_run_that_starts_removes_the_best_weights_of_another(small, tmp_path):
+    """That one ended before its first ckpt.pt, so no flags are there to compare."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "best.pt").touch()
+    pretrain.main(small("--steps", 1, "--warmup", 0))
+    assert load_checkpoint(str(tmp_path / "run" / "best.pt"))["step"] == 1
+
+
 def test_finished_run_started_again_changes_nothing(small, tmp_path):
     pretrain.main(small())
     before = read_log(tmp_path / "run")
