@@ -542,7 +542,7 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
     has_blocks = n == 1 and pairs == "all"
     if impl == "auto":
         impl = "dense"
-        if has_blocks and L > MAX_LITERAL:
+        if has_blocks and L > MAX_LITERAL and B > 0:  # without sequences there are no buckets
             impl = "blocks"
 
     if impl == "dense":
@@ -590,6 +590,8 @@ class SelfAttention(nn.Module):
         if attn not in ("full", "lsh") or fill not in FILLS or pairs not in PAIRS:
             raise ValueError("attn, fill, pairs: expected full or lsh, zero or mask, all or upper, "
                              f"got {attn!r}, {fill!r}, {pairs!r}.")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout: expected at least 0 and less than 1, got {dropout}.")
         if hidden_size % num_heads != 0:
             raise ValueError(f"hidden_size: expected a multiple of {num_heads} heads, got "
                              f"{hidden_size}.")

@@ -310,6 +310,15 @@ SCORES = {
 }
 
 
+def choose_score(score):
+    """Return the function of SCORES with this name, or score itself, if it is a function."""
+    if callable(score):
+        return score
+    if score not in SCORES:
+        raise ValueError(f"score: expected {', '.join(SCORES)} or a function, got {score!r}.")
+    return SCORES[score]
+
+
 def hash_logp(logits, bloom_map):
     """Return the log-probabilities of each map's buckets, float (P, m, R).
 
@@ -343,7 +352,7 @@ def hash_logp(logits, bloom_map):
 def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
     """Return the k best of all items, ids int64 (P, k) and scores (P, k); see beam_search."""
     exclude = check_search(logp, bloom_map, exclude, k)
-    gamma = SCORES.get(score, score)
+    gamma = choose_score(score)
     P, m, _ = logp.shape
     k = min(k, bloom_map.n_items)
     digest = torch.from_numpy(bloom_map.digest).to(logp.device)  # (N, m)
@@ -372,7 +381,8 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
     Returns:
         ids list[int], scores list[float], and certified bool.
     """
-    gamma = SCORES.get(score, score)
+    refuse_nan(logp)
+    gamma = choose_score(score)
     m, R = logp.shape
     N = bloom_map.n_items
     digest = bloom_map.digest.tolist()
@@ -450,8 +460,8 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         logp = hash_logp(logits, bloom_map)
         ids, scores, certified, num_scored = beam_search(logp, bloom_map)
     """
-    exclude = check_search(logp, bloom_map, exclude, k, beam)
-    gamma = SCORES.get(score, score)
+    exclude = check_search(logp, bloom_map, exclude, k, beam, rounds)
+    gamma = choose_score(score)
     P, m, R = logp.shape
     k = min(k, bloom_map.n_items)
     beam = min(beam, R)
@@ -517,10 +527,10 @@ def score_items(logp, bloom_map, items, gamma):
     return gamma(parts).masked_fill(items < 0, -torch.inf)
 
 
-def check_search(logp, bloom_map, exclude, k, beam=1):
+def check_search(logp, bloom_map, exclude, k, beam=1, rounds=None):
     """Return exclude (P, E), E = 0 for None; ValueError if a search would read other buckets."""
-    if min(k, beam) < 1:
-        raise ValueError(f"k, beam: expected at least 1, got {k}, {beam}.")
+    if k < 1 or beam < 1 or (rounds is not None and rounds < 1):
+        raise ValueError(f"k, beam, rounds: expected at least 1, got {k}, {beam}, {rounds}.")
     expected = (bloom_map.m, bloom_map.buckets)
     if not torch.is_tensor(logp) or logp.shape[1:] != expected:
         raise ValueError(f"logp: expected Tensor (P, {bloom_map.m}, {bloom_map.buckets}), "

@@ -40,6 +40,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -858,6 +859,7 @@ def train(args, runtime, job, model, data):
     log = []
     total_loss = torch.zeros((), device=runtime.device)  # since the last evaluation
     num_losses = 0
+    start = time.perf_counter()
     # disable=None: no bar where there is no terminal
     for step in tqdm(range(num_steps), f"{job.name}, seed {job.seed}", leave=False, disable=None):
         for group in optimizer.param_groups:
@@ -887,7 +889,8 @@ def train(args, runtime, job, model, data):
                 row |= scores
                 best_weights.update(model, scores[metric])
             log.append(row)
-            print_progress(row, num_steps, metric)
+            seconds_left = (time.perf_counter() - start) / num_done * (num_steps - num_done)
+            print_progress(row, num_steps, metric, seconds_left)
             total_loss.zero_()
             num_losses = 0
     return log, best_weights
@@ -991,12 +994,13 @@ class BestWeights:
             self.state = {key: weight.clone() for key, weight in model.state_dict().items()}
 
 
-def print_progress(row, num_steps, metric):
-    """Print a row of the log, above the progress bar."""
+def print_progress(row, num_steps, metric, seconds_left):
+    """Print a row of the log, above the progress bar, and the time that this seed still takes."""
     text = f"{row['task']}, seed {row['seed']}, step {row['step']:,} of {num_steps:,}: "
     text += f"loss {row['loss']:.3f}"
     if metric in row:
         text += f", select {metric} {row[metric]:.2f}"
+    text += f", {tqdm.format_interval(seconds_left)} left"
     tqdm.write(text)
     sys.stdout.flush()  # in a file or a pipe, too, where it would wait for more lines
 

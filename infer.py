@@ -543,6 +543,9 @@ class Predictor:
 
 def check_texts(texts, columns):
     """Raise an InputError where texts are not as many str as columns."""
+    if None in texts:
+        raise InputError(f"text: expected {', '.join(columns)}, got none: the row is damaged or "
+                         "has no such cell.")
     are_texts = all(isinstance(text, str) for text in texts)
     if not are_texts or len(texts) != len(columns):
         message = (f"text: expected {len(columns)} ({', '.join(columns)}), "
@@ -656,7 +659,7 @@ def choose_text_columns(path, examples, columns, chosen, is_sets):
         if not names and len(texts) == 1:
             names = texts
     if len(names) != len(columns) or not set(names) <= set(examples):
-        raise InputError(f"{path}: expected columns of {len(columns)} texts, got the columns "
+        raise InputError(f"{path}: expected the columns {', '.join(columns)}, got the columns "
                          f"{', '.join(examples)}. Name {len(columns)} of them by --text.")
     print(f"columns: {', '.join(names)} of {path}", file=sys.stderr)
     return names
@@ -824,6 +827,8 @@ def check_flags(args):
     of_rows = [args.columns, args.label, args.keep]
     if args.file is None and of_rows != [None, None, None]:
         raise InputError("--text, --label and --keep require --file.")
+    if args.label is not None and args.label in list_names(args.columns):
+        raise InputError(f"--text: expected other columns than --label {args.label}.")
     if reader_options(args) and args.file is None and args.words is None:
         raise InputError("--encoding and --sep require --file or --words.")
     if args.vectors is not None:

@@ -267,7 +267,8 @@ def build_parser():
     add("--init_from", "start from weights of another run, whose words and sizes stay")
     add("--batch", "sequences per step, all ranks (default: the preset's)", **count)
     add("--micro", "sequences a device holds at once", **count)
-    add("--steps", "optimizer steps; more steps of a finished run: --init_from its folder", **count)
+    add("--steps", "optimizer steps; for more of a finished run: its flags, --init_from and --out",
+        **count)
     add("--lr", "peak learning rate", type=at_least(0, float))
     add("--warmup", "steps to the peak (default: the preset's, at most a tenth of --steps)",
         type=at_least(0))
@@ -658,8 +659,8 @@ def train(args, start):
         number = signals[0] if signals else signal.SIGTERM  # of another rank
         raise SystemExit(128 + number)
     if was_finished:
-        rank.show(f"Finished before, at step {step:,}: {path}. For more steps use --init_from "
-                  f"{args.out} and another --out.")
+        rank.show(f"Finished before, at step {step:,}: {path}. For more steps use the same flags "
+                  f"with --init_from {args.out} and another --out.")
     else:
         rank.show(f"Saved {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
     if "majority" in result and result["accuracy"] <= result["majority"]:  # of Shuffle+Random
@@ -945,6 +946,7 @@ def describe_data(data):
     """Return the lines of the summary about the corpus, and the Bloom map if there is one."""
     text = ("corpus: {data}, {words:,} words, {distinct:,} distinct, {documents:,} documents"
             .format(**data.corpus.meta))
+    text += f"; {data.batches.num_eval:,} held-out sequences"
     bloom_map = data.tokenizer.bloom_map
     if bloom_map is not None:
         num_rows = bloom_map.m * data.tokenizer.config.buckets

@@ -75,9 +75,14 @@ def add_reader_flags(add):
     """Add --encoding and --sep by `add`, the add_argument of a parser."""
     add("--encoding", metavar="NAME",
         help="encoding of text files, such as latin-1 or utf-16 (default: utf-8)")
-    add("--sep", metavar="CHARACTER",
+    add("--sep", metavar="CHARACTER", type=read_separator,
         help="between the cells of a .csv or .tsv, or the items or texts of a line of a .txt "
         "(default: comma, of .tsv and pairs of texts tab)")
+
+
+def read_separator(text):
+    """Return the separator that a flag names: itself, or for \\t, as people type it, a tab."""
+    return text.replace("\\t", "\t")
 
 
 def reader_options(args):
@@ -219,6 +224,8 @@ def parse_table(path, lines, ending, header, keep_wrong, sep):
     if ending == ".tsv":
         options = dict(delimiter="\t", quoting=csv.QUOTE_NONE)
     if sep is not None:
+        if len(sep) != 1:
+            raise InputError(f"--sep: expected one character for {ending}, got {sep!r}.")
         options["delimiter"] = sep
     table = csv.reader(lines, **options)
     columns = next(table, [])
@@ -399,18 +406,29 @@ def read_documents(part, is_sets, field, **reading):
 def read_column(source, rows, column, is_sets):
     """Yield the cells of a column that are not empty."""
     num_doubtful = 0
+    num_at_tabs = 0  # sets that are cut there
+    num_at_spaces = 0
     for number, row in enumerate(rows, 1):
         document = row.get(column)
         if not is_document(document, is_sets):
             raise name_wrong_row(source, number, column, document)
-        if document:
-            is_cut_at_spaces = is_sets and isinstance(document, str) and "\t" not in document
-            if is_cut_at_spaces and re.search("[,;]", document):
-                num_doubtful += 1
-            yield document
+        if not document:
+            continue
+        if is_sets and isinstance(document, str):
+            if "\t" in document:
+                num_at_tabs += 1
+            elif len(document.split()) > 1:
+                num_at_spaces += 1
+                if re.search("[,;|]", document):
+                    num_doubtful += 1
+        yield document
     if num_doubtful > 0:
-        print(f"warning: {source}: {num_doubtful:,} item sets have a comma or semicolon and were "
-              "cut at spaces. Use tabs, or in a .txt --sep.", file=sys.stderr)
+        print(f"warning: {source}: {num_doubtful:,} item sets have a comma, semicolon or bar and "
+              "were cut at spaces. Use tabs, or in a .txt --sep.", file=sys.stderr)
+    if num_at_tabs > 0 and num_at_spaces > 0:
+        print(f"warning: {source}: {num_at_spaces:,} item sets without a tab were cut at spaces, "
+              f"{num_at_tabs:,} at tabs. Write a tab behind a single name with spaces.",
+              file=sys.stderr)
 
 
 def group_pairs(source, rows, page_column, item_column):

@@ -589,8 +589,9 @@ class SequenceClassification:
             self.num_outputs = len(task.labels)
         self.examples, num_cut = self.build_examples(rows)
         self.targets = self.build_targets(rows)
+        num_empty = len([texts for texts, _ in rows if "" in texts])
         self.notes = (f"{num_cut:,} texts or pairs exceed the {length} positions that the encoder "
-                      f"reads; {describe_labels(rows)}")
+                      f"reads, {num_empty:,} are empty; {describe_labels(rows)}")
 
     def build_examples(self, rows):
         """Return the token IDs of each row, and how many of them were cut to the length."""

@@ -417,6 +417,17 @@ def test_self_attention_compiles(attn):
     assert_close([compiled(x)], [layer(x)])
 
 
+def test_self_attention_over_no_sequence_is_empty():
+    layer = SelfAttention(16, 2, attn="lsh")
+    assert layer(torch.zeros(0, 300, 16)).shape == (0, 300, 16)
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1, math.nan])
+def test_self_attention_refuses_a_dropout_that_is_no_share(dropout):
+    with pytest.raises(ValueError, match="^dropout: expected at least 0 and less than 1, got "):
+        SelfAttention(16, 2, dropout=dropout)
+
+
 @pytest.mark.parametrize("change", [dict(attn="sparse"), dict(fill="mean"), dict(pairs="lower")])
 def test_self_attention_refuses_unknown_choices(change):
     with pytest.raises(ValueError, match="^attn, fill, pairs: expected full or lsh, "):

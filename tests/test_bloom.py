@@ -347,9 +347,10 @@ def test_search_with_other_positions_or_items_is_refused(search, shape, exclude,
     (exhaustive, dict(k=0)),
     (beam_search, dict(k=0)),
     (beam_search, dict(beam=-1)),
+    (beam_search, dict(rounds=0)),
 ])
 def test_search_for_nothing_is_refused(search, options):
-    with pytest.raises(ValueError, match="^k, beam: expected at least 1, got "):
+    with pytest.raises(ValueError, match="^k, beam, rounds: expected at least 1, got "):
         search(torch.zeros(1, 2, 3), BloomMap(6, 2), **options)
 
 
@@ -367,6 +368,14 @@ def test_search_with_nan_is_refused(search):
     logp[1, 0, 2] = torch.nan
     with pytest.raises(ValueError, match="^logp: expected log-probabilities, got NaN."):
         search(logp, BloomMap(6, 2), k=1)
+    with pytest.raises(ValueError, match="^logp: expected log-probabilities, got NaN."):
+        beam_search_reference(logp[1], BloomMap(6, 2), k=1, beam=1)
+
+
+@pytest.mark.parametrize("search", [exhaustive, beam_search])
+def test_search_with_an_unknown_score_is_refused(search):
+    with pytest.raises(ValueError, match="^score: expected sum, min, max or a function, got 'add'"):
+        search(torch.zeros(1, 2, 3), BloomMap(6, 2), score="add")
 
 
 def test_demo_certifies_the_best_items(capsys):

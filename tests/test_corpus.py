@@ -237,12 +237,17 @@ def test_reader_flags_are_arguments_of_read_rows():
     assert parse_reader_flags() == {}
     assert parse_reader_flags("--sep", ";", "--encoding", "cp1252") == dict(
         sep=";", encoding="cp1252")
+    assert parse_reader_flags("--sep", r"\t") == dict(sep="\t")
+
+
+def test_separator_of_a_table_is_one_character(write):
+    with pytest.raises(InputError, match="--sep: expected one character for .csv, got 'ab'"):
+        list(read_rows(write("a.csv", "text\na\n"), sep="ab"))
 
 
 @pytest.mark.parametrize("options, message", [
     (dict(encoding="x"), "unknown encoding: x"),
     (dict(encoding="hex"), "not a text encoding"),
-    (dict(sep="ab"), "1-character string"),
 ])
 def test_wrong_reader_options_are_refused(options, message, write):
     with pytest.raises(InputError, match=f"a.csv: could not be read.*{message}"):
@@ -361,6 +366,7 @@ def test_flags_of_files_require_files(options, load):
 @pytest.mark.parametrize("name, content, is_warned", [
     ("a.txt", "New York;Jazz\nb\n", True),
     ("b.txt", "a, b\nb\n", True),
+    ("bar.txt", "a | b\nb\n", True),
     ("c.txt", "Miles, Davis\tJazz; more\n", False),  # cut at tabs
     ("d.jsonl", '{"l": ["Miles, Davis", "x;y"]}\n', False),
     ("e.csv", 'page,item\n1,"Miles, Davis"\n', False),
@@ -368,7 +374,15 @@ def test_flags_of_files_require_files(options, load):
 def test_item_sets_with_another_separator_are_warned_about(
         name, content, is_warned, write, load, capsys):
     load(write(name, content), "items")
-    warning = f"{name}: 1 item sets have a comma or semicolon and were cut at spaces"
+    warning = f"{name}: 1 item sets have a comma, semicolon or bar and were cut at spaces"
+    assert (warning in capsys.readouterr().err) == is_warned
+
+
+@pytest.mark.parametrize("line, is_warned", [("New York", True), ("New York\t", False)])
+def test_name_that_is_cut_where_others_have_tabs_is_warned_about(
+        line, is_warned, write, load, capsys):
+    load(write("a.txt", f"Miles Davis\tJazz\n{line}\nb\n"), "items")
+    warning = "1 item sets without a tab were cut at spaces, 1 at tabs"
     assert (warning in capsys.readouterr().err) == is_warned
 
 

@@ -242,7 +242,7 @@ def test_candidates_may_be_words_that_no_text_had(paths, tmp_path):
 @pytest.mark.parametrize("name, content, message", [
     ("missing", "", "words.csv: expected words, got none"),
     ("fill", "text\na\n", "--words requires --near"),  # its candidates are the vocabulary
-    ("missing", "text\ny,z\n", "expected 1 (text), got [None]"),  # none is left out in silence
+    ("missing", "text\ny,z\n", "text: expected text, got none"),  # no row is left out in silence
 ])
 def test_candidates_that_do_not_fit_are_refused(paths, tmp_path, name, content, message):
     path = tmp_path / "words.csv"
@@ -430,7 +430,7 @@ def test_file_counts_on_stderr_what_a_reader_could_overlook(paths, tmp_path):
     done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path)
     assert not done.code
     _, errors, empty, cut = done.err.splitlines()  # after the name of the column
-    assert errors.startswith("1 of 4 rows have an error (3), the first is row 3: text: expected 1")
+    assert errors.startswith("1 of 4 rows have an error (3), the first is row 3: text: expected ")
     assert empty == "1 of 4 rows: a text has no words"
     assert cut == "1 of 4 rows: cut to 64 positions (--length)"
 
@@ -507,6 +507,7 @@ def test_columns_that_do_not_fit_are_refused(paths, tmp_path, monkeypatch, model
     (["--file", "/dev/stdin"], "/dev/stdin: expected a file in .txt"),
     (["a", "--text", "review"], "--text, --label and --keep require --file"),
     (["a", "--keep", "review"], "--text, --label and --keep require --file"),
+    (["--file", "a", "--text", "b", "--label", "b"], "--text: expected other columns"),
     (["--vectors", "v.npy"], "expected 1 (review|text), got []."),
     (["--vectors", "v.npy", "a", "b"], "got ['a', 'b']. A pair requires a model of pairs. Many"),
     (["--vectors", "v.csv", "a"], "--vectors: expected a name that ends in .npy, got v.csv"),

@@ -301,7 +301,7 @@ def test_finished_run_started_again_changes_nothing(small, tmp_path):
     done = run_main(pretrain.main, *small())
     assert read_log(tmp_path / "run") == before
     assert "Finished before, at step 6" in done.out
-    assert "For more steps use --init_from" in done.out
+    assert "For more steps use the same flags with --init_from" in done.out
     assert "Resuming" not in done.out
     assert "best.pt" not in done.out  # saved nothing
 
