@@ -23,9 +23,11 @@ Deviations:
     1. A tenth of the training rows chooses the evaluation whose weights are scored (--select), of
        equal ones the earliest. The scored rows choose nothing. The score of the last weights is
        reported too.
-    2. Two evaluations per epoch (--eval_every). [HF Table 5]: five, of small tasks in 3 epochs.
+    2. Two evaluations per epoch, about (--eval_every). [HF Table 5]: five, of small tasks in 3
+       epochs.
     3. Gradients are clipped at norm 1, which the paper does not name.
-    4. The cosine restarts after each fifth of the steps. The paper does not say how often.
+    4. The cosine restarts after each fifth of the steps after warm-up. The paper does not say how
+       often.
     5. Models of width below 512 have a recipe of their own, "small" (docs/finetuning.md).
     6. Batch 32 for every model. The median proposal fine-tunes with 64 (--batch 64).
 """
@@ -99,8 +101,8 @@ FEW_ROWS = 30  # of --select, below which it chooses badly
 EVAL_POSITIONS = 32_768  # that an evaluation reads at once
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # of the cosine
-# The seed of a step is seed · stride + step. Runs of two seeds share none, if they have fewer steps
-# than the stride
+# The seed of a step, for new hyperplanes, is seed · stride + step. Runs of two seeds share none, if
+# they have fewer steps than the stride
 SEED_STRIDE = 1_000_003
 SCORES = ("mean", "std", "min", "max", "last", "bag_of_words", "majority")  # that are printed
 
@@ -131,7 +133,7 @@ def build_parser():
         help="own: your files; glue: the paper's eight; pydoc: a docstring's module (default: own)")
     add("--data_dir", metavar="DIR", help="original files, as SST-2/train.tsv (default: the hub)")
     add("--train", metavar="FILE",
-        help="training rows, .tsv .csv .jsonl .parquet; of --task in its columns")
+        help="training rows, .tsv .csv .jsonl .json .parquet; with --task in that task's columns")
     add("--dev", type=file_or_share, metavar="FILE|SHARE",
         help="rows to score; 0.1: a tenth of --train, which then does not train")
     add_reader_flags(add)
@@ -149,7 +151,7 @@ def build_parser():
         help="longest answer, in words; requires SQuAD (default: 30)")
 
     recipes = "\n".join(f"{name}: {recipe}" for name, recipe in RECIPES.items())
-    add = p.add_argument_group("training", f"recipes [HF Table 5]\n{recipes}").add_argument
+    add = p.add_argument_group("training", f"recipes: [HF Table 5], ours\n{recipes}").add_argument
     add("--recipe", choices=tuple(RECIPES),
         help="defaults of the next five flags (default: small for a width below 512, else paper)")
     add("--epochs", type=at_least(0, maximum=999), help="0 only scores")
@@ -170,7 +172,7 @@ def build_parser():
     add("--seed", type=at_least(0), default=0,
         help="seed of the first run; the next has S+1 (default: 0)")
     add("--eval_every", type=at_least(1),
-        help="steps between evaluations (default: half an epoch)")
+        help="steps between evaluations (default: half an epoch, rounded)")
 
     add = p.add_argument_group("device and files").add_argument
     add_device_flags(add)
@@ -475,7 +477,7 @@ def collect_settings(args, runtime, tasks):
 
 def list_changes(saved, settings):
     """Return what is not equal in the settings of two runs, a list of str."""
-    if not saved:  # the folder is of pretrain.py
+    if not saved:  # the folder is of pretrain.py, or has a .pt of another origin
         return ["it has no settings.json"]
     changes = []
     for name, value in settings.items():
@@ -700,7 +702,7 @@ def list_truth(data):
 
 
 def print_facts(name, facts, notes):
-    """Print which columns and rows of a task are read, and notes, what of them is lost."""
+    """Print which columns and rows of a task are read, and notes: what is lost, and the labels."""
     columns = ", ".join(facts["columns"])
     sizes = ", ".join(f"{split} {size:,}" for split, size in facts["rows"].items())
     print(f"{name}: {facts['split']}; columns {columns}; rows {sizes}")
@@ -906,7 +908,7 @@ def draw_batches(examples, batch_size, epochs, seed):
 
 
 def build_optimizer(model, lr):
-    """Return AdamW: no decay for the encoder, HashedBag.DECAY for weights named bag.
+    """Return AdamW: no decay for encoder and head, HashedBag.DECAY for weights named bag.
 
     These are the part that --bag adds, and all of the control.
     """
@@ -995,7 +997,7 @@ class BestWeights:
 
 
 def print_progress(row, num_steps, metric, seconds_left):
-    """Print a row of the log, above the progress bar, and the time that this seed still takes."""
+    """Print a row of the log, above the progress bar, and how long its training still takes."""
     text = f"{row['task']}, seed {row['seed']}, step {row['step']:,} of {num_steps:,}: "
     text += f"loss {row['loss']:.3f}"
     if metric in row:

@@ -198,7 +198,7 @@ class Predictor:
             if not self.task and not self.truncate:
                 raise InputError(f"text: expected at most {c.length} positions (--length), "
                                  f"got {c.length + num_cut}. Use --truncate.")
-            self.add_note(f"cut to {c.length} positions (--length)")
+            self.add_note(f"cut to {c.length} positions (--length)")  # a bag reads the rest, too
         return inputs
 
     def read(self, texts):
@@ -506,7 +506,7 @@ class Predictor:
 
         Args:
             texts: one str, or two of a pair.
-            k: int, results to return; all words of detect.
+            k: int, results to return; of detect all words are.
 
         Returns:
             dict of plain types, by head:
@@ -618,7 +618,7 @@ def read_texts(path, columns, chosen=None, others=(), is_sets=False, **reading):
         reading: encoding and sep of read_rows.
 
     Yields:
-        list, the texts of a row, of which a missing or damaged one is None or a number; and the
+        list, the texts of a row, of which a missing one is None and a wrong one any value; and the
         row, dict.
     """
     is_pair_file = get_ending(path) == ".txt" and len(columns) == 2
@@ -736,7 +736,7 @@ def print_words(result, text, k):
 
 
 def print_column(rows):
-    """Print pairs (name, numbers), the names to the right of a column."""
+    """Print pairs (name, numbers), the names aligned at their right ends."""
     width = 16
     for name, _ in rows:
         width = max(width, min(len(name), 40))  # one endless word does not move the others
@@ -787,7 +787,7 @@ def build_parser():
              "error)")
     add("--words", metavar="FILE",
         help="words to search among, new ones too; requires --near or a model that predicts the "
-             "hashes of words (default: the corpus's 50,000 most frequent)")
+             "hashes of words (default: those of the checkpoint, the most frequent)")
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--near", action="store_true",

@@ -39,7 +39,8 @@ from data.python_source import python_files, python_texts, walk_files
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
 
-# docstrings of the installed Python, of its standard library alone; names in its functions
+# python: docstrings of the installed Python; stdlib: of its standard library alone; python-names:
+# the names that functions use
 PYTHON = ("python", "stdlib", "python-names")
 HUB = {  # name -> data set on the hub, and its configuration
     "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
@@ -77,7 +78,7 @@ def add_reader_flags(add):
         help="encoding of text files, such as latin-1 or utf-16 (default: utf-8)")
     add("--sep", metavar="CHARACTER", type=read_separator,
         help="between the cells of a .csv or .tsv, or the items or texts of a line of a .txt "
-        "(default: comma, of .tsv and pairs of texts tab)")
+        "(default: comma, of .tsv and pairs of texts tab, of items tab or else spaces)")
 
 
 def read_separator(text):
@@ -115,7 +116,8 @@ def read_rows(path, header=None, keep_wrong=False, encoding="utf-8", sep=None):
             a table with another number of cells has None in each column, and a broken line, or what
             is no object, is an empty row.
         encoding: str, one that Python knows.
-        sep: str, the character between cells, or None: a comma, of .tsv a tab, of .txt nothing.
+        sep: str, the character between cells, or None: a comma, of .tsv a tab. A .txt has none, but
+            sep, of any length, cuts its lines into lists.
 
     Yields:
         dict, column -> value. A line of a .txt has the column "text", with sep a list of str. A
@@ -303,20 +305,23 @@ def choose_columns(source, row, field=None, is_sets=False):
     Raises:
         InputError: There is no such column, or there are several.
     """
+    max_names = 1
     if field is not None:
         expected = f"columns {field}"
         names = list_names(field)
+        if is_sets:
+            max_names = 2
     elif is_sets:
         expected = "a list of items, or two columns, a page and an item"
         names = [name for name in row if isinstance(row[name], list)]
         if not names:
             names = list(row)
+            max_names = 2
     else:
         expected = "one column of text"
         names = [name for name in row if isinstance(row[name], str)]
         if "text" in row:
             names = ["text"]
-    max_names = 2 if is_sets else 1
     if not 1 <= len(names) <= max_names or not set(names) <= set(row):
         raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
                          "Use --field NAME, of item sets also PAGE,ITEM.")
@@ -342,7 +347,7 @@ def split_parts(data):
 
 
 def name_data(data):
-    """Return a name of --data for files and folders: my_texts+python of my_texts/+python."""
+    """Return the part of file names that stands for --data: my_texts+python of my_texts/+python."""
     names = [Path(part).resolve().stem for part in split_parts(data)]
     return "+".join(names)[:40]
 
@@ -516,8 +521,8 @@ def item_names(document):
 def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **reading):
     """Turn corpora into one array of token IDs on disk, once. [HF §3.1]
 
-    In memory are the distinct words, item sets of a table of pairs, a .json file, and of Python
-    each distinct document.
+    In memory are the distinct words with their counts, where each document starts, item sets of a
+    table of pairs, a .json file, and of Python each distinct document.
 
     Args:
         data: str, see read_work.
@@ -764,7 +769,7 @@ class Corpus:
         return [self.words[i] for i in order if counts[i] > 0]
 
     def split_pages(self):
-        """Return train and held-out numbers of documents, one in ten of them held out at random."""
+        """Return the indices of train and of held-out documents, one in ten at random."""
         order = random_order(self.meta["documents"], HELD_OUT_KEY)
         num_held_out = max(len(order) // 10, 1)
         return order[num_held_out:], order[:num_held_out]

@@ -388,7 +388,7 @@ def test_name_that_is_cut_where_others_have_tabs_is_warned_about(
 
 @pytest.mark.parametrize("name, content, field, message", [
     ("a.csv", "id,url,title\n1,u,t\n", None, "a list of items, .* got id, url, title"),
-    ("b.jsonl", '{"n": [1], "l": [2]}\n', None, "row 1: expected .* names .* in n, l"),
+    ("b.jsonl", '{"n": [1], "l": [2]}\n', None, "a list of items, .* got n, l"),
     ("c.csv", "order,sku\n1,30\n", "order,day", "columns order,day, got order, sku"),
     ("d.jsonl", '{"l": [1]}\n{"l": [[1]]}\n', None, "row 2: expected .* names"),
     ("e.csv", "page,item\n1,x\n,y\n", None, "row 2: expected .* names"),  # an item without a page
