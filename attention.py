@@ -18,8 +18,8 @@ Deviations:
     2. The hyperplanes are drawn once, or whenever you call SelfAttention.redraw. The authors' code
        draws them in every forward pass.
     3. The default is pairs="all". The authors' code has "upper".
-    4. With fill="zero", dropout drops all keys outside a bucket together in lsh_attention_blocks,
-       and one by one in the literal formula.
+    4. With fill="zero", dropout in lsh_attention_blocks drops no key outside a bucket: their sum
+       stays. The literal formula drops them one by one, which changes the sum of many keys little.
 Notation:
     B batch   H heads   L positions   e head size   d hidden size   N = B·H·L rows
     n hash functions   r hyperplanes of a function ("bands" in the paper)   m buckets of a function
@@ -46,7 +46,8 @@ import torch.nn.functional as F
 FILLS = ("zero", "mask")  # what pairs that do not collide have
 PAIRS = ("all", "upper")  # pairs with a score of their own
 NO_SCORE = -1e30  # score of a key that does not count; finite, because -inf · 0 is NaN
-# These sizes decide how fast attention is, and never its result:
+# These sizes decide how fast attention is. Its results differ in rounding alone, and in dropout by
+# deviation 4:
 MAX_FORMULA_BF16 = 1024  # positions up to which bfloat16 on a CPU takes the formula, not the kernel
 MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
 MAX_PRODUCT = 64  # queries of a bucket up to which attend takes the formula, not PyTorch's kernel
@@ -237,7 +238,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     therefore exact.
 
     The memory grows with L, not L², even if all positions share a bucket. There is one exception:
-    with dropout, PyTorch's kernel on a CPU holds an (x, y) matrix of a bucket.
+    with dropout, attend holds an (x, y) matrix of a bucket.
 
     The shapes depend on the data, so the host waits twice for a GPU: for the number of buckets, in
     `unique`, and for their sizes, in group_buckets.
@@ -278,7 +279,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout
     v_groups = gather_groups(v, keys)
     outputs = []
     for q_group, k_group, v_group in zip(q_groups, k_groups, v_groups):
-        out = attend(q_group, k_group, v_group, dropout)  # (G, x, e + 1)
+        out = attend(q_group, k_group, v_group, dropout, fill)  # (G, x, e + 1)
         outputs.append(out.flatten(0, 1))
 
     # 4. Put the rows back in order, and add the extra key's value with its weight
@@ -475,17 +476,22 @@ def gather_groups(table, groups):
     return [part.unflatten(0, group.shape) for part, group in zip(parts, groups)]
 
 
-def attend(q, k, v, dropout):
+def attend(q, k, v, dropout, fill):
     """Return softmax(q kᵀ) v, (G, x, e + 1).
 
     Args:
-        q, k: float (G, x, e + 2) and (G, y + 1, e + 2).
+        q, k: float (G, x, e + 2) and (G, y + 1, e + 2). The last key is the extra key.
         v: float (G, y + 1, e + 1).
         dropout: float.
+        fill: str. With "zero" the extra key stands for many keys, and dropout spares it: to drop
+            it would drop most of a query's weight at once.
     """
-    if q.shape[1] <= MAX_PRODUCT:
+    if dropout > 0 or q.shape[1] <= MAX_PRODUCT:
         weights = (q @ k.transpose(1, 2)).softmax(-1)  # (G, x, y + 1)
-        return F.dropout(weights, dropout) @ v
+        dropped = F.dropout(weights, dropout)
+        if dropout > 0 and fill == "zero":
+            dropped = torch.cat([dropped[..., :-1], weights[..., -1:]], -1)
+        return dropped @ v
     # The kernel holds no (x, y) matrix. It wants a dimension of heads, values as wide as keys, and
     # on a GPU a width that is a multiple of 4: fill up with zeros.
     width = v.shape[-1]  # e + 1
@@ -493,7 +499,7 @@ def attend(q, k, v, dropout):
     q = F.pad(q, (0, num_zeros)).unsqueeze(1)
     k = F.pad(k, (0, num_zeros)).unsqueeze(1)
     v = F.pad(v, (0, num_zeros + 1)).unsqueeze(1)
-    out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=1.0)  # (G, 1, x, ...)
+    out = F.scaled_dot_product_attention(q, k, v, scale=1.0)  # (G, 1, x, ...)
     return out[:, 0, :, :width]
 
 
@@ -648,7 +654,7 @@ class SelfAttention(nn.Module):
         # subtle: the cast may have rounded self.planes, so move the old ones. On device meta the
         # old ones hold no numbers.
         if not planes.is_meta:
-            self.planes = planes.to(self.planes.device)
+            self.planes = planes.to(self.planes.device, torch.float32)
         return self
 
 

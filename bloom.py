@@ -95,8 +95,7 @@ class BloomMap:
         self.digest = np.stack(columns).T  # (N, m); in memory each map's column is in one piece
         if not self.separate_items():
             largest = int(n_items ** (1 - 1 / m))
-            raise ValueError(f"alpha: expected about {largest:,} at most, got {alpha}. Near it, "
-                             "another seed may help.")
+            raise ValueError(f"alpha: expected about {largest:,} at most, got {alpha}.")
         self.members = list_members(self.digest, self.buckets, alpha)
 
     def separate_items(self):

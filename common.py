@@ -55,7 +55,9 @@ def run_script(name, function, *args):
     except SystemExit as end:  # of argparse, or of a run that a signal ended
         code = end.code
     except (InputError, OSError, MemoryError, UnicodeError) as error:
-        reason = str(error) or type(error).__name__
+        reason = str(error)
+        if not reason:  # a MemoryError has no text
+            reason = type(error).__name__
         code = 2
     except RuntimeError as error:
         if "allocate" not in str(error):  # torch has no type of its own for sizes beyond the memory

@@ -18,8 +18,8 @@ Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of s
     padding (model.py): padding has no row of zeros here.
 Deviations:
     1. No dropout inside. The authors' code has some in Pool, the paper has none.
-    2. Importance weights start as normal(0, 1). With the paper's std of 0.0005 all vectors would be
-       nearly 0.
+    2. Of Weighted the importance weights start as normal(0, 1), truncated at ±2, and the rows with
+       std 0.02. In the released code they have std 0.0005 and 0.1: all vectors are nearly 0.
 Notation:
     d width of a vector   C code numbers of a word   T bits of a word   J chunks   N rows of a table
     m hashes of an item   k hash functions, or bits of a chunk   R rows of a block

@@ -34,6 +34,7 @@ arrays.
 """
 
 import hmac
+import itertools
 import math
 import re
 import sys
@@ -186,8 +187,10 @@ def sketch_index(words, k, buckets, seed=0, key=None):
     if k < 1 or buckets < 1:  # a number modulo 0 is 0 in numpy, without an error
         raise ValueError(f"k, buckets: expected 1 or more, got {k} and {buckets}.")
     secret = None
-    if seed != 0 or key is not None:
-        secret = f"{key or ''} sketch {seed}"
+    if key is not None:
+        secret = f"{key} sketch {seed}"
+    elif seed != 0:
+        secret = f" sketch {seed}"
     digests = md5_digests(words, math.ceil(k / 2), secret)  # two slices of eight bytes each
     slices = digests.view(">u8")[:, :k]  # (V, k)
     return (slices % np.uint64(buckets)).astype(np.int64)
@@ -418,7 +421,7 @@ def main(argv=None):
     # 144 pairs of letters as extra words: the n-grams of few words would be neighbors in eta, and
     # the numbers would scatter more around the law
     letters = "etaoinshrdlu"
-    pairs = [a + b for a in letters for b in letters]
+    pairs = ["".join(pair) for pair in itertools.product(letters, repeat=2)]
     counts = dict.fromkeys(words + pairs, 1)
     print("differ: bits unlike the first word's, by chance 64. law: 128 · angle of n-gram counts "
           "/ pi,\nwhich lsh follows and md5 does not.")

@@ -340,7 +340,8 @@ class Model(nn.Module):
     def embed(self, ids):
         """Return word vectors (..., L·m, d) of ids (..., L): no positions, no norm. [HF §3.1]"""
         is_eager_cpu = ids.is_cpu and not torch.compiler.is_compiling()  # unique has no fixed size
-        if self.embedding.is_costly and is_eager_cpu:  # a word occurs about twice in a batch
+        # a word occurs about twice in a batch
+        if self.embedding.is_costly and not self.embedding.is_stacked and is_eager_cpu:
             words, places = ids.unique(return_inverse=True)  # (words,) and (..., L)
             return F.embedding(places, self.embed_tokens(words))
         return self.embed_tokens(ids)

@@ -405,9 +405,13 @@ class MaskedHashes(MaskedWords):
         """
         logp = hash_logp(logits, self.bloom_map)
         sizes = dict(k=MAX_RECALL, beam=MAX_RECALL)
-        # the exact answer, without a limit of rounds; then one, for the metric certified alone
-        best, *_ = beam_search(logp, self.bloom_map, rounds=None, exclude=visible, **sizes)
-        _, _, certified, _ = beam_search(logp, self.bloom_map, rounds=1, exclude=visible, **sizes)
+        best, _, certified, _ = beam_search(logp, self.bloom_map, exclude=visible, **sizes)
+        if not certified.all():  # one round was not enough for all: search on for the exact answer
+            todo = ~certified
+            if visible is not None:
+                visible = visible[todo]
+            best[todo], *_ = beam_search(
+                logp[todo], self.bloom_map, rounds=None, exclude=visible, **sizes)
         is_before = (best == items.unsqueeze(1)).cumsum(1) == 0  # (M, 20)
         return is_before.sum(1), certified
 

@@ -12,8 +12,8 @@ Sources:
     [HF] Xue & Aletras 2022, HashFormers: CANINE-C is one of their baselines
 Out of scope: pre-training, CANINE-S, n-grams of characters, answers in a context (--task squad).
 Deviations:
-    1. Matrices start as in model.py, with std 0.02 · √(768/d). Positions start with std 0.02, not
-       with model.py's sinusoids.
+    1. Matrices start with std 0.02 · √(768/d) as in model.py, but untruncated. Positions start with
+       std 0.02, not with model.py's sinusoids.
     2. A block of padding attends to nothing; in the Transformers library, to the padding. So the
        vectors of upsample differ in a text of 128·n or 128·n - 1 characters, most at its end. The
        logits do not.

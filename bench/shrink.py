@@ -24,7 +24,9 @@ def shrink(argv):
     checkpoint = load_checkpoint(args.ckpt)
     small = {name: checkpoint[name] for name in PARTS}
     small["words"] = small["words"][:NUM_WORDS]
-    small["model"] = {name: weight.half() for name, weight in small["model"].items()}
+    for name, weight in small["model"].items():
+        if not name.endswith((".planes", ".coef")):  # rounded, they would change the buckets of LSH
+            small["model"][name] = weight.half()
     torch.save(small, args.out)
 
 

@@ -145,8 +145,9 @@ def score_answers(scores, silent, margins):
         margins: float (n,), score of the answer minus that of none.
 
     Returns:
-        dict: f1 and em, in percent, of answers with margins above 0; best_f1, best_em and
-        threshold, of answers with margins from the threshold on that is best for these questions.
+        dict: f1 and em, in percent, of answers with margins above 0; best_f1 and best_em, each of
+        answers with margins from that threshold on which is best for it and these questions; and
+        threshold, that of best_f1.
     """
     def score(is_answered):
         """Return EM and F1 in percent."""
@@ -154,14 +155,20 @@ def score_answers(scores, silent, margins):
         return (100 * chosen.mean(0)).tolist()
 
     em, f1 = score(margins > 0)
+    gains = scores - silent  # (n, 2), of an answer over none
+    best_em, _ = score(margins >= choose_threshold(gains[:, 0], margins))
+    threshold = choose_threshold(gains[:, 1], margins)
+    _, best_f1 = score(margins >= threshold)
+    return dict(f1=f1, em=em, best_f1=best_f1, best_em=best_em, threshold=threshold)
+
+
+def choose_threshold(gains, margins):
+    """Return the threshold, float, from which on answers have the largest sum of gains, (n,)."""
     # lower the threshold step by step; answers of equal margins are given in one step
     negative_margins, step = np.unique(-margins, return_inverse=True)
-    gains = np.bincount(step, scores[:, 1] - silent[:, 1])  # in F1, of each step
-    totals = np.append(0, gains).cumsum()  # 0: where nothing is answered
+    totals = np.append(0, np.bincount(step, gains)).cumsum()  # 0: where nothing is answered
     thresholds = np.append(margins.max() + 1, -negative_margins)
-    threshold = float(thresholds[totals.argmax()])
-    best_em, best_f1 = score(margins >= threshold)
-    return dict(f1=f1, em=em, best_f1=best_f1, best_em=best_em, threshold=threshold)
+    return float(thresholds[totals.argmax()])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -97,15 +97,37 @@ def test_dropout_keeps_mean_and_spread(attend, options):
     assert abs(out.mean() - 1) < 6 * sigma / math.sqrt(500)
 
 
-def test_dropout_in_blocks_drops_keys_outside_the_bucket_together():
-    """No pair collides, so the extra key has all the weight: kept, it counts 1 / (1 - p)."""
+def test_dropout_in_blocks_drops_no_key_outside_the_bucket():
+    """Deviation 4. No pair collides, so the extra key has all the weight."""
     hq = torch.arange(400).view(1, 1, 1, 400)
     values = torch.ones(1, 1, 400, 2)
     out = lsh_attention(values, values, values, hq, hq + 400, dropout=0.5, impl="blocks")
+    assert set(out.flatten().tolist()) == {1.0}
+
+
+def test_dropout_in_blocks_drops_the_own_position():
+    """With fill="mask" the extra key is a key like others: kept, it counts 1 / (1 - p)."""
+    hq = torch.arange(400).view(1, 1, 1, 400)
+    values = torch.ones(1, 1, 400, 2)
+    out = lsh_attention(
+        values, values, values, hq, hq + 400, fill="mask", dropout=0.5, impl="blocks")
     assert set(out.flatten().tolist()) == {0.0, 2.0}
     share = (out[..., 0] == 0).float().mean()
     sigma = math.sqrt(0.25 / 400)
     assert abs(share - 0.5) < 6 * sigma
+
+
+def test_dropout_in_blocks_spreads_as_in_the_literal_formula():
+    """Values of mean 1, so that to drop all keys outside together would show."""
+    q, k, v = torch.randn(3, 1, 2, 300, 16, generator=torch.Generator().manual_seed(0))
+    v = v + 1
+    planes, coef = attention.draw_hyperplanes(2, 1, 2, 16, 4, torch.Generator().manual_seed(0))
+    buckets = simhash(q, planes, coef, 4), simhash(k, planes, coef, 4)
+    spreads = []
+    for impl in ("dense", "blocks"):
+        outs = [lsh_attention(q, k, v, *buckets, dropout=0.1, impl=impl) for _ in range(50)]
+        spreads.append(torch.stack(outs).std(0).mean().item())
+    assert 0.5 * spreads[0] < spreads[1] < 1.2 * spreads[0]
 
 
 # Buckets

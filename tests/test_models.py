@@ -5,13 +5,16 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 import infer
 from bench import shrink
+from common import load_checkpoint, save_checkpoint
 from data.python_source import python_texts
 from hashing import list_words
 from infer import Predictor
-from tests.support import ROOT, run_main
+from model import load_model
+from tests.support import ROOT, run_main, tiny_model
 
 CARD = " ".join((ROOT / "models" / "README.md").read_text().split())  # without line breaks
 NAMES = ("docstrings.pt", "names.pt")
@@ -74,6 +77,17 @@ def test_shrunk_checkpoint_says_what_the_whole_one_says(sr_run, tmp_path):
     _, _, probabilities = Predictor(str(path)).detect("a zebra and an owl")
     assert probabilities.numpy() == pytest.approx(expected.numpy(), abs=0.01)
     assert path.stat().st_size < (sr_run / "best.pt").stat().st_size
+
+
+def test_shrunk_checkpoint_keeps_the_buckets_of_lsh_attention(tmp_path):
+    model = tiny_model(attn="lsh")
+    path = str(tmp_path / "small.pt")
+    save_checkpoint(str(tmp_path / "ckpt.pt"), model, {}, run={}, step=1, words=[])
+    shrink.main([str(tmp_path), path])
+    attention = load_model(load_checkpoint(path)).layers[0].attention
+    assert torch.equal(attention.planes, model.layers[0].attention.planes)
+    assert torch.equal(attention.coef, model.layers[0].attention.coef)
+    assert attention.coef.dtype == torch.int64
 
 
 def test_infer_without_ckpt_takes_the_docstrings_model():

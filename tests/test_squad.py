@@ -144,6 +144,14 @@ def test_best_threshold_by_hand():
         best_em=75,
         threshold=0,
     )
+    # EM has a threshold of its own: only the first answer is exact
+    exact = scores.copy()
+    exact[2:, 0] = 0
+    silent_exact = silent.copy()
+    silent_exact[:, 0] = [0, 1, 1, 1]
+    result = score_answers(exact, silent_exact, np.array([3.0, 1, 0, 0]))
+    assert result["best_em"] == 100
+    assert result["best_f1"] == 75
     # the other way round: it is best to answer none
     margins = np.array([3.0, 3, 0, -1])
     result = score_answers(silent, scores, margins)
