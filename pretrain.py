@@ -551,9 +551,7 @@ def train(args, start):
     result, counts = evaluate(model, objective, data, rank)
     num_classes, unigram_loss = objective.expected_loss(data.word_counts, counts)
     uniform_loss = math.log(num_classes)
-    first_loss = math.inf  # of the weights of --init_from: a resumed run has not measured it
-    if step == 0:
-        first_loss = result["eval_loss"]
+    first_loss = result["eval_loss"]
     rank.show(f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
               f"{uniform_loss:.3f} = ln {num_classes:,}, frequencies alone {unigram_loss:.3f}")
     if step > 0 and not was_finished:

@@ -669,10 +669,10 @@ def test_kill_while_the_best_weights_are_kept_loses_no_seed(num_calls, tmp_path,
 
 def test_complete_run_prints_its_results_and_does_not_train(sr_run, own, tmp_path, before_step):
     rates, _ = before_step
-    flags = ["--ckpt", sr_run, *QUICK, *own, "--epochs", 1, "--seeds", 1, "--out", tmp_path]
-    first = run_main(finetune.main, *flags)
+    flags = [*QUICK, *own, "--epochs", 1, "--seeds", 1, "--out", tmp_path]
+    first = run_main(finetune.main, "--ckpt", sr_run, *flags)
     num_steps = len(rates)
-    again = run_main(finetune.main, *flags)
+    again = run_main(finetune.main, "--ckpt", f"{sr_run}/", *flags)  # the same folder
     assert len(rates) == num_steps
     assert again.result == first.result
     assert "this run is complete" in again.out
