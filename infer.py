@@ -655,7 +655,10 @@ def choose_text_columns(path, examples, columns, chosen, is_sets):
         for column in columns:
             present = [name for name in column.split("|") if name in examples]
             names += present[:1]
-        texts = [name for name, value in examples.items() if is_document(value, is_sets)]
+        texts = []
+        for name, value in examples.items():
+            if value is not None and is_document(value, is_sets):
+                texts.append(name)
         if not names and len(texts) == 1:
             names = texts
     if len(names) != len(columns) or not set(names) <= set(examples):

@@ -409,6 +409,13 @@ def test_column_is_chosen_by_more_than_the_first_row(paths, tmp_path):
     assert rows[1]["texts"] == ["the cat"]
 
 
+def test_column_without_a_value_is_no_text(paths, tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"note": null, "title": "the cat"}\n')
+    [row] = run_file(paths["detect"], path)
+    assert row["texts"] == ["the cat"]
+
+
 def test_sep_does_not_delete_characters_of_a_text(paths, tmp_path):
     """It parts the names of a set. A model of texts refuses the row."""
     path = tmp_path / "in.txt"
