@@ -30,7 +30,8 @@ def test_frequency_beside_the_last_evaluation_of_the_model(sr_run, text_path, ca
 def test_frequency_finds_random_words_that_no_text_has():
     common, rare = FIRST_WORD_ID, FIRST_WORD_ID + 1
     ids = np.full(2_000, common)
-    batches = TextBatches(ids, 9, 16, np.array([rare]), 0, CLS, SEP)  # each random word is rare
+    random_words = np.array([rare])  # each of them is rare
+    batches = TextBatches(ids, 9, 16, random_words, 0, CLS, SEP)
     objective = ShuffleRandom(Config(head="sr"), first_word_id=FIRST_WORD_ID)
     frequency_class = torch.zeros(rare + 1, dtype=torch.long)
     frequency_class[rare] = 1
@@ -72,8 +73,9 @@ def pairs(tmp_path):
         lines.append(f"0\tword{i} other\tdifferent text")
     for split in ("train", "dev"):
         (tmp_path / "MRPC" / f"{split}.tsv").write_text("\n".join(lines))
-    run = dict(metric="accuracy", truth=[1, 0] * 4, predicted=[[1] * 8, [1, 0] * 4],
-               bag_of_words=[])
+    truth = [1, 0] * 4
+    predicted = [[1] * 8, truth]  # of two seeds
+    run = dict(metric="accuracy", truth=truth, predicted=predicted, bag_of_words=[])
     (tmp_path / "predictions.json").write_text(json.dumps(dict(mrpc=run)))
     return tmp_path
 
@@ -82,7 +84,10 @@ def test_overlap_beside_a_model(pairs):
     args = Namespace(data_dir=str(pairs), cache=None, runs=[str(pairs)])
     [row] = run_bench(controls, "overlap", args)
     # the model is right in 4 of 8 rows with one seed, in all with the other; equal words in all
-    assert (row["model"], row["cosine"], row["difference"], row["n"]) == (75, 100, -25, 8)
+    assert row["n"] == 8
+    assert row["model"] == 75
+    assert row["cosine"] == 100
+    assert row["difference"] == -25
     assert row["difference_std"] > 0
 
 
