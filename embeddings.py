@@ -361,7 +361,7 @@ AGGREGATES = {
 
 
 class SketchEmbedding(Embedding):
-    """Count-median sketch: the element-wise median or mean of a row of each of k blocks. [CM]
+    """Count-median sketch: the element-wise median or mean of k rows, one of each block. [CM]
 
         rows of a word (k 3, d 2)    (1, 7)  (2, -9)  (900, 8)        median (2, 7)    mean (301, 2)
 

@@ -179,14 +179,14 @@ def build_parser():
         "joined by +. A row is a document, of .txt a line; with --split items a set: a list, text "
         "with names between tabs, else spaces, or page and item (default: python, of sets "
         "python-names)")
-    add("--split", "runs of letters or punctuation; white space; BPE pieces; frequent words and "
-        "pairs, and pieces for the rest; item sets (default: regex, of lookup bpe, of bloom items)",
-        choices=SPLITS)
+    add("--split", "regex: runs of letters or punctuation; space: what white space separates; bpe: "
+        "BPE pieces; phrases: frequent words and pairs, and pieces for the rest; items: item sets "
+        "(default: regex, of lookup bpe, of bloom items)", choices=SPLITS)
     add("--field", "column of text or lists; of sets also PAGE,ITEM (default: text)")
     add_reader_flags(add)
     add("--vocab", "BPE pieces, phrases, words of a lookup or items (default: 50,000 or the "
         "preset's, phrases 1,000,000, items all)", type=at_least(1, maximum=10_000_000))
-    add("--cache", "folder of prepared corpora, which fit every hash (default: cache)",
+    add("--cache", "folder of prepared corpora; one serves all hashes (default: cache)",
         default="cache")
 
     add = new_group(
@@ -195,16 +195,17 @@ def build_parser():
     add("--hash", "lsh: of n-grams (default: lsh)", choices=tuple(HASHES))
     add("--bits", f"T of each hash (default: {Config.bits})", type=at_least(8, maximum=1 << 16))
     add("--chunk", f"bits of a chunk (default: {Config.chunk})", **count)
-    add("--features", "frequent n-grams, raised to --bits or --rows (default: 50,000)", **count)
+    add("--features", "n-grams to keep, at least --bits or --rows (default: 50,000)", **count)
     add("--key", "secret key (default: none)")
     add("--hash_seed", "seed (default: 0)", type=at_least(0))
 
     add = new_group(
         "model", "A post-LN transformer over the embedded words. [HF §4.2]")
-    methods = []  # the first sentence of each class
+    names = {}  # the idea of a class, its first sentence -> names of the method
     for emb, cls in EMBEDDINGS.items():
         idea = (cls.__doc__ or "").partition(": ")[2].partition(".")[0]
-        methods.append(f"{emb}: {idea}")
+        names.setdefault(idea, []).append(emb)
+    methods = [f"{', '.join(embs)}: {idea}" for idea, embs in names.items()]
     add("--emb", "; ".join(methods) + " (default: proj, or the preset's)",
         choices=tuple(EMBEDDINGS))
     add("--preset", "sizes and recipe: those of a paper, or ours for two cores (default: tiny)",
@@ -219,8 +220,8 @@ def build_parser():
     add("--rows", "hash buckets", **count)
     add("--act", "feed-forward activation", choices=CHOICES["act"])
     add("--dropout", "also of attention", type=float)
-    add("--tied", "predict masked words by the embedding's rows and not the head's, which learn "
-        "sooner and take as many parameters again (default: of lookup and bloom)",
+    add("--tied", "share the embedding's rows with the output layer; rows of its own learn sooner "
+        "and double the parameters of words (default: of lookup and bloom)",
         action=argparse.BooleanOptionalAction)
 
     add = new_group(
@@ -238,7 +239,7 @@ def build_parser():
         **count)
 
     add = new_group(
-        "attention", "lsh: only pairs that collide under SimHash, computed exactly. [BL §2.1]")
+        "attention", "lsh: scores of the pairs that collide under SimHash alone, exactly. [BL §2.1]")
     add("--attn", "full: over all pairs (default: full, or the preset's)", choices=CHOICES["attn"])
     add("--lsh_bands", f"hyperplanes of a hash (default: {Config.lsh_bands}, bert-lsh 2)", **count)
     add("--lsh_buckets", f"buckets of a hash function (default: {Config.lsh_buckets})", **count)
@@ -267,8 +268,8 @@ def build_parser():
     add("--init_from", "start from weights of another run, whose words and sizes stay")
     add("--batch", "sequences per step, all ranks (default: the preset's)", **count)
     add("--micro", "sequences a device holds at once", **count)
-    add("--steps", "optimizer steps; for more of a finished run: its flags, --init_from and --out",
-        **count)
+    add("--steps", "optimizer steps; to train a finished run for longer, give its flags, "
+        "--init_from and a new --out", **count)
     add("--lr", "peak learning rate", type=at_least(0, float))
     add("--warmup", "steps to the peak (default: the preset's, at most a tenth of --steps)",
         type=at_least(0))

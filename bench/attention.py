@@ -4,7 +4,8 @@ The tables measure how long attention takes by the length of the sequence, how m
 and which of a trained model's best keys are among them. "× dense" is the time of dense attention
 over that of LSH attention in the same round: above 1, LSH attention is faster.
 
-    python -m bench.attention attention (flops)
+    python -m bench.attention attention
+    python -m bench.attention flops
     python -m bench.attention auto --device cuda
     python -m bench.attention twins --data_dir glue/      an hour
     python -m bench.attention trained --runs out/lookup-bpe-mlm*
@@ -54,7 +55,8 @@ def hash_both(q, k, draw, num_buckets=256):
 
 
 def permute_buckets(h):
-    """Return buckets at random positions: as many pairs collide, none because of its vectors."""
+    """Return the buckets in a random order: as large, and no pair collides because of its vectors.
+    """
     order = torch.rand(h.shape, device=h.device).argsort(-1)
     return h.gather(-1, order)
 
@@ -66,28 +68,34 @@ def random_qkv(*shape, **options):
 
 def keep_freed_memory():
     """Make glibc keep what is freed from now on, as in a training process."""
+    # subtle: once a block of 30 MiB was freed, glibc takes smaller ones from the heap, not by mmap
     torch.empty(30 * 2**20, dtype=torch.uint8)
 
 
 # Operations
 
 
-def attention_flops(length, heads, width, bands, buckets, functions=1):
+def attention_flops(length, heads, head_size, num_hyperplanes, num_buckets, num_functions=1):
     """Count the operations of L, H, e, r, m, n as [BL Table 1] does, two for a multiply-add.
 
     Returns:
-        dict: full, of q kᵀ alone (the weighted sum of values takes as many again); hashing, of
-        queries and keys; dots and all, the pairs i <= j and all pairs of random vectors that
-        collide, in expectation; pairs, the operations of the scores of dots.
+        dict of floats:
+            full: operations of q kᵀ alone; the weighted sum of values takes as many again.
+            hashing: operations of hashing queries and keys.
+            upper_pairs: pairs i <= j of random vectors that collide, in expectation.
+            all_pairs: all pairs of random vectors that collide, in expectation.
+            upper_scores: operations of the scores of upper_pairs.
     """
-    chance = attention.collision_probability(math.pi / 2, bands, buckets, functions)
-    dots = heads * length * (length + 1) / 2 * chance
+    chance = attention.collision_probability(
+        math.pi / 2, num_hyperplanes, num_buckets, num_functions)
+    upper_pairs = heads * length * (length + 1) / 2 * chance
+    num_vectors = 2 * heads * length  # queries and keys
     return dict(
-        full=2 * heads * length**2 * width,
-        hashing=2 * heads * 2 * length * width * bands * functions,
-        dots=dots,
-        all=heads * length**2 * chance,
-        pairs=2 * width * dots,
+        full=2 * heads * length**2 * head_size,
+        hashing=num_vectors * 2 * head_size * num_hyperplanes * num_functions,
+        upper_pairs=upper_pairs,
+        all_pairs=heads * length**2 * chance,
+        upper_scores=2 * head_size * upper_pairs,
     )
 
 
@@ -100,30 +108,40 @@ FLOPS = """
 """
 
 
+NUM_DRAWS = 1_000
+
+
+def count_upper_pairs(seed):
+    """Count the pairs i <= j that collide in [BL Table 1], of random vectors and hyperplanes."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = attention.draw_hyperplanes(2, 1, 2, 64, 64, generator)
+    q, k = torch.randn(2, 1, 2, 10, 64, generator=generator)
+    is_collision = attention.collisions(*hash_both(q, k, draw, 64))  # (1, 2, 10, 10)
+    return is_collision.triu().sum().item()
+
+
 def bench_flops(args, *, rounds=301):
     """[BL Table 1]: ten positions, two heads of 64; of dense attention q kᵀ alone is counted."""
-    draw = draw_functions(2, 2, 64)
     q, k, v = torch.randn(3, 1, 2, 10, 64)
-    # the law counts pairs in expectation; here they are counted in 100 draws of vectors
-    queries, keys = torch.randn(100, 2, 2, 10, 64).unbind(1)  # (100, 2, 10, 64)
-    is_collision = attention.collisions(*hash_both(queries, keys, draw, 64))
-    mean_dots = is_collision.triu().sum().item() / 100
+    draw = draw_functions(2, 2, 64)
 
     def lsh():
         hq, hk = hash_both(q, k, draw, 64)
         return attention.lsh_attention(q, k, v, hq, hk, pairs="upper")
 
     ms = Stopwatch(dict(full=lambda: attention.full_attention(q, k, v), lsh=lsh), rounds).ms
+    counted = [count_upper_pairs(seed) for seed in range(NUM_DRAWS)]
+    mean_pairs = statistics.mean(counted)
     cost = attention_flops(10, 2, 64, 2, 64)
     full = cost["full"] / 1e3  # in thousands, as the paper prints them
     hashing = cost["hashing"] / 1e3
-    with_scores = hashing + cost["pairs"] / 1e3
+    with_scores = hashing + cost["upper_scores"] / 1e3
     lines = (  # what, of dense attention: ours, the paper's; of LSH attention: ours, the paper's
         ("KFLOPs, hashing alone", full, "25.60", hashing, "10.24"),
         ("KFLOPs, with the dot products", full, None, with_scores, None),
-        ("dot products of the triangle, by law", 200, "200", cost["dots"], "28.5"),
-        ("the same, mean of 100 draws", 200, "200", mean_dots, "28.5"),
-        ("dot products of Algorithm 1 as printed, by law", 200, None, cost["all"], None),
+        ("dot products of the triangle, by law", 200, "200", cost["upper_pairs"], "28.5"),
+        (f"the same, mean of {NUM_DRAWS:,} draws", 200, "200", mean_pairs, "28.5"),
+        ("dot products of Algorithm 1 as printed, by law", 200, None, cost["all_pairs"], None),
         ("microseconds, the whole attention", 1000 * ms["full"], "12.2 (q kᵀ)",
          1000 * ms["lsh"], "337 (scores)"),
     )
@@ -185,42 +203,54 @@ def bench_attention(args, *, positions=16_384, rounds=5,
             permuted.append((permute_buckets(hq), permute_buckets(hk)))
             sizes_q = F.one_hot(hq, 256).sum(-2)  # (B, H, 1, m)
             sizes_k = F.one_hot(hk, 256).sum(-2)
-            num_pairs += (sizes_q * sizes_k).sum().item() / len(draws)
+            num_pairs += (sizes_q * sizes_k).sum().item()
+        num_pairs /= len(draws)
 
-        def run(name, turns):
-            draw, (hq, hk) = next(turns)
-            with torch.set_grad_enabled("forward" not in name):
-                if "dense" in name:
-                    out = DENSE(q, k, v)
-                else:
-                    if name != "random":
-                        hq, hk = hash_both(q, k, draw)
-                    pairs = "upper" if name == "upper" else "all"
-                    out = attention.lsh_attention(q, k, v, hq, hk, pairs=pairs)
-            if out.requires_grad:
-                torch.autograd.grad(out, (q, k, v), cotangent)
+        def attend(kind, draw, random_buckets):
+            if kind == "dense":
+                return DENSE(q, k, v)
+            if kind == "random":
+                return attention.lsh_attention(q, k, v, *random_buckets)
+            hq, hk = hash_both(q, k, draw)
+            return attention.lsh_attention(q, k, v, hq, hk, pairs=kind)
 
-        names = ["ours", "forward", "random"]
+        def train(kind, turns):
+            out = attend(kind, *next(turns))
+            torch.autograd.grad(out, (q, k, v), cotangent)
+
+        @torch.no_grad()
+        def infer(kind, turns):
+            attend(kind, *next(turns))
+
+        passes = {
+            "ours": (train, "all"),
+            "forward": (infer, "all"),
+            "random": (train, "random"),
+        }
         if L <= 1024:  # the literal formula takes matrices of L x L
-            names.append("upper")
+            passes["upper"] = (train, "upper")
         if L <= 16_384:
-            names += ["dense", "dense_forward"]
+            passes["dense"] = (train, "dense")
+            passes["dense_forward"] = (infer, "dense")
         functions = {}
-        for name in names:  # an iterator for each, so that all see the same draws
-            functions[name] = functools.partial(run, name, itertools.cycle(zip(draws, permuted)))
+        for name, (run, kind) in passes.items():
+            turns = itertools.cycle(zip(draws, permuted))  # its own, so that all see the same draws
+            functions[name] = functools.partial(run, kind, turns)
         watch = Stopwatch(functions, rounds)
 
-        num_vectors = hq.numel()  # of queries, and of keys
+        num_vectors = q.shape[:3].numel()  # of queries, and of keys
         all_pairs = num_vectors * L
-        # a pair: 2 e for each of two products forward and five backward. Hashing: 2 e r a vector
-        row = dict(L=L, share=100 * num_pairs / all_pairs, dense_gflop=14 * 64 * all_pairs / 1e9,
-                   gflop=(14 * 64 * num_pairs + 2 * 64 * 8 * 2 * num_vectors) / 1e9, **watch.ms)
+        flops_of_pair = 7 * 2 * 64  # two products of e numbers forward, five backward
+        flops_of_vector = 2 * 64 * 8  # hashing: r hyperplanes
+        gflop = (flops_of_pair * num_pairs + flops_of_vector * 2 * num_vectors) / 1e9
+        row = dict(L=L, share=100 * num_pairs / all_pairs, gflop=gflop, **watch.ms)
+        row["dense_gflop"] = flops_of_pair * all_pairs / 1e9
         row["memory"] = harness.run_in_new_process(memory_of_passes, lsh_all_pairs, L)
-        if "dense" in names:
+        if "dense" in passes:
             row["ratio"] = watch.ratio("dense", "ours")
             row["ratio_forward"] = watch.ratio("dense_forward", "forward")
             row["dense_memory"] = harness.run_in_new_process(memory_of_passes, DENSE, L)
-        if "upper" in names:
+        if "upper" in passes:
             row["ratio_upper"] = watch.ratio("dense", "upper")
         yield row
 
@@ -232,11 +262,11 @@ AUTO = """
     heads       ,        heads
     kernel      ,.1f     torch's kernel, ms
     attention   ,.1f     dense, ms
-    dense       ,.1f     dense LSH formula, ms
+    dense       ,.1f     literal LSH formula, ms
     blocks      ,.1f     blocks, ms
     auto        ,.1f     auto, ms
     regret      .2f      auto / better of two
-    formula     .2f      formula / dense
+    formula     .2f      literal LSH / dense
     gain        .1f      dense / auto
 """
 
@@ -244,7 +274,7 @@ AUTO = """
 def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
                lengths=(64, 128, 256, 512, 1024, 2048, 4096, 16384)):
     """impl="auto" against the better of its two ways, with hashing: e 64, r 8, m 256, n 1."""
-    # --device is not here: one line, before the work
+    # refuse a missing device with one line, before the work
     resolve_device(argparse.Namespace(device=args.device, dtype="float32", compile=False))
     keep_freed_memory()
     draw = [part.to(args.device) for part in draw_functions(heads)]
@@ -265,11 +295,12 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
             if q.is_cuda:  # a call returns before the GPU is done
                 torch.cuda.synchronize()
 
-        names = ["blocks", "auto"]
+        names = ["blocks", "auto"]  # values of impl
         if L <= 1024:  # the formulas take matrices of L x L
-            names += ["dense", "attention", "kernel"]
+            names += ["dense", "attention", "kernel"]  # "dense" is the impl that collects no bucket
         watch = Stopwatch({name: functools.partial(run, name) for name in names}, rounds)
-        row = dict(L=L, dtype=str(dtype)[6:], batch=B, heads=heads, **watch.ms)
+        name = str(dtype).removeprefix("torch.")
+        row = dict(L=L, dtype=name, batch=B, heads=heads, **watch.ms)
         # in each round, against the faster of its two ways
         better = watch.times["blocks"]
         if "dense" in names:
@@ -283,12 +314,18 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
 # Trained models
 
 
+def list_python_texts():
+    """Yield the docstrings of this Python."""
+    for path in python_files().values():
+        yield from python_texts(path)
+
+
 def trained_layers(folder, sequences):
     """Yield number, layer, q, k, v (B, H, L, e) of a trained model on docstrings of this Python."""
     model, tokenizer, _ = harness.load_run(folder)
     num_words = sequences * model.config.length
     ids = []  # of one long text, cut into sequences
-    for text in itertools.chain.from_iterable(map(python_texts, python_files().values())):
+    for text in list_python_texts():
         if len(ids) >= num_words:
             break
         words, _ = tokenizer.split(text)
@@ -410,14 +447,14 @@ CURVES = """
     name        s      run
     step        ,      step
     loss        .3f    loss in training
-    eval_loss   .3f    of other rows
+    eval_loss   .3f    held-out loss
 """
 
 
 def bench_curves(args):
     """Losses of pre-trainings and fine-tunings at each evaluation. [BL Figures 2, 4, 5]
 
-    The other rows are held-out text in pre-training, and those of --select in fine-tuning.
+    The held-out rows are other text in pre-training, and those of --select in fine-tuning.
     """
     for folder in args.runs:
         losses = []  # in training, since the last evaluation

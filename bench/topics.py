@@ -1,13 +1,13 @@
-"""Build two topic tasks from public texts: a folder each, with train.jsonl and dev.jsonl.
+"""Build a topic task from a public text: a folder with train.jsonl and dev.jsonl.
 
     python -m bench.topics articles squad-train.jsonl topics/
     python -m bench.topics nations wikipedia.jsonl topics/
 
 articles: which of 30 articles of SQuAD is a question about? Rows of the file: title, context,
     question. All questions about a paragraph are in one split.
-nations: which of nine nations does the person of an article have? Rows: title, text. The first
-    paragraph names the nation ("was an American ..."), and the others are the texts. All paragraphs
-    of an article are in one split.
+nations: which of nine nations does the first paragraph of an article name, as in "was an American
+    ..."? Rows: title, text. The other paragraphs are the texts. All paragraphs of an article are in
+    one split.
 Out of scope: the scores, of `finetune.py --train topics/articles/train.jsonl ...`.
 """
 
@@ -39,7 +39,10 @@ def list_questions(rows):
 
 
 def list_paragraphs(rows):
-    """Return (article, paragraph, nation) of all paragraphs of 20 words but an article's first."""
+    """Return (article, paragraph, nation) of paragraphs of at least 20 words.
+
+    The first of an article is not among them: it names the nation.
+    """
     pattern = re.compile(rf"\b(?:is|was|are|were) an? ({'|'.join(NATIONS)})\b")
     examples = []
     for row in rows:
@@ -58,14 +61,18 @@ def write_task(folder, examples, num_train, num_dev):
     """Write both splits. Examples (group, text, label) of one group are in one split."""
     rng = np.random.default_rng(0)
     groups = sorted({group for group, _, _ in examples})
-    is_dev = dict(zip(groups, rng.random(len(groups)) < num_dev / (num_train + num_dev)))
+    is_dev = rng.random(len(groups)) < num_dev / (num_train + num_dev)
+    dev_groups = {group for group, chosen in zip(groups, is_dev) if chosen}
+    train = []
+    dev = []
+    for group, text, label in examples:
+        part = dev if group in dev_groups else train
+        part.append(dict(text=text, label=label))
     os.makedirs(folder)
-    for split, size in (("train", num_train), ("dev", num_dev)):
-        part = [example for example in examples if is_dev[example[0]] == (split == "dev")]
+    for split, part, size in (("train", train, num_train), ("dev", dev, num_dev)):
         with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
             for i in rng.permutation(len(part))[:size]:
-                _, text, label = part[i]
-                print(json.dumps(dict(text=text, label=label)), file=file)
+                print(json.dumps(part[i]), file=file)
 
 
 def build(kind, source, out):
@@ -81,8 +88,9 @@ def build(kind, source, out):
 
 def main(argv=None):
     """Build the task that the command line, or the list argv, names."""
-    p = argparse.ArgumentParser(description=(__doc__ or "").split("\nOut of scope")[0],
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    description = (__doc__ or "").split("\nOut of scope")[0]
+    p = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("kind", choices=tuple(SIZES))
     p.add_argument("source", help="file of rows, .jsonl, .gz too")
     p.add_argument("out", help="folder, in which the task gets one of its own")

@@ -136,7 +136,7 @@ def test_hash_rows_match_hand_example():
 
 
 def test_canine_c_has_as_many_parameters_as_the_release():
-    """SPEC §7: 132,082,944 without a head, of which 12,582,912 are hash tables."""
+    """The released encoder has 132,082,944, of which 12,582,912 are hash tables."""
     with torch.device("meta"):
         model = Canine(CanineConfig())
     model.head = None

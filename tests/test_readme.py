@@ -275,6 +275,22 @@ def test_prose_of_attention_follows_results():
         assert row.get("ratio_upper", 0) < 1
 
 
+def test_errata_of_bert_lsh_follow_from_its_printed_numbers():
+    # [BL §3.3]: "7 % lower" on the 872 sentences of SST-2's dev set
+    dense = 0.7672
+    lsh = 0.7603
+    assert round(872 * dense) - round(872 * lsh) == 6
+    assert_said(f"is {dense} against {lsh}: six sentences of 872, {100 * (dense - lsh):.1f} points")
+    # [BL Table 4]: v1.1 has 10,570 dev questions, v2 has 11,873
+    for seconds, samples_per_second in [(2.90, 3_646.85), (28.80, 366.97)]:
+        assert seconds * samples_per_second == pytest.approx(10_570, abs=10)
+        assert_said(f"{seconds:.2f} s × {samples_per_second:,} ")
+    # [BL Table 2]: seconds of pre-training
+    assert_said(f"Table 2 adds up to {(1_285.25 + 4_178.48) / 60:.0f} minutes")
+    # [BL Table 1]: seconds of QKᵀ, of BERT-LSH and of dense attention
+    assert_said(f"took {3.37e-4 / 1.22e-5:.1f} times as long as QKᵀ")
+
+
 def test_prose_of_the_loss_curves_follows_results():
     losses = {}  # (name, step) -> loss
     for row in json.loads((ROOT / "results/curves.json").read_text())["rows"]:
