@@ -239,7 +239,7 @@ def build_parser():
         **count)
 
     add = new_group(
-        "attention", "lsh: scores of the pairs that collide under SimHash alone, exactly. [BL §2.1]")
+        "attention", "lsh: exact scores of the pairs that collide under SimHash alone. [BL §2.1]")
     add("--attn", "full: over all pairs (default: full, or the preset's)", choices=CHOICES["attn"])
     add("--lsh_bands", f"hyperplanes of a hash (default: {Config.lsh_bands}, bert-lsh 2)", **count)
     add("--lsh_buckets", f"buckets of a hash function (default: {Config.lsh_buckets})", **count)

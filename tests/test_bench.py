@@ -362,6 +362,22 @@ def test_counts_match_hashformers():
     assert rows["emb 1K"]["authors"] == 86_840_834
     for row in rows.values():
         assert row["printed"] == row["shown"] or row["note"]
+    printed = {  # PCR all and PCR emb
+        "emb 50K": (0.0, 0.0),
+        "emb 1K": (30.3, 97.9),
+        "pool": (30.3, 97.9),
+        "add": (30.8, 99.5),
+        "proj": (30.9, 99.7),
+    }
+    for name, (pcr_all, pcr_emb) in printed.items():
+        assert round(rows[name]["pcr_all"], 1) == pcr_all
+        assert round(rows[name]["pcr_emb"], 1) == pcr_emb
+
+
+def test_share_of_an_embedding_is_that_of_twelve_layers():
+    sizes = dict(batch=1, length=8, rows=300, rounds=1)
+    for row in run_bench(hashformers, "embeddings", **sizes):
+        assert row["share"] == pytest.approx(100 * row["ms"] / row["encoder"])
 
 
 def test_sizes_match_superbloom_but_for_four():
