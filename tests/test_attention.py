@@ -169,10 +169,16 @@ def test_simhash_refuses_hyperplanes_of_another_layer(planes_shape, coef_shape):
 
 
 def test_collision_probability_of_several_functions_is_that_of_any():
-    """[BL §2.1] 1 - (1 - P)^n: of three functions, one that agrees is enough."""
+    """[BL §2.1] 1 - (1 - P)^n: of four functions, one that agrees is enough."""
     P = attention.collision_probability(0.3, 8, 64)
-    law = attention.collision_probability(0.3, 8, 64, num_functions=3)
-    assert law == pytest.approx(1 - (1 - P)**3)
+    law = attention.collision_probability(0.3, 8, 64, num_functions=4)
+    assert law == pytest.approx(1 - (1 - P)**4)
+
+
+def test_collision_probability_by_hand():
+    """At 90° two signs agree in one case of four; the other sums agree in one of 64."""
+    P = attention.collision_probability(math.pi / 2, num_hyperplanes=2, num_buckets=64)
+    assert P == pytest.approx(1 / 4 + 3 / 4 / 64)
 
 
 def test_printed_collision_law_exceeds_one():

@@ -188,6 +188,11 @@ def test_set_eval_batch_masks_one_item_of_each_held_out_page():
     assert len(column.unique()) > 2  # not always the same position
 
 
+@pytest.mark.parametrize("num_items", [300, len(ITEMS)])
+def test_sets_hold_all_items_of_the_limits(num_items):
+    assert np.array_equal(set_batches(num_items=num_items).ids, ITEMS[:num_items])
+
+
 def test_set_batches_of_a_smaller_vocabulary_leave_out_other_items():
     for ids in read_epoch(set_batches(num_items=300)):
         assert ids.max() < FIRST_WORD_ID + 300

@@ -188,6 +188,13 @@ def test_pick_similar_matches_docstring_example():
     assert chosen == [0, 2, 4, 1]
 
 
+def test_large_sets_count_less_in_item_vectors():
+    """Sets {0, 1} and {0, 2, 3}: columns (1/2, 1/√6), (1/√2, 0) and (0, 1/√3)."""
+    vectors = item_vectors(np.array([0, 1, 0, 2, 3]), [2, 3], 4)
+    assert vectors[0] @ vectors[1] == pytest.approx(math.sqrt(3 / 5))
+    assert vectors[0] @ vectors[2] == pytest.approx(math.sqrt(2 / 5))
+
+
 def test_item_vectors_of_few_sets_have_length_one():
     """20 sets have fewer singular vectors than the 64 dimensions. Items of no set are 0."""
     items = np.random.default_rng(1).integers(0, 200, 60)

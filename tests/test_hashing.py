@@ -84,6 +84,12 @@ def test_md5_bits_after_128_are_of_further_digests():
 # Sketches and chunks
 
 
+def test_sketch_of_one_hash_is_the_first_of_more():
+    words = make_words(50)
+    one = hashing.sketch_index(words, 1, 23)
+    assert np.array_equal(one, hashing.sketch_index(words, 5, 23)[:, :1])
+
+
 def test_sketch_index_depends_on_seed_and_key():
     words = make_words(50)
     options = [dict(), dict(seed=1), dict(seed=2), dict(key="k"), dict(key="l")]
