@@ -55,8 +55,7 @@ def hash_both(q, k, draw, num_buckets=256):
 
 
 def permute_buckets(h):
-    """Return the buckets in a random order: as large, and no pair collides because of its vectors.
-    """
+    """Return the buckets in a random order: as large, but no pair collides for its vectors."""
     order = torch.rand(h.shape, device=h.device).argsort(-1)
     return h.gather(-1, order)
 
