@@ -1,20 +1,12 @@
 """Attention over all pairs of positions, or over the pairs that share a hash bucket.
 
-Paper map:
-    [V §3.2.1] full_attention_reference
-    [V §3.2.1] full_attention
-    [V §3.2.2] SelfAttention
-    [BL §2.1] simhash
-    [BL §2.1, collision law] collision_probability
-    [BL §2.2.2] lsh_attention_reference
-    [BL Alg. 1] lsh_attention
 Sources:
     [V] Vaswani et al. 2017, Attention Is All You Need
     [BL] Li & Yip 2024, BERT-LSH
 Out of scope: causal masks; cross-attention, since q, k and v have one length.
 Deviations:
-    1. The paper fills a dense matrix. lsh_attention_blocks computes its exact result bucket by
-       bucket. The two round differently.
+    1. The paper fills a dense matrix. lsh_attention_blocks and lsh_attention_flex compute its exact
+       result from the pairs that collide alone. The three round differently.
     2. The hyperplanes are drawn once, or whenever you call SelfAttention.redraw. The authors' code
        draws them in every forward pass.
     3. The default is pairs="all". The authors' code has "upper".
@@ -35,13 +27,27 @@ Two keys lie outside, where the paper's score is 0. The three values are 1, 2, 3
     bucket and extra key   weights exp(s), exp(ln 2) = 3, 2          (3·1 + 2·2.5)     / 5 = 1.6
 
 The extra key stands for the c = 2 keys outside. Its score is ln c, its value is their mean, 2.5.
+
+A GPU sorts the queries and the keys by hash bucket, and cuts both into blocks of equal size. A
+block of queries meets the blocks of keys whose range of buckets overlaps its own (x), and skips
+all others. Most pairs lie far from the diagonal, so long sequences skip most blocks:
+
+    buckets of                sorted keys
+    sorted queries   1 1 2 2    2 4 4 4    5 5 7 7
+    1 1 1 2             x          x          .
+    2 2 4 4             x          x          .
+    4 5 5 7             .          x          x
 """
 
+import functools
 import math
+import shutil
+import warnings
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.nn.attention import flex_attention as flex
 
 FILLS = ("zero", "mask")  # what pairs that do not collide have
 PAIRS = ("all", "upper")  # pairs with a score of their own
@@ -50,6 +56,8 @@ NO_SCORE = -1e30  # score of a key that does not count; finite, because -inf · 
 # deviation 4:
 MAX_FORMULA_BF16 = 1024  # positions up to which bfloat16 on a CPU takes the formula, not the kernel
 MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
+FLEX_BLOCK = 128  # queries, and keys, of a block of FlexAttention
+NO_BUCKET = 2**62  # of padding in FlexAttention: it sorts last, and no query has it
 MAX_PRODUCT = 64  # queries of a bucket up to which attend takes the formula, not PyTorch's kernel
 
 
@@ -189,8 +197,8 @@ def collisions(hq, hk):
     return is_equal.any(2)
 
 
-# Attention over colliding pairs, in two forms: the literal formula, impl="dense", and bucket by
-# bucket, impl="blocks"
+# Attention over colliding pairs, in three forms: the literal formula, impl="dense"; bucket by
+# bucket, impl="blocks"; and by FlexAttention on a GPU, impl="flex"
 
 
 def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None,
@@ -503,6 +511,118 @@ def attend(q, k, v, dropout, fill):
     return out[:, 0, :, :width]
 
 
+# The same result on a GPU, by FlexAttention: no shape depends on the data, so the host never waits
+
+
+def lsh_attention_flex(q, k, v, hq, hk, *, attend, fill="zero", key_mask=None):
+    """Return LSH attention of one hash function and pairs="all", as the merge of two softmaxes.
+
+    FlexAttention gives the softmax over a query's bucket, and its log-sum-exp. The keys outside
+    are one extra key, as in lsh_attention_blocks. The softmax of the log-sum-exp and the extra
+    key's score has the weights of the two parts.
+
+    Args:
+        attend: attend_flex, or a function like it. PyTorch's has no backward pass on a CPU.
+    """
+    bucket_q = hq.squeeze(2)  # (B, H, L)
+    bucket_k = hk.squeeze(2)
+    if key_mask is not None:
+        is_padding = ~key_mask.unsqueeze(1)  # (B, 1, L)
+        bucket_k = bucket_k.masked_fill(is_padding, NO_BUCKET)
+        v = v.masked_fill(is_padding.unsqueeze(3), 0.0)
+
+    # 1. Sort the rows by bucket, attend within buckets, and put the queries back in order
+    sorted_q, order_q = bucket_q.sort()
+    sorted_k, order_k = bucket_k.sort()
+    blocks = find_blocks(sorted_q, sorted_k)
+    inside, lse = attend(take_rows(q, order_q), take_rows(k, order_k), take_rows(v, order_k),
+                         blocks)
+    place = order_q.argsort()
+    inside = take_rows(inside, place)
+    lse = lse.gather(2, place).unsqueeze(3)  # (B, H, L, 1); -inf: no key is in the bucket
+    inside = inside.masked_fill(lse == -torch.inf, 0.0)  # there it may be NaN
+
+    # 2. Find the extra key of each query. Its log c needs more than the 8 bits of a bfloat16
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    v = v.to(dtype)
+    if fill == "zero":
+        count, extra_value = average_outside_sorted(v, bucket_q, bucket_k, sorted_k)
+        extra_score = count.log()  # (B, H, L, 1); -inf: no key is outside
+    elif fill == "mask":
+        own_score = (q.to(dtype) * k.to(dtype)).sum(3, keepdim=True) / math.sqrt(q.shape[3])
+        has_no_extra = (bucket_k == NO_BUCKET) | (bucket_k == bucket_q)
+        extra_score = own_score.masked_fill(has_no_extra.unsqueeze(3), -torch.inf)
+        extra_value = v
+    else:
+        raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
+
+    # 3. Merge. Without any key both values are 0
+    scores = torch.cat([lse.to(dtype), extra_score], 3).clamp(min=NO_SCORE)
+    weights = scores.softmax(3)  # (B, H, L, 2)
+    return weights[..., :1] * inside + weights[..., 1:] * extra_value
+
+
+def take_rows(x, rows):
+    """Return x (B, H, L, e) in the order of rows int64 (B, H, L)."""
+    return x.gather(2, rows.unsqueeze(3).expand_as(x))
+
+
+def find_blocks(sorted_q, sorted_k):
+    """Return the BlockMask of sorted buckets (B, H, L): which blocks meet, which pairs collide."""
+    L = sorted_q.shape[2]
+    first = torch.arange(0, L, FLEX_BLOCK, device=sorted_q.device)
+    last = (first + FLEX_BLOCK - 1).clamp(max=L - 1)
+    # two ranges of buckets overlap where each begins before the other ends
+    overlap = sorted_q[..., first].unsqueeze(3) <= sorted_k[..., last].unsqueeze(2)
+    overlap &= sorted_q[..., last].unsqueeze(3) >= sorted_k[..., first].unsqueeze(2)
+    count = overlap.sum(3).int()  # (B, H, blocks of queries)
+    numbers = overlap.int().argsort(descending=True, stable=True).int()  # those that meet first
+
+    def is_same_bucket(b, h, i, j):
+        return sorted_q[b, h, i] == sorted_k[b, h, j]
+
+    return flex.BlockMask.from_kv_blocks(count, numbers, BLOCK_SIZE=FLEX_BLOCK,
+                                         mask_mod=is_same_bucket, seq_lengths=(L, L))
+
+
+def average_outside_sorted(v, bucket_q, bucket_k, sorted_k):
+    """Return how many keys are outside each query's bucket (B, H, L, 1), and their mean value.
+
+    The values of a bucket are added at the place of its first sorted key:
+
+        sorted_k    4 4 7 7 7        places of 4, 7 and 5: 0, 2 and 2, but 5 is no bucket of a key
+    """
+    is_key = (bucket_k != NO_BUCKET).unsqueeze(3)
+    v = torch.cat([v, is_key], 3)  # (B, H, L, e + 1), the last column counts keys
+    place_k = torch.searchsorted(sorted_k, bucket_k)
+    place_q = torch.searchsorted(sorted_k, bucket_q).clamp(max=sorted_k.shape[2] - 1)
+    sums = torch.zeros_like(v).scatter_add(2, place_k.unsqueeze(3).expand_as(v), v)
+    has_keys = sorted_k.gather(2, place_q) == bucket_q
+    inside = take_rows(sums, place_q) * has_keys.unsqueeze(3)
+    outside = v.sum(2, keepdim=True) - inside
+    count = outside[..., -1:].detach()
+    return count, outside[..., :-1] / count.clamp(min=1)
+
+
+def attend_flex(q, k, v, blocks):
+    """Return softmax(q kᵀ / √e) v over the pairs of a BlockMask, and the log-sum-exp (B, H, L)."""
+    if not hasattr(flex, "AuxRequest"):  # torch 2.8
+        return flex.flex_attention(q, k, v, block_mask=blocks, return_lse=True)
+    request = flex.AuxRequest(lse=True)
+    out, aux = flex.flex_attention(q, k, v, block_mask=blocks, return_aux=request)
+    return out, aux.lse
+
+
+@functools.cache
+def compile_flex():
+    """Return attend_flex, compiled at its first call; None, with a warning, without a compiler."""
+    if shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"):
+        return torch.compile(attend_flex)
+    warnings.warn("LSH attention: found no C compiler for FlexAttention. It runs bucket by bucket, "
+                  "which is slower on a GPU.")
+    return None
+
+
 @torch.compiler.disable  # the shapes depend on the data, so there is nothing to compile once
 def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, dropout=0.0,
                   impl="auto"):
@@ -521,16 +641,17 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
         key_mask: bool (B, L), True = attend, or None.
         dropout: share of the attention weights set to 0. Pass it in training only.
         impl: "dense": the literal formula, for short sequences. "blocks": bucket by bucket, in
-            float32 or float64, for one hash function and pairs="all"; on a GPU do not allow TF32,
-            which rounds log c to 10 bits. "auto": blocks above 256 positions where it serves, else
-            dense.
+            float32 or float64; on a GPU do not allow TF32, which rounds log c to 10 bits. "flex":
+            FlexAttention, for a GPU, without dropout; a GPU without a C compiler takes blocks.
+            Both are for one hash function and pairs="all". "auto": above 256 positions flex on a
+            GPU, or else blocks, where they serve; dense elsewhere.
 
     Returns:
         float (B, H, L, e), differentiable. A row whose every key is padding is 0.
 
     Raises:
         ValueError: If the shape of hq, hk or key_mask or a choice is another one, or if "blocks"
-            cannot serve.
+            or "flex" cannot serve.
 
     Example:
         planes, coef = draw_hyperplanes(H, 1, 8, e, 256, torch.Generator().manual_seed(0))
@@ -545,22 +666,29 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
                          f"{[*hq.shape]} and {[*hk.shape]}.")
     check_key_mask(key_mask, q)
 
-    has_blocks = n == 1 and pairs == "all"
+    is_one = n == 1 and pairs == "all"  # what all forms but the literal one are for
     if impl == "auto":
         impl = "dense"
-        if has_blocks and L > MAX_LITERAL and B > 0:  # without sequences there are no buckets
-            impl = "blocks"
-
+        if is_one and L > MAX_LITERAL and B > 0:  # without sequences there are no buckets
+            impl = "flex" if q.is_cuda and dropout == 0 else "blocks"
     if impl == "dense":
         return lsh_attention_reference(q, k, v, hq, hk, fill=fill, pairs=pairs,
                                        key_mask=key_mask, dropout=dropout)
-    if impl != "blocks" or not has_blocks:
-        raise ValueError("impl: expected auto, dense, or blocks for one hash function and "
-                         f"pairs='all', got {impl!r} for {n} and pairs={pairs!r}.")
-    dtype = torch.promote_types(q.dtype, torch.float32)  # log c needs more than 8 bits of mantissa
+    if impl not in ("blocks", "flex") or not is_one or (impl == "flex" and dropout > 0):
+        raise ValueError("impl: expected auto, dense, blocks for one hash function and "
+                         f"pairs='all', or flex for these and dropout 0, got {impl!r} for {n}, "
+                         f"pairs={pairs!r} and dropout {dropout}.")
+    attend = None
+    if impl == "flex":
+        attend = compile_flex() if q.is_cuda else attend_flex
+    options = dict(fill=fill, key_mask=key_mask)
     with torch.autocast(q.device.type, enabled=False):
-        out = lsh_attention_blocks(q.to(dtype), k.to(dtype), v.to(dtype), hq, hk, fill=fill,
-                                   key_mask=key_mask, dropout=dropout)
+        if attend is not None:
+            out = lsh_attention_flex(q, k, v, hq, hk, attend=attend, **options)
+        else:
+            dtype = torch.promote_types(q.dtype, torch.float32)  # for log c
+            out = lsh_attention_blocks(q.to(dtype), k.to(dtype), v.to(dtype), hq, hk,
+                                       dropout=dropout, **options)
     return out.to(q.dtype)
 
 
@@ -582,8 +710,8 @@ class SelfAttention(nn.Module):
     Shape:
         x float (B, L, d) and key_mask bool (B, L), True = attend, or None, to float (B, L, d).
 
-    The hyperplanes are buffers. They are saved with the weights, and stay in float32 if the module
-    is cast to another dtype.
+    The hyperplanes are buffers, saved with the weights. Do not cast them to bfloat16, which moves
+    about 0.4 % of the vectors to another bucket, with r = 8: cast the rest by torch.autocast.
 
     Example:
         layer = SelfAttention(512, 8, attn="lsh")
@@ -593,14 +721,8 @@ class SelfAttention(nn.Module):
     def __init__(self, hidden_size, num_heads, *, attn="full", dropout=0.0, num_functions=1,
                  num_hyperplanes=8, num_buckets=256, fill="zero", pairs="all", generator=None):
         super().__init__()
-        if attn not in ("full", "lsh") or fill not in FILLS or pairs not in PAIRS:
-            raise ValueError("attn, fill, pairs: expected full or lsh, zero or mask, all or upper, "
-                             f"got {attn!r}, {fill!r}, {pairs!r}.")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: expected at least 0 and less than 1, got {dropout}.")
-        if hidden_size % num_heads != 0:
-            raise ValueError(f"hidden_size: expected a multiple of {num_heads} heads, got "
-                             f"{hidden_size}.")
+        if attn not in ("full", "lsh"):
+            raise ValueError(f"attn: expected full or lsh, got {attn!r}.")
         self.num_heads = num_heads
         self.attn = attn
         self.dropout = dropout
@@ -645,18 +767,6 @@ class SelfAttention(nn.Module):
                               key_mask=key_mask, dropout=dropout)
         return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)
 
-    def _apply(self, function, recurse=True):
-        """Move or cast the module, but keep the hyperplanes in float32."""
-        if self.attn == "full":
-            return super()._apply(function, recurse)
-        planes = self.planes
-        super()._apply(function, recurse)
-        # subtle: the cast may have rounded self.planes, so move the old ones. On device meta the
-        # old ones hold no numbers.
-        if not planes.is_meta:
-            self.planes = planes.to(self.planes.device, torch.float32)
-        return self
-
 
 def main():
     """Print which pairs collide, and compare the two forms of LSH attention."""
@@ -670,12 +780,11 @@ def main():
           "Vectors on the same side of r = 4 random hyperplanes share one of m = 64 buckets;\n"
           "similar vectors usually do, unless a hyperplane passes between them.\n"
           "#  query and key share a bucket: LSH attention computes their score   .  it does not\n")
-    for i, row in enumerate(collisions(hq, hk)[0, 0].tolist()):
-        marks = " ".join(".#"[is_collision] for is_collision in row)
-        print(f"  {marks}   query bucket {hq[0, 0, 0, i]:2}, key bucket {hk[0, 0, 0, i]:2}")
-    expected = lsh_attention_reference(q, k, v, hq, hk)
-    gap = (lsh_attention_blocks(q, k, v, hq, hk) - expected).abs().max()
-    print(f"\nLargest difference of attention bucket by bucket from the literal formula: {gap:.1e}")
+    for row in collisions(hq, hk)[0, 0].tolist():
+        print("  " + " ".join(".#"[is_collision] for is_collision in row))
+    gap = lsh_attention_blocks(q, k, v, hq, hk) - lsh_attention_reference(q, k, v, hq, hk)
+    print("\nLargest difference of attention bucket by bucket from the literal formula: "
+          f"{gap.abs().max():.1e}")
 
 
 if __name__ == "__main__":

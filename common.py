@@ -8,19 +8,22 @@ import contextlib
 import dataclasses
 import gc
 import hashlib
+import io
 import json
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
 
-FORMAT = 5  # of checkpoints
+FORMAT = 6  # of checkpoints
+COMPILERS = ("c++", "g++", "clang++", "cl")  # what torch.compile looks for
 
 
 # -----------------------------------------------------------------------------
@@ -32,47 +35,30 @@ class InputError(ValueError):
 
 
 def run_script(name, function, *args):
-    """Return function(*args), or end with one line where the user's input is at fault.
+    """Return function(*args), or print one line and exit with code 2 where the input is at fault.
 
-    Exit codes: 2 for bad input, 130 after Ctrl-C, 141 where the reader of the output has left.
+    Ctrl-C exits with code 130.
     """
-    code = 0
-    reason = ""
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by the shell, as 2>&- does
-            setattr(sys, stream, open(os.devnull, "w"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack a character that we print
+            stream.reconfigure(errors="backslashreplace")
     try:
-        result = function(*args)
-        sys.stdout.flush()
-        return result
-    except BrokenPipeError:  # as in `python infer.py … | head`
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # Python flushes once more at exit
-        code = 141
+        return function(*args)
     except KeyboardInterrupt:
-        reason = "Interrupted."
-        code = 130
-    except SystemExit as end:  # of argparse, or of a run that a signal ended
-        code = end.code
-    except (InputError, OSError, MemoryError, UnicodeError) as error:
-        reason = str(error)
+        print(f"{name}: Interrupted.", file=sys.stderr)
+        raise SystemExit(130)
+    except (InputError, OSError, UnicodeError, MemoryError, torch.OutOfMemoryError) as error:
+        reason = " ".join(str(error).split())  # one line
         if not reason:  # a MemoryError has no text
             reason = type(error).__name__
-        code = 2
-    except RuntimeError as error:
-        if "allocate" not in str(error):  # torch has no type of its own for sizes beyond the memory
-            raise
-        reason = f"Out of memory: {error}"
-        code = 2
+        print(f"{name}: {reason}", file=sys.stderr)
+        raise SystemExit(2)
     finally:
         if dist.is_initialized():
             # subtle: first let go of DDP, which holds the group, too. To destroy the last reference
             # waits, with Python's lock held, for a thread of the group that waits for that lock
             gc.collect()
             dist.destroy_process_group()
-    if reason:
-        print(f"{name}: {' '.join(reason.split())}", file=sys.stderr)
-    raise SystemExit(code)
 
 
 @contextlib.contextmanager
@@ -122,7 +108,7 @@ def add_device_flags(add):
     add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
         help="of matrix products; auto: bfloat16 where the hardware has it (default: auto)")
     add("--compile", action=argparse.BooleanOptionalAction,
-        help="compile the encoder with torch.compile (default: on CUDA only)")
+        help="compile the encoder with torch.compile (default: in pre-training on CUDA)")
 
 
 def find_device(name, local_rank=0):
@@ -142,17 +128,11 @@ def find_device(name, local_rank=0):
 
 
 class Runtime(NamedTuple):
-    """Where a model runs, and how.
-
-    Attributes:
-        device: torch.device.
-        dtype: "float32" or "bfloat16", of matrix products.
-        use_compile: bool, compile the encoder.
-    """
+    """Where a model runs, and how."""
 
     device: torch.device
-    dtype: str
-    use_compile: bool
+    dtype: str  # "float32" or "bfloat16", of matrix products
+    use_compile: bool  # compile the encoder
 
 
 def resolve_device(args, local_rank=0):
@@ -164,6 +144,8 @@ def resolve_device(args, local_rank=0):
     use_compile = args.compile
     if use_compile is None:
         use_compile = device.type == "cuda"
+    if use_compile and not any(shutil.which(name) for name in COMPILERS):
+        raise InputError("--compile: requires a C++ compiler, such as g++. Use --no-compile.")
     return Runtime(device, dtype, use_compile)
 
 
@@ -171,6 +153,8 @@ def has_fast_bfloat16(device):
     """Return whether a device multiplies in bfloat16 in hardware; emulated it is slow."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
+    if not hasattr(torch.cpu, "get_capabilities"):  # as in torch 2.8
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     features = torch.cpu.get_capabilities()
     return any(features.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
 
@@ -178,6 +162,13 @@ def has_fast_bfloat16(device):
 def autocast(device, dtype):
     """Return a context in which matrix products are in `dtype`, and sums in float32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
+
+
+def send(tensor, device):
+    """Return a tensor on a device. From pinned memory the CPU does not wait for the copy."""
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def read_ranks():
@@ -188,17 +179,38 @@ def read_ranks():
     return rank, world, local_rank
 
 
-def gather_from_ranks(value):
-    """Return the list of every rank's value, of plain types."""
+def gather_from_ranks(value, group=None):
+    """Return the list of every rank's value, of plain types; group: of torch.distributed."""
     if not dist.is_initialized():
         return [value]
     values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group)
     return values
 
 
+def sum_over_ranks(numbers):
+    """Return the sum of every rank's tensor, which is on the host."""
+    if dist.is_initialized():
+        dist.all_reduce(numbers)
+    return numbers
+
+
+def share_by_size(items, sizes, world):
+    """Return the items of each rank: the largest first, to the rank that has least to do.
+
+        sizes 9 5 4 2 on two ranks: 9 2 and 5 4
+    """
+    shares = [[] for _ in range(world)]
+    loads = [0] * world
+    for i in sorted(range(len(items)), key=lambda i: -sizes[i]):
+        rank = loads.index(min(loads))
+        shares[rank].append(items[i])
+        loads[rank] += sizes[i]
+    return shares
+
+
 def wait_for_ranks():
-    """Return once every rank has come here."""
+    """Barrier."""
     gather_from_ranks(None)
 
 
@@ -240,25 +252,21 @@ def catch_signals():
 def lock_output(folder, rank=0):
     """Make a run's folder and let rank 0 hold it; InputError where another run holds it.
 
-    A new folder in which the run leaves nothing is removed again.
+    The system releases it if we are killed.
     """
     if rank > 0:
         yield
         return
-    is_new = not os.path.isdir(folder)
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, ".lock")
+    lock = FileLock(os.path.join(folder, ".lock"))
     try:
-        with FileLock(path, timeout=0):  # released if we are killed
-            try:
-                yield
-            finally:
-                with contextlib.suppress(OSError):  # of the cleaning, which hides no other error
-                    if is_new and os.listdir(folder) == [".lock"]:
-                        os.remove(path)
-                        os.rmdir(folder)
+        lock.acquire(timeout=0)
     except Timeout as error:
         raise InputError(f"--out {folder}: in use by another run. Use another --out.") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def remove(path):
@@ -289,6 +297,18 @@ def build_once(path, build):
 def fingerprint(value):
     """Return twelve hex digits that identify a value of plain types, and the order of its keys."""
     return hashlib.md5(json.dumps(value).encode(), usedforsecurity=False).hexdigest()[:12]
+
+
+def read_json(path):
+    """Return the content of a .json file of ours, a dict."""
+    with blame_file(path):
+        return dict(json.loads(Path(path).read_text()))
+
+
+def write_json(path, content):
+    """Write a .json file: a crash leaves the old one or the new one."""
+    Path(f"{path}.tmp").write_text(json.dumps(content, indent=1))
+    os.replace(f"{path}.tmp", path)
 
 
 def save_checkpoint(path, model, tokenizer, **more):

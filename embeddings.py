@@ -1,14 +1,5 @@
 """Embed words that are known by their hash codes alone: one class per method.
 
-Paper map:
-    [HF §3.1] HashEmbedding
-    [HF §3.4 eq.1] PoolEmbedding
-    [HF §3.4 eq.2] AddEmbedding
-    [HF §3.4 eq.3] ProjEmbedding
-    [HF App. B eq.11] LinearEmbedding
-    [SB §2.1] BloomEmbedding
-    [CM] SketchEmbedding
-    [SV §3] WeightedEmbedding
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SB] Superbloom, ICLR 2020 submission
@@ -488,20 +479,16 @@ def main():
     c = SimpleNamespace(rows=50_260, bits=128, chunk=10, buckets=500, weights=50_000, width=768)
     print("100 random words. A truncated normal has 0.88 of the expected std; linear has a mean\n"
           "that all words share.\n")
-    print("  method      codes    vectors  parameters  expected  measured")
+    print("  method     C      vectors  parameters  expected  measured")
     for name, embedding_class in EMBEDDINGS.items():
         c.emb = name
         c.hashes = 2 if embedding_class.is_stacked else 5  # as in model.Config
         module = embedding_class.from_config(c).requires_grad_(False)
-        columns = []
-        for limit in module.code_limits:
-            columns.append(torch.randint(limit, (100,)))
-        codes = torch.stack(columns, 1)  # (100, C)
-        vectors = module(codes)  # (100, d), or (100, m, d)
-        code_shape = "×".join(str(size) for size in codes.shape)
-        vector_shape = "×".join(str(size) for size in vectors.shape)
+        columns = [torch.randint(limit, (100,)) for limit in module.code_limits]
+        vectors = module(torch.stack(columns, 1))  # (100, d), or (100, m, d)
         num_parameters = sum(p.numel() for p in module.parameters())
-        print(f"{name:>8}  {code_shape:>9}  {vector_shape:>9}  {num_parameters:10,}  "
+        shape = "×".join(str(size) for size in vectors.shape)
+        print(f"{name:>8} {len(columns):5}  {shape:>11}  {num_parameters:10,}  "
               f"{module.initial_std(c):8.4f}  {vectors.std():8.4f}")
 
 

@@ -1,20 +1,13 @@
 """Words to bits and buckets: MD5, locality-sensitive hashing of n-grams, bit chunks, sketch hashes.
 
-Paper map:
-    [HF §3.2] md5_digests
-    [HF §3.3] NgramLSH
-    [HF §3.4] bits_to_chunks
-    [HF §3.5] NgramLSH.bits
-    [CM] sketch_index
 Sources:
     [HF] Xue & Aletras 2022, HashFormers: Towards Vocabulary-independent Pre-trained Transformers
     [CM] Median is all you need, a proposal
 Out of scope: vocabularies and token IDs (tokenizer.py), Bloom maps (bloom.py), LSH of vectors
     (attention.py).
 Deviations:
-    1. A word is a run of letters or of symbols, in lower case ("regex"). A combining mark is a
-       symbol: it cuts words with decomposed accents or Indic vowel signs. "space" splits as the
-       paper does.
+    1. A word is a run of letters or of symbols, in lower case and in Unicode's form NFC ("regex").
+       "space" splits as the paper does. A combining mark belongs to the character before it.
     2. NgramLSH rounds its random numbers to 1/4096. Sums are then exact integers, the same on
        every machine with one version of numpy.
     3. The seed and the key are arguments, and state() returns them. The paper withholds its key.
@@ -38,10 +31,12 @@ import itertools
 import math
 import re
 import sys
+import unicodedata
 from collections import Counter
 from hashlib import md5
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 MD5_BITS = 128  # of a digest
 MAX_CHUNK = 15  # bits of a chunk: 16 overflow int16
@@ -74,20 +69,41 @@ def split_words(text, how="regex"):
     """
     words = []
     spans = []
-    for match in PATTERNS[how].finditer(text):
+    for match in PATTERNS[how].finditer(replace_marks(text)):
+        start, end = match.span()
         # subtle: lower-case the match, not the text: "İ".lower() has two characters
-        words.append(match.group().lower())
-        spans.append(match.span())
+        word = text[start:end].lower()
+        words.append(unicodedata.normalize("NFC", word))
+        spans.append((start, end))
     return words, spans
 
 
 def list_words(text, how="regex"):
-    """Return the words of split_words without their spans, two to three times as fast."""
-    pattern = PATTERNS[how]
-    if text.isascii():  # then to lower the whole text at once is right, and faster
-        return pattern.findall(text.lower())
-    # the lower case of "İ" is "i" and a mark, at which the pattern would cut: lower each word
-    return [word.lower() for word in pattern.findall(text)]
+    """Return the words of split_words without their spans, several times as fast for ASCII."""
+    if text.isascii():
+        return PATTERNS[how].findall(text.lower())
+    return split_words(text, how)[0]
+
+
+def replace_marks(text):
+    """Return text with the character before it in place of each combining mark.
+
+    An accent may be a mark of its own, and so are vowels in Hindi, Thai and Arabic. Patterns count
+    marks as symbols, so words would be cut there.
+    """
+    if text.isascii() or not any(is_mark(letter) for letter in set(text)):
+        return text
+    letters = [text[0]]
+    for letter in text[1:]:
+        if is_mark(letter) and not letters[-1].isspace():
+            letter = letters[-1]
+        letters.append(letter)
+    return "".join(letters)
+
+
+def is_mark(letter):
+    """Return whether a character is a combining mark, of the Unicode categories Mn, Mc and Me."""
+    return unicodedata.category(letter)[0] == "M"
 
 
 # MD5
@@ -228,35 +244,22 @@ def bits_to_chunks(bits, k):
 # The hashes of --hash
 
 
-class Hash:
-    """Base class of HASHES: an instance is saved as the keyword arguments of its constructor.
-
-    A subclass has fit(counts, **options), a class method that returns an instance, and bits(words,
-    T) and index(words, N), as MD5 and NgramLSH below.
-
-    Attributes:
-        options: dict, option -> command-line flag without dashes, as seed -> hash_seed. An option
-            is a keyword of fit and of the constructor, and an attribute.
-        needs_counts: whether fit reads its counts.
-        is_slow: whether callers should hash many words in parallel processes.
-        learned: tuple, the attributes that fit learns.
-    """
-
-    options = {}
-    needs_counts = False
-    is_slow = False
-    learned = ()
-
-    def state(self):
-        """Return a dict of plain types: cls(**state) is the same hash."""
-        names = [*self.learned, *self.options]
-        return {name: getattr(self, name) for name in names}
+# A hash is a class with
+#
+#   options         argument of fit -> command-line flag without dashes
+#   needs_counts    whether fit reads the counts of words
+#   is_slow         whether callers should hash many words in parallel processes
+#   fit             (counts, **options) -> instance
+#   bits, index     (words, T) and (words, N), as below
+#   state           () -> dict of plain types: cls(**state) is the same hash
 
 
-class MD5(Hash):
+class MD5:
     """MD5 as a class of HASHES: similar words share no more bits than unrelated ones. [HF §3.2]"""
 
     options = {"key": "key"}
+    needs_counts = False
+    is_slow = False
 
     def __init__(self, key=None):
         self.key = key
@@ -274,6 +277,9 @@ class MD5(Hash):
         """Return md5_index: int64 (V,) in 0 .. N-1."""
         return md5_index(words, N, self.key)
 
+    def state(self):
+        return dict(key=self.key)
+
 
 def list_ngrams(word):
     """Return the runs of 1 to MAX_GRAM = 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
@@ -284,7 +290,7 @@ def list_ngrams(word):
     return grams
 
 
-class NgramLSH(Hash):
+class NgramLSH:
     """Locality-sensitive hashing: words that share character n-grams share bits. [HF §3.3]
 
     The features are the F most frequent n-grams of the corpus, n = 1 .. 4. A word is the vector
@@ -311,7 +317,6 @@ class NgramLSH(Hash):
     options = {"features": "features", "seed": "hash_seed"}
     needs_counts = True
     is_slow = True
-    learned = ("grams",)
 
     def __init__(self, grams, features, seed=0):
         if len(grams) > features:
@@ -347,14 +352,13 @@ class NgramLSH(Hash):
         np.random.default_rng([seed, 1]).shuffle(grams)
         return cls(grams, features, seed)
 
-    def products(self, word, T):
-        """Return the products of a word's vector x with hyperplanes 0 .. T-1, int64 (T,)."""
-        total = np.zeros(T, np.int64)
-        for gram in list_ngrams(word):
-            f = self.feature_of_gram.get(gram)
-            if f is not None:
-                total += self.eta[f:f + T]
-        return total
+    def state(self):
+        return dict(grams=self.grams, features=self.features, seed=self.seed)
+
+    def list_features(self, word):
+        """Return the features of a word: the numbers of its known n-grams, repeated ones too."""
+        return [self.feature_of_gram[gram] for gram in list_ngrams(word)
+                if gram in self.feature_of_gram]
 
     def bits(self, words, T):
         """Return the side of each of T hyperplanes that a word lies on. [HF §3.5]
@@ -368,9 +372,11 @@ class NgramLSH(Hash):
         """
         self.check_size("T", T)
         check_words(words)
+        windows = sliding_window_view(self.eta, T)  # row f is eta[f : f + T]; nothing is copied
         bits = np.empty((len(words), T), np.uint8)
         for i, word in enumerate(words):
-            bits[i] = self.products(word, T) > 0
+            products = windows[self.list_features(word)].sum(0)  # (T,)
+            bits[i] = products > 0
         return bits
 
     def index(self, words, N):
@@ -387,7 +393,10 @@ class NgramLSH(Hash):
         check_words(words)
         index = np.empty(len(words), np.int64)
         for i, word in enumerate(words):
-            index[i] = self.products(word, N).argmax()
+            products = np.zeros(N, np.int64)
+            for f in self.list_features(word):  # faster here than a copy of long windows
+                products += self.eta[f:f + N]
+            index[i] = products.argmax()
         return index
 
     def check_size(self, name, size):
@@ -408,16 +417,6 @@ def main(argv=None):
     if not words:
         words = ["play", "plays", "played", "zebra"]
 
-    # the law: 128 · angle / π, with the angle between the n-gram counts of a word and of the first
-    vectors = [Counter(list_ngrams(word)) for word in words]
-    first = vectors[0]
-    laws = []
-    for vector in vectors:
-        product = sum(vector[gram] * first[gram] for gram in first)
-        squares = sum(n * n for n in vector.values()) * sum(n * n for n in first.values())
-        cosine = min(product / math.sqrt(squares), 1)
-        laws.append(MD5_BITS / math.pi * math.acos(cosine))
-
     # 144 pairs of letters as extra words: the n-grams of few words would be neighbors in eta, and
     # the numbers would scatter more around the law
     letters = "etaoinshrdlu"
@@ -428,11 +427,21 @@ def main(argv=None):
     for name, hash_class in HASHES.items():
         print(f"\n{name:>12}  {'40 of 128 bits: # is 1, . is 0':40}  differ  law")
         bits = hash_class.fit(counts).bits(words, MD5_BITS)  # (V, 128)
-        for word, row, law in zip(words, bits, laws):
+        for word, row in zip(words, bits):
             signs = "".join(".#"[bit] for bit in row[:40])
             num_different = (row != bits[0]).sum()
+            law = MD5_BITS * ngram_angle(words[0], word) / math.pi
             print(f"{word:>12}  {signs}  {num_different:6d}{law:5.0f}")
     print("\nmd5 modulo 50,000:", dict(zip(words, md5_index(words, 50_000).tolist())))
+
+
+def ngram_angle(a, b):
+    """Return the angle between the n-gram counts of two words, in radians."""
+    x = Counter(list_ngrams(a))
+    y = Counter(list_ngrams(b))
+    product = sum(x[gram] * y[gram] for gram in x)
+    lengths = math.hypot(*x.values()) * math.hypot(*y.values())
+    return math.acos(min(product / lengths, 1))
 
 
 if __name__ == "__main__":

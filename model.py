@@ -1,22 +1,5 @@
 """The transformer: config, presets, encoder, heads, parameter counts.
 
-Paper map:
-    [HF §3.1] Model.embed
-    [HF §4.1] PRESETS
-    [HF §4.2] PRESETS
-    [HF Table 4] parameter_groups
-    [HF §4.4 eq.7] count_parameters
-    [HF App. B] count_parameters
-    [BERT §3] TransformerLayer
-    [BERT §3.1] MaskedLMHead
-    [SR §3] build_head
-    [V §3.5] sinusoids
-    [BL §2.1] TransformerLayer
-    [BL §2.2] PRESETS
-    [SB §2.3] Model
-    [SB §3.2] Model
-    [SB Table 1] PRESETS
-    [CM] PRESETS
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [BERT] Devlin et al. 2019
@@ -39,7 +22,7 @@ Demo: python model.py
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn as nn
@@ -86,7 +69,6 @@ class Config:
     act: str = "gelu"  # of the feed-forward layer
     order: bool = True  # False: a sequence is a set, without positions, padded with ID 0
     length: int = 512  # positions, [CLS] included; of a set, the most items
-    short: float = 0.0  # share of the training windows of text that are cut, and padded with ID 0
     spare_positions: int = 0  # unused rows of the position table: RoBERTa and the paper have 2
     types: int = 1  # rows of the token type table; 2: the second text of a pair has row 1
     special_tokens: int = 5  # token IDs below it are special tokens, and ID 0 is padding
@@ -95,7 +77,6 @@ class Config:
     head: str = "sr"
     tied: bool | None = None  # the output layer of mlm, hash-mlm is the embedding table
     labels: int = 2  # classes of classify; 1: a regression
-    bag: int = 0  # rows of the hashed bag of words beside head classify (baselines/bag.py); 0: none
     pool: str = "cls"  # what classify sees: cls, the first position, or mean, of all positions
     attn: str = "full"  # full, or lsh: scores of pairs that collide
     lsh_bands: int = 8  # r: hyperplanes of a hash function
@@ -106,66 +87,87 @@ class Config:
     lsh_redraw: bool = False  # new hyperplanes in every training step
 
     def __post_init__(self):
-        for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                hint = ""
-                if name == "emb":
-                    hint = " Register your own first, as tests/test_extend.py does."
-                raise ValueError(f"{name}: expected one of {', '.join(choices)}, "
-                                 f"got {value!r}.{hint}")
-        if self.width % self.heads != 0:
-            raise ValueError(f"width: expected a multiple of {self.heads} heads, got {self.width}.")
-        if not 0 <= self.dropout < 1:  # nn.Dropout allows 1, which trains nothing
-            raise ValueError(f"dropout: expected at least 0 and less than 1, got {self.dropout}.")
-        if self.attn == "lsh" and self.lsh_pairs == "upper" and not self.order:
-            raise ValueError("lsh_pairs: expected all for sets, got upper, which needs an order.")
-
+        validate(self)
         embedding = EMBEDDINGS[self.emb]
-        # no fields, so a checkpoint does not hold these two
-        self.code_format = embedding.code_format  # a word's codes: tokenizer.HashTokenizer
-        self.predicts_rows = self.head in ("mlm", "hash-mlm")
-        masked_head = "hash-mlm"
-        if self.code_format == "row":  # a row for each word, and no hashes to predict
-            masked_head = "mlm"
-        objectives = ["sr", masked_head]
-        others = ["classify", "span"]
-        if not self.order:  # a set has no order to shuffle, and it is no text
-            objectives = [masked_head]
-            others = []
-        if self.head not in objectives + others:
-            raise ValueError(f"head (--objective): expected {' or '.join(objectives)} for "
-                             f"{self.emb}, got {self.head}.")
-
-        # what a field means that is None
-        if self.predicts_rows and self.tied is None:
-            self.tied = embedding.is_tied
-        if self.tied and not embedding.can_tie:
-            able = [name for name, cls in EMBEDDINGS.items() if cls.can_tie]
-            raise ValueError(f"tied requires emb {', '.join(able)}, got {self.emb}.")
-        if self.head != "hash-mlm" and self.code_format not in ("digest", "sketch", "weighted"):
-            # unused; None, so that no two values of it make two cached tables of equal codes
-            self.hashes = None
-        elif self.hashes is None:
+        if self.hashes is None:
             self.hashes = 2 if embedding.is_stacked else 5
+        if self.tied is None and self.predicts_rows:
+            self.tied = embedding.is_tied
+
+    @property
+    def code_format(self):
+        """How a word's codes are laid out: tokenizer.HashTokenizer lists the formats."""
+        return EMBEDDINGS[self.emb].code_format
+
+    @property
+    def predicts_rows(self):
+        """Whether the head scores rows of a table at masked positions."""
+        return self.head in ("mlm", "hash-mlm")
+
+    @classmethod
+    def choose(cls, settings):
+        """Return the Config of a dict of settings, which may have others besides its fields."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: settings[name] for name in names if name in settings})
+
+
+def validate(c):
+    """Raise a ValueError where a field of a Config is no choice, or contradicts another."""
+    for name, choices in CHOICES.items():
+        value = getattr(c, name)
+        if value not in choices:
+            raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}.")
+    if c.width % c.heads != 0:
+        raise ValueError(f"width: expected a multiple of {c.heads} heads, got {c.width}.")
+    if not 0 <= c.dropout < 1:  # nn.Dropout allows 1, which trains nothing
+        raise ValueError(f"dropout: expected at least 0 and less than 1, got {c.dropout}.")
+    if c.attn == "lsh" and c.lsh_pairs == "upper" and not c.order:
+        raise ValueError("lsh_pairs: expected all for sets, got upper, which needs an order.")
+    if c.tied and not EMBEDDINGS[c.emb].can_tie:
+        raise ValueError(f"tied requires an embedding with rows of words or hashes, got {c.emb}.")
+
+    masked = "hash-mlm"
+    if c.code_format == "row":  # a row for each word, and no hashes to predict
+        masked = "mlm"
+    heads = [masked]
+    if c.order:  # a set has no order to shuffle, and it is no text
+        heads = ["sr", masked, "classify", "span"]
+    if c.head not in heads:
+        raise ValueError(f"head (--objective): expected {' or '.join(heads[:2])} for {c.emb}, "
+                         f"got {c.head}.")
 
 
 # types 2: the second row is never read, but the paper's counts of parameters have it
 SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, length=32)
-PRESETS = {  # the sizes of the papers [HF §4.1]; tiny and superbloom-small, for two cores, are ours
-    "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0),
-    # [BL §2.2]; its dense counterpart is --attn full
-    "bert-lsh": dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="upper", layers=2,
-                     width=128, heads=2, ffn=512, length=512, rows=32_000, types=2),
-    # [CM]; rows are those of --emb lookup, its baseline: the median reads buckets
+# [BL §2.2]; its dense counterpart is --attn full
+BERT_LSH = dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="upper", layers=2,
+                width=128, heads=2, ffn=512, length=512, rows=32_000, types=2, vocab=31_995)
+# A preset is sizes and a recipe: defaults of Config and of flags of pretrain.py, by their names.
+# micro: sequences a device holds at once. lr_mlm: the rate of objectives that predict words
+PRESETS = {  # those of the papers [HF §4.1]; tiny and superbloom-small, for two cores, are ours
+    "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0,
+                 batch=32, micro=32, steps=10_000, lr=2e-3, warmup=300, short=0.25),
+    # as its authors train it [BL §2.4], and as we do
+    "bert-lsh": BERT_LSH | dict(batch=8, micro=8, steps=88_245, lr=5e-5, warmup=0, decay=0.0),
+    "bert-lsh-fast": BERT_LSH | dict(batch=64, micro=32, steps=20_000, lr=1e-3, warmup=1_000),
+    # [CM]; rows and vocab are those of --emb lookup, its baseline: the median reads buckets
     "median": dict(emb="median", head="hash-mlm", layers=4, width=512, heads=4, ffn=2048,
-                   length=512, rows=30_522),
-    # [HF §4.2]
-    "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2),
-    # [SB Table 1]
-    "superbloom": SUPERBLOOM | dict(layers=12, width=768, heads=12, ffn=3072),
-    "superbloom-small": SUPERBLOOM | dict(layers=2, width=256, heads=4, ffn=512),
+                   length=512, rows=30_522, vocab=30_517,
+                   batch=128, micro=32, steps=100_000, lr=2e-4, warmup=5_000),
+    # [HF §4.2] [HF Table 4]
+    "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2,
+                       batch=128, micro=16, steps=500_000, lr=5e-5, lr_mlm=1e-4, warmup=10_000,
+                       beta2=0.9999),
+    # [SB Table 1] [SB §3.2]; Adam is AdamW without decay
+    "superbloom": SUPERBLOOM | dict(layers=12, width=768, heads=12, ffn=3072, alpha=50,
+                                    batch=1024, micro=64, steps=1_000_000, lr=1e-4, warmup=10_000,
+                                    decay=0.0, schedule="rsqrt"),
+    "superbloom-small": SUPERBLOOM | dict(layers=2, width=256, heads=4, ffn=512, mask=0.40,
+                                          batch=64, micro=16, steps=6_000, lr=2e-3, warmup=300),
+    # [ProFormer], fine-tuned from scratch alone
     "proformer": dict(emb="linear", bits=420, layers=2, width=768, heads=12, ffn=3072, length=512),
+    "proformer-tiny": dict(emb="linear", bits=420, layers=2, width=128, heads=4, ffn=512,
+                           length=128, dropout=0.0),
 }
 
 
@@ -290,7 +292,9 @@ class Model(nn.Module):
             self.layers.append(TransformerLayer(c, number))
         self.head = build_head(c)
         self.init_weights()
-        self.register_buffer("codes", None, persistent=False)  # (V, C), set by set_codes
+        # (V, C), set by set_codes. No buffer: DistributedDataParallel would send it to all ranks,
+        # which have it, and nccl cannot send int16
+        self.codes = None
 
     def init_weights(self):
         """Fill nn.Linear and nn.Embedding with truncated normals, and positions with sinusoids.
@@ -298,12 +302,12 @@ class Model(nn.Module):
         The word embedding and MaskedLMHead have filled their own tables, which are no nn.Embedding.
         """
         c = self.config
-        scaled = ("layers",)
+        scaled = ["layers"]
         if c.head in ("classify", "span"):
-            scaled = ("layers", "head")
+            scaled.append("head")
         for name, module in self.named_modules():
             std = INIT_STD
-            if name.startswith(scaled):
+            if name.split(".")[0] in scaled:
                 std = INIT_STD * math.sqrt(BERT_WIDTH / c.width)
             if isinstance(module, (nn.Embedding, nn.Linear)):
                 init_normal(module.weight, std)
@@ -319,7 +323,7 @@ class Model(nn.Module):
         return self.types.weight.device
 
     def set_codes(self, codes):
-        """Set the codes of all words, by token ID.
+        """Set the codes of all words, by token ID, on the device of the weights.
 
         Args:
             codes: integer (V, C), tensor or array. Bits are packed: uint8, C = ceil(T/8).
@@ -397,7 +401,7 @@ class Model(nn.Module):
     def encode(self, ids, key_mask=None):
         """Return the last layer's vectors (B, L·m, d) of ids (B, L).
 
-        key_mask is as in forward, but None is always without padding.
+        key_mask is as in forward.
         """
         if key_mask is not None:
             key_mask = key_mask.repeat_interleave(self.vectors_per_item, 1)  # (B, L·m)
@@ -425,8 +429,7 @@ class Model(nn.Module):
 
         Args:
             ids: int64 (B, L), token IDs.
-            key_mask: bool (B, L), True = attend. None: without padding, but where pretrain.py pads,
-                sets and windows cut by short, all IDs but 0.
+            key_mask: bool (B, L), True = attend, or None without padding.
             masked_positions: int64 (M,), of heads mlm and hash-mlm, in the flattened batch.
             rows: int64 (S,), of head mlm and of bloom: the rows to score. None: all.
 
@@ -440,8 +443,6 @@ class Model(nn.Module):
         if c.predicts_rows != (masked_positions is not None):
             raise ValueError("masked_positions: expected with head mlm or hash-mlm alone, "
                              f"this is {c.head}.")
-        if key_mask is None and (c.short > 0 or not c.order):
-            key_mask = ids != 0
         x = self.encode(ids, key_mask)  # (B, L·m, d)
         if self.embedding.is_stacked:
             x = x.unflatten(1, (-1, self.vectors_per_item))  # (B, L, m, d)
@@ -485,33 +486,39 @@ def count_parameters(model):
         modules = nn.ModuleList(modules)  # None, a part that this model lacks, has no parameters
         return sum(p.numel() for p in modules.parameters())
 
-    bag = getattr(model, "bag", None)  # HybridModel's (baselines/bag.py), with rows of words
     counts = dict(
-        embedding=count(model.embedding, bag),
+        embedding=count(model.embedding),
         specials=count(model.specials),
         encoder=count(model.layers),
         positions=count(model.positions, model.types, model.norm),
     )
     total = count(model)
-    if bag is not None:  # its idf are numbers that are stored, though not trained
-        counts["embedding"] += bag.idf.numel()
-        total += bag.idf.numel()
     counts["head"] = total - sum(counts.values())
     counts["total"] = total
     counts["poep"] = counts["embedding"] / total
     return counts
 
 
-def load_model(checkpoint, config_class=Config, model_class=Model):
-    """Return the model of a checkpoint, in evaluation mode; an error if the parts do not fit.
+def count_operations(model):
+    """Return the operations of a training step for each word of a full sequence, about.
 
-    Args:
-        checkpoint: dict with config, dict of plain types, and model, a state dict.
-        config_class, model_class: their classes, of which baselines/ has others.
+    A multiplication with its addition counts as two. Forward and backward have 6 for each weight of
+    a layer. Dense attention has 12 d for each position that a position attends to; LSH attention
+    has fewer.
     """
-    config = config_class(**checkpoint["config"])
+    c = model.config
+    m = model.vectors_per_item
+    weights = sum(p.numel() for p in model.layers.parameters())
+    return m * (6 * weights + 12 * c.layers * c.width * m * c.length)
+
+
+def load_model(checkpoint):
+    """Return the Model of a checkpoint, in evaluation mode; an error if the parts do not fit."""
+    sizes = dict(checkpoint["config"])
+    sizes.pop("bag", None)  # of older checkpoints
+    config = Config(**sizes)
     with torch.device("meta"):  # without memory: the weights take their places
-        model = model_class(config)
+        model = Model(config)
     model.load_state_dict(checkpoint["model"], assign=True)
     return model.float().eval()  # those in models/ have half precision
 
@@ -523,7 +530,7 @@ def main():
         rows = 50_260
         if emb == "lookup":
             rows = 50_265  # five are special
-        config = Config(**PRESETS["hashformer"], emb=emb, rows=rows, head="classify")
+        config = Config.choose(PRESETS["hashformer"] | dict(emb=emb, rows=rows, head="classify"))
         with torch.device("meta"):  # counted, not allocated
             sizes = count_parameters(Model(config))
         print(f"{emb:>8}  {sizes['embedding']:10,}  {sizes['total']:11,}  {sizes['poep']:5.1%}")

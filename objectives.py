@@ -1,14 +1,5 @@
 """Pre-training objectives: how each corrupts its input, its loss, and what its evaluation reports.
 
-Paper map:
-    [HF §3.6] ShuffleRandom
-    [SR §3] ShuffleRandom
-    [BERT §3.1] mask_words
-    [BERT §3.1] MaskedWords
-    [SB §3.1] mask_words
-    [SB §3.3] SampledWords
-    [SB §2.4] MaskedHashes
-    [CM] MaskedHashes
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SR] Yamaguchi et al. 2021, Shuffle+Random
@@ -21,7 +12,7 @@ Deviations:
        batch, which moves few words of a short row.
     2. Random words are words of the corpus. The authors give Add and Proj bits that no word has.
     3. Items that a set already shows are excluded as predictions. The paper's lists include them.
-    4. Of a set at least one item is masked. The loss of an item is the mean over its m tokens.
+    4. At least one item of a set is masked. The loss of an item is the mean over its m tokens.
 Notation:
     B batch   L positions   M masked positions   V token IDs   W words, or items: IDs from
     first_word_id on   N rows of a table   S sampled rows   E excluded items   m hashes of an item
@@ -30,6 +21,8 @@ Demo: python objectives.py
 """
 
 import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +38,41 @@ RANK_PART = 128  # masked words that rank_words scores at a time: bounds its mem
 LAST = 2.0  # sorts after every noise, which is in [0, 1)
 
 
+class Batch(NamedTuple):
+    """A corrupted micro-batch. make_batch makes it on the host, so that no GPU has to count.
+
+    Attributes:
+        inputs: int64 (B, L), token IDs.
+        labels: int64 (B, L), IGNORE_INDEX where a position is not scored.
+        positions: int64 (M,), the scored positions of the flattened batch.
+        key_mask: bool (B, L), False = padding, or None without padding.
+    """
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    positions: torch.Tensor
+    key_mask: torch.Tensor | None
+
+    def to(self, device):
+        """Return this batch on a device. The host does not wait, if the memory is pinned."""
+        moved = []
+        for part in self:
+            moved.append(None if part is None else part.to(device, non_blocking=True))
+        return Batch(*moved)
+
+    def scored_labels(self):
+        """Return the labels of the scored positions, int64 (M,)."""
+        return self.labels.flatten()[self.positions]
+
+
+def make_batch(inputs, labels, key_mask=None):
+    """Return the Batch of what Objective.corrupt returns, and the padding."""
+    is_scored = labels.flatten() != IGNORE_INDEX
+    positions = is_scored.nonzero().squeeze(1)
+    return Batch(inputs, labels, positions, key_mask)
+
+
+@dataclass
 class Objective:
     """Base class: what an objective knows of the run, and what the training loop calls.
 
@@ -52,47 +80,35 @@ class Objective:
 
         head            one of model.py's heads
         num_counts      how many numbers evaluate returns
-        flags           flags of pretrain.py that no other objective of its head reads
-        loss            (model, inputs, labels) -> loss summed over scored positions, with gradient
-        evaluate        (model, inputs, labels) -> summed loss, and counts (num_counts,), which add
-                        up over batches
+        corrupt         as below; masks words, unless the subclass has another
+        loss            (model, Batch) -> loss summed over scored positions, with gradient
+        evaluate        (model, Batch) -> summed loss, and counts (num_counts,), which add up over
+                        batches
         metrics         counts of all batches -> dict of float
         expected_loss   counts of the corpus's words (W,), counts of an evaluation -> number of
                         classes n, and the loss in nats of predicting each class (label, word or
                         bucket) by its frequency alone. An untrained model guesses: about ln n
-
-    Args:
-        config: model.Config.
-        mask_rate: float, share of words to mask; not of sr.
-        mask_id, first_word_id: int, token IDs of [MASK] and of the first word.
-        targets: integer (V, k) by token ID, the hashes to predict, each in 0 .. R-1 of its block;
-            only head hash-mlm reads them.
-        bloom_map: bloom.BloomMap of items, for emb bloom alone.
-        num_samples: int, S, of sampled softmax.
-        noise_rate: float, share of words to shuffle, and of the others to replace, of sr.
     """
 
-    flags = []
-
-    def __init__(self, config, mask_rate=None, mask_id=None, first_word_id=None, targets=None,
-                 bloom_map=None, num_samples=None, noise_rate=0.10):
-        self.config = config
-        self.mask_rate = mask_rate
-        self.mask_id = mask_id
-        self.first_word_id = first_word_id
-        self.targets = targets
-        self.bloom_map = bloom_map
-        self.num_samples = num_samples
-        self.noise_rate = noise_rate
+    config: object  # model.Config
+    mask_rate: float | None = None  # share of words to mask; not of sr
+    mask_id: int | None = None  # token ID of [MASK]
+    first_word_id: int | None = None  # token ID of the first word
+    targets: torch.Tensor | None = None  # (V, k) by token ID, the buckets that hash-mlm predicts
+    bloom_map: BloomMap | None = None  # of items, for emb bloom alone
+    num_samples: int | None = None  # S, of sampled softmax
+    noise_rate: float = 0.10  # share of words that sr shuffles, and of the others that it replaces
 
     def corrupt(self, ids, noise, random_words):
-        """Return inputs and labels, int64 (B, L), of ids and random words (B, L), noise (3, B, L).
-
-        This is mask_words. A subclass may do something else with the three numbers of a word.
-        """
+        """Return inputs and labels (B, L) of ids and random_words int64 (B, L), noise (3, B, L)."""
         is_set = not self.config.order
         return mask_words(ids, noise, random_words, self.mask_rate, self.mask_id,
                           self.first_word_id, is_set)
+
+    def corrupt_batch(self, ids, key_mask, noise, random_words):
+        """Return the Batch of what get_batch or eval_batch of data.batches returns."""
+        inputs, labels = self.corrupt(ids, noise, random_words)
+        return make_batch(inputs, labels, key_mask)
 
 
 def entropy(counts):
@@ -141,17 +157,16 @@ class ShuffleRandom(Objective):
         labels = labels.masked_fill(inputs == ids, 0)
         return inputs, labels.masked_fill(~is_word, IGNORE_INDEX)
 
-    def loss(self, model, inputs, labels):
-        logits = model(inputs).flatten(0, 1).float()  # (B·L, 3)
-        return F.cross_entropy(logits, labels.flatten(), reduction="sum")
+    def loss(self, model, batch):
+        logits = model(batch.inputs, batch.key_mask).flatten(0, 1).float()  # (B·L, 3)
+        return F.cross_entropy(logits, batch.labels.flatten(), reduction="sum")
 
-    def evaluate(self, model, inputs, labels):
+    def evaluate(self, model, batch):
         """Return the summed loss, and the counts of 3 · label + prediction, int64 (9,)."""
-        logits = model(inputs).flatten(0, 1).float()  # (B·L, 3)
-        labels = labels.flatten()
-        loss = F.cross_entropy(logits, labels, reduction="sum")
-        cells = labels * 3 + logits.argmax(1)
-        cells = cells[labels != IGNORE_INDEX]
+        logits = model(batch.inputs, batch.key_mask).flatten(0, 1).float()  # (B·L, 3)
+        loss = F.cross_entropy(logits, batch.labels.flatten(), reduction="sum")
+        predictions = logits.argmax(1)[batch.positions]
+        cells = batch.scored_labels() * 3 + predictions
         return loss, torch.bincount(cells, minlength=9)
 
     def metrics(self, counts):
@@ -180,8 +195,8 @@ class ShuffleRandom(Objective):
 def mask_words(ids, noise, random_words, p, mask_id, first_word_id, is_set=False):
     """Mask words: of a share p, 80 % become [MASK], 10 % any word, and 10 % stay. [BERT §3.1]
 
-    The last 10 % keep the model from trusting what it sees. Of a set at least the item of lowest
-    noise is chosen. Else 0.85^5 = 44 % of sets of five items would have nothing to predict.
+    The last 10 % keep the model from trusting what it sees. The item of lowest noise is always
+    chosen in a set. Else 0.85^5 = 44 % of sets of five items would have nothing to predict.
     [SB §3.1]
 
     Args:
@@ -210,31 +225,28 @@ def mask_words(ids, noise, random_words, p, mask_id, first_word_id, is_set=False
     return inputs, labels
 
 
-def find_masked(labels):
-    """Return the scored positions of the flattened batch, int64 (M,), and their labels (M,)."""
-    labels = labels.flatten()
-    positions = (labels != IGNORE_INDEX).nonzero().squeeze(1)
-    return positions, labels[positions]
-
-
 class MaskedWords(Objective):
     """Masked-word prediction over a vocabulary. [BERT §3.1]"""
 
     head = "mlm"
     num_counts = 4  # words among the best 1, 10, 20, and in all
 
-    def loss(self, model, inputs, labels):
-        positions, words = find_masked(labels)
-        logits = model(inputs, masked_positions=positions).float()  # (M, N), never (B, L, N)
-        return F.cross_entropy(logits, words, reduction="sum")  # the row of a word is its ID
+    def predict(self, model, batch):
+        """Return the head's logits at the masked positions, float32: (M, N), never (B, L, N)."""
+        return model(batch.inputs, batch.key_mask, batch.positions).float()
 
-    def evaluate(self, model, inputs, labels):
+    def loss(self, model, batch):
+        logits = self.predict(model, batch)  # (M, N)
+        words = batch.scored_labels()  # (M,): the row of a word is its ID
+        return F.cross_entropy(logits, words, reduction="sum")
+
+    def evaluate(self, model, batch):
         """Return the summed loss, and how many words are among the best 1, 10, 20, and in all."""
-        positions, words = find_masked(labels)
-        logits = model(inputs, masked_positions=positions).float()  # (M, N)
+        logits = self.predict(model, batch)  # (M, N)
+        words = batch.scored_labels()  # (M,)
         loss = F.cross_entropy(logits, words, reduction="sum")
         scores = logits[:, self.first_word_id:]  # (M, W): special tokens are never predicted
-        scores = exclude_items(scores, self.visible_items(inputs, positions, words))
+        scores = exclude_items(scores, self.visible_items(batch))
         num_best = min(MAX_RECALL, scores.shape[1])
         best = scores.topk(num_best).indices + self.first_word_id  # (M, 20)
         is_hit = best == words.unsqueeze(1)
@@ -253,22 +265,18 @@ class MaskedWords(Objective):
     def expected_loss(self, word_counts, counts):
         return self.config.rows, entropy(word_counts)
 
-    def visible_items(self, inputs, positions, words):
+    def visible_items(self, batch):
         """Return the other items of each masked position's set, int64 (M, L), -1 for none.
 
-        Args:
-            inputs: int64 (B, L), token IDs.
-            positions, words: int64 (M,), in the flattened batch, and the token IDs to predict.
-
-        Returns:
-            int64 (M, L), numbers of items, or None for text.
+        Items are counted without special tokens. The result is None for text.
         """
         if self.config.order:
             return None
-        row = positions // inputs.shape[1]  # (M,)
-        items = inputs[row]  # (M, L)
+        row = batch.positions // batch.inputs.shape[1]  # (M,)
+        items = batch.inputs[row]  # (M, L)
         # subtle: 10 % of the words to predict stay in the input, and must not be excluded. ID 0 is
         # a special token
+        words = batch.scored_labels()
         items = items.masked_fill(items == words.unsqueeze(1), 0)
         items = items - self.first_word_id
         return items.clamp(min=-1)  # special tokens are no items
@@ -302,19 +310,14 @@ class SampledWords(MaskedWords):
     all words, and the special tokens, which training never scores: its loss is higher on average.
     """
 
-    flags = ["samples"]
-
-    def loss(self, model, inputs, labels):
-        positions, words = find_masked(labels)  # (M,)
+    def loss(self, model, batch):
+        words = batch.scored_labels()  # (M,)
         rank, q = sample_ranks(self.num_samples, self.config.rows - self.first_word_id)
-        samples = rank + self.first_word_id
-        samples = samples.to(words.device, non_blocking=words.is_cuda)  # (S,)
-        log_q = q.log().float()
-        log_q = log_q.to(words.device, non_blocking=words.is_cuda)  # (S,)
-
+        samples = (rank + self.first_word_id).to(words.device, non_blocking=True)  # (S,)
+        log_q = q.log().float().to(words.device, non_blocking=True)  # (S,)
         M = len(words)
         rows = torch.cat([words, samples])
-        logits = model(inputs, masked_positions=positions, rows=rows).float()  # (M, M + S)
+        logits = model(batch.inputs, batch.key_mask, batch.positions, rows).float()  # (M, M + S)
         correct = logits[:, :M].diagonal()  # (M,): column i is the i-th word
         others = logits[:, M:] - (log_q + math.log(self.num_samples))  # (M, S)
         others = others.masked_fill(samples == words.unsqueeze(1), -torch.inf)
@@ -357,10 +360,9 @@ class MaskedHashes(MaskedWords):
     head = "hash-mlm"
     num_counts = 6  # words among the best 1, 10, 20; certified; hashes right; in all
 
-    def loss(self, model, inputs, labels):
-        positions, words = find_masked(labels)
-        logits = model(inputs, masked_positions=positions).float()  # (M, k, R), or (M, m, m·R)
-        return self.hash_loss(logits, self.hash_targets(words))
+    def loss(self, model, batch):
+        logits = self.predict(model, batch)  # (M, k, R), or (M, m, m·R)
+        return self.hash_loss(logits, self.hash_targets(batch.scored_labels()))
 
     def hash_targets(self, words):
         """Return the classes to predict, int64 (M, k), of token IDs (M,)."""
@@ -376,16 +378,16 @@ class MaskedHashes(MaskedWords):
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return loss / targets.shape[1]
 
-    def evaluate(self, model, inputs, labels):
+    def evaluate(self, model, batch):
         """Return the loss, and counts (6,): in the best 1, 10, 20; certified; hashes right; all."""
-        positions, words = find_masked(labels)
-        logits = model(inputs, masked_positions=positions).float()
+        logits = self.predict(model, batch)
+        words = batch.scored_labels()  # (M,)
         targets = self.hash_targets(words)
         loss = self.hash_loss(logits, targets)
         is_right = logits.argmax(-1) == targets  # (M, k)
 
         items = words - self.first_word_id
-        visible = self.visible_items(inputs, positions, words)
+        visible = self.visible_items(batch)
         if self.config.code_format == "digest":
             rank, certified = self.search_items(logits, items, visible)
         else:
@@ -404,14 +406,8 @@ class MaskedHashes(MaskedWords):
         Items with equal scores come in any order here. In rank_words they count as better.
         """
         logp = hash_logp(logits, self.bloom_map)
-        sizes = dict(k=MAX_RECALL, beam=MAX_RECALL)
-        best, _, certified, _ = beam_search(logp, self.bloom_map, exclude=visible, **sizes)
-        if not certified.all():  # one round was not enough for all: search on for the exact answer
-            todo = ~certified
-            if visible is not None:
-                visible = visible[todo]
-            best[todo], *_ = beam_search(
-                logp[todo], self.bloom_map, rounds=None, exclude=visible, **sizes)
+        *_, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=visible)
+        best, *_ = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=visible)
         is_before = (best == items.unsqueeze(1)).cumsum(1) == 0  # (M, 20)
         return is_before.sum(1), certified
 

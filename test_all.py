@@ -42,7 +42,8 @@ from data.corpus import Corpus, prepare
 from data.squad import exact_and_f1, normalize_answer
 from data.tasks import METRICS
 from model import Config, Model, count_parameters
-from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, mask_words
+from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, make_batch
+from objectives import mask_words
 from tests.support import SMALL, make_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK, HashTokenizer, build_inputs
 
@@ -206,7 +207,7 @@ def test_bloom_map_by_hand():
 
 @pytest.mark.parametrize("num_items, alpha, m", [
     (1_000, 7, 2),  # two random orders alone would give about (7 - 1)² / 2 = 18 digests twice
-    (27, 9, 3),  # 27 of 3³ digests: all are taken
+    (27, 5, 3),  # 27 of 6³ digests, and a last bucket of two
 ])
 def test_bloom_map_fills_buckets_and_tells_items_apart(num_items, alpha, m):
     bloom_map = BloomMap(num_items, alpha, m, seed=5)
@@ -220,10 +221,10 @@ def test_bloom_map_fills_buckets_and_tells_items_apart(num_items, alpha, m):
 
 
 def test_coherent_map_keeps_companions_together():
-    """Items that occur in the same sets share a bucket, here 0 with 3 and 1 with 2. [SB App. D]"""
-    items = np.array([0, 3, 1, 2, 0, 3, 1, 2])  # of four sets, one after another
-    sizes = np.array([2, 2, 2, 2])
-    bloom_map = coherent_map(items, sizes, n_items=4, alpha=2, coherent=1)  # map 1 is random
+    """Items that occur in the same sets share a bucket, here 0 with 3, 1 with 2. [SB App. D]"""
+    items = np.array([0, 3, 1, 2, 4, 7, 5, 6] * 2)  # of eight sets, one after another
+    sizes = np.full(8, 2)
+    bloom_map = coherent_map(items, sizes, n_items=8, alpha=2, coherent=1)  # map 1 is random
     digest = bloom_map.digest[:, 0]
     assert digest[0] == digest[3]
     assert digest[1] == digest[2]
@@ -675,7 +676,7 @@ def test_shuffle_random_by_hand():
 
 def fixed_model(logits):
     """Return a model that predicts these logits whatever it reads."""
-    return lambda inputs, masked_positions=None: torch.tensor(logits)
+    return lambda inputs, key_mask=None, masked_positions=None: torch.tensor(logits)
 
 
 def test_shuffle_random_loss_by_hand():
@@ -698,7 +699,7 @@ def test_shuffle_random_loss_by_hand():
     labels = torch.tensor([[0, 1, 2, IGNORE_INDEX]])
     S = math.log(math.exp(2) + 1 + 1)
     objective = ShuffleRandom(None, first_word_id=FIRST_WORD_ID)
-    loss, counts = objective.evaluate(model, None, labels)
+    loss, counts = objective.evaluate(model, make_batch(None, labels))
     assert loss.item() == pytest.approx(S - 2 + S + S - 2)
     metrics = objective.metrics(counts)
     assert metrics["accuracy"] == pytest.approx(2 / 3)
@@ -725,7 +726,7 @@ def test_masked_words_loss_is_that_of_guessing_at_first():
     objective = MaskedWords(config, None, MASK, FIRST_WORD_ID)
     labels = torch.tensor([[7, IGNORE_INDEX, 9]])  # two words are masked
     model = fixed_model([[0.0] * 45] * 2)
-    loss = objective.loss(model, None, labels)
+    loss = objective.loss(model, make_batch(None, labels))
     assert loss.item() == pytest.approx(2 * math.log(45))
     num_classes, _ = objective.expected_loss(np.ones(40), None)
     assert num_classes == 45  # pretrain.py prints its logarithm, the uniform baseline
@@ -749,7 +750,7 @@ def test_masked_hashes_loss_by_hand():
         [0, math.log(2), 0],
         [0, 0, 0],
     ]])
-    loss = objective.loss(model, None, torch.tensor([[6]]))
+    loss = objective.loss(model, make_batch(None, torch.tensor([[6]])))
     mean = (math.log(3) + math.log(2) + math.log(3)) / 3
     assert loss.item() == pytest.approx(mean)
 

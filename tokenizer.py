@@ -1,10 +1,5 @@
 """Text to words, words to token IDs, and token IDs to the hash codes that embeddings.py reads.
 
-Paper map:
-    [HF §3.1] HashTokenizer
-    [SB §4] Phrases
-    [BERT run_squad.py] sliding_windows
-    [CM] HashTokenizer.sketch_targets
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SB] Superbloom, ICLR 2020 submission
@@ -80,6 +75,9 @@ class HashTokenizer:
         self.config = config
         self.split_name = split
         self.subwords = subwords
+        self.splitter = subwords
+        if subwords is None:
+            self.splitter = Words(split)
         self.hash_name = hash_name
         self.hash = hash
         self.hash_seed = hash_seed
@@ -88,25 +86,25 @@ class HashTokenizer:
         self.words = []  # of IDs FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
         self.id_of_word = {}  # word -> ID
         self.max_words = 1  # words of the longest item name, "New York" has 2
+
         # a word of a fixed vocabulary is a row, or an item of a Bloom map; any other is hashed
         self.is_fixed = config.code_format in ("row", "digest")
-        if self.is_fixed:
-            self.add_words(vocabulary)
-            # a repeated word gets no second ID, so all later IDs would shift
-            if len(self.words) < len(vocabulary):
-                raise ValueError("vocabulary: expected each word once, got one twice.")
+        if not self.is_fixed:
+            self.code_table = self.special_codes()  # codes() appends those of words
+            return
+        self.add_words(vocabulary)
+        if len(self.words) < len(vocabulary):  # it has no second ID, so later ones would shift
+            raise ValueError("vocabulary: expected each word once, got one twice.")
         if bloom_map is not None and bloom_map.n_items != len(self.words):
             raise ValueError(f"bloom_map: expected that of {len(self.words)} words, "
                              f"got one of {bloom_map.n_items}.")
-        self.code_table = self.special_codes()  # codes() appends those of words
+        self.code_table = self.fixed_codes()
 
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
         if self.split_name == "items":
             return split_names(text, self.id_of_word, self.max_words)
-        if self.split_name in SUBWORDS:
-            return self.subwords.split(text)
-        return split_words(text, self.split_name)
+        return self.splitter.split(text)
 
     def ids(self, words):
         """Return the token IDs of words, int32 (V,). A new word is added, or it is UNK if fixed."""
@@ -125,21 +123,22 @@ class HashTokenizer:
 
     def ids_of_texts(self, texts):
         """Return int32 (words,) for each text, faster than split and ids; not for split items."""
-        if self.split_name in SUBWORDS:
-            texts_words = self.subwords.split_texts(texts)  # at once: BPE takes all cores
-        else:  # regex and space: no spans are needed
-            texts_words = [list_words(text, self.split_name) for text in texts]
-        return [self.ids(words) for words in texts_words]
+        return [self.ids(words) for words in self.splitter.split_texts(texts)]
+
+    def fixed_codes(self):
+        """Return the codes of a fixed vocabulary, (FIRST_WORD_ID + V, C)."""
+        if self.config.code_format == "row":
+            return np.arange(FIRST_WORD_ID + len(self.words), dtype=np.int32)[:, None]
+        # each map has rows of its own: R for its buckets, then one for each special token
+        specials = self.bloom_map.buckets + np.arange(FIRST_WORD_ID, dtype=np.int32)  # (5,)
+        specials = np.tile(specials[:, None], self.bloom_map.m)  # (5, m)
+        return np.concatenate([specials, self.bloom_map.digest])
 
     def hash_words(self, words):
         """Return the codes (len(words), C) of words, with the dtype and C of their format."""
         c = self.config
-        if c.code_format == "row":
-            return self.ids(words)[:, None]
-        if c.code_format == "digest":
-            # by token ID, as an unknown word has the codes of [UNK]
-            codes = np.concatenate([self.special_codes(), self.bloom_map.digest])
-            return codes[self.ids(words)]
+        if self.is_fixed:
+            return self.code_table[self.ids(words)]  # an unknown word has the codes of [UNK]
         if c.code_format == "index":
             index = self.hash.index(words, c.rows)  # (V,)
             return index.astype(np.int32)[:, None]
@@ -166,17 +165,8 @@ class HashTokenizer:
         return self.sketch(words, self.config.hashes, self.config.buckets)
 
     def special_codes(self):
-        """Return the codes of special tokens, (FIRST_WORD_ID, C): zeros, or rows of their own."""
-        numbers = np.arange(FIRST_WORD_ID, dtype=np.int32)[:, None]
-        if self.config.code_format == "row":
-            return numbers
-        if self.config.code_format == "digest":
-            # each map has rows of its own: R for its buckets, then one for each special token
-            return np.tile(self.bloom_map.buckets + numbers, self.bloom_map.m)  # (5, m)
-        # hash_words alone knows C and the dtype of a format. The values do not matter: Model gives
-        # special tokens vectors of their own
-        of_empty_words = self.hash_words([""] * FIRST_WORD_ID)  # (5, C)
-        return np.zeros_like(of_empty_words)
+        """Return zeros, (FIRST_WORD_ID, C): special tokens have vectors of their own in Model."""
+        return np.zeros_like(self.hash_words([""] * FIRST_WORD_ID))
 
     def codes(self):
         """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
@@ -217,7 +207,22 @@ class HashTokenizer:
             raise ValueError(f"not the state of a tokenizer for this model: {error!r}") from error
 
 
-# Text to units that are learned: BPE pieces, phrases
+# Text to words, as they are or as units that are learned: BPE pieces, phrases
+
+
+class Words:
+    """Runs of letters and of symbols ("regex"), or what white space divides ("space")."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def split(self, text):
+        """Return words list[str] and spans list[(start, end)]."""
+        return split_words(text, self.how)
+
+    def split_texts(self, texts):
+        """Return the words of each text, list[list[str]]."""
+        return [list_words(text, self.how) for text in texts]
 
 
 def make_encodable(text):
@@ -412,7 +417,7 @@ def split_names(text, names, max_words):
 # IDs to the input of a model
 
 
-def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_rest=False):
+def build_inputs(first, second, length, separator=HashTokenizer.separator):
     """Build [CLS] A [SEP], or [CLS] A [SEP] [SEP] B [SEP]. Cut the longer text first.
 
         n 10, m 3, room 8 -> 5 and 3      n 10, m 10, room 7 -> 4 and 3
@@ -421,11 +426,9 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
         first, second: int32 (n,), and int32 (m,) or None, token IDs.
         length: int, L, at least 5: one word, and the four special tokens of a pair.
         separator: token IDs between the two.
-        keep_rest: bool, append the words of the first that do not fit, for a bag of words: the
-            encoder reads the first L IDs alone. Those of the second are lost.
 
     Returns:
-        ids int32, L at most, or more with the rest; and int, how many words are not in the first L.
+        ids int32, L at most; and int, how many words were cut.
     """
     if length < 3 + len(separator):
         raise ValueError(f"length: expected {3 + len(separator)} or more, got {length}.")
@@ -437,8 +440,6 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator, keep_
     num_first = min(len(first), max(room - len(second), (room + 1) // 2))
     num_second = min(len(second), room - num_first)
     parts = [[CLS], first[:num_first], separator, second[:num_second], [SEP]]
-    if keep_rest:
-        parts.append(first[num_first:])
     num_cut = len(first) - num_first + len(second) - num_second
     return np.concatenate(parts).astype(np.int32), num_cut
 

@@ -1,16 +1,14 @@
 """CANINE-C: an encoder of characters, each hashed to a row in each of eight tables. No vocabulary.
 
-Paper map:
-    [CA §3.1] Canine.encode
-    [CA §3.1] Canine.embed
-    [CA §3.1] Canine.attend_locally
-    [CA §3.1] Canine.downsample
-    [CA §3.1] Canine.upsample
-    [HF §4.1] CanineConfig
+    python -m baselines.canine --task sst2                          from fresh weights
+    python -m baselines.canine --task sst2 --weights canine-c/      from the released ones
+    python -m baselines.canine --task sst2 --preset canine-tiny     a small one
+
 Sources:
     [CA] Clark et al. 2021, CANINE
     [HF] Xue & Aletras 2022, HashFormers: CANINE-C is one of their baselines
-Out of scope: pre-training, CANINE-S, n-grams of characters, answers in a context (--task squad).
+Out of scope: pre-training, CANINE-S, n-grams of characters, answers in a context (--task squad),
+    texts of a user (infer.py), several GPUs, resuming.
 Deviations:
     1. Matrices start with std 0.02 · √(768/d) as in model.py, but untruncated. Positions start with
        std 0.02, not with model.py's sinusoids.
@@ -21,26 +19,30 @@ Deviations:
 Notation:
     B batch   L characters   W windows of 4 characters, L/4   d hidden size
     k hash functions   N rows of a hash table
-Demo: python -m baselines.canine
 
     characters -> hash rows -> local layer -> strided convolution -> deep layers -> head
     (B, L)        (B, L, k)    (B, L, d)      (B, W, d)              (B, W, d)      (B, labels)
 """
 
+import argparse
+import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from baselines.bag import HybridModel
-from common import blame_file
-from model import Config, Model, TransformerLayer
-from tokenizer import FIRST_WORD_ID, SEP, HashTokenizer
+from common import InputError, blame_file, blame_input, resolve_device, run_script, write_json
+from data.squad import SQUAD
+from data.tasks import SequenceClassification, read_task
+from finetune import add_run_flags, check_flags, check_out, fill_flags, print_results, summarize
+from finetune import train_and_score
+from model import Config, TransformerLayer, count_parameters
+from tokenizer import FIRST_WORD_ID, SEP
 
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # one for each of the k hash functions
 RATE = 4  # characters of a window: width and stride of the convolution
@@ -55,7 +57,6 @@ SPECIAL_POINTS = (0, 0xE000, 0xE001, 0xE004, 0xE003)
 @dataclass
 class CanineConfig:
     """Everything that shapes the weights, in plain types, at the size of the paper. [HF §4.1]"""
-    emb: str = "canine"  # tells its checkpoints from those of model.Config
     layers: int = 12  # deep layers; the local layer and the last one come on top
     width: int = 768  # d
     heads: int = 12
@@ -65,22 +66,9 @@ class CanineConfig:
     positions: int = 16_384  # rows of the position table
     types: int = 16  # rows of the token type table; texts use two
     dropout: float = 0.1
-    head: str = "classify"
     labels: int = 2
-    pool: str = "cls"
-    bag: int = 0  # rows of a bag of words: there are no words
-
-    # What finetune.py and infer.py ask of every config: the same for each Canine, so not fields.
-    code_format = "points"
-    order = True
-    predicts_rows = False
-    lsh_redraw = False
 
     def __post_init__(self):
-        if self.pool != "cls":
-            raise ValueError(f"pool: expected cls for canine, got {self.pool}.")
-        if self.bag != 0:
-            raise ValueError(f"bag: expected 0 for canine, got {self.bag}.")
         if self.length > self.positions - MAX_PADDING:
             raise ValueError(f"length: expected at most {self.positions - MAX_PADDING} for canine "
                              f"with {self.positions} positions, got {self.length}.")
@@ -89,6 +77,13 @@ class CanineConfig:
     def layer_config(self):
         """Return the model.Config of the transformer layers."""
         return Config(width=self.width, heads=self.heads, ffn=self.ffn, dropout=self.dropout)
+
+
+SHAPES = {  # --preset; the tiny one is ours
+    "canine": CanineConfig(),
+    "canine-tiny": CanineConfig(layers=2, width=128, heads=4, ffn=512, length=512, positions=1_024,
+                                dropout=0.0),
+}
 
 
 class Canine(nn.Module):
@@ -102,6 +97,8 @@ class Canine(nn.Module):
         key_mask: bool (B, L), True = attend, or None without padding.
         output: float (B, labels), logits.
     """
+
+    specials = None  # what model.count_parameters asks for
 
     def __init__(self, config):
         super().__init__()
@@ -219,18 +216,6 @@ class Canine(nn.Module):
         x = self.dropout(self.up_norm(x))
         return self.final(x, key_mask)
 
-    # The interface of model.Model for finetune.py, infer.py and count_parameters.
-    specials = None
-    codes = ()
-
-    @property
-    def device(self):
-        """Return the torch.device of the weights."""
-        return self.types.weight.device
-
-    def set_codes(self, codes):
-        """Do nothing: a code point is its own code."""
-
 
 def hash_rows(points, num_rows):
     """Return (point + 1) · prime mod N, int64 (..., k): rows of code points (...) in each table."""
@@ -264,61 +249,21 @@ def pad_inputs(ids, key_mask=None):
 
 
 class CharacterTokenizer:
-    """Map text to token IDs of characters, with the interface of HashTokenizer.
+    """Map text to token IDs of characters, as SequenceClassification asks a tokenizer for them.
 
     Example:
         CharacterTokenizer().ids("No")  # 78 + 5, 111 + 5
     """
     separator = (SEP,)  # between the texts of a pair
 
-    # What finetune.py and infer.py ask of a tokenizer of words: there are none.
-    words = ()
-    is_fixed = False
-    bloom_map = None
-
-    def split(self, text):
-        """Return characters list[str] and spans list[(start, end)]."""
-        spans = [(i, i + 1) for i in range(len(text))]
-        return list(text), spans
-
-    def ids(self, words):
-        """Return int32 (n,), code points + 5, of a text or a list of characters."""
-        data = "".join(words).encode("utf-32-le", "surrogatepass")  # four bytes a character
+    def ids(self, text):
+        """Return int32 (n,), code points + 5."""
+        data = text.encode("utf-32-le", "surrogatepass")  # four bytes a character
         return np.frombuffer(data, "<i4") + FIRST_WORD_ID
 
     def ids_of_texts(self, texts):
         """Return a list of int32 (characters,), one for each text."""
         return [self.ids(text) for text in texts]
-
-    def codes(self):
-        """Return no codes, as code points need none."""
-        return np.zeros((0, 1), np.int32)
-
-    def state(self):
-        """Return what a checkpoint says about its text."""
-        return dict(split="characters")
-
-    @classmethod
-    def load(cls, state, config):
-        """Return the tokenizer of a state(): there is only one."""
-        return cls()
-
-
-class Classes(NamedTuple):
-    """The classes of a checkpoint's config, model and tokenizer."""
-
-    config: type
-    model: type
-    tokenizer: type
-
-
-def select_classes(config):
-    """Return the Classes for the config of a checkpoint, dict."""
-    if config.get("emb") == "canine":
-        return Classes(CanineConfig, Canine, CharacterTokenizer)
-    if config.get("bag"):
-        return Classes(Config, HybridModel, HashTokenizer)
-    return Classes(Config, Model, HashTokenizer)
 
 
 # The released checkpoint
@@ -434,26 +379,71 @@ def released_names(config):
     return names
 
 
-def main():
-    """Print the parameters of each part, and the rows of the letters of a word."""
-    with torch.device("meta"):  # counted, not allocated
-        model = Canine(CanineConfig())
-    total = 0
-    for name, part in model.named_children():
-        count = sum(weight.numel() for weight in part.parameters())
-        if count > 0 and name != "head":
-            total += count
-            print(f"{name:>10}  {count:11,}")
-    print(f"{'total':>10}  {total:11,}  without the head")
-    # HashFormers prints other sizes.
-    print(f"paper: 12.3M in the embedding; 16,000 rows have {16_000 * 768:,}")
-    print(f"paper: 121.0M in all; with 2,048 positions {total - (16_384 - 2_048) * 768:,}")
+# The script
 
-    print("\nletter  code point  row of 16,384 in each table")
-    for letter in "word":
-        point = ord(letter)
-        rows = hash_rows(torch.tensor(point), 16_384).tolist()
-        print(f"{letter:>6}  {point:10} ", *rows)
+
+def build_parser():
+    """Return the parser of all flags: those of finetune.py, but for the start."""
+    p = argparse.ArgumentParser(
+        allow_abbrev=False, prog="canine.py", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--preset", choices=tuple(SHAPES), default="canine",
+                   help="size of a model with fresh weights (default: canine)")
+    p.add_argument("--weights", help="folder of the released CANINE-C (default: fresh weights)")
+    add_run_flags(p.add_argument)
+    p.set_defaults(ckpt=None, from_scratch=False, pool="cls")
+    return p
+
+
+def finetune_canine(args):
+    """Fine-tune on one task with each seed, then write and print the means, as finetune.py does."""
+    check_flags(args)
+    if args.task in ("glue", *SQUAD):
+        raise InputError(f"--task: expected one task with labels for CANINE, got {args.task}.")
+    if args.pool != "cls" or args.epochs == 0:
+        raise InputError("--pool, --epochs: expected cls, and 1 or more, for CANINE.")
+    config = SHAPES[args.preset]
+    weights = {}
+    if args.weights:
+        with blame_input(f"--weights {args.weights}"):
+            config, weights = load_released(args.weights)
+    fill_flags(args, {}, config)
+    check_out(args.out, vars(args))
+    runtime = resolve_device(args)
+
+    # texts
+    task, splits = read_task(args.task, args)
+    data = {}
+    scale = None
+    for split, rows in splits.items():  # train comes first
+        data[split] = SequenceClassification(
+            task, rows, CharacterTokenizer(), config.length, scale)
+        scale = data[split].scale
+
+    # training
+    results = []
+    for seed in range(args.seed, args.seed + args.seeds):
+        torch.manual_seed(seed)  # of the new weights and of dropout
+        labels = data["train"].num_outputs
+        model = Canine(dataclasses.replace(config, labels=labels, dropout=args.dropout))
+        model.load_state_dict(model.state_dict() | weights)  # which have no head
+        model.to(runtime.device)
+        title = f"{args.task}, seed {seed}"
+        result = train_and_score(args, runtime, model, data, seed, args.lr, title)
+        results.append(result | dict(size=count_parameters(model)))
+
+    # results
+    content = dict(tasks={args.task: summarize(results)}, settings=vars(args))
+    os.makedirs(args.out, exist_ok=True)
+    write_json(os.path.join(args.out, "settings.json"), vars(args))
+    write_json(os.path.join(args.out, "results.json"), content)
+    print_results(content)
+    return content
+
+
+def main(argv=None):
+    """Fine-tune as the command line, or the list argv, says; return the content of results.json."""
+    return run_script("canine.py", finetune_canine, build_parser().parse_args(argv))
 
 
 if __name__ == "__main__":

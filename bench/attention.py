@@ -11,10 +11,6 @@ over that of LSH attention in the same round: above 1, LSH attention is faster.
     python -m bench.attention trained --runs out/lookup-bpe-mlm*
     python -m bench.attention curves --runs out/dense out/LSH out/dense-sst2 out/LSH-sst2
 
-Paper map:
-    [BL Table 1] attention_flops
-    [BL Table 1] bench_flops
-    [BL Figures 2, 4, 5] bench_curves
 Notation:
     B batch   H heads   L positions   e head size
     n hash functions   r hyperplanes   m buckets

@@ -2,9 +2,6 @@
 
     python -m bench.compare out/proj-lsh-glue out/lookup-bpe-mlm-glue
 
-Paper map:
-    [HF §4.4 eq.4] compare
-    [HF §4.4 eq.6] compare
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
 Out of scope: the fine-tunings, each an --out of finetune.py.
@@ -38,22 +35,22 @@ def compare(results, baseline):
         if name not in baseline["tasks"]:
             continue
         other = baseline["tasks"][name]
-        for key in ("metric", "n"):
+        for key in ("metric", "rows"):
             if row[key] != other[key]:
                 raise InputError(f"{name}: expected equal {key}, got {row[key]} and {other[key]}. "
                                  "Score the same rows.")
+        size = row["size"]
+        baseline_size = other["size"]
         prr[name] = percent(row["mean"], other["mean"])
         total += row["mean"]
         baseline_total += other["mean"]
     if not prr:
         raise InputError("results.json: expected a task that is in both, got none.")
-    model = results["model"]
-    baseline_model = baseline["model"]
     return dict(
         prr=prr,
         prr_average=percent(total, baseline_total),
-        pcr_all=100 - percent(model["parameters"], baseline_model["parameters"]),
-        pcr_emb=100 - percent(model["embedding"], baseline_model["embedding"]),
+        pcr_all=100 - percent(size["total"], baseline_size["total"]),
+        pcr_emb=100 - percent(size["embedding"], baseline_size["embedding"]),
     )
 
 
@@ -73,9 +70,8 @@ def print_comparison(*folders):
     lines["PRR average"] = compared["prr_average"]
     lines["PCR all"] = compared["pcr_all"]
     lines["PCR embedding"] = compared["pcr_emb"]
-    for flag in ("bag", "epochs", "select"):
-        # older runs lack some
-        values = [run["settings"].get(flag, "n/a") for run in (results, baseline)]
+    for flag in ("epochs", "select"):
+        values = [run["settings"][flag] for run in (results, baseline)]
         if values[0] != values[1]:
             print(f"not alike: --{flag} {values[0]} against {values[1]}")
     for name, ratio in lines.items():

@@ -5,9 +5,6 @@ a pair of texts by the words that they share. Neither reads a word's context, or
 
     python -m bench.controls frequency --runs out/proj-lsh
     python -m bench.controls overlap --data_dir glue/ --runs out/proj-lsh-stsb out/proj-lsh-mrpc
-
-Paper map:
-    [HF §3.6] bench_frequency
 """
 
 import argparse
@@ -22,7 +19,7 @@ import torch
 from bench import harness
 from bench.harness import REQUIRED, Bench, read_json
 from common import InputError
-from data.tasks import METRICS, compare_predictions, read_task
+from data.tasks import METRICS, read_task, standard_error
 from hashing import list_words
 from objectives import KINDS
 
@@ -42,19 +39,19 @@ def bench_frequency(args, *, num_steps=200, num_windows=512):
     """A model of S+R and the frequency of each word alone, on the same held-out windows."""
     for folder in args.runs:
         model, objective, batches, corpus = harness.load_shuffle_random(folder, args, 32)
-        inputs, labels = objective.corrupt(*batches.eval_batch(slice(num_windows)))
+        batch = objective.corrupt_batch(*batches.eval_batch(slice(num_windows)))
         name = Path(folder).name
 
-        loss, counts = objective.evaluate(model, inputs, labels)
-        num_scored = counts.sum().item()
+        loss, counts = objective.evaluate(model, batch)
+        num_scored = len(batch.positions)
         yield dict(name=name, eval_loss=loss.item() / num_scored,
                    **objective.metrics(counts.numpy()))
 
         # words of one class occur equally often, within a factor of two
         frequency_class = torch.from_numpy(np.log2(1 + corpus.counts).astype(int))  # (V,)
         logp = count_labels(objective, batches, frequency_class, num_steps)
-        logits = logp[frequency_class[inputs]]  # (B, L, 3)
-        loss, counts = objective.evaluate(lambda ids: logits, inputs, labels)
+        logits = logp[frequency_class[batch.inputs]]  # (B, L, 3)
+        loss, counts = objective.evaluate(lambda ids, key_mask: logits, batch)
         yield dict(name=f"{name}: frequency of the word alone", eval_loss=loss.item() / num_scored,
                    **objective.metrics(counts.numpy()))
 
@@ -64,9 +61,9 @@ def count_labels(objective, batches, frequency_class, num_steps):
     num_classes = int(frequency_class.max()) + 1
     counts = torch.ones(num_classes, len(KINDS))  # one more of each: no share is 0
     for step in range(num_steps):
-        inputs, labels = objective.corrupt(*batches.get_batch(step, slice(None)))
-        is_scored = labels >= 0
-        cells = frequency_class[inputs[is_scored]] * len(KINDS) + labels[is_scored]
+        batch = objective.corrupt_batch(*batches.get_batch(step, slice(None)))
+        words = batch.inputs.flatten()[batch.positions]
+        cells = frequency_class[words] * len(KINDS) + batch.scored_labels()
         counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
     shares = counts / counts.sum(1, keepdim=True)
     return shares.log()
@@ -87,15 +84,16 @@ OVERLAP = """
 def bench_overlap(args):
     """Fine-tuned models of pairs, and the cosine of the word counts (tf-idf) of the two texts."""
     files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None,
-                               encoding=None, sep=None)
+                               encoding=None, sep=None, header=None, limit=None, select=0.0)
     for folder in args.runs:
-        for name, run in read_json(folder, "predictions.json").items():
-            task, train, devs = read_task(name, files)
+        for name in read_json(folder, "results.json")["tasks"]:
+            task, splits = read_task(name, files)
             is_numbers = task.labels is None
             if len(task.text_columns) != 2 or not (is_numbers or len(task.labels) == 2):
                 raise InputError("--runs: expected fine-tunings on pairs of texts with numbers or "
                                  f"two classes, got {name} in {folder}.")
-            dev = devs[task.dev_splits[0]]
+            train = splits["train"]
+            dev = splits["dev"]
             idf = weigh_words(train)
             predicted = np.array([cosine(texts, idf) for texts, _ in dev])
             if not is_numbers:
@@ -103,23 +101,22 @@ def bench_overlap(args):
                 classes = np.array([task.labels.index(label) for _, label in train])
                 threshold, above = choose_threshold(cosines, classes)
                 predicted = np.where(predicted >= threshold, above, 1 - above)
-            yield compare_with_model(name, run, predicted)
+            paths = sorted(Path(folder).glob(f"{name}-seed-*.json"))
+            yield compare_with_model(name, [read_json(path) for path in paths], predicted)
 
 
-def compare_with_model(name, run, predicted):
-    """Return a row of the table: predictions.json of a task, and what the control predicts."""
-    metric = run["metric"]
-    truth = np.array(run["truth"])
-    others = np.tile(predicted, (len(run["predicted"]), 1))  # the same for each seed
-    scores = []
-    for values in run["predicted"]:
-        scores.append(100 * METRICS[metric](np.array(values), truth))
-    # the error is that of rows and seeds together
-    difference, error = compare_predictions(metric, truth, run["predicted"], others)
+def compare_with_model(name, results, predicted):
+    """Return a row of the table: the results of each seed, and what the control predicts."""
+    metric = results[0]["metric"]
+    truth = np.array(results[0]["truth"])
+    models = [result["predicted"] for result in results]
+    others = np.tile(predicted, (len(models), 1))  # the same for each seed
+    scores = [result["best"][metric] for result in results]
+    cosine_score = 100 * METRICS[metric](predicted, truth)
     return dict(name=name, metric=metric, n=len(truth), seeds=len(scores),
                 model=statistics.mean(scores), model_std=statistics.stdev(scores),
-                cosine=100 * METRICS[metric](predicted, truth),
-                difference=difference, difference_std=error)
+                cosine=cosine_score, difference=statistics.mean(scores) - cosine_score,
+                difference_std=standard_error(metric, truth, models, others))
 
 
 def weigh_words(rows):

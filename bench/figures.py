@@ -25,7 +25,7 @@ from attention import collision_probability, collisions, draw_hyperplanes, simha
 from bench import attention, controls, harness, hashformers, misspell, sketch, superbloom
 from bench import training
 from bench.harness import ROOT, Bench, caption, load_run, markdown, read_json
-from bloom import BloomMap
+from bloom import DEMO_ORDERS, BloomMap
 from common import InputError, blame_input
 from embeddings import ProjEmbedding
 from hashing import NgramLSH, list_words, md5_bits
@@ -132,7 +132,7 @@ def draw_corruption(folder):
 
 def draw_maps(folder):
     """Draw the two Bloom maps of python bloom.py; the width of a bucket is its probability."""
-    bloom_map = BloomMap(12, alpha=3, m=2, seed=1)
+    bloom_map = BloomMap(12, alpha=3, orders=DEMO_ORDERS)
     # of the buckets of each map, as in the demo of bloom.py
     p = [[0.64, 0.19, 0.14, 0.03], [0.56, 0.02, 0.22, 0.20]]
     title = ("12 items in buckets of 3; width: probability; gray: the buckets of item 9, "

@@ -119,12 +119,12 @@ def list_dtypes():
 def count_sizes(**config):
     """Return count_parameters of a Config's model, which is never allocated."""
     with torch.device("meta"):
-        return count_parameters(Model(Config(**config)))
+        return count_parameters(Model(Config.choose(config)))
 
 
 def build_model(words, preset, **changes):
     """Return an untrained Model of a preset with changes; its IDs are special ones, then words."""
-    model = Model(Config(**PRESETS[preset] | changes))
+    model = Model(Config.choose(PRESETS[preset] | changes))
     tokenizer = HashTokenizer(model.config, hash=MD5(), vocabulary=words)
     tokenizer.ids(words)  # it learns them
     model.set_codes(torch.from_numpy(tokenizer.codes()))
@@ -152,9 +152,14 @@ def read_json(*names):
 
 
 def read_log(folder):
-    """Return the lines of a run's log.jsonl, list of dict."""
-    lines = Path(folder, "log.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    """Return the lines of a run's log.jsonl, list of dict, or of a fine-tuning's evaluations."""
+    path = Path(folder, "log.jsonl")
+    if path.exists():
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    rows = []
+    for path in sorted(Path(folder).glob("*-seed-*.json")):
+        rows += read_json(path)["log"]
+    return rows
 
 
 def load_run(folder):
@@ -219,11 +224,12 @@ def train_variant(job):
     return result | dict(parameters=sizes["total"], table=sizes["embedding"], seconds=seconds)
 
 
-def finetune_run(job, start, tasks, flags):
+def finetune_run(job, start, tasks, flags, main=finetune.main):
     """Fine-tune with the seed of a job.
 
     Args:
         job: Job.
+        main: function(argv), of finetune.py or baselines/canine.py.
         start: list of flags, --ckpt or --preset.
         tasks: dict, task -> epochs.
         flags: list of flags of all tasks.
@@ -236,7 +242,7 @@ def finetune_run(job, start, tasks, flags):
     for task, epochs in tasks.items():
         out = f"{job.folder}-{task}"
         run = ["--task", task, "--epochs", epochs, "--seeds", 1, "--seed", job.seed, "--out", out]
-        run_main(finetune.main, [*start, *run, *flags])
+        run_main(main, [*start, *run, *flags])
         result = read_json(out, "results.json")["tasks"][task]
         scores[task] = result["mean"]
         scores[f"{task}_loss"] = result["all_metrics"]["eval_loss"]
@@ -306,8 +312,6 @@ def name_run(settings, task):
         name = Path(settings["ckpt"]).name
     if settings["from_scratch"]:
         name += ", from scratch"
-    if settings["bag"] > 0:
-        name += ", hybrid"
     if settings["select"] == 0:
         name += ", last weights"
     return f"{name}, {task}"

@@ -9,13 +9,6 @@ compare their scores, mean ± standard deviation; `paper` is the average of the 
     python -m bench.hashformers lengths --runs out/*
     python -m bench.hashformers variants       half an hour
     python -m bench.hashformers glue --steps 2000 --data_dir glue/    two hours
-
-Paper map:
-    [HF Table 2] count_paper_models
-    [HF §4.3] MODELS
-    [HF §4.4 eq.4, 5, 7] bench_glue
-    [HF Tables 1, 6] MODELS
-    [HF Table 2] bench_glue
 """
 
 import functools
@@ -27,8 +20,10 @@ from pathlib import Path
 import torch
 
 import embeddings
+import finetune
 import hashing
 import pretrain
+from baselines import canine
 from bench import harness
 from bench.harness import Bench, Stopwatch, made_up_words
 from common import autocast
@@ -138,7 +133,7 @@ def bench_embeddings(args, *, batch=4, length=512, rows=50_260, rounds=5):
     cotangent = torch.randn(batch, length, d)
     bits = torch.randint(0, 2, (batch, length, 128), dtype=torch.uint8)
     shape = PRESETS["hashformer"] | dict(layers=2, dropout=0.0)  # two are timed, there are twelve
-    layers = torch.nn.Sequential(*Model(Config(**shape)).layers)
+    layers = torch.nn.Sequential(*Model(Config.choose(shape)).layers)
 
     def draw_numbers(limit, count=1):
         return torch.randint(0, limit, (batch, length, count))
@@ -216,9 +211,10 @@ MODELS = {  # name -> flags of pretrain.py [HF §4.3], average of eight tasks [H
     "lookup of BPE pieces, MLM": ("--emb lookup --objective mlm", 79.5),
     "proj, lsh, no layers": ("--layers 0", None),
 }
-SCRATCH = {  # models that are not pre-trained: name -> --preset of finetune.py, average
-    "ProFormer, tiny, from scratch": ("proformer-tiny", 51.8),
-    "CANINE-C, tiny, from scratch": ("canine-tiny", 70.4),  # released, and pre-trained, there
+SCRATCH = {  # models that are not pre-trained: name -> --preset, average, main of their script
+    "ProFormer, tiny, from scratch": ("proformer-tiny", 51.8, finetune.main),
+    # released, and pre-trained, there
+    "CANINE-C, tiny, from scratch": ("canine-tiny", 70.4, canine.main),
 }
 BERT = "lookup of BPE pieces, MLM"
 FLAGS = {name: flags.split() for name, (flags, _) in MODELS.items()}
@@ -261,16 +257,15 @@ def train_and_tune(job, flags):
     """Train a run and fine-tune it; return its results, with the sizes of SST-2's model."""
     if job.name in SCRATCH:
         result = {}
-        preset, _ = SCRATCH[job.name]
-        start = ["--preset", preset]
+        preset, _, main = SCRATCH[job.name]
+        scores = harness.finetune_run(job, ["--preset", preset], TASKS, flags, main)
     else:
         result = harness.train_variant(job)
-        start = ["--ckpt", job.folder]
-    scores = harness.finetune_run(job, start, TASKS, flags)
+        scores = harness.finetune_run(job, ["--ckpt", job.folder], TASKS, flags)
     average = statistics.mean(scores[task] for task in TASKS)
-    sizes = harness.read_json(f"{job.folder}-sst2", "results.json")["model"]
-    return result | scores | dict(average=average, parameters=sizes["parameters"],
-                                  poep=sizes["poep"])
+    sizes = harness.read_json(f"{job.folder}-sst2", "results.json")["tasks"]["sst2"]["size"]
+    return result | scores | dict(average=average, parameters=sizes["total"],
+                                  poep=100 * sizes["poep"])
 
 
 def bench_glue(args):
@@ -318,15 +313,15 @@ def bench_lengths(args, *, lengths=(8, 16, 32, 64, 128), num_windows=512):
     """What a model of S+R finds in short texts: held-out windows, cut."""
     for folder in args.runs:
         model, objective, batches, _ = harness.load_shuffle_random(folder, args, batch_size=1)
-        ids, noise, random_words = batches.eval_batch(slice(num_windows))
+        ids, _, noise, random_words = batches.eval_batch(slice(num_windows))
         for L in lengths:
             text = ids[:, :L].clone()
             if L < ids.shape[1]:
                 text[:, -1] = SEP
-            inputs, labels = objective.corrupt(text, noise[..., :L], random_words[:, :L])
-            loss, counts = objective.evaluate(model, inputs, labels)
-            num_scored = counts.sum().item()
-            yield dict(name=Path(folder).name, positions=L, eval_loss=loss.item() / num_scored,
+            batch = objective.corrupt_batch(text, None, noise[..., :L], random_words[:, :L])
+            loss, counts = objective.evaluate(model, batch)
+            yield dict(name=Path(folder).name, positions=L,
+                       eval_loss=loss.item() / len(batch.positions),
                        **objective.metrics(counts.numpy()))
 
 

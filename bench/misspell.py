@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 import finetune
-from baselines.canine import select_classes
 from bench import harness
 from bench.harness import REQUIRED, Bench, read_json
-from common import Runtime, load_checkpoint
+from common import load_checkpoint, resolve_device
 from data.tasks import read_task
 from model import load_model
 
@@ -73,25 +72,20 @@ def bench_scores(args):
     for folder in args.runs:
         results = read_json(folder, "results.json")
         [name] = results["tasks"]
-        settings = argparse.Namespace(**results["settings"], cache=args.cache, encoding=None,
-                                      sep=None)
-        runtime = Runtime(torch.device("cpu"), settings.dtype, use_compile=False)
+        settings = argparse.Namespace(**results["settings"] | dict(cache=args.cache, device="cpu"))
+        runtime = resolve_device(settings)
         checkpoint = load_checkpoint(folder)
-        classes = select_classes(checkpoint["config"])
-        model = load_model(checkpoint, classes.config, classes.model)
-        task, train, devs = read_task(name, settings)
+        model = load_model(checkpoint)
+        task, rows_of_splits = read_task(name, settings)
         splits = {}  # share -> its split
         for share in SHARES:
             rng = np.random.default_rng(0)
             rows = []
-            for texts, label in devs[task.dev_splits[0]]:
+            for texts, label in rows_of_splits["dev"]:
                 rows.append((tuple(misspell(text, share, rng) for text in texts), label))
             splits[share] = f"{share} misspelled"
-            devs[splits[share]] = rows
-        task_data = finetune.TaskData(name, task, train, devs)
-        rows_of_splits = finetune.divide_rows(settings, task_data)
-        data = finetune.encode_splits(settings, model.config, checkpoint, task_data,
-                                      rows_of_splits)
+            rows_of_splits[splits[share]] = rows
+        data = finetune.encode_splits(model.config, checkpoint, name, task, rows_of_splits)
         model.set_codes(torch.from_numpy(data["train"].tokenizer.codes()))
         title = harness.name_run(results["settings"], name)  # model, task
         yield score_splits(title, runtime, model, data, splits)
@@ -104,9 +98,9 @@ def bench_scores(args):
         title = f"bag of {units}, {task_name}"
         if title not in seen:
             seen.add(title)
-            bag = finetune.build_bag_of_words(data)
-            job = finetune.Job(f"{name}, bag of words", settings.seed, folder)
-            finetune.train_and_score(settings, runtime, job, bag, data)
+            bag = finetune.BagOfWords(len(model.codes), data["train"].num_outputs)
+            finetune.train_and_score(settings, runtime, bag, data, settings.seed, finetune.BAG_LR,
+                                     f"{name}, bag of words")
             yield score_splits(title, runtime, bag, data, splits)
 
 

@@ -8,9 +8,6 @@ damages trained tables, where less movement and a smaller increase of the loss a
     python -m bench.sketch gaps --text FILE               an hour
     python -m bench.sketch robust --runs out/median out/mean
 
-Paper map:
-    [CM] bench_sketch
-    [SV] bench_sketch
 Notation:
     V words   k hash functions   R buckets of one   d width
 """
@@ -304,13 +301,13 @@ def bench_robust(args):
         batches = TextBatches(corpus.ids, c.length, 1, words, 0, CLS, SEP)
         objective = MaskedHashes(c, mask_rate=0.15, mask_id=MASK, first_word_id=FIRST_WORD_ID,
                                  targets=model.codes)
-        inputs, labels = objective.corrupt(*batches.eval_batch(slice(0, 64)))
-        is_word = inputs >= FIRST_WORD_ID
+        batch = objective.corrupt_batch(*batches.eval_batch(slice(0, 64)))
+        is_word = batch.inputs >= FIRST_WORD_ID
         weight = model.embedding.weight.data.clone()
         for damage, table in damaged_tables(weight, c.buckets):
             model.embedding.weight.data = table.clone()
-            vectors = model.embed(inputs)[is_word]
-            loss = (objective.loss(model, inputs, labels) / (labels >= 0).sum()).item()
+            vectors = model.embed(batch.inputs)[is_word]
+            loss = objective.loss(model, batch).item() / len(batch.positions)
             if damage == "as trained":  # the first
                 whole_vectors = vectors
                 whole_loss = loss

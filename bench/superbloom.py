@@ -8,14 +8,6 @@ the same size and beside neighbors by co-occurrence, which need no training.
     python -m bench.superbloom entities --data pages.jsonl (depth)
     python -m bench.superbloom beams --runs out/bloom-items
 
-Paper map:
-    [SB Table 1] SIZES
-    [SB Table 3] SIZES
-    [SB Table 4] SIZES
-    [SB Tables 2, 7] bench_entities
-    [SB Table 3] bench_depth
-    [SB Table 6] bench_beams
-    [SB Figure 3] recall_by_frequency
 Notation:
     N items   m hashes of an item   R buckets   d width   P held-out sets
 """
@@ -198,7 +190,7 @@ def time_step(preset, batch, num_items, alpha, dtype):
     """Take three training steps over item sets of 32; return parameters, and the last's seconds."""
     bloom_map = BloomMap(num_items, alpha)
     rows = bloom_map.buckets + FIRST_WORD_ID
-    model = Model(Config(**PRESETS[preset] | dict(buckets=rows, dropout=0.0))).train()
+    model = Model(Config.choose(PRESETS[preset] | dict(buckets=rows, dropout=0.0))).train()
     specials = np.arange(bloom_map.buckets, rows, dtype=np.int32)[:, None]
     codes = np.concatenate([specials.repeat(2, 1), bloom_map.digest])
     model.set_codes(torch.from_numpy(codes))
@@ -207,8 +199,8 @@ def time_step(preset, batch, num_items, alpha, dtype):
     ids = torch.randint(FIRST_WORD_ID, FIRST_WORD_ID + num_items, (batch, 32))
 
     def compute_loss():
-        inputs, labels = objective.corrupt(ids, torch.rand(3, *ids.shape), ids.flip(0))
-        return objective.loss(model, inputs, labels) / (labels >= 0).sum()
+        batch = objective.corrupt_batch(ids, None, torch.rand(3, *ids.shape), ids.flip(0))
+        return objective.loss(model, batch) / len(batch.positions)
 
     step = harness.training_step(model, compute_loss, dtype)
     for _ in range(3):  # the first allocates
@@ -227,7 +219,7 @@ def read_sets(corpus, length):
     with blame_input():
         sets = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), length, 1,
                               np.array(limits), 0, limits)
-    ids, noise, _ = sets.eval_batch(slice(None))
+    ids, _, noise, _ = sets.eval_batch(slice(None))
     # noise[0] is 0 at the masked item and 1 elsewhere
     return sets, ids, noise[0].argmin(1)
 
@@ -377,7 +369,7 @@ def bench_beams(args):
         parts = []
         for part in inputs.split(64):
             positions = (part == MASK).flatten().nonzero().flatten()
-            parts.append(hash_logp(model(part, masked_positions=positions), bloom_map))
+            parts.append(hash_logp(model(part, part != 0, positions), bloom_map))
         logp = torch.cat(parts)  # (P, m, R)
 
         name = Path(folder).name

@@ -7,10 +7,6 @@ collect the scores of trained runs, in percent.
     python -m bench.training steps (train)
     python -m bench.training inference --data text/ --data_dir glue/
     python -m bench.training tasks (public) --runs out/*
-
-Paper map:
-    [HF Table 3] bench_train
-    [HF Table 3] bench_inference
 """
 
 import argparse
@@ -44,8 +40,8 @@ def objective_step(model, name, ids, dtype, compute_loss=None, max_norm=None):
         name: str, a key of OBJECTIVES, which corrupts the IDs.
         ids: int64 (B, L).
         dtype: str, of matrix products.
-        compute_loss: function(model, inputs, labels) of a loss summed over positions, instead of
-            the objective's.
+        compute_loss: function(model, batch) of a loss summed over positions, instead of the
+            objective's.
         max_norm: float, of the gradient, or None.
     """
     config = Config(emb="lookup", head=OBJECTIVES[name].head)
@@ -56,8 +52,8 @@ def objective_step(model, name, ids, dtype, compute_loss=None, max_norm=None):
         compute_loss = objective.loss
 
     def corrupt_and_compute():
-        inputs, labels = objective.corrupt(ids, noise, ids.flip(0))
-        return compute_loss(model, inputs, labels) / labels.numel()
+        batch = objective.corrupt_batch(ids, None, noise, ids.flip(0))
+        return compute_loss(model, batch) / ids.numel()
     return harness.training_step(model, corrupt_and_compute, dtype, max_norm)
 
 
@@ -137,15 +133,15 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
             yield row
 
 
-def loss_of_all_positions(model, inputs, labels):
+def loss_of_all_positions(model, batch):
     """Return the MLM loss by way of the logits of every position, as most code computes it."""
-    logits = model(inputs, masked_positions=torch.arange(inputs.numel())).float()
-    return F.cross_entropy(logits, labels.flatten(), reduction="sum")
+    logits = model(batch.inputs, masked_positions=torch.arange(batch.inputs.numel())).float()
+    return F.cross_entropy(logits, batch.labels.flatten(), reduction="sum")
 
 
-def loss_by_transformers(model, inputs, labels):
+def loss_by_transformers(model, batch):
     """Return the MLM loss of a model of Hugging Face Transformers, whose loss is a mean."""
-    return model(input_ids=inputs, labels=labels).loss * labels.numel()
+    return model(input_ids=batch.inputs, labels=batch.labels).loss * batch.labels.numel()
 
 
 def build_transformers_model(shape, num_rows):
@@ -180,8 +176,8 @@ def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), roun
     """A forward pass of the paper's size over dev texts of GLUE, in float32. [HF Table 3]"""
     corpus = harness.load_corpus(args, "bpe")
     shape = PRESETS["hashformer"] | dict(head="classify") | sizes
-    hashed = Config(**shape)
-    lookup = Config(**shape | dict(emb="lookup", rows=FIRST_WORD_ID + len(corpus.words)))
+    hashed = Config.choose(shape)
+    lookup = Config.choose(shape | dict(emb="lookup", rows=FIRST_WORD_ID + len(corpus.words)))
     characters = CanineConfig(**sizes)
     pieces = HashTokenizer(lookup, "bpe", subwords=corpus.subwords, vocabulary=corpus.words)
     readers = dict(
@@ -190,11 +186,11 @@ def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), roun
         characters=(Canine(characters), CharacterTokenizer()),
     )
     files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None,
-                               encoding=None, sep=None)
+                               encoding=None, sep=None, header=None, limit=None, select=0.0)
     # the same texts as pieces, words and characters
     for name in names:
-        task, _, devs = read_task(name, files)
-        rows = devs[task.dev_splits[0]]
+        task, splits = read_task(name, files)
+        rows = splits["dev"]
         scale = None
         if task.labels is None:
             scale = measure_scale(rows)
@@ -203,7 +199,9 @@ def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), roun
         for unit, (model, tokenizer) in readers.items():
             length = model.config.length
             data = SequenceClassification(task, rows, tokenizer, length, scale)
-            model.eval().set_codes(torch.from_numpy(tokenizer.codes()))
+            model.eval()
+            if unit != "characters":
+                model.set_codes(torch.from_numpy(tokenizer.codes()))
             examples = data.examples
             row[unit] = np.mean([len(ids) for ids in examples])
             # 64 examples in batches of 16, the same for every reader
@@ -242,7 +240,7 @@ TASKS = """
 def bench_tasks(args):
     """Scores of fine-tunings beside their controls: a row a model and task, mean ± std over seeds.
 
-    The error of the difference is that of rows and seeds together (data.tasks.compare_predictions).
+    The error of the difference is that of rows and seeds together (data.tasks.standard_error).
     """
     for folder in args.runs:
         if not Path(folder, "results.json").exists():
@@ -251,11 +249,11 @@ def bench_tasks(args):
         settings = run["settings"]
         for task, result in run["tasks"].items():
             name = harness.name_run(settings, task)
-            row = dict(name=name, parameters=run["model"]["parameters"])
+            row = dict(name=name, parameters=result["size"]["total"], n=result["rows"]["dev"])
             row |= dict(score=result["mean"], score_std=result["std"])
-            row |= dict(over_bag=result["over_bag"], over_bag_std=result["over_bag_error"])
-            for key in ("last", "bag_of_words", "bag_of_words_std", "majority", "n"):
-                row[key] = result[key]
+            for key in ("last", "bag_of_words", "bag_of_words_std", "majority", "over_bag"):
+                row[key] = result.get(key)
+            row["over_bag_std"] = result.get("over_bag_error")
             yield row
 
 

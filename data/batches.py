@@ -1,13 +1,10 @@
 """Batches of token IDs: windows of text, segments of item sets, padding.
 
-Paper map:
-    [SB §3.1] ItemSetBatches
-    [BERT] TextBatches.cut
 Sources:
     [BERT] Devlin et al. 2019, and its code, create_pretraining_data.py
     [SB] Superbloom, ICLR 2020 submission
 Out of scope: files (data/corpus.py), what an objective does to a batch (objectives.py). Everything
-    here takes arrays.
+    here but build_batches takes arrays.
 Notation:
     B batch   L positions   n token IDs of a corpus   V words   W windows   P pages, item sets
 
@@ -20,6 +17,8 @@ import math
 
 import numpy as np
 import torch
+
+from tokenizer import CLS, FIRST_WORD_ID, SEP, UNK
 
 MAX_STRETCHES = 20  # of a text; the end of each is held out
 MIN_STRETCH = 100  # windows; a shorter text has fewer stretches
@@ -34,6 +33,28 @@ NOISE = 2
 EVALUATION = 3
 SEGMENTS = 4
 LENGTHS = 5
+
+
+def build_batches(args, config, corpus, word_counts):
+    """Return the batches of a corpus: windows of text, or segments of item sets.
+
+    Args:
+        args: Namespace with the flags batch, short and seed.
+        config: model.Config.
+        corpus: data.corpus.Corpus.
+        word_counts: int (V,), of the known words. All others are read as [UNK], or left out of
+            sets.
+    """
+    num_known = FIRST_WORD_ID + len(word_counts)
+    # random words are drawn from those that occur; some pieces of BPE do not
+    word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)
+    options = dict(length=config.length, batch_size=args.batch, word_ids=word_ids, seed=args.seed)
+    if config.order:
+        return TextBatches(corpus.ids, first_id=CLS, last_id=SEP, short=args.short,
+                           num_known=num_known, unknown_id=UNK, **options)
+    train_pages, eval_pages = corpus.split_pages()
+    return ItemSetBatches(corpus.ids, corpus.offsets, train_pages, eval_pages,
+                          limits=(FIRST_WORD_ID, num_known), **options)
 
 
 class Batches:
@@ -60,6 +81,9 @@ class Batches:
         self.seed = seed
         self.epoch = None  # the one whose order is kept
         self.order = None
+        self.noise_seed = None  # of the batch whose noise is kept, for its micro-batches
+        self.noise = None
+        self.random_words = None
 
     def examples(self, step):
         """Return int64 (B,), where the training examples of a step are; each epoch shuffles them.
@@ -79,8 +103,8 @@ class Batches:
 
         Args:
             seed: list[int], of the batch.
-            size: int, rows of the whole batch. All are drawn and then sliced, so that the noise of
-                a row does not depend on which rank, or micro-batch, reads it.
+            size: int, rows of the whole batch. All are drawn once and then sliced, so that the
+                noise of a row does not depend on which rank, or micro-batch, reads it.
             rows: slice or int array.
             longest: int, positions of the longest of these rows.
 
@@ -89,10 +113,14 @@ class Batches:
                 which Objective.corrupt decides what becomes of it.
             random_words: int64 (rows, longest), uniform over word_ids.
         """
-        rng = np.random.default_rng(seed)
-        noise = torch.from_numpy(rng.random((3, size, self.length), np.float32))
-        random_words = torch.from_numpy(rng.choice(self.word_ids, (size, self.length)))
-        return noise[:, rows, :longest], random_words[rows, :longest]
+        if seed != self.noise_seed:
+            rng = np.random.default_rng(seed)
+            noise = rng.random((3, size, self.length), np.float32)
+            random_words = rng.choice(self.word_ids, (size, self.length))
+            self.noise = torch.from_numpy(noise)
+            self.random_words = torch.from_numpy(random_words)
+            self.noise_seed = seed
+        return self.noise[:, rows, :longest], self.random_words[rows, :longest]
 
 
 # Windows of text
@@ -149,17 +177,22 @@ class TextBatches(Batches):
         length, batch_size, word_ids, seed: as in Batches; of length, one position is [CLS].
         first_id, last_id: int, token IDs of [CLS] and [SEP].
         short: float, share of the training windows that are cut.
+        num_known, unknown_id: int, IDs from num_known on are read as unknown_id. None: all are
+            known.
 
     Raises:
         ValueError: If the text has too few windows for one batch.
     """
 
-    def __init__(self, ids, length, batch_size, word_ids, seed, first_id, last_id, short=0.0):
+    def __init__(self, ids, length, batch_size, word_ids, seed, first_id, last_id, short=0.0,
+                 num_known=None, unknown_id=None):
         super().__init__(length, batch_size, word_ids, seed)
         self.ids = ids
         self.first_id = first_id
         self.last_id = last_id
         self.short = short
+        self.num_known = num_known
+        self.unknown_id = unknown_id
         self.words_per_sequence = float(length - 1)
         self.starts, self.eval_starts = text_windows(len(ids), length)
         self.num_eval = len(self.eval_starts)
@@ -181,13 +214,20 @@ class TextBatches(Batches):
             rows: slice or int array.
 
         Returns:
-            ids int64 (rows, L), 0 as padding, and noise and random words of draw_noise for them.
+            ids int64 (rows, L), 0 as padding; key_mask bool (rows, L), False = padding, or None
+            where no window is ever cut; and noise and random words of draw_noise for them.
         """
         ids = self.read(self.examples(step)[rows])
         self.cut(ids, step, rows)
         noise, random_words = self.draw_noise(
             [self.seed, NOISE, step], self.batch_size, rows, self.length)
-        return ids, noise, random_words
+        return ids, self.key_mask(ids), noise, random_words
+
+    def key_mask(self, ids):
+        """Return which of ids (B, L) are no padding; None where no window is ever cut."""
+        if self.short == 0:
+            return None
+        return ids != 0
 
     def cut(self, ids, step, rows):
         """Cut a share of a step's windows, in place; ids are some rows of them. [BERT]"""
@@ -212,12 +252,14 @@ class TextBatches(Batches):
         """
         ids = self.read(self.eval_starts[rows])
         noise, random_words = self.draw_noise([0, EVALUATION], self.num_eval, rows, self.length)
-        return ids, noise, random_words
+        return ids, self.key_mask(ids), noise, random_words
 
     def read(self, starts):
         """Return int64 (B, L): the windows that begin at starts, int64 (B,)."""
         places = starts[:, None] + np.arange(self.length - 1)  # (B, L - 1)
         ids = self.ids[places].astype(np.int64)
+        if self.num_known is not None:
+            ids[ids >= self.num_known] = self.unknown_id
         ids = np.insert(ids, 0, self.first_id, axis=1)
         return torch.from_numpy(ids)
 
@@ -271,14 +313,15 @@ class ItemSetBatches(Batches):
             step, rows: as in TextBatches.
 
         Returns:
-            ids int64 (rows, longest), and noise (3, rows, longest) and random words for them.
+            ids and key_mask (rows, longest), and noise (3, rows, longest) and random words for
+            them.
         """
         pages = self.examples(step)
         fractions = np.random.default_rng([self.seed, SEGMENTS, step]).random(self.batch_size)
         ids = self.read(pages[rows], fractions[rows])
         noise, random_words = self.draw_noise(
             [self.seed, NOISE, step], self.batch_size, rows, ids.shape[1])
-        return ids, noise, random_words
+        return ids, ids != 0, noise, random_words
 
     def shuffle(self, rng):
         """Return the pages of an epoch in its order."""
@@ -319,7 +362,7 @@ class ItemSetBatches(Batches):
         row = torch.arange(len(ids))
         noise[:2, row, masked] = 0.0  # chosen, and masked
         random_words = torch.full_like(ids, self.word_ids[0])  # none is used
-        return ids, noise, random_words
+        return ids, ids != 0, noise, random_words
 
     def read(self, pages, fractions):
         """Read a segment of each page.

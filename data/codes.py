@@ -1,21 +1,20 @@
-"""Fit a tokenizer to a corpus, and hash each of its words once: the table that a model reads.
+"""The tokenizer of a corpus, and the codes of its words: each word is hashed once.
 
-Paper map:
-    [HF §3.2] build_codes
-    [HF §3.3] fit_hash
-    [SB App. D] build_bloom_map
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SB] Superbloom, ICLR 2020 submission
+    [CM] Median is all you need, a proposal
 Out of scope: the hash functions (hashing.py), Bloom maps (bloom.py), the tokenizer (tokenizer.py).
 Notation:
     V words   C code numbers of a word   k hash functions of a sketch   m hashes of an item
+
+    corpus -> build_tokenizer -> build_codes -> Model.set_codes
+                                 build_targets -> the objective hash-mlm
 
 What takes long is kept in the folder of the corpus: fitted hashes, coherent maps and tables of
 codes. The name of a file has a fingerprint of everything that its content depends on.
 """
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -27,9 +26,18 @@ from tqdm import tqdm
 from bloom import BloomMap, coherent_map
 from common import InputError, blame_file, blame_input, build_once, fingerprint, start_workers
 from data.batches import divide
-from tokenizer import FIRST_WORD_ID, HASHES, HashTokenizer
+from hashing import NgramLSH
+from tokenizer import FIRST_WORD_ID, HASHES, UNK, HashTokenizer
 
 PART = 20_000  # words that a process hashes at a time
+MAX_UNKNOWN = 0.1  # share of words; above it there is a warning
+
+
+def list_vocabulary(args, corpus):
+    """Return the words that a fixed vocabulary has, list[str]: the most frequent, or all pieces."""
+    if corpus.subwords is not None:  # --vocab is the number of pieces, and all are kept
+        return corpus.words
+    return corpus.words[:args.vocab]
 
 
 def build_tokenizer(args, config, corpus):
@@ -37,36 +45,71 @@ def build_tokenizer(args, config, corpus):
 
     Args:
         args: Namespace with the flags of pretrain.py.
-        config: model.Config.
+        config: model.Config, with as many rows or buckets as the vocabulary needs.
         corpus: data.corpus.Corpus.
 
     Returns:
-        HashTokenizer. Its config is the final one: a fixed vocabulary decides its rows or buckets.
+        HashTokenizer.
     """
-    options = dict(split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed,
-                   key=args.key)
+    parts = dict(split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed, key=args.key)
     if config.code_format in ("index", "chunks", "bits"):
-        options["hash_name"] = args.hash
-        options["hash"] = fit_hash(args, corpus)
+        parts["hash_name"] = args.hash
+        parts["hash"] = fit_hash(args, corpus)
     elif config.code_format in ("row", "digest"):
-        words = corpus.words
-        if corpus.subwords is None:  # else --vocab is the number of pieces, and all are kept
-            words = words[:args.vocab]
-        options["vocabulary"] = words
-        if config.code_format == "row":
-            config = dataclasses.replace(config, rows=FIRST_WORD_ID + len(words))
-        else:
-            bloom_map = build_bloom_map(args, config, corpus, len(words))
-            options["bloom_map"] = bloom_map
-            # of one block of the table: a row for each bucket and special token
-            config = dataclasses.replace(config, buckets=bloom_map.buckets + FIRST_WORD_ID)
-    return HashTokenizer(config, **options)
+        parts["vocabulary"] = list_vocabulary(args, corpus)
+    if config.code_format == "digest":
+        num_items = len(parts["vocabulary"])
+        parts["bloom_map"] = build_bloom_map(args, config.hashes, corpus, num_items)
+    return HashTokenizer(config, **parts)
 
 
-def announce(args, corpus, stage):
-    """Print which stage begins, where there are words enough for it to take seconds."""
-    if len(corpus.words) > PART and not args.quiet:
-        print(f"{stage} {len(corpus.words):,} words", flush=True)
+def load_tokenizer(state, config, corpus):
+    """Return the tokenizer of another run's state(); InputError unless its IDs fit the corpus."""
+    tokenizer = HashTokenizer.load(state, config)
+    pieces = getattr(tokenizer.subwords, "json", None)  # of BPE or phrases
+    corpus_pieces = getattr(corpus.subwords, "json", None)
+    corpus_words = corpus.words[:len(tokenizer.words)]  # none, where words are hashed
+    if pieces != corpus_pieces or tokenizer.words != corpus_words:
+        raise InputError("--init_from: requires the pieces and words of its own corpus, got those "
+                         "of another --data. Use the same --data, or hashed whole words.")
+    return tokenizer
+
+
+def build_codes(args, config, tokenizer, corpus):
+    """Return the codes of all token IDs, integer tensor (5 + V, C). [HF §3.2]
+
+    Args:
+        args: Namespace with quiet, bool.
+        config: model.Config.
+        tokenizer: HashTokenizer of the corpus.
+        corpus: data.corpus.Corpus.
+    """
+    if tokenizer.is_fixed:  # its codes were made with it
+        return torch.from_numpy(tokenizer.codes())
+
+    def hash_corpus():
+        announce(args, corpus, "hashing")
+        codes = hash_in_parts(tokenizer, corpus.words, args.quiet)
+        return np.concatenate([tokenizer.special_codes(), codes])
+
+    c = config
+    sizes = [c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights]
+    codes = build_array_once(corpus, "codes", [sizes, tokenizer.state()], hash_corpus)
+    return torch.from_numpy(codes)
+
+
+def build_targets(config, tokenizer, corpus, codes):
+    """Return what hash-mlm predicts of each token ID, int32 tensor (5 + V, k). [CM]
+
+    Digests and sketches are hashes themselves. Other heads predict no hashes: None.
+    """
+    if config.head != "hash-mlm":
+        return None
+    if tokenizer.is_fixed or config.code_format == "sketch":
+        return codes
+    specials = np.zeros((FIRST_WORD_ID, config.hashes), np.int32)  # never predicted
+    sketches = tokenizer.sketch_targets(corpus.words)
+    return torch.from_numpy(np.concatenate([specials, sketches]))
 
 
 def fit_hash(args, corpus):
@@ -78,10 +121,9 @@ def fit_hash(args, corpus):
 
     def fit(temporary):
         announce(args, corpus, f"fitting {args.hash} to")
-        counts = {}
-        for word, count in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()):
-            if count > 0:  # some pieces of BPE do not occur
-                counts[word] = count
+        counts = dict(zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()))
+        # some pieces of BPE do not occur
+        counts = {word: count for word, count in counts.items() if count > 0}
         state = cls.fit(counts, **options).state()
         Path(temporary).write_text(json.dumps(state))
 
@@ -92,13 +134,13 @@ def fit_hash(args, corpus):
         return cls(**state)
 
 
-def build_bloom_map(args, config, corpus, num_items):
+def build_bloom_map(args, m, corpus, num_items):
     """Return the Bloom map of the first num_items words: random, or by --coherent. [SB App. D]
 
     A coherent map has items of the same pages in a bucket. It learns from training pages alone:
     held-out pages would tell which items go together.
     """
-    shape = dict(n_items=num_items, alpha=args.alpha, m=config.hashes, seed=args.hash_seed)
+    shape = dict(n_items=num_items, alpha=args.alpha, m=m, seed=args.hash_seed)
 
     def learn_orders():
         pages = []
@@ -118,43 +160,14 @@ def build_bloom_map(args, config, corpus, num_items):
     with blame_input(f"--alpha of {num_items:,} items"):
         if not args.coherent:
             return BloomMap(**shape)
-        identity = [shape, args.coherent]
-        orders = build_array_once(corpus, "coherent", identity, learn_orders)
+        orders = build_array_once(corpus, "coherent", [shape, args.coherent], learn_orders)
         return BloomMap(**shape, orders=orders)
 
 
-def build_codes(args, tokenizer, corpus):
-    """Return the codes of all token IDs, and what a model predicts of them. [HF §3.2]
-
-    Args:
-        args: Namespace with quiet, bool.
-        tokenizer: HashTokenizer of the corpus.
-        corpus: data.corpus.Corpus.
-
-    Returns:
-        codes: integer tensor (5 + V, C).
-        targets: int32 tensor (5 + V, k), the sketches that hash-mlm predicts. For any other head,
-            and where the codes are these sketches, they are the codes.
-    """
-    c = tokenizer.config
-    if tokenizer.is_fixed:
-        codes = torch.from_numpy(tokenizer.codes())
-        return codes, codes
-
-    def hash_corpus():
-        announce(args, corpus, "hashing")
-        codes = hash_in_parts(tokenizer, corpus.words, args.quiet)
-        return np.concatenate([tokenizer.special_codes(), codes])
-
-    identity = [[c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights],
-                tokenizer.state()]
-    codes = build_array_once(corpus, "codes", identity, hash_corpus)
-    codes = torch.from_numpy(codes)
-    if c.head != "hash-mlm" or c.code_format == "sketch":
-        return codes, codes
-    of_specials = np.zeros((FIRST_WORD_ID, c.hashes), np.int32)
-    targets = np.concatenate([of_specials, tokenizer.sketch_targets(corpus.words)])
-    return codes, torch.from_numpy(targets)
+def announce(args, corpus, stage):
+    """Print which stage begins, where there are words enough for it to take seconds."""
+    if len(corpus.words) > PART and not args.quiet:
+        print(f"{stage} {len(corpus.words):,} words", flush=True)
 
 
 def hash_in_parts(tokenizer, words, quiet):
@@ -190,3 +203,29 @@ def build_array_once(corpus, name, identity, build):
     build_once(path, save)
     with blame_file(path):
         return np.load(path)
+
+
+def report_unknown(tokenizer, codes, counts):
+    """Print the share of a text's words that look all alike to a model, if there are any.
+
+    A table or a Bloom map knows its vocabulary, and an LSH the words with an n-gram of the corpus
+    that it was fitted to.
+
+    Args:
+        tokenizer: HashTokenizer.
+        codes: (V, C), tensor or array, by token ID.
+        counts: int (n,), how often each ID is in the text. IDs from V on are unknown.
+    """
+    codes = np.asarray(codes)[:len(counts)]
+    is_known = np.zeros(len(counts), bool)
+    is_known[FIRST_WORD_ID:len(codes)] = True
+    if isinstance(tokenizer.hash, NgramLSH):  # without such an n-gram no bit is set, or index is 0
+        is_known[FIRST_WORD_ID:len(codes)] = codes[FIRST_WORD_ID:].any(1)
+    is_word = np.arange(len(counts)) >= FIRST_WORD_ID
+    is_word[UNK] = True
+    share = 1 - counts[is_known].sum() / max(counts[is_word].sum(), 1)
+    if share > 0:
+        text = f"unknown words, all alike to the model: {share:.1%}"
+        if share > MAX_UNKNOWN:
+            text = f"warning: {text}. Use --hash md5, or pre-train on such text."
+        print(text, flush=True)

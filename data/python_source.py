@@ -1,15 +1,27 @@
-"""The installed Python as a text: its files, and what they say. No file is imported or run.
+"""The installed Python as a text, and as a task: pydoc. No file is imported or run.
 
-Out of scope: splitting and numbering (data/corpus.py), labels (data/tasks.py).
+Out of scope: splitting and numbering (data/corpus.py), other tasks (data/tasks.py).
 """
 
 import ast
+import collections
+import json
 import os
 import sysconfig
 import warnings
 
+import numpy as np
+from tqdm import tqdm
+
+from common import build_once, fingerprint
+
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
+# pydoc: which module does a docstring come from?
+PYDOC_FORMAT = 3  # of its prepared files
+PYDOC_MODULES = 20
+PYDOC_ROWS = {"train": 1_000, "dev": 200}  # of a module, at most
+PYDOC_MIN_WORDS = 5  # of a docstring
 
 
 def walk_files(folder, follow_links=False):
@@ -69,7 +81,7 @@ def python_texts(path, names=False):
     for node in ast.walk(tree):
         if names:
             if isinstance(node, FUNCTIONS):
-                used = _list_used_names(node)
+                used = list_used_names(node)
                 if len(used) > 1:
                     yield " ".join(used)
         elif isinstance(node, DOCUMENTED):
@@ -82,7 +94,7 @@ def python_texts(path, names=False):
                     yield value.value
 
 
-def _list_used_names(function):
+def list_used_names(function):
     """Return the distinct names in the body of a function, but for those in functions inside it."""
     used = {}  # a dict keeps the order
     todo = list(function.body)
@@ -94,3 +106,53 @@ def _list_used_names(function):
         if not isinstance(node, FUNCTIONS):
             todo.extend(ast.iter_child_nodes(node))
     return list(used)
+
+
+# -------------------------------------------------------------------------------------------------
+# pydoc
+
+
+def build_pydoc(cache):
+    """Return the folder of train.jsonl and dev.jsonl. They are written once."""
+    files = python_files()  # name, such as json/decoder.py -> path
+    # another Python, or another package, is another task
+    sizes = [os.path.getsize(path) for path in files.values()]
+    identity = fingerprint([PYDOC_FORMAT, list(files), sizes])
+
+    def write(folder):
+        os.makedirs(folder)
+        for split, rows in choose_docstrings(files).items():
+            with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
+                for row in rows:
+                    print(json.dumps(row), file=file)
+
+    return build_once(os.path.join(cache, f"pydoc-{identity}"), write)
+
+
+def choose_docstrings(files):
+    """Return dict, split -> records: docstrings of the largest modules, with the module's name."""
+    print("preparing pydoc, once for all runs", flush=True)
+    # split -> top-level module -> docstrings
+    texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
+    seen = set()  # code is copied about: no text is in both splits
+    for name, path in tqdm(files.items(), "reading docstrings", disable=None):
+        module = name.split(os.sep)[0].removesuffix(".py")
+        # one file in ten is held out whole, by a hash of its name: other files do not move it
+        is_held_out = int(fingerprint(name), 16) % 10 == 0
+        split = "dev" if is_held_out else "train"
+        for text in python_texts(path):
+            if len(text.split()) >= PYDOC_MIN_WORDS and text not in seen:
+                texts[split][module].append(text)
+                seen.add(text)
+
+    # the modules with most texts, of those that have some in both splits
+    modules = texts["train"].keys() & texts["dev"].keys()
+    modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
+    rng = np.random.default_rng(0)
+    rows = {"train": [], "dev": []}
+    for module in modules[:PYDOC_MODULES]:
+        for split, max_rows in PYDOC_ROWS.items():
+            docstrings = texts[split][module]
+            for i in rng.permutation(len(docstrings))[:max_rows]:
+                rows[split].append(dict(docstring=docstrings[i], label=module))
+    return rows

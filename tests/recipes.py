@@ -72,10 +72,10 @@ BASELINE = sizes(48, 4, 1024)
 SAMPLED = sizes(512, 8, 2048)
 
 recipe("Superbloom Tables 1, 2, baseline", f"{ITEMS} --emb lookup {size_flags(BASELINE)}",
-       SUPERBLOOM | BASELINE | dict(hashes=None, vocab=None, objective="mlm"))
+       SUPERBLOOM | BASELINE | dict(vocab=None, objective="mlm"))
 recipe("Superbloom Tables 1, 2, sampled-softmax",
        f"{ITEMS} --emb lookup {size_flags(SAMPLED)} --objective sampled --samples 131072",
-       SUPERBLOOM | SAMPLED | dict(hashes=None, vocab=None, objective="sampled", samples=131_072))
+       SUPERBLOOM | SAMPLED | dict(vocab=None, objective="sampled", samples=131_072))
 recipe("Superbloom Tables 1, 2, superbloom", ITEMS,
        SUPERBLOOM | sizes(768, 12, 3072) | dict(hashes=2, alpha=50, vocab=None))
 
@@ -86,7 +86,7 @@ for name, columns in {
     "baseline-l12": sizes(256, 8, 1024, 12),
 }.items():
     recipe(f"Superbloom Table 3, {name}", f"{ITEMS_500K} --emb lookup {size_flags(columns)}",
-           TOP_500K | columns | dict(hashes=None))
+           TOP_500K | columns)
 for name, columns in {
     "d256l1": sizes(256, 1, 1024, 1),
     "d384l1": sizes(384, 1, 1536, 1),
@@ -102,7 +102,7 @@ TEXT = dict(
 PHRASES = "--preset superbloom --data wikipedia --split phrases --length 512"
 for name, columns in {"h64": sizes(64, 4, 256), "h256": sizes(256, 8, 1024)}.items():
     recipe(f"Superbloom Tables 4, 5, baseline-{name}",
-           f"{PHRASES} --emb lookup {size_flags(columns)}", TEXT | columns | dict(hashes=None))
+           f"{PHRASES} --emb lookup {size_flags(columns)}", TEXT | columns)
 for alpha, columns in {40: sizes(512, 8, 2048), 20: sizes(1024, 16, 4096)}.items():
     recipe(f"Superbloom Tables 4, 5, hash{alpha}-h{columns['width']}",
            f"{PHRASES} --alpha {alpha} {size_flags(columns)}",

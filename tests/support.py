@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from baselines.bag import HybridModel
 from bloom import BloomMap
 from common import load_checkpoint
 from model import Config, Model
@@ -93,7 +92,7 @@ def tiny_model(**changes):
     sizes = dict(layers=2, width=12, heads=3, ffn=20, length=9, rows=31, bits=16, chunk=5,
                  buckets=7, weights=11)
     c = Config(**sizes | changes)
-    model = HybridModel(c) if c.bag else Model(c)
+    model = Model(c)
     model.eval()
     rng = np.random.default_rng(0)
     if c.code_format == "bits":  # packed, T bits in bytes

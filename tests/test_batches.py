@@ -104,8 +104,10 @@ def test_share_of_the_training_windows_is_cut():
     batches = text_batches(short=0.3)
     sizes = []
     for step in range(400):
-        ids = batches.get_batch(step, ALL)[0]
-        expected = whole.get_batch(step, ALL)[0]
+        ids, mask, _, _ = batches.get_batch(step, ALL)
+        expected, no_mask, _, _ = whole.get_batch(step, ALL)
+        assert torch.equal(mask, ids > 0)
+        assert no_mask is None
         for window, full in zip(ids, expected):
             size = int((window > 0).sum())
             if not torch.equal(window, full):
@@ -118,7 +120,12 @@ def test_share_of_the_training_windows_is_cut():
     assert torch.equal(batches.eval_batch(ALL)[0], whole.eval_batch(ALL)[0])
 
 
-both_kinds = pytest.mark.parametrize("make", [text_batches, set_batches])
+def cut_batches(seed=3):
+    """Return TextBatches of which some windows are padded, so that there is a mask to compare."""
+    return text_batches(seed=seed, short=0.5)
+
+
+both_kinds = pytest.mark.parametrize("make", [cut_batches, set_batches])
 
 
 @both_kinds
@@ -177,7 +184,7 @@ def test_set_segments_begin_anywhere_in_their_page():
 
 def test_set_eval_batch_masks_one_item_of_each_held_out_page():
     """The noise of that item is 0, all other noise is 1."""
-    ids, noise, _ = set_batches().eval_batch(ALL)
+    ids, _, noise, _ = set_batches().eval_batch(ALL)
     row, column = torch.nonzero(noise[0] == 0, as_tuple=True)
     expected = torch.ones_like(noise)
     expected[:2, row, column] = 0
@@ -202,7 +209,7 @@ def test_set_micro_batches_hold_pages_of_a_size():
     """The rows of a rank are dealt anew: small pages, then large ones."""
     batches = set_batches(length=11, batch_size=24)
     small, large = batches.micro_batch_rows(2, [slice(12, 18), slice(18, 24)])
-    ids, _, _ = batches.get_batch(2, ALL)
+    ids, _, _, _ = batches.get_batch(2, ALL)
     sizes = (ids > 0).sum(1)
     assert len(small) == len(large)
     assert sorted([*small, *large]) == list(range(12, 24))

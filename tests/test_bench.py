@@ -1,9 +1,7 @@
 """Tests of bench/: every table at tiny sizes, formulas of the papers, figures of results."""
 
 import json
-import sys
 from argparse import Namespace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,9 +55,12 @@ def run_bench(file, name, settings=None, *flags, missing=(), **sizes):
     (superbloom, "bloom", dict(num_items=9_000, positions=8, rounds=1)),
     (superbloom, "million", dict(num_items=9_000, sizes=(("superbloom-small", 2),))),
     (training, "steps", dict(lengths=(16,), positions=32, num_words=50, rounds=1)),
+    (training, "train", dict(sizes=(("tiny", 1),), num_words=300, rounds=1)),
 ])
-def test_bench_at_tiny_sizes_fills_all_columns(file, name, sizes, one_process):
-    run_bench(file, name, Namespace(device="cpu"), **sizes)
+def test_bench_at_tiny_sizes_fills_all_columns(file, name, sizes, one_process, monkeypatch):
+    monkeypatch.setattr(training, "build_transformers_model", lambda *args: None)
+    missing = ["against_transformers"] if name == "train" else []
+    run_bench(file, name, Namespace(device="cpu"), missing=missing, **sizes)
 
 
 @pytest.mark.parametrize("file, name, sizes, ratios", [
@@ -109,10 +110,7 @@ def test_bench_twins_fills_all_columns(args, one_process, monkeypatch):
 def test_bench_glue_compares_with_bert(args, one_process, monkeypatch):
     # 45 of BERT's 60 points with 500 of its 2,000 parameters: 75 % retained, 75 % saved
     scores = iter([45.0, 60.0])
-    models = iter([
-        dict(parameters=500, poep=9.0),
-        dict(parameters=2_000, poep=90.0),
-    ])
+    sizes = iter([dict(total=500, poep=9.0), dict(total=2_000, poep=90.0)])
 
     def score(job, start, tasks, flags):
         row = dict.fromkeys(tasks, next(scores))
@@ -120,8 +118,11 @@ def test_bench_glue_compares_with_bert(args, one_process, monkeypatch):
             row[f"{task}_bag"] = 30.0
         return row
 
+    def read_json(*names):
+        return dict(tasks=dict(sst2=dict(size=next(sizes))))
+
     monkeypatch.setattr(harness, "finetune_run", score)
-    monkeypatch.setattr(harness, "read_json", lambda *names: dict(model=next(models)))
+    monkeypatch.setattr(harness, "read_json", read_json)
     settings = args(only="^proj, md5$|MLM", data_dir="glue")
     proj, bert, bag = run_bench(hashformers, "glue", settings)
     assert proj["average"] == 45
@@ -134,38 +135,6 @@ def test_bench_glue_compares_with_bert(args, one_process, monkeypatch):
     assert bag["average"] == 30
 
 
-def test_bench_glue_fine_tunes_from_scratch_what_is_not_pre_trained(args, one_process, monkeypatch):
-    starts = []
-
-    def score(job, start, tasks, flags):
-        starts.append(start)
-        return {f"{task}{suffix}": 50.0 for task in tasks for suffix in ("", "_bag")}
-
-    result = dict(model=dict(parameters=5, poep=9))
-    monkeypatch.setattr(harness, "finetune_run", score)
-    monkeypatch.setattr(harness, "train_variant", None)
-    monkeypatch.setattr(harness, "read_json", lambda *names: result)
-    settings = args(only="CANINE", data_dir="glue")
-    run_bench(hashformers, "glue", settings, missing=("prr", "pcr"))
-    assert starts == [["--preset", "canine-tiny"]]
-
-
-def test_fine_tuned_run_has_scores_losses_and_controls(tmp_path, monkeypatch):
-    all_metrics = dict(f1=70.0, em=60.0, eval_loss=2.0)
-    task = dict(mean=70.0, bag_of_words=None, all_metrics=all_metrics)
-    results = dict(tasks=dict(squad=task))
-
-    def tune(main, argv):
-        folder = Path(argv[argv.index("--out") + 1])
-        folder.mkdir()
-        (folder / "results.json").write_text(json.dumps(results))
-
-    monkeypatch.setattr(harness, "run_main", tune)
-    job = harness.Job("proj", [], str(tmp_path / "0"), 0)
-    scores = harness.finetune_run(job, ["--ckpt", "x"], dict(squad=3), [])
-    assert scores == dict(squad=70.0, squad_loss=2.0, squad_em=60.0)
-
-
 # Times, comparisons, tables, commands
 
 
@@ -175,12 +144,6 @@ def test_stopwatch_leaves_out_the_first_round_and_pairs_the_others():
     watch = harness.Stopwatch(dict(a=list, b=list), 3, lambda: next(clock))
     assert watch.ms == {"a": 2000, "b": 1000}
     assert watch.ratio("a", "b") == 1
-
-
-def test_memory_counts_what_a_pass_adds():
-    # the (L, L) scores of two heads at L 2,048 are 32 MiB, and the literal formula holds a few
-    reference = lsh_attention.full_attention_reference
-    assert 60 < harness.run_in_new_process(attention.memory_of_passes, reference, 2048) < 400
 
 
 def test_compare_lists_every_seed_with_mean_and_deviation(args, one_process):
@@ -275,22 +238,6 @@ def test_random_buckets_are_those_of_the_layer_in_another_order():
     assert torch.equal(buckets.sort(-1).values, control.sort(-1).values)
 
 
-@pytest.mark.parametrize("name, is_random", [("LSH, r 2, m 256", False), (attention.CONTROL, True)])
-def test_twin_of_random_pairs_alone_has_random_buckets(name, is_random, monkeypatch):
-    simhash = lsh_attention.simhash
-    are_random = []
-
-    def note(*args):
-        are_random.append(lsh_attention.simhash is not simhash)
-        return {"eval_loss": 1.0, "rec@1": 0.5, "seconds": 9.0}
-
-    monkeypatch.setattr(harness, "train_variant", note)
-    monkeypatch.setattr(harness, "finetune_run", note)
-    attention.train_twin(harness.Job(name, [], "out", 0), [])
-    assert are_random == [is_random] * 3  # pre-training, SST-2, SQuAD
-    assert lsh_attention.simhash is simhash
-
-
 def put_in_one_bucket(x, planes, coef, num_buckets):
     """Return simhash's buckets if all vectors had the same one."""
     B, H, L, _ = x.shape
@@ -372,12 +319,6 @@ def test_counts_match_hashformers():
     for name, (pcr_all, pcr_emb) in printed.items():
         assert round(rows[name]["pcr_all"], 1) == pcr_all
         assert round(rows[name]["pcr_emb"], 1) == pcr_emb
-
-
-def test_share_of_an_embedding_is_that_of_twelve_layers():
-    sizes = dict(batch=1, length=8, rows=300, rounds=1)
-    for row in run_bench(hashformers, "embeddings", **sizes):
-        assert row["share"] == pytest.approx(100 * row["ms"] / row["encoder"])
 
 
 def test_sizes_match_superbloom_but_for_four():
@@ -631,10 +572,10 @@ def tuned_run(tmp_path):
     """Return a function that writes results.json, one result for all tasks; returns --runs."""
     def write(tasks, **settings):
         result = dict(mean=70.0, std=1.0, last=69.0, majority=50.0, bag_of_words=60.0,
-                      bag_of_words_std=2.0, over_bag=10.0, over_bag_error=3.0, n=7)
-        defaults = dict(preset=None, from_scratch=False, bag=0, select=0.1)
-        content = dict(settings=defaults | settings, tasks=dict.fromkeys(tasks, result),
-                       model=dict(parameters=9))
+                      bag_of_words_std=2.0, over_bag=10.0, over_bag_error=3.0, rows=dict(dev=7),
+                      size=dict(total=9))
+        defaults = dict(preset=None, from_scratch=False, select=0.1)
+        content = dict(settings=defaults | settings, tasks=dict.fromkeys(tasks, result))
         (tmp_path / "results.json").write_text(json.dumps(content))
         return Namespace(runs=[str(tmp_path)])
     return write
@@ -648,44 +589,6 @@ def test_bench_tasks_has_a_row_a_task_with_its_controls(tuned_run):
     table = harness.markdown(rows[:1], training.TASKS)
     assert table.endswith("| proj-lsh, sst2 | 70.0 ± 1.0 | 69.0 | 60.0 ± 2.0 | 10.0 ± 3.0 | 50.0 | "
                           "7 |\n")
-
-
-@pytest.mark.parametrize("settings, expected", [
-    (dict(ckpt="out/proj-lsh/", from_scratch=True), "proj-lsh, from scratch, news"),
-    (dict(ckpt="out/proj-lsh/", bag=9, select=0), "proj-lsh, hybrid, last weights, news"),
-    (dict(preset="canine"), "canine, news"),
-])
-def test_bench_tasks_names_what_sets_a_run_apart(settings, expected, tuned_run):
-    """A task of files is named by the folder of the training rows."""
-    [row] = run_bench(training, "tasks", tuned_run(["own"], train="a/news/train.csv", **settings))
-    assert row["name"] == expected
-
-
-def test_bench_public_has_a_row_a_model(tuned_run):
-    runs = tuned_run(["sst2", "mrpc"], ckpt="out/proj-lsh/")
-    rows = run_bench(training, "public", runs)
-    assert rows[0] == dict(name="proj-lsh", parameters=9, sst2=70, sst2_std=1, mrpc=70, mrpc_std=1)
-    assert rows[1]["name"] == "bert-hash-femto"
-
-
-def test_bench_train_of_transformers_has_the_dtype_of_ours(monkeypatch):
-    # a stand-in for Hugging Face Transformers notes the dtype of its products
-    dtypes = []
-
-    class Net(torch.nn.Linear):
-        def forward(self, input_ids, labels):
-            out = super().forward(torch.ones(1, 4))
-            dtypes.append(out.dtype)
-            return Namespace(loss=out.float().sum())
-
-    def build(config):
-        return Net(4, config["hidden_size"])
-
-    module = Namespace(BertConfig=dict, BertForMaskedLM=build)
-    monkeypatch.setitem(sys.modules, "transformers", module)
-    monkeypatch.setattr(harness, "list_dtypes", lambda: ["float32", "bfloat16"])
-    run_bench(training, "train", sizes=(("tiny", 1),), num_words=300, rounds=1)
-    assert dtypes == [torch.float32] * 2 + [torch.bfloat16] * 2  # a round, and one untimed
 
 
 # Figures
@@ -705,12 +608,3 @@ def test_figures_draws_losses_and_collisions_of_runs(text_path, cache_dir, tmp_p
                    "--attn", "lsh"])
     figures.main(["figures", "--runs", run, "--out", str(out)])
     assert {path.name for path in out.iterdir()} == {"loss-sr.png", "collisions.png"}
-
-
-def test_readme_replaces_what_stands_between_markers(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "ROOT", str(tmp_path))
-    monkeypatch.setattr(figures, "readme_tables", lambda: {"x": "new\n"})
-    path = tmp_path / "README.md"
-    path.write_text("a\n<!-- x -->\nold\n<!-- end -->\nb\n<!-- y -->\nc\n<!-- end -->\n")
-    figures.main(["readme"])
-    assert path.read_text() == "a\n<!-- x -->\nnew\n<!-- end -->\nb\n<!-- y -->\nc\n<!-- end -->\n"

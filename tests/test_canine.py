@@ -1,19 +1,14 @@
 """canine.py: equal to transformers, by hand, released names, and a fine-tuning read back."""
 
-import functools
 import json
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-import finetune
 from baselines import canine
 from baselines.canine import Canine, CanineConfig, CharacterTokenizer, load_released
-from common import InputError, load_checkpoint
-from data.corpus import read_rows
-from infer import Predictor
+from common import InputError
 from tests.support import assert_refused, run_main
 from tests.test_finetune import QUICK, own  # noqa: F401  a fixture
 from tokenizer import CLS, SEP, build_inputs
@@ -106,7 +101,7 @@ def test_release_of_transformers_is_read(library_model, tmp_path):
 
 @pytest.mark.parametrize("preset", ["canine", "canine-tiny"])
 def test_positions_suffice_for_the_longest_text(preset):
-    config = finetune.SHAPES[preset]
+    config = canine.SHAPES[preset]
     for L in range(config.length - 3, config.length + 1):
         ids, _, _ = canine.pad_inputs(torch.ones(1, L, dtype=torch.long))
         assert ids.shape[1] <= config.positions
@@ -216,49 +211,41 @@ def test_release_of_another_model_is_refused(name, weight, settings, tmp_path):
 @pytest.fixture
 def flags(own, tmp_path, monkeypatch):  # noqa: F811
     """Flags of a quick fine-tuning of a tiny CANINE on a file of two labels."""
-    monkeypatch.setitem(finetune.SHAPES, "canine", CanineConfig(**SIZES | dict(layers=1)))
-    out = str(tmp_path / "out")
-    return ["--preset", "canine", *QUICK, *own, "--seeds", "1", "--out", out]
+    monkeypatch.setitem(canine.SHAPES, "canine", CanineConfig(**SIZES | dict(layers=1)))
+    return [*QUICK, *own, "--seeds", "1", "--out", str(tmp_path / "out")]
 
 
-def test_fine_tuning_from_scratch_learns_a_word(flags, own, tmp_path):  # noqa: F811
-    """Law: it is above chance, and infer.py gives the same score. There are no vectors of words."""
-    score = run_main(finetune.main, *flags).result["tasks"]["own"]
+def test_fine_tuning_from_scratch_learns_a_word(flags):
+    done = run_main(canine.main, *flags)
+    score = done.result["tasks"]["own"]
     assert score["majority"] < 60
-    assert score["max"] > 90
+    assert score["mean"] > 90
     assert score["bag_of_words"] is None
 
-    predictor = Predictor(str(tmp_path / "out"))
-    is_right = []
-    for row in read_rows(own[own.index("--dev") + 1]):
-        label, _ = predictor.classify(row["text"])[0]
-        is_right.append(label == row["label"])
-    assert 100 * np.mean(is_right) == pytest.approx(score["max"])
-    with pytest.raises(InputError, match="--vectors: expected a model of words"):
-        predictor.embed(["one text"])
-    with pytest.raises(InputError, match="--near: expected a model of words"):
-        predictor.neighbors("a")
 
-
-def test_fine_tuning_starts_from_released_weights(flags, tmp_path):
+def test_fine_tuning_starts_from_released_weights(flags, tmp_path, monkeypatch):
+    """Law: the first forward pass has the weights of the release, but for the head."""
     model = make_canine()
-    flags += ["--weights", write_release(tmp_path, release(model))]
-    flags += ["--lr", "0", "--epochs", "1"]  # saves the weights that it starts from
+    folder = write_release(tmp_path, release(model))
+    starts = []
 
-    run_main(finetune.main, *flags)
-    start = load_checkpoint(str(tmp_path / "out"))["model"]
+    def train_and_score(args, runtime, model, *rest):
+        starts.append({name: weight.clone() for name, weight in model.state_dict().items()})
+        raise InputError("stop")
 
+    monkeypatch.setattr(canine, "train_and_score", train_and_score)
+    run_main(canine.main, *flags, "--weights", folder)
+
+    [start] = starts
     weights = {name: weight for name, weight in start.items() if not name.startswith("head.")}
     assert_equal_weights(weights, model)
 
 
 @pytest.mark.parametrize("more, fragment", [
     ("--pool mean", "pool"),  # only the first position is trained to classify
-    ("--bag 9", "bag"),  # there are no words
+    ("--epochs 0", "--epochs"),  # nothing is saved that could be scored
     ("--weights .", "config.json"),  # a folder without a release
-    ("--weights . --preset proformer", "--weights requires"),  # weights of another model
-    ("--weights . --from_scratch", "--weights requires"),  # weights that are not read
-    ("--task squad --text= --label=", "--task: expected a task with labels"),  # no answers
+    ("--task squad", "--task: expected one task with labels"),  # no answers
 ])
 def test_flags_that_do_not_fit_are_refused(more, fragment, flags):
-    assert_refused(finetune.main, [*flags, *more.split()], fragment)
+    assert_refused(canine.main, [*flags, *more.split()], fragment)

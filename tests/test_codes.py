@@ -2,7 +2,6 @@
 
 from multiprocessing.pool import ThreadPool
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -36,7 +35,8 @@ def build(corpus, emb="proj", head="sr", **flags):
     args = SimpleNamespace(**ARGS | flags)
     config = Config(emb=emb, head=head, **SIZES)
     tokenizer = codes.build_tokenizer(args, config, corpus)
-    return tokenizer, *codes.build_codes(args, tokenizer, corpus)
+    table = codes.build_codes(args, config, tokenizer, corpus)
+    return tokenizer, table, codes.build_targets(config, tokenizer, corpus, table)
 
 
 @pytest.mark.parametrize("emb", ["proj", "pool", "emb", "median", "weighted", "lookup", "bloom"])
@@ -44,14 +44,22 @@ def test_codes_are_those_of_each_token_id(tmp_path, emb):
     tokenizer, table, _ = build(make_corpus(tmp_path), emb)
     num_words = ARGS["vocab"] if tokenizer.is_fixed else 120
     expected = tokenizer.hash_words(WORDS[:num_words])
-    assert np.array_equal(table[:FIRST_WORD_ID], tokenizer.special_codes())
+    specials = tokenizer.codes()[:FIRST_WORD_ID]
+    assert np.array_equal(table[:FIRST_WORD_ID], specials)
     assert np.array_equal(table[FIRST_WORD_ID:], expected)
 
 
-def test_targets_of_hash_mlm_are_sketches(tmp_path):
-    tokenizer, _, targets = build(make_corpus(tmp_path), "proj", "hash-mlm")
+@pytest.mark.parametrize("emb", ["proj", "median", "weighted"])
+def test_targets_of_hash_mlm_are_sketches(tmp_path, emb):
+    tokenizer, _, targets = build(make_corpus(tmp_path), emb, "hash-mlm")
     expected = tokenizer.sketch_targets(WORDS)
     assert np.array_equal(targets[FIRST_WORD_ID:], expected)
+
+
+def test_targets_are_the_codes_of_digests_and_none_of_other_heads(tmp_path):
+    _, table, targets = build(make_corpus(tmp_path), "bloom", "hash-mlm")
+    assert targets is table
+    assert build(make_corpus(tmp_path), "proj", "sr")[2] is None
 
 
 def test_files_of_other_hashes_are_kept_apart(tmp_path):
@@ -98,17 +106,9 @@ def test_coherent_map_learns_from_training_pages_alone(tmp_path):
     assert not np.array_equal(digest, build_coherent_map(tmp_path / "3", moved=slice(6, 60)))
 
 
-@pytest.mark.parametrize("is_slow, num_words, num_pools", [
-    (True, 120, 1),
-    (True, 50, 0),  # one part: no other process would help
-    (False, 120, 0),  # done before the processes have started
-])
-def test_processes_are_started_only_where_they_pay(monkeypatch, is_slow, num_words, num_pools):
-    start_workers = Mock(side_effect=lambda: ThreadPool(2))
-    monkeypatch.setattr(codes, "start_workers", start_workers)
+def test_words_that_are_hashed_in_several_processes_keep_their_order(monkeypatch):
+    monkeypatch.setattr(codes, "start_workers", lambda: ThreadPool(2))
     monkeypatch.setattr(codes, "PART", 50)
-    tokenizer = SimpleNamespace(hash=SimpleNamespace(is_slow=is_slow), hash_words=md5_bits)
-    words = WORDS[:num_words]
-    hashed = codes.hash_in_parts(tokenizer, words, quiet=True)
-    assert np.array_equal(hashed, md5_bits(words))
-    assert start_workers.call_count == num_pools
+    tokenizer = SimpleNamespace(hash=SimpleNamespace(is_slow=True), hash_words=md5_bits)
+    hashed = codes.hash_in_parts(tokenizer, WORDS, quiet=True)
+    assert np.array_equal(hashed, md5_bits(WORDS))

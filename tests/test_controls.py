@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from bench import controls, harness
-from common import InputError
 from data.batches import TextBatches
 from model import Config
 from objectives import ShuffleRandom
@@ -53,21 +52,6 @@ def test_count_labels_finds_random_words_that_no_text_has(objective, batches):
     assert logp[1, 2].exp() > 0.95
 
 
-def test_frequency_alone_finds_random_words_that_no_text_has(objective, batches, monkeypatch):
-    counts = np.zeros(RARE + 1, int)
-    counts[COMMON] = 2_000
-    corpus = Namespace(counts=counts)
-
-    def guess(ids):
-        return torch.zeros(*ids.shape, 3)
-
-    run = guess, objective, batches, corpus
-    monkeypatch.setattr(harness, "load_shuffle_random", lambda *args: run)
-    _, frequency = run_bench(controls, "frequency", Namespace(runs=["guess"]), num_steps=10)
-    assert frequency["f1_random"] > 0.95
-    assert frequency["f1_intact"] > 0.95
-
-
 def test_cosine_by_hand():
     # (1, 2, 0) and (1, 0, 2): 1 / 5
     assert controls.cosine(("a b", "a c"), dict(a=1.0, b=2.0, c=2.0)) == pytest.approx(0.2)
@@ -92,7 +76,7 @@ def test_threshold_separates_the_classes(classes, above):
 
 @pytest.fixture
 def pairs(tmp_path):
-    """Return the folder of MRPC's and CoLA's files, and one of predictions about them."""
+    """Return a folder of MRPC's files, and of the results of two seeds about them."""
     (tmp_path / "MRPC").mkdir()
     lines = ["Quality\t#1 String\t#2 String"]
     for i in range(4):
@@ -101,9 +85,11 @@ def pairs(tmp_path):
     for split in ("train", "dev"):
         (tmp_path / "MRPC" / f"{split}.tsv").write_text("\n".join(lines))
     truth = [1, 0] * 4
-    predicted = [[1] * 8, truth]  # of two seeds
-    run = dict(metric="accuracy", truth=truth, predicted=predicted, bag_of_words=[])
-    (tmp_path / "predictions.json").write_text(json.dumps(dict(mrpc=run)))
+    for seed, predicted, score in ((0, [1] * 8, 50.0), (1, truth, 100.0)):
+        best = dict(accuracy=score)
+        result = dict(metric="accuracy", truth=truth, predicted=predicted, best=best)
+        (tmp_path / f"mrpc-seed-{seed}.json").write_text(json.dumps(result))
+    (tmp_path / "results.json").write_text(json.dumps(dict(tasks=dict(mrpc={}))))
     return tmp_path
 
 
@@ -116,14 +102,3 @@ def test_overlap_beside_a_model(pairs):
     assert row["cosine"] == 100
     assert row["difference"] == -25
     assert row["difference_std"] > 0
-
-
-def test_overlap_refuses_a_task_of_single_texts(pairs):
-    (pairs / "CoLA").mkdir()
-    for split in ("train", "dev"):
-        (pairs / "CoLA" / f"{split}.tsv").write_text("s\t1\t\ta b\ns\t0\t*\tb a\n")
-    run = dict(cola=dict(metric="matthews", truth=[1, 0], predicted=[[1, 0]], bag_of_words=[]))
-    (pairs / "predictions.json").write_text(json.dumps(run))
-    args = Namespace(data_dir=str(pairs), cache=None, runs=[str(pairs)])
-    with pytest.raises(InputError, match="on pairs of texts"):
-        list(controls.bench_overlap(args))

@@ -9,14 +9,13 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import finetune
-import infer
 import pretrain
 from data.tasks import TASKS, Task
 from embeddings import EMBEDDINGS, BloomEmbedding, Embedding
 from hashing import HASHES
 from infer import Predictor
-from objectives import IGNORE_INDEX, OBJECTIVES, MaskedHashes, Objective, SampledWords
-from tests.support import SMALL, assert_refused, run_main
+from objectives import IGNORE_INDEX, OBJECTIVES, Objective, SampledWords
+from tests.support import SMALL, run_main
 
 
 class ToyEmbedding(Embedding):
@@ -71,14 +70,15 @@ class ToyObjective(Objective):
         labels = is_random.long().masked_fill(~is_word, IGNORE_INDEX)
         return torch.where(is_random, random_words, ids), labels
 
-    def loss(self, model, inputs, labels):
-        logits = model(inputs)  # (B, L, 3)
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    def loss(self, model, batch):
+        logits = model(batch.inputs, batch.key_mask)  # (B, L, 3)
+        return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
 
-    def evaluate(self, model, inputs, labels):
-        num_right = (model(inputs).argmax(2) == labels).sum()
-        counts = torch.stack([num_right, (labels != IGNORE_INDEX).sum()])
-        return self.loss(model, inputs, labels), counts
+    def evaluate(self, model, batch):
+        predicted = model(batch.inputs, batch.key_mask).argmax(2)  # (B, L)
+        num_right = (predicted == batch.labels).sum()
+        counts = torch.stack([num_right, torch.tensor(len(batch.positions))])
+        return self.loss(model, batch), counts
 
     def metrics(self, counts):
         return dict(toy_accuracy=counts[0] / counts[1])
@@ -93,7 +93,7 @@ def toy_flags(monkeypatch, text_path, cache_dir, tmp_path):
     monkeypatch.setitem(EMBEDDINGS, "toy", ToyEmbedding)
     monkeypatch.setitem(HASHES, "toy", ToyHash)
     monkeypatch.setitem(OBJECTIVES, "toy", ToyObjective)
-    monkeypatch.setitem(TASKS, "toy", Task(("text",), ("no", "yes"), ("accuracy",)))
+    monkeypatch.setitem(TASKS, "toy", Task(["text"], ["no", "yes"], ["accuracy"]))
     toys = "--emb toy --hash toy --objective toy --bits 24 --hash_seed 3 --steps 2 --eval_every 1"
     files = ["--data", text_path, "--cache", cache_dir, "--out", tmp_path / "toy"]
     return [*SMALL, *toys.split(), *map(str, files)]
@@ -102,24 +102,6 @@ def toy_flags(monkeypatch, text_path, cache_dir, tmp_path):
 def test_help_of_toys_lists_them(toy_flags):
     text = run_main(pretrain.main, "--help").out + run_main(finetune.main, "--help").out
     assert re.findall(r"--(\w+) {[^}]*\btoy\b", text) == ["hash", "emb", "objective", "task"]
-
-
-@pytest.mark.parametrize("flag, needed", [
-    ("alpha", "bloom"),  # another code format
-    ("buckets", "hash-mlm"),  # another head
-    ("key", "--hash"),  # another hash
-])
-def test_flag_that_a_toy_does_not_use_is_refused(toy_flags, flag, needed):
-    toys = "--emb toy --hash toy --objective toy".split()
-    assert_refused(pretrain.main, [*toys, f"--{flag}", "1"], f"--{flag}", needed)
-
-
-def test_flag_that_a_toy_uses_is_taken(toy_flags, monkeypatch):
-    monkeypatch.setitem(OBJECTIVES, "toy-hashes", MaskedHashes)
-    flags = "--preset hashformer --emb toy --objective toy-hashes --buckets 7 --mask 0.2"
-    args, _ = pretrain.parse_flags(flags.split())
-    assert args.lr == 1e-4  # as it predicts words; Shuffle+Random has another rate
-    assert "toy-hashes" in args.out
 
 
 def test_subclasses_are_set_up_as_their_parents(monkeypatch):
@@ -161,12 +143,3 @@ def test_toy_model_on_a_toy_task_learns_it(toy_flags, tmp_path):
     predictor = Predictor(str(tmp_path / "tuned"))
     assert predictor.classify("a good thing")[0][0] == "yes"
     assert predictor.classify("a bad thing")[0][0] == "no"
-
-
-def test_toy_that_is_not_registered_is_refused(toy_flags, tmp_path, monkeypatch):
-    """As in a process that never ran the script of the toy."""
-    pretrain.main(toy_flags)
-    monkeypatch.delitem(EMBEDDINGS, "toy")
-    assert_refused(infer.main, ["--ckpt", tmp_path / "toy", "a"], "got 'toy'. Register your own")
-    flags = [*toy_flags[-6:-2], "--init_from", tmp_path / "toy", "--out", tmp_path / "next"]
-    assert_refused(pretrain.main, flags, "toy: requires --emb toy. Register it first")

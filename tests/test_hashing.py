@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sysconfig
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -47,12 +48,23 @@ REPEATABLE = hypothesis.settings(max_examples=60, deadline=None, database=None, 
 @pytest.mark.parametrize("how", ["regex", "space"])
 def test_split_words_keeps_offsets_and_all_characters(how, text):
     words, spans = hashing.split_words(text, how)
-    assert words == [text[start:end].lower() for start, end in spans]
+    expected = [text[start:end].lower() for start, end in spans]
+    assert words == [unicodedata.normalize("NFC", word) for word in expected]
     assert words == hashing.list_words(text, how)
     covered = "".join(text[start:end] for start, end in spans)
     assert covered == re.sub(SEPARATORS, "", text)
     assert "" not in words
     assert not re.search(SEPARATORS, "".join(words))
+
+
+@pytest.mark.parametrize("text, words, spans", [
+    ("हिन्दी में", ["हिन्दी", "में"], [(0, 6), (7, 10)]),  # vowels of Hindi are marks
+    ("e\u0301te\u0301 vu", ["été", "vu"], [(0, 5), (6, 8)]),  # decomposed accents
+    ("❤\ufe0f!", ["❤\ufe0f!"], [(0, 3)]),  # a mark of a symbol
+    ("a \u0301", ["a", "\u0301"], [(0, 1), (2, 3)]),  # of nothing
+])
+def test_marks_belong_to_the_character_before(text, words, spans):
+    assert hashing.split_words(text) == (words, spans)
 
 
 # MD5

@@ -1,14 +1,12 @@
-"""Tests of infer.py: each method against an oracle, any text on every head, files, bad input.
+"""Tests of infer.py: each method against an oracle, batches, any text, files, bad input.
 
 That a fine-tuned model gives the labels, numbers and answers that were scored is tested in
-test_finetune.py and test_canine.py; that a misspelling is near its word in test_all.py.
+test_finetune.py; that a misspelling is near its word in test_all.py.
 """
 
 import contextlib
-import gzip
-import io
 import json
-import sys
+import unicodedata
 
 import hypothesis
 import hypothesis.strategies as st
@@ -23,14 +21,13 @@ from common import InputError, save_checkpoint
 from hashing import MD5, sketch_index
 from infer import Predictor
 from model import Config, Model
-from objectives import KINDS
-from tests.support import assert_refused, make_words, run_main
+from tests.support import ROOT, assert_refused, make_words, run_main, run_script
 from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
 WORDS = [*make_words(50), "cat", "the"]
 NAMES = ["Miles Davis", "Bill Evans", "x"]
-LABELS = dict(labels=["up", "down"], texts=["review|text"])
-SPAN = dict(stride=5, longest=9, null=True)
+UP_DOWN = dict(labels=["up", "down"])
+SPAN = dict(texts=["question", "context"], labels=None, null=True)
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +46,19 @@ def paths(tmp_path_factory, bpe, lsh):
     pieces = dict(split="bpe", subwords=bpe, vocabulary=bpe.units)
     lookup = dict(emb="lookup", rows=FIRST_WORD_ID + len(bpe.units))
     median = dict(emb="median", buckets=31, head="hash-mlm")
+    pair = UP_DOWN | dict(texts=["sentence1", "sentence2"], name="mrpc")
     add("detect", dict(hash_name="lsh", hash=lsh), emb="proj", bits=32)
     add("index", dict(hash_name="lsh", hash=lsh), emb="emb", rows=50)
     add("fill", pieces, **lookup, head="mlm")
     add("missing", dict(key="s"), **median)
-    add("classify", dict(hash=MD5()), LABELS, emb="pool", head="classify")
+    add("classify", dict(hash=MD5()), UP_DOWN | dict(texts=["review"]), emb="pool", head="classify")
+    add("cola", dict(hash=MD5()), UP_DOWN | dict(texts=["sentence"], name="cola"), emb="pool",
+        head="classify")
+    add("pair", dict(hash=MD5()), pair, emb="pool", head="classify")
     add("answer", pieces, SPAN, **lookup, head="span")
     add("set", dict(split="items"), words=NAMES, **median, order=False)
-    names = dict(split="items", vocabulary=NAMES)
-    add("fixed_set", names, emb="lookup", rows=FIRST_WORD_ID + 3, head="mlm", order=False)
+    names = dict(split="items", vocabulary=[*NAMES, "3"])
+    add("fixed_set", names, emb="lookup", rows=FIRST_WORD_ID + 4, head="mlm", order=False)
     return made
 
 
@@ -67,13 +68,6 @@ def untrained(paths):
     return {name: Predictor(path) for name, path in paths.items()}
 
 
-def run_file(ckpt, path, *flags):
-    """Run infer.py --file; return its objects."""
-    done = run_main(infer.main, "--ckpt", ckpt, "--file", path, *flags)
-    assert not done.code, done.err
-    return [json.loads(line) for line in done.out.splitlines()]
-
-
 # [MASK] in a text
 
 
@@ -81,16 +75,13 @@ def run_file(ckpt, path, *flags):
     ("detect", "Die [MASK] ab[MASK].", ["die", "[MASK]", "ab", "[MASK]", "."]),
     ("fill", "the [MASK]. [MASK] sat", ["Ġthe", "[MASK]", ".", "[MASK]", "Ġsat"]),  # not "Ġ."
     ("fill", "the[MASK]cat", ["Ġthe", "[MASK]", "cat"]),  # no space, not "Ġcat"
-    ("fill", "the\ue000[MASK]", ["Ġthe", "î", "Ģ", "Ģ", "[MASK]"]),  # the filler's character stays
+    ("fill", "[MASK] cat", ["[MASK]", "Ġcat"]),
     ("classify", "good [MASK]", ["good", "[", "mask", "]"]),  # as in fine-tuning
-    ("set", "Miles Davis [MASK] x", ["Miles Davis", "[MASK]", "x"]),  # longest match of names
-    ("set", "Miles [MASK] Davis", ["Miles", "[MASK]", "Davis"]),  # no name reaches across a mask
-    ("set", "x\tGil Evans [MASK]\ty", ["x", "Gil Evans", "[MASK]", "y"]),  # new names, by tabs
 ])
 def test_split_leaves_the_words_around_a_mask_alone(untrained, name, text, words):
     found, _ = untrained[name].split(text)
-    ids = untrained[name].token_ids(found)
-    assert found == words
+    assert [word for word in found if word != "Ġ"] == words
+    ids = untrained[name].tokenizer.ids(found).tolist()
     assert ids.count(MASK) == words.count("[MASK]")
 
 
@@ -107,34 +98,79 @@ ANY_PART = st.text(st.characters(exclude_categories=()), max_size=20) | st.sampl
 def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     with contextlib.suppress(InputError):
         words, spans, p = untrained["detect"].detect(text)
-        assert [text[a:b].lower() for a, b in spans] == words
+        assert [unicodedata.normalize("NFC", text[a:b].lower()) for a, b in spans] == words
         assert len(p) == len(words)
     for name in ("fill", "missing"):
         with contextlib.suppress(InputError):
-            [masks] = untrained[name].predict(text).values()
-            assert len(masks) == text.count("[MASK]") > 0
+            assert len(untrained[name].predict(text)) == text.count("[MASK]") > 0
     assert sum(p for _, p in untrained["classify"].classify(text)) == pytest.approx(1)
-    for answer, (a, b), _ in untrained["answer"].answer("who", text):
-        assert text[a:b] == answer == answer.strip()
+    [(answer, _)] = untrained["answer"].answer(("who", text))
+    assert answer in text
 
 
 @pytest.mark.parametrize("name, call, message", [
-    ("detect", lambda p: p.fill_mask("a [MASK]"), "expected head mlm, got sr"),
-    ("detect", lambda p: p.detect("the [MASK]"), "--objective hash-mlm, or --emb lookup"),
-    ("detect", lambda p: p.detect("a " * 63), "expected at most 64 positions"),
+    ("detect", lambda p: p.fill_mask("a [MASK]"), "a model with head mlm, got one with sr"),
+    ("detect", lambda p: p.detect("the [MASK]"), "expected [MASK] for a model of --objective mlm"),
+    ("detect", lambda p: p.detect("a " * 63), "expected at most 64 positions (--length), got 65"),
+    ("detect", lambda p: p.detect(["a", " "]), "expected words, got none"),
+    ("detect", lambda p: p.detect([None]), "expected text (text), got (None,)"),
     ("fill", lambda p: p.fill_mask("a"), "expected [MASK]"),
-    ("set", lambda p: p.predict_missing("x"), "A set is one text, line or cell"),
-    ("fixed_set", lambda p: p.fill_mask("Miles Dvis\t[MASK]"), "tabs, got 'Miles Dvis'"),
-    ("classify", lambda p: p.classify("a", "b"), "text: expected 1 (review|text)"),
-    ("classify", lambda p: p.answer("a", "b"), "expected head span, got classify"),
-    ("classify", lambda p: p.neighbors(""), "expected one word or piece"),
-    ("detect", lambda p: p.neighbors("日本"), "expected a word with an n-gram that the hash knows"),
-    ("index", lambda p: p.neighbors("日本"), "expected a word with an n-gram that the hash knows"),
+    ("fixed_set", lambda p: p.fill_mask("y z\t[MASK]"), "expected items that this model knows"),
+    ("fixed_set", lambda p: p.fill_mask([None]), "expected items that this model knows, got None"),
+    ("classify", lambda p: p.classify(("a", "b")), "expected text (review), got ('a', 'b')"),
+    ("classify", lambda p: p.answer(("a", "b")), "head span, got one with classify"),
+    ("classify", lambda p: p.neighbors(""), "expected one word"),
+    ("detect", lambda p: p.neighbors("日本"), "expected one word that this model can compare"),
+    ("index", lambda p: p.neighbors("日本"), "expected one word that this model can compare"),
 ])
 def test_text_that_does_not_fit_is_refused(untrained, name, call, message):
     with pytest.raises(InputError) as error:
         call(untrained[name])
     assert message in str(error.value)
+
+
+# Batches
+
+
+def leaves(value):
+    """Yield the numbers and names of a nested result."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from leaves(part)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("name, method", [
+    ("detect", "detect"), ("fill", "fill_mask"), ("missing", "predict_missing"),
+    ("classify", "classify"), ("pair", "classify"), ("answer", "answer"), ("detect", "embed"),
+    ("fixed_set", "fill_mask"), ("set", "predict_missing"), ("set", "embed")])
+def test_batch_is_equal_to_one_by_one(untrained, monkeypatch, name, method):
+    """Law: the result of a row does not depend on its neighbors, and has its place."""
+    monkeypatch.setattr(infer, "BATCH", 3)
+    rng = np.random.default_rng(1)
+    rows = []
+    for size in (1, 9, 2, 30, 3, 3, 17, 1):
+        text = " ".join(rng.choice(["cat", "the", "mat", "there"], size))
+        if method in ("fill_mask", "predict_missing"):
+            text += " [MASK] the [MASK]"
+        rows.append(text)
+    if name in ("pair", "answer"):
+        rows = [(text[:20], text) for text in rows]
+    if name in ("set", "fixed_set"):
+        rows = [["x"], ["x", "Miles Davis"], ["Bill Evans"], ["x", "Bill Evans"], ["x"]]
+    predict = getattr(untrained[name], method)
+    many = predict(rows)
+    assert len(many) == len(rows)
+    for row, result in zip(rows, many):
+        [alone] = predict([row])
+        assert list(leaves(result)) == pytest.approx(list(leaves(alone)), abs=1e-4)
+        if not isinstance(row, list):  # one row, for its result alone
+            assert list(leaves(predict(row))) == list(leaves(alone))
 
 
 # Words
@@ -143,10 +179,9 @@ def test_text_that_does_not_fit_is_refused(untrained, name, call, message):
 def test_detect_reports_what_the_model_says(untrained, monkeypatch):
     """A head that answers by the ID modulo 3: each word gets its own answer."""
     p = untrained["detect"]
-    monkeypatch.setattr(p.model, "forward", lambda ids: 20.0 * F.one_hot(ids % 3, 3))  # (1, L, 3)
-    words, _ = p.split("one two three")
-    ids = p.token_ids(words)
-    _, _, probabilities = p.detect("one two three")
+    monkeypatch.setattr(p.model, "forward", lambda ids, mask: 20.0 * F.one_hot(ids % 3, 3))
+    words, _, probabilities = p.detect("one two three")
+    ids = p.tokenizer.ids(words)
     assert probabilities.argmax(-1).tolist() == [i % 3 for i in ids]
 
 
@@ -154,75 +189,18 @@ def test_fill_mask_ranks_all_words_and_no_special_token(untrained, monkeypatch):
     """A head that prefers rare words, whose IDs are large."""
     p = untrained["fill"]
     logits = torch.arange(p.config.rows)[None] / 100  # (1, N)
-    monkeypatch.setattr(p.model, "forward", lambda ids, masked_positions: logits)
+    monkeypatch.setattr(p.model, "forward", lambda ids, mask, masked_positions: logits)
     [pairs] = p.fill_mask("a [MASK] b", 10**6)
     assert [word for word, _ in pairs] == p.tokenizer.words[::-1]
     assert sum(share for _, share in pairs) == pytest.approx(1)
-
-
-def test_neighbors_are_the_largest_cosines(sr_run):
-    p = Predictor(sr_run)
-    ids = p.to_batch(p.tokenizer.ids(["one", *p.words]))  # (1, 1 + V)
-    p.refresh_codes()
-    v = p.model.embed(ids)[0]  # (1 + V, d)
-    v = v - v.mean(0)
-    cosines = F.cosine_similarity(v[1:], v[:1])  # (V,)
-    values, best = cosines.topk(7)
-    neighbors = p.neighbors("ONE", 7)
-    assert [word for word, _ in neighbors] == [p.words[i] for i in best]
-    assert [value for _, value in neighbors] == pytest.approx(values.tolist(), abs=1e-4)
-
-
-@pytest.mark.parametrize("name, word, num_notes", [
-    ("missing", "cat", 0),
-    ("missing", "neverseen", 1),  # its rows are those of other words
-    ("fill", "sat", 0),  # a piece of the vocabulary, though not among the candidates
-])
-def test_neighbors_of_a_word_that_may_be_new_have_a_note(untrained, name, word, num_notes):
-    p = untrained[name]
-    p.neighbors(word)
-    assert len(p.notes) == num_notes
-
-
-# Longer and empty texts
-
-
-def test_truncated_text_is_judged_as_its_start(paths, untrained):
-    """Law: what is cut off changes nothing."""
-    p = Predictor(paths["detect"], truncate=True)
-    words, spans, probabilities = p.detect("cat " * 63)
-    assert p.notes == ["cut to 64 positions (--length)"]
-    of_start = untrained["detect"].detect("cat " * 62)
-    assert (words, spans) == of_start[:2]
-    torch.testing.assert_close(probabilities, of_start[2])
-
-
-def test_truncated_set_has_no_special_tokens(paths):
-    p = Predictor(paths["set"], truncate=True)
-    assert len(p.read(["\t".join(["x", "[MASK]"] * 40)])) == 64
-
-
-@pytest.mark.parametrize("name, texts, notes", [
-    ("classify", [""], ["a text has no words"]),
-    ("classify", ["cat " * 62], []),
-    ("classify", ["cat " * 63], ["cut to 64 positions (--length)"]),
-    ("answer", ["who", ""], ["a text has no words"]),
-    ("answer", ["who", "cat " * 63], []),  # read in windows
-])
-def test_notes_say_how_a_text_was_read(untrained, name, texts, notes):
-    untrained[name].predict(*texts)
-    assert untrained[name].notes == notes
-
-
-# Hashes of words, item sets
 
 
 def test_predict_missing_scores_are_sums_of_hash_probabilities(untrained):
     """Also with a key, which another tokenizer does not have."""
     p = untrained["missing"]
     [found] = p.predict_missing("the [MASK] cat", 9)
-    _, _, logits = p.read_masks("the [MASK] cat")
-    logp = hash_logp(logits, p.item_map)[0]  # (k, R)
+    ids = torch.tensor(p.read("the [MASK] cat").ids)[None].long()
+    logp = hash_logp(p.score_masks(ids, None)[0], p.item_map)[0]  # (k, R)
     scores = []
     for buckets in sketch_index(p.words, 5, 31, key="s"):
         scores.append(logp[range(5), buckets].sum().item())
@@ -231,344 +209,326 @@ def test_predict_missing_scores_are_sums_of_hash_probabilities(untrained):
     assert found["total"] == len(p.words)
 
 
-def test_candidates_may_be_words_that_no_text_had(paths, tmp_path):
+@pytest.mark.parametrize("name, flags, words", [
+    ("missing", ["a [MASK]"], ["xylophone", "zebra", "unheard", "-", "of"]),
+    ("detect", ["--near", "xylophon"], ["xylophone", "zebra"]),
+])
+def test_candidates_may_be_words_that_no_text_had(paths, tmp_path, name, flags, words):
     path = tmp_path / "words.txt"
     path.write_text("Xylophone zebra\n\nzebra unheard-of\n")
-    done = run_main(infer.main, "--ckpt", paths["missing"], "--words", path, "a [MASK]")
-    assert "of 5 scored" in done.out
-    assert {"xylophone", "zebra", "unheard", "-", "of"} <= set(done.out.split())
+    done = run_main(infer.main, "--ckpt", paths[name], *flags, "--words", path)
+    assert not done.code
+    assert set(words) <= set(done.out.split())
 
 
-@pytest.mark.parametrize("name, content, message", [
-    ("missing", "", "words.csv: expected words, got none"),
-    ("fill", "text\na\n", "--words requires --near"),  # its candidates are the vocabulary
-    ("missing", "text\ny,z\n", "text: expected text, got none"),  # no row is left out in silence
+# Similar words
+
+
+@pytest.mark.parametrize("name", ["detect", "index"])
+def test_neighbors_of_lsh_share_most_bits(untrained, name):
+    """Whatever the model reads of a hash. The first of words with equal distances comes first."""
+    p = untrained[name]
+    hash = p.tokenizer.hash
+    bits = hash.bits(["cats", *p.words], hash.features)  # 997, less than NEAR_BITS
+    distance = (bits[1:] != bits[0]).sum(1)
+    order = sorted(range(len(p.words)), key=lambda i: (distance[i], i))[:9]
+    neighbors = p.neighbors("cats", 9)
+    assert [word for word, _ in neighbors] == [p.words[i] for i in order]
+    cosines = 1 - 2 * distance[order] / hash.features
+    assert [cosine for _, cosine in neighbors] == pytest.approx(cosines.tolist(), abs=1e-5)
+
+
+def test_neighbors_of_other_hashes_are_the_largest_cosines(untrained):
+    p = untrained["classify"]
+    p.model.set_codes(p.tokenizer.hash_words(["cats", *p.words]))
+    v = p.model.embedding(torch.from_numpy(p.tokenizer.hash_words(["cats", *p.words])))
+    v = v - v.mean(0)
+    cosines = F.cosine_similarity(v[1:], v[:1])  # (V,)
+    values, best = cosines.topk(7)
+    neighbors = p.neighbors("cats", 7)
+    assert [word for word, _ in neighbors] == [p.words[i] for i in best]
+    assert [value for _, value in neighbors] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+MISSPELLED = (
+    "adress address accross across argumnet argument attribue attribute begining beginning defualt "
+    "default dependancy dependency dictonary dictionary diffrent different enviroment environment "
+    "existance existence explicitely explicitly exeption exception "
+    "fucntion function immediatly immediately implmentation implementation independant independent "
+    "initalization initialization lenght length neccessary necessary occured occurred orginal "
+    "original paramter parameter prefered preferred recieve receive refered referred responce "
+    "response retrun return seperate separate similiar similar specifed specified strign string "
+    "succesful successful untill until usefull useful varaible variable wich which").split()
+
+
+@pytest.mark.parametrize("kind, times", [("real", 1.2), ("letters swapped", 2)])
+def test_neighbors_find_misspelled_words_better_than_embeddings_do(monkeypatch, kind, times):
+    """With the model that comes with the project, whose embeddings know of meanings, too."""
+    p = Predictor(str(ROOT / "models" / "docstrings.pt"))
+    pairs = list(zip(MISSPELLED[::2], MISSPELLED[1::2]))
+    if kind == "letters swapped":
+        words = [word for word in p.words[::20] if word.isalpha() and len(word) > 5]
+        pairs = [(word[:2] + word[3] + word[2] + word[4:], word) for word in words]
+    pairs = [(wrong, right) for wrong, right in pairs if right in p.words and wrong not in p.words]
+
+    def count_found():
+        found = p.neighbors([wrong for wrong, _ in pairs], 1)
+        return sum(best[0][0] == right for best, (_, right) in zip(found, pairs))
+
+    num_by_bits = count_found()
+    monkeypatch.setattr(infer, "NgramLSH", MD5)  # so that it compares embeddings
+    assert len(pairs) > 25
+    assert num_by_bits > times * count_found()
+
+
+# What a user has to know
+
+
+@pytest.mark.parametrize("name, row, notes", [
+    ("classify", "", ["a text has no words"]),
+    ("classify", "cat " * 62, []),
+    ("classify", "cat " * 63, ["cut to 64 positions (--length)"]),
+    ("answer", ("who", ""), ["a text has no words"]),
+    ("answer", ("who", "cat " * 63), []),  # read in windows
+    ("answer", ("?" * 29, "cat"), []),  # with a piece for a space, half of the room
+    ("answer", ("?" * 30, "cat"), ["cut to 64 positions (--length)"]),
+    ("classify", "日本 фильм", []),  # MD5 knows all words
+    ("detect", "the " * 9 + "日本", []),  # a tenth
+    ("detect", "the " * 8 + "日本", [
+        "unknown words look all alike to the model; train on such text, or with --hash md5: "
+        "1 of 9"]),
+    ("fixed_set", "x nope", ["unknown items were left out: nope"]),
 ])
-def test_candidates_that_do_not_fit_are_refused(paths, tmp_path, name, content, message):
-    path = tmp_path / "words.csv"
-    path.write_text(content)
-    assert_refused(infer.main, ["--ckpt", paths[name], "--words", path, "a [MASK]"], message)
+def test_notes_say_how_a_text_was_read(untrained, name, row, notes):
+    p = untrained[name]
+    assert p.read(row, p.config.head).notes == notes
 
 
-def test_hashed_items_of_a_set_are_not_proposed_again(untrained):
-    [found] = untrained["set"].predict_missing("Miles Davis [MASK]")
+def test_truncated_text_is_judged_as_its_start(paths, untrained):
+    """Law: what is cut off changes nothing."""
+    p = Predictor(paths["detect"], truncate=True)
+    words, spans, probabilities = p.detect("cat " * 63)
+    of_start = untrained["detect"].detect("cat " * 62)
+    assert (words, spans) == of_start[:2]
+    torch.testing.assert_close(probabilities, of_start[2])
+
+
+# Item sets
+
+
+@pytest.mark.parametrize("row, ids", [
+    ("Miles Davis [MASK] x", [0, 2]),  # longest match of names
+    ("Miles Davis\tx\tnope", [0, 2]),
+    ("x [MASK] x [MASK]", [2]),  # a set has no item twice, and one item to predict
+    (["x", 3, None, " Bill\nEvans "], [2, 3, 1]),  # every form that training reads
+])
+def test_set_is_read_in_every_form(untrained, row, ids):
+    p = untrained["fixed_set"]
+    assert p.read(row, "mlm").ids == [MASK, *(FIRST_WORD_ID + i for i in ids)]
+    assert p.read(row).ids == [FIRST_WORD_ID + i for i in ids]  # a vector is of the items alone
+
+
+def test_items_of_a_set_are_not_proposed_again(untrained):
+    [found] = untrained["set"].predict_missing("Miles Davis\t[MASK]")
     assert {name for name, _ in found["items"]} == {"Bill Evans", "x"}
-
-
-@pytest.mark.parametrize("shown, others", [
-    (["Miles Davis"], {"Bill Evans", "x"}),
-    (NAMES, set()),  # all items: the probabilities are NaN
-])
-def test_looked_up_items_of_a_set_are_not_proposed_again(untrained, shown, others):
-    [pairs] = untrained["fixed_set"].fill_mask("\t".join([*shown, "[MASK]"]))
-    assert {name for name, _ in pairs} == others
-
-
-# Fine-tuned models
-
-
-@pytest.mark.parametrize("num_words, is_cut", [(30, False), (31, True)])  # of (64 - 4) / 2
-def test_question_that_was_cut_is_noted(untrained, num_words, is_cut):
-    predictor = untrained["answer"]
-    question = "?" * (num_words - 1)  # BPE puts a piece for a space before it
-    assert len(predictor.split(question)[0]) == num_words
-    predictor.answer(question, "the cat sat there")
-    assert ("the question was cut" in "".join(predictor.notes)) == is_cut
-
-
-def test_answer_probability_does_not_depend_on_how_many_are_listed(untrained):
-    question = "who is the cat", "the cat sat there " * 30  # many windows
-    answers = untrained["answer"].answer(*question, 4)
-    assert len(answers) == 4
-    assert untrained["answer"].answer(*question, 1) == answers[:1]
+    [pairs] = untrained["fixed_set"].fill_mask("Miles Davis")
+    assert {name for name, _ in pairs} == {"Bill Evans", "x", "3"}
+    [[pairs]] = untrained["fixed_set"].fill_mask([[*NAMES, "3"]])
+    assert pairs == []  # all items: the probabilities are NaN
 
 
 # What people read
 
 
-@pytest.mark.parametrize("result, lines", [
-    (dict(words=["a", "b"], spans=[(0, 1), (2, 3)], probabilities=[[0.9, 0.1, 0], [0.2, 0.7, 0.1]]),
-     ["a {b:shuffled} c",  # the most suspicious word comes first
+@pytest.mark.parametrize("name, result, lines", [
+    ("detect", (["a", "b"], [(0, 1), (2, 3)], [[0.9, 0.1, 0], [0.2, 0.7, 0.1]]),
+     ["a {b:shuffled}",  # the rest was cut; the most suspicious word comes first
       "                 b   intact 20.0%   shuffled 70.0%   random 10.0%",
       "                 a   intact 90.0%   shuffled 10.0%   random  0.0%"]),
-    (dict(words=["a"], spans=[(0, 1)], probabilities=[[0.9, 0.1, 0]]),
-     ["a b c", "No word is marked: each is likeliest intact.",
+    ("detect", (["a"], [(0, 1)], [[0.9, 0.1, 0]]),
+     ["a", "No word is marked: each is likeliest intact.",
       "                 a   intact 90.0%   shuffled 10.0%   random  0.0%"]),
-    (dict(missing=[dict(items=[("cat", -1.5)], scored=2, total=3_000)]),
+    ("missing", [dict(items=[("cat", -1.5)], scored=2, total=3_000)],
      ["[MASK] 1   2 of 3,000 scored by sums of log-probabilities, certified: provably the best",
-      "     -1.50   cat"]),
-    (dict(labels=[("Ġcat", 0.75)]), ["               cat   0.750"]),
-    (dict(labels=[("a" * 18, 0.75), ("b" * 41, 0.2), ("c", 0.05)]),  # up to 40 characters align
-     [" " * 24 + "a" * 18 + "   0.750", "  " + "b" * 41 + "   0.200", " " * 41 + "c   0.050"]),
-    (dict(labels=[("a", 0.75)], notes=["a text has no words"]),
-     ["                 a   0.750", "note: a text has no words"]),
-    (dict(answers=[("", (0, 0), 0.25)]), ["   25.0%   (no answer)   [0:0]"]),
+      "               cat   -1.500"]),
+    ("fill", [[("Ġcat", 0.75)]], ["[MASK] 1", "               cat   0.750"]),
+    ("classify", [("a" * 18, 0.75)], [f"  {'a' * 18}   0.750"]),
+    ("answer", [("", -0.25)], [f"{'(no answer)':>18}   -0.250"]),
 ])
-def test_print_prediction_shows_what_the_pages_print(capsys, result, lines):
-    infer.print_prediction(result, "a b c", 8)
+def test_print_result_shows_what_the_pages_print(untrained, capsys, name, result, lines):
+    if name == "detect":
+        result = (*result[:2], torch.tensor(result[2]))
+    infer.print_result(untrained[name], "a b c", result, 8)
     assert capsys.readouterr().out.splitlines() == lines
 
 
-@pytest.mark.parametrize("flags, num_words", [([], 8), (["--top_k", "3"], 3)])
-def test_top_k_limits_the_words_that_detect_lists(paths, flags, num_words):
-    done = run_main(infer.main, "--ckpt", paths["detect"], "a b c d e f g h i j", *flags)
-    listed = [line for line in done.out.splitlines() if "   intact " in line]
-    assert len(listed) == num_words
-
-
-def test_prompt_goes_on_after_a_bad_text(paths, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one two\n\nthree\n"))
-    done = run_main(infer.main, "--ckpt", paths["detect"])
-    assert not done.code
-    assert "infer.py: text: expected words" in done.err
-    assert "three" in done.out
-    assert "> " not in done.out  # no terminal, no prompt
+def test_long_text_is_printed_around_its_marks(capsys):
+    text = "a b " * 200 + "cat" + " c d" * 200
+    probabilities = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    infer.print_words(text, ["cat", "d"], [(800, 803), (1602, 1603)], probabilities, 8)
+    line = capsys.readouterr().out.splitlines()[0]
+    before = f"{text[:150]} ... {text[650:800]}"
+    assert line == f"{before}{{cat:random}}{text[803:953]} ... {text[-150:]}"
 
 
 # Files
 
 
-def test_file_gives_what_the_method_gives(paths, untrained, tmp_path):
-    (tmp_path / "in.txt").write_text("a zebra\nan owl\n")
-    rows = run_file(paths["classify"], tmp_path / "in.txt")
-    for number, text in enumerate(["a zebra", "an owl"]):
-        labels = [list(pair) for pair in untrained["classify"].classify(text)]
-        expected = dict(line=number + 1, texts=[text], label=labels[0][0], labels=labels)
-        assert rows[number] == expected
+def run_file(ckpt, path, *flags):
+    """Run infer.py --file; return its objects, and what it says on stderr."""
+    done = run_main(infer.main, "--ckpt", ckpt, "--file", path, *flags)
+    assert not done.code, done.err
+    return [json.loads(line) for line in done.out.splitlines()], done.err
+
+
+def test_row_keeps_its_columns_beside_what_the_method_gives(paths, untrained, tmp_path):
+    (tmp_path / "in.csv").write_text("id,review,label\n7,a zebra,up\n8,an owl,?\n")
+    rows, _ = run_file(paths["classify"], tmp_path / "in.csv")
+    labels = untrained["classify"].classify(["a zebra", "an owl"])
+    assert rows[1] == dict(id="8", review="an owl", label="?", notes=[],
+                           prediction=labels[1][0][0], scores=[list(pair) for pair in labels[1]])
+
+
+@pytest.mark.parametrize("name, text, kind", [
+    ("detect", "cat the", str), ("fill", "the [MASK]", list), ("missing", "the [MASK]", list)])
+def test_every_head_writes_json(paths, tmp_path, name, text, kind):
+    (tmp_path / "in.txt").write_text(text + "\n")
+    [row], _ = run_file(paths[name], tmp_path / "in.txt")
+    assert isinstance(row["prediction"], kind)
+    assert len(row["scores"]) > 0
 
 
 TABLE = "n,title,body\none,the cat,a zebra\n"
-
-
-def test_items_of_a_line_are_cut_at_the_separator(sets_run, tmp_path):
-    """So their names may have spaces; others are refused one by one, as unknown."""
-    first, second, *_ = Predictor(str(sets_run)).items
-    path = tmp_path / "sets.txt"
-    path.write_text(f"{first}; {second}; [MASK]\n")
-    [row] = run_file(str(sets_run), path, "--sep", ";")
-    assert len(row["missing"]) == 1
-
-
-def test_the_only_column_of_lists_is_read(sets_run, tmp_path):
-    """As pretrain.py does."""
-    first, second, *_ = Predictor(str(sets_run)).items
-    path = tmp_path / "sets.jsonl"
-    path.write_text(json.dumps(dict(n=1, items=[first, second, "[MASK]"])))
-    [row] = run_file(str(sets_run), path)
-    assert row["texts"] == [f"{first}\t{second}\t[MASK]"]
-    assert len(row["missing"]) == 1
+MRPC = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tthe cat\ta zebra\n"
 
 
 @pytest.mark.parametrize("model, name, content, flags, texts", [
-    ("classify", "in.csv", "n,text\n1,a zebra\n", [], ["a zebra"]),  # the model's, review|text
-    ("classify", "in.jsonl", '{"text": "", "review": "a zebra"}', [], ["a zebra"]),
-    ("classify", "in.jsonl", '{"n": 1, "body": "a zebra"}', [], ["a zebra"]),  # the only text
-    ("answer", "in.csv", TABLE, ["--text", "title, body"], ["the cat", "a zebra"]),
-    ("classify", "in.csv", "n;text\n1;a, b\n", ["--sep", ";"], ["a, b"]),
-    ("answer", "in.txt", "Who?|Ada.\n", ["--sep", "|"], ["Who?", "Ada."]),
-    ("classify", "in.csv", TABLE, ["--near", "--text", "n"], ["one"]),
+    ("classify", "in.csv", "review,text\na zebra,1\n", [], "a zebra"),  # the model's own
+    ("classify", "in.jsonl", '{"text": "a zebra", "title": "a"}', [], "a zebra"),
+    ("classify", "in.jsonl", '{"n": 1, "body": "a zebra"}', [], "a zebra"),  # the only text
+    ("classify", "in.csv", TABLE, ["--text", "body"], "a zebra"),
+    ("answer", "in.csv", TABLE, ["--text", "title, body"], ("the cat", "a zebra")),
+    ("classify", "in.csv", "n;text\n1;a, b\n", ["--sep", ";"], "a, b"),
+    ("pair", "dev.tsv", MRPC, [], ("the cat", "a zebra")),  # as GLUE names its columns
+    ("cola", "dev.tsv", "gj04\t1\t\tthe cat\n", [], "the cat"),  # no header
+    ("cola", "in.csv", "text\nthe cat\n", ["--text", "text"], "the cat"),
+    ("fixed_set", "in.txt", "x; Miles Davis\n", ["--sep", ";"], ["x", " Miles Davis"]),
+    ("fixed_set", "in.jsonl", '{"n": 1, "items": ["x", 3, null]}', [], ["x", 3, None]),
+    ("fixed_set", "in.csv", "order,item\n7,x\n7,3\n", [], ["x", "3"]),  # a row an item
 ])
-def test_file_is_read_by_column(paths, tmp_path, model, name, content, flags, texts):
+def test_file_is_read_as_training_reads_it(
+        untrained, tmp_path, model, name, content, flags, texts):
     (tmp_path / name).write_text(content)
-    [row] = run_file(paths[model], tmp_path / name, *flags)
-    assert row["texts"] == texts
-    assert "error" not in row
+    args = infer.build_parser().parse_args(["--file", str(tmp_path / name), *flags])
+    [(row, _)] = infer.read_file(args, untrained[model])
+    assert row == texts
+    untrained[model].read(row)
 
 
-@pytest.mark.parametrize("model, flags", [
-    ("classify", []),  # neither review nor text
-    ("classify", ["--text", "gone"]),
-    ("answer", []),  # two texts, but which is the question?
+def test_sets_of_a_table_keep_their_page(paths, tmp_path):
+    (tmp_path / "in.csv").write_text("order,item\n7,x\n8,3\n7,Bill Evans\n8,nope\n")
+    rows, err = run_file(paths["fixed_set"], tmp_path / "in.csv")
+    assert [(row["order"], row["item"]) for row in rows] == [
+        ("7", ["x", "Bill Evans"]), ("8", ["3", "nope"])]
+    assert rows[1]["notes"] == ["unknown items were left out: nope"]
+    assert "1 rows: unknown items were left out\n" in err
+
+
+@pytest.mark.parametrize("model, content, flags, message", [
+    ("classify", TABLE, [], "expected one column of text, got n, title, body"),
+    ("classify", TABLE, ["--text", "gone"], "got n, title, body. Name 1 of them by --text"),
+    ("answer", TABLE, [], "expected the columns question, context, got n, title, body"),
+    ("classify", "text,notes\na,b\n", [], "expected no column prediction, scores, notes, error"),
 ])
-def test_file_without_the_column_is_refused_with_all_names(paths, tmp_path, model, flags):
+def test_file_without_the_columns_is_refused(paths, tmp_path, model, content, flags, message):
     path = tmp_path / "in.csv"
-    path.write_text("title,body\nthe cat,a zebra\n")
-    argv = ["--ckpt", paths[model], "--file", path, *flags]
-    assert_refused(infer.main, argv, path, "columns title, body", "--text")
+    path.write_text(content)
+    assert_refused(infer.main, ["--ckpt", paths[model], "--file", path, *flags], path, message)
 
 
 @pytest.mark.parametrize("model, name, content, is_good", [
     ("classify", "in.csv", "n,text\n1,a\n2,b, c\n3,\n", [True, False, True]),  # cells; empty
     ("classify", "in.jsonl", '{"text": 3}\n{"no": 1}\n{"text": "\\ud83d"}', [False, False, True]),
     ("classify", "in.jsonl", '[3]\n{"text": "a"}\n{"text"\n', [False, True, False]),
-    ("classify", "in.jsonl", '{"text": ["a"]}\n{"text": "a b"}\n', [False, True]),  # no text
-    ("answer", "in.txt", "Who?\tAda.\nWho?\n", [True, False]),  # a tab between the two
+    ("fixed_set", "in.txt", "x nope\nnope\n", [True, False]),
 ])
 def test_file_goes_on_after_a_bad_row(paths, tmp_path, model, name, content, is_good):
     (tmp_path / name).write_text(content)
-    rows = run_file(paths[model], tmp_path / name, "--text", "text")
+    rows, err = run_file(paths[model], tmp_path / name, "--text", "text")
     assert ["error" not in row for row in rows] == is_good
+    assert ["prediction" in row for row in rows] == is_good
+    first = is_good.index(False) + 1
+    assert f"{len(rows)} rows, {is_good.count(False)} with an error; the first: row {first}" in err
 
 
-def test_column_is_chosen_by_more_than_the_first_row(paths, tmp_path):
-    """The first row has no text, and its only column is none."""
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"id": "a1"}\n{"id": "a2", "text": "the cat"}\n')
-    rows = run_file(paths["detect"], path)
-    assert "error" in rows[0]
-    assert rows[1]["texts"] == ["the cat"]
-
-
-def test_column_without_a_value_is_no_text(paths, tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"note": null, "title": "the cat"}\n')
-    [row] = run_file(paths["detect"], path)
-    assert row["texts"] == ["the cat"]
-
-
-def test_sep_does_not_delete_characters_of_a_text(paths, tmp_path):
-    """It parts the names of a set. A model of texts refuses the row."""
+def test_notes_are_counted_for_a_file(paths, tmp_path):
     path = tmp_path / "in.txt"
-    path.write_text("one,two\nthree\n")
-    argv = ["--ckpt", paths["detect"], "--file", path, "--sep", ","]
-    assert_refused(infer.main, argv, "text: expected 1 (text), got [['one', 'two']]")
+    path.write_text(f"a\n\n{'c ' * 99}\n")
+    _, err = run_file(paths["classify"], path)
+    assert "1 rows: a text has no words\n1 rows: cut to 64 positions (--length)\n" in err
 
 
-def test_empty_number_that_is_kept_is_null(paths, tmp_path):
+def test_numbers_that_are_no_json_become_null(paths, tmp_path):
     path = tmp_path / "in.jsonl"
-    path.write_text('{"text": "the cat", "score": NaN}\n')
-    [row] = run_file(paths["detect"], path, "--keep", "score")
-    assert row["kept"] == dict(score=None)
+    path.write_text('{"text": "the cat", "a": NaN, "b": {"c": [Infinity, 1.5]}}\n')
+    [row], _ = run_file(paths["detect"], path)
+    assert (row["a"], row["b"]) == (None, {"c": [None, 1.5]})
 
 
-def test_file_counts_on_stderr_what_a_reader_could_overlook(paths, tmp_path):
-    path = tmp_path / "in.csv"
-    path.write_text(f"n,text\n1,a\n2,\n3\n4,{'c ' * 99}\n")
-    done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path)
+def test_output_is_utf8_whatever_the_locale_says(paths, tmp_path):
+    """Half of a surrogate pair, which is no character, is written as JSON writes it."""
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "naïve €", "b": "\\ud83d"}\n', "utf-8")
+    command = ["infer.py", "--ckpt", paths["classify"], "--file", path]
+    done = run_script(*command, PYTHONIOENCODING="latin-1")  # and what comes is read as UTF-8
+    run_main(infer.main, *command[1:], "--out", tmp_path / "out.jsonl")
+    for text in (done.stdout, (tmp_path / "out.jsonl").read_text("utf-8")):
+        assert text.startswith('{"text": "naïve €", "b": "\\ud83d", ')
+
+
+def test_vectors_have_their_rows_beside_them(untrained, paths, tmp_path):
+    """A row without a vector is in neither."""
+    (tmp_path / "in.csv").write_text("id,text\n1,the cat\n2,\n3,cat\n")
+    flags = ["--file", tmp_path / "in.csv", "--vectors", tmp_path / "v.npy"]
+    done = run_main(infer.main, "--ckpt", paths["detect"], *flags)
     assert not done.code
-    _, errors, empty, cut = done.err.splitlines()  # after the name of the column
-    assert errors.startswith("1 of 4 rows have an error (3), the first is row 3: text: expected ")
-    assert empty == "1 of 4 rows: a text has no words"
-    assert cut == "1 of 4 rows: cut to 64 positions (--length)"
-
-
-@pytest.mark.parametrize("num_empty, numbers", [
-    (5, "(2, 3, 4, 5, 6)"),
-    (6, "(2, 3, 4, 5, 6, ...)"),
-])
-def test_first_five_rows_with_an_error_are_named(paths, tmp_path, num_empty, numbers):
-    path = tmp_path / "in.txt"
-    path.write_text("a\n" + "\n" * num_empty)
-    done = run_main(infer.main, "--ckpt", paths["detect"], "--file", path)
-    assert f"{num_empty} of {num_empty + 1} rows have an error {numbers}, the first" in done.err
-
-
-def test_file_that_breaks_keeps_what_was_written(paths, tmp_path):
-    path = tmp_path / "in.txt.gz"
-    path.write_bytes(gzip.compress(b"the cat\n" * 101)[:-8])  # without its end
-    done = run_main(infer.main, "--ckpt", paths["detect"], "--file", path)
-    assert done.code == 2
-    lines = done.out.splitlines()
-    assert len(lines) == 101
-    assert json.loads(lines[-1])["words"] == ["the", "cat"]
-    assert "in.txt.gz: could not be read as .txt after row 101: EOFError" in done.err
-
-
-def test_file_is_scored_and_columns_are_kept(paths, untrained, tmp_path):
-    """A row without a label that the model has keeps its prediction and is not scored."""
-    path = tmp_path / "in.csv"
-    path.write_text("id,text,gold\n7,a zebra,up\n8,an owl,down\n9,,up\n10,a,Up\n")
-    done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path, "--label", "gold",
-                    "--keep", "id, gold")
-    rows = [json.loads(line) for line in done.out.splitlines()]
-    assert rows[1]["kept"] == dict(id="8", gold="down")
-    assert all("label" in row for row in rows)
-    message = "--label gold (upper and lower case differ): expected a label (up, down), got 'Up'."
-    assert rows[3]["error"] == message
-    is_right = [row["label"] == row["kept"]["gold"] for row in rows[:3]]
-    assert f"accuracy {100 * np.mean(is_right):.2f}, macro_f1 " in done.err
-    assert done.err.endswith(" of 3 rows\n")
-
-
-@pytest.mark.parametrize("description, predicted, truth, line", [
-    (dict(name="mrpc"), ["equivalent"] * 4, ["equivalent"] * 3 + ["not_equivalent"],
-     "accuracy 75.00, f1 85.71 of 4 rows"),
-    (dict(name="own", texts=["a"], labels=["x", "y"]), ["x", "y"], ["x", "x"],
-     "accuracy 50.00, macro_f1 33.33 of 2 rows"),
-    (dict(name="own", texts=["a"], labels=None), [1.0, 2.0, 4.0], [0.1, 0.2, 0.3],
-     "spearman 100.00, pearson 98.20 of 3 rows"),
-])
-def test_scores_are_those_of_the_task(capsys, description, predicted, truth, line):
-    infer.print_scores(infer.find_task(description), predicted, truth)
-    assert capsys.readouterr().err.strip() == line
-
-
-@pytest.mark.parametrize("model, flags, message", [
-    ("classify", ["--label", "no"], "in.csv: expected the columns no (--label, --keep), got text"),
-    ("classify", ["--keep", "text,no"], "expected the columns text, no"),
-    ("classify", ["--label", "text", "--near"], "--label requires a model that was fine-tuned"),
-    ("detect", ["--label", "text"], "--label requires a model that was fine-tuned to classify"),
-    ("classify", ["--keep", "text", "--vectors", "v.npy"], "--keep requires objects"),
-])
-def test_columns_that_do_not_fit_are_refused(paths, tmp_path, monkeypatch, model, flags, message):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "in.csv"
-    path.write_text("text\na\n")
-    assert_refused(infer.main, ["--ckpt", paths[model], "--file", path, *flags], message)
+    vectors = np.load(tmp_path / "v.npy")
+    rows = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["1", "3"]
+    assert vectors.shape == (2, 8)
+    assert vectors.dtype == np.float32
+    p = untrained["detect"]
+    ids = torch.tensor(p.read("the cat").ids)[None].long()
+    p.embed("the cat")  # gives the model the codes
+    np.testing.assert_allclose(vectors[0], p.model.encode(ids)[0].mean(0), atol=1e-6)
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--file", "bad.jsonl"], "expected rows that this model can read"),  # all rows failed
-    (["a", "--file", "bad.jsonl"], "got both"),
-    (["--file", "bad.jsonl"], "row 1: text: expected 1 (review|text), got [3]"),
+    ([], "expected one of TEXT, --file and --near"),
+    (["a", "--file", "bad.jsonl"], "expected one of TEXT, --file and --near"),
+    (["--near", "a", "--file", "bad.jsonl"], "expected one of TEXT, --file and --near"),
+    (["--file", "bad.jsonl"], "expected rows that this model can read, got none. row 1: expected"),
     (["--file", "/dev/stdin"], "/dev/stdin: expected a file in .txt"),
-    (["a", "--text", "review"], "--text, --label and --keep require --file"),
-    (["a", "--keep", "review"], "--text, --label and --keep require --file"),
-    (["--file", "a", "--text", "b", "--label", "b"], "--text: expected other columns"),
-    (["--vectors", "v.npy"], "expected 1 (review|text), got []."),
-    (["--vectors", "v.npy", "a", "b"], "got ['a', 'b']. A pair requires a model of pairs. Many"),
-    (["--vectors", "v.csv", "a"], "--vectors: expected a name that ends in .npy, got v.csv"),
-    (["--vectors", "v.npy", "--near", "a"], "not allowed with"),
-    (["a", "--sep", ";"], "--sep require --file"),
+    (["a", "--text", "review"], "--encoding and --sep require --file"),
+    (["a", "--sep", ";"], "--encoding and --sep require --file"),
+    (["--file", "bad.jsonl", "--vectors", "v.csv"], "expected a name that ends in .npy, got v.csv"),
+    (["--file", "bad.jsonl", "--out", "bad.jsonl"], "expected another file than --file bad.jsonl"),
+    (["a", "--words", "empty.txt"], "--words empty.txt: expected words, got none"),
+    (["a", "--words", "bad.jsonl"], "--words requires --near"),
+    (["--near", "a b"], "expected one word that this model can compare, got 'a b'"),
 ])
 def test_flags_that_do_not_fit_are_refused(paths, tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.jsonl").write_text('{"text": 3}\n')
+    (tmp_path / "bad.jsonl").write_text('{"review": 3}\n')
+    (tmp_path / "empty.txt").write_text("")
     assert_refused(infer.main, ["--ckpt", paths["classify"], *flags], message)
+    assert (tmp_path / "bad.jsonl").read_text() == '{"review": 3}\n'
 
 
-# Vectors
-
-
-def test_vectors_of_a_file_are_the_means_of_the_outputs(untrained, paths, tmp_path):
-    out = tmp_path / "new" / "folder" / "v.npy"
-    (tmp_path / "in.txt").write_text("the cat\ncat\n")
-    flags = ["--file", tmp_path / "in.txt", "--vectors", out]
-    assert not run_main(infer.main, "--ckpt", paths["detect"], *flags).code
-    vectors = np.load(out)
-    assert vectors.shape == (2, 8)
-    p = untrained["detect"]
-    ids = p.to_batch(p.read(["the cat"]))  # (1, L)
-    p.refresh_codes()
-    outputs = p.model.encode(ids)[0]  # (L, d)
-    np.testing.assert_allclose(vectors[0], outputs.mean(0), atol=1e-6)
-
-
-def test_vectors_of_a_row_in_error_are_nan(paths, tmp_path):
-    """Left out, the row would shift the vectors of all later ones."""
-    path = tmp_path / "gap.txt"
-    path.write_text("a\n\nb\n")
-    done = run_main(infer.main, "--ckpt", paths["detect"], "--file", path, "--vectors",
-                    tmp_path / "v.npy")
-    assert not done.code
-    assert "1 of 3 rows have an error (2), the first is row 2: text: expected words" in done.err
-    vectors = np.load(tmp_path / "v.npy")
-    assert vectors.dtype == np.float32
-    assert np.isnan(vectors).all(1).tolist() == [False, True, False]
-    assert np.isfinite(vectors[[0, 2]]).all()
-
-
-def test_text_too_many_and_str_for_rows_are_refused_from_python(sr_run):
-    predictor = Predictor(str(sr_run))
-    with pytest.raises(InputError, match="expected 1 "):
-        predictor.predict("a", "b")
-    with pytest.raises(InputError, match="expected a list of texts, got 'abc'"):
-        predictor.embed("abc")
-
-
-def test_embed_names_the_row_that_has_no_vector(untrained):
-    with pytest.raises(InputError, match="row 2: text: expected words"):
-        untrained["detect"].embed(["a", "", "b"])
+def test_texts_of_the_command_line_are_answered_pair_by_pair(paths):
+    done = run_main(infer.main, "--ckpt", paths["pair"], "a", "b", "c", "d", "--top_k", 1)
+    assert len(done.out.splitlines()) == 2
+    assert_refused(infer.main, ["--ckpt", paths["pair"], "a"], "TEXT: expected sentence1")
 
 
 def test_damaged_checkpoint_ends_in_one_line(paths, tmp_path):

@@ -8,7 +8,6 @@ import pytest
 
 import finetune
 from bench import misspell, topics
-from tests.support import assert_refused
 
 
 def distance(a, b):
@@ -29,16 +28,6 @@ def test_misspelled_word_is_one_typing_error_away():
     assert {len(word) for word in words} == {3, 4, 5}
 
 
-def test_key_beside_the_letter_is_hit():
-    rng = np.random.default_rng(0)
-    replaced = set()
-    for _ in range(300):
-        word = misspell.misspell_word("haz", rng)
-        if len(word) == 3 and word[2] == "z":
-            replaced.add(word)
-    assert replaced == {"ahz", "gaz", "jaz", "hsz"}  # h and a swapped; keys beside h and beside a
-
-
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_misspell_changes_the_share_of_words(share):
     words = ["letters"] * 4_000
@@ -47,11 +36,6 @@ def test_misspell_changes_the_share_of_words(share):
     # a quarter of the changes swaps neighbors; tt are equal, one place in six
     expected = 4_000 * share * (1 - 1 / 4 / 6)
     assert abs(count - expected) <= 6 * np.sqrt(4_000 * 0.25) * (share > 0)
-
-
-def test_misspell_leaves_short_words_and_signs():
-    text = "it is 10,000 of a -- ..."
-    assert misspell.misspell(text, 1.0, np.random.default_rng(0)) == text
 
 
 def test_topics_hold_a_group_in_one_split(tmp_path):
@@ -82,16 +66,6 @@ def test_topics_take_the_nation_of_the_first_paragraph():
         dict(title="C", text=f"short\nC was a French painter. {long}\nshort"),
     ]
     assert topics.list_paragraphs(rows) == [("A", f"A is a British citizen. {long}", "Italian")]
-
-
-def test_topics_of_a_missing_file_are_refused(tmp_path):
-    assert_refused(topics.main, ["nations", "none.jsonl", str(tmp_path)], "none.jsonl")
-
-
-def test_topics_of_rows_without_the_columns_are_refused(tmp_path):
-    source = tmp_path / "rows.jsonl"
-    source.write_text('{"title": "a", "text": "b"}')
-    assert_refused(topics.main, ["articles", str(source), str(tmp_path)], source, "context")
 
 
 def test_scores_of_rows_as_written_are_those_of_fine_tuning(sr_run, tmp_path, cache_dir):

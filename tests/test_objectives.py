@@ -12,7 +12,7 @@ from bloom import BloomMap, beam_search, hash_logp
 from model import Config
 from objectives import IGNORE_INDEX as IGNORE
 from objectives import OBJECTIVES, MaskedHashes, MaskedWords, SampledWords, ShuffleRandom
-from objectives import rank_words
+from objectives import make_batch, rank_words
 from tests.support import bloom_model, tiny_model
 from tokenizer import MASK, PAD, SEP
 from tokenizer import FIRST_WORD_ID as F0
@@ -30,7 +30,7 @@ def masked_words(order=True):
 
 def fixed_model(logits):
     """Return a model whose logits are always these."""
-    return lambda inputs, masked_positions=None: logits
+    return lambda inputs, key_mask=None, masked_positions=None: logits
 
 
 # Shuffle+Random: what is corrupted
@@ -87,7 +87,7 @@ def test_masking_of_a_set_chooses_at_least_one_item(noise, expected):
 def test_shuffle_random_metrics_by_hand():
     """Predictions 0 0 2 for the labels 0 1 2; test_all.py has a position that is not scored."""
     logits = F.one_hot(torch.tensor([[0, 0, 2]]), 3)
-    _, counts = SHUFFLE.evaluate(fixed_model(logits), None, torch.tensor([[0, 1, 2]]))
+    _, counts = SHUFFLE.evaluate(fixed_model(logits), make_batch(None, torch.tensor([[0, 1, 2]])))
     assert counts.tolist() == [1, 0, 0, 1, 0, 0, 0, 0, 1]  # 3 · label + prediction
     assert SHUFFLE.metrics(counts) == pytest.approx(dict(
         accuracy=2 / 3,
@@ -108,7 +108,7 @@ def test_masked_words_loss_and_recall_by_hand():
     labels = words.unsqueeze(0)
     objective = masked_words()
 
-    loss, counts = objective.evaluate(fixed_model(logits), labels, labels)
+    loss, counts = objective.evaluate(fixed_model(logits), make_batch(labels, labels))
 
     normalizer = logits[0].logsumexp(0)
     expected = 6 * normalizer + words.sum()  # the logit of a word is -ID
@@ -128,7 +128,8 @@ def test_visible_items_of_a_set_are_no_predictions(inputs, word, counts):
     inputs = torch.tensor([inputs])
     labels = torch.full_like(inputs, IGNORE)
     labels[0, 0] = word
-    _, actual = masked_words(order=False).evaluate(fixed_model(logits), inputs, labels)
+    batch = make_batch(inputs, labels)
+    _, actual = masked_words(order=False).evaluate(fixed_model(logits), batch)
     assert actual.tolist() == counts
 
 
@@ -159,7 +160,7 @@ def test_masked_hashes_loss_and_counts_by_hand():
         [1, 2, 1],
     ]).log().expand(2, 2, 3)  # (M, k, R)
     labels = torch.tensor([[CAT, DOG]])
-    loss, counts = objective.evaluate(fixed_model(logits), None, labels)
+    loss, counts = objective.evaluate(fixed_model(logits), make_batch(None, labels))
     assert loss.item() == pytest.approx((math.log(4) + math.log(8)) / 2)
     assert counts.tolist() == [1, 2, 2, 0, 3, 2]  # three of four hashes
     assert objective.metrics(counts)["hashes_right"] == 0.75
@@ -174,7 +175,7 @@ def test_masked_items_loss_is_the_mean_over_tokens():
     a, b = bloom_map.digest[1]
     expected = -(logp[0, 0, a] + logp[0, 1, rows + b]) / 2
     labels = torch.tensor([[DOG]])  # item 1
-    loss = objective.loss(fixed_model(logp), labels, labels)
+    loss = objective.loss(fixed_model(logp), make_batch(labels, labels))
     assert loss.item() == pytest.approx(expected)
     num_classes, _ = objective.expected_loss(np.ones(6), None)
     assert num_classes == 2 * rows
@@ -188,8 +189,8 @@ def test_masked_items_count_the_right_tokens():
     a, b = bloom_map.digest[1]
     logits[0, 0, a] = 1
     logits[0, 1, b] = 1  # of the first block, where the second token has no rows
-    inputs = torch.tensor([[MASK]])
-    _, counts = objective.evaluate(fixed_model(logits), inputs, torch.tensor([[DOG]]))
+    batch = make_batch(torch.tensor([[MASK]]), torch.tensor([[DOG]]))
+    _, counts = objective.evaluate(fixed_model(logits), batch)
     assert objective.metrics(counts)["hashes_right"] == 0.5
 
 
@@ -204,7 +205,7 @@ def test_masked_items_counts_match_scores_of_all_items():
     labels[:, 0] = F0 + items
 
     logits = torch.randn(200, 2, 2 * objective.config.buckets)
-    _, counts = objective.evaluate(fixed_model(logits), inputs, labels)
+    _, counts = objective.evaluate(fixed_model(logits), make_batch(inputs, labels))
 
     logp = hash_logp(logits, bloom_map)  # (200, m, R): each token in its own block
     ranks = rank_words(logp, torch.from_numpy(bloom_map.digest), items, visible)
@@ -242,11 +243,11 @@ def sample_loss(scores, num_samples):
     objective = SampledWords(config, None, MASK, F0, num_samples=num_samples)
     scored = []
 
-    def model(inputs, masked_positions, rows):
+    def model(inputs, key_mask, masked_positions, rows):
         scored.extend(rows - F0)
         return scores[rows - F0].unsqueeze(0)  # (M 1, 1 + S)
 
-    loss = objective.loss(model, None, torch.tensor([[F0 + 2]]))
+    loss = objective.loss(model, make_batch(None, torch.tensor([[F0 + 2]])))
     return loss, torch.stack(scored[1:])
 
 
@@ -306,7 +307,7 @@ def test_expected_loss_is_the_entropy_of_the_classes(objective, counts, num_clas
 
 
 def build(name, num_samples):
-    """Return a tiny model without dropout, its objective, and inputs and labels (2, 9)."""
+    """Return a tiny model without dropout, its objective, and a Batch (2, 9)."""
     embeddings = {
         "sr": "proj",
         "mlm": "lookup",
@@ -318,31 +319,31 @@ def build(name, num_samples):
     objective = cls(model.config, 0.15, MASK, F0, targets, None, num_samples)
     ids = torch.arange(18).view(2, 9)
     noise = torch.rand(3, 2, 9) / 3  # low: corrupts more of a short text
-    inputs, labels = objective.corrupt(ids, noise, random_words=ids.flip(1))
-    return model, objective, inputs, labels
+    batch = objective.corrupt_batch(ids, None, noise, ids.flip(1))
+    return model, objective, batch
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_loss_and_evaluate_agree(name):
     """Of sampled softmax the mean of 200 losses, of 4,000 samples each, within six sigma."""
-    model, objective, inputs, labels = build(name, num_samples=4_000)
+    model, objective, batch = build(name, num_samples=4_000)
     model.head.bias.data.normal_()  # so that the classes differ
     if name == "sampled":
         model.head.bias.data[:F0] = -100  # special tokens are never sampled
-    expected, _ = objective.evaluate(model.eval(), inputs, labels)
+    expected, _ = objective.evaluate(model.eval(), batch)
     model.train()
-    losses = torch.stack([objective.loss(model, inputs, labels) for _ in range(200)])
+    losses = torch.stack([objective.loss(model, batch) for _ in range(200)])
     sigma = losses.std() / math.sqrt(200)  # 0 for all others
     assert abs(losses.mean() - expected) < 6 * sigma + 1e-4
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_batch_without_labels_has_no_loss(name):
-    model, objective, inputs, labels = build(name, num_samples=7)
-    labels.fill_(IGNORE)
-    loss, counts = objective.evaluate(model, inputs, labels)
+    model, objective, batch = build(name, num_samples=7)
+    batch = make_batch(batch.inputs, torch.full_like(batch.labels, IGNORE))
+    loss, counts = objective.evaluate(model, batch)
     assert loss == 0
-    assert objective.loss(model, inputs, labels) == 0
+    assert objective.loss(model, batch) == 0
     assert counts.tolist() == [0] * objective.num_counts
     assert all(map(math.isfinite, objective.metrics(counts).values()))
 
@@ -365,7 +366,7 @@ def test_masked_hashes_training_scores_no_vocabulary():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        objective.loss(model, inputs, labels)
+        objective.loss(model, make_batch(inputs, labels))
     assert model.embedding.weight.numel() in sizes
     assert max(sizes) < num_items / 3
 

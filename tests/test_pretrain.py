@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import pretrain
 from common import load_checkpoint, lock_output
+from data import batches
 from model import Config, Model
 from tests.support import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights, make_words
 from tests.support import run_main, run_script, torchrun
@@ -57,7 +57,6 @@ def read_log(folder):
             row = json.loads(line)
             if "loss" in row:
                 del row["words_per_s"]
-                del row["ms_per_sample"]
             rows.append(row)
     return rows
 
@@ -115,6 +114,16 @@ def test_run_that_crashed_and_resumed_equals_one_that_did_not(small, tmp_path, d
     assert read_log(tmp_path / "whole") == read_log(tmp_path / "resumed")
 
 
+@pytest.mark.parametrize("data", ["text", "sets"])
+def test_workers_change_nothing(small, tmp_path, data):
+    flags = ["--dropout", "0.1", "--micro", "3"]
+    pretrain.main(small(*flags, out="none", data=data))
+    train_until_step_4(small(*flags, "--workers", "2", out="two", data=data))
+    pretrain.main(small(*flags, "--workers", "2", out="two", data=data))
+    assert equal_weights(tmp_path / "none", tmp_path / "two")
+    assert read_log(tmp_path / "none") == read_log(tmp_path / "two")
+
+
 @pytest.mark.parametrize("data, flags", [
     ("text", "--hash md5 --attn lsh --lsh_bands 2"),  # hyperplanes come with the weights
     ("sets", "--coherent 1"),
@@ -137,38 +146,12 @@ def test_loss_of_an_untrained_model_is_the_uniform_baseline(small, flags, num_cl
     assert f"= ln {num_classes}," in done.out
 
 
-def test_bloom_map_is_printed_with_the_rows_of_its_baseline(small):
-    """One softmax is over the buckets and special tokens of both maps."""
-    done = run_main(pretrain.main, *small(data="sets"))
-    [num_rows] = re.findall("^Bloom map: .* with special tokens (.*) rows$", done.out, re.M)
-    assert f"= ln {num_rows}," in done.out
-
-
-@pytest.mark.parametrize("metrics, is_warned", [
-    (dict(accuracy=0.85, majority=0.85), True),
-    (dict(accuracy=0.86, majority=0.85), False),
-    (dict(toy=0.5), False),  # of another objective
-])
-def test_run_that_marks_no_word_says_so(small, monkeypatch, metrics, is_warned):
-    monkeypatch.setattr(pretrain.OBJECTIVES["sr"], "metrics", lambda self, counts: metrics)
-    done = run_main(pretrain.main, *small())
-    assert ("warning: no more accurate than" in done.out) == is_warned
-
-
 @pytest.mark.parametrize("unigram_loss, is_warned", [(0.0, True), (9.0, False)])
 def test_run_that_learned_frequencies_alone_says_so(small, monkeypatch, unigram_loss, is_warned):
     monkeypatch.setattr(pretrain.OBJECTIVES["hash-mlm"], "expected_loss",
                         lambda self, word_counts, counts: (9, unigram_loss))
     done = run_main(pretrain.main, *small("--emb", "median"))
     assert ("warning: no better than frequencies alone" in done.out) == is_warned
-
-
-@pytest.mark.parametrize("lr, is_warned", [("10", True), ("0", False)])
-def test_continued_run_that_made_it_worse_says_so(small, tmp_path, lr, is_warned):
-    pretrain.main(small(out="start"))
-    done = run_main(pretrain.main, *small(
-        "--init_from", tmp_path / "start", "--steps", 1, "--warmup", 0, "--lr", lr))
-    assert ("warning: eval_loss was lower before" in done.out) == is_warned, done
 
 
 def test_attention_learns_the_order_of_words(small):
@@ -187,6 +170,20 @@ def test_superbloom_learns_which_names_go_together(small):
     result = pretrain.main(small(*flags.split(), data="sets"))
     assert result["rec@10"] > 0.6  # of 120 names; 10 at random are 0.08
     assert result["rec@1"] < 0.5  # no leak of the masked name
+
+
+@pytest.mark.parametrize("text, flags, share", [
+    ("фильм хорошо " * 300, "--init_from {sr_run}", "warning: .*: 100.0%"),  # no n-gram is known
+    ("a b c d e a a a a a " * 60, "--emb lookup --split regex --vocab 4", ".*: 10.0%"),  # no row
+])
+def test_share_of_unknown_words_is_printed(small, sr_run, tmp_path, text, flags, share):
+    path = tmp_path / "text.txt"
+    path.write_text(text)
+    words = flags.format(sr_run=sr_run).split()
+    files = ["--data", path, "--cache", tmp_path / "cache", "--out", tmp_path / "out"]
+    rates = "--steps 1 --warmup 0 --batch 1 --device cpu --no-compile --length 33".split()
+    done = run_main(pretrain.main, *files, *rates, *words)
+    assert re.search(share, done.out)
 
 
 # Steps
@@ -241,24 +238,16 @@ def test_gradients_are_clipped_to_a_norm(small, tmp_path, clip, low, high):
     assert row["grad_norm"] > 0.06  # before clipping
 
 
-def test_log_has_a_row_each_ten_steps_and_each_evaluation(small, tmp_path):
-    result = pretrain.main(small("--steps", "12", "--eval_every", "6"))
-    rows = read_log(tmp_path / "run")
-    assert [row["step"] for row in rows] == [6, 10, 12, 12]
-    assert set(rows[1]) == {"step", "loss", "lr", "grad_norm"}  # and the speed
-    assert rows[3] == pytest.approx(result | dict(step=12), rel=1e-5)
-
-
 def test_random_words_of_a_lookup_occur_in_the_corpus(small, tmp_path, monkeypatch):
     """A vocabulary of pieces has some that the corpus never uses."""
     seen = {}
 
-    class Recorder(pretrain.TextBatches):
+    class Recorder(batches.TextBatches):
         def __init__(self, ids, word_ids, **options):
             seen.update(ids=set(ids.tolist()), words=set(word_ids.tolist()))
             super().__init__(ids, word_ids=word_ids, **options)
 
-    monkeypatch.setattr(pretrain, "TextBatches", Recorder)
+    monkeypatch.setattr(batches, "TextBatches", Recorder)
     pretrain.main(small("--emb", "lookup", "--vocab", "400"))
     assert seen["words"] == {i for i in seen["ids"] if i >= FIRST_WORD_ID}
     num_rows = load_checkpoint(str(tmp_path / "run"))["config"]["rows"]
@@ -276,13 +265,6 @@ def test_hyperplanes_are_redrawn_only_by_flag(small, tmp_path, flags, is_redrawn
 
 
 # Resuming
-
-
-def test_folder_of_finetune_is_refused(small, tmp_path):
-    """Both scripts write ckpt.pt and log.jsonl."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "settings.json").write_text("{}")
-    assert_refused(pretrain.main, small(), "--out", "got one of finetune.py")
 
 
 def test_run_that_starts_removes_the_best_weights_of_another(small, tmp_path, monkeypatch):
@@ -305,39 +287,19 @@ def test_finished_run_started_again_changes_nothing(small, tmp_path):
     before = read_log(tmp_path / "run")
     done = run_main(pretrain.main, *small())
     assert read_log(tmp_path / "run") == before
-    assert "Finished before, at step 6" in done.out
-    assert "For more steps use the same flags with --init_from" in done.out
-    assert "Resuming" not in done.out
-    assert "best.pt" not in done.out  # saved nothing
+    assert "Finished before: " in done.out
 
 
 @pytest.mark.parametrize("flags, change", [
     ("--noise 0.2", "noise was 0.1 and is 0.2"),  # weights and codes would fit
     ("--emb lookup", "split was regex and is bpe"),  # what follows from a flag
 ])
-def test_resume_of_a_run_with_other_flags_is_refused(small, flags, change):
+def test_resume_of_a_run_with_other_flags_is_refused_before_data_is_prepared(
+        small, flags, change, tmp_path):
     pretrain.main(small())
-    assert_refused(pretrain.main, small(*flags.split()), "ckpt.pt", change)
-
-
-def test_folder_of_another_run_is_refused_before_the_data_is_prepared(
-        small, tmp_path, other_text):
-    pretrain.main(small())
-    flags = ["--noise", "0.2", "--data", other_text, "--cache", tmp_path / "cache"]
-    assert_refused(pretrain.main, small(*flags), "noise was")
-    assert not (tmp_path / "cache").exists()
-
-
-def test_runs_over_other_data_have_default_folders_of_their_own(
-        small, tmp_path, other_text, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for data in ([], ["--data", other_text]):
-        flags = small(*data)
-        place = flags.index("--out")
-        done = run_main(pretrain.main, *flags[:place], *flags[place + 2:])
-        assert done.code == 0, done.err
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "proj-lsh-other", "proj-lsh-small"]
+    cache = tmp_path / "cache"
+    assert_refused(pretrain.main, small(*flags.split(), "--cache", cache), "ckpt.pt", change)
+    assert not cache.exists()
 
 
 def test_resume_of_a_run_on_another_text_is_refused(small, tmp_path, text_path):
@@ -345,7 +307,7 @@ def test_resume_of_a_run_on_another_text_is_refused(small, tmp_path, text_path):
     longer = tmp_path / "longer.txt"
     longer.write_text(text_path.read_text() + "\none more line\n")
     assert_refused(pretrain.main, small("--data", longer), "ckpt.pt",
-                   "the text of --data was changed")
+                   "corpus was")
 
 
 def test_best_checkpoint_has_the_lowest_loss_and_survives_a_crash(small, tmp_path):
@@ -387,14 +349,6 @@ def test_resume_of_a_continued_run_without_init_from_is_refused(small, tmp_path)
     assert_refused(pretrain.main, small(out="next"), "init_from was", "start at step 6 and is None")
 
 
-def test_init_from_takes_the_recipe_and_the_bloom_map(sets_run):
-    args, _ = pretrain.parse_flags(["--init_from", str(sets_run)])
-    assert args.preset == "superbloom-small"
-    assert args.alpha == 5
-    assert args.mask == 0.40
-    assert args.width == 32
-
-
 def test_init_from_with_words_of_another_corpus_is_refused(
         mlm_run, cache_dir, tmp_path, other_text):
     files = ["--data", other_text, "--cache", cache_dir, "--out", tmp_path]
@@ -410,7 +364,8 @@ def test_init_from_with_words_of_another_corpus_is_refused(
     (2, "--micro 3 --attn lsh --lsh_bands 2"),
     # two held-out windows for three ranks, and with few masked positions some rank has none
     (3, "--emb lookup --objective mlm --mask 0.004 --batch 3 --length 200"),
-], ids=["sr", "lsh", "idle"])
+    (2, "--emb pool"),  # codes of int16, which no rank may send
+], ids=["sr", "lsh", "idle", "int16"])
 def test_ranks_compute_the_loss_and_gradients_of_one(small, tmp_path, ranks, flags):
     flags = ["--dropout", "0", *flags.split()]
     script = SCRIPTS / "save_gradients.py"
@@ -455,25 +410,6 @@ def run_two(*commands, code=0):
     return [run.result() for run in runs]
 
 
-def test_run_of_one_rank_resumes_on_two_nodes(small, tmp_path):
-    """Two torchrun agents: one rank prints and writes the log."""
-    flags = ["--steps", "10"]
-    pretrain.main(small(*flags, out="whole"))
-    train_until_step_4(small(*flags, out="resumed"))
-    options = "--nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:PORT"
-    node = ["-m", "torch.distributed.run", *options.split(), "pretrain.py",
-            *small(*flags, "--cache", tmp_path / "cache", out="resumed")]
-
-    runs = run_two(node, node)
-
-    silent, talking = sorted([run.stdout for run in runs], key=len)
-    assert "Saved" in talking
-    assert not silent
-    whole = load_checkpoint(str(tmp_path / "whole"))["model"]
-    resumed = load_checkpoint(str(tmp_path / "resumed"))["model"]
-    torch.testing.assert_close(resumed, whole, rtol=0, atol=2e-5)  # Adam's first steps are signs
-
-
 def test_ranks_with_different_checkpoints_are_refused(small):
     train_until_step_4(small(out="here"))
     runs = run_two(*[["pretrain.py", *small(out=out)] for out in ("here", "there")], code=2)
@@ -494,33 +430,22 @@ def test_ranks_that_cannot_share_a_batch_are_refused(small, monkeypatch):
     assert_refused(pretrain.main, small("--batch", "8"), "--batch", "3 ranks", "8")
 
 
-@pytest.mark.parametrize("seconds, is_shown", [
-    (31, True),  # between two looks at the clock
-    (0, False),
-])
-def test_run_without_a_terminal_shows_a_line_each_30_seconds(small, monkeypatch, seconds, is_shown):
-    clock = itertools.count(0, max(seconds, 1e-6))
-    monkeypatch.setattr(pretrain, "time", Namespace(perf_counter=lambda: next(clock)))
+def test_run_without_a_terminal_shows_a_line_each_30_seconds(small, monkeypatch):
+    """Each step takes nine seconds: there is a line each ten steps, when the log has a row."""
+    seconds = itertools.count()
+    monkeypatch.setattr(pretrain, "time", Namespace(perf_counter=lambda: next(seconds)))
+
+    def learning_rate(args, step):
+        for _ in range(9):
+            next(seconds)
+        return 0.0
+
+    monkeypatch.setattr(pretrain, "learning_rate", learning_rate)
     done = run_main(pretrain.main, *small(*"--steps 20 --eval_every 20 --save_every 20".split()))
-    assert ("step 10 of 20: loss" in done.out) == is_shown
-    assert ("words/s, 00:31 left" in done.out) == is_shown  # as long as the ten steps before
-
-
-def test_finished_run_draws_its_losses_and_both_baselines(small, tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append((figure, path)))
-
-    done = run_main(pretrain.main, *small("--steps", "20"))
-
-    [(figure, path)] = figures
-    curves = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
-    rows = read_log(tmp_path / "run")
-    frequencies = float(re.search(r"frequencies alone ([\d.]+)", done.out)[1])
-    assert f"Saved {path}: the losses" in done.out
-    assert curves["training"] == [row["loss"] for row in rows if "loss" in row]
-    assert curves["held-out text"] == [row["eval_loss"] for row in rows if "eval_loss" in row]
-    assert curves["uniform baseline"] == [math.log(3)] * 2
-    assert curves["frequencies alone"] == pytest.approx([frequencies] * 2, abs=5e-4)
+    lines = [line for line in done.out.splitlines() if " left" in line]
+    [first, last] = lines
+    assert first.startswith("step 10 of 20: loss")
+    assert last.endswith("words/s, 00:00 left")
 
 
 def test_run_without_matplotlib_says_how_to_get_the_picture(small, tmp_path, monkeypatch):
@@ -618,9 +543,8 @@ def test_run_that_is_impossible_is_refused_and_saves_nothing(small, tmp_path, fl
     assert not list(tmp_path.rglob("*.pt"))
 
 
-def test_run_that_is_refused_leaves_no_folder(small, tmp_path):
+def test_batch_larger_than_the_text_is_refused(small):
     assert_refused(pretrain.main, small("--batch", "9999"), "--batch")
-    assert not (tmp_path / "run").exists()
 
 
 def test_evaluation_without_a_masked_word_is_refused(small, tmp_path):
@@ -628,4 +552,3 @@ def test_evaluation_without_a_masked_word_is_refused(small, tmp_path):
     few.write_text("a b c d e f g h i j\n" * 60)
     flags = "--emb median --length 9 --mask 0.001".split()
     assert_refused(pretrain.main, small("--data", few, *flags), "words to predict")
-    assert not (tmp_path / "run").exists()

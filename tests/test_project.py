@@ -37,7 +37,7 @@ def test_leaf_in_an_empty_folder_runs(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [
-    "tokenizer", "model", "objectives", "baselines.bag", "baselines.canine"])
+    "tokenizer", "model", "objectives"])
 def test_demo_fits_a_screen(name):
     assert_fits_a_screen(run_script("-m", name).stdout)
 

@@ -8,14 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import data.python_source
 import data.tasks
 from common import InputError
-from data.tasks import METRICS, TASKS, SequenceClassification, Task, compare_predictions
-
-from data.tasks import describe_labels, draw_groups, draw_rows, measure_scale, parse_rows
-from data.tasks import read_task
+from data.tasks import METRICS, TASKS, SequenceClassification, Task, describe_labels, draw_groups
+from data.tasks import measure_scale, parse_rows, read_task, standard_error
 from hashing import MD5
-from model import PRESETS, Config
+from model import Config
 from tests.support import make_words
 from tokenizer import CLS, SEP, HashTokenizer
 
@@ -31,7 +30,7 @@ def make_rows(texts, labels):
 
 def make_data(task, rows, **options):
     """Return the examples of rows, of at most nine positions."""
-    tokenizer = HashTokenizer(Config(**PRESETS["tiny"]), hash=MD5())
+    tokenizer = HashTokenizer(Config(), hash=MD5())
     return SequenceClassification(task, rows, tokenizer, 9, **options)
 
 
@@ -44,8 +43,8 @@ def two_batches(logits):
 def flags(**changes):
     """Return what read_task reads of the flags of finetune.py."""
     names = ("train", "dev", "data_dir", "text", "label", "regression", "cache", "encoding",
-             "sep")
-    return SimpleNamespace(**dict.fromkeys(names) | changes)
+             "sep", "header", "limit")
+    return SimpleNamespace(**dict.fromkeys(names) | dict(select=0.0) | changes)
 
 
 def write_table(path, rows):
@@ -78,18 +77,15 @@ def test_parse_rows_reads_label_by_name_or_number(name, cell, label):
     ("sst2", None, "got None"),
     ("stsb", float("nan"), "expected a label .a number below 1e38., got nan"),
     ("stsb", 1e200, "got 1e.200"),  # infinite in float32
+    ("own", ["a", "b"], "expected a label .any text., got ..a., .b..."),  # several
+    ("own", dict(a=1), "expected a label .any text., got ..a.: 1"),
+    ("own", "", "expected a label .any text., got ''"),
 ])
 def test_parse_rows_refuses_label(name, cell, message):
     row = dict(sentence="a", sentence1="a", sentence2="b")
     cells = [row | dict(label="0"), row | dict(label=cell)]
+    task = TASKS.get(name, Task(["sentence"], [], ["accuracy"]))
     with pytest.raises(InputError, match=f"here, row 2: .*{message}"):
-        parse_rows(cells, TASKS[name], "here")
-
-
-def test_parse_rows_counts_the_rows_at_fault():
-    cells = [dict(text="a", label=label) for label in ("up", "", "up", None, "")]
-    task = Task(["text"], [], ["accuracy"])
-    with pytest.raises(InputError, match="row 2: .* got ''. Rows at fault: 3 of 5; .* 2, 4, 5. Co"):
         parse_rows(cells, task, "here")
 
 
@@ -101,7 +97,7 @@ def test_parse_rows_chooses_columns_by_name():
 
 @pytest.mark.parametrize("cells, message", [
     ([], "here: expected rows, got none"),
-    ([dict(sentence1="a", label=0)], "expected a column sentence2 or #2 String, got sentence1"),
+    ([dict(sentence1="a", label=0)], "expected a column sentence2, got sentence1"),
     ([dict(sentence1="a", sentence2=5, label=0)], "here, row 1: expected text, got 5"),
 ])
 def test_parse_rows_refuses_other_rows(cells, message):
@@ -113,26 +109,15 @@ def test_parse_rows_refuses_other_rows(cells, message):
     (7, 7),
     (99, 60),  # more than there are
 ])
-def test_draw_rows_divides_the_rows_at_random_and_in_order(count, num_drawn):
-    rows = list(range(60))
-    drawn, others = draw_rows(rows, count, seed=1)
-    assert len(drawn) == num_drawn
-    assert sorted(drawn + others) == rows
-    assert drawn == sorted(drawn)
-    assert others == sorted(others)
-
-
-def test_draw_rows_draws_by_the_seed():
-    rows = list(range(60))
-    drawn, _ = draw_rows(rows, 7, seed=1)
-    other, _ = draw_rows(rows, 7, seed=2)
-    assert drawn != other
-    assert drawn != rows[:7]
-
-
-def test_draw_groups_draws_as_draw_rows_where_all_texts_differ():
+def test_draw_groups_divides_the_rows_at_random_and_in_order(count, num_drawn):
     rows = make_rows(map(str, range(60)), range(60))
-    assert draw_groups(rows, 7, seed=1) == draw_rows(rows, 7, seed=1)
+    drawn, others = draw_groups(rows, count, seed=1)
+    assert len(drawn) == num_drawn
+    assert sorted(drawn + others, key=rows.index) == rows
+    assert drawn == sorted(drawn, key=rows.index)
+    assert others == sorted(others, key=rows.index)
+    other_seed, _ = draw_groups(rows, 7, seed=2)
+    assert other_seed not in (drawn, rows[:7])
 
 
 @pytest.mark.parametrize("start", [
@@ -175,10 +160,10 @@ def test_own_files_have_classes_or_numbers(tmp_path, regression, classes, metric
     table = [("a", "b", 2), ("c", "d", 1)]
     args = own_flags(tmp_path, table, table)
     args.regression = regression
-    task, train, devs = read_task("own", args)
+    task, splits = read_task("own", args)
     assert task == Task(["title", "body"], classes, metrics, "topic")
-    assert train == [(("a", "b"), labels[0]), (("c", "d"), labels[1])]
-    assert devs == {"dev": train}
+    train = [(("a", "b"), labels[0]), (("c", "d"), labels[1])]
+    assert splits == dict(train=train, dev=train)
 
 
 def test_own_files_are_read_with_their_encoding_and_separator(tmp_path):
@@ -186,12 +171,20 @@ def test_own_files_are_read_with_their_encoding_and_separator(tmp_path):
     path.write_text("text;topic\nna\u00efve, a;x\nb;y\n", encoding="latin-1")
     args = flags(train=str(path), dev=str(path), text="text", label="topic", encoding="latin-1",
                  sep=";")
-    _, train, _ = read_task("own", args)
-    assert train == [(("na\u00efve, a",), "x"), (("b",), "y")]
+    _, splits = read_task("own", args)
+    assert splits["train"] == [(("na\u00efve, a",), "x"), (("b",), "y")]
+
+
+def test_own_files_without_a_header_have_numbered_columns(tmp_path):
+    path = write_table(tmp_path / "a.tsv", [("good one", "x"), ("bad one", "y"), ("good", "x")])
+    args = flags(train=path, dev=path, text="1", label="2", header="none")
+    _, splits = read_task("own", args)
+    assert splits["train"][0] == (("good one",), "x")
+    assert len(splits["train"]) == 3
 
 
 @pytest.mark.parametrize("labels, message", [
-    ("xxxx", "train.csv: expected two labels or more.*got 1"),
+    ("xxxx", "--label: expected two labels or more.*got 1"),
     ("wxyz", "got 4 for 4 rows. --regression is for numbers"),  # each occurs once
     ("xxyy", "dev.csv, row 1: expected a label .x, y., got 'other'"),
 ])
@@ -202,28 +195,24 @@ def test_own_files_refuse_labels_that_cannot_be_learned(tmp_path, labels, messag
         read_task("own", args)
 
 
-def test_labels_that_differ_in_case_are_named(tmp_path, capsys):
-    rows = [("a", "b", label) for label in ("Up", "up", "up", "up", "down", "down ")]
-    read_task("own", own_flags(tmp_path, rows, rows[:1]))
-    expected = "train.csv: 2 labels differ only in case, and are classes of their own: Up, up."
-    assert expected in capsys.readouterr().err
-
-
 def test_share_of_train_is_held_out_and_shares_no_text(tmp_path):
     rows = [(str(i % 30), "b", "xy"[i % 2]) for i in range(60)]
     args = own_flags(tmp_path, rows, rows)
     args.dev = 0.1
-    _, train, devs = read_task("own", args)
-    assert len(devs["dev"]) == 6
-    assert len(train) == 54
-    assert not {texts for texts, _ in train} & {texts for texts, _ in devs["dev"]}
+    _, splits = read_task("own", args)
+    assert len(splits["dev"]) == 6
+    assert len(splits["train"]) == 54
+    assert not {texts for texts, _ in splits["train"]} & {texts for texts, _ in splits["dev"]}
 
 
-def test_file_to_score_replaces_both_dev_sets_of_mnli(tmp_path):
-    path = write_table(tmp_path / "a.tsv", [("premise", "hypothesis", "label"), ("a", "b", 0)])
-    task, _, devs = read_task("mnli", flags(train=path, dev=path))
-    assert task.dev_splits == ("dev",)
-    assert devs == {"dev": [(("a", "b"), "entailment")]}
+def test_limit_and_select_divide_the_training_rows(tmp_path):
+    rows = [(str(i), "b", "xy"[i % 2]) for i in range(60)]
+    args = own_flags(tmp_path, rows, rows)
+    args.limit = 40
+    args.select = 0.1
+    _, splits = read_task("own", args)
+    assert {split: len(part) for split, part in splits.items()} == dict(train=36, select=4, dev=60)
+    assert not {texts for texts, _ in splits["train"]} & {texts for texts, _ in splits["select"]}
 
 
 @pytest.mark.parametrize("text, num_seen", [
@@ -243,9 +232,9 @@ def test_original_files_of_cola_have_no_header(tmp_path):
     for split in ("train", "dev"):
         path = tmp_path / "CoLA" / f"{split}.tsv"
         write_table(path, [("gj04", 0, "*", f"A {split}.")])
-    _, train, devs = read_task("cola", flags(data_dir=str(tmp_path)))
-    assert train == [(("A train.",), "unacceptable")]
-    assert devs == {"dev": [(("A dev.",), "unacceptable")]}
+    _, splits = read_task("cola", flags(data_dir=str(tmp_path)))
+    assert splits == dict(train=[(("A train.",), "unacceptable")],
+                          dev=[(("A dev.",), "unacceptable")])
 
 
 def test_splits_of_the_hub_are_its_own(monkeypatch):
@@ -257,8 +246,8 @@ def test_splits_of_the_hub_are_its_own(monkeypatch):
         return [dict(sentence1="a", sentence2="b", label="entailment")]
 
     monkeypatch.setattr(data.tasks, "read_hub", read_hub)
-    _, train, devs = read_task("rte", flags())
-    assert train == devs["dev"] == [(("a", "b"), "entailment")]
+    _, splits = read_task("rte", flags())
+    assert splits["train"] == splits["dev"] == [(("a", "b"), "entailment")]
     assert asked == [
         ("nyu-mll/glue", "rte", "train"),
         ("nyu-mll/glue", "rte", "validation"),
@@ -280,17 +269,17 @@ def test_pydoc_holds_out_whole_files(tmp_path, monkeypatch):
         add_file(f"b/{i}")
     add_file("lone")
     files[f"b{os.sep}copy.py"] = files[f"a{os.sep}0.py"]  # code is copied about
-    monkeypatch.setattr(data.tasks, "python_files", lambda: files)
+    monkeypatch.setattr(data.python_source, "python_files", lambda: files)
 
-    task, train, devs = read_task("pydoc", flags(cache=str(tmp_path / "cache")))
+    task, splits = read_task("pydoc", flags(cache=str(tmp_path / "cache")))
 
     assert task.labels == ["a", "b"]
     names = []
-    for (text,), label in train:
+    for (text,), label in splits["train"]:
         name = text.split()[-2]
         assert name[0] == label
         names.append(name)
-    held_out = [text.split()[-2] for (text,), _ in devs["dev"]]
+    held_out = [text.split()[-2] for (text,), _ in splits["dev"]]
     assert len(held_out) > 0
     assert not set(names) & set(held_out)
     assert len(names + held_out) == 2 * 60 * 2
@@ -319,36 +308,29 @@ def test_metric_by_hand(metric, predicted, truth, expected):
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "spearman"])
-def test_equal_predictions_differ_by_nothing(metric):
+def test_equal_predictions_have_no_error(metric):
     predicted = np.random.default_rng(0).integers(2, size=(3, 50))
-    truth = predicted[0]
-    assert compare_predictions(metric, truth, predicted, predicted) == (0, 0)
+    assert standard_error(metric, predicted[0], predicted, predicted) == 0
 
 
-@pytest.mark.parametrize("n", [200, 3_200])
-def test_error_of_one_seed_is_that_of_a_mean_of_rows(n):
+def test_error_of_one_seed_is_that_of_a_mean_of_rows():
     """Law: of 8 rows one model wins 3 and loses 1; the error is the deviation of these by √n."""
+    n = 32_000
     truth = np.ones(n)
     predicted = np.tile([1, 1, 1, 0, 1, 1, 0, 0], n // 8)
     others = np.tile([0, 0, 0, 1, 1, 1, 0, 0], n // 8)
-    difference, error = compare_predictions("accuracy", truth, [predicted], [others])
-    assert difference == pytest.approx(100 * 2 / 8)
-    mean = 2 / 8
-    mean_square = 4 / 8
-    expected = 100 * np.sqrt((mean_square - mean**2) / n)
-    # 1,000 rounds measure a deviation to 1/√2000 of it (six sigma)
-    assert error == pytest.approx(expected, rel=6 / np.sqrt(2_000))
+    error = standard_error("accuracy", truth, [predicted], [others])
+    expected = 100 * np.sqrt((4 / 8 - (2 / 8)**2) / n)
+    # 20 groups measure a deviation to 1/√38 of it
+    assert error == pytest.approx(expected, rel=3 / np.sqrt(38))
 
 
-def test_error_of_seeds_is_drawn_too():
-    """All rows are alike, so only seeds differ, by 100 and by 0: two of them give 0, 50, or 100."""
-    truth = np.ones(9)
-    predicted = [np.ones(9), np.zeros(9)]
-    others = [np.zeros(9), np.zeros(9)]
-    difference, error = compare_predictions("accuracy", truth, predicted, others)
-    assert difference == 50
-    # chances 1/4, 1/2, 1/4: the variance is 50² / 2; six sigma of 1,000 rounds, as a fair coin's
-    assert error**2 == pytest.approx(50**2 / 2, rel=6 / np.sqrt(1_000))
+def test_error_of_seeds_is_that_of_their_mean():
+    """All rows are alike, so only seeds differ, by 100 and by 0: the error is 100 / √2 / √2."""
+    truth = np.ones(40)
+    predicted = [np.ones(40), np.zeros(40)]
+    others = [np.zeros(40), np.zeros(40)]
+    assert standard_error("accuracy", truth, predicted, others) == pytest.approx(50)
 
 
 # Examples and baselines
@@ -360,12 +342,12 @@ def test_examples_are_pairs_cut_to_the_length():
     data = make_data(Task(["a", "b"], None, ["spearman"]), rows, scale=[0.0, 1.0])
     assert data.examples[0].tolist() == [CLS, 5, 6, SEP, SEP, 6, SEP]
     assert len(data.examples[1]) == 9
-    assert data.notes.startswith("1 texts or pairs exceed the 9")
+    assert data.notes.startswith("1 texts cut to 9 positions")
 
 
 @pytest.mark.parametrize("labels, expected", [
     ("bab", "labels b 2, a 1"),
-    ("aabcdefghij", "labels a 2, b 1, c 1, d 1, e 1, f 1, g 1, h 1, and 2 others"),
+    ("aabcdefghij", "labels a 2, b 1, c 1, d 1, e 1, f 1, g 1, h 1"),
     ([2.0, 0.5, 1.0], "labels from 0.5 to 2"),
 ])
 def test_labels_are_described_by_their_counts_or_range(labels, expected):
@@ -412,17 +394,6 @@ def test_eval_loss_is_the_mean_over_the_rows(task, labels, options):
             total -= F.log_softmax(row, 0)[target]
     scores, _ = data.evaluate(two_batches(logits))
     assert scores["eval_loss"] == pytest.approx(total.item() / 4)
-
-
-@pytest.mark.parametrize("task, options, predicted, expected", [
-    (UP_OR_DOWN, {}, [1, 1], "up"),
-    (UP_OR_DOWN, {}, [1, 0], None),
-    (NUMBER, dict(scale=[3.0, 2.0]), [0.5, 0.5], "4"),  # in the unit of the labels
-])
-def test_constant_prediction_is_named(task, options, predicted, expected):
-    labels = ["up", "down"] if task is UP_OR_DOWN else [1.0, 9.0]
-    data = make_data(task, make_rows("xy", labels), **options)
-    assert data.name_constant(np.array(predicted)) == expected
 
 
 def test_majority_is_the_most_frequent_class_of_train():

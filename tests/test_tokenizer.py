@@ -291,13 +291,6 @@ def test_build_inputs_cuts_the_longer_text(n, m, kept):
     assert ids.dtype == np.int32
 
 
-def test_build_inputs_can_keep_the_rest_behind_the_last_sep():
-    words = np.arange(9)
-    ids, num_cut = build_inputs(words, None, 6, keep_rest=True)
-    assert ids.tolist() == [CLS, 0, 1, 2, 3, SEP, 4, 5, 6, 7, 8]
-    assert num_cut == 5
-
-
 @pytest.mark.parametrize("stride", [1, 3, 99])
 def test_sliding_windows_hold_every_word_and_the_question(stride):
     rng = random.Random(stride)
