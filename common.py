@@ -62,29 +62,32 @@ def run_script(name, function, *args):
 
 
 @contextlib.contextmanager
-def blame_input(source=""):
-    """Raise a ValueError of the block as InputError: `source`, a flag or a file, is at fault."""
-    try:
-        yield
-    except InputError:
-        raise
-    except ValueError as error:
-        message = str(error)
-        if source:
-            message = f"{source}: {message}"
-        raise InputError(message) from error
+def blame(source="", errors=ValueError):
+    """Raise errors of the block as InputError: `source`, a flag or a file, is at fault.
 
-
-@contextlib.contextmanager
-def blame_file(path):
-    """Raise whatever a library raises about the file at `path` as InputError."""
+    Args:
+        source: str, what the message begins with.
+        errors: exception class. Exception is for libraries that raise many kinds about a file.
+    """
     try:
         yield
     except (InputError, FileNotFoundError, PermissionError):  # which say what is wrong
         raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"[:200]
-        raise InputError(f"{path}: could not be read ({reason}).") from error
+    except errors as error:
+        reason = str(error)
+        if not isinstance(error, ValueError):  # such as a KeyError, whose text is a key alone
+            reason = f"could not be read ({type(error).__name__}: {error})"[:200]
+        if source:
+            reason = f"{source}: {reason}"
+        raise InputError(reason) from error
+
+
+# the names before; each file changes to blame(source) and blame(path, Exception)
+blame_input = blame
+
+
+def blame_file(path):
+    return blame(path, Exception)
 
 
 def at_least(minimum, kind=int, maximum=2**31 - 1):

@@ -25,7 +25,7 @@ import numpy as np
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from bloom import BloomMap
-from hashing import (HASHES, MD5, bits_to_chunks, check_words, list_words, sketch_index,
+from hashing import (HASHES, MD5, NgramLSH, bits_to_chunks, check_words, list_words, sketch_index,
                      split_words)
 
 # Token IDs of the special tokens, which are never hashed. Words follow, the most frequent first.
@@ -112,6 +112,18 @@ class HashTokenizer:
         if not self.is_fixed:
             self.add_words(words)
         return np.array([self.id_of_word.get(word, UNK) for word in words], np.int32)
+
+    def is_known(self, words):
+        """Return bool (V,): whether a word differs for the model from those it knows nothing of.
+
+        A fixed vocabulary reads other words as [UNK]. An LSH gives words without an n-gram of the
+        corpus it was fitted to the same hash code, all zeros.
+        """
+        if self.is_fixed:
+            return np.array([word in self.id_of_word for word in words], bool)
+        if isinstance(self.hash, NgramLSH):
+            return np.array([len(self.hash.list_features(word)) > 0 for word in words], bool)
+        return np.ones(len(words), bool)
 
     def add_words(self, words):
         """Give each new word the next free ID."""
