@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import sys
+import uuid
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,11 +154,11 @@ def resolve_device(args, local_rank=0):
 
 
 def has_fast_bfloat16(device):
-    """Return whether a device multiplies in bfloat16 in hardware; emulated it is slow."""
+    """Return whether a device multiplies bfloat16 in hardware, as far as PyTorch can say."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if not hasattr(torch.cpu, "get_capabilities"):  # as in torch 2.8
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    if not hasattr(torch.cpu, "get_capabilities"):  # torch 2.8 cannot say
+        return False
     features = torch.cpu.get_capabilities()
     return any(features.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
 
@@ -168,16 +169,23 @@ def autocast(device, dtype):
 
 
 def send(tensor, device):
-    """Return a tensor on a device. From pinned memory the CPU does not wait for the copy."""
+    """Return a tensor on a device. The CPU does not wait for a copy from pinned memory."""
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def read_ranks():
-    """Return rank, world size and local rank as torchrun sets them, 0, 1 and 0 without torchrun."""
+    """Return rank, world size and local rank as torchrun sets them, 0, 1 and 0 without torchrun.
+
+    Raises:
+        InputError: There are several ranks, and a variable is missing that they need to meet.
+    """
     rank = int(os.environ.get("RANK", 0))
     world = int(os.environ.get("WORLD_SIZE", 1))
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if world > 1 and name not in os.environ:
+            raise InputError(f"WORLD_SIZE: requires {name}. Start the ranks with torchrun.")
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     return rank, world, local_rank
 
@@ -192,16 +200,17 @@ def gather_from_ranks(value, group=None):
 
 
 def sum_over_ranks(numbers):
-    """Return the sum of every rank's tensor, which is on the host."""
+    """Return the sum of every rank's tensor. It is on the host, and is changed in place."""
     if dist.is_initialized():
         dist.all_reduce(numbers)
     return numbers
 
 
 def share_by_size(items, sizes, world):
-    """Return the items of each rank: the largest first, to the rank that has least to do.
+    """Return a list of items for each rank. The largest comes first, to the least busy rank.
 
-        sizes 9 5 4 2 on two ranks: 9 2 and 5 4
+    Example:
+        Sizes 9 5 4 2 on two ranks give 9 2 and 5 4.
     """
     shares = [[] for _ in range(world)]
     loads = [0] * world
@@ -304,14 +313,18 @@ def fingerprint(value):
 
 def read_json(path):
     """Return the content of a .json file of ours, a dict."""
-    with blame_file(path):
+    with blame(path, Exception):
         return dict(json.loads(Path(path).read_text()))
 
 
 def write_json(path, content):
-    """Write a .json file: a crash leaves the old one or the new one."""
-    Path(f"{path}.tmp").write_text(json.dumps(content, indent=1))
-    os.replace(f"{path}.tmp", path)
+    """Write a .json file: a crash leaves the old one or the new one.
+
+    Several processes may write the same file at once: each has a temporary file of its own.
+    """
+    temporary = f"{path}.{uuid.uuid4()}.tmp"
+    Path(temporary).write_text(json.dumps(content, indent=1))
+    os.replace(temporary, path)
 
 
 def save_checkpoint(path, model, tokenizer, **more):

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import pytest
 import torch
 
 import common
-from common import InputError, build_once, load_checkpoint, lock_output, save_checkpoint
+from common import InputError, blame, build_once, load_checkpoint, lock_output, save_checkpoint
 from model import Config
 from tests.support import ROOT, tiny_model
 
@@ -66,10 +67,9 @@ def test_run_script_prints_what_the_encoding_lacks():
 
 
 @pytest.mark.parametrize("context, error, message", [
-    (common.blame_input("--data"), ValueError("x"), "^--data: x$"),
-    (common.blame_input("--data"), InputError("--lr: x"), "^--lr: x$"),  # it names its source
-    (common.blame_file("a.npy"), KeyError("x"), "^a.npy: could not be read"),
-    (common.blame_file("a.npy"), InputError("--lr: x"), "^--lr: x$"),
+    (blame("--data"), ValueError("x"), "^--data: x$"),
+    (blame("--data"), InputError("--lr: x"), "^--lr: x$"),  # it names its source
+    (blame("a.npy", Exception), KeyError("x"), "^a.npy: could not be read"),
 ])
 def test_blame_names_the_source_once(context, error, message):
     with pytest.raises(InputError, match=message):
@@ -99,6 +99,18 @@ def test_dtype_auto_follows_the_processor(monkeypatch, feature, dtype):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: True})
     args = argparse.Namespace(device="cpu", dtype="auto", compile=None)
     assert common.resolve_device(args) == (torch.device("cpu"), dtype, False)
+
+
+def test_dtype_auto_is_float32_where_torch_cannot_say(monkeypatch):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)  # as in torch 2.8
+    assert not common.has_fast_bfloat16(torch.device("cpu"))
+
+
+def test_several_ranks_require_the_variables_of_torchrun(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(InputError, match="^WORLD_SIZE: requires RANK. Start"):
+        common.read_ranks()
 
 
 def test_compile_without_a_compiler_is_refused_in_one_line(monkeypatch):
@@ -165,6 +177,14 @@ def test_build_once_after_a_failure_builds_anew(make, tmp_path):
     assert os.listdir(tmp_path) == ["name.lock"]  # nothing is left of it
     build_once(path, make)  # raises where it is still there
     assert os.path.exists(path)
+
+
+def test_write_json_from_several_threads_never_fails(tmp_path):
+    path = str(tmp_path / "settings.json")
+    with ThreadPool(4) as pool:
+        pool.map(lambda number: common.write_json(path, dict(number=number)), range(1_200))
+    assert common.read_json(path)["number"] in range(1_200)
+    assert os.listdir(tmp_path) == ["settings.json"]
 
 
 def test_fingerprint_is_fixed_and_tells_types_apart():
