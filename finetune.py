@@ -54,7 +54,7 @@ from data.tasks import GLUE, MAX_NAMED, TASKS, SequenceClassification, f1, read_
 from data.tasks import standard_error
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, Model, count_parameters, load_model
-from tokenizer import HashTokenizer
+from tokenizer import FIRST_WORD_ID, HashTokenizer
 
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # of the cosine
@@ -462,8 +462,9 @@ def encode_splits(config, checkpoint, name, task, splits):
                 part = SequenceClassification(task, rows, tokenizer, config.length, scale)
                 scale = part.scale
             data[split] = part
-    words = np.concatenate(data["train"].examples)
-    report_unknown(tokenizer, tokenizer.codes(), np.bincount(words))
+    ids = np.concatenate(data["train"].examples)
+    counts = np.bincount(ids, minlength=FIRST_WORD_ID + len(tokenizer.words))
+    report_unknown(tokenizer, tokenizer.words, counts)
     sizes = ", ".join(f"{split} {len(part):,}" for split, part in data.items())
     print(f"{name}: rows {sizes}; of train {data['train'].notes}", flush=True)
     return data

@@ -104,10 +104,11 @@ def train(args, start):
             tokenizer = build_tokenizer(args, config, corpus)
         else:
             tokenizer = load_tokenizer(start["tokenizer"], config, corpus)
-        codes = build_codes(args, config, tokenizer, corpus)
+        codes = build_codes(config, tokenizer, corpus, args.quiet)
         targets = build_targets(config, tokenizer, corpus, codes)  # None where none is predicted
-        if args.order and not args.quiet:
-            report_unknown(tokenizer, codes, corpus.counts)
+        # a hash that was just fitted to this corpus knows it
+        if args.order and not args.quiet and (start is not None or tokenizer.is_fixed):
+            report_unknown(tokenizer, corpus.words, corpus.counts)
         word_counts = corpus.counts[FIRST_WORD_ID:len(codes)]  # of the known words
         batches = build_batches(args, config, corpus, word_counts)
 

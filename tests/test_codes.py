@@ -11,7 +11,7 @@ from data import codes
 from hashing import md5_bits
 from model import Config
 from tests.support import make_words
-from tokenizer import FIRST_WORD_ID, SEP
+from tokenizer import FIRST_WORD_ID, SEP, HashTokenizer
 
 WORDS = make_words(120)
 # what the flags of pretrain.py say; of Config, the sizes of all embeddings
@@ -35,7 +35,7 @@ def build(corpus, emb="proj", head="sr", **flags):
     args = SimpleNamespace(**ARGS | flags)
     config = Config(emb=emb, head=head, **SIZES)
     tokenizer = codes.build_tokenizer(args, config, corpus)
-    table = codes.build_codes(args, config, tokenizer, corpus)
+    table = codes.build_codes(config, tokenizer, corpus)
     return tokenizer, table, codes.build_targets(config, tokenizer, corpus, table)
 
 
@@ -80,11 +80,11 @@ def test_files_of_other_hashes_are_kept_apart(tmp_path):
         assert table == build(corpus, **variants[i])[1].tolist()  # from its file
 
 
-@pytest.mark.parametrize("name", ["fit-lsh-*.json", "codes-*.npy"])
+@pytest.mark.parametrize("name", ["fit-lsh-*", "codes-*"])
 def test_damaged_file_is_refused_by_name(tmp_path, name):
     corpus = make_corpus(tmp_path)
     build(corpus)
-    [path] = tmp_path.glob(name)
+    [path] = tmp_path.glob(f"{name}.pt")
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InputError, match=f"^{path}: "):
         build(corpus)
@@ -109,6 +109,24 @@ def test_coherent_map_learns_from_training_pages_alone(tmp_path):
 def test_words_that_are_hashed_in_several_processes_keep_their_order(monkeypatch):
     monkeypatch.setattr(codes, "start_workers", lambda: ThreadPool(2))
     monkeypatch.setattr(codes, "PART", 50)
-    tokenizer = SimpleNamespace(hash=SimpleNamespace(is_slow=True), hash_words=md5_bits)
+    tokenizer = SimpleNamespace(hash_words=md5_bits)
     hashed = codes.hash_in_parts(tokenizer, WORDS, quiet=True)
     assert np.array_equal(hashed, md5_bits(WORDS))
+
+
+@pytest.mark.parametrize("counts, line", [
+    ([9, 9, 9, 0, 0, 4, 6], ""),  # special tokens are no words
+    ([0, 0, 0, 1, 0, 4, 15], "unknown words, all alike to the model: 5.0%\n"),
+    ([0, 0, 0, 4, 0, 4, 4], "warning: unknown words, all alike to the model: 33.3%"),
+])
+def test_report_unknown_prints_the_share_of_words_by_count(counts, line, capsys):
+    tokenizer = HashTokenizer(Config(emb="lookup"), vocabulary=["the", "cat"])
+    codes.report_unknown(tokenizer, tokenizer.words, np.array(counts))
+    out = capsys.readouterr().out
+    assert out.split(". Use")[0] == line
+
+
+def test_report_unknown_counts_the_words_of_a_corpus_beyond_the_vocabulary(capsys):
+    tokenizer = HashTokenizer(Config(emb="lookup"), vocabulary=["the"])
+    codes.report_unknown(tokenizer, ["the", "cat"], np.array([0, 0, 0, 0, 0, 19, 1]))
+    assert "5.0%" in capsys.readouterr().out

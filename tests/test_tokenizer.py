@@ -170,6 +170,21 @@ def test_codes_are_the_hashes_of_the_words(code_format, dtype, lsh):
     assert (tokenizer.sketch_targets(words) == sketch).all()  # of hash-mlm, with any codes
 
 
+@pytest.mark.parametrize("code_format", ["bits", "index"])
+def test_lsh_knows_the_words_with_an_ngram_of_its_corpus(code_format):
+    """A known word may be in bucket 0 of index codes, as unknown words are."""
+    config = make_config(code_format)
+    config.rows = 1
+    tokenizer = HashTokenizer(config, hash_name="lsh", hash=NgramLSH.fit({"play": 1}))
+    assert tokenizer.is_known(["play", "lay", "фильм"]).tolist() == [True, True, False]
+
+
+def test_other_hashes_know_all_words_and_a_vocabulary_its_own():
+    assert HashTokenizer(BITS, hash=MD5()).is_known(["фильм"]).all()
+    tokenizer = HashTokenizer(ROW, vocabulary=["cat"])
+    assert tokenizer.is_known(["cat", "фильм"]).tolist() == [True, False]
+
+
 def test_codes_are_computed_once_per_word():
     tokenizer = HashTokenizer(BITS, hash=MD5())
     hashed = []
