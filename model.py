@@ -514,9 +514,7 @@ def count_operations(model):
 
 def load_model(checkpoint):
     """Return the Model of a checkpoint, in evaluation mode; an error if the parts do not fit."""
-    sizes = dict(checkpoint["config"])
-    sizes.pop("bag", None)  # of older checkpoints
-    config = Config(**sizes)
+    config = Config(**checkpoint["config"])
     with torch.device("meta"):  # without memory: the weights take their places
         model = Model(config)
     model.load_state_dict(checkpoint["model"], assign=True)
