@@ -76,7 +76,7 @@ def blame(source="", errors=ValueError):
         raise
     except errors as error:
         reason = str(error)
-        if not isinstance(error, ValueError):  # such as a KeyError, whose text is a key alone
+        if errors is not ValueError:  # such as a KeyError, whose text is a key alone
             reason = f"could not be read ({type(error).__name__}: {error})"[:200]
         if source:
             reason = f"{source}: {reason}"
