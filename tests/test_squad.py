@@ -1,7 +1,6 @@
 """Tests of data/squad.py: files, scores by hand, spans and answers against all pairs."""
 
 import json
-import math
 import random
 from types import SimpleNamespace
 
