@@ -62,7 +62,10 @@ def random_qkv(*shape, **options):
 
 
 def keep_freed_memory():
-    """Make glibc keep what is freed from now on, as in a training process."""
+    """Make glibc keep what is freed from now on.
+
+    pretrain.py does not do this, so a training step may take longer than these tables suggest.
+    """
     # subtle: once a block of 30 MiB was freed, glibc takes smaller ones from the heap, not by mmap
     torch.empty(30 * 2**20, dtype=torch.uint8)
 
@@ -107,7 +110,7 @@ NUM_DRAWS = 1_000
 
 
 def count_upper_pairs(seed):
-    """Count the pairs i <= j that collide in [BL Table 1], of random vectors and hyperplanes."""
+    """Count the pairs i <= j of random vectors that collide, in the setting of [BL Table 1]."""
     generator = torch.Generator().manual_seed(seed)
     draw = attention.draw_hyperplanes(2, 1, 2, 64, 64, generator)
     q, k = torch.randn(2, 1, 2, 10, 64, generator=generator)
@@ -116,7 +119,7 @@ def count_upper_pairs(seed):
 
 
 def bench_flops(args, *, rounds=301):
-    """[BL Table 1]: ten positions, two heads of 64; of dense attention q kᵀ alone is counted."""
+    """[BL Table 1]: ten positions, two heads of 64; dense attention counts as q kᵀ alone."""
     q, k, v = torch.randn(3, 1, 2, 10, 64)
     draw = draw_functions(2, 2, 64)
 
@@ -131,7 +134,7 @@ def bench_flops(args, *, rounds=301):
     full = cost["full"] / 1e3  # in thousands, as the paper prints them
     hashing = cost["hashing"] / 1e3
     with_scores = hashing + cost["upper_scores"] / 1e3
-    lines = (  # what, of dense attention: ours, the paper's; of LSH attention: ours, the paper's
+    lines = (  # what; dense attention: ours, the paper's; LSH attention: ours, the paper's
         ("KFLOPs, hashing alone", full, "25.60", hashing, "10.24"),
         ("KFLOPs, with the dot products", full, None, with_scores, None),
         ("dot products of the triangle, by law", 200, "200", cost["upper_pairs"], "28.5"),
@@ -154,8 +157,8 @@ def lsh_all_pairs(q, k, v):
 
 
 def memory_of_passes(attend, length):
-    """Return the MiB that forward and backward of attend(q, k, v) add to the process's peak."""
-    for L in (64, length):  # in the first pass the libraries allocate what they need once
+    """Return the MiB that a forward and backward pass of attend adds to the process's peak."""
+    for L in (64, length):  # the libraries allocate what they need once in the first pass
         q, k, v = random_qkv(1, 2, L, 64)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         attend(q, k, v).sum().backward()
@@ -181,16 +184,16 @@ ATTENTION = """
 
 def bench_attention(args, *, positions=16_384, rounds=5,
                     lengths=(64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)):
-    """Forward and back by length, with hashing: float32, two heads of 64, r 8, m 256, n 1."""
+    """Forward and backward by length, with hashing: float32, two heads of 64, r 8, m 256, n 1."""
     keep_freed_memory()
     generator = torch.Generator().manual_seed(0)
-    # new hyperplanes for every run: how evenly one draw fills the buckets is luck
+    # new hyperplanes in every round: how evenly one draw fills the buckets is luck
     draws = [attention.draw_hyperplanes(2, 1, 8, 64, 256, generator) for _ in range(16)]
     for L in lengths:
         q, k, v = random_qkv(max(positions // L, 1), 2, L, 64)
         cotangent = torch.randn_like(q)
 
-        # the pairs that collide, a mean over the draws, and as many pairs at random positions
+        # the number of pairs that collide, a mean over the draws, and as many random pairs
         permuted = []
         num_pairs = 0
         for draw in draws:
@@ -201,36 +204,30 @@ def bench_attention(args, *, positions=16_384, rounds=5,
             num_pairs += (sizes_q * sizes_k).sum().item()
         num_pairs /= len(draws)
 
-        def attend(kind, draw, random_buckets):
-            if kind == "dense":
-                return DENSE(q, k, v)
-            if kind == "random":
-                return attention.lsh_attention(q, k, v, *random_buckets)
-            hq, hk = hash_both(q, k, draw)
-            return attention.lsh_attention(q, k, v, hq, hk, pairs=kind)
+        def run(kind, has_backward, turns):
+            draw, random_buckets = next(turns)
+            with torch.set_grad_enabled(has_backward):
+                if kind == "dense":
+                    out = DENSE(q, k, v)
+                elif kind == "random":
+                    out = attention.lsh_attention(q, k, v, *random_buckets)
+                else:
+                    hq, hk = hash_both(q, k, draw)
+                    out = attention.lsh_attention(q, k, v, hq, hk, pairs=kind)
+            if has_backward:
+                torch.autograd.grad(out, (q, k, v), cotangent)
 
-        def train(kind, turns):
-            out = attend(kind, *next(turns))
-            torch.autograd.grad(out, (q, k, v), cotangent)
-
-        @torch.no_grad()
-        def infer(kind, turns):
-            attend(kind, *next(turns))
-
-        passes = {
-            "ours": (train, "all"),
-            "forward": (infer, "all"),
-            "random": (train, "random"),
-        }
+        passes = {"ours": ("all", True), "forward": ("all", False), "random": ("random", True)}
         if L <= 1024:  # the literal formula takes matrices of L x L
-            passes["upper"] = (train, "upper")
+            passes["upper"] = ("upper", True)
         if L <= 16_384:
-            passes["dense"] = (train, "dense")
-            passes["dense_forward"] = (infer, "dense")
+            passes["dense"] = ("dense", True)
+            passes["dense_forward"] = ("dense", False)
         functions = {}
-        for name, (run, kind) in passes.items():
-            turns = itertools.cycle(zip(draws, permuted))  # its own, so that all see the same draws
-            functions[name] = functools.partial(run, kind, turns)
+        for name, (kind, has_backward) in passes.items():
+            # every pass has the draws in the same order
+            turns = itertools.cycle(zip(draws, permuted))
+            functions[name] = functools.partial(run, kind, has_backward, turns)
         watch = Stopwatch(functions, rounds)
 
         num_vectors = q.shape[:3].numel()  # of queries, and of keys
@@ -269,7 +266,7 @@ AUTO = """
 def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
                lengths=(64, 128, 256, 512, 1024, 2048, 4096, 16384)):
     """impl="auto" against the better of its two ways, with hashing: e 64, r 8, m 256, n 1."""
-    # refuse a missing device with one line, before the work
+    # a missing device is refused before the work
     resolve_device(argparse.Namespace(device=args.device, dtype="float32", compile=False))
     keep_freed_memory()
     draw = [part.to(args.device) for part in draw_functions(heads)]
@@ -297,7 +294,7 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
         name = str(dtype).removeprefix("torch.")
         row = dict(L=L, dtype=name, batch=B, heads=heads, **watch.ms)
         # in each round, against the faster of its two ways
-        better = watch.times["blocks"]
+        better = watch.times["blocks"]  # seconds of each round
         if "dense" in names:
             better = map(min, better, watch.times["dense"])
             row["formula"] = watch.ratio("dense", "attention")
@@ -316,7 +313,7 @@ def list_python_texts():
 
 
 def trained_layers(folder, sequences):
-    """Yield number, layer, q, k, v (B, H, L, e) of a trained model on docstrings of this Python."""
+    """Yield number, layer, q, k, v (B, H, L, e) of each layer of a run, on docstrings of Python."""
     model, tokenizer, _ = harness.load_run(folder)
     num_words = sequences * model.config.length
     ids = []  # of one long text, cut into sequences
@@ -350,7 +347,7 @@ TRAINED = """
 
 
 def bench_trained(args, *, rounds=5, sequences=8):
-    """Buckets of trained queries and keys: share of pairs, of the mass, and of the best keys."""
+    """Buckets of trained queries and keys: the share of pairs, mass and best keys in them."""
     for folder in args.runs:
         for number, _, *qkv in trained_layers(folder, sequences):
             for bands in (2, 8):
@@ -359,15 +356,16 @@ def bench_trained(args, *, rounds=5, sequences=8):
 
 
 def measure_layer(qkv, bands, rounds):
-    """Return a row of the table: what shares a bucket in one layer, and times of attention."""
+    """Return a row of the table: what shares a bucket in a layer, and times of attention."""
     q, k, v = [x.contiguous().requires_grad_() for x in qkv]  # (B, H, L, e)
     _, H, L, e = q.shape
     hq, hk = hash_both(q, k, draw_functions(H, bands, size=e))
     sizes = hk[0, 0, 0].bincount()  # buckets of the first head of the first row
     row = dict(L=L, largest=100 * sizes.max().item() / L)
     with torch.no_grad():
-        # what dense attention does: its weights, and the keys with the largest ones
-        weights = (q @ k.transpose(-2, -1) / math.sqrt(e)).softmax(-1)  # (B, H, L, L)
+        # dense attention: its weights, and the keys that have the largest ones
+        scores = q @ k.transpose(-2, -1) / math.sqrt(e)
+        weights = scores.softmax(-1)  # (B, H, L, L)
         best = weights.topk(min(16, L)).indices  # (B, H, L, 16)
         buckets = {"": (hq, hk), "_random": (permute_buckets(hq), permute_buckets(hk))}
         for suffix, (queries, keys) in buckets.items():
@@ -384,7 +382,7 @@ def measure_layer(qkv, bands, rounds):
     return row | watch.ms | dict(ratio=watch.ratio("dense", "ours"))
 
 
-CONTROL = "random pairs, equal number"  # the buckets, at random positions
+CONTROL = "random pairs, equal number"  # the same buckets at random positions
 TWINS = {
     "dense": ["--attn", "full"],
     "LSH, r 2, m 256": ["--lsh_bands", 2],

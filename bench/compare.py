@@ -4,29 +4,30 @@
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
-Out of scope: the fine-tunings, each an --out of finetune.py.
+Out of scope: the fine-tunings. Both folders are an --out of finetune.py.
 """
 
 import argparse
 
-from bench.harness import read_json
-from common import InputError, blame_file, run_script
+from common import InputError, blame, read_json, run_script
 
 
 def compare(results, baseline):
     """Return performance retention (PRR) and parameter compression (PCR), in percent.
 
     Args:
-        results, baseline: dict, contents of results.json. A task that one of them lacks is left
-            out.
+        results, baseline: dict, contents of results.json. A task counts if both have it.
 
     Returns:
-        dict: prr, dict of task -> share of the baseline's score, None where that is 0 or less
-        [HF §4.4 eq.4]; prr_average, the same of the averages over the tasks; pcr_all and pcr_emb,
-        the share of all parameters, and of those of the embedding, that is saved [HF §4.4 eq.6].
+        dict:
+            prr: dict, task -> score in percent of the baseline's, None where that is 0 or less.
+                [HF §4.4 eq.4]
+            prr_average: the same ratio for the averages over the tasks.
+            pcr_all, pcr_emb: percent of all parameters, and of the embedding's parameters, that
+                are saved. [HF §4.4 eq.6]
 
     Raises:
-        InputError: A task has other rows or another metric in the other, or they share no task.
+        InputError: The two share no task, or a task differs in its rows or in its metric.
     """
     prr = {}
     total = 0.0
@@ -63,8 +64,8 @@ def percent(value, whole):
 
 def print_comparison(*folders):
     """Print each ratio of two fine-tunings on a line."""
-    with blame_file(" or ".join(folders)):
-        results, baseline = [read_json(folder, "results.json") for folder in folders]
+    results, baseline = [read_json(f"{folder}/results.json") for folder in folders]
+    with blame(" or ".join(folders), Exception):  # results of another program
         compared = compare(results, baseline)
     lines = {f"PRR {task}": ratio for task, ratio in compared["prr"].items()}
     lines["PRR average"] = compared["prr_average"]

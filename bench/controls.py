@@ -7,7 +7,6 @@ a pair of texts by the words that they share. Neither reads a word's context, or
     python -m bench.controls overlap --data_dir glue/ --runs out/proj-lsh-stsb out/proj-lsh-mrpc
 """
 
-import argparse
 import collections
 import math
 import statistics
@@ -17,11 +16,13 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import REQUIRED, Bench, read_json
-from common import InputError
-from data.tasks import METRICS, read_task, standard_error
+from bench.harness import REQUIRED, Bench
+from common import InputError, read_json
+from data.batches import TextBatches
+from data.tasks import METRICS, standard_error
 from hashing import list_words
-from objectives import KINDS
+from objectives import KINDS, ShuffleRandom
+from tokenizer import CLS, FIRST_WORD_ID, SEP
 
 # Shuffle+Random
 
@@ -38,22 +39,29 @@ FREQUENCY = """
 def bench_frequency(args, *, num_steps=200, num_windows=512):
     """A model of S+R and the frequency of each word alone, on the same held-out windows."""
     for folder in args.runs:
-        model, objective, batches, corpus = harness.load_shuffle_random(folder, args, 32)
+        model, tokenizer, checkpoint = harness.load_run(folder)
+        corpus = harness.load_corpus_of(checkpoint["run"], args)
+        tokenizer.ids(corpus.words)
+        model.set_codes(torch.from_numpy(tokenizer.codes()))
+        word_ids = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:])
+        batches = TextBatches(
+            corpus.ids, model.config.length, 32, word_ids, seed=0, first_id=CLS, last_id=SEP)
+        objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
         batch = objective.corrupt_batch(*batches.eval_batch(slice(num_windows)))
-        name = Path(folder).name
-
-        loss, counts = objective.evaluate(model, batch)
-        num_scored = len(batch.positions)
-        yield dict(name=name, eval_loss=loss.item() / num_scored,
-                   **objective.metrics(counts.numpy()))
 
         # words of one class occur equally often, within a factor of two
         frequency_class = torch.from_numpy(np.log2(1 + corpus.counts).astype(int))  # (V,)
         logp = count_labels(objective, batches, frequency_class, num_steps)
         logits = logp[frequency_class[batch.inputs]]  # (B, L, 3)
-        loss, counts = objective.evaluate(lambda ids, key_mask: logits, batch)
-        yield dict(name=f"{name}: frequency of the word alone", eval_loss=loss.item() / num_scored,
-                   **objective.metrics(counts.numpy()))
+        name = Path(folder).name
+        judges = {
+            name: model,
+            f"{name}: frequency of the word alone": lambda ids, key_mask: logits,
+        }
+        for title, judge in judges.items():
+            loss, counts = objective.evaluate(judge, batch)
+            yield dict(name=title, eval_loss=loss.item() / len(batch.positions),
+                       **objective.metrics(counts.numpy()))
 
 
 def count_labels(objective, batches, frequency_class, num_steps):
@@ -83,11 +91,9 @@ OVERLAP = """
 
 def bench_overlap(args):
     """Fine-tuned models of pairs, and the cosine of the word counts (tf-idf) of the two texts."""
-    files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None,
-                               encoding=None, sep=None, header=None, limit=None, select=0.0)
     for folder in args.runs:
-        for name in read_json(folder, "results.json")["tasks"]:
-            task, splits = read_task(name, files)
+        for name in read_json(f"{folder}/results.json")["tasks"]:
+            task, splits = harness.read_glue(name, args)
             is_numbers = task.labels is None
             if len(task.text_columns) != 2 or not (is_numbers or len(task.labels) == 2):
                 raise InputError("--runs: expected fine-tunings on pairs of texts with numbers or "

@@ -1,8 +1,8 @@
 """What the benches share: a stopwatch, models and runs, comparisons, tables, a command line.
 
 A time is the median of several rounds in one process. Functions that are compared take turns in
-each round, so that a busy moment of the machine hits all alike, and a ratio is the median of the
-ratios of the rounds. One round more comes first, untimed. Each table names its processor.
+each round, so a busy moment of the machine slows all of them. A ratio is the median of the ratios
+of the rounds. An untimed round comes first. Each table names its processor.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import platform
 import re
-import resource
 import shlex
 import statistics
 import subprocess
@@ -24,32 +23,29 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import finetune
 import pretrain
-from common import InputError, at_least, autocast, blame_file, has_fast_bfloat16, load_checkpoint
-from common import num_cores, run_script
-from data.batches import TextBatches
+from common import InputError, at_least, blame, has_fast_bfloat16, load_checkpoint, num_cores
+from common import read_json, run_script
 from data.corpus import Corpus, prepare
+from data.tasks import read_task
 from hashing import MD5
-from model import PRESETS, Config, Model, count_parameters, load_model, parameter_groups
-from objectives import ShuffleRandom
-from tokenizer import CLS, FIRST_WORD_ID, SEP, HashTokenizer
+from model import PRESETS, Config, Model, count_parameters, load_model
+from tokenizer import HashTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 
-
-# Time and memory
+# Time
 
 
 class Stopwatch:
-    """Times of functions that take turns.
+    """Time functions that take turns.
 
     Args:
-        functions: dict, name -> function(). What they return is lost.
-        rounds: int, timed calls of each; one more comes first.
+        functions: dict, name -> function(). What they return is ignored.
+        rounds: int, timed calls of each function, after one that is not timed.
         clock: function() that returns seconds.
 
     Attributes:
@@ -64,7 +60,7 @@ class Stopwatch:
                 start = clock()
                 function()
                 seconds = clock() - start
-                if turn > 0:  # subtle: the first call allocates, and reads what is not in the cache
+                if turn > 0:  # the first call allocates memory and fills caches
                     self.times[name].append(seconds)
         self.ms = {name: 1000 * statistics.median(times) for name, times in self.times.items()}
 
@@ -75,19 +71,11 @@ class Stopwatch:
 
 
 def run_in_new_process(function, *args):
-    """Return function(*args), computed by a fresh process: its memory is its own."""
-    # subtle: not "spawn": a child begins with the ru_maxrss of the process that calls exec, ours
+    """Return function(*args), computed by a fresh process, whose peak memory is its own."""
+    # subtle: "spawn" would start it with the ru_maxrss of the process that calls exec, ours
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, context) as pool:
         return pool.submit(function, *args).result()
-
-
-def measure_memory(function, *args):
-    """Return function(*args), and the peak GiB of this process or the largest of its children."""
-    result = function(*args)
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return result, max(own, children) / 2**20
 
 
 # Words, models and runs
@@ -95,10 +83,10 @@ def measure_memory(function, *args):
 SYLLABLES = [a + b for a, b in itertools.product("bcdfghjklmnprstvwxyz", "aeiou")]  # 100
 
 
-def made_up_words(stop, start=0):
-    """Return made-up words number start .. stop-1, distinct, list[str] of 2 to 10 letters."""
+def made_up_words(count):
+    """Return distinct made-up words of 2 to 10 letters, list[str]."""
     words = []
-    for i in range(start, stop):
+    for i in range(count):
         # a syllable for two digits. 7,919 is prime to 100: neighbors have unrelated spellings
         number = i * 7_919 % 100**5
         word = SYLLABLES[number % 100]
@@ -123,7 +111,7 @@ def count_sizes(**config):
 
 
 def build_model(words, preset, **changes):
-    """Return an untrained Model of a preset with changes; its IDs are special ones, then words."""
+    """Return an untrained Model of a preset with changes. Its IDs: special tokens, then words."""
     model = Model(Config.choose(PRESETS[preset] | changes))
     tokenizer = HashTokenizer(model.config, hash=MD5(), vocabulary=words)
     tokenizer.ids(words)  # it learns them
@@ -131,28 +119,8 @@ def build_model(words, preset, **changes):
     return model
 
 
-def training_step(model, compute_loss, dtype, max_norm=None):
-    """Return a function that takes a training step with AdamW on the CPU."""
-    optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), fused=True)
-
-    def step():
-        with autocast(torch.device("cpu"), dtype):
-            loss = compute_loss()
-        loss.backward()
-        if max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return step
-
-
-def read_json(*names):
-    """Return the content of a JSON file."""
-    return json.loads(Path(*names).read_text())
-
-
 def read_log(folder):
-    """Return the lines of a run's log.jsonl, list of dict, or of a fine-tuning's evaluations."""
+    """Return the log of a pre-training or of a fine-tuning, list of dict."""
     path = Path(folder, "log.jsonl")
     if path.exists():
         return [json.loads(line) for line in path.read_text().splitlines()]
@@ -171,8 +139,15 @@ def load_run(folder):
 
 
 def load_corpus(args, split, vocab=50_000):
-    """Return the Corpus of --data; vocab is how many pieces a BPE has at most."""
+    """Return the Corpus of --data; vocab is the largest number of pieces of a BPE."""
     return Corpus(prepare(args.data, split, args.cache, vocab, quiet=True))
+
+
+def read_glue(task, args):
+    """Return the Task of a name, and its rows by split, from the files of --data_dir."""
+    files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None,
+                               encoding=None, sep=None, header=None, limit=None, select=0.0)
+    return read_task(task, files)
 
 
 def load_corpus_of(run, args):
@@ -184,31 +159,13 @@ def load_corpus_of(run, args):
     return corpus
 
 
-def load_shuffle_random(folder, args, batch_size):
-    """Return what judges windows of the corpus of --data: a run of S+R, in evaluation mode.
-
-    Returns:
-        model; ShuffleRandom, its objective; TextBatches of full windows, batch_size in a step; and
-        Corpus.
-    """
-    model, tokenizer, checkpoint = load_run(folder)
-    corpus = load_corpus_of(checkpoint["run"], args)
-    tokenizer.ids(corpus.words)
-    model.set_codes(torch.from_numpy(tokenizer.codes()))
-    objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
-    word_ids = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:])
-    batches = TextBatches(
-        corpus.ids, model.config.length, batch_size, word_ids, 0, first_id=CLS, last_id=SEP)
-    return model, objective, batches, corpus
-
-
 # Comparisons of runs
 
 Job = collections.namedtuple("Job", "name flags folder seed")
 
 
 def run_main(main, argv):
-    """Run the main of a script in this process. It writes to stderr: stdout is for the table."""
+    """Run the main of a script in this process. Its output goes to stderr: stdout has the table."""
     with contextlib.redirect_stdout(sys.stderr):
         main([str(word) for word in argv])
 
@@ -229,21 +186,21 @@ def finetune_run(job, start, tasks, flags, main=finetune.main):
 
     Args:
         job: Job.
-        main: function(argv), of finetune.py or baselines/canine.py.
-        start: list of flags, --ckpt or --preset.
+        start: list of flags, --ckpt or --preset with its value.
         tasks: dict, task -> epochs.
-        flags: list of flags of all tasks.
+        flags: list of flags, for all tasks.
+        main: function(argv) of finetune.py or baselines/canine.py.
 
     Returns:
-        dict: for each TASK its score, TASK_loss, that of the rows that are scored, TASK_bag, the
-        score of the bag of words, where there is one, and of SQuAD TASK_em.
+        dict: for each task TASK, its score; TASK_loss, on the rows that are scored; TASK_bag, the
+        score of the bag of words, where there is one; TASK_em, for SQuAD.
     """
     scores = {}
     for task, epochs in tasks.items():
         out = f"{job.folder}-{task}"
         run = ["--task", task, "--epochs", epochs, "--seeds", 1, "--seed", job.seed, "--out", out]
         run_main(main, [*start, *run, *flags])
-        result = read_json(out, "results.json")["tasks"][task]
+        result = read_json(f"{out}/results.json")["tasks"][task]
         scores[task] = result["mean"]
         scores[f"{task}_loss"] = result["all_metrics"]["eval_loss"]
         if result["bag_of_words"] is not None:
@@ -254,7 +211,7 @@ def finetune_run(job, start, tasks, flags, main=finetune.main):
 
 
 def run_jobs(function, jobs):
-    """Yield function(job) of each job, in order: a process per core, with one thread each."""
+    """Yield function(job) for each job, in order, by a process per core with one thread each."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_cores(), context, torch.set_num_threads, (1,)) as pool:
         yield from pool.map(function, jobs)
@@ -266,14 +223,14 @@ def compare(args, variants, shared=(), train=train_variant):
     Args:
         args: Namespace with the flags of COMPARE, and text or data_dir where a bench has them.
         variants: dict, name -> list of flags of pretrain.py.
-        shared: flags of all variants.
-        train: function(job) that returns a dict of results; a copy runs in another process.
+        shared: list of flags, for all variants.
+        train: function(job) that returns a dict of results. It runs in another process.
 
     Yields:
-        dict, a row a variant: its settings, and of each result KEY the mean, KEY_std and KEY_all,
-        one a seed.
+        dict, a row per variant: its settings, and for each result KEY its mean, KEY_std, the
+        standard deviation, and KEY_all, the values by seed.
     """
-    with blame_file("--only"):  # re has an error of its own
+    with blame("--only", re.error):
         names = [name for name in variants if re.search(args.only, name)]
     if not names:
         raise InputError(f"--only: expected a regular expression of {', '.join(variants)}, "
@@ -304,7 +261,7 @@ def compare(args, variants, shared=(), train=train_variant):
 
 
 def name_run(settings, task):
-    """Return the name of a model and its task, by the settings in results.json of finetune.py."""
+    """Return "model, task" as tables show it; settings are those in results.json of finetune.py."""
     if task == "own":
         task = Path(settings["train"]).parent.name
     name = settings["preset"]
@@ -325,43 +282,48 @@ def markdown(rows, columns):
 
     Args:
         rows: list of dict. Where a row has no value, the table says "not measured".
-        columns: str, a line a column: the key, a format and the heading. The format ± shows mean
-            ± standard deviation, KEY_std, with three digits, ±1 with one. A column that no row
-            has is left out.
+        columns: str, a line per column: key, format, heading. The format ± shows mean ± standard
+            deviation (KEY and KEY_std) with three digits, ±1 with one. A column that no row has is
+            left out.
     """
-    lines = [[], []] + [[] for _ in rows]  # headings, alignment, rows; filled column by column
+    shown = []  # (key, format, heading)
     for column in columns.strip().splitlines():
         key, form, *heading = column.split(maxsplit=2)
         if any(key in row for row in rows):
-            lines[0] += heading or [""]
-            lines[1].append("---" if form[0] in "s±" else "--:")
-            for line, row in zip(lines[2:], rows):
-                line.append(format_cell(row.get(key), form, row.get(f"{key}_std")))
+            shown.append((key, form, " ".join(heading)))
+    lines = [
+        [heading for _, _, heading in shown],
+        ["---" if form[0] in "s±" else "--:" for _, form, _ in shown],
+    ]
+    for row in rows:
+        lines.append([format_cell(row, key, form) for key, form, _ in shown])
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def format_cell(value, form, std):
-    """Return a cell of a table; see markdown."""
+def format_cell(row, key, form):
+    """Return a cell of a table, whose formats `markdown` describes."""
+    value = row.get(key)
     if value is None:
         return "not measured"
     if form[0] != "±":
         return format(value, form)
     digits = form[1:] or "3"
     text = f"{value:.{digits}f}"
+    std = row.get(f"{key}_std")
     if std is not None:
         text += f" ± {std:.{digits}f}"
     return text
 
 
 def describe_machine():
-    """Return dict of device, torch, commit and date: where, and of which code, a table is."""
+    """Return dict of device, torch, commit and date: where and when a table was measured."""
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
     else:
         device = f"{os.cpu_count()} cores, {name_processor()}"
     commit = run_git("rev-parse", "--short", "HEAD")
     if run_git("diff", "HEAD", "--", "*.py"):
-        commit += "+changes"  # of no commit: nobody can check them out
+        commit += "+changes"  # which nobody can check out
     date = time.strftime("%Y-%m-%d")
     return dict(device=device, torch=torch.__version__, commit=commit, date=date)
 
@@ -382,42 +344,42 @@ def run_git(*words):
 
 
 def caption(result):
-    """Return the line below a table: its command, and where and of which commit it was measured."""
+    """Return the line below a table: its command, and where and when it was measured."""
     place = "on {device}, torch {torch}, commit {commit}, {date}.\n".format(**result["machine"])
     return f"`{result['command']}` {place}"
 
 
 # Command line
 
-REQUIRED = "required"  # instead of the default of a flag
+REQUIRED = "required"  # in place of a flag's default
 COMPARE = dict(data="python", steps=200, seeds=3, only=".", cache="cache")  # defaults of compare
 FLAGS = {  # flag -> options of add_argument
-    "alpha": dict(type=at_least(1), help="items that share a hash token"),
+    "alpha": dict(type=at_least(1), help="number of items that share a hash token"),
     "cache": dict(help="folder of prepared corpora"),
     "data": dict(help="corpus or item sets, as --data of pretrain.py"),
     "data_dir": dict(help="folder with the files of GLUE"),
     "device": dict(help="cpu, or cuda for a GPU"),
-    "only": dict(help="run the variants whose names match this regular expression"),
-    "out": dict(help="folder for the figures of --runs alone, instead of all figures in assets/"),
+    "only": dict(help="regular expression: run the variants whose names match"),
+    "run": dict(help="folder of a run with LSH attention: draw its colliding pairs, too"),
     "runs": dict(nargs="+", help="folders of trained runs"),
-    "seeds": dict(type=at_least(1, maximum=1_000), help="runs of each variant"),
-    "steps": dict(type=at_least(1), help="optimizer steps of a run"),
-    "text": dict(help="file with texts to hide words of, one a line"),
+    "seeds": dict(type=at_least(1, maximum=1_000), help="number of runs of each variant"),
+    "steps": dict(type=at_least(1), help="number of optimizer steps of a run"),
+    "text": dict(help="file of texts, one per line, in which words are hidden"),
 }
-# A command: function(args) that returns or yields rows, dict; columns as for markdown; flags, dict
-# of name -> default or REQUIRED
+# function(args) returns or yields rows, dict; columns as for markdown; flags: dict, name -> default
+# or REQUIRED
 Bench = collections.namedtuple("Bench", "function columns flags", defaults=("", {}))
 
 
 def build_parser(doc, benches):
-    """Return the parser of a bench file: doc, its docstring; benches dict, command -> Bench."""
+    """Return the parser of a bench file: its docstring, and its dict, command -> Bench."""
     keep_lines = argparse.RawDescriptionHelpFormatter
     p = argparse.ArgumentParser(description=doc, formatter_class=keep_lines)
     commands = p.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, bench in benches.items():
         title = bench.function.__doc__.splitlines()[0]
         command = commands.add_parser(name, help=title, description=title)
-        command.add_argument("--json", metavar="FILE", help="result file, as those in results/")
+        command.add_argument("--json", metavar="FILE", help="write the table to this file as JSON")
         for flag, default in bench.flags.items():
             options = FLAGS[flag] | dict(metavar=flag.upper(), required=default == REQUIRED)
             if default not in (None, REQUIRED):
@@ -428,7 +390,7 @@ def build_parser(doc, benches):
 
 
 def run_command(subject, doc, benches, argv=None):
-    """Run the command line of bench/SUBJECT.py; bad input ends it with one line."""
+    """Run the command line of bench/SUBJECT.py. Bad input ends it with one line."""
     if argv is None:
         argv = sys.argv[1:]
     run_script(f"bench.{subject}", measure, subject, doc, benches, argv)

@@ -1,35 +1,28 @@
-"""HashFormers: parameters of the paper's table, speed of hashes and embeddings, all variants.
+"""HashFormers: parameters of the paper's table, speed of hashes and embeddings, scores on GLUE.
 
-`counts` compares our parameters with those that the paper prints. `hashing`, `embeddings` and
-`words` are times. `variants` and `glue` train every variant with the same budget and seeds and
-compare their scores, mean ± standard deviation; `paper` is the average of the paper's eight tasks.
+`counts` compares our parameters with those that the paper prints. `hashing` and `embeddings` are
+times. `glue` trains every variant with the same budget and seeds and compares their scores, mean ±
+standard deviation; its column `paper` is the average of the paper's eight tasks.
 
     python -m bench.hashformers counts (hashing, embeddings)
-    python -m bench.hashformers words          minutes
-    python -m bench.hashformers lengths --runs out/*
-    python -m bench.hashformers variants       half an hour
     python -m bench.hashformers glue --steps 2000 --data_dir glue/    two hours
 """
 
 import functools
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 
 import embeddings
 import finetune
 import hashing
-import pretrain
 from baselines import canine
 from bench import harness
 from bench.harness import Bench, Stopwatch, made_up_words
-from common import autocast
-from data.corpus import prepare
+from common import autocast, read_json
 from model import PRESETS, Config, Model
-from tokenizer import SEP, HashTokenizer
+from tokenizer import HashTokenizer
 
 COUNTS = """
     name             s      model
@@ -162,35 +155,8 @@ def bench_embeddings(args, *, batch=4, length=512, rows=50_260, rounds=5):
         yield dict(name=name, dtype=dtype, ms=ms, encoder=encoder, share=share)
 
 
-WORDS = """
-    name         s       step
-    words        ,       distinct words
-    seconds      ,.0f    seconds
-    gigabytes    .2f     peak memory, GiB
-"""
 
-
-def bench_words(args, *, num_words=12_000_000, flags=()):
-    """Twelve million distinct words: prepared, hashed, trained on for two steps."""
-    train = functools.partial(harness.run_main, pretrain.main)
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/words.txt"
-        with open(path, "w") as file:  # in parts: this process stays small
-            for start in range(0, num_words, 1_000):
-                print(*made_up_words(start + 1_000, start), file=file)
-        run = ["--data", path, "--cache", folder, "--steps", 2, "--device", "cpu", *flags, "--out"]
-        steps = {  # name -> function and its arguments, each in a process of its own
-            "prepare": (prepare, path, "regex", folder, 50_000, True),
-            "hash with MD5, train 2 steps": (train, [*run, f"{folder}/a", "--hash", "md5"]),
-            "hash with LSH, train 2 steps": (train, [*run, f"{folder}/b"]),
-            "hashed already, train 2 steps": (train, [*run, f"{folder}/c", "--seed", 1]),
-        }
-        for name, step in steps.items():
-            start = time.perf_counter()
-            _, memory = harness.run_in_new_process(harness.measure_memory, *step)
-            seconds = time.perf_counter() - start
-            yield dict(name=name, words=num_words, seconds=seconds, gigabytes=memory)
-
+# Scores
 
 MODELS = {  # name -> flags of pretrain.py [HF §4.3], average of eight tasks [HF Tables 1, 6]
     "emb 1K, md5": ("--emb emb --hash md5 --rows 1038", 66.8),
@@ -213,28 +179,11 @@ MODELS = {  # name -> flags of pretrain.py [HF §4.3], average of eight tasks [H
 }
 SCRATCH = {  # models that are not pre-trained: name -> --preset, average, main of their script
     "ProFormer, tiny, from scratch": ("proformer-tiny", 51.8, finetune.main),
-    # released, and pre-trained, there
+    # the paper has the released model, which is pre-trained
     "CANINE-C, tiny, from scratch": ("canine-tiny", 70.4, canine.main),
 }
 BERT = "lookup of BPE pieces, MLM"
-FLAGS = {name: flags.split() for name, (flags, _) in MODELS.items()}
-
-
-VARIANTS = """
-    name           s    embedding, hash
-    accuracy       ±    accuracy
-    f1_intact      ±    F1 intact
-    f1_shuffled    ±    F1 shuffled
-    f1_random      ±    F1 random
-    eval_loss      ±    loss
-"""
-
-
-def bench_variants(args):
-    """Every variant with the same budget and seeds on one corpus: the last evaluation."""
-    return harness.compare(args, FLAGS)
-
-
+TASKS = dict(sst2=1, cola=5, mrpc=5, rte=5, stsb=5)  # epochs
 GLUE = """
     name       s      embedding, hash
     sst2       ±1     SST-2
@@ -250,29 +199,28 @@ GLUE = """
 """
 
 
-TASKS = dict(sst2=1, cola=5, mrpc=5, rte=5, stsb=5)  # epochs
-
-
 def train_and_tune(job, flags):
     """Train a run and fine-tune it; return its results, with the sizes of SST-2's model."""
     if job.name in SCRATCH:
-        result = {}
         preset, _, main = SCRATCH[job.name]
-        scores = harness.finetune_run(job, ["--preset", preset], TASKS, flags, main)
+        result = harness.finetune_run(job, ["--preset", preset], TASKS, flags, main)
     else:
         result = harness.train_variant(job)
-        scores = harness.finetune_run(job, ["--ckpt", job.folder], TASKS, flags)
-    average = statistics.mean(scores[task] for task in TASKS)
-    sizes = harness.read_json(f"{job.folder}-sst2", "results.json")["tasks"]["sst2"]["size"]
-    return result | scores | dict(average=average, parameters=sizes["total"],
-                                  poep=100 * sizes["poep"])
+        result |= harness.finetune_run(job, ["--ckpt", job.folder], TASKS, flags)
+    sizes = read_json(f"{job.folder}-sst2/results.json")["tasks"]["sst2"]["size"]
+    result["average"] = statistics.mean(result[task] for task in TASKS)
+    result["parameters"] = sizes["total"]
+    result["poep"] = 100 * sizes["poep"]
+    return result
 
 
 def bench_glue(args):
     """Every variant, pre-trained, then fine-tuned. [HF Table 2] [HF §4.4 eq.4, 5, 7]"""
+    variants = {name: flags.split() for name, (flags, _) in MODELS.items()}
+    variants |= dict.fromkeys(SCRATCH, ())
     train = functools.partial(
         train_and_tune, flags=["--data_dir", args.data_dir, "--cache", args.cache])
-    rows = list(harness.compare(args, FLAGS | dict.fromkeys(SCRATCH, ()), train=train))
+    rows = list(harness.compare(args, variants, train=train))
     for row in rows:
         row["paper"] = (MODELS | SCRATCH)[row["name"]][1]
     # BERT's row may come last, or not at all with --only
@@ -281,58 +229,32 @@ def bench_glue(args):
             for row in rows:
                 row["prr"] = 100 * row["average"] / bert["average"]
                 row["pcr"] = 100 * (1 - row["parameters"] / bert["parameters"])
-    # the control of the first model of words; those of the others are alike but for their words
-    words = [row for row in rows if "sst2_bag" in row]
-    if not words:  # CANINE alone, which reads characters
-        return rows
-    first = words[0]
-    control = dict(name=f"bag of words, as {first['name']}")
+    # the bags of words of all models that read words are alike: one row. CANINE has none
+    for row in rows:
+        if "sst2_bag" in row:
+            return [*rows, make_control(row)]
+    return rows
+
+
+def make_control(model):
+    """Return the row of the bag of words that was trained beside a model."""
+    row = dict(name=f"bag of words, as {model['name']}")
     for task in TASKS:
         for suffix in ("", "_std", "_all"):
-            control[f"{task}{suffix}"] = first.get(f"{task}_bag{suffix}")
+            row[f"{task}{suffix}"] = model.get(f"{task}_bag{suffix}")
     averages = []
-    for scores in zip(*[control[f"{task}_all"] for task in TASKS]):
+    for scores in zip(*[row[f"{task}_all"] for task in TASKS]):  # one a task, of the same seed
         averages.append(statistics.mean(scores))
-    control["average"] = statistics.mean(averages)
+    row["average"] = statistics.mean(averages)
     if len(averages) > 1:
-        control["average_std"] = statistics.stdev(averages)
-    return [*rows, control]
-
-
-LENGTHS = """
-    name           s      run
-    positions      ,      positions of a text
-    eval_loss      .3f    loss
-    f1_random      .3f    F1 random
-    f1_shuffled    .3f    F1 shuffled
-"""
-
-
-@torch.no_grad()
-def bench_lengths(args, *, lengths=(8, 16, 32, 64, 128), num_windows=512):
-    """What a model of S+R finds in short texts: held-out windows, cut."""
-    for folder in args.runs:
-        model, objective, batches, _ = harness.load_shuffle_random(folder, args, batch_size=1)
-        ids, _, noise, random_words = batches.eval_batch(slice(num_windows))
-        for L in lengths:
-            text = ids[:, :L].clone()
-            if L < ids.shape[1]:
-                text[:, -1] = SEP
-            batch = objective.corrupt_batch(text, None, noise[..., :L], random_words[:, :L])
-            loss, counts = objective.evaluate(model, batch)
-            yield dict(name=Path(folder).name, positions=L,
-                       eval_loss=loss.item() / len(batch.positions),
-                       **objective.metrics(counts.numpy()))
+        row["average_std"] = statistics.stdev(averages)
+    return row
 
 
 BENCHES = {
     "counts": Bench(count_paper_models, COUNTS),
     "hashing": Bench(bench_hashing, HASHING),
     "embeddings": Bench(bench_embeddings, EMBEDDINGS),
-    "words": Bench(bench_words, WORDS),
-    "lengths": Bench(bench_lengths, LENGTHS,
-                     dict(data="python", cache="cache", runs=harness.REQUIRED)),
-    "variants": Bench(bench_variants, VARIANTS, harness.COMPARE),
     "glue": Bench(bench_glue, GLUE, harness.COMPARE | dict(data_dir=harness.REQUIRED)),
 }
 

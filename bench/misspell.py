@@ -2,8 +2,8 @@
 
     python -m bench.misspell scores --runs out/*
 
-Each run is an --out of finetune.py on one task with labels. Of the words of the rows to score, a
-share is misspelled; the training rows are as they are. A bag of words is trained for each task, as
+Each run is an --out of finetune.py on one task with labels. A share of the words is misspelled in
+the rows that are scored, and none in the training rows. A bag of words is trained for each task, as
 finetune.py trains its control.
 """
 
@@ -15,8 +15,8 @@ import torch
 
 import finetune
 from bench import harness
-from bench.harness import REQUIRED, Bench, read_json
-from common import load_checkpoint, resolve_device
+from bench.harness import REQUIRED, Bench
+from common import load_checkpoint, read_json, resolve_device
 from data.tasks import read_task
 from model import load_model
 
@@ -36,7 +36,7 @@ SCORES = """
 
 
 def misspell_word(word, rng):
-    """Return a word with two letters swapped, or one dropped, added or hit on the key beside it."""
+    """Return a word with one typing error: two letters swapped, one dropped, added or mistyped."""
     place = rng.integers(len(word) - 1)
     first = word[:place]
     letter = word[place]
@@ -67,10 +67,10 @@ def misspell(text, share, rng):
 
 
 def bench_scores(args):
-    """Scores on misspelled rows: a row a run, and a row for each task's bag of words."""
+    """Scores on misspelled rows, of each run and of a bag of words for each task."""
     seen = set()
     for folder in args.runs:
-        results = read_json(folder, "results.json")
+        results = read_json(f"{folder}/results.json")
         [name] = results["tasks"]
         settings = argparse.Namespace(**results["settings"] | dict(cache=args.cache, device="cpu"))
         runtime = resolve_device(settings)

@@ -1,12 +1,10 @@
-"""Count-median sketch: its embedding layer, its collisions, the words it names, damage it survives.
+"""Count-median sketch: its embedding layer, its collisions, the hidden words that it names.
 
-The table `sketch` compares times and parameters of embeddings, `collisions` counts words that share
-buckets. `gaps` hides words of a text and asks trained models which of all words they are; `robust`
-damages trained tables, where less movement and a smaller increase of the loss are better.
+`sketch` compares times and parameters of embeddings, `collisions` counts words that share buckets.
+`gaps` trains models, hides words of a text, and asks which of all words they are.
 
     python -m bench.sketch sketch (collisions)
     python -m bench.sketch gaps --text FILE               an hour
-    python -m bench.sketch robust --runs out/median out/mean
 
 Notation:
     V words   k hash functions   R buckets of one   d width
@@ -20,12 +18,11 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import REQUIRED, Bench, Stopwatch, load_corpus, load_run
+from bench.harness import Bench, Stopwatch, load_corpus, load_run
 from common import InputError
-from data.batches import TextBatches
 from hashing import sketch_index, split_words
 from model import count_parameters
-from objectives import MaskedHashes, rank_words
+from objectives import rank_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK
 
 SKETCH = """
@@ -130,9 +127,10 @@ def hide_words(texts, tokenizer):
         for word, (start, end), x in zip(words[:50], spans, noise):
             if x >= 0.15 or not word.isalpha() or text[start - 1:start] != " ":
                 continue
+            first = start
             if tokenizer.subwords is not None:
-                start -= 1  # a piece may hold the space before it, or be it
-            positions = [i for i, (a, b) in enumerate(unit_spans, 1) if a < end and b > start]
+                first -= 1  # a piece may hold the space before it, or be it
+            positions = [i for i, (a, b) in enumerate(unit_spans, 1) if a < end and b > first]
             # pieces that reach into other words would hide more of one model's text
             if [units[i - 1] for i in positions] != split_word(word, tokenizer):
                 raise InputError(f"--text: expected pieces of {word!r} alone, "
@@ -155,7 +153,7 @@ def split_word(word, tokenizer):
 
 @torch.no_grad()
 def name_hidden(folder, words, texts):
-    """Return how often a hidden word is the first, and among ten, of all words, and asked.
+    """Return how many hidden words a run names first, and among ten, in percent, and how many.
 
     A word scores by the log-probabilities of its hashes, its row, or its pieces. The number of
     pieces is not hidden: a word competes with words of as many.
@@ -164,7 +162,7 @@ def name_hidden(folder, words, texts):
     rows, hidden = hide_words(texts, tokenizer)
     model.set_codes(torch.from_numpy(tokenizer.codes()))
 
-    # candidates compete with those of as many positions: word -> its buckets, or rows of pieces
+    # number of positions -> the words that compete for them: word -> its buckets, or its pieces
     is_hashed = model.config.head == "hash-mlm"
     rivals = collections.defaultdict(dict)
     if is_hashed:
@@ -178,7 +176,7 @@ def name_hidden(folder, words, texts):
 
     candidates = set(words)
     num_asked = 0
-    ranks = []  # how many words score as much or more; none of words without a row
+    ranks = []  # how many other words score as much or more; a word without a row has no rank
     for row, gaps in zip(rows, hidden):
         if not gaps:
             continue
@@ -255,73 +253,10 @@ def bench_gaps(args, *flags):
     return harness.compare(args, MODELS, flags, train)
 
 
-# Damage
-
-
-def damaged_tables(weight, num_buckets):
-    """Yield names and damaged copies of a table (k·R, d) of blocks of R rows."""
-    yield "as trained", weight
-    generator = torch.Generator().manual_seed(0)
-    chosen = torch.randperm(len(weight), generator=generator)[:len(weight) // 50]
-    noise = torch.randn(len(chosen), weight.shape[1], generator=generator)
-    noisy = weight.clone()
-    noisy[chosen] += 10 * weight.std() * noise
-    yield "1 row in 50 corrupted by 10 σ", noisy
-    for bits in (4, 2):
-        # symmetric, with 15 or 3 levels of a row
-        step = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
-        yield f"rows of {bits} bits", (weight / step).round() * step
-    blocks = weight.view(-1, num_buckets, weight.shape[1])  # (k, R, d)
-    halved = (blocks + blocks.roll(num_buckets // 2, 1)) / 2  # pairs of buckets share their mean
-    yield "half as many buckets", halved.flatten(0, 1)
-
-
-ROBUST = """
-    name     s      run, table
-    moved    .1f    mean movement of a vector, %
-    loss     .3f    held-out loss
-    more     .3f    increase
-"""
-
-
-@torch.no_grad()
-def bench_robust(args):
-    """A trained table damaged in four ways, the head whole: how vectors and loss move. [CM]"""
-    for folder in args.runs:
-        model, tokenizer, checkpoint = load_run(folder)
-        c = model.config
-        if c.code_format != "sketch" or c.head != "hash-mlm" or not c.order or c.buckets % 2 == 1:
-            raise InputError("--runs: expected text, --emb mean or median and even --buckets, "
-                             f"got {folder}.")
-        corpus = harness.load_corpus_of(checkpoint["run"], args)
-        tokenizer.ids(corpus.words)
-        model.set_codes(torch.from_numpy(tokenizer.codes()))
-        words = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:])
-        # 64 held-out windows, with the same words masked whatever the damage
-        batches = TextBatches(corpus.ids, c.length, 1, words, 0, CLS, SEP)
-        objective = MaskedHashes(c, mask_rate=0.15, mask_id=MASK, first_word_id=FIRST_WORD_ID,
-                                 targets=model.codes)
-        batch = objective.corrupt_batch(*batches.eval_batch(slice(0, 64)))
-        is_word = batch.inputs >= FIRST_WORD_ID
-        weight = model.embedding.weight.data.clone()
-        for damage, table in damaged_tables(weight, c.buckets):
-            model.embedding.weight.data = table.clone()
-            vectors = model.embed(batch.inputs)[is_word]
-            loss = objective.loss(model, batch).item() / len(batch.positions)
-            if damage == "as trained":  # the first
-                whole_vectors = vectors
-                whole_loss = loss
-            distance = (vectors - whole_vectors).norm(dim=-1)
-            moved = 100 * (distance / whole_vectors.norm(dim=-1)).mean().item()
-            yield dict(name=f"{Path(folder).name}: {damage}", moved=moved, loss=loss,
-                       more=loss - whole_loss)
-
-
 BENCHES = {
     "sketch": Bench(bench_sketch, SKETCH),
     "collisions": Bench(bench_collisions, COLLISIONS, dict(data="python", cache="cache")),
     "gaps": Bench(bench_gaps, GAPS, harness.COMPARE | dict(text=None, data_dir=None)),
-    "robust": Bench(bench_robust, ROBUST, dict(data="python", cache="cache", runs=REQUIRED)),
 }
 
 

@@ -1,10 +1,10 @@
 """Superbloom: sizes of the paper's models, beam search and exhaustive search, recall.
 
-`sizes` counts parameters beside what the paper prints. `bloom` and `million` are times. The other
-tables are recall@k, the share of held-out items among the k best of all items, beside baselines of
-the same size and beside neighbors by co-occurrence, which need no training.
+`sizes` counts parameters beside what the paper prints. `bloom` is times. The other tables are
+recall@k, the share of held-out items among the k best of all items, beside baselines of the same
+size and beside neighbors by co-occurrence, which need no training.
 
-    python -m bench.superbloom sizes (bloom, million)
+    python -m bench.superbloom sizes (bloom)
     python -m bench.superbloom entities --data pages.jsonl (depth)
     python -m bench.superbloom beams --runs out/bloom-items
 
@@ -24,10 +24,10 @@ import torch
 from bench import harness
 from bench.harness import COMPARE, REQUIRED, Bench, compare, count_sizes, load_corpus
 from bloom import BloomMap, beam_search, exhaustive, hash_logp
-from common import InputError, blame_input
+from common import InputError, blame
 from data.batches import ItemSetBatches
-from model import PRESETS, Config, Model, count_parameters
-from objectives import RECALL, MaskedHashes
+from model import PRESETS
+from objectives import RECALL
 from tokenizer import FIRST_WORD_ID, MASK
 
 NUM_ITEMS = 5_281_889  # of [SB Table 1]
@@ -165,58 +165,13 @@ def search_by_blocks(logp, columns, k=20, block=64):
     return torch.cat([blocks[best].flatten(), rest]).topk(k).values
 
 
-MILLION = """
-    name       s      preset, alpha 50
-    dtype      s      dtype
-    total      ,      parameters
-    batch      ,      sets of 32 per step
-    seconds    .2f    s per step
-    memory     .2f    peak memory of the process, GiB
-"""
-
-
-def bench_million(args, *, num_items=NUM_ITEMS,
-                  sizes=(("superbloom-small", 64), ("superbloom", 16))):
-    """A step over 5,281,889 items at alpha 50 on this machine, in a process of its own."""
-    dtype = harness.list_dtypes()[-1]
-    for preset, batch in sizes:
-        job = (harness.measure_memory, time_step, preset, batch, num_items, 50, dtype)
-        (total, seconds), memory = harness.run_in_new_process(*job)
-        yield dict(name=preset, dtype=dtype, batch=batch, total=total, seconds=seconds,
-                   memory=memory)
-
-
-def time_step(preset, batch, num_items, alpha, dtype):
-    """Take three training steps over item sets of 32; return parameters, and the last's seconds."""
-    bloom_map = BloomMap(num_items, alpha)
-    rows = bloom_map.buckets + FIRST_WORD_ID
-    model = Model(Config.choose(PRESETS[preset] | dict(buckets=rows, dropout=0.0))).train()
-    specials = np.arange(bloom_map.buckets, rows, dtype=np.int32)[:, None]
-    codes = np.concatenate([specials.repeat(2, 1), bloom_map.digest])
-    model.set_codes(torch.from_numpy(codes))
-    objective = MaskedHashes(model.config, mask_rate=0.15, mask_id=MASK,
-                             first_word_id=FIRST_WORD_ID, targets=model.codes, bloom_map=bloom_map)
-    ids = torch.randint(FIRST_WORD_ID, FIRST_WORD_ID + num_items, (batch, 32))
-
-    def compute_loss():
-        batch = objective.corrupt_batch(ids, None, torch.rand(3, *ids.shape), ids.flip(0))
-        return objective.loss(model, batch) / len(batch.positions)
-
-    step = harness.training_step(model, compute_loss, dtype)
-    for _ in range(3):  # the first allocates
-        start = time.perf_counter()
-        step()
-        seconds = time.perf_counter() - start
-    return count_parameters(model)["total"], seconds
-
-
 # Recall
 
 
 def read_sets(corpus, length):
     """Return ItemSetBatches, and of held-out sets IDs int64 (P, L) and the masked columns (P,)."""
     limits = (FIRST_WORD_ID, len(corpus.counts))
-    with blame_input():
+    with blame():
         sets = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), length, 1,
                               np.array(limits), 0, limits)
     ids, _, noise, _ = sets.eval_batch(slice(None))
@@ -408,7 +363,6 @@ PAGES = COMPARE | dict(data="python-names", alpha=25)
 BENCHES = {
     "sizes": Bench(bench_sizes, SIZES_COLUMNS),
     "bloom": Bench(bench_bloom, BLOOM),
-    "million": Bench(bench_million, MILLION),
     "entities": Bench(bench_entities, ENTITIES, PAGES),
     "depth": Bench(bench_depth, ENTITIES, PAGES),
     "beams": Bench(bench_beams, BEAMS, dict(data="python-names", cache="cache", runs=REQUIRED)),

@@ -19,7 +19,7 @@ import re
 
 import numpy as np
 
-from common import blame_file, run_script
+from common import blame, run_script
 from data.corpus import read_rows
 
 NATIONS = ("American", "English", "British", "German", "Canadian", "Australian", "French",
@@ -78,7 +78,7 @@ def write_task(folder, examples, num_train, num_dev):
 def build(kind, source, out):
     """Read the rows of a file, and write the task in a folder of its name."""
     rows = list(read_rows(source))
-    with blame_file(source):  # a row without the columns
+    with blame(source, Exception):  # a row without the columns
         if kind == "articles":
             examples = list_questions(rows)
         else:

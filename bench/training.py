@@ -9,7 +9,6 @@ collect the scores of trained runs, in percent.
     python -m bench.training tasks (public) --runs out/*
 """
 
-import argparse
 import functools
 import itertools
 import sys
@@ -21,11 +20,12 @@ import torch.nn.functional as F
 
 from baselines.canine import Canine, CanineConfig, CharacterTokenizer
 from bench import harness
-from bench.harness import REQUIRED, Bench, Stopwatch, build_model, read_json
+from bench.harness import REQUIRED, Bench, Stopwatch, build_model
+from common import autocast, read_json
 from data.batches import pad_batch
-from data.tasks import SequenceClassification, measure_scale, read_task
+from data.tasks import SequenceClassification, measure_scale
 from hashing import MD5
-from model import PRESETS, Config, Model
+from model import PRESETS, Config, Model, parameter_groups
 from objectives import OBJECTIVES
 from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
@@ -33,7 +33,7 @@ from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
 
 def objective_step(model, name, ids, dtype, compute_loss=None, max_norm=None):
-    """Return a training step of an objective, a function without arguments.
+    """Return a function without arguments that takes a training step of an objective on the CPU.
 
     Args:
         model: Model, or one of Hugging Face Transformers.
@@ -51,10 +51,18 @@ def objective_step(model, name, ids, dtype, compute_loss=None, max_norm=None):
     if compute_loss is None:
         compute_loss = objective.loss
 
-    def corrupt_and_compute():
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), fused=True)
+
+    def step():
         batch = objective.corrupt_batch(ids, None, noise, ids.flip(0))
-        return compute_loss(model, batch) / ids.numel()
-    return harness.training_step(model, corrupt_and_compute, dtype, max_norm)
+        with autocast(ids.device, dtype):
+            loss = compute_loss(model, batch) / ids.numel()
+        loss.backward()
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return step
 
 
 STEPS = """
@@ -185,11 +193,9 @@ def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), roun
         words=(Model(hashed), HashTokenizer(hashed, hash=MD5())),
         characters=(Canine(characters), CharacterTokenizer()),
     )
-    files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None,
-                               encoding=None, sep=None, header=None, limit=None, select=0.0)
     # the same texts as pieces, words and characters
     for name in names:
-        task, splits = read_task(name, files)
+        task, splits = harness.read_glue(name, args)
         rows = splits["dev"]
         scale = None
         if task.labels is None:
@@ -243,9 +249,10 @@ def bench_tasks(args):
     The error of the difference is that of rows and seeds together (data.tasks.standard_error).
     """
     for folder in args.runs:
-        if not Path(folder, "results.json").exists():
+        path = Path(folder, "results.json")
+        if not path.exists():
             continue  # out/* has pre-trained models too
-        run = read_json(folder, "results.json")
+        run = read_json(path)
         settings = run["settings"]
         for task, result in run["tasks"].items():
             name = harness.name_run(settings, task)
