@@ -193,7 +193,7 @@ def score_neighbors(args):
         for item in page.tolist():
             pages_of[item].append(page)
     frequency = np.array([len(pages_of[item]) for item in range(num_ids)])
-    seen_at = np.zeros(num_ids, int)  # ties go to the item that the corpus names first
+    seen_at = np.zeros(num_ids, int)  # where the corpus names an item first
     items, places = np.unique(corpus.ids, return_index=True)
     seen_at[items] = places
 
@@ -205,9 +205,7 @@ def score_neighbors(args):
         # special tokens, padding among them, and visible items are no candidates
         scores[:, :FIRST_WORD_ID] = -1
         scores[:, visible] = -1
-        least = scores[:, [correct]]
-        is_tied = (scores == least) & (seen_at < seen_at[correct])
-        ranks = ((scores > least) | is_tied).sum(1)  # (4,), items ahead of the correct one
+        ranks = count_ahead(scores, correct, seen_at)  # (4,)
         hits += ranks[:, None] < RECALL
     for name, line in zip(NEIGHBORS, hits / len(ids)):
         row = dict(name=name, data=args.data)
@@ -236,6 +234,17 @@ def score_items(visible, pages_of, frequency):
             scores[2] += both / np.sqrt(np.maximum(frequency, 1) * len(pages))
             scores[3] += np.bincount(others, np.repeat(1 / sizes, sizes), num_ids) / len(pages)
     return scores
+
+
+def count_ahead(scores, correct, seen_at):
+    """Count the items that are ahead of the correct one in each row of scores, (rows, V).
+
+    The correct item loses a tie to an item with a smaller seen_at.
+    """
+    least = scores[:, [correct]]
+    is_tied = (scores == least) & (seen_at < seen_at[correct])
+    is_ahead = (scores > least) | is_tied
+    return is_ahead.sum(1)
 
 
 ENTITIES = """

@@ -20,7 +20,7 @@ import re
 import numpy as np
 
 from common import blame, run_script
-from data.corpus import read_rows
+from data.rows import read_rows
 
 NATIONS = ("American", "English", "British", "German", "Canadian", "Australian", "French",
            "Italian", "Irish")

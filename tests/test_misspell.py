@@ -8,34 +8,37 @@ import pytest
 
 import finetune
 from bench import misspell, topics
+from data.rows import read_rows
 
 
-def distance(a, b):
-    """Return how many letters to add, drop, replace or swap with the next lead from a to b."""
-    if not a or not b:
-        return len(a) + len(b)
-    steps = [distance(a[1:], b) + 1, distance(a, b[1:]) + 1]
-    steps.append(distance(a[1:], b[1:]) + (a[0] != b[0]))
-    if a[:2] == b[1::-1]:
-        steps.append(distance(a[2:], b[2:]) + 1)
-    return min(steps)
+def make_errors(word):
+    """Return every word that is one typing error away, keyboard neighbors among all letters."""
+    errors = set()
+    for i in range(len(word)):
+        head = word[:i]
+        tail = word[i + 1:]
+        errors.add(head + tail)
+        errors.add(head + tail[:1] + word[i] + tail[1:])
+        for letter in misspell.LETTERS:
+            errors.add(head + letter + tail)
+            errors.add(head + word[i] + letter + tail)
+    return errors
 
 
 def test_misspelled_word_is_one_typing_error_away():
     rng = np.random.default_rng(0)
-    words = [misspell.misspell_word("qwaz", rng) for _ in range(300)]
-    assert {distance("qwaz", word) for word in words} <= {0, 1}  # 0: a swap of equal letters
+    words = {misspell.misspell_word("qwaz", rng) for _ in range(300)}
+    assert words <= make_errors("qwaz")
     assert {len(word) for word in words} == {3, 4, 5}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_misspell_changes_the_share_of_words(share):
-    words = ["letters"] * 4_000
-    changed = misspell.misspell(" ".join(words), share, np.random.default_rng(0)).split(" ")
-    count = sum(word != "letters" for word in changed)
-    # a quarter of the changes swaps neighbors; tt are equal, one place in six
-    expected = 4_000 * share * (1 - 1 / 4 / 6)
-    assert abs(count - expected) <= 6 * np.sqrt(4_000 * 0.25) * (share > 0)
+    text = " ".join(["words"] * 4_000)
+    changed = misspell.misspell(text, share, np.random.default_rng(0)).split(" ")
+    count = sum(word != "words" for word in changed)
+    sigma = np.sqrt(4_000 * share * (1 - share))
+    assert abs(count - 4_000 * share) <= 6 * sigma
 
 
 def test_topics_hold_a_group_in_one_split(tmp_path):
@@ -44,18 +47,17 @@ def test_topics_hold_a_group_in_one_split(tmp_path):
         context = f"paragraph {number // 4}"
         rows.append(dict(title=f"t{number // 100}", context=context, question=f"{number}?"))
     source = tmp_path / "squad.jsonl"
-    source.write_text("\n".join(json.dumps(row) for row in rows))
+    source.write_text("\n".join(map(json.dumps, rows)))
 
-    topics.main(["articles", str(source), str(tmp_path / "out")])
+    topics.main(["articles", str(source), str(tmp_path)])
 
-    groups = {}
+    paragraphs = []
     for split in ("train", "dev"):
-        path = tmp_path / "out" / "articles" / f"{split}.jsonl"
-        texts = [json.loads(line) for line in path.read_text().splitlines()]
-        assert {row["label"] for row in texts} == {"t0", "t1", "t2", "t3"}
-        groups[split] = {int(row["text"][:-1]) // 4 for row in texts}
-    assert groups["train"].isdisjoint(groups["dev"])
-    assert groups["train"] | groups["dev"] == set(range(100))
+        rows = read_rows(f"{tmp_path}/articles/{split}.jsonl")
+        paragraphs.append({int(row["text"][:-1]) // 4 for row in rows})
+    train, dev = paragraphs
+    assert train.isdisjoint(dev)
+    assert train | dev == set(range(100))
 
 
 def test_topics_take_the_nation_of_the_first_paragraph():
@@ -69,20 +71,16 @@ def test_topics_take_the_nation_of_the_first_paragraph():
 
 
 def test_scores_of_rows_as_written_are_those_of_fine_tuning(sr_run, tmp_path, cache_dir):
-    rng = np.random.default_rng(0)
-    for split in ("train", "dev"):
-        with open(tmp_path / f"{split}.jsonl", "w") as file:
-            for _ in range(60):
-                label = ["cold", "warm"][rng.integers(2)]
-                print(json.dumps(dict(text=f"very {label} water", label=label)), file=file)
-    flags = ["--ckpt", str(sr_run), "--text", "text", "--label", "label", "--seeds", "1"]
-    files = ["--train", str(tmp_path / "train.jsonl"), "--dev", str(tmp_path / "dev.jsonl")]
-    tuned = finetune.main([*flags, *files, "--epochs", "30", "--device", "cpu", "--out",
-                           str(tmp_path / "out")])
+    path = tmp_path / "rows.tsv"
+    path.write_text("text\tlabel\n" + 30 * "very cold water\tcold\nvery warm water\twarm\n")
+    out = str(tmp_path / "out")
+    tuned = finetune.main([
+        "--ckpt", str(sr_run), "--train", str(path), "--dev", str(path), "--text", "text",
+        "--label", "label", "--seeds", "1", "--epochs", "30", "--device", "cpu", "--out", out])
 
-    args = Namespace(runs=[str(tmp_path / "out")], cache=str(cache_dir))
-    model, bag = misspell.bench_scores(args)
+    model, bag = misspell.bench_scores(Namespace(runs=[out], cache=str(cache_dir)))
 
-    assert model["0"] == pytest.approx(tuned["tasks"]["own"]["mean"])
-    assert bag["0"] == pytest.approx(tuned["tasks"]["own"]["bag_of_words"])
+    expected = tuned["tasks"]["own"]
+    assert model["0"] == pytest.approx(expected["mean"])
+    assert bag["0"] == pytest.approx(expected["bag_of_words"])
     assert bag["40"] < bag["0"]
