@@ -1,7 +1,7 @@
 """BERT-LSH: LSH attention beside dense attention in time, work and memory, and what it learns.
 
 The tables measure how long attention takes by the length of the sequence, how many pairs collide,
-and which of a trained model's best keys are among them. "× dense" is the time of dense attention
+and how many of a trained model's best keys are among them. "× dense" is the time of dense attention
 over that of LSH attention in the same round: above 1, LSH attention is faster.
 
     python -m bench.attention attention
@@ -51,7 +51,7 @@ def hash_both(q, k, draw, num_buckets=256):
 
 
 def permute_buckets(h):
-    """Return the buckets in a random order: as large, but no pair collides for its vectors."""
+    """Return buckets of equal sizes in a random order, unrelated to the vectors."""
     order = torch.rand(h.shape, device=h.device).argsort(-1)
     return h.gather(-1, order)
 
@@ -119,7 +119,7 @@ def count_upper_pairs(seed):
 
 
 def bench_flops(args, *, rounds=301):
-    """[BL Table 1]: ten positions, two heads of 64; dense attention counts as q kᵀ alone."""
+    """Count operations [BL Table 1]: ten positions, two heads of 64; q kᵀ alone for dense."""
     q, k, v = torch.randn(3, 1, 2, 10, 64)
     draw = draw_functions(2, 2, 64)
 
@@ -184,7 +184,7 @@ ATTENTION = """
 
 def bench_attention(args, *, positions=16_384, rounds=5,
                     lengths=(64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)):
-    """Forward and backward by length, with hashing: float32, two heads of 64, r 8, m 256, n 1."""
+    """Time attention by length, with hashing: float32, two heads of 64, r 8, m 256, n 1."""
     keep_freed_memory()
     generator = torch.Generator().manual_seed(0)
     # new hyperplanes in every round: how evenly one draw fills the buckets is luck
@@ -265,7 +265,7 @@ AUTO = """
 
 def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
                lengths=(64, 128, 256, 512, 1024, 2048, 4096, 16384)):
-    """impl="auto" against the better of its two ways, with hashing: e 64, r 8, m 256, n 1."""
+    """Time impl="auto" beside the better of its two ways, with hashing: e 64, r 8, m 256, n 1."""
     # a missing device is refused before the work
     resolve_device(argparse.Namespace(device=args.device, dtype="float32", compile=False))
     keep_freed_memory()
@@ -347,7 +347,7 @@ TRAINED = """
 
 
 def bench_trained(args, *, rounds=5, sequences=8):
-    """Buckets of trained queries and keys: the share of pairs, mass and best keys in them."""
+    """Measure which pairs, how much attention and how many best keys share trained buckets."""
     for folder in args.runs:
         for number, _, *qkv in trained_layers(folder, sequences):
             for bands in (2, 8):
@@ -428,7 +428,7 @@ TWINS_COLUMNS = """
 
 
 def bench_twins(args, *flags):
-    """BERT-LSH, its dense twin, and a control that attends to as many keys at random."""
+    """Train BERT-LSH, its dense twin, and a control that attends to as many random keys."""
     shared = ["--preset", "bert-lsh", "--vocab", 8_192, "--length", 128, "--batch", 32,
               "--lr", 1e-3, "--warmup", args.steps // 10, "--dropout", 0, "--dtype", "bfloat16"]
     tuning = ["--data_dir", args.data_dir, "--cache", args.cache, "--dtype", "bfloat16"]
@@ -445,9 +445,10 @@ CURVES = """
 
 
 def bench_curves(args):
-    """Losses of pre-trainings and fine-tunings at each evaluation. [BL Figures 2, 4, 5]
+    """List the losses of runs at each evaluation. [BL Figures 2, 4, 5]
 
-    The held-out rows are other text in pre-training, and those of --select in fine-tuning.
+    The held-out loss is that of other text in pre-training, and of the rows of --select in
+    fine-tuning.
     """
     for folder in args.runs:
         losses = []  # in training, since the last evaluation
@@ -471,7 +472,7 @@ BENCHES = {
 
 
 def main(argv=None):
-    """Run a command of this file."""
+    """Run the command of this file that the command line, or the list argv, names."""
     harness.run_command("attention", __doc__, BENCHES, argv)
 
 

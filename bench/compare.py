@@ -40,6 +40,7 @@ def compare(results, baseline):
             if row[key] != other[key]:
                 raise InputError(f"{name}: expected equal {key}, got {row[key]} and {other[key]}. "
                                  "Score the same rows.")
+        # the last task's: heads differ by a few hundred parameters
         size = row["size"]
         baseline_size = other["size"]
         prr[name] = percent(row["mean"], other["mean"])
@@ -71,6 +72,7 @@ def print_comparison(*folders):
     lines["PRR average"] = compared["prr_average"]
     lines["PCR all"] = compared["pcr_all"]
     lines["PCR embedding"] = compared["pcr_emb"]
+    # scores of unlike budgets can be compared, but not without a word
     for flag in ("epochs", "select"):
         values = [run["settings"][flag] for run in (results, baseline)]
         if values[0] != values[1]:

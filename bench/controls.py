@@ -1,7 +1,7 @@
-"""Controls: what counting words reaches where a model is scored.
+"""Controls: scores that counting words reaches, beside those of models.
 
-`frequency` guesses Shuffle+Random's label of a word from how frequent the word is. `overlap` judges
-a pair of texts by the words that they share. Neither reads a word's context, or is trained.
+`frequency` guesses the label of a word in Shuffle+Random from how frequent the word is. `overlap`
+judges a pair of texts by the words that they share. Neither reads the context of a word.
 
     python -m bench.controls frequency --runs out/proj-lsh
     python -m bench.controls overlap --data_dir glue/ --runs out/proj-lsh-stsb out/proj-lsh-mrpc
@@ -37,7 +37,7 @@ FREQUENCY = """
 
 @torch.no_grad()
 def bench_frequency(args, *, num_steps=200, num_windows=512):
-    """A model of S+R and the frequency of each word alone, on the same held-out windows."""
+    """Score a model of S+R, and the frequency of each word alone, on the same held-out windows."""
     for folder in args.runs:
         model, tokenizer, checkpoint = harness.load_run(folder)
         corpus = harness.load_corpus_of(checkpoint["run"], args)
@@ -65,9 +65,9 @@ def bench_frequency(args, *, num_steps=200, num_windows=512):
 
 
 def count_labels(objective, batches, frequency_class, num_steps):
-    """Return log P(label | class of frequency), float (classes, 3), counted in training windows."""
+    """Return log P(label | class of frequency), float (classes, 3), from training windows."""
     num_classes = int(frequency_class.max()) + 1
-    counts = torch.ones(num_classes, len(KINDS))  # one more of each: no share is 0
+    counts = torch.ones(num_classes, len(KINDS))  # from 1, so that no share is 0
     for step in range(num_steps):
         batch = objective.corrupt_batch(*batches.get_batch(step, slice(None)))
         words = batch.inputs.flatten()[batch.positions]
@@ -90,7 +90,7 @@ OVERLAP = """
 
 
 def bench_overlap(args):
-    """Fine-tuned models of pairs, and the cosine of the word counts (tf-idf) of the two texts."""
+    """Score fine-tuned models of pairs, and the cosine of the tf-idf word counts of both texts."""
     for folder in args.runs:
         for name in read_json(f"{folder}/results.json")["tasks"]:
             task, splits = harness.read_glue(name, args)
@@ -102,6 +102,7 @@ def bench_overlap(args):
             dev = splits["dev"]
             idf = weigh_words(train)
             predicted = np.array([cosine(texts, idf) for texts, _ in dev])
+            # a correlation takes the cosine as it is; classes need a threshold
             if not is_numbers:
                 cosines = np.array([cosine(texts, idf) for texts, _ in train])
                 classes = np.array([task.labels.index(label) for _, label in train])
@@ -112,7 +113,13 @@ def bench_overlap(args):
 
 
 def compare_with_model(name, results, predicted):
-    """Return a row of the table: the results of each seed, and what the control predicts."""
+    """Return a row of the table.
+
+    Args:
+        name: str, the task.
+        results: list of dict, the results of each seed.
+        predicted: array (n,), what the control predicts.
+    """
     metric = results[0]["metric"]
     truth = np.array(results[0]["truth"])
     models = [result["predicted"] for result in results]
@@ -133,7 +140,7 @@ def weigh_words(rows):
         for text in texts:
             num_texts += 1
             counts.update(set(list_words(text)))
-    idf = collections.defaultdict(lambda: math.log(1 + num_texts) + 1)  # of words never seen
+    idf = collections.defaultdict(lambda: math.log(1 + num_texts) + 1)  # for words never seen
     for word, count in counts.items():
         idf[word] = math.log((1 + num_texts) / (1 + count)) + 1
     return idf
@@ -142,6 +149,7 @@ def weigh_words(rows):
 def cosine(texts, idf):
     """Return the cosine of the word counts, times idf, of a pair of texts."""
     first, second = [collections.Counter(list_words(text)) for text in texts]
+    # each count is weighted by idf, so products of two counts by its square
     product = sum(first[word] * second[word] * idf[word] ** 2 for word in first)
     lengths = []
     for counts in (first, second):
@@ -151,6 +159,7 @@ def cosine(texts, idf):
 
 def choose_threshold(cosines, classes):
     """Return the threshold, and the class 0 or 1 above it, that fit most training rows."""
+    # a task may number its classes either way, so both are tried
     best = (0, 0.0, 0)  # rows that fit, threshold, class above
     for threshold in np.linspace(0, 1, 101):
         is_above = cosines >= threshold
@@ -170,7 +179,7 @@ BENCHES = {
 
 
 def main(argv=None):
-    """Run a command of this file."""
+    """Run the command of this file that the command line, or the list argv, names."""
     harness.run_command("controls", __doc__, BENCHES, argv)
 
 

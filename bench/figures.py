@@ -11,10 +11,8 @@ results/*.json. `readme` writes the tables between the markers of README.md and 
 
 import contextlib
 import io
-import os
 import re
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -62,7 +60,7 @@ def new_figure(name, size, rows=1, columns=1, **labels):
         figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False)
         axes[0, 0].set(**labels)
         yield axes.ravel()
-        path = os.path.join(ASSETS, f"{name}.png")
+        path = ASSETS / f"{name}.png"
         figure.savefig(path)
         pyplot.close(figure)
     print(f"Saved {path}")
@@ -83,7 +81,7 @@ def draw_pipeline():
     words = ["play", "plays", "cat"]
     ticks = dict(xticks=[], yticks=range(3), yticklabels=words)
     torch.manual_seed(0)
-    text = Path(ROOT, "README.md").read_text(encoding="utf-8")  # any text will do
+    text = (ROOT / "README.md").read_text(encoding="utf-8")  # any text will do
     lsh = NgramLSH.fit(Counter(list_words(text)))
     proj = ProjEmbedding(128, 16).requires_grad_(False)
     kinds = {  # a row of the figure each
@@ -117,8 +115,11 @@ def draw_corruption():
 def draw_maps():
     """Draw the two Bloom maps of python bloom.py; the width of a bucket is its probability."""
     bloom_map = BloomMap(12, alpha=3, orders=DEMO_ORDERS)
-    # of the buckets of each map, as in the demo of bloom.py
-    p = [[0.64, 0.19, 0.14, 0.03], [0.56, 0.02, 0.22, 0.20]]
+    # the probabilities of the buckets of each map, as in the demo of bloom.py
+    p = [
+        [0.64, 0.19, 0.14, 0.03],
+        [0.56, 0.02, 0.22, 0.20],
+    ]
     title = ("12 items in buckets of 3; width: probability; gray: the buckets of item 9, "
              "log 0.64 + log 0.22 = -1.96")
     with new_figure("maps", (8, 2.4)) as [axis]:
@@ -147,7 +148,7 @@ def draw_law():
     with new_figure("law", (6.4, 3.4), xlabel="angle between query and key, degrees",
                     ylabel="probability of a collision", title=title) as [axis]:
         for n, r, m in ((1, 2, 64), (1, 8, 256), (3, 8, 256)):
-            # in a random plane a vector and those at all angles to it
+            # a vector in a random plane, and those at all angles to it
             plane, _ = torch.linalg.qr(torch.randn(num_pairs, 64, 2, generator=g))
             x = (plane @ rotations).transpose(1, 2)  # (pairs, 10, 64)
             # hash functions for every pair, as the law is about random hyperplanes
@@ -157,7 +158,7 @@ def draw_law():
             shares = is_collision.float().mean((0, 1))  # (10,)
             p = collision_probability(angles, r, m, n)
             axis.plot(degrees, p, color="0.6", linewidth=1)
-            # of the mean of num_pairs draws that are 0 or 1
+            # standard error of the mean of num_pairs draws, each 0 or 1
             error = 1.96 * (p * (1 - p) / num_pairs).sqrt()
             label = f"n {n}, r {r}, m {m}"
             axis.errorbar(degrees, shares, error, fmt="o", markersize=4, label=label)
@@ -292,9 +293,9 @@ def draw_collisions(run):
         for i, is_collision in enumerate(torch.cat(layers)):  # (L, L)
             layer, head = divmod(i, num_heads)
             share = 100 * is_collision.float().mean()
+            title = f"layer {layer + 1}, head {head + 1}: {share:.0f} %"
             draw_matrix(axes[i], is_collision.numpy(), xlabel="key position",
-                        ylabel="query position",
-                        title=f"layer {layer + 1}, head {head + 1}: {share:.0f} %")
+                        ylabel="query position", title=title)
             axes[i].label_outer()
 
 
@@ -304,7 +305,7 @@ def draw_collisions(run):
 def write_readme(args):
     """Write the tables between the markers of README.md and docs/ anew."""
     tables = readme_tables()
-    for path in [Path(ROOT, "README.md"), *Path(ROOT, "docs").glob("*.md")]:
+    for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
         text = path.read_text(encoding="utf-8")
         for name, table in tables.items():
             pattern = rf"(?s)(<!-- {name} -->\n).*?(<!-- end -->)"
@@ -319,11 +320,11 @@ def readme_tables():
     benches = {}
     for file in (hashformers, attention, superbloom, sketch, training, misspell, controls):
         benches |= file.BENCHES
-    for path in Path(ROOT, "results").glob("*.json"):
+    for path in ROOT.glob("results/*.json"):
         result = read_json(path)
         rows = []
         for row in result["rows"]:
-            if not row.get("name", "").endswith("by frequency"):  # a figure shows them in full
+            if not row.get("name", "").endswith("by frequency"):  # a figure shows these
                 rows.append(row)
         # each result names the bench that has its columns
         columns = benches[result["bench"]].columns
@@ -338,7 +339,7 @@ BENCHES = {
 
 
 def main(argv=None):
-    """Run a command of this file."""
+    """Run the command of this file that the command line, or the list argv, names."""
     harness.run_command("figures", __doc__, BENCHES, argv)
 
 

@@ -4,7 +4,7 @@
 times. `glue` trains every variant with the same budget and seeds and compares their scores, mean ±
 standard deviation; its column `paper` is the average of the paper's eight tasks.
 
-    python -m bench.hashformers counts (hashing, embeddings)
+    python -m bench.hashformers counts           or hashing, embeddings
     python -m bench.hashformers glue --steps 2000 --data_dir glue/    two hours
 """
 
@@ -51,7 +51,7 @@ PAPER_MODELS = (
 
 
 def count_paper_models(args=None):
-    """Parameters of [HF Table 2], exact, beside what the paper prints."""
+    """Count the parameters of [HF Table 2], beside what the paper prints."""
     for name, emb, num_rows, printed, printed_total, more_rows, note in PAPER_MODELS:
         shape = PRESETS["hashformer"] | dict(head="classify", emb=emb, rows=num_rows)
         sizes = harness.count_sizes(**shape)
@@ -81,7 +81,7 @@ HASHING = """
 
 
 def bench_hashing(args, *, num_words=100_000, repeats=20_000, rounds=5):
-    """Distinct words, and characters of a text, that one core hashes per second."""
+    """Measure how many distinct words, or characters of a text, one core hashes per second."""
     words = made_up_words(num_words)
     n = 50_260
     sentence = "The 12 quick-witted foxes (all of them!) jumped over one lazy dog; it didn't mind. "
@@ -91,7 +91,7 @@ def bench_hashing(args, *, num_words=100_000, repeats=20_000, rounds=5):
     lsh = hashing.NgramLSH.fit(dict.fromkeys(words, 1), features=n)
     fit_seconds = time.perf_counter() - start
     tokenizer = HashTokenizer(Config(), hash=hashing.MD5())
-    tenth = words[::10]  # the index is the slowest
+    tenth = words[::10]  # LSH index is the slowest
     functions = {
         "MD5 digests": lambda: hashing.md5_digests(words),
         "MD5 index, N 50,260": lambda: hashing.md5_index(words, n),
@@ -120,7 +120,7 @@ EMBEDDINGS = """
 
 
 def bench_embeddings(args, *, batch=4, length=512, rows=50_260, rounds=5):
-    """Forward and backward of each embedding at width 768 beside the twelve layers it feeds."""
+    """Time each embedding, forward and backward at width 768, beside the layers that it feeds."""
     dtype = harness.list_dtypes()[-1]
     d = 768
     cotangent = torch.randn(batch, length, d)
@@ -149,6 +149,7 @@ def bench_embeddings(args, *, batch=4, length=512, rows=50_260, rounds=5):
     for name, (module, inputs) in cases.items():
         functions[name] = functools.partial(both_passes, module, inputs)
     watch = Stopwatch(functions, rounds)
+    # the time of two layers stands for that of twelve
     encoder = 6 * watch.ms.pop("encoder")
     for name, ms in watch.ms.items():
         share = 100 * watch.ratio(name, "encoder") / 6
@@ -215,7 +216,7 @@ def train_and_tune(job, flags):
 
 
 def bench_glue(args):
-    """Every variant, pre-trained, then fine-tuned. [HF Table 2] [HF §4.4 eq.4, 5, 7]"""
+    """Pre-train and fine-tune every variant. [HF Table 2] [HF §4.4 eq.4, 5, 7]"""
     variants = {name: flags.split() for name, (flags, _) in MODELS.items()}
     variants |= dict.fromkeys(SCRATCH, ())
     train = functools.partial(
@@ -260,7 +261,7 @@ BENCHES = {
 
 
 def main(argv=None):
-    """Run a command of this file."""
+    """Run the command of this file that the command line, or the list argv, names."""
     harness.run_command("hashformers", __doc__, BENCHES, argv)
 
 

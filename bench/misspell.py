@@ -1,4 +1,4 @@
-"""Misspelled texts: what fine-tuned models and bags of words still score on them.
+"""Misspelled texts: the scores of fine-tuned models and of bags of words.
 
     python -m bench.misspell scores --runs out/*
 
@@ -67,7 +67,7 @@ def misspell(text, share, rng):
 
 
 def bench_scores(args):
-    """Scores on misspelled rows, of each run and of a bag of words for each task."""
+    """Score misspelled rows by each run, and by a bag of words for each task."""
     seen = set()
     for folder in args.runs:
         results = read_json(f"{folder}/results.json")
@@ -77,6 +77,7 @@ def bench_scores(args):
         checkpoint = load_checkpoint(folder)
         model = load_model(checkpoint)
         task, rows_of_splits = read_task(name, settings)
+        # the dev rows, misspelled anew for each share with the same seed
         splits = {}  # share -> its split
         for share in SHARES:
             rng = np.random.default_rng(0)
@@ -118,7 +119,7 @@ BENCHES = {"scores": Bench(bench_scores, SCORES, dict(runs=REQUIRED, cache="cach
 
 
 def main(argv=None):
-    """Measure the table that argv names, by default that of the command line."""
+    """Run the command of this file that the command line, or the list argv, names."""
     harness.run_command("misspell", __doc__, BENCHES, argv)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from common import load_checkpoint, run_script
 
-NUM_WORDS = 5_000  # that infer.py --near searches among
+NUM_WORDS = 5_000  # infer.py --near searches among them
 PARTS = ("format", "config", "model", "tokenizer", "run", "step", "words")
 
 
@@ -31,7 +31,7 @@ def shrink(argv):
 
 
 def main(argv=None):
-    """Shrink as argv says (default: the command line)."""
+    """Shrink the checkpoint that the command line, or the list argv, names."""
     if argv is None:
         argv = sys.argv[1:]
     run_script("bench.shrink", shrink, argv)

@@ -3,7 +3,7 @@
 `sketch` compares times and parameters of embeddings, `collisions` counts words that share buckets.
 `gaps` trains models, hides words of a text, and asks which of all words they are.
 
-    python -m bench.sketch sketch (collisions)
+    python -m bench.sketch sketch                         or collisions
     python -m bench.sketch gaps --text FILE               an hour
 
 Notation:
@@ -34,7 +34,7 @@ SKETCH = """
 
 
 def bench_sketch(args, *, num_words=30_000, shape=(8, 512), rounds=60):
-    """Forward and backward of embeddings of 4,096 words, as frequent as in text. [CM] [SV]"""
+    """Time embeddings of 4,096 words, as frequent as in text, both passes. [CM] [SV]"""
     words = harness.made_up_words(num_words)
     generator = torch.Generator().manual_seed(0)
     rank = num_words ** torch.rand(shape, generator=generator)  # Zipf's law
@@ -78,7 +78,7 @@ COLLISIONS = """
 
 
 def bench_collisions(args):
-    """Words of a corpus in the buckets of a sketch: how many share one, and with which words."""
+    """Count the words of a corpus that share buckets of a sketch, and with which words."""
     corpus = load_corpus(args, "regex")
     counts = corpus.counts[FIRST_WORD_ID:]
     V = len(corpus.words)
@@ -109,8 +109,8 @@ def hide_words(texts, tokenizer):
     letters are many pieces.
 
     Returns:
-        list of token IDs list[int], [CLS] .. [SEP], with [MASK] for what is hidden; and list of
-        lists of (hidden word, its positions): a word of several pieces has as many positions.
+        rows: list of token IDs list[int], [CLS] .. [SEP], with [MASK] at the hidden words.
+        hidden: list of lists of (word, its positions), as many positions as the word has pieces.
     """
     rng = np.random.default_rng(0)
     rows = []
@@ -238,7 +238,7 @@ def train_and_ask(job, words, texts, flags):
 
 
 def bench_gaps(args, *flags):
-    """Models that predict hashes, rows and pieces: hidden words named among all; GLUE. [CM]"""
+    """Train models of hashes, rows and pieces; name hidden words; score GLUE. [CM]"""
     if not args.text and not args.data_dir:
         raise InputError("gaps requires --text, a file that is no part of --data, or --data_dir.")
     texts = []
@@ -261,7 +261,7 @@ BENCHES = {
 
 
 def main(argv=None):
-    """Run a command of this file."""
+    """Run the command of this file that the command line, or the list argv, names."""
     harness.run_command("sketch", __doc__, BENCHES, argv)
 
 

@@ -1,11 +1,11 @@
 """Superbloom: sizes of the paper's models, beam search and exhaustive search, recall.
 
-`sizes` counts parameters beside what the paper prints. `bloom` is times. The other tables are
-recall@k, the share of held-out items among the k best of all items, beside baselines of the same
-size and beside neighbors by co-occurrence, which need no training.
+`sizes` counts parameters beside what the paper prints. `bloom` measures times. The other tables
+show recall@k, the share of held-out items among the k best of all items, beside baselines of the
+same size and beside neighbors by co-occurrence, which need no training.
 
-    python -m bench.superbloom sizes (bloom)
-    python -m bench.superbloom entities --data pages.jsonl (depth)
+    python -m bench.superbloom sizes             or bloom
+    python -m bench.superbloom entities --data pages.jsonl        or depth
     python -m bench.superbloom beams --runs out/bloom-items
 
 Notation:
@@ -59,7 +59,7 @@ SIZES_COLUMNS = """
 
 
 def bench_sizes(args=None):
-    """The parameters of [SB Tables 1, 3 and 4], exact; M and G are 2^20 and 2^30 there."""
+    """Count the parameters of [SB Tables 1, 3 and 4], where M and G are 2^20 and 2^30."""
     for name, num_items, alpha, d, heads, ffn, layers, printed in SIZES:
         is_text = name.startswith("Table 4")
         shape = dict(width=d, heads=heads, ffn=ffn, layers=layers, act="relu", types=2)
@@ -102,7 +102,7 @@ BLOOM = """
 
 
 def bench_bloom(args, *, num_items=NUM_ITEMS, positions=64, rounds=5):
-    """Beam search (B = k = 20) and exhaustive scoring of 5,281,889 items, m 2, 64 positions."""
+    """Time beam search (B = k = 20) and exhaustive search of 5,281,889 items, m 2."""
     generator = torch.Generator().manual_seed(0)
     for alpha in (10, 20, 50):
         start = time.perf_counter()
@@ -111,7 +111,7 @@ def bench_bloom(args, *, num_items=NUM_ITEMS, positions=64, rounds=5):
         digest = torch.from_numpy(bloom_map.digest).long()
         for kind in ("flat", "peaked"):
             logits = 2 * torch.randn(positions, 2, bloom_map.buckets, generator=generator)
-            if kind == "peaked":  # one item's hashes stand out, as of a trained model
+            if kind == "peaked":  # the hashes of one item stand out, as in a trained model
                 items = torch.randint(num_items, (positions,), generator=generator)
                 peak = torch.full((positions, 2, 1), 20.0)
                 logits.scatter_add_(2, digest[items].unsqueeze(2), peak)
@@ -153,7 +153,7 @@ def compare_searches(logp, bloom_map, rounds):
 
 
 def search_by_blocks(logp, columns, k=20, block=64):
-    """Return the k best scores of all items, (k,), of logp (m, R): the fastest exhaustive search.
+    """Return the k best scores of all items, (k,), from logp (m, R): fast exhaustive search.
 
     torch.topk is slow on long rows. The k best lie in the k blocks with the largest maxima.
     """
@@ -169,7 +169,7 @@ def search_by_blocks(logp, columns, k=20, block=64):
 
 
 def read_sets(corpus, length):
-    """Return ItemSetBatches, and of held-out sets IDs int64 (P, L) and the masked columns (P,)."""
+    """Return ItemSetBatches; IDs of the held-out sets, int64 (P, L); the masked columns, (P,)."""
     limits = (FIRST_WORD_ID, len(corpus.counts))
     with blame():
         sets = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), length, 1,
@@ -183,7 +183,7 @@ NEIGHBORS = ("popularity", "neighbors: counts", "neighbors: cosines", "neighbors
 
 
 def score_neighbors(args):
-    """Yield rows of recall@k of what needs no training: popularity and neighbors."""
+    """Yield rows of recall@k for baselines without training: popularity and neighbors."""
     corpus = load_corpus(args, "items")
     sets, ids, masked = read_sets(corpus, 32)
     num_ids = len(corpus.counts)
@@ -273,7 +273,7 @@ def find_width(num_items, alpha):
 
 
 def bench_entities(args):
-    """Superbloom, a lookup table of its size, and neighbors: recall. [SB Tables 2 and 7]
+    """Compare Superbloom, a lookup table of its size, and neighbors. [SB Tables 2 and 7]
 
     The lookup table has a softmax over all items, which takes hours for more than some 20,000.
     """
@@ -293,7 +293,7 @@ def bench_entities(args):
 
 
 def bench_depth(args):
-    """One layer, six, and a wide one; hashed and not; frequent items. [SB §3.4] [SB Table 3]"""
+    """Compare one layer, six, and a wide one, on frequent items. [SB §3.4] [SB Table 3]"""
     variants = {}
     for kind, flags in (("superbloom", ["--alpha", args.alpha]), ("lookup", ["--emb", "lookup"])):
         variants[f"{kind}, 1 layer"] = ["--layers", 1, *flags]
@@ -318,7 +318,7 @@ BEAMS = """
 
 @torch.no_grad()
 def bench_beams(args):
-    """Recall by beam width [SB Table 6], by how frequent the item is [SB Figure 3]; neighbors."""
+    """Measure recall by beam width [SB Table 6] and by frequency of the item [SB Figure 3]."""
     for folder in args.runs:
         model, tokenizer, checkpoint = harness.load_run(folder)
         bloom_map = tokenizer.bloom_map
@@ -356,7 +356,7 @@ def bench_beams(args):
 
 
 def recall_by_frequency(name, corpus, correct, is_first):
-    """Yield the recall at 1 of ten parts of the links, from frequent items to rare ones."""
+    """Yield recall@1 for each tenth of the links, from frequent items to rare ones."""
     counts = corpus.counts[FIRST_WORD_ID:]
     # an item lies in the tenth in which its last link lies, counted from the most frequent item
     reached = np.cumsum(counts) / counts.sum()
@@ -379,7 +379,7 @@ BENCHES = {
 
 
 def main(argv=None):
-    """Run a command of this file."""
+    """Run the command of this file that the command line, or the list argv, names."""
     harness.run_command("superbloom", __doc__, BENCHES, argv)
 
 

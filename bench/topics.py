@@ -6,9 +6,9 @@
 articles: which of 30 articles of SQuAD is a question about? Rows of the file: title, context,
     question. All questions about a paragraph are in one split.
 nations: which of nine nations does the first paragraph of an article name, as in "was an American
-    ..."? Rows: title, text. The other paragraphs are the texts. All paragraphs of an article are in
-    one split.
-Out of scope: the scores, of `finetune.py --train topics/articles/train.jsonl ...`.
+    ..."? Rows of the file: title, text. The other paragraphs are the texts. All paragraphs of an
+    article are in one split.
+Out of scope: the scores (`finetune.py --train topics/articles/train.jsonl ...`).
 """
 
 import argparse
@@ -30,6 +30,7 @@ SIZES = {"articles": (5_000, 2_000), "nations": (4_000, 1_500)}  # rows of train
 def list_questions(rows):
     """Return (paragraph, question, article) of the 30 articles with the most questions."""
     counts = collections.Counter(row["title"] for row in rows)
+    # the 30 largest classes
     titles = {title for title, _ in counts.most_common(30)}
     questions = []
     for row in rows:
@@ -49,6 +50,7 @@ def list_paragraphs(rows):
         paragraphs = [text for text in row["text"].split("\n") if len(text.split()) >= 20]
         if not paragraphs:
             continue
+        # the first match is the label; the paragraph that holds it is no example
         nation = pattern.search(paragraphs[0])
         if nation is None:
             continue
@@ -59,6 +61,7 @@ def list_paragraphs(rows):
 
 def write_task(folder, examples, num_train, num_dev):
     """Write both splits. Examples (group, text, label) of one group are in one split."""
+    # a share of the groups, drawn at random, is for dev
     rng = np.random.default_rng(0)
     groups = sorted({group for group, _, _ in examples})
     is_dev = rng.random(len(groups)) < num_dev / (num_train + num_dev)
@@ -76,7 +79,7 @@ def write_task(folder, examples, num_train, num_dev):
 
 
 def build(kind, source, out):
-    """Read the rows of a file, and write the task in a folder of its name."""
+    """Read the rows of a file, and write the task to the folder OUT/KIND."""
     rows = list(read_rows(source))
     with blame(source, Exception):  # a row without the columns
         if kind == "articles":
@@ -92,8 +95,8 @@ def main(argv=None):
     p = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("kind", choices=tuple(SIZES))
-    p.add_argument("source", help="file of rows, .jsonl, .gz too")
-    p.add_argument("out", help="folder, in which the task gets one of its own")
+    p.add_argument("source", help="file of rows: .jsonl, or .jsonl.gz")
+    p.add_argument("out", help="folder; the task is written to OUT/KIND")
     args = p.parse_args(argv)
     run_script("bench.topics", build, args.kind, args.source, args.out)
 

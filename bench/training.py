@@ -1,12 +1,12 @@
 """Training: what a step costs beside Hugging Face Transformers, and scores of fine-tunings.
 
-The tables `steps`, `train` and `inference` are times of a step or a forward pass; "× X" is the
-time of X over that of the row, so above 1 the row is faster. The tables `tasks` and `public`
-collect the scores of trained runs, in percent.
+`steps`, `train` and `inference` measure the time of a step or of a forward pass; "× X" is the time
+of X over that of the row: above 1, the row is faster. `tasks` and `public` collect the scores of
+trained runs, in percent.
 
-    python -m bench.training steps (train)
+    python -m bench.training steps               or train
     python -m bench.training inference --data text/ --data_dir glue/
-    python -m bench.training tasks (public) --runs out/*
+    python -m bench.training tasks --runs out/*        or public
 """
 
 import functools
@@ -76,13 +76,14 @@ STEPS = """
 
 
 def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20_000, rounds=5):
-    """A training step (forward, backward, AdamW) of bert-lsh with full and with LSH attention."""
+    """Time a training step of preset bert-lsh with full and with LSH attention."""
     words = harness.made_up_words(num_words)
     kinds = dict(full=dict(attn="full"), upper={}, all=dict(lsh_pairs="all"))
     models = (("mlm", "lookup"), ("sr", "proj"))
     for (objective, emb), L, dtype in itertools.product(models, lengths, harness.list_dtypes()):
         ids = torch.randint(FIRST_WORD_ID, num_words, (positions // L, L))
         functions = {}
+        # models of one shape, which differ in their attention alone
         for name, changes in kinds.items():
             model = build_model(words, "bert-lsh", length=L, dropout=0.0, lsh_bands=8, emb=emb,
                                 head=objective, **changes)
@@ -109,7 +110,8 @@ TRAIN = """
 
 
 def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_260, rounds=3):
-    """A step (forward, backward, AdamW) of S+R and of MLM on one encoder, per sample."""
+    """Time a training step of S+R and of MLM on one encoder, per sample."""
+    # the paper's 50,260 rows, a word each
     words = [str(i) for i in range(num_words)]
     num_rows = FIRST_WORD_ID + num_words
     models = {
@@ -126,7 +128,9 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
         functions = {}
         for name, (emb, objective) in models.items():
             model = build_model(words, preset, emb=emb, rows=num_rows, head=objective).train()
-            loss = loss_of_all_positions if name == MLM_ALL else None
+            loss = None
+            if name == MLM_ALL:
+                loss = loss_of_all_positions
             functions[name] = objective_step(model, objective, ids, dtype, loss, max_norm=1.0)
         model = build_transformers_model(PRESETS[preset], num_rows)
         if model is not None:
@@ -142,13 +146,14 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
 
 
 def loss_of_all_positions(model, batch):
-    """Return the MLM loss by way of the logits of every position, as most code computes it."""
-    logits = model(batch.inputs, masked_positions=torch.arange(batch.inputs.numel())).float()
+    """Return the MLM loss from the logits of every position, as most code computes it."""
+    positions = torch.arange(batch.inputs.numel())
+    logits = model(batch.inputs, masked_positions=positions).float()  # (B·L, V)
     return F.cross_entropy(logits, batch.labels.flatten(), reduction="sum")
 
 
 def loss_by_transformers(model, batch):
-    """Return the MLM loss of a model of Hugging Face Transformers, whose loss is a mean."""
+    """Return the summed MLM loss of a model of Hugging Face Transformers, which returns a mean."""
     return model(input_ids=batch.inputs, labels=batch.labels).loss * batch.labels.numel()
 
 
@@ -157,7 +162,7 @@ def build_transformers_model(shape, num_rows):
     try:
         import transformers
     except ImportError:
-        print("transformers: not installed, no rows of it. Run pip install transformers.",
+        print("transformers: not installed, its rows are left out. Run pip install transformers.",
               file=sys.stderr)
         return None
     config = transformers.BertConfig(
@@ -181,9 +186,10 @@ INFERENCE = """
 
 
 def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), rounds=3, **sizes):
-    """A forward pass of the paper's size over dev texts of GLUE, in float32. [HF Table 3]"""
+    """Time forward passes over dev texts of GLUE at the paper's size. [HF Table 3]"""
     corpus = harness.load_corpus(args, "bpe")
     shape = PRESETS["hashformer"] | dict(head="classify") | sizes
+    # untrained weights take as long as trained ones
     hashed = Config.choose(shape)
     lookup = Config.choose(shape | dict(emb="lookup", rows=FIRST_WORD_ID + len(corpus.words)))
     characters = CanineConfig(**sizes)
@@ -209,7 +215,7 @@ def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), roun
             if unit != "characters":
                 model.set_codes(torch.from_numpy(tokenizer.codes()))
             examples = data.examples
-            row[unit] = np.mean([len(ids) for ids in examples])
+            row[unit] = np.mean([len(ids) for ids in examples])  # tokens a text
             # 64 examples in batches of 16, the same for every reader
             chosen = np.random.default_rng(0).permutation(len(examples))[:64]
             batches = []
@@ -244,7 +250,7 @@ TASKS = """
 
 
 def bench_tasks(args):
-    """Scores of fine-tunings beside their controls: a row a model and task, mean ± std over seeds.
+    """Collect scores of fine-tunings beside their controls, mean ± std over seeds.
 
     The error of the difference is that of rows and seeds together (data.tasks.standard_error).
     """
@@ -273,8 +279,8 @@ PUBLIC = """
 
 
 def bench_public(args):
-    """Scores of fine-tunings, and of public models of their size, by their model cards."""
-    rows = {}
+    """Collect scores of fine-tunings beside those on the model cards of public models."""
+    rows = {}  # model -> its row, with a column per task
     for row in bench_tasks(args):
         name, task = row["name"].rsplit(", ", 1)
         model = rows.setdefault(name, dict(name=name))
@@ -300,7 +306,7 @@ BENCHES = {
 
 
 def main(argv=None):
-    """Run a command of this file."""
+    """Run the command of this file that the command line, or the list argv, names."""
     harness.run_command("training", __doc__, BENCHES, argv)
 
 
