@@ -347,7 +347,7 @@ TRAINED = """
 
 
 def bench_trained(args, *, rounds=5, sequences=8):
-    """Measure which pairs, how much attention and how many best keys share trained buckets."""
+    """Measure the pairs, the attention mass and the best keys in the buckets of trained layers."""
     for folder in args.runs:
         for number, _, *qkv in trained_layers(folder, sequences):
             for bands in (2, 8):
