@@ -6,12 +6,13 @@ Sources:
 Out of scope: causal masks; cross-attention, since q, k and v have one length.
 Deviations:
     1. The paper fills a dense matrix. lsh_attention_blocks and lsh_attention_flex compute its exact
-       result from the pairs that collide alone. The three round differently.
+       result from the pairs that collide alone. The three differ in rounding.
     2. The hyperplanes are drawn once, or whenever you call SelfAttention.redraw. The authors' code
        draws them in every forward pass.
     3. The default is pairs="all". The authors' code has "upper".
     4. With fill="zero", dropout in lsh_attention_blocks drops no key outside a bucket: their sum
        stays. The literal formula drops them one by one, which changes the sum of many keys little.
+       FlexAttention has no dropout.
 Notation:
     B batch   H heads   L positions   e head size   d hidden size   N = B·H·L rows
     n hash functions   r hyperplanes of a function ("bands" in the paper)   m buckets of a function
@@ -52,13 +53,14 @@ from torch.nn.attention import flex_attention as flex
 FILLS = ("zero", "mask")  # what pairs that do not collide have
 PAIRS = ("all", "upper")  # pairs with a score of their own
 NO_SCORE = -1e30  # score of a key that does not count; finite, because -inf · 0 is NaN
+NO_BUCKET = 2**62  # of padding in FlexAttention: it sorts last, and no query has it
 # These sizes decide how fast attention is. Its results differ in rounding alone, and in dropout by
-# deviation 4:
+# deviation 4
 MAX_FORMULA_BF16 = 1024  # positions up to which bfloat16 on a CPU takes the formula, not the kernel
 MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
-FLEX_BLOCK = 128  # queries, and keys, of a block of FlexAttention
-NO_BUCKET = 2**62  # of padding in FlexAttention: it sorts last, and no query has it
 MAX_PRODUCT = 64  # queries of a bucket up to which attend takes the formula, not PyTorch's kernel
+FLEX_BLOCK = 128  # queries, and keys, of a block of FlexAttention
+MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
 
 
 # Attention over all pairs
@@ -128,7 +130,13 @@ def draw_hyperplanes(num_heads, num_functions, num_hyperplanes, head_size, num_b
 
     Returns:
         planes float32 (H, n, r, e), standard normal, and coef int64 (H, n, r), uniform in [0, m).
+
+    Raises:
+        ValueError: A number is 0. Without hyperplanes all vectors would share a bucket.
     """
+    sizes = (num_heads, num_functions, num_hyperplanes, head_size, num_buckets)
+    if min(sizes) < 1:
+        raise ValueError(f"hyperplanes: expected H, n, r, e and m of at least 1, got {sizes}.")
     shape = (num_heads, num_functions, num_hyperplanes)
     planes = torch.randn(*shape, head_size, generator=generator, dtype=torch.float32, device="cpu")
     coef = torch.randint(num_buckets, shape, generator=generator, device="cpu")
@@ -145,8 +153,7 @@ def simhash(x, planes, coef, num_buckets):
         a vector lies            above  above  below   (9 + 12) mod 16 = 5
         another lies             above  below  above   (9 + 3)  mod 16 = 12
 
-    Hash queries and keys with the same hyperplanes. Keep the hyperplanes in float32: bfloat16 moves
-    about 0.4 % of the vectors to another bucket, with r = 8.
+    Hash queries and keys with the same hyperplanes.
 
     Args:
         x: float (B, H, L, e). A vector with NaN is above no hyperplane, so it has bucket 0.
@@ -157,15 +164,18 @@ def simhash(x, planes, coef, num_buckets):
         int64 (B, H, n, L) in [0, m), computed in float32 under any autocast, without a gradient.
 
     Raises:
-        ValueError: If planes and coef are of other sizes.
+        ValueError: planes or coef has another size, or planes is rounded: in bfloat16 they would
+            move about 0.4 % of the vectors to another bucket, with r = 8.
     """
     _, H, _, e = x.shape
     _, n, r = coef.shape
-    if planes.shape != (H, n, r, e) or coef.shape[0] != H:  # einsum would broadcast a size of 1
-        raise ValueError(f"planes, coef: expected ({H}, n, r, {e}) and ({H}, n, r), "
-                         f"got {[*planes.shape]} and {[*coef.shape]}. Use draw_hyperplanes.")
+    is_fitting = planes.shape == (H, n, r, e) and len(coef) == H  # einsum would broadcast 1
+    if not is_fitting or planes.dtype != torch.float32:
+        raise ValueError(f"planes, coef: expected float32 ({H}, n, r, {e}) and ({H}, n, r), got "
+                         f"{planes.dtype} {[*planes.shape]} and {[*coef.shape]}. Use "
+                         "draw_hyperplanes, and torch.autocast in place of a cast.")
     with torch.autocast(x.device.type, enabled=False):
-        products = torch.einsum("bhle,hnre->bhnlr", x.float(), planes.float())
+        products = torch.einsum("bhle,hnre->bhnlr", x.float(), planes)
     is_above = products > 0  # (B, H, n, L, r)
     sums = (is_above * coef.unsqueeze(2)).sum(-1)  # (B, H, n, L)
     return sums % num_buckets
@@ -197,8 +207,7 @@ def collisions(hq, hk):
     return is_equal.any(2)
 
 
-# Attention over colliding pairs, in three forms: the literal formula, impl="dense"; bucket by
-# bucket, impl="blocks"; and by FlexAttention on a GPU, impl="flex"
+# Attention over colliding pairs
 
 
 def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None,
@@ -208,8 +217,9 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
     A pair that does not collide has the score 0 with fill="zero". With fill="mask" it has no
     weight, except that a position always attends to itself. With pairs="upper", the score of query
     i and key j, i <= j, also serves query j and key i.
-    lsh_attention has all arguments.
+    The arguments are those of lsh_attention.
     """
+    check_choices(fill, pairs)
     L, e = q.shape[2:]
     is_collision = collisions(hq, hk)  # (B, H, L, L)
     scores = q @ k.transpose(-2, -1) / math.sqrt(e)  # (B, H, L, L)
@@ -217,410 +227,15 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
     if pairs == "upper":  # entry (j, i) below the diagonal becomes that of (i, j) above it
         scores = scores.triu() + scores.triu(1).transpose(-2, -1)
         is_collision = is_collision.triu() | is_collision.triu(1).transpose(-2, -1)
-    elif pairs != "all":
-        raise ValueError(f"pairs: expected all or upper, got {pairs!r}.")
 
     if fill == "zero":
         scores = scores.masked_fill(~is_collision, 0.0)
-    elif fill == "mask":
+    else:
         is_itself = torch.eye(L, dtype=torch.bool, device=q.device)
         scores = scores.masked_fill(~(is_collision | is_itself), -torch.inf)
-    else:
-        raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
 
     weights = masked_softmax(scores, key_mask)
     return F.dropout(weights, dropout) @ v
-
-
-# The same result, faster: bucket by bucket, for one hash function and pairs="all".
-# If the literal formula is all you need, continue with SelfAttention at the end.
-
-
-def lsh_attention_blocks(q, k, v, hq, hk, *, fill="zero", key_mask=None, dropout=0.0):
-    """Return LSH attention of one hash function and pairs="all", without an (L, L) matrix.
-
-    A query needs the scores of its own bucket only. With fill="zero" the c keys outside have score
-    0 and weigh c · exp(0) = exp(log c) together. So one extra key with score log c and their mean
-    value stands for all of them. With fill="mask" the extra key is the key at the query's own
-    position, if its bucket is another. Dense attention over the bucket and the extra key is
-    therefore exact.
-
-    The memory grows with L, not L², even if all positions share a bucket. There is one exception:
-    with dropout, attend holds an (x, y) matrix of a bucket.
-
-    The shapes depend on the data, so the host waits twice for a GPU: for the number of buckets, in
-    `unique`, and for their sizes, in group_buckets.
-
-    In the helpers, a sequence is one head of one text: its queries see its keys alone. A bucket is
-    one hash bucket of one sequence, and buckets are numbered over all sequences.
-    """
-    B, H, L, e = q.shape
-    N = B * H * L
-    q = q.flatten(0, 2) / math.sqrt(e)  # (N, e)
-    k = k.flatten(0, 2)
-    v = v.flatten(0, 2)
-
-    # 1. Number the buckets, and find the extra key of each query
-    bucket, bucket_sequence = number_buckets(hq, hk, key_mask)
-    bucket_q, bucket_k = bucket  # (N,) each
-    if fill == "zero":
-        count, mean = average_outside(v, bucket_k, bucket_sequence, B * H)
-        extra_score = count.log().index_select(0, bucket_q)  # (N, 1); -inf: no key is outside
-        extra_value = mean.index_select(0, bucket_q)  # (N, e)
-    elif fill == "mask":
-        is_key = bucket_sequence[bucket_k] < B * H  # (N,); padding is in sequence B·H
-        has_extra_key = (is_key & (bucket_q != bucket_k)).unsqueeze(1)  # (N, 1)
-        own_score = (q * k).sum(1, keepdim=True)
-        extra_score = own_score.masked_fill(~has_extra_key, -torch.inf)  # (N, 1)
-        # zeros where there is none: a query without any key gives EXTRA half of its weight
-        extra_value = v * has_extra_key  # (N, e)
-    else:
-        raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
-
-    # 2. Let the product q kᵀ give the scores of the extra key and of padding, too
-    q, k, v = append_extra_key(q, k, v, extra_score)
-
-    # 3. Attend within the buckets, those of similar size at once
-    queries, keys = group_buckets(bucket, len(bucket_sequence))  # row numbers
-    q_groups = gather_groups(q, queries)
-    k_groups = gather_groups(k, keys)
-    v_groups = gather_groups(v, keys)
-    outputs = []
-    for q_group, k_group, v_group in zip(q_groups, k_groups, v_groups):
-        out = attend(q_group, k_group, v_group, dropout, fill)  # (G, x, e + 1)
-        outputs.append(out.flatten(0, 1))
-
-    # 4. Put the rows back in order, and add the extra key's value with its weight
-    # the padding of all groups writes to row N, which is cut off
-    rows = torch.cat([group.flatten() for group in queries])
-    out = v.new_zeros(N + 1, e + 1).index_copy(0, rows, torch.cat(outputs))
-    out, weight = out[:N].split([e, 1], dim=1)  # (N, e), (N, 1)
-    out = out + weight * extra_value
-    return out.view(B, H, L, e)
-
-
-def number_buckets(hq, hk, key_mask):
-    """Give each pair of sequence and hash bucket that occurs a number, 0, 1, 2, ...
-
-    Two sequences of L = 3 positions. The last key is padding. The hash buckets are 4 to 7, so a
-    label is sequence · 4 + (hash bucket - 4), and padding has the first label beyond all others:
-
-                                 queries              keys
-        sequence                 0  0  0   1  1  1    0  0  0   1  1  1
-        hash bucket              4  7  4   4  7  7    7  7  4   4  4  padding
-        label                    0  3  0   4  7  7    3  3  0   4  4  8
-        bucket, place of label   0  1  0   2  3  3    1  1  0   2  2  4
-
-        labels that occur        0  3  4  7  8
-        bucket_sequence          0  0  1  1  2        label // 4; 2 = B·H is no sequence
-
-    Args:
-        hq, hk: int64 (B, H, 1, L), hash buckets of queries and keys.
-        key_mask: bool (B, L), False = padding, or None.
-
-    Returns:
-        bucket int64 (2, N), the number of the bucket of each query and, in row 1, of each key; and
-        bucket_sequence int64 (num_occurring,), the sequence of each bucket. It is in 0 .. B·H-1,
-        and B·H for the bucket of all keys of padding, which has no queries.
-    """
-    B, H, _, L = hq.shape
-    h = torch.stack([hq.flatten(), hk.flatten()])  # (2, N)
-    h = h - h.min()
-    span = h.max() + 1  # h is in 0 .. span - 1, so the labels of two sequences differ
-    sequence = torch.arange(B * H, device=h.device).repeat_interleave(L)  # (N,)
-    labels = sequence * span + h  # (2, N)
-    if key_mask is not None:
-        is_padding = ~key_mask.repeat_interleave(H, 0).flatten()  # (N,)
-        labels[1].masked_fill_(is_padding, B * H * span)
-    occurring, bucket = labels.unique(return_inverse=True)  # (num_occurring,), (2, N)
-    return bucket, occurring // span
-
-
-def average_outside(v, bucket_k, bucket_sequence, num_sequences):
-    """Return how many keys of its sequence lie outside each bucket, and the mean of their values.
-
-    A sum outside is the sum of the sequence minus that of the bucket. The difference loses digits
-    where nearly all keys are in the bucket and their values are far from 0.
-
-    Args:
-        v: float (N, e), the values.
-        bucket_k, bucket_sequence: row 1 of bucket, and bucket_sequence, from number_buckets.
-        num_sequences: int, B·H.
-
-    Returns:
-        count float (num_occurring, 1), and mean float (num_occurring, e), 0 if no key is outside.
-    """
-    v = F.pad(v, (0, 1), value=1.0)  # (N, e + 1), the last column counts keys
-    num_columns = v.shape[1]
-    in_bucket = v.new_zeros(len(bucket_sequence), num_columns)
-    in_bucket = in_bucket.index_add(0, bucket_k, v)
-    in_sequence = v.new_zeros(num_sequences + 1, num_columns)
-    in_sequence = in_sequence.index_add(0, bucket_sequence, in_bucket)
-    outside = in_sequence.index_select(0, bucket_sequence) - in_bucket
-    count = outside[:, -1:].detach()
-    mean = outside[:, :-1] / count.clamp(min=1)
-    return count, mean
-
-
-def append_extra_key(q, k, v, extra_score):
-    """Append two columns and two rows, for the extra key and for padding.
-
-    The extra key's score differs from query to query, so no row of k can give it. But q can hold
-    it, in column e, and padding needs NO_SCORE from every query. The example of the header, e = 1,
-    with its query, the key in the query's bucket, and the two new rows of k, EXTRA and PADDING:
-
-                   column 0   e      e + 1       product with the query     weight
-        query      1          ln 2   1
-        key        ln 3       0      0           ln 3, as before            3 / 5
-        EXTRA      0          1      0           ln 2, its extra_score      2 / 5
-        PADDING    0          0      NO_SCORE    NO_SCORE                   0
-
-    The extra key's value differs as well. So v has one more column, which is 1 at EXTRA alone. In
-    column e of the output is then the extra key's weight: the output is 3/5 · 1 and 2/5, and
-    lsh_attention_blocks adds 2/5 · 2.5.
-
-    Args:
-        q, k, v: float (N, e).
-        extra_score: float (N, 1), for each query. -inf becomes NO_SCORE.
-
-    Returns:
-        q float (N + 1, e + 2), whose row N is padding, zeros; k float (N + 2, e + 2) and v float
-        (N + 2, e + 1), whose row N is EXTRA and whose row N + 1 is PADDING.
-    """
-    N, e = q.shape
-    EXTRA = N
-    PADDING = N + 1
-    extra_score = extra_score.clamp(min=NO_SCORE)
-    q = torch.cat([q, extra_score, torch.ones_like(extra_score)], 1)
-    q = F.pad(q, (0, 0, 0, 1))
-    k = F.pad(k, (0, 2, 0, 2))
-    k[EXTRA, e] = 1
-    k[PADDING, e + 1] = NO_SCORE
-    v = F.pad(v, (0, 1, 0, 2))
-    v[EXTRA, e] = 1
-    return q, k, v
-
-
-def group_buckets(bucket, num_occurring):
-    """Return the queries and keys of all buckets, in groups of similar size, padded to one size.
-
-        row         0  1  2  3      rows by bucket    first of buckets 0, 1, 2    count
-        of query    0  1  0  0      0 2 3 | 1         0  3  4                     3  1  0
-        of key      1  0  2  1      1 | 0 3 | 2       0  1  3                     1  2  1
-
-        group of buckets 0 and 1    queries    0 2 3        keys    1 5 4
-                                               1 4 4                0 3 4
-
-    N = 4. Row 4 of the queries and row 5 of the keys are padding. The last key of each bucket is
-    row 4 of the keys, EXTRA (append_extra_key). Bucket 2 has no queries, so it is in no group.
-
-    Args:
-        bucket: int64 (2, N), the number of the bucket of each query, and of each key.
-        num_occurring: int, number of buckets.
-
-    Returns:
-        queries, list of int64 (G, x), and keys, list of int64 (G, y + 1), one of each for a group.
-    """
-    N = bucket.shape[1]
-    # row 0 of each of these is of the queries, row 1 of the keys
-    rows = bucket.argsort(1)  # (2, N), bucket by bucket
-    count = bucket.new_zeros(2, num_occurring).scatter_add(1, bucket, torch.ones_like(bucket))
-    first = count.cumsum(1) - count  # the place in rows where a bucket begins
-    sizes = count.cpu()  # the host waits for a GPU
-
-    queries = []
-    keys = []
-    for group in split_by_size(sizes):  # (G,), numbers of buckets
-        x, y = sizes[:, group].amax(1).tolist()
-        # subtle: else the host would wait for the GPU once more for each group
-        group = group.to(bucket.device, non_blocking=bucket.is_cuda)
-        first_q, first_k = first[:, group]  # (G,) each
-        count_q, count_k = count[:, group]
-        queries.append(pad_buckets(rows[0], first_q, count_q, x, N))
-        padded = pad_buckets(rows[1], first_k, count_k, y, N + 1)  # (G, y)
-        keys.append(F.pad(padded, (0, 1), value=N))
-    return queries, keys
-
-
-def split_by_size(sizes):
-    """Return the groups of buckets of 1 to 4 rows, 5 to 6, 7 to 9, 10 to 13, ..., each int64 (G,).
-
-    Args:
-        sizes: int64 (2, num_occurring), how many queries and keys a bucket has. The larger decides.
-    """
-    size = sizes.amax(0)
-    size[sizes[0] == 0] = 0  # a bucket without queries belongs to no group
-    groups = []
-    low = 0
-    high = 4
-    while low < size.max():
-        group = ((size > low) & (size <= high)).nonzero().squeeze(1)
-        if len(group) > 0:
-            groups.append(group)
-        low = high
-        high = high * 3 // 2
-    return groups
-
-
-def pad_buckets(rows, first, count, size, padding_row):
-    """Return the rows of G buckets, int64 (G, size), from their starts and sizes (G,)."""
-    place = torch.arange(size, device=rows.device)
-    # (G, size); behind the end of a shorter bucket are rows of the next one, masked below
-    index = first.unsqueeze(1) + place
-    padded = rows[index.clamp(max=len(rows) - 1)]
-    return padded.masked_fill(place >= count.unsqueeze(1), padding_row)
-
-
-def gather_groups(table, groups):
-    """Return table[group] of each group of row numbers, as a list of (G, size, width).
-
-    Groups (2, 3) and (1, 5) are 11 rows: one gather (11, width), split into 6 and 5 rows, which
-    become (2, 3, width) and (1, 5, width). A gather for each group would give the same, but its
-    backward pass fills a tensor as large as the table.
-    """
-    rows = torch.cat([group.flatten() for group in groups])
-    num_rows = [group.numel() for group in groups]
-    parts = table.index_select(0, rows).split(num_rows)
-    return [part.unflatten(0, group.shape) for part, group in zip(parts, groups)]
-
-
-def attend(q, k, v, dropout, fill):
-    """Return softmax(q kᵀ) v, (G, x, e + 1).
-
-    Args:
-        q, k: float (G, x, e + 2) and (G, y + 1, e + 2). The last key is the extra key.
-        v: float (G, y + 1, e + 1).
-        dropout: float.
-        fill: str. With "zero" the extra key stands for many keys, and dropout spares it: to drop
-            it would drop most of a query's weight at once.
-    """
-    if dropout > 0 or q.shape[1] <= MAX_PRODUCT:
-        weights = (q @ k.transpose(1, 2)).softmax(-1)  # (G, x, y + 1)
-        dropped = F.dropout(weights, dropout)
-        if dropout > 0 and fill == "zero":
-            dropped = torch.cat([dropped[..., :-1], weights[..., -1:]], -1)
-        return dropped @ v
-    # The kernel holds no (x, y) matrix. It wants a dimension of heads, values as wide as keys, and
-    # on a GPU a width that is a multiple of 4: fill up with zeros.
-    width = v.shape[-1]  # e + 1
-    num_zeros = -q.shape[-1] % 4
-    q = F.pad(q, (0, num_zeros)).unsqueeze(1)
-    k = F.pad(k, (0, num_zeros)).unsqueeze(1)
-    v = F.pad(v, (0, num_zeros + 1)).unsqueeze(1)
-    out = F.scaled_dot_product_attention(q, k, v, scale=1.0)  # (G, 1, x, ...)
-    return out[:, 0, :, :width]
-
-
-# The same result on a GPU, by FlexAttention: no shape depends on the data, so the host never waits
-
-
-def lsh_attention_flex(q, k, v, hq, hk, *, attend, fill="zero", key_mask=None):
-    """Return LSH attention of one hash function and pairs="all", as the merge of two softmaxes.
-
-    FlexAttention gives the softmax over a query's bucket, and its log-sum-exp. The keys outside
-    are one extra key, as in lsh_attention_blocks. The softmax of the log-sum-exp and the extra
-    key's score has the weights of the two parts.
-
-    Args:
-        attend: attend_flex, or a function like it. PyTorch's has no backward pass on a CPU.
-    """
-    bucket_q = hq.squeeze(2)  # (B, H, L)
-    bucket_k = hk.squeeze(2)
-    if key_mask is not None:
-        is_padding = ~key_mask.unsqueeze(1)  # (B, 1, L)
-        bucket_k = bucket_k.masked_fill(is_padding, NO_BUCKET)
-        v = v.masked_fill(is_padding.unsqueeze(3), 0.0)
-
-    # 1. Sort the rows by bucket, attend within buckets, and put the queries back in order
-    sorted_q, order_q = bucket_q.sort()
-    sorted_k, order_k = bucket_k.sort()
-    blocks = find_blocks(sorted_q, sorted_k)
-    inside, lse = attend(take_rows(q, order_q), take_rows(k, order_k), take_rows(v, order_k),
-                         blocks)
-    place = order_q.argsort()
-    inside = take_rows(inside, place)
-    lse = lse.gather(2, place).unsqueeze(3)  # (B, H, L, 1); -inf: no key is in the bucket
-    inside = inside.masked_fill(lse == -torch.inf, 0.0)  # there it may be NaN
-
-    # 2. Find the extra key of each query. Its log c needs more than the 8 bits of a bfloat16
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    v = v.to(dtype)
-    if fill == "zero":
-        count, extra_value = average_outside_sorted(v, bucket_q, bucket_k, sorted_k)
-        extra_score = count.log()  # (B, H, L, 1); -inf: no key is outside
-    elif fill == "mask":
-        own_score = (q.to(dtype) * k.to(dtype)).sum(3, keepdim=True) / math.sqrt(q.shape[3])
-        has_no_extra = (bucket_k == NO_BUCKET) | (bucket_k == bucket_q)
-        extra_score = own_score.masked_fill(has_no_extra.unsqueeze(3), -torch.inf)
-        extra_value = v
-    else:
-        raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
-
-    # 3. Merge. Without any key both values are 0
-    scores = torch.cat([lse.to(dtype), extra_score], 3).clamp(min=NO_SCORE)
-    weights = scores.softmax(3)  # (B, H, L, 2)
-    return weights[..., :1] * inside + weights[..., 1:] * extra_value
-
-
-def take_rows(x, rows):
-    """Return x (B, H, L, e) in the order of rows int64 (B, H, L)."""
-    return x.gather(2, rows.unsqueeze(3).expand_as(x))
-
-
-def find_blocks(sorted_q, sorted_k):
-    """Return the BlockMask of sorted buckets (B, H, L): which blocks meet, which pairs collide."""
-    L = sorted_q.shape[2]
-    first = torch.arange(0, L, FLEX_BLOCK, device=sorted_q.device)
-    last = (first + FLEX_BLOCK - 1).clamp(max=L - 1)
-    # two ranges of buckets overlap where each begins before the other ends
-    overlap = sorted_q[..., first].unsqueeze(3) <= sorted_k[..., last].unsqueeze(2)
-    overlap &= sorted_q[..., last].unsqueeze(3) >= sorted_k[..., first].unsqueeze(2)
-    count = overlap.sum(3).int()  # (B, H, blocks of queries)
-    numbers = overlap.int().argsort(descending=True, stable=True).int()  # those that meet first
-
-    def is_same_bucket(b, h, i, j):
-        return sorted_q[b, h, i] == sorted_k[b, h, j]
-
-    return flex.BlockMask.from_kv_blocks(count, numbers, BLOCK_SIZE=FLEX_BLOCK,
-                                         mask_mod=is_same_bucket, seq_lengths=(L, L))
-
-
-def average_outside_sorted(v, bucket_q, bucket_k, sorted_k):
-    """Return how many keys are outside each query's bucket (B, H, L, 1), and their mean value.
-
-    The values of a bucket are added at the place of its first sorted key:
-
-        sorted_k    4 4 7 7 7        places of 4, 7 and 5: 0, 2 and 2, but 5 is no bucket of a key
-    """
-    is_key = (bucket_k != NO_BUCKET).unsqueeze(3)
-    v = torch.cat([v, is_key], 3)  # (B, H, L, e + 1), the last column counts keys
-    place_k = torch.searchsorted(sorted_k, bucket_k)
-    place_q = torch.searchsorted(sorted_k, bucket_q).clamp(max=sorted_k.shape[2] - 1)
-    sums = torch.zeros_like(v).scatter_add(2, place_k.unsqueeze(3).expand_as(v), v)
-    has_keys = sorted_k.gather(2, place_q) == bucket_q
-    inside = take_rows(sums, place_q) * has_keys.unsqueeze(3)
-    outside = v.sum(2, keepdim=True) - inside
-    count = outside[..., -1:].detach()
-    return count, outside[..., :-1] / count.clamp(min=1)
-
-
-def attend_flex(q, k, v, blocks):
-    """Return softmax(q kᵀ / √e) v over the pairs of a BlockMask, and the log-sum-exp (B, H, L)."""
-    if not hasattr(flex, "AuxRequest"):  # torch 2.8
-        return flex.flex_attention(q, k, v, block_mask=blocks, return_lse=True)
-    request = flex.AuxRequest(lse=True)
-    out, aux = flex.flex_attention(q, k, v, block_mask=blocks, return_aux=request)
-    return out, aux.lse
-
-
-@functools.cache
-def compile_flex():
-    """Return attend_flex, compiled at its first call; None, with a warning, without a compiler."""
-    if shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"):
-        return torch.compile(attend_flex)
-    warnings.warn("LSH attention: found no C compiler for FlexAttention. It runs bucket by bucket, "
-                  "which is slower on a GPU.")
-    return None
 
 
 @torch.compiler.disable  # the shapes depend on the data, so there is nothing to compile once
@@ -640,18 +255,16 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
             even if all pairs collide.
         key_mask: bool (B, L), True = attend, or None.
         dropout: share of the attention weights set to 0. Pass it in training only.
-        impl: "dense": the literal formula, for short sequences. "blocks": bucket by bucket, in
-            float32 or float64; on a GPU do not allow TF32, which rounds log c to 10 bits. "flex":
-            FlexAttention, for a GPU, without dropout; a GPU without a C compiler takes blocks.
-            Both are for one hash function and pairs="all". "auto": above 256 positions flex on a
-            GPU, or else blocks, where they serve; dense elsewhere.
+        impl: "dense": the literal formula. "blocks": bucket by bucket, in float32 or float64; on a
+            GPU do not allow TF32, which rounds log c to 10 bits. "flex": FlexAttention, for a GPU,
+            where it requires a C compiler and heads of at least 16. "auto": see choose_impl.
 
     Returns:
         float (B, H, L, e), differentiable. A row whose every key is padding is 0.
 
     Raises:
-        ValueError: If the shape of hq, hk or key_mask or a choice is another one, or if "blocks"
-            or "flex" cannot serve.
+        ValueError: hq, hk or key_mask has another shape, a choice is unknown, or impl does not
+            serve: "blocks" and "flex" require n = 1 and pairs="all", "flex" also dropout 0.
 
     Example:
         planes, coef = draw_hyperplanes(H, 1, 8, e, 256, torch.Generator().manual_seed(0))
@@ -665,31 +278,42 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
         raise ValueError(f"hq, hk: expected ({B}, {H}, n, {L}), got "
                          f"{[*hq.shape]} and {[*hk.shape]}.")
     check_key_mask(key_mask, q)
+    check_choices(fill, pairs)
 
-    is_one = n == 1 and pairs == "all"  # what all forms but the literal one are for
     if impl == "auto":
-        impl = "dense"
-        if is_one and L > MAX_LITERAL and B > 0:  # without sequences there are no buckets
-            impl = "flex" if q.is_cuda and dropout == 0 else "blocks"
+        impl = choose_impl(q, n, pairs, dropout)
     if impl == "dense":
         return lsh_attention_reference(q, k, v, hq, hk, fill=fill, pairs=pairs,
                                        key_mask=key_mask, dropout=dropout)
-    if impl not in ("blocks", "flex") or not is_one or (impl == "flex" and dropout > 0):
-        raise ValueError("impl: expected auto, dense, blocks for one hash function and "
-                         f"pairs='all', or flex for these and dropout 0, got {impl!r} for {n}, "
-                         f"pairs={pairs!r} and dropout {dropout}.")
-    attend = None
-    if impl == "flex":
-        attend = compile_flex() if q.is_cuda else attend_flex
-    options = dict(fill=fill, key_mask=key_mask)
+    if impl not in ("blocks", "flex"):
+        raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
+    if n > 1 or pairs == "upper" or (impl == "flex" and dropout > 0):
+        raise ValueError(f"impl: {impl} requires one hash function, pairs='all', and for flex "
+                         f"dropout 0, got {n}, {pairs!r} and {dropout}.")
+    if key_mask is None:
+        key_mask = torch.ones(B, L, dtype=torch.bool, device=q.device)
     with torch.autocast(q.device.type, enabled=False):
-        if attend is not None:
-            out = lsh_attention_flex(q, k, v, hq, hk, attend=attend, **options)
-        else:
-            dtype = torch.promote_types(q.dtype, torch.float32)  # for log c
-            out = lsh_attention_blocks(q.to(dtype), k.to(dtype), v.to(dtype), hq, hk,
-                                       dropout=dropout, **options)
-    return out.to(q.dtype)
+        if impl == "blocks":
+            return lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout)
+        return lsh_attention_flex(q, k, v, hq, hk, fill, key_mask)
+
+
+def choose_impl(q, n, pairs, dropout):
+    """Return what impl="auto" takes: dense for short sequences, flex on a GPU, or else blocks."""
+    B, _, L, e = q.shape
+    if n > 1 or pairs != "all" or L <= MAX_LITERAL or B == 0:  # without sequences no buckets
+        return "dense"
+    if q.is_cuda and dropout == 0 and e >= MIN_FLEX_HEAD and has_compiler():
+        return "flex"
+    return "blocks"
+
+
+def check_choices(fill, pairs):
+    """Raise a ValueError unless fill and pairs are among FILLS and PAIRS."""
+    if fill not in FILLS:
+        raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
+    if pairs not in PAIRS:
+        raise ValueError(f"pairs: expected all or upper, got {pairs!r}.")
 
 
 # A layer to copy
@@ -697,6 +321,10 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention over all pairs, or over colliding pairs. [V §3.2.2] [BL Alg. 1]
+
+    There is no causal mask and no cross-attention. Under torch.compile LSH attention is a graph
+    break. Vectors are hashed in float32. So are the hyperplanes, buffers that are saved with the
+    weights: a module cast to bfloat16 refuses to hash, use torch.autocast instead.
 
     Args:
         hidden_size: int, d, a multiple of num_heads.
@@ -710,8 +338,8 @@ class SelfAttention(nn.Module):
     Shape:
         x float (B, L, d) and key_mask bool (B, L), True = attend, or None, to float (B, L, d).
 
-    The hyperplanes are buffers, saved with the weights. Do not cast them to bfloat16, which moves
-    about 0.4 % of the vectors to another bucket, with r = 8: cast the rest by torch.autocast.
+    Raises:
+        ValueError: A choice is unknown, or a number for simhash is 0.
 
     Example:
         layer = SelfAttention(512, 8, attn="lsh")
@@ -723,6 +351,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         if attn not in ("full", "lsh"):
             raise ValueError(f"attn: expected full or lsh, got {attn!r}.")
+        check_choices(fill, pairs)
         self.num_heads = num_heads
         self.attn = attn
         self.dropout = dropout
@@ -734,7 +363,7 @@ class SelfAttention(nn.Module):
         if attn == "lsh":
             shape = (num_heads, num_functions, num_hyperplanes)
             planes = torch.empty(*shape, hidden_size // num_heads, dtype=torch.float32)
-            self.register_buffer("planes", planes)
+            self.register_buffer("planes", planes)  # (H, n, r, e)
             self.register_buffer("coef", torch.empty(shape, dtype=torch.int64))  # (H, n, r)
             self.redraw(generator)
 
@@ -768,6 +397,381 @@ class SelfAttention(nn.Module):
         return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)
 
 
+# The same result, faster: bucket by bucket. If the literal formula is all you need, stop here.
+# All that follows is for one hash function and pairs="all"
+
+
+def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
+    """Return LSH attention without an (L, L) matrix.
+
+    A query needs the scores of its own bucket only. With fill="zero" the c keys outside have score
+    0 and weigh c · exp(0) = exp(log c) together. So one extra key with score log c and their mean
+    value stands for all of them. With fill="mask" the extra key is the key at the query's own
+    position, if its bucket is another. Dense attention over the bucket and the extra key is
+    therefore exact.
+
+    The memory grows with L, not L², even if all positions share a bucket. There is one exception:
+    with dropout, attend holds an (x, y) matrix of a bucket.
+
+    The shapes depend on the data, so the host waits twice for a GPU: for the number of buckets, in
+    `unique`, and for their sizes, in group_buckets.
+    """
+    B, H, L, e = q.shape
+    N = B * H * L
+    dtype = torch.promote_types(q.dtype, torch.float32)  # log c needs more than 8 bits
+    k = k.to(dtype)
+    v = v.to(dtype)
+
+    # 1. Number the buckets, and find the extra key of each query
+    bucket, num_buckets = number_buckets(hq, hk, key_mask)
+    extra_score, extra_value = find_extra_key(q, k, v, bucket, num_buckets, key_mask, fill)
+
+    # 2. Gather the rows of the buckets, those of similar size in one group
+    queries, keys = group_buckets(bucket.flatten(1), num_buckets)  # row numbers
+    scaled_q = q.to(dtype) / math.sqrt(e)
+    q_groups = gather_groups(scaled_q, queries)
+    k_groups = gather_groups(k, keys)
+    v_groups = gather_groups(v, keys)
+    score_groups = gather_groups(extra_score, queries)
+    value_groups = gather_groups(extra_value, queries)
+
+    # 3. Attend within the buckets
+    outputs = []
+    for i, rows in enumerate(keys):
+        is_key = (rows < N).unsqueeze(1)  # (G, 1, y); row N is padding
+        out = attend(
+            q_groups[i],
+            k_groups[i],
+            v_groups[i],
+            is_key,
+            score_groups[i],
+            value_groups[i],
+            dropout,
+            fill)  # (G, x, e)
+        outputs.append(out.flatten(0, 1))
+
+    # 4. Put the rows back in order. The padding of all groups writes to row N, which is cut off
+    rows = torch.cat([group.flatten() for group in queries])
+    out = v.new_zeros(N + 1, e).index_copy(0, rows, torch.cat(outputs))
+    return out[:N].view(B, H, L, e).to(q.dtype)
+
+
+def attend(q, k, v, is_key, extra_score, extra_value, dropout, fill):
+    """Return attention over the keys of a bucket and the extra key of each query, (G, x, e).
+
+    Args:
+        q, k, v: float (G, x, e), (G, y, e) and (G, y, e), q divided by √e.
+        is_key: bool (G, 1, y), False = padding.
+        extra_score, extra_value: float (G, x, 1) and (G, x, e).
+        fill: str. With "zero" the extra key stands for many keys, and dropout spares it: to drop
+            it would drop most of a query's weight at once.
+    """
+    if dropout == 0 and q.shape[1] > MAX_PRODUCT:
+        return attend_by_kernel(q, k, v, is_key, extra_score, extra_value)
+    scores = q @ k.transpose(1, 2)  # (G, x, y)
+    scores = scores.masked_fill(~is_key, NO_SCORE)
+    weights = torch.cat([scores, extra_score], 2).softmax(2)  # (G, x, y + 1)
+    dropped = F.dropout(weights, dropout)
+    inside = dropped[..., :-1] @ v
+    extra_weight = weights if fill == "zero" else dropped
+    return inside + extra_weight[..., -1:] * extra_value
+
+
+def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
+    """Return attend by PyTorch's kernel, which holds no matrix of scores (G, x, y + 1).
+
+    The kernel has no scores of our own, so the product q kᵀ must give them, in two more columns.
+    The example of the header with e = 1, and one key of padding:
+
+                   column 0   e         e + 1    product with the query     weight
+        query      1          1         ln 2
+        key        ln 3       0         0        ln 3, as before            3 / 5
+        padding    0          NO_SCORE  0        NO_SCORE                   0
+        extra key  0          0         1        ln 2, its extra_score      2 / 5
+
+    The value of the extra key differs from query to query, so v has one more column, which is 1 at
+    the extra key alone: there the output has its weight.
+    """
+    e = q.shape[2]
+    num_zeros = -(e + 2) % 4  # on a GPU the kernel wants a width that is a multiple of 4
+    q = torch.cat([q, torch.ones_like(extra_score), extra_score], 2)
+    q = F.pad(q, (0, num_zeros))  # (G, x, width)
+    padding_score = NO_SCORE * ~is_key.transpose(1, 2)  # (G, y, 1)
+    k = torch.cat([k, padding_score], 2)
+    k = F.pad(k, (0, 1 + num_zeros, 0, 1))  # (G, y + 1, width)
+    k[:, -1, e + 1] = 1
+    v = F.pad(v, (0, 2 + num_zeros, 0, 1))  # (G, y + 1, width)
+    v[:, -1, e] = 1
+    # the kernel wants a dimension of heads
+    out = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], scale=1.0)
+    out = out.squeeze(1)  # (G, x, width)
+    weight = out[..., e:e + 1]
+    return out[..., :e] + weight * extra_value
+
+
+def number_buckets(hq, hk, key_mask):
+    """Number the buckets that occur, 0, 1, 2, ... A bucket is one hash bucket of one sequence.
+
+    A sequence is one head of one text: its queries see its keys alone. Two sequences of L = 3
+    positions. The last key is padding. The hash buckets are 4 to 7, so a label is sequence · 4 +
+    (hash bucket - 4), and padding has the first label beyond all others:
+
+                                 queries              keys
+        sequence                 0  0  0   1  1  1    0  0  0   1  1  1
+        hash bucket              4  7  4   4  7  7    7  7  4   4  4  padding
+        label                    0  3  0   4  7  7    3  3  0   4  4  8
+        bucket, place of label   0  1  0   2  3  3    1  1  0   2  2  4
+
+        labels that occur        0  3  4  7  8
+
+    Args:
+        hq, hk: int64 (B, H, 1, L), hash buckets of queries and keys.
+        key_mask: bool (B, L), False = padding.
+
+    Returns:
+        bucket int64 (2, B, H, L), of queries and keys; and how many there are, int. Padding has the
+        last bucket, without queries.
+    """
+    B, H, _, L = hq.shape
+    h = torch.stack([hq, hk]).squeeze(3)  # (2, B, H, L)
+    h = h - h.min()
+    span = h.max() + 1  # h is in 0 .. span - 1, so the labels of two sequences differ
+    sequence = torch.arange(B * H, device=h.device).view(B, H, 1)
+    labels = sequence * span + h  # (2, B, H, L)
+    is_padding = ~key_mask.unsqueeze(1)  # (B, 1, L)
+    labels[1].masked_fill_(is_padding, B * H * span)
+    occurring, bucket = labels.unique(return_inverse=True)
+    return bucket, len(occurring)
+
+
+def find_extra_key(q, k, v, bucket, num_buckets, key_mask, fill):
+    """Return the score (B, H, L, 1) and value (B, H, L, e) of each query's extra key, in float32.
+
+    Without one, the score is NO_SCORE and the value is 0.
+
+    Args:
+        q, k, v: float (B, H, L, e).
+        bucket: int64 (2, B, H, L), the bucket of each query, and of each key, below num_buckets.
+        key_mask: bool (B, L), False = padding.
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    v = v.to(dtype)
+    is_key = key_mask[:, None, :, None]  # (B, 1, L, 1)
+    if fill == "zero":
+        count, mean = average_outside(v, is_key, bucket, num_buckets)
+        score = count.log().clamp(min=NO_SCORE)
+        return score, mean
+    is_extra = is_key & (bucket[0] != bucket[1]).unsqueeze(3)  # (B, H, L, 1)
+    product = (q.to(dtype) * k.to(dtype)).sum(3, keepdim=True)
+    score = product / math.sqrt(q.shape[3])
+    score = score.masked_fill(~is_extra, NO_SCORE)
+    return score, v.masked_fill(~is_extra, 0.0)
+
+
+def average_outside(v, is_key, bucket, num_buckets):
+    """Return how many keys are outside each query's bucket, (B, H, L, 1), and their mean value.
+
+    A sum outside is the sum of the sequence minus that of the bucket. The difference loses digits
+    where nearly all keys are in the bucket and their values are far from 0.
+    """
+    bucket_q, bucket_k = bucket.flatten(1)  # (N,) each
+    v = F.pad(v, (0, 1), value=1.0)  # (B, H, L, e + 1), the last column counts keys
+    v = v.masked_fill(~is_key, 0.0)
+    rows = v.flatten(0, 2)  # (N, e + 1)
+    sums = rows.new_zeros(num_buckets, rows.shape[1])
+    sums = sums.index_add(0, bucket_k, rows)
+    inside = sums.index_select(0, bucket_q).view_as(v)
+    outside = v.sum(2, keepdim=True) - inside
+    count = outside[..., -1:].detach()
+    total = outside[..., :-1]
+    return count, total / count.clamp(min=1)
+
+
+def group_buckets(bucket, num_occurring):
+    """Return the queries and keys of all buckets, in groups of similar size, padded to one size.
+
+        row         0  1  2  3      rows by bucket    first of buckets 0, 1, 2    count
+        of query    0  1  0  0      0 2 3 | 1         0  3  4                     3  1  0
+        of key      1  0  2  1      1 | 0 3 | 2       0  1  3                     1  2  1
+
+        group of buckets 0 and 1    queries    0 2 3        keys    1 4
+                                               1 4 4                0 3
+
+    N = 4, and row 4 is padding. Bucket 2 has no queries, so it is in no group.
+
+    Args:
+        bucket: int64 (2, N), the number of the bucket of each query, and of each key.
+        num_occurring: int, number of buckets.
+
+    Returns:
+        queries, list of int64 (G, x), and keys, list of int64 (G, y), one of each for a group.
+    """
+    N = bucket.shape[1]
+    # row 0 of each of these is of the queries, row 1 of the keys
+    rows = bucket.argsort(1)  # (2, N), bucket by bucket
+    count = bucket.new_zeros(2, num_occurring).scatter_add(1, bucket, torch.ones_like(bucket))
+    first = count.cumsum(1) - count  # the place in rows where a bucket begins
+    sizes = count.cpu()  # the host waits for a GPU
+
+    queries = []
+    keys = []
+    for group in split_by_size(sizes):  # (G,), numbers of buckets
+        x, y = sizes[:, group].amax(1).tolist()
+        # subtle: else the host would wait for the GPU once more for each group
+        group = group.to(bucket.device, non_blocking=bucket.is_cuda)
+        first_q, first_k = first[:, group]  # (G,) each
+        count_q, count_k = count[:, group]
+        queries.append(pad_buckets(rows[0], first_q, count_q, x))
+        keys.append(pad_buckets(rows[1], first_k, count_k, y))
+    return queries, keys
+
+
+def split_by_size(sizes):
+    """Return the groups of buckets of 1 to 4 rows, 5 to 6, 7 to 9, 10 to 13, ..., each int64 (G,).
+
+    Args:
+        sizes: int64 (2, num_occurring), how many queries and keys a bucket has. The larger decides.
+    """
+    size = sizes.amax(0)
+    size[sizes[0] == 0] = 0  # a bucket without queries belongs to no group
+    groups = []
+    low = 0
+    high = 4
+    while low < size.max():
+        group = ((size > low) & (size <= high)).nonzero().squeeze(1)
+        if len(group) > 0:
+            groups.append(group)
+        low = high
+        high = high * 3 // 2
+    return groups
+
+
+def pad_buckets(rows, first, count, size):
+    """Return the rows of G buckets, int64 (G, size), from their starts and sizes (G,).
+
+    Behind the end of a bucket is row N.
+    """
+    place = torch.arange(size, device=rows.device)
+    index = first.unsqueeze(1) + place  # (G, size); behind the end are rows of the next bucket
+    padded = rows[index.clamp(max=len(rows) - 1)]
+    return padded.masked_fill(place >= count.unsqueeze(1), len(rows))
+
+
+def gather_groups(x, groups):
+    """Return the rows of x (B, H, L, width) of each group, as a list of (G, size, width).
+
+    Row N is 0. Groups (2, 3) and (1, 5) are 11 rows: one gather (11, width), split into 6 and 5
+    rows, which become (2, 3, width) and (1, 5, width). A gather for each group would give the same,
+    but its backward pass fills a tensor as large as x.
+    """
+    table = F.pad(x.flatten(0, 2), (0, 0, 0, 1))  # (N + 1, width)
+    rows = torch.cat([group.flatten() for group in groups])
+    num_rows = [group.numel() for group in groups]
+    parts = table.index_select(0, rows).split(num_rows)
+    return [part.unflatten(0, group.shape) for part, group in zip(parts, groups)]
+
+
+# The same result on a GPU, by FlexAttention: no shape depends on the data, so the host never waits
+
+
+def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
+    """Return LSH attention without dropout, as the merge of two softmaxes.
+
+    FlexAttention gives the softmax over a query's bucket, and its log-sum-exp. The keys outside
+    are one extra key, as in lsh_attention_blocks. The softmax of the log-sum-exp and the extra
+    key's score has the weights of the two parts.
+    """
+    B, H, L, _ = q.shape
+    N = B * H * L
+    kernel = compile_flex() if q.is_cuda else attend_flex
+    is_padding = ~key_mask.unsqueeze(1)  # (B, 1, L)
+    bucket_q = hq.squeeze(2)  # (B, H, L)
+    bucket_k = hk.squeeze(2).masked_fill(is_padding, NO_BUCKET)
+    v = v.masked_fill(is_padding.unsqueeze(3), 0.0)
+
+    # 1. Sort the rows by bucket, attend within buckets, and put the queries back in order
+    sorted_q, order_q = bucket_q.sort()
+    sorted_k, order_k = bucket_k.sort()
+    blocks = find_blocks(sorted_q, sorted_k)
+    inside, lse = kernel(
+        take_rows(q, order_q),
+        take_rows(k, order_k),
+        take_rows(v, order_k),
+        blocks)
+    place = order_q.argsort()
+    inside = take_rows(inside, place)
+    lse = lse.gather(2, place).unsqueeze(3)  # (B, H, L, 1); -inf: no key is in the bucket
+    inside = inside.masked_fill(lse == -torch.inf, 0.0)  # there it may be NaN
+
+    # 2. Find the extra key of each query. A bucket has the place of its first sorted key as number:
+    # 0 and 2 for 4 4 7 7 7. The number of a query without keys is N
+    first = torch.arange(B * H, device=q.device).view(B, H, 1) * L
+    number_k = torch.searchsorted(sorted_k, bucket_k)
+    number_q = torch.searchsorted(sorted_k, bucket_q).clamp(max=L - 1)
+    has_keys = sorted_k.gather(2, number_q) == bucket_q
+    number_q = (first + number_q).masked_fill(~has_keys, N)
+    number_k = first + number_k
+    bucket = torch.stack([number_q, number_k])  # (2, B, H, L)
+    extra_score, extra_value = find_extra_key(q, k, v, bucket, N + 1, key_mask, fill)
+
+    # 3. Merge. Without any key both values are 0
+    scores = torch.cat([lse.clamp(min=NO_SCORE), extra_score], 3)
+    weight_inside, weight_extra = scores.softmax(3).split(1, 3)  # (B, H, L, 1) each
+    out = weight_inside * inside + weight_extra * extra_value
+    return out.to(q.dtype)
+
+
+def take_rows(x, rows):
+    """Return x (B, H, L, e) in the order of rows int64 (B, H, L)."""
+    return x.gather(2, rows.unsqueeze(3).expand_as(x))
+
+
+def find_blocks(sorted_q, sorted_k):
+    """Return the BlockMask of sorted buckets (B, H, L): which blocks meet, which pairs collide."""
+    L = sorted_q.shape[2]
+    first = torch.arange(0, L, FLEX_BLOCK, device=sorted_q.device)
+    last = (first + FLEX_BLOCK - 1).clamp(max=L - 1)
+    # two ranges of buckets overlap where each begins before the other ends
+    first_q = sorted_q[..., first].unsqueeze(3)
+    last_q = sorted_q[..., last].unsqueeze(3)
+    first_k = sorted_k[..., first].unsqueeze(2)
+    last_k = sorted_k[..., last].unsqueeze(2)
+    overlap = (first_q <= last_k) & (first_k <= last_q)  # (B, H, blocks of queries, of keys)
+    count = overlap.sum(3).int()  # (B, H, blocks of queries)
+    numbers = overlap.int().argsort(descending=True, stable=True).int()  # those that meet first
+
+    def is_same_bucket(b, h, i, j):
+        return sorted_q[b, h, i] == sorted_k[b, h, j]
+
+    return flex.BlockMask.from_kv_blocks(count, numbers, BLOCK_SIZE=FLEX_BLOCK,
+                                         mask_mod=is_same_bucket, seq_lengths=(L, L))
+
+
+def attend_flex(q, k, v, blocks):
+    """Return softmax(q kᵀ / √e) v over the pairs of a BlockMask, and log-sum-exps (B, H, L)."""
+    if not hasattr(flex, "AuxRequest"):  # torch 2.8
+        return flex.flex_attention(q, k, v, block_mask=blocks, return_lse=True)
+    request = flex.AuxRequest(lse=True)
+    out, aux = flex.flex_attention(q, k, v, block_mask=blocks, return_aux=request)
+    return out, aux.lse
+
+
+@functools.cache
+def compile_flex():
+    """Return attend_flex, which is compiled at its first call."""
+    return torch.compile(attend_flex)
+
+
+@functools.cache
+def has_compiler():
+    """Return whether a C compiler for FlexAttention is here; warn once if none is."""
+    if any(map(shutil.which, ("cc", "gcc", "clang"))):
+        return True
+    warnings.warn("LSH attention: found no C compiler for FlexAttention. It runs bucket by bucket, "
+                  "which is slower on a GPU.")
+    return False
+
+
 def main():
     """Print which pairs collide, and compare the two forms of LSH attention."""
     generator = torch.Generator().manual_seed(0)
@@ -782,7 +786,8 @@ def main():
           "#  query and key share a bucket: LSH attention computes their score   .  it does not\n")
     for row in collisions(hq, hk)[0, 0].tolist():
         print("  " + " ".join(".#"[is_collision] for is_collision in row))
-    gap = lsh_attention_blocks(q, k, v, hq, hk) - lsh_attention_reference(q, k, v, hq, hk)
+    blocks = lsh_attention(q, k, v, hq, hk, impl="blocks")
+    gap = blocks - lsh_attention(q, k, v, hq, hk, impl="dense")
     print("\nLargest difference of attention bucket by bucket from the literal formula: "
           f"{gap.abs().max():.1e}")
 

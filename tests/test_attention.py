@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_mask
 
 import attention
 from attention import SelfAttention, full_attention, full_attention_reference, lsh_attention
-from attention import lsh_attention_flex, lsh_attention_reference, simhash
+from attention import lsh_attention_reference, simhash
 
 
 def random_vectors(B=2, H=3, L=37, e=5):
@@ -44,20 +44,35 @@ def with_gradients(function, vectors, *args, **options):
 
 def assert_close(actual, expected, tolerance=1e-5):
     """Each tensor of two lists is equal, relative to the largest number. NaN is not."""
-    for a, b in zip(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
         largest = b.abs().max().item()
         assert (a - b).abs().max() <= tolerance * max(1, largest)
 
 
-def assert_blocks_match_reference(vectors, buckets, **options):
-    """Outputs and gradients of both forms are equal."""
-    actual = with_gradients(lsh_attention, vectors, *buckets, impl="blocks", **options)
-    expected = with_gradients(lsh_attention_reference, vectors, *buckets, **options)
-    assert_close(actual, expected)
+def attend_dense(q, k, v, blocks):
+    """Do what attend_flex does by a matrix of all pairs, less those in blocks that do not meet.
+
+    PyTorch's FlexAttention has no backward pass on a CPU. Its kernel of a GPU is not tested here.
+    """
+    B, H, L, e = q.shape
+    collide = create_mask(blocks.mask_mod, B, H, L, L, device="cpu")
+    meet = blocks.to_dense().bool()
+    for dim in (2, 3):
+        meet = meet.repeat_interleave(attention.FLEX_BLOCK, dim)
+    scores = q @ k.transpose(2, 3) / math.sqrt(e)
+    is_out = ~(collide & meet[:, :, :L, :L])
+    scores = scores.masked_fill(is_out, -torch.inf)
+    weights = scores.softmax(3).masked_fill(is_out, 0.0)  # no keys, no gradient, as on a GPU
+    return weights @ v, scores.logsumexp(3)
+
+
+@pytest.fixture
+def dense_kernel(monkeypatch):
+    monkeypatch.setattr(attention, "attend_flex", attend_dense)
 
 
 FILL = pytest.mark.parametrize("fill", ["zero", "mask"])
-IMPL = pytest.mark.parametrize("impl", ["dense", "blocks"])
+FAST = pytest.mark.parametrize("impl", ["blocks", "flex"])
 
 
 # Dense attention
@@ -118,20 +133,6 @@ def test_dropout_in_blocks_drops_the_own_position():
     assert abs(share - 0.5) < 6 * sigma
 
 
-def test_dropout_in_blocks_spreads_as_in_the_literal_formula():
-    """Values of mean 1, so that to drop all keys outside together would show."""
-    q, k, v = torch.randn(3, 1, 2, 300, 16, generator=torch.Generator().manual_seed(0))
-    v = v + 1
-    planes, coef = attention.draw_hyperplanes(2, 1, 2, 16, 4, torch.Generator().manual_seed(0))
-    hq = simhash(q, planes, coef, 4)
-    hk = simhash(k, planes, coef, 4)
-    spreads = {}
-    for impl in ("dense", "blocks"):
-        outs = [lsh_attention(q, k, v, hq, hk, dropout=0.1, impl=impl) for _ in range(50)]
-        spreads[impl] = torch.stack(outs).std(0).mean().item()
-    assert 0.5 < spreads["blocks"] / spreads["dense"] < 1.2
-
-
 # Buckets
 
 
@@ -157,16 +158,14 @@ def test_simhash_under_autocast_stays_float32():
         assert torch.equal(simhash(x, planes, coef, 97), expected)
 
 
-@pytest.mark.parametrize("planes_shape, coef_shape", [
-    ((1, 2, 4, 5), (3, 2, 4)),  # hyperplanes of one head
-    ((3, 2, 4, 5), (1, 2, 4)),  # coefficients of one head
+@pytest.mark.parametrize("planes, coef", [
+    (torch.ones(1, 2, 4, 5), torch.ones(3, 2, 4)),  # of one head: they would be broadcast
+    (torch.ones(3, 2, 4, 5), torch.ones(1, 2, 4)),
+    (torch.ones(3, 2, 4, 5).bfloat16(), torch.ones(3, 2, 4)),  # rounded
 ])
-def test_simhash_refuses_hyperplanes_of_another_layer(planes_shape, coef_shape):
-    """Sizes of 1 would be broadcast: all heads with the same buckets, without a word."""
-    planes = torch.ones(planes_shape)
-    coef = torch.ones(coef_shape, dtype=torch.int64)
-    with pytest.raises(ValueError, match="^planes, coef: expected"):
-        simhash(torch.ones(2, 3, 7, 5), planes, coef, 8)
+def test_simhash_refuses_other_hyperplanes(planes, coef):
+    with pytest.raises(ValueError, match="^planes.*: expected"):
+        simhash(torch.ones(2, 3, 7, 5), planes, coef.long(), 8)
 
 
 def test_collision_probability_of_several_functions_is_that_of_any():
@@ -233,24 +232,26 @@ def test_self_attention_matches_recorded_outputs_of_the_authors_code(n, num_keys
     assert (out.T - torch.tensor(expected)).abs().max() < 1e-4
 
 
+@FAST
 @FILL
-@pytest.mark.parametrize("num_buckets", [1, 4, 1000])  # all pairs collide, some, nearly none
-@pytest.mark.parametrize("L", [
-    1,
-    64,  # in one bucket the most queries for the formula
-    65,  # the fewest for PyTorch's kernel
+@pytest.mark.parametrize("L, num_buckets, num_keys", [
+    (1, 1, (1, 0)),  # a sequence of padding alone gives 0 and has no gradient
+    (37, 1, (37, 20)),  # all collide
+    (37, 7, (37, 1)),
+    (64, 1, (64, 64)),  # in one bucket the most queries for the formula
+    (65, 1, (65, 60)),  # the fewest for PyTorch's kernel
+    (300, 9, (300, 0)),  # three blocks of FlexAttention; the last is short
+    (300, 10_000, (299, 150)),  # nearly none collide
+    (400, 60, (400, 400)),
 ])
-def test_blocks_match_reference(fill, num_buckets, L):
-    buckets = random_buckets(L=L, num_buckets=num_buckets)
-    assert_blocks_match_reference(random_vectors(L=L), buckets, fill=fill)
-
-
-@FILL
-def test_blocks_match_reference_with_one_key_and_with_none(fill):
-    """A sequence of padding alone gives 0 and has no gradient."""
-    key_mask = first_keys(37, 1, 0)
-    assert_blocks_match_reference(random_vectors(B=3), random_buckets(B=3), fill=fill,
-                                  key_mask=key_mask)
+def test_fast_forms_match_reference(impl, fill, L, num_buckets, num_keys, dense_kernel):
+    vectors = random_vectors(L=L)
+    hq, hk = random_buckets(L=L, num_buckets=num_buckets)
+    buckets = (hq - 5, hk - 5)  # negative ones do not reach the sequence before
+    options = dict(fill=fill, key_mask=first_keys(*num_keys, L=L))
+    actual = with_gradients(lsh_attention, vectors, *buckets, impl=impl, **options)
+    expected = with_gradients(lsh_attention_reference, vectors, *buckets, **options)
+    assert_close(actual, expected)
 
 
 @FILL
@@ -265,44 +266,56 @@ def test_lsh_attention_without_a_collision_averages_or_copies(fill):
     assert_close([out], [expected])
 
 
+@FAST
 @FILL
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("num_buckets", [1, 4])
-def test_blocks_with_extreme_scores_stay_accurate(fill, sign, num_buckets):
+def test_extreme_scores_stay_accurate(impl, fill, sign, num_buckets, dense_kernel):
     """All scores beyond 150, or below -150, where exp overflows: compared with float64."""
     q, k, v = random_vectors(L=29)
     q = 4 * q.abs() + 12
     k = sign * (k.abs() + 6)
     exact = [q.double(), k.double(), v.double()]
     buckets = random_buckets(L=29, num_buckets=num_buckets)
-    actual = with_gradients(lsh_attention, [q, k, v], *buckets, fill=fill, impl="blocks")
+    actual = with_gradients(lsh_attention, [q, k, v], *buckets, fill=fill, impl=impl)
     expected = with_gradients(lsh_attention_reference, exact, *buckets, fill=fill)
     # a score of 1,000 has an error of 1,000 · 2^-24, and so has the weight, relative to itself
     assert_close(actual, expected, 1e-3)
 
 
-def test_blocks_take_negative_buckets():
-    """They do not reach the sequence before."""
-    hq, hk = random_buckets()
-    assert_blocks_match_reference(random_vectors(), (hq - 5, hk - 5))
-
-
 @FILL
-@IMPL
-def test_lsh_attention_keeps_nan_in_its_sequence(fill, impl):
+@pytest.mark.parametrize("impl", ["dense", "blocks", "flex"])
+def test_lsh_attention_keeps_nan_in_its_sequence(fill, impl, dense_kernel):
     vectors = random_vectors()
     for x in vectors:
         x.data[1, 2, 36] = torch.nan
-    buckets = random_buckets()
-    results = with_gradients(lsh_attention, vectors, *buckets, fill=fill, impl=impl)
+    results = with_gradients(lsh_attention, vectors, *random_buckets(), fill=fill, impl=impl)
     assert results[0][1, 2, 36].isnan().all()
     for x in results:
         assert not x[0].isnan().any()
         assert not x[1, :2].isnan().any()
 
 
+@FILL
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_of_pytorch_matches_reference(fill, dtype, tolerance):
+    """The scores are up to 30 times as large as usual."""
+    q, k, v = random_vectors(L=150)
+    q = q * torch.tensor([1, 30]).view(2, 1, 1, 1)
+    low = [q.to(dtype), k.to(dtype), v.to(dtype)]
+    exact = [x.double() for x in low]
+    buckets = random_buckets(L=150, num_buckets=20)
+    options = dict(fill=fill, key_mask=first_keys(150, 70, L=150))
+    with torch.no_grad():
+        out = lsh_attention(*low, *buckets, impl="flex", **options)
+        expected = lsh_attention_reference(*exact, *buckets, **options)
+    assert out.dtype == dtype
+    assert_close([out], [expected], tolerance)
+
+
 def test_blocks_compute_in_float32_under_autocast():
-    """Of bfloat16 vectors the result is that of float32, rounded once."""
+    """With bfloat16 vectors the result is that of float32, rounded once."""
     low = [x.detach().bfloat16() for x in random_vectors()]
     high = [x.float() for x in low]
     expected = lsh_attention(*high, *random_buckets(), impl="blocks")
@@ -311,19 +324,46 @@ def test_blocks_compute_in_float32_under_autocast():
     assert torch.equal(out, expected.bfloat16())
 
 
-@pytest.mark.parametrize("L, n, pairs, is_blocks", [
-    (256, 1, "all", False),  # short: the literal formula
-    (257, 1, "all", True),
-    (257, 2, "all", False),  # the blocks serve one function
-    (257, 1, "upper", False),  # and all pairs
-])
-def test_auto_takes_blocks_where_they_serve(monkeypatch, L, n, pairs, is_blocks):
-    def seven(q, *others, **options):
-        return torch.full_like(q, 7)
+AUTO = dict(L=257, e=16, n=1, pairs="all", dropout=0.0)
 
-    monkeypatch.setattr(attention, "lsh_attention_blocks", seven)
-    out = lsh_attention(*random_vectors(L=L), *random_buckets(L=L, n=n), pairs=pairs)
-    assert (out == 7).all() == is_blocks
+
+@pytest.mark.parametrize("changes, on_cpu, on_gpu", [
+    ({}, "blocks", "flex"),
+    (dict(dropout=0.1), "blocks", "blocks"),
+    (dict(e=15), "blocks", "blocks"),  # FlexAttention compiles no narrower heads
+    (dict(L=256), "dense", "dense"),
+    (dict(n=2), "dense", "dense"),
+    (dict(pairs="upper"), "dense", "dense"),
+])
+def test_auto_chooses_what_serves(monkeypatch, changes, on_cpu, on_gpu):
+    case = AUTO | changes
+    q = torch.zeros(1, 1, case["L"], case["e"])
+    arguments = (q, case["n"], case["pairs"], case["dropout"])
+    assert attention.choose_impl(*arguments) == on_cpu
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(attention, "has_compiler", lambda: True)
+    assert attention.choose_impl(*arguments) == on_gpu
+
+
+def test_flex_compiles_its_kernel_on_a_gpu_alone(monkeypatch, dense_kernel):
+    vectors = random_vectors(L=257, e=16)
+    buckets = random_buckets(L=257)
+    expected = lsh_attention(*vectors, *buckets, impl="flex")
+    compile_flex = mock.Mock(return_value=attend_dense)
+    monkeypatch.setattr(attention, "compile_flex", compile_flex)
+    monkeypatch.setattr(attention, "has_compiler", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    assert torch.equal(lsh_attention(*vectors, *buckets), expected)
+    compile_flex.assert_called_once()
+
+
+def test_without_a_compiler_a_gpu_takes_blocks_and_warns(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(attention, "has_compiler", attention.has_compiler.__wrapped__)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    with pytest.warns(UserWarning, match="found no C compiler"):
+        impl = attention.choose_impl(torch.zeros(1, 1, 257, 16), 1, "all", 0.0)
+    assert impl == "blocks"
 
 
 def test_blocks_hold_no_matrix_of_all_pairs():
@@ -338,31 +378,16 @@ def test_blocks_hold_no_matrix_of_all_pairs():
 
 def test_number_buckets_matches_docstring_example():
     """Two sequences of one head; the last key is padding."""
-    hq = torch.tensor([[4, 7, 4], [4, 7, 7]]).view(2, 1, 1, 3)
-    hk = torch.tensor([[7, 7, 4], [4, 4, 5]]).view(2, 1, 1, 3)
+    hq = torch.tensor([[4, 7, 4], [4, 7, 7]])
+    hk = torch.tensor([[7, 7, 4], [4, 4, 5]])
     key_mask = torch.tensor([[True, True, True], [True, True, False]])
-    bucket, bucket_sequence = attention.number_buckets(hq, hk, key_mask)
-    assert bucket.tolist() == [
+    bucket, num_buckets = attention.number_buckets(
+        hq.view(2, 1, 1, 3), hk.view(2, 1, 1, 3), key_mask)
+    assert bucket.flatten(1).tolist() == [
         [0, 1, 0, 2, 3, 3],
         [1, 1, 0, 2, 2, 4],
     ]
-    assert bucket_sequence.tolist() == [0, 0, 1, 1, 2]
-
-
-def test_append_extra_key_matches_docstring_example():
-    """The query has the scores ln 3, ln 2 and NO_SCORE, so the weights are 3/5, 2/5 and 0."""
-    q = torch.tensor([[1.0]])
-    k = torch.tensor([[math.log(3)]])
-    v = torch.tensor([[1.0]])
-    extra_score = torch.tensor([[math.log(2)]])
-    q, k, v = attention.append_extra_key(q, k, v, extra_score)
-    assert q.tolist() == [[1, extra_score.item(), 1], [0, 0, 0]]
-    scores = q[:1] @ k.T
-    assert_close([scores[0, :2].exp()], [torch.tensor([3.0, 2])])
-    assert scores[0, 2] == attention.NO_SCORE
-    weights = scores.softmax(1)
-    assert_close([weights], [torch.tensor([[0.6, 0.4, 0]])])
-    assert_close([weights @ v], [torch.tensor([[0.6, 0.4]])])
+    assert num_buckets == 5
 
 
 def test_split_by_size_takes_the_larger_of_queries_and_keys():
@@ -384,68 +409,7 @@ def test_group_buckets_matches_docstring_example():
     ])
     [queries], [keys] = attention.group_buckets(bucket, 3)
     assert queries.tolist() == [[0, 2, 3], [1, 4, 4]]
-    assert keys.tolist() == [[1, 5, 4], [0, 3, 4]]
-
-
-# FlexAttention. PyTorch's has no backward pass on a CPU, and the kernel of a GPU is not tested here
-
-
-def attend_dense(q, k, v, blocks):
-    """Do what attend_flex does by a matrix of all pairs, less those in blocks that do not meet."""
-    B, H, L, e = q.shape
-    collide = create_mask(blocks.mask_mod, B, H, L, L, device="cpu")
-    meet = blocks.to_dense().bool()
-    for dim in (2, 3):
-        meet = meet.repeat_interleave(attention.FLEX_BLOCK, dim)
-    scores = q @ k.transpose(2, 3) / math.sqrt(e)
-    is_out = ~(collide & meet[:, :, :L, :L])
-    scores = scores.masked_fill(is_out, -torch.inf)
-    weights = scores.softmax(3).masked_fill(is_out, 0.0)  # no keys, no gradient, as on a GPU
-    return weights @ v, scores.logsumexp(3)
-
-
-@FILL
-@pytest.mark.parametrize("L, num_buckets, num_keys", [
-    (1, 1, (1, 0)),
-    (37, 1, (37, 20)),  # all collide
-    (37, 7, (37, 1)),
-    (300, 9, (300, 0)),  # three blocks; the last is short
-    (300, 10_000, (299, 150)),  # nearly none collide
-    (400, 60, (400, 400)),
-])
-def test_flex_matches_reference(fill, L, num_buckets, num_keys):
-    vectors = random_vectors(L=L)
-    buckets = random_buckets(L=L, num_buckets=num_buckets)
-    options = dict(fill=fill, key_mask=first_keys(*num_keys, L=L))
-    actual = with_gradients(lsh_attention_flex, vectors, *buckets, attend=attend_dense, **options)
-    expected = with_gradients(lsh_attention_reference, vectors, *buckets, **options)
-    assert_close(actual, expected)
-
-
-@FILL
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_of_pytorch_matches_reference(fill, dtype, tolerance):
-    """The scores are up to 30 times as large as usual."""
-    q, k, v = [x.detach().to(dtype) for x in random_vectors(L=150)]
-    q = q * torch.tensor([1, 30]).view(2, 1, 1, 1)
-    buckets = random_buckets(L=150, num_buckets=20)
-    options = dict(fill=fill, key_mask=first_keys(150, 70, L=150))
-    out = lsh_attention(q, k, v, *buckets, impl="flex", **options)
-    exact = [x.double() for x in (q, k, v)]
-    assert out.dtype == dtype
-    assert_close([out], [lsh_attention_reference(*exact, *buckets, **options)], tolerance)
-
-
-@FILL
-def test_flex_keeps_nan_in_its_sequence(fill):
-    vectors = random_vectors()
-    for x in vectors:
-        x.data[1, 2, 36] = torch.nan
-    out = lsh_attention_flex(*vectors, *random_buckets(), attend=attend_dense, fill=fill)
-    assert out[1, 2, 36].isnan().all()
-    assert not out[0].isnan().any()
-    assert not out[1, :2].isnan().any()
+    assert keys.tolist() == [[1, 4], [0, 3]]
 
 
 def test_find_blocks_matches_the_picture_of_the_header(monkeypatch):
@@ -454,32 +418,6 @@ def test_find_blocks_matches_the_picture_of_the_header(monkeypatch):
     keys = torch.tensor([1, 1, 2, 2, 2, 4, 4, 4, 5, 5, 7, 7]).view(1, 1, 12)
     blocks = attention.find_blocks(queries, keys)
     assert blocks.to_dense()[0, 0].tolist() == [[1, 1, 0], [1, 1, 0], [0, 1, 1]]
-
-
-def test_flex_is_what_auto_takes_on_a_gpu(monkeypatch):
-    """Not with dropout, which FlexAttention lacks, and not where nothing can compile it."""
-    calls = []
-
-    def attend(*args):
-        calls.append("flex")
-        return attend_dense(*args)
-
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(attention, "compile_flex", lambda: attend)
-    vectors = random_vectors(L=257)
-    buckets = random_buckets(L=257)
-    out = lsh_attention(*vectors, *buckets)
-    assert_close([out], [lsh_attention_reference(*vectors, *buckets)])
-    lsh_attention(*vectors, *buckets, dropout=0.1)
-    monkeypatch.setattr(attention, "compile_flex", lambda: None)
-    lsh_attention(*vectors, *buckets, impl="flex")
-    assert calls == ["flex"]
-
-
-def test_compile_flex_without_a_compiler_warns(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with pytest.warns(UserWarning, match="found no C compiler"):
-        assert attention.compile_flex.__wrapped__() is None
 
 
 ONE_HEAD = torch.zeros(2, 1, 1, 37, dtype=torch.int64)
@@ -494,11 +432,10 @@ TWO_HASHES = torch.zeros(2, 3, 2, 37, dtype=torch.int64)
     (dict(fill="mean"), "fill: expected zero or mask, got 'mean'"),
     (dict(fill="mean", impl="blocks"), "fill: expected zero or mask, got 'mean'"),
     (dict(pairs="lower"), "pairs: expected all or upper, got 'lower'"),
-    (dict(impl="fast"), "impl: expected auto, dense, blocks for one .* got 'fast'"),
-    (dict(impl="blocks", pairs="upper"), "impl: expected .* pairs='upper'"),
-    (dict(impl="flex", pairs="upper"), "impl: expected .* pairs='upper'"),
-    (dict(impl="flex", dropout=0.1), "impl: expected .* dropout 0.1"),
-    (dict(impl="flex", hq=TWO_HASHES, hk=TWO_HASHES), "impl: expected .* got 'flex' for 2"),
+    (dict(impl="fast"), "impl: expected auto, dense, blocks or flex, got 'fast'"),
+    (dict(impl="blocks", pairs="upper"), "impl: blocks requires one hash .* 'upper'"),
+    (dict(impl="flex", hq=TWO_HASHES, hk=TWO_HASHES), "impl: flex requires one .*, got 2"),
+    (dict(impl="flex", dropout=0.1), "impl: flex requires .* dropout 0, got 1, 'all' and 0.1"),
 ])
 def test_lsh_attention_refuses_what_would_be_silently_wrong(change, message):
     q, k, v = random_vectors()
@@ -541,6 +478,18 @@ def test_self_attention_over_no_sequence_is_empty():
     assert layer(torch.zeros(0, 300, 16)).shape == (0, 300, 16)
 
 
-def test_self_attention_refuses_an_unknown_attention():
-    with pytest.raises(ValueError, match="^attn: expected full or lsh, got 'sparse'"):
-        SelfAttention(8, 2, attn="sparse")
+@pytest.mark.parametrize("changes, message", [
+    (dict(attn="sparse"), "attn: expected full or lsh, got 'sparse'"),
+    (dict(fill="zeros"), "fill: expected zero or mask, got 'zeros'"),
+    (dict(pairs="lower"), "pairs: expected all or upper, got 'lower'"),
+    (dict(num_hyperplanes=0), "hyperplanes: expected H, n, r, e and m of at least 1"),
+])
+def test_self_attention_refuses_what_it_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        SelfAttention(8, 2, **dict(attn="lsh") | changes)
+
+
+def test_self_attention_cast_to_bfloat16_refuses_to_hash():
+    layer = SelfAttention(8, 2, attn="lsh").bfloat16()
+    with pytest.raises(ValueError, match="^planes, coef: expected float32"):
+        layer(torch.zeros(1, 9, 8).bfloat16())
