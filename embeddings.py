@@ -9,17 +9,27 @@ Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of s
     padding (model.py): padding has no row of zeros here.
 Deviations:
     1. No dropout inside. The authors' code has some in Pool, the paper has none.
-    2. Of Weighted the importance weights start as normal(0, 1), truncated at ±2, and the rows with
-       std 0.02. In the released code they have std 0.0005 and 0.1: all vectors are nearly 0.
+    2. Weighted starts with importance weights of normal(0, 1), truncated at ±2, and rows of std
+       0.02. In the released code they have std 0.0005 and 0.1: all vectors are nearly 0.
 Notation:
     d width of a vector   C code numbers of a word   T bits of a word   J chunks   N rows of a table
     m hashes of an item   k hash functions, or bits of a chunk   R rows of a block
     K rows of the importance table
 Demo: python embeddings.py
 
-Every module maps codes, integers (..., C), to vectors float (..., d). BloomEmbedding alone has
-m vectors for an item, (..., m, d). hashing.py returns numpy arrays, which are codes as they are.
-A tokenizer stores bits in bytes: unpack_bits restores them.
+Every module maps codes c, integers (..., C), to vectors e, float (..., d):
+
+    lookup, emb     e = B[c]                        a row of a table
+    pool            e = Σ_j P_j ⊙ B[c_j]            J chunks choose rows of one codebook
+    add             e = Σ_j B^j[τ_j] / √T           every bit chooses one of its own two rows
+    proj            e_i = correlation of τ and w^i  bits τ
+    linear          e = τ W
+    bloom           B^1[c_1], …, B^m[c_m]           side by side: m vectors (..., m, d)
+    median, mean    e = median or mean of B^1[c_1], …, B^k[c_k]
+    weighted        e = Σ_j p_j B[c_j]
+
+hashing.py returns numpy arrays, which are codes as they are. A tokenizer stores bits in bytes:
+unpack_bits restores them.
 """
 
 import math
@@ -34,32 +44,23 @@ MAX_CHUNK = 15  # bits of a chunk, so that codes fit into int16
 
 
 class Embedding(nn.Module):
-    """Base class: what model.py asks of a method, and the check of the codes.
+    """Base class. A subclass makes its tables, and has its formula in `embed`.
 
-    A subclass states the facts below, makes its tables, and has the formula in `embed`. EMBEDDINGS
-    has a name for each. c is a model.Config, or anything with the fields that `from_config` reads.
-    The defaults, from_config and initial_std among them, are those of a method that reads bits.
+    EMBEDDINGS has a name for each. The facts below are those of a method that reads bits; a subclass
+    states its own. c is a model.Config, or anything with the config_fields.
 
-    Attributes:
-        code_format: str, how a word's codes are laid out; tokenizer.HashTokenizer has a list.
+    Args:
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
-        needs_specials: whether special tokens need vectors outside of this module.
-        has_word_row: whether the model adds one learned vector, the same for all, to every ordinary
-            word. Where few words share a row it does not: their rows can learn it.
-        can_tie: whether the rows can also be the output layer.
-        is_tied: whether they are by default.
-        is_stacked: whether an item has m vectors, which become m places of the sequence.
-        is_costly: whether the model should embed each distinct word of a batch once: the median is
-            slow.
     """
 
-    code_format = "bits"
-    needs_specials = True
+    config_fields = ("bits", "width")  # fields of c that are the arguments of the class
+    code_format = "bits"  # how a word's codes are laid out: tokenizer.py lists the formats
+    needs_specials = True  # special tokens need vectors from outside of this module
+    # the model adds one learned vector, the same for all, to every ordinary word. Where few words
+    # share a row it does not: their rows can learn it
     has_word_row = True
-    can_tie = False
-    is_tied = False
-    is_stacked = False
-    is_costly = False
+    tie = "no"  # whether the rows are the output layer, too: no, optional, or yes, by default
+    is_stacked = False  # an item has m vectors, which become m places of the sequence
 
     def __init__(self, code_limits):
         super().__init__()
@@ -68,14 +69,23 @@ class Embedding(nn.Module):
     @classmethod
     def from_config(cls, c):
         """Return the module for a config."""
-        return cls(c.bits, c.width)
+        return cls(*[getattr(c, name) for name in cls.config_fields])
 
     def initial_std(self, c):
-        """Return about the std of vectors before training: the model scales its positions by it.
-
-        The default is that of a row. The demo compares it with the measured one.
-        """
+        """Return the std of vectors before training, roughly: the model scales positions by it."""
         return INIT_STD
+
+    def forward(self, codes):
+        """Return vectors (..., d), or (..., m, d), of codes (..., C).
+
+        Raises:
+            ValueError: The codes are no integers, or not C.
+            IndexError: A code has no row; a RuntimeError in a compiled module. A bit other than 0
+                and 1 is not detected.
+        """
+        codes = torch.as_tensor(codes)
+        self.check_form(codes)  # subtle: some formulas would broadcast codes of another size
+        return self.embed(codes)
 
     def check_form(self, codes):
         """Raise a ValueError unless codes are integers (..., C)."""
@@ -87,7 +97,7 @@ class Embedding(nn.Module):
     def check(self, codes):
         """Raise a ValueError unless codes, integers (V, C), are within code_limits.
 
-        Model.set_codes calls it once for all words. forward checks the form alone, in each step.
+        Model.set_codes calls it once for all words.
         """
         self.check_form(codes)
         # subtle: int64 also for codes of uint8, in which a limit of 256 would be 0
@@ -95,16 +105,6 @@ class Embedding(nn.Module):
         is_outside = (codes < 0) | (codes >= limits)
         if is_outside.any():
             raise ValueError("codes: expected 0 to the limit of each column, got another number.")
-
-    def forward(self, codes):
-        """Return vectors (..., d), or (..., m, d), of codes (..., C).
-
-        A code without a row raises an IndexError, in a compiled module a RuntimeError. A bit other
-        than 0 and 1 is not detected.
-        """
-        codes = torch.as_tensor(codes)
-        self.check_form(codes)  # subtle: some formulas would broadcast codes of another size
-        return self.embed(codes)
 
 
 # A row of a table
@@ -121,19 +121,15 @@ class LookupEmbedding(Embedding):
         codes (..., 1), each below N, to (..., d).
     """
 
+    config_fields = ("rows", "width")
     code_format = "row"
     needs_specials = False
     has_word_row = False
-    can_tie = True
-    is_tied = True
+    tie = "yes"
 
     def __init__(self, rows, width):
         super().__init__([rows])
         self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
-
-    @classmethod
-    def from_config(cls, c):
-        return cls(c.rows, c.width)
 
     def embed(self, codes):
         return F.embedding(codes[..., 0].long(), self.weight)
@@ -146,12 +142,9 @@ class HashEmbedding(LookupEmbedding):
     WeightedEmbedding.
     """
 
-    # a table as Lookup's, but special tokens have no row of it. It cannot be tied: words of one row
-    # would have equal logits, while words of a sketch share one of their k rows
     code_format = "index"
     needs_specials = True
-    can_tie = False
-    is_tied = False
+    tie = "no"  # words of one row would have equal logits; those of a sketch share one of k rows
 
 
 # Chunks and bits
@@ -174,6 +167,7 @@ class PoolEmbedding(Embedding):
         codes (..., J), each below 2^k, to (..., d).
     """
 
+    config_fields = ("bits", "chunk", "width")
     code_format = "chunks"
 
     def __init__(self, bits, chunk, width):
@@ -185,10 +179,6 @@ class PoolEmbedding(Embedding):
         # subtle: random weights, because with equal ones every order of the same chunks would have
         # the same vector
         self.weight = nn.Parameter(init_normal(torch.empty(num_chunks, width)))  # (J, d)
-
-    @classmethod
-    def from_config(cls, c):
-        return cls(c.bits, c.chunk, c.width)
 
     def initial_std(self, c):
         return INIT_STD * math.sqrt(c.chunk / c.bits)  # of the mean of about T/k rows
@@ -306,20 +296,16 @@ class BloomEmbedding(Embedding):
         codes (..., m), each below R, of bloom.BloomMap.digest or of special tokens, to (..., m, d).
     """
 
+    config_fields = ("hashes", "buckets", "width")
     code_format = "digest"
     needs_specials = False
     has_word_row = False
-    can_tie = True
-    is_tied = True
+    tie = "yes"
     is_stacked = True
 
     def __init__(self, hashes, rows, width):
         super().__init__([rows] * hashes)
         self.weight = nn.Parameter(init_normal(torch.empty(hashes * rows, width)))  # (m·R, d)
-
-    @classmethod
-    def from_config(cls, c):
-        return cls(c.hashes, c.buckets, c.width)
 
     def embed(self, codes):
         return gather_rows(codes, self.weight)
@@ -330,7 +316,7 @@ def gather_rows(codes, table):
 
     Args:
         codes: integer (..., m), each below R.
-        table: float (m·R, d), m blocks of R rows. Of a sketch m is k.
+        table: float (m·R, d), m blocks of R rows. A sketch has k blocks.
 
     Returns:
         float (..., m, d).
@@ -370,9 +356,9 @@ class SketchEmbedding(Embedding):
         codes (..., k), each below R, as hashing.sketch_index returns them, to (..., d).
     """
 
+    config_fields = ("hashes", "buckets", "width", "emb")  # emb is median or mean
     code_format = "sketch"
-    can_tie = True
-    is_costly = True
+    tie = "optional"
 
     def __init__(self, hashes, rows, width, aggregate="median"):
         super().__init__([rows] * hashes)
@@ -381,18 +367,19 @@ class SketchEmbedding(Embedding):
         self.aggregate = aggregate
         self.weight = nn.Parameter(init_normal(torch.empty(hashes * rows, width)))  # (k·R, d)
 
-    @classmethod
-    def from_config(cls, c):
-        return cls(c.hashes, c.buckets, c.width, aggregate=c.emb)  # emb: median or mean
-
-    @torch.no_grad()
     def initial_std(self, c):
-        # measured: word i has row i of every block, and the blocks are independent
-        words = torch.arange(min(c.buckets, 4_096))
-        codes = words.unsqueeze(1).expand(-1, c.hashes)
-        return float(self(codes).std())
+        return measure_std(self, c.buckets)
 
     def embed(self, codes):
+        if not codes.is_cpu or torch.compiler.is_compiling():  # unique has no fixed size
+            return self.aggregate_rows(codes)
+        # the median is slow, and a word occurs about twice in a batch: compute it once
+        *shape, k = codes.shape
+        words, places = codes.reshape(-1, k).unique(dim=0, return_inverse=True)
+        return F.embedding(places.view(shape), self.aggregate_rows(words))
+
+    def aggregate_rows(self, codes):
+        """Return the vectors of codes, each computed by itself."""
         rows = gather_rows(codes, self.weight)  # (..., k, d)
         return AGGREGATES[self.aggregate](rows)
 
@@ -415,6 +402,7 @@ class WeightedEmbedding(Embedding):
         codes (..., k + 1) to (..., d): k rows below N, and last the row of p, below K.
     """
 
+    config_fields = ("hashes", "rows", "weights", "width")  # weights is K
     code_format = "weighted"
 
     def __init__(self, hashes, rows, importance_rows, width):
@@ -423,17 +411,10 @@ class WeightedEmbedding(Embedding):
         importance = init_normal(torch.empty(importance_rows, hashes), std=1.0)
         self.importance = nn.Parameter(importance)  # (K, k)
 
-    @classmethod
-    def from_config(cls, c):
-        return cls(c.hashes, c.rows, c.weights, c.width)  # c.weights is K, rows of importance
-
-    @torch.no_grad()
     def initial_std(self, c):
-        # measured: word i has row i of both tables. Its k rows are equal, but their weights are
-        # independent, so the std is that of different rows.
-        words = torch.arange(min(c.rows, c.weights, 4_096))
-        codes = words.unsqueeze(1).expand(-1, c.hashes + 1)
-        return float(self(codes).std())
+        # the k rows of a word are equal there, but their weights are independent, so the std is
+        # that of different rows
+        return measure_std(self, min(c.rows, c.weights))
 
     def embed(self, codes):
         rows = F.embedding(codes[..., :-1].long(), self.weight)  # (..., k, d)
@@ -463,6 +444,14 @@ def init_normal(weight, std=INIT_STD):
     return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
+@torch.no_grad()
+def measure_std(embedding, num_rows):
+    """Return the std of the vectors of up to 4,096 words: all codes of word i are i."""
+    words = torch.arange(min(num_rows, 4_096))
+    codes = words.unsqueeze(1).expand(-1, len(embedding.code_limits))  # (words, C)
+    return float(embedding(codes).std())
+
+
 def unpack_bits(packed, bits):
     """Return bits uint8 (..., T) of bytes uint8 (..., ceil(T/8)), most significant bit first.
 
@@ -479,16 +468,15 @@ def main():
     c = SimpleNamespace(rows=50_260, bits=128, chunk=10, buckets=500, weights=50_000, width=768)
     print("100 random words. A truncated normal has 0.88 of the expected std; linear has a mean\n"
           "that all words share.\n")
-    print("  method     C      vectors  parameters  expected  measured")
+    print("  method        vectors  parameters  expected  measured")
     for name, embedding_class in EMBEDDINGS.items():
         c.emb = name
         c.hashes = 2 if embedding_class.is_stacked else 5  # as in model.Config
-        module = embedding_class.from_config(c).requires_grad_(False)
+        module = embedding_class.from_config(c)
         columns = [torch.randint(limit, (100,)) for limit in module.code_limits]
         vectors = module(torch.stack(columns, 1))  # (100, d), or (100, m, d)
         num_parameters = sum(p.numel() for p in module.parameters())
-        shape = "×".join(str(size) for size in vectors.shape)
-        print(f"{name:>8} {len(columns):5}  {shape:>11}  {num_parameters:10,}  "
+        print(f"{name:>8}  {str([*vectors.shape]):>13}  {num_parameters:10,}  "
               f"{module.initial_std(c):8.4f}  {vectors.std():8.4f}")
 
 

@@ -58,8 +58,8 @@ class Config:
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # bits of a chunk (pool)
     hashes: int | None = None  # m of bloom (default 2), k of sketch, weighted, hash-mlm (default 5)
-    # R: rows of a block (mean, median, bloom), classes of a hash. Of bloom these are the buckets of
-    # the BloomMap and five special tokens, together what bloom.py calls S
+    # R: rows of a block (mean, median, bloom), classes of a hash (hash-mlm). bloom has a row for
+    # each bucket of the BloomMap and each special token: bloom.py calls their number S
     buckets: int = 500
     weights: int = 50_000  # rows of the importance table (weighted)
     layers: int = 12
@@ -67,15 +67,15 @@ class Config:
     heads: int = 12  # H
     ffn: int = 3072  # feed-forward size
     act: str = "gelu"  # of the feed-forward layer
-    order: bool = True  # False: a sequence is a set, without positions, padded with ID 0
-    length: int = 512  # positions, [CLS] included; of a set, the most items
+    order: bool = True  # False: sequences are item sets, without positions
+    length: int = 512  # positions, [CLS] included; in item sets the most items
     spare_positions: int = 0  # unused rows of the position table: RoBERTa and the paper have 2
     types: int = 1  # rows of the token type table; 2: the second text of a pair has row 1
     special_tokens: int = 5  # token IDs below it are special tokens, and ID 0 is padding
     sep_id: int = 2  # token ID of [SEP]; type row 1 begins at the second of [SEP] [SEP]
     dropout: float = 0.1
     head: str = "sr"
-    tied: bool | None = None  # the output layer of mlm, hash-mlm is the embedding table
+    tied: bool | None = None  # mlm, hash-mlm score the rows of the embedding (default: its `tie`)
     labels: int = 2  # classes of classify; 1: a regression
     pool: str = "cls"  # what classify sees: cls, the first position, or mean, of all positions
     attn: str = "full"  # full, or lsh: scores of pairs that collide
@@ -92,7 +92,7 @@ class Config:
         if self.hashes is None:
             self.hashes = 2 if embedding.is_stacked else 5
         if self.tied is None and self.predicts_rows:
-            self.tied = embedding.is_tied
+            self.tied = embedding.tie == "yes"
 
     @property
     def code_format(self):
@@ -123,7 +123,7 @@ def validate(c):
         raise ValueError(f"dropout: expected at least 0 and less than 1, got {c.dropout}.")
     if c.attn == "lsh" and c.lsh_pairs == "upper" and not c.order:
         raise ValueError("lsh_pairs: expected all for sets, got upper, which needs an order.")
-    if c.tied and not EMBEDDINGS[c.emb].can_tie:
+    if c.tied and EMBEDDINGS[c.emb].tie == "no":
         raise ValueError(f"tied requires an embedding with rows of words or hashes, got {c.emb}.")
 
     masked = "hash-mlm"
@@ -142,19 +142,18 @@ SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2
 # [BL §2.2]; its dense counterpart is --attn full
 BERT_LSH = dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="upper", layers=2,
                 width=128, heads=2, ffn=512, length=512, rows=32_000, types=2, vocab=31_995)
-# A preset is sizes and a recipe: defaults of Config and of flags of pretrain.py, by their names.
+# A preset is one dict of a paper's sizes and its recipe, as neither makes its results without the
+# other: defaults of Config and of pretrain.py's flags, by their names.
 # micro: sequences a device holds at once. lr_mlm: the rate of objectives that predict words
-PRESETS = {  # those of the papers [HF §4.1]; tiny and superbloom-small, for two cores, are ours
+PRESETS = {
+    # Ours, for two cores
     "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0,
                  batch=32, micro=32, steps=10_000, lr=2e-3, warmup=300, short=0.25),
-    # as its authors train it [BL §2.4], and as we do
-    "bert-lsh": BERT_LSH | dict(batch=8, micro=8, steps=88_245, lr=5e-5, warmup=0, decay=0.0),
-    "bert-lsh-fast": BERT_LSH | dict(batch=64, micro=32, steps=20_000, lr=1e-3, warmup=1_000),
-    # [CM]; rows and vocab are those of --emb lookup, its baseline: the median reads buckets
-    "median": dict(emb="median", head="hash-mlm", layers=4, width=512, heads=4, ffn=2048,
-                   length=512, rows=30_522, vocab=30_517,
-                   batch=128, micro=32, steps=100_000, lr=2e-4, warmup=5_000),
-    # [HF §4.2] [HF Table 4]
+    "superbloom-small": SUPERBLOOM | dict(layers=2, width=256, heads=4, ffn=512, mask=0.40,
+                                          batch=64, micro=16, steps=6_000, lr=2e-3, warmup=300),
+
+    # The papers'
+    # [HF §4.1] [HF §4.2] [HF Table 4]
     "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2,
                        batch=128, micro=16, steps=500_000, lr=5e-5, lr_mlm=1e-4, warmup=10_000,
                        beta2=0.9999),
@@ -162,9 +161,15 @@ PRESETS = {  # those of the papers [HF §4.1]; tiny and superbloom-small, for tw
     "superbloom": SUPERBLOOM | dict(layers=12, width=768, heads=12, ffn=3072, alpha=50,
                                     batch=1024, micro=64, steps=1_000_000, lr=1e-4, warmup=10_000,
                                     decay=0.0, schedule="rsqrt"),
-    "superbloom-small": SUPERBLOOM | dict(layers=2, width=256, heads=4, ffn=512, mask=0.40,
-                                          batch=64, micro=16, steps=6_000, lr=2e-3, warmup=300),
-    # [ProFormer], fine-tuned from scratch alone
+    # [CM]; rows and vocab are those of --emb lookup, its baseline: the median reads buckets
+    "median": dict(emb="median", head="hash-mlm", layers=4, width=512, heads=4, ffn=2048,
+                   length=512, rows=30_522, vocab=30_517,
+                   batch=128, micro=32, steps=100_000, lr=2e-4, warmup=5_000),
+    # as its authors train it [BL §2.4], and as we do
+    "bert-lsh": BERT_LSH | dict(batch=8, micro=8, steps=88_245, lr=5e-5, warmup=0, decay=0.0),
+    "bert-lsh-fast": BERT_LSH | dict(batch=64, micro=32, steps=20_000, lr=1e-3, warmup=1_000),
+
+    # Sizes alone, for finetune.py, which trains them from scratch [ProFormer]
     "proformer": dict(emb="linear", bits=420, layers=2, width=768, heads=12, ffn=3072, length=512),
     "proformer-tiny": dict(emb="linear", bits=420, layers=2, width=128, heads=4, ffn=512,
                            length=128, dropout=0.0),
@@ -262,7 +267,7 @@ def build_head(c):
 
 
 class Model(nn.Module):
-    """Token IDs to codes to vectors, encoder, head. Call set_codes before the model.
+    """Token IDs to codes to vectors, encoder, head. Call set_codes first, but after `.to`.
 
     In a set all masked items have equal outputs, since they have no positions. [SB §3.2]
 
@@ -275,9 +280,7 @@ class Model(nn.Module):
         self.config = config
         c = config
         self.embedding = EMBEDDINGS[c.emb].from_config(c)
-        self.vectors_per_item = 1  # m
-        if self.embedding.is_stacked:
-            self.vectors_per_item = c.hashes
+        self.vectors_per_item = c.hashes if self.embedding.is_stacked else 1  # m
         self.specials = None
         if self.embedding.needs_specials:  # one row each, and one that is added to every word
             self.specials = nn.Embedding(c.special_tokens + self.embedding.has_word_row, c.width)
@@ -293,7 +296,7 @@ class Model(nn.Module):
         self.head = build_head(c)
         self.init_weights()
         # (V, C), set by set_codes. No buffer: DistributedDataParallel would send it to all ranks,
-        # which have it, and nccl cannot send int16
+        # which have it, and nccl cannot send int16. So `.to` does not move it
         self.codes = None
 
     def init_weights(self):
@@ -343,16 +346,9 @@ class Model(nn.Module):
 
     def embed(self, ids):
         """Return word vectors (..., L·m, d) of ids (..., L): no positions, no norm. [HF §3.1]"""
-        is_eager_cpu = ids.is_cpu and not torch.compiler.is_compiling()  # unique has no fixed size
-        # a word occurs about twice in a batch
-        if self.embedding.is_costly and not self.embedding.is_stacked and is_eager_cpu:
-            words, places = ids.unique(return_inverse=True)  # (words,) and (..., L)
-            return F.embedding(places, self.embed_tokens(words))
-        return self.embed_tokens(ids)
-
-    def embed_tokens(self, ids):
-        """Return the vectors (..., L·m, d) of ids (..., L), each occurrence by itself."""
         c = self.config
+        assert self.codes is not None and self.codes.device == ids.device, (
+            "call set_codes after .to(device)")
         # F.embedding refuses an ID beyond the table; self.codes[ids] would read −1 as the last row
         codes = F.embedding(ids, self.codes)  # (..., L, C)
         if c.code_format == "bits":
@@ -439,25 +435,28 @@ class Model(nn.Module):
             [SB §2.3]
             Other hash-mlm (M, k, R): each hash among the rows of its block. [CM]
         """
-        c = self.config
-        if c.predicts_rows != (masked_positions is not None):
-            raise ValueError("masked_positions: expected with head mlm or hash-mlm alone, "
-                             f"this is {c.head}.")
         x = self.encode(ids, key_mask)  # (B, L·m, d)
         if self.embedding.is_stacked:
             x = x.unflatten(1, (-1, self.vectors_per_item))  # (B, L, m, d)
-        if c.predicts_rows:
-            x = x.flatten(0, 1)[masked_positions]  # (M, d), or (M, m, d)
-            table = self.embedding.weight if c.tied else self.head.table
-            logits = self.head(x, table, rows)
-            if c.head == "hash-mlm" and not self.embedding.is_stacked:
-                logits = logits.unflatten(-1, (c.hashes, c.buckets))  # (M, k, R)
-            return logits
+        if self.config.predicts_rows:
+            return self.predict_rows(x, masked_positions, rows)
+        assert masked_positions is None, "masked_positions: for heads mlm and hash-mlm alone"
         if self.embedding.is_stacked:
             x = x.mean(2)  # (B, L, d)
-        if c.head == "classify":
+        if self.config.head == "classify":
             return self.head(self.pool_text(x, key_mask))
         return self.head(self.dropout(x))
+
+    def predict_rows(self, x, masked_positions, rows):
+        """Return the logits of heads mlm and hash-mlm; x is float (B, L, d), or (B, L, m, d)."""
+        assert masked_positions is not None, "masked_positions: required by mlm and hash-mlm"
+        c = self.config
+        x = x.flatten(0, 1)[masked_positions]  # (M, d), or (M, m, d)
+        table = self.embedding.weight if c.tied else self.head.table
+        logits = self.head(x, table, rows)
+        if c.head == "hash-mlm" and not self.embedding.is_stacked:
+            logits = logits.unflatten(-1, (c.hashes, c.buckets))  # (M, k, R)
+        return logits
 
 
 def sinusoids(length, width):

@@ -65,6 +65,24 @@ def test_sketch_takes_the_aggregate_of_a_row_of_each_block(monkeypatch):
     assert torch.equal(module(codes), torch.stack(rows).amax(0))
 
 
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+def test_sketch_computes_each_distinct_row_once(aggregate, monkeypatch):
+    """With the vectors and gradients of each occurrence by itself."""
+    module = SketchEmbedding(5, 17, 8, aggregate)
+    codes = random_codes(module, 6)[torch.randint(6, (4, 9))]  # (4, 9, 5), 36 words, six distinct
+    shapes = []
+    gather_rows = embeddings.gather_rows
+    monkeypatch.setattr(embeddings, "gather_rows",
+                        lambda codes, table: shapes.append(codes.shape) or gather_rows(codes, table))
+    out = module(codes)
+    expected = module.aggregate_rows(codes)
+    assert shapes == [(6, 5), (4, 9, 5)]
+    assert torch.equal(out, expected)
+    weights = torch.randn(out.shape)
+    [gradient] = torch.autograd.grad(out, module.weight, weights)
+    torch.testing.assert_close([gradient], [*torch.autograd.grad(expected, module.weight, weights)])
+
+
 def test_median_of_equal_rows_has_gradient_of_one_row():
     """[CM] In each dimension one row has all of the gradient, also where rows tie."""
     rows = torch.ones(3, 2, requires_grad=True)
