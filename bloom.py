@@ -364,8 +364,9 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     An item outside the beam has in each map at most the B-th largest probability. The score of
     these m numbers is therefore a bound. Where the k-th best item reaches the bound, the set of k
     items is certified: no other item scores more than the last of them. A certificate is about the
-    search, not about the model. From the second round on, a beam that may have all items,
-    m·B·alpha >= N, scores all N instead. Items with equal scores come in any order.
+    search, not about the model. A beam of all buckets scores all N items, and so does, from the
+    second round on, one that may have all items, m·B·alpha >= N. Items with equal scores come in
+    any order.
 
     Args:
         logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp. With
@@ -392,42 +393,43 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         ids, scores, certified, num_scored = beam_search(logp, bloom_map)
     """
     exclude = check_search(logp, bloom_map, exclude, k, beam, rounds)
-    gamma = SCORES[score]
-    P, m, R = logp.shape
+    m = bloom_map.m
     k = min(k, bloom_map.n_items)
-    beam = min(beam, R)
-    ids = torch.full((P, k), -1, device=logp.device)
-    scores = logp.new_full((P, k), -torch.inf)
-    certified = torch.zeros(P, dtype=torch.bool, device=logp.device)
-    num_scored = torch.zeros(P, dtype=torch.int64, device=logp.device)
-    todo = slice(None)  # first all positions, by a slice, which copies nothing
-    turn = 0
     # line 3: B, 2B, 4B, ... buckets, for the positions without a certificate
+    result = search_beam(logp, bloom_map, k, beam, score, exclude)
+    *_, certified, _ = result
+    turn = 1
     while (rounds is None or turn < rounds) and not certified.all():
-        x = logp[todo]  # (P, m, R)
-        # after the first round, whose beam the caller chose: does the beam hold all items anyway?
-        if turn > 0 and m * beam * bloom_map.alpha >= bloom_map.n_items:
-            ids[todo], scores[todo] = exhaustive(x, bloom_map, k, score, exclude[todo])
-            certified[todo] = True
-            num_scored[todo] = bloom_map.n_items
-            break
-        # lines 2 and 4: the best buckets of each map, and the bound for all items outside of them
-        values, buckets = top_buckets(x, beam)  # (P, m, B)
-        bound = gamma(list(values[:, :, -1].unbind(1)))  # (P,)
-        # lines 5 and 6: the items of these buckets, and the best of them
-        items = list_candidates(bloom_map, buckets, exclude[todo], k)  # (P, C)
-        item_scores = score_items(x, bloom_map, items, gamma)  # (P, C)
-        best, place = item_scores.topk(k)  # (P, k)
-        ids[todo] = items.gather(1, place).masked_fill(best == -torch.inf, -1)
-        scores[todo] = best
-        num_scored[todo] = (items >= 0).sum(1)
-        # line 7: stop where the k-th item reaches the bound, or where the beam has all buckets
-        certified[todo] = (best[:, -1] >= bound) | (beam == R)
+        beam = 2 * beam
+        if m * beam * bloom_map.alpha >= bloom_map.n_items:
+            beam = bloom_map.buckets
         todo = (~certified).nonzero().squeeze(1)
-        beam = min(2 * beam, R)
+        again = search_beam(logp[todo], bloom_map, k, beam, score, exclude[todo])
+        for whole, part in zip(result, again):
+            whole[todo] = part
         turn = turn + 1
+    return result  # line 8
+
+
+def search_beam(logp, bloom_map, k, beam, score, exclude):
+    """Return what beam_search does, after one round with the B best buckets of each map."""
+    if beam >= bloom_map.buckets:
+        ids, scores = exhaustive(logp, bloom_map, k, score, exclude)
+        certified = torch.ones_like(ids[:, 0], dtype=torch.bool)
+        return ids, scores, certified, torch.full_like(ids[:, 0], bloom_map.n_items)
+    gamma = SCORES[score]
+    # lines 2 and 4: the best buckets of each map, and the bound for all items outside of them
+    values, buckets = top_buckets(logp, beam)  # (P, m, B)
+    bound = gamma(list(values[:, :, -1].unbind(1)))  # (P,)
+    # lines 5 and 6: the items of these buckets, and the best of them
+    items = list_candidates(bloom_map, buckets, exclude, k)  # (P, C)
+    item_scores = score_items(logp, bloom_map, items, gamma)  # (P, C)
+    scores, place = item_scores.topk(k)  # (P, k)
     refuse_nan(scores)
-    return ids, scores, certified, num_scored  # line 8
+    ids = items.gather(1, place).masked_fill(scores == -torch.inf, -1)
+    # line 7: stop where the k-th item reaches the bound
+    certified = scores[:, -1] >= bound
+    return ids, scores, certified, (items >= 0).sum(1)
 
 
 def top_buckets(logp, num):

@@ -38,7 +38,7 @@ from hashlib import md5
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-MD5_BITS = 128  # of a digest
+MD5_BITS = 128  # bits of a digest
 MAX_CHUNK = 15  # bits of a chunk: 16 overflow int16
 # characters of the longest n-gram. More are safe, as a saved hash passes over n-grams that it does
 # not know; with fewer, some that it knows would not be found
@@ -165,7 +165,7 @@ def md5_bits(words, bits=MD5_BITS, key=None):
 
 
 def md5_index(words, n, key=None):
-    """Return MD5, read as a 128-bit integer, modulo n. [HF §3.2]
+    """Return MD5 as a 128-bit integer, modulo n. [HF §3.2]
 
     Args:
         words, key: as in md5_digests.
@@ -247,19 +247,18 @@ def bits_to_chunks(bits, k):
 # A hash is a class with
 #
 #   options         argument of fit -> command-line flag without dashes
-#   needs_counts    whether fit reads the counts of words
-#   is_slow         whether callers should hash many words in parallel processes
+#   needs_counts    whether fit learns from the counts of words. Then it is slow: callers keep what
+#                   it learned, and hash many words in parallel processes
 #   fit             (counts, **options) -> instance
 #   bits, index     (words, T) and (words, N), as below
 #   state           () -> dict of plain types: cls(**state) is the same hash
 
 
 class MD5:
-    """MD5 as a class of HASHES: similar words share no more bits than unrelated ones. [HF §3.2]"""
+    """MD5 as a class of HASHES: similar words share no more bits than others. [HF §3.2]"""
 
     options = {"key": "key"}
     needs_counts = False
-    is_slow = False
 
     def __init__(self, key=None):
         self.key = key
@@ -316,7 +315,6 @@ class NgramLSH:
 
     options = {"features": "features", "seed": "hash_seed"}
     needs_counts = True
-    is_slow = True
 
     def __init__(self, grams, features, seed=0):
         if len(grams) > features:
@@ -370,8 +368,7 @@ class NgramLSH:
         Returns:
             uint8 (V, T): bit j is 1 where x · r^j > 0. All 0 for a word without a known n-gram.
         """
-        self.check_size("T", T)
-        check_words(words)
+        self.check(words, T)
         windows = sliding_window_view(self.eta, T)  # row f is eta[f : f + T]; nothing is copied
         bits = np.empty((len(words), T), np.uint8)
         for i, word in enumerate(words):
@@ -389,8 +386,7 @@ class NgramLSH:
         Returns:
             int64 (V,): argmax over j < N of x · r^j. 0 for a word without a known n-gram.
         """
-        self.check_size("N", N)
-        check_words(words)
+        self.check(words, N)
         index = np.empty(len(words), np.int64)
         for i, word in enumerate(words):
             products = np.zeros(N, np.int64)
@@ -399,10 +395,11 @@ class NgramLSH:
             index[i] = products.argmax()
         return index
 
-    def check_size(self, name, size):
-        """Raise a ValueError unless eta has as many rotations as there are outputs."""
+    def check(self, words, size):
+        """Raise a ValueError for a plain str, and where eta has fewer rotations than outputs."""
+        check_words(words)
         if not 1 <= size <= self.features:
-            raise ValueError(f"{name}: expected 1 to {self.features:,}, got {size}. "
+            raise ValueError(f"T, N: expected 1 to {self.features:,}, got {size}. "
                              "Raise the features.")
 
 

@@ -35,7 +35,6 @@ class ToyHash:
 
     options = {"shift": "hash_seed"}  # argument of fit -> flag
     needs_counts = True
-    is_slow = False
 
     def __init__(self, ranks, shift=0):
         self.ranks = ranks
