@@ -113,24 +113,16 @@ def test_dropout_keeps_mean_and_spread(attend, options):
     assert abs(out.mean() - 1) < 6 * sigma / math.sqrt(500)
 
 
-def test_dropout_in_blocks_drops_no_key_outside_the_bucket():
-    """Deviation 4. No pair collides, so the extra key has all the weight."""
+@pytest.mark.parametrize("fill, outputs", [
+    ("zero", {1.0}),  # deviation 4: no key outside is dropped
+    ("mask", {0.0, 2.0}),  # the own position is: kept, it counts 1 / (1 - p)
+])
+def test_dropout_in_blocks_of_the_extra_key(fill, outputs):
+    """No pair collides, so the extra key has all the weight."""
     hq = torch.arange(400).view(1, 1, 1, 400)
-    values = torch.ones(1, 1, 400, 2)
-    out = lsh_attention(values, values, values, hq, hq + 400, dropout=0.5, impl="blocks")
-    assert set(out.flatten().tolist()) == {1.0}
-
-
-def test_dropout_in_blocks_drops_the_own_position():
-    """With fill="mask" the extra key is a key like others: kept, it counts 1 / (1 - p)."""
-    hq = torch.arange(400).view(1, 1, 1, 400)
-    values = torch.ones(1, 1, 400, 2)
-    out = lsh_attention(
-        values, values, values, hq, hq + 400, fill="mask", dropout=0.5, impl="blocks")
-    assert set(out.flatten().tolist()) == {0.0, 2.0}
-    share = (out[..., 0] == 0).float().mean()
-    sigma = math.sqrt(0.25 / 400)
-    assert abs(share - 0.5) < 6 * sigma
+    ones = torch.ones(1, 1, 400, 2)
+    out = lsh_attention(ones, ones, ones, hq, hq + 400, fill=fill, dropout=0.5, impl="blocks")
+    assert set(out.flatten().tolist()) == outputs
 
 
 # Buckets
@@ -168,17 +160,16 @@ def test_simhash_refuses_other_hyperplanes(planes, coef):
         simhash(torch.ones(2, 3, 7, 5), planes, coef.long(), 8)
 
 
-def test_collision_probability_of_several_functions_is_that_of_any():
-    """[BL §2.1] 1 - (1 - P)^n: of four functions, one that agrees is enough."""
-    P = attention.collision_probability(0.3, 8, 64)
-    law = attention.collision_probability(0.3, 8, 64, num_functions=4)
-    assert law == pytest.approx(1 - (1 - P)**4)
-
-
 def test_collision_probability_by_hand():
-    """At 90° two signs agree in one case of four; the other sums agree in one of 64."""
-    P = attention.collision_probability(math.pi / 2, num_hyperplanes=2, num_buckets=64)
-    assert P == pytest.approx(1 / 4 + 3 / 4 / 64)
+    """At 90° two signs agree in one case of four; the other sums agree in one of 64.
+
+    [BL §2.1] One of several functions that agrees is enough.
+    """
+    law = attention.collision_probability(math.pi / 2, num_hyperplanes=2, num_buckets=64)
+    P = 1 / 4 + 3 / 4 / 64
+    assert law == pytest.approx(P)
+    law = attention.collision_probability(math.pi / 2, 2, 64, num_functions=4)
+    assert law == pytest.approx(1 - (1 - P)**4)
 
 
 def test_printed_collision_law_exceeds_one():
@@ -345,18 +336,6 @@ def test_auto_chooses_what_serves(monkeypatch, changes, on_cpu, on_gpu):
     assert attention.choose_impl(*arguments) == on_gpu
 
 
-def test_flex_compiles_its_kernel_on_a_gpu_alone(monkeypatch, dense_kernel):
-    vectors = random_vectors(L=257, e=16)
-    buckets = random_buckets(L=257)
-    expected = lsh_attention(*vectors, *buckets, impl="flex")
-    compile_flex = mock.Mock(return_value=attend_dense)
-    monkeypatch.setattr(attention, "compile_flex", compile_flex)
-    monkeypatch.setattr(attention, "has_compiler", lambda: True)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    assert torch.equal(lsh_attention(*vectors, *buckets), expected)
-    compile_flex.assert_called_once()
-
-
 def test_without_a_compiler_a_gpu_takes_blocks_and_warns(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(attention, "has_compiler", attention.has_compiler.__wrapped__)
@@ -388,17 +367,6 @@ def test_number_buckets_matches_docstring_example():
         [1, 1, 0, 2, 2, 4],
     ]
     assert num_buckets == 5
-
-
-def test_split_by_size_takes_the_larger_of_queries_and_keys():
-    """Bucket b has b + 1 rows on its larger side. One more has keys alone: it is in no group."""
-    sizes = torch.tensor([
-        [1, 1, 3, 1, 5, 1, 7, 1, 9, 1, 11, 1, 13, 1, 0],
-        [1, 2, 0, 4, 5, 6, 1, 8, 1, 10, 1, 12, 1, 14, 3],
-    ])
-    groups = attention.split_by_size(sizes)
-    assert [group.tolist() for group in groups] == [
-        [0, 1, 2, 3], [4, 5], [6, 7, 8], [9, 10, 11, 12], [13]]
 
 
 def test_group_buckets_matches_docstring_example():

@@ -94,13 +94,6 @@ def test_counts_match_count_median_proposal(emb, head, embedding, rows):
     assert counts["head"] == transform + rows
 
 
-def test_demo_prints_every_embedding(capsys):
-    model.main()
-    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
-    assert [name for name, _ in rows] == ["method", *EMBEDDINGS]
-    assert ["proj", "98,304"] in rows
-
-
 # Config
 
 
