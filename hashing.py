@@ -247,8 +247,7 @@ def bits_to_chunks(bits, k):
 # A hash is a class with
 #
 #   options         argument of fit -> command-line flag without dashes
-#   needs_counts    whether fit learns from the counts of words. Then it is slow: callers keep what
-#                   it learned, and hash many words in parallel processes
+#   needs_counts    whether fit learns from the counts of words, so that callers keep the result
 #   fit             (counts, **options) -> instance
 #   bits, index     (words, T) and (words, N), as below
 #   state           () -> dict of plain types: cls(**state) is the same hash
