@@ -392,8 +392,9 @@ class SelfAttention(nn.Module):
             a = full_attention(q, k, v, key_mask=key_mask, dropout=dropout)
         else:
             hq, hk = self.hash_buckets(q, k)
-            a = lsh_attention(q, k, v, hq, hk, fill=self.fill, pairs=self.pairs,
-                              key_mask=key_mask, dropout=dropout)
+            a = lsh_attention(
+                q, k, v, hq, hk, fill=self.fill, pairs=self.pairs,
+                key_mask=key_mask, dropout=dropout)
         return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)
 
 
@@ -402,7 +403,7 @@ class SelfAttention(nn.Module):
 
 
 def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
-    """Return LSH attention without an (L, L) matrix.
+    """Return lsh_attention without an (L, L) matrix.
 
     A query needs the scores of its own bucket only. With fill="zero" the c keys outside have score
     0 and weigh c · exp(0) = exp(log c) together. So one extra key with score log c and their mean
@@ -452,8 +453,10 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
 
     # 4. Put the rows back in order. The padding of all groups writes to row N, which is cut off
     rows = torch.cat([group.flatten() for group in queries])
-    out = v.new_zeros(N + 1, e).index_copy(0, rows, torch.cat(outputs))
-    return out[:N].view(B, H, L, e).to(q.dtype)
+    out = v.new_zeros(N + 1, e)
+    out = out.index_copy(0, rows, torch.cat(outputs))
+    out = out[:N].view(B, H, L, e)
+    return out.to(q.dtype)
 
 
 def attend(q, k, v, is_key, extra_score, extra_value, dropout, fill):
@@ -562,8 +565,8 @@ def find_extra_key(q, k, v, bucket, num_buckets, key_mask, fill):
         score = count.log().clamp(min=NO_SCORE)
         return score, mean
     is_extra = is_key & (bucket[0] != bucket[1]).unsqueeze(3)  # (B, H, L, 1)
-    product = (q.to(dtype) * k.to(dtype)).sum(3, keepdim=True)
-    score = product / math.sqrt(q.shape[3])
+    product = q.to(dtype) * k.to(dtype)
+    score = product.sum(3, keepdim=True) / math.sqrt(q.shape[3])
     score = score.masked_fill(~is_extra, NO_SCORE)
     return score, v.masked_fill(~is_extra, 0.0)
 
@@ -638,7 +641,8 @@ def split_by_size(sizes):
     low = 0
     high = 4
     while low < size.max():
-        group = ((size > low) & (size <= high)).nonzero().squeeze(1)
+        is_in_group = (size > low) & (size <= high)
+        group = is_in_group.nonzero().squeeze(1)
         if len(group) > 0:
             groups.append(group)
         low = high
@@ -675,7 +679,7 @@ def gather_groups(x, groups):
 
 
 def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
-    """Return LSH attention without dropout, as the merge of two softmaxes.
+    """Return lsh_attention without dropout, as the merge of two softmaxes.
 
     FlexAttention gives the softmax over a query's bucket, and its log-sum-exp. The keys outside
     are one extra key, as in lsh_attention_blocks. The softmax of the log-sum-exp and the extra
@@ -705,7 +709,8 @@ def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
 
     # 2. Find the extra key of each query. A bucket has the place of its first sorted key as number:
     # 0 and 2 for 4 4 7 7 7. The number of a query without keys is N
-    first = torch.arange(B * H, device=q.device).view(B, H, 1) * L
+    sequence = torch.arange(B * H, device=q.device).view(B, H, 1)
+    first = sequence * L  # the row of its first key
     number_k = torch.searchsorted(sorted_k, bucket_k)
     number_q = torch.searchsorted(sorted_k, bucket_q).clamp(max=L - 1)
     has_keys = sorted_k.gather(2, number_q) == bucket_q

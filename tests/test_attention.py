@@ -110,7 +110,8 @@ def test_dropout_keeps_mean_and_spread(attend, options):
     out = out[0, 0, :, 0]
     sigma = math.sqrt(0.25 / 0.75 / 500)
     assert 0.85 * sigma < out.std() < 1.15 * sigma
-    assert abs(out.mean() - 1) < 6 * sigma / math.sqrt(500)
+    error = abs(out.mean() - 1)
+    assert error < 6 * sigma / math.sqrt(500)
 
 
 @pytest.mark.parametrize("fill, outputs", [
@@ -121,7 +122,8 @@ def test_dropout_in_blocks_of_the_extra_key(fill, outputs):
     """No pair collides, so the extra key has all the weight."""
     hq = torch.arange(400).view(1, 1, 1, 400)
     ones = torch.ones(1, 1, 400, 2)
-    out = lsh_attention(ones, ones, ones, hq, hq + 400, fill=fill, dropout=0.5, impl="blocks")
+    buckets = (hq, hq + 400)
+    out = lsh_attention(ones, ones, ones, *buckets, fill=fill, dropout=0.5, impl="blocks")
     assert set(out.flatten().tolist()) == outputs
 
 
@@ -150,14 +152,17 @@ def test_simhash_under_autocast_stays_float32():
         assert torch.equal(simhash(x, planes, coef, 97), expected)
 
 
-@pytest.mark.parametrize("planes, coef", [
-    (torch.ones(1, 2, 4, 5), torch.ones(3, 2, 4)),  # of one head: they would be broadcast
-    (torch.ones(3, 2, 4, 5), torch.ones(1, 2, 4)),
-    (torch.ones(3, 2, 4, 5).bfloat16(), torch.ones(3, 2, 4)),  # rounded
+@pytest.mark.parametrize("heads, coef_heads, dtype", [
+    (1, 3, torch.float32),  # one head would be broadcast
+    (3, 1, torch.float32),
+    (3, 3, torch.bfloat16),  # rounded
 ])
-def test_simhash_refuses_other_hyperplanes(planes, coef):
-    with pytest.raises(ValueError, match="^planes.*: expected"):
-        simhash(torch.ones(2, 3, 7, 5), planes, coef.long(), 8)
+def test_simhash_refuses_other_hyperplanes(heads, coef_heads, dtype):
+    x = torch.ones(2, 3, 7, 5)
+    planes = torch.ones(heads, 2, 4, 5, dtype=dtype)
+    coef = torch.ones(coef_heads, 2, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="^planes, coef: expected"):
+        simhash(x, planes, coef, 8)
 
 
 def test_collision_probability_by_hand():
@@ -288,13 +293,16 @@ def test_lsh_attention_keeps_nan_in_its_sequence(fill, impl, dense_kernel):
 
 
 @FILL
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+@pytest.mark.parametrize("dtype, tolerance", [
+    (torch.float32, 1e-5),
+    (torch.bfloat16, 0.02),
+])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_of_pytorch_matches_reference(fill, dtype, tolerance):
     """The scores are up to 30 times as large as usual."""
     q, k, v = random_vectors(L=150)
-    q = q * torch.tensor([1, 30]).view(2, 1, 1, 1)
-    low = [q.to(dtype), k.to(dtype), v.to(dtype)]
+    q.data[1] *= 30
+    low = [x.to(dtype) for x in (q, k, v)]
     exact = [x.double() for x in low]
     buckets = random_buckets(L=150, num_buckets=20)
     options = dict(fill=fill, key_mask=first_keys(150, 70, L=150))
@@ -341,7 +349,8 @@ def test_without_a_compiler_a_gpu_takes_blocks_and_warns(monkeypatch):
     monkeypatch.setattr(attention, "has_compiler", attention.has_compiler.__wrapped__)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     with pytest.warns(UserWarning, match="found no C compiler"):
-        impl = attention.choose_impl(torch.zeros(1, 1, 257, 16), 1, "all", 0.0)
+        q = torch.zeros(1, 1, 257, 16)
+        impl = attention.choose_impl(q, 1, "all", 0.0)
     assert impl == "blocks"
 
 
@@ -357,11 +366,16 @@ def test_blocks_hold_no_matrix_of_all_pairs():
 
 def test_number_buckets_matches_docstring_example():
     """Two sequences of one head; the last key is padding."""
-    hq = torch.tensor([[4, 7, 4], [4, 7, 7]])
-    hk = torch.tensor([[7, 7, 4], [4, 4, 5]])
-    key_mask = torch.tensor([[True, True, True], [True, True, False]])
-    bucket, num_buckets = attention.number_buckets(
-        hq.view(2, 1, 1, 3), hk.view(2, 1, 1, 3), key_mask)
+    hq = torch.tensor([
+        [4, 7, 4],
+        [4, 7, 7],
+    ]).view(2, 1, 1, 3)
+    hk = torch.tensor([
+        [7, 7, 4],
+        [4, 4, 5],
+    ]).view(2, 1, 1, 3)
+    key_mask = first_keys(3, 2, L=3)
+    bucket, num_buckets = attention.number_buckets(hq, hk, key_mask)
     assert bucket.flatten(1).tolist() == [
         [0, 1, 0, 2, 3, 3],
         [1, 1, 0, 2, 2, 4],
@@ -382,10 +396,22 @@ def test_group_buckets_matches_docstring_example():
 
 def test_find_blocks_matches_the_picture_of_the_header(monkeypatch):
     monkeypatch.setattr(attention, "FLEX_BLOCK", 4)
-    queries = torch.tensor([1, 1, 1, 2, 2, 2, 4, 4, 4, 5, 5, 7]).view(1, 1, 12)
-    keys = torch.tensor([1, 1, 2, 2, 2, 4, 4, 4, 5, 5, 7, 7]).view(1, 1, 12)
-    blocks = attention.find_blocks(queries, keys)
-    assert blocks.to_dense()[0, 0].tolist() == [[1, 1, 0], [1, 1, 0], [0, 1, 1]]
+    queries = torch.tensor([
+        [1, 1, 1, 2],  # a block
+        [2, 2, 4, 4],
+        [4, 5, 5, 7],
+    ])
+    keys = torch.tensor([
+        [1, 1, 2, 2],
+        [2, 4, 4, 4],
+        [5, 5, 7, 7],
+    ])
+    blocks = attention.find_blocks(queries.view(1, 1, 12), keys.view(1, 1, 12))
+    assert blocks.to_dense()[0, 0].tolist() == [
+        [1, 1, 0],
+        [1, 1, 0],
+        [0, 1, 1],
+    ]
 
 
 ONE_HEAD = torch.zeros(2, 1, 1, 37, dtype=torch.int64)
