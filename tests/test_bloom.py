@@ -47,14 +47,16 @@ def bucket_sizes(n, alpha):
     (1, 3, 2),
 ])
 def test_bloom_map_tells_items_apart(n, alpha, m):
-    assert_is_bloom_map(BloomMap(n, alpha, m, seed=5), n, min(alpha, n), m)
+    bloom_map = BloomMap(n, alpha, m, seed=5)
+    assert_is_bloom_map(bloom_map, n, min(alpha, n), m)
 
 
 def test_bloom_map_of_the_alpha_that_the_error_names_is_found():
     """N items have R^m digests, R = N / alpha: four for each item."""
     for n in range(1, 61):
         for m in (2, 3):
-            largest = max(1, int((n ** (m - 1) / 4) ** (1 / m)))
+            largest = (n ** (m - 1) / 4) ** (1 / m)
+            largest = max(1, int(largest))
             assert_is_bloom_map(BloomMap(n, largest, m), n, largest, m)
 
 
@@ -160,15 +162,17 @@ def test_item_vectors_are_singular_vectors():
 
 def test_pick_similar_matches_docstring_example():
     """In an earlier map 0 and 1 share a bucket, and 2 and 3. Items are near 0 in their order."""
-    vectors = np.array([[1], [0.9], [0.8], [0.7], [0.6]])
-    earlier = np.array([[0], [0], [1], [1], [2]])
-    chosen = bloom.pick_similar(np.arange(5), vectors, earlier, 4)
+    vectors = np.array([1, 0.9, 0.8, 0.7, 0.6])[:, None]
+    earlier = np.array([0, 0, 1, 1, 2])[:, None]
+    left = np.arange(5)
+    chosen = bloom.pick_similar(left, vectors, earlier, 4)
     assert chosen == [0, 2, 4, 1]
 
 
 def test_large_sets_count_less_in_item_vectors():
     """Sets {0, 1} and {0, 2, 3}: columns (1/2, 1/√6), (1/√2, 0) and (0, 1/√3)."""
-    vectors = item_vectors(np.array([0, 1, 0, 2, 3]), [2, 3], 4)
+    items = np.array([0, 1, 0, 2, 3])
+    vectors = item_vectors(items, [2, 3], 4)
     assert vectors[0] @ vectors[1] == pytest.approx(math.sqrt(3 / 5))
     assert vectors[0] @ vectors[2] == pytest.approx(math.sqrt(2 / 5))
 
@@ -215,7 +219,8 @@ def random_case(rng, case, has_ties=False):
     has_ties: buckets have equal probabilities, and some have the probability 0.
     """
     max_n = rng.choice([12, 300])  # half of the maps have few items, some fewer than k
-    n, m, P, k, beam = rng.integers(1, [max_n, 4, 5, 13, 9]).tolist()
+    bounds = [max_n, 4, 5, 13, 9]
+    n, m, P, k, beam = rng.integers(1, bounds).tolist()
     if case % 5 == 0:
         bloom_map = SketchMap(rng.integers(0, 13, (n, m)), 13)
     else:
@@ -282,7 +287,9 @@ def test_hash_logp_takes_the_block_of_each_map():
     bloom_map = BloomMap(53, 5)  # 11 buckets of a map
     logits = torch.randn(4, 2, 2 * 16)  # blocks of 11 buckets and 5 special tokens
     logp = logits.log_softmax(-1)
-    expected = torch.stack([logp[:, 0, :11], logp[:, 1, 16:27]], 1)
+    first = logp[:, 0, :11]
+    second = logp[:, 1, 16:27]
+    expected = torch.stack([first, second], 1)
     assert torch.equal(hash_logp(logits, bloom_map), expected)
 
 
@@ -339,6 +346,8 @@ def test_top_buckets_are_those_of_topk():
         logp = torch.randn(3, 2, R).round(decimals=1)
         logp[0, 0] = -torch.inf
         values, buckets = bloom.top_buckets(logp, 4)
-        assert torch.equal(values, logp.topk(4).values)
+        expected = logp.topk(4).values
+        assert torch.equal(values, expected)
         assert torch.equal(logp.gather(2, buckets), values)
-        assert all(len(set(row)) == 4 for row in buckets.flatten(0, 1).tolist())
+        for row in buckets.flatten(0, 1).tolist():
+            assert len(set(row)) == 4
