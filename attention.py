@@ -609,7 +609,6 @@ def group_buckets(bucket, num_occurring):
     Returns:
         queries, list of int64 (G, x), and keys, list of int64 (G, y), one of each for a group.
     """
-    N = bucket.shape[1]
     # row 0 of each of these is of the queries, row 1 of the keys
     rows = bucket.argsort(1)  # (2, N), bucket by bucket
     count = bucket.new_zeros(2, num_occurring).scatter_add(1, bucket, torch.ones_like(bucket))

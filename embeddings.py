@@ -46,8 +46,8 @@ MAX_CHUNK = 15  # bits of a chunk, so that codes fit into int16
 class Embedding(nn.Module):
     """Base class. A subclass makes its tables, and has its formula in `embed`.
 
-    EMBEDDINGS has a name for each. The facts below are those of a method that reads bits; a subclass
-    states its own. c is a model.Config, or anything with the config_fields.
+    EMBEDDINGS has a name for each. The facts below are those of a method that reads bits; a
+    subclass states its own. c is a model.Config, or anything with the config_fields.
 
     Args:
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
