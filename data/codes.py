@@ -11,8 +11,8 @@ Notation:
     corpus -> build_tokenizer -> build_codes -> Model.set_codes
                                  build_targets -> the objective hash-mlm
 
-The folder of the corpus keeps what takes long: fitted hashes, coherent maps and tables of codes. The
-name of a file has a fingerprint of everything that its content depends on.
+The folder of the corpus keeps what takes long: fitted hashes, coherent maps and tables of codes.
+The name of a file has a fingerprint of everything that its content depends on.
 """
 
 import os

@@ -24,20 +24,11 @@ PYDOC_ROWS = {"train": 1_000, "dev": 200}  # of a module, at most
 PYDOC_MIN_WORDS = 5  # of a docstring
 
 
-def walk_files(folder, follow_links=False):
-    """Yield the paths of the files below a folder, without hidden ones.
-
-    follow_links: bool, read linked folders too, each folder once.
-    """
-    seen = set()  # a linked folder may be above itself
-    for root, folders, names in os.walk(folder, followlinks=follow_links):
-        # in place, as os.walk goes on with this list; in an order that is that of every machine
+def walk_files(folder):
+    """Yield the paths of the files below a folder, without hidden ones and linked folders."""
+    for root, folders, names in os.walk(folder):
+        # in place, as os.walk goes on with this list; sorted, so that all machines have one order
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        place = os.path.realpath(root)
-        if place in seen:
-            folders.clear()
-            continue
-        seen.add(place)
         for name in names:
             path = os.path.join(root, name)
             if not name.startswith(".") and os.path.isfile(path):
@@ -47,11 +38,11 @@ def walk_files(folder, follow_links=False):
 def python_files(places=("platlib", "purelib", "stdlib")):
     """Return name -> path of the .py files of Python and its installed packages, without tests.
 
-    Tests are files, or in folders, whose names begin with test. Names are relative, such as
-    json/decoder.py, and sorted: the order is that of every machine.
+    Tests are files and folders whose names begin with test. Names are relative, such as
+    json/decoder.py, and sorted, so that all machines have one order.
 
     Args:
-        places: of sysconfig: packages, and the standard library. The last one wins.
+        places: names in sysconfig, for packages and the standard library. The last one wins.
     """
     files = {}
     for place in places:
