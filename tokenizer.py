@@ -89,16 +89,16 @@ class HashTokenizer:
 
         # a word of a fixed vocabulary is a row, or an item of a Bloom map; any other is hashed
         self.is_fixed = config.code_format in ("row", "digest")
-        if not self.is_fixed:
+        if self.is_fixed:
+            self.add_words(vocabulary)
+            if len(self.words) < len(vocabulary):  # the IDs of all later words would shift
+                raise ValueError("vocabulary: expected each word once, got one twice.")
+            if bloom_map is not None and bloom_map.n_items != len(self.words):
+                raise ValueError(f"bloom_map: expected that of {len(self.words)} words, "
+                                 f"got one of {bloom_map.n_items}.")
+            self.code_table = self.fixed_codes()
+        else:
             self.code_table = self.special_codes()  # codes() appends those of words
-            return
-        self.add_words(vocabulary)
-        if len(self.words) < len(vocabulary):  # it has no second ID, so later ones would shift
-            raise ValueError("vocabulary: expected each word once, got one twice.")
-        if bloom_map is not None and bloom_map.n_items != len(self.words):
-            raise ValueError(f"bloom_map: expected that of {len(self.words)} words, "
-                             f"got one of {bloom_map.n_items}.")
-        self.code_table = self.fixed_codes()
 
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
@@ -178,7 +178,8 @@ class HashTokenizer:
 
     def special_codes(self):
         """Return zeros, (FIRST_WORD_ID, C): special tokens have vectors of their own in Model."""
-        return np.zeros_like(self.hash_words([""] * FIRST_WORD_ID))
+        no_codes = self.hash_words([])  # (0, C), which has the dtype and C of the format
+        return np.zeros((FIRST_WORD_ID, no_codes.shape[1]), no_codes.dtype)
 
     def codes(self):
         """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
@@ -263,15 +264,15 @@ class BPE:
         self.units = sorted(number_of_piece, key=number_of_piece.get)
 
     @classmethod
-    def train(cls, texts, size=50_000):
+    def train(cls, open_texts, size=50_000):
         """Learn pieces from texts.
 
         Args:
-            texts: iterator of str.
-            size: int, number of pieces. There are 256 at least, the bytes.
+            open_texts: function without arguments that returns an iterable of str.
+            size: int, number of pieces, at least 256 for the bytes.
         """
         # a space after 1,000 letters, as the time for a word grows with the square of its length
-        texts = (re.sub(r"\S{1000}", r"\g<0> ", make_encodable(text)) for text in texts)
+        texts = (re.sub(r"\S{1000}", r"\g<0> ", make_encodable(text)) for text in open_texts())
         tokenizer = ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True)
         # a pair of pieces that occurs less than five times stays apart
         tokenizer.train_from_iterator(texts, size, min_frequency=5, show_progress=False)
@@ -316,21 +317,22 @@ class Phrases:
         self.units = state["phrases"] + pieces
 
     @classmethod
-    def train(cls, texts, size=1_000_000, max_pieces=30_000):
-        """Learn from an iterator of texts: size units, max_pieces of them pieces, 256 at least."""
+    def train(cls, open_texts, size=1_000_000, max_pieces=30_000):
+        """Learn phrases, then pieces, from texts that are read twice.
+
+        Args:
+            open_texts: function without arguments that returns an iterable of str.
+            size: int, number of units.
+            max_pieces: int, how many of the units are pieces, at least 256.
+        """
         counts = Counter()
-
-        # subtle: it counts while BPE.train reads from it, as an iterator can be read only once
-        def count_and_pass_on():
-            for text in texts:
-                words = list_words(text)
-                counts.update(words)
-                counts.update(" ".join(pair) for pair in zip(words, words[1:]))
-                if len(counts) > cls.MAX_COUNTED:
-                    drop_rarer_half(counts)
-                yield text
-
-        bpe = BPE.train(count_and_pass_on(), min(max_pieces, size))  # now the counts are complete
+        for text in open_texts():
+            words = list_words(text)
+            counts.update(words)
+            counts.update(" ".join(pair) for pair in zip(words, words[1:]))
+            if len(counts) > cls.MAX_COUNTED:
+                drop_rarer_half(counts)
+        bpe = BPE.train(open_texts, min(max_pieces, size))
         best = sorted(counts, key=lambda phrase: (-counts[phrase], phrase))
         best = best[:max(size - len(bpe.units), 0)]
         phrases = [phrase for phrase in best if counts[phrase] > 1]

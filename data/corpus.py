@@ -99,11 +99,14 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
     is_sets = split == "items"
     subwords = None
     number_of = {}  # word -> number by first appearance: how frequent it is shows at the end
-    if split in SUBWORDS:
+
+    def open_texts():
         works = read_work(data, is_sets, field, **reading)
         texts = itertools.chain.from_iterable(map(list_documents, works))
-        bar = tqdm(texts, f"training {split}", unit=" documents", disable=hidden)
-        subwords = SUBWORDS[split].train(bar, max_subwords)
+        return tqdm(texts, f"training {split}", unit=" documents", disable=hidden)
+
+    if split in SUBWORDS:
+        subwords = SUBWORDS[split].train(open_texts, max_subwords)
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
         number_of = {unit: i for i, unit in enumerate(subwords.units, FIRST_WORD_ID)}
 

@@ -58,18 +58,19 @@ def test_bpe_of_a_letter_whose_lower_case_is_longer_keeps_offsets(bpe):
     (["rare words only once"], 999, 256),  # no pair is seen five times: the 256 bytes
 ])
 def test_bpe_learns_frequent_pairs_up_to_a_size(texts, size, num_pieces):
-    assert len(BPE.train(texts, size=size).units) == num_pieces
+    assert len(BPE.train(lambda: texts, size=size).units) == num_pieces
 
 
 def test_bpe_cuts_words_of_more_than_1000_letters():
     """Without the cut a word of 9,000 letters would give pieces of 4,096."""
-    units = BPE.train(["ab" * 4_500], size=999).units
+    units = BPE.train(lambda: ["ab" * 4_500], size=999).units
     assert 500 < max(map(len, units)) <= 1_001
 
 
 @pytest.fixture(scope="module")
 def phrases():
-    return Phrases.train(["New York is new", "the New York mayor", "in New York"] * 9, 300, 270)
+    texts = ["New York is new", "the New York mayor", "in New York"] * 9
+    return Phrases.train(lambda: texts, 300, 270)
 
 
 def test_phrases_are_frequent_words_and_pairs(phrases):
@@ -80,8 +81,8 @@ def test_phrases_are_frequent_words_and_pairs(phrases):
 
 def test_phrases_occur_twice_and_leave_room_for_pieces():
     """A phrase occurs twice at least. The size counts pieces, 256 or more, and phrases."""
-    assert Phrases.train(["new york"], 300, 256).phrases == set()
-    assert len(Phrases.train(["new york"] * 9, 258, 256).units) == 258
+    assert Phrases.train(lambda: ["new york"], 300, 256).phrases == set()
+    assert len(Phrases.train(lambda: ["new york"] * 9, 258, 256).units) == 258
 
 
 def test_phrases_split_takes_the_longest_and_pieces_for_the_rest(phrases):
@@ -97,9 +98,9 @@ def test_phrases_split_takes_the_longest_and_pieces_for_the_rest(phrases):
 def test_phrases_drop_the_rare_where_memory_is_short(monkeypatch):
     texts = [f"new york x{i % 20}" for i in range(40)]
     common = {"new york", "new", "york"}
-    assert Phrases.train(texts, 300, 270).phrases > common
+    assert Phrases.train(lambda: texts, 300, 270).phrases > common
     monkeypatch.setattr(Phrases, "MAX_COUNTED", 9)
-    assert Phrases.train(texts, 300, 270).phrases == common
+    assert Phrases.train(lambda: texts, 300, 270).phrases == common
 
 
 # Names of items
