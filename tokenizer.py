@@ -75,9 +75,6 @@ class HashTokenizer:
         self.config = config
         self.split_name = split
         self.subwords = subwords
-        self.splitter = subwords
-        if subwords is None:
-            self.splitter = Words(split)
         self.hash_name = hash_name
         self.hash = hash
         self.hash_seed = hash_seed
@@ -104,7 +101,9 @@ class HashTokenizer:
         """Return words list[str] and spans list[(start, end)] in characters."""
         if self.split_name == "items":
             return split_names(text, self.id_of_word, self.max_words)
-        return self.splitter.split(text)
+        if self.subwords is not None:
+            return self.subwords.split(text)
+        return split_words(text, self.split_name)
 
     def ids(self, words):
         """Return the token IDs of words, int32 (V,). A new word is added, or it is UNK if fixed."""
@@ -135,7 +134,9 @@ class HashTokenizer:
 
     def ids_of_texts(self, texts):
         """Return int32 (words,) for each text, faster than split and ids; not for split items."""
-        return [self.ids(words) for words in self.splitter.split_texts(texts)]
+        if self.subwords is not None:
+            return [self.ids(words) for words in self.subwords.split_texts(texts)]
+        return [self.ids(list_words(text, self.split_name)) for text in texts]
 
     def fixed_codes(self):
         """Return the codes of a fixed vocabulary, (FIRST_WORD_ID + V, C)."""
@@ -220,22 +221,7 @@ class HashTokenizer:
             raise ValueError(f"not the state of a tokenizer for this model: {error!r}") from error
 
 
-# Text to words, as they are or as units that are learned: BPE pieces, phrases
-
-
-class Words:
-    """Runs of letters and of symbols ("regex"), or what white space divides ("space")."""
-
-    def __init__(self, how):
-        self.how = how
-
-    def split(self, text):
-        """Return words list[str] and spans list[(start, end)]."""
-        return split_words(text, self.how)
-
-    def split_texts(self, texts):
-        """Return the words of each text, list[list[str]]."""
-        return [list_words(text, self.how) for text in texts]
+# Text to units that are learned from a corpus: BPE pieces, phrases
 
 
 def make_encodable(text):
@@ -490,15 +476,13 @@ def sliding_windows(question, context, length, stride):
     # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three before the context
     question = question[:(length - 4) // 2]
     room = length - 4 - len(question)
+    step = min(stride, room)  # a longer stride would leave words out
     windows = []
-    start = 0
-    is_last = False
-    while not is_last:
+    # the last window is the first one that reaches the end of the context
+    for start in range(0, max(len(context) - room, 0) + step, step):
         stop = min(start + room, len(context))
         ids, _ = build_inputs(question, context[start:stop], length)
         windows.append(Window(ids, len(question) + 3, start, stop))
-        is_last = stop == len(context)
-        start += min(stride, room)  # a longer stride would leave words out
     return windows
 
 
