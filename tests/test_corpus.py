@@ -12,7 +12,7 @@ import pytest
 
 import data.corpus
 from common import InputError
-from data.corpus import Corpus, choose_columns, find_files, item_names, list_documents, list_python
+from data.corpus import Corpus, choose_columns, find_files, item_names, list_documents
 from data.corpus import prepare, split_parts
 from data.python_source import python_files, python_texts
 from data.rows import read_hub, read_rows
@@ -200,22 +200,11 @@ def test_sep_is_between_the_cells(name, content, sep, expected, write):
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 @pytest.mark.parametrize("name, content", [
-    ("a.txt", "na\u00efve\n"), ("a.csv", "text\nna\u00efve\n"), ("a.tsv.gz", "text\nna\u00efve\n"),
-    ("a.jsonl", '{"text": "na\u00efve"}\n'), ("a.json", '[{"text": "na\u00efve"}]')])
+    ("a.txt", "na\u00efve\n"), ("a.csv", "text\nna\u00efve\n"),
+    ("a.json", '[{"text": "na\u00efve"}]')])
 def test_files_are_read_in_their_encoding(name, content, encoding, write):
-    content = content.encode(encoding)
-    if name.endswith(".gz"):
-        content = gzip.compress(content)
-    assert list(read_rows(write(name, content), encoding=encoding)) == [dict(text="na\u00efve")]
-
-
-@pytest.mark.parametrize("name, content", [
-    ("a.txt", b"caf\xe9\n\xe9\n"), ("a.csv", b"text\ncaf\xe9\n\xe9\n"),
-    ("a.json", b'[{"text": "caf\xe9"}, {"text": "\xe9"}]')])
-def test_what_is_not_utf8_is_counted_on_stderr(name, content, write, capsys):
-    rows = list(read_rows(write(name, content)))
-    assert [row["text"] for row in rows] == ["caf\ufffd", "\ufffd"]
-    assert f"{name}: 2 characters could not be decoded" in capsys.readouterr().err
+    path = write(name, content.encode(encoding))
+    assert list(read_rows(path, encoding=encoding)) == [dict(text="na\u00efve")]
 
 
 def test_missing_file_is_not_called_damaged(tmp_path):
@@ -240,11 +229,6 @@ def test_cell_of_a_whole_article_is_read_where_a_long_has_32_bits(write):
     assert csv.field_size_limit() < 2**31
 
 
-def test_separator_of_a_table_is_one_character(write):
-    with pytest.raises(InputError, match="--sep: expected one character for .csv, got 'ab'"):
-        list(read_rows(write("a.csv", "text\na\n"), sep="ab"))
-
-
 def test_encoding_that_is_named_is_obeyed(write):
     path = write("a.txt", b"a\0b\n")
     assert list(read_rows(path, encoding="utf-8")) == [dict(text="a\0b")]
@@ -255,10 +239,10 @@ def test_mark_of_utf8_is_no_text_where_utf8_is_named(write):
     assert list(read_rows(path, encoding="UTF8")) == [dict(text="x")]
 
 
-def test_header_of_a_table_that_may_have_none_is_no_row(write):
-    """test_tasks.py reads one without."""
-    path = write("a.csv", "text,label\nx,1\n")
-    assert list(read_rows(path, header=["text", "label"])) == [dict(text="x", label="1")]
+@pytest.mark.parametrize("start", ["text,label\n", ""])
+def test_header_of_a_table_that_may_have_none_is_no_row(start, write):
+    path = write("a.csv", start + "x,1\n")
+    assert list(read_rows(path, columns=["text", "label"])) == [dict(text="x", label="1")]
 
 
 def test_row_that_a_line_break_has_cut_goes_with_its_second_half(write, capsys):
@@ -309,12 +293,6 @@ def test_table_row_of_another_length_is_never_shifted(wrong, write):
     assert rows[1] == {}
 
 
-def test_one_percent_of_rows_of_another_length_is_left_out(write, capsys):
-    rows = list(read_rows(write("a.csv", "text,n\n" + "a,1\n" * 99 + "x")))
-    assert rows == [dict(text="a", n="1")] * 99
-    assert "1 of 100 rows" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("field, row, expected", [
     ("more", dict(text="x", more="y"), "more"),
     (None, dict(text="x", more="y"), "text"),
@@ -342,12 +320,12 @@ def test_find_files_finds_each_file_once(write, tmp_path, capsys):
     assert "2 files; 1 of other kinds are left out: .bin" in capsys.readouterr().err
 
 
-def test_bytes_that_are_not_utf8_are_counted(write, load, capsys):
-    """A NUL after the first kilobytes is text. A carriage return alone ends no document."""
-    content = b"\xef\xbb\xbfcaf\xe9 ok\r\n" + b"word " * 9_001 + b"\ra\x00b"
+def test_bytes_that_are_not_utf8_are_counted_on_stderr(write, load, capsys):
+    """A NUL after the first kilobytes is text."""
+    content = b"\xef\xbb\xbfcaf\xe9 ok\r\n" + b"word " * 9_001 + b"\ra\x00\xe9"
     corpus = load(write("a.txt", content))
-    assert ": 1 characters could not be decoded" in capsys.readouterr().err
-    assert sorted(corpus.words) == sorted(["caf", "\ufffd", "ok", "word", "a", "b"])
+    assert ": 2 characters could not be decoded" in capsys.readouterr().err
+    assert sorted(corpus.words) == sorted(["caf", "\ufffd", "ok", "word", "a"])
     assert corpus.meta["documents"] == 2
 
 
@@ -374,12 +352,6 @@ def test_item_names_are_a_set_in_order():
 def test_item_sets_of_every_kind(name, content, field, expected, write, load):
     corpus = load(write(name, content), "items", field=field)
     assert list_pages(corpus) == expected
-
-
-def test_sep_cuts_the_item_sets_of_a_text(write, load):
-    """A set of one item has none, and is not cut at spaces either."""
-    corpus = load(write("a.txt", "New York;Jazz\nMiles Davis\n"), "items", sep=";")
-    assert list_pages(corpus) == [["New York", "Jazz"], ["Miles Davis"]]
 
 
 @pytest.mark.parametrize("options", [dict(sep=";"), dict(encoding="latin-1"), dict(field="a")])
@@ -426,13 +398,7 @@ def test_python_files_are_those_of_the_installation_without_tests():
     assert "numpy/__init__.py" in files
     assert list(files) == sorted(files)
     assert not any("/test" in f"/{name}" for name in files)
-
-
-def test_stdlib_is_the_part_of_python_without_packages():
-    paths = list_python("stdlib")
-    assert set(paths) <= set(list_python("python"))
-    assert any(path.endswith("json/decoder.py") for path in paths)
-    assert not any("numpy" in path for path in paths)
+    assert "numpy/__init__.py" not in python_files(["stdlib"])
 
 
 @pytest.mark.parametrize("name, split", [("python", "regex"), ("python-names", "items")])
@@ -456,7 +422,6 @@ def test_copied_code_counts_once(name, split, write, load, monkeypatch):
     ("a.jsonl", '{"a": "x", "b": "y"}\n', "a.jsonl: expected one column of text, got a, b. Use"),
     ("b.jsonl", '{"text": "a"}\n{"text": \n', "b.jsonl: .* after row 1: .*expected an object"),
     ("c.jsonl", '{"text": "a"}\n{"text": 0}\n', "c.jsonl, row 2: expected text,.* in text, got 0"),
-    ("d.jsonl", '{"text": "a"}\n["b"]\n', "d.jsonl: .* after row 1: .*expected an object"),
     ("e.csv", 'text,n\n"a,1\nb,2\n', "e.csv: .* as .csv after row 0.*close each quot"),
     ("f.csv", "text,n,text\na,1,b\n", "f.csv: expected columns of different names"),
     ("g.csv", "text;label\na;1\n", "g.csv: expected columns by comma.* Use --sep"),
