@@ -60,7 +60,7 @@ class HashTokenizer:
         subwords: BPE or Phrases, for the splits of the same name, else None.
         vocabulary: list[str], the words of row and digest by ID.
         bloom_map: BloomMap of the vocabulary, for digest.
-        hash_seed, key: int, and str or None, of the sketch hashes; independent of those of hash.
+        hash_seed: int, key: str or None, both for the sketch hashes; hash has its own.
 
     Raises:
         ValueError: If the parts do not fit each other.
@@ -80,7 +80,7 @@ class HashTokenizer:
         self.hash_seed = hash_seed
         self.key = key
         self.bloom_map = bloom_map
-        self.words = []  # of IDs FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
+        self.words = []  # their IDs are FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
         self.id_of_word = {}  # word -> ID
         self.max_words = 1  # words of the longest item name, "New York" has 2
 
@@ -162,7 +162,7 @@ class HashTokenizer:
         if c.code_format == "sketch":
             return self.sketch_targets(words)
         if c.code_format == "weighted":
-            # of k + 1 independent hash functions k choose rows, and the last one the row of weights
+            # k independent hash functions choose rows, and one more chooses the row of weights
             rows = self.sketch(words, c.hashes, c.rows)  # (V, k)
             weights = self.sketch(words, c.hashes + 1, c.weights)[:, -1:]  # (V, 1)
             return np.concatenate([rows, weights], 1)
@@ -174,7 +174,7 @@ class HashTokenizer:
         return sketch_index(words, k, rows, self.hash_seed, self.key).astype(np.int32)
 
     def sketch_targets(self, words):
-        """Return int32 (V, k), what hash-mlm predicts of words of any code format. [CM]"""
+        """Return int32 (V, k), what hash-mlm predicts for words, whatever their codes. [CM]"""
         return self.sketch(words, self.config.hashes, self.config.buckets)
 
     def special_codes(self):
@@ -192,7 +192,7 @@ class HashTokenizer:
         return self.code_table
 
     def state(self):
-        """Return all but the config and a growing word list, as plain types that load restores."""
+        """Return plain types that load restores: all but the config and a growing word list."""
         state = dict(split=self.split_name, hash_name=self.hash_name, hash=None, subwords=None,
                      hash_seed=self.hash_seed, key=self.key, vocabulary=None, bloom_map=None)
         if self.hash is not None:
@@ -231,7 +231,7 @@ def make_encodable(text):
 
 
 class BPE:
-    """Byte-level byte-pair encoding by the `tokenizers` library: the vocabulary of the baselines.
+    """Byte-level byte-pair encoding by the `tokenizers` library, which the baselines use.
 
     A piece that opens a word starts with "Ġ", the byte-level alphabet's sign for a space. Every
     text can be written in pieces, so there is no unknown piece.

@@ -1,10 +1,10 @@
-"""Texts and item sets to token IDs on disk: of files, hub data sets and the installed Python.
+"""Texts and item sets in files, on the hub or in the installed Python, to token IDs on disk.
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
 Out of scope: the formats of files (data/rows.py), batches (data/batches.py).
 
-A row's way:
+From a row to token IDs:
 
     read_rows -> read_documents -> read_work -> split_work, in several processes -> drop_copies
     -> numbers.bin -> ids.bin, read by Corpus
@@ -43,9 +43,9 @@ HUB = {  # name -> data set on the hub, and its configuration
     "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
     "bookcorpus": ("rojagtap/bookcorpus",),
 }
-FORMAT = 9  # of prepared corpora
+FORMAT = 9  # prepared corpora of another format are built again
 PIECE = 1 << 24  # token IDs in memory at a time
-HELD_OUT_KEY = 90  # of the random order of documents: every run holds out the same
+HELD_OUT_KEY = 90  # seed of the order of documents: every run holds out the same ones
 
 
 # -------------------------------------------------------------------------------------------------
@@ -99,13 +99,12 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
     is_sets = split == "items"
     subwords = None
     number_of = {}  # word -> number by first appearance: how frequent it is shows at the end
-
-    def open_texts():
-        works = read_work(data, is_sets, field, **reading)
-        texts = itertools.chain.from_iterable(map(list_documents, works))
-        return tqdm(texts, f"training {split}", unit=" documents", disable=hidden)
-
     if split in SUBWORDS:
+        def open_texts():
+            works = read_work(data, is_sets, field, **reading)
+            texts = itertools.chain.from_iterable(map(list_documents, works))
+            return tqdm(texts, f"training {split}", unit=" documents", disable=hidden)
+
         subwords = SUBWORDS[split].train(open_texts, max_subwords)
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
         number_of = {unit: i for i, unit in enumerate(subwords.units, FIRST_WORD_ID)}
@@ -126,7 +125,7 @@ def number_words(units, number_of, is_sets, path):
         units: iterable of (kind, documents), see split_work.
         number_of: dict, word -> its number. New words are added.
         is_sets: bool, documents are item sets.
-        path: of the file.
+        path: of the new file.
     """
     seen = set()
     with open(path, "wb") as file:
@@ -201,7 +200,7 @@ def write_meta(folder, data, split, dtype):
 
 def split_all(works, split, subwords):
     """Yield split_work of each unit, in order, on all cores where that pays."""
-    # a small file is one unit; to start processes takes 0.1 s, on macOS and Windows seconds
+    # a small file is one unit; processes start in 0.1 s, on macOS and Windows in seconds
     head = list(itertools.islice(works, 2))
     works = itertools.chain(head, works)
     if len(head) < 2 or subwords is not None:  # the BPE library has threads of its own
@@ -222,13 +221,13 @@ def split_work(work, split, subwords=None):
     """Split one unit of work into words. It runs in a worker process.
 
     Args:
-        work: (kind, payload), of read_work.
+        work: (kind, payload) from read_work.
         split: str, one of tokenizer.SPLITS; subwords: its BPE or Phrases, or None.
 
     Returns:
         kind, as in work.
-        documents: list[str], the words of each, joined by line breaks, which no word has: a str is
-            faster to send than a list.
+        documents: list[str], the words of each joined by line breaks, which are in no word. A str
+            is faster to send than a list.
     """
     kind, _ = work
     texts = list_documents(work)
@@ -262,14 +261,14 @@ class Corpus:
     """A prepared corpus: IDs on disk, words, counts.
 
     Args:
-        folder: str, of prepare.
+        folder: str, the result of prepare.
 
     Attributes:
-        ids: uint16 or uint32 memmap (n,), of documents, each closed by SEP.
+        ids: uint16 or uint32 memmap (n,), token IDs. SEP ends each document.
         offsets: int64 (documents + 1,), where each document starts.
-        words: list[str], of IDs from FIRST_WORD_ID on; counts: int64, by ID.
+        words: list[str], by ID - FIRST_WORD_ID; counts: int64, by ID.
         subwords: BPE, Phrases or None.
-        meta: dict of data, split, documents, words, distinct, dtype, digest.
+        meta: dict with data, split, documents, words, distinct, dtype, digest.
     """
 
     def __init__(self, folder):
@@ -293,13 +292,13 @@ class Corpus:
                 raise ValueError("incomplete")
 
     def frequent(self, n):
-        """Return the n most frequent words that occur, list[str]: the first n, unless subwords."""
+        """Return the n most frequent words that occur, list[str]. Subwords are not by frequency."""
         counts = self.counts[FIRST_WORD_ID:]
         order = np.argsort(-counts, kind="stable")[:n]
         return [self.words[i] for i in order if counts[i] > 0]
 
     def split_pages(self):
-        """Return the indices of train and of held-out documents, one in ten at random."""
+        """Return the indices of training documents, and of a random tenth that is held out."""
         order = random_order(self.meta["documents"], HELD_OUT_KEY)
         num_held_out = max(len(order) // 10, 1)
         return order[num_held_out:], order[:num_held_out]
@@ -317,7 +316,7 @@ def split_parts(data):
 
 
 def name_data(data):
-    """Return the part of file names that stands for --data: my_texts+python of my_texts/+python."""
+    """Return a name of --data for files: my_texts/+python gives my_texts+python."""
     names = [Path(part).resolve().stem for part in split_parts(data)]
     return "+".join(names)[:40]
 
@@ -355,7 +354,7 @@ def read_work(data, is_sets=False, field=None, **reading):
         for text in read_documents(part, is_sets, field, **reading):
             texts.append(text)
             size += len(text)
-            if size > 1_000_000:  # characters; of lists, names
+            if size > 1_000_000:  # characters, or names in lists
                 yield "texts", texts
                 texts = []
                 size = 0
@@ -363,7 +362,7 @@ def read_work(data, is_sets=False, field=None, **reading):
 
 
 def list_documents(work):
-    """Return the documents of a unit of work, of read_work."""
+    """Return the documents of a unit of work from read_work."""
     kind, payload = work
     if kind == "texts":
         return payload
@@ -389,8 +388,8 @@ def read_documents(part, is_sets, field, **reading):
             if not is_table:
                 [document] = document
             if not is_document(document, is_sets) or (is_table and document[0] in (None, "")):
-                raise InputError(f"{source}, row {number:,}: expected text, or of an item set "
-                                 f"names or whole numbers, in {', '.join(columns)}, got "
+                raise InputError(f"{source}, row {number:,}: expected text, or in an item "
+                                 f"set names or whole numbers, in {', '.join(columns)}, got "
                                  f"{document!r:.60}. Use --field.")
             if is_table:
                 page, item = document
@@ -452,7 +451,7 @@ def choose_columns(source, row, field=None, is_sets=False):
         is_sets: bool, documents are item sets.
 
     Returns:
-        list of str: one name, or of item sets two, a page and one of its items.
+        list of str: one name, or for item sets two, a page and one of its items.
 
     Raises:
         InputError: There is no such column, or there are several.
@@ -476,7 +475,7 @@ def choose_columns(source, row, field=None, is_sets=False):
             names = ["text"]
     if not 1 <= len(names) <= max_names or not set(names) <= set(row):
         raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
-                         "Use --field NAME, of item sets also PAGE,ITEM.")
+                         "Use --field NAME, or for item sets PAGE,ITEM.")
     return names
 
 

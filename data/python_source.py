@@ -18,10 +18,10 @@ from common import build_once, fingerprint
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 # pydoc: which module does a docstring come from?
-PYDOC_FORMAT = 3  # of its prepared files
+PYDOC_FORMAT = 3  # prepared files of another format are built again
 PYDOC_MODULES = 20
-PYDOC_ROWS = {"train": 1_000, "dev": 200}  # of a module, at most
-PYDOC_MIN_WORDS = 5  # of a docstring
+PYDOC_ROWS = {"train": 1_000, "dev": 200}  # for each module, at most
+PYDOC_MIN_WORDS = 5  # shorter docstrings are left out
 
 
 def walk_files(folder):
@@ -125,10 +125,10 @@ def choose_docstrings(files):
     print("preparing pydoc, once for all runs", flush=True)
     # split -> top-level module -> docstrings
     texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
-    seen = set()  # code is copied about: no text is in both splits
+    seen = set()  # copied code must not bring a text into both splits
     for name, path in tqdm(files.items(), "reading docstrings", disable=None):
         module = name.split(os.sep)[0].removesuffix(".py")
-        # one file in ten is held out whole, by a hash of its name: other files do not move it
+        # whole files are held out, one in ten, by a hash of the name: new files move no other
         is_held_out = int(fingerprint(name), 16) % 10 == 0
         split = "dev" if is_held_out else "train"
         for text in python_texts(path):
@@ -136,7 +136,7 @@ def choose_docstrings(files):
                 texts[split][module].append(text)
                 seen.add(text)
 
-    # the modules with most texts, of those that have some in both splits
+    # the modules with most texts among those with texts in both splits
     modules = texts["train"].keys() & texts["dev"].keys()
     modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
     rng = np.random.default_rng(0)

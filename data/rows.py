@@ -64,7 +64,7 @@ def read_rows(path, columns=None, keep_wrong=False, encoding=None, sep=None, hea
         raise  # they say what is wrong
     except (LookupError, UnicodeError) as error:  # no such encoding, or UTF-16 without its mark
         raise InputError(f"--encoding: expected that of {path}, got {encoding}: {error}") from error
-    except Exception as error:  # of gzip, csv, json and pyarrow, which do not name the file
+    except Exception as error:  # gzip, csv, json and pyarrow do not name the file
         raise InputError(f"{path}: could not be read as {ending} after row {num_rows:,}: "
                          f"{error!r}. If the file was cut, copy it again; in a .csv close each "
                          "quotation mark.") from error
@@ -282,7 +282,7 @@ def peek_columns(rows):
 
 
 def get_ending(path):
-    """Return the file ending, such as ".csv", of a path that may end in .gz too."""
+    """Return the ending of a path, such as ".csv". A .gz behind it does not count."""
     return os.path.splitext(path.lower().removesuffix(".gz"))[1]
 
 

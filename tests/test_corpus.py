@@ -303,7 +303,7 @@ def test_choose_columns_takes_field_then_text_then_the_only_strings(field, row, 
 
 
 def test_empty_cells_do_not_decide_on_the_column(write, load):
-    """Of two texts one is null in the first row: it still could be meant."""
+    """One of two texts is null in the first row, and may be the one that is meant."""
     path = write("a.jsonl", '{"a": "x", "b": null}\n{"a": "x", "b": "y"}\n')
     with pytest.raises(InputError, match="expected one column of text, got a, b"):
         load(path)

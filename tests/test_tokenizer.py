@@ -143,7 +143,7 @@ def test_split_names_hold_all_words_and_stand_at_their_spans(text):
     ("weighted", np.int32),
 ])
 def test_codes_are_the_hashes_of_the_words(code_format, dtype, lsh):
-    """Of k + 1 = 4 independent hash functions the last chooses the importance weights."""
+    """The last one of k + 1 = 4 independent hash functions chooses the importance weights."""
     words = make_words(5)
     bits = lsh.bits(words, 29)
     sketch = sketch_index(words, 3, 41, 3)
