@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
 
-FORMAT = 6  # of checkpoints
+FORMAT = 6  # checkpoints of another format are refused
 COMPILERS = ("c++", "g++", "clang++", "cl")  # what torch.compile looks for
 
 
@@ -110,7 +110,7 @@ def add_device_flags(add):
     add("--device", default="auto", metavar="NAME",
         help="cpu, cuda, or auto: CUDA if present (default: auto)")
     add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
-        help="of matrix products; auto: bfloat16 where the hardware has it (default: auto)")
+        help="dtype of matrix products; auto: bfloat16 where the hardware has it (default: auto)")
     add("--compile", action=argparse.BooleanOptionalAction,
         help="compile the encoder with torch.compile (default: in pre-training on CUDA)")
 
@@ -135,7 +135,7 @@ class Runtime(NamedTuple):
     """Where a model runs, and how."""
 
     device: torch.device
-    dtype: str  # "float32" or "bfloat16", of matrix products
+    dtype: str  # of matrix products: "float32" or "bfloat16"
     use_compile: bool  # compile the encoder
 
 
@@ -191,7 +191,7 @@ def read_ranks():
 
 
 def gather_from_ranks(value, group=None):
-    """Return the list of every rank's value, of plain types; group: of torch.distributed."""
+    """Return the list of all ranks' values, which are of plain types."""
     if not dist.is_initialized():
         return [value]
     values = [None] * dist.get_world_size()
@@ -297,7 +297,7 @@ def build_once(path, build):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with FileLock(path + ".lock"):
         if not os.path.exists(path):
-            remove(path + ".tmp")  # of a process that was killed
+            remove(path + ".tmp")  # a process was killed
             try:
                 build(path + ".tmp")
                 os.replace(path + ".tmp", path)
@@ -334,8 +334,8 @@ def save_checkpoint(path, model, tokenizer, **more):
         path: str.
         model: nn.Module with a dataclass config.
         tokenizer: dict, HashTokenizer.state().
-        more: other parts, of plain types and tensors: optimizer, words, task, and run, of
-            pretrain.py its settings, of finetune.py its results.
+        more: other parts, plain types and tensors: optimizer, words, task, and run: the settings
+            of pretrain.py or the results of finetune.py.
 
     Raises:
         InputError: A weight is not finite, or the disk is full. An earlier file is unchanged.
@@ -358,7 +358,7 @@ def save_checkpoint(path, model, tokenizer, **more):
 
 
 def find_checkpoint(path):
-    """Return the path of the file of a checkpoint; of a folder its ckpt.pt."""
+    """Return the path of a checkpoint's file: the path itself, or ckpt.pt in that folder."""
     if os.path.isdir(path):
         return os.path.join(path, "ckpt.pt")
     return path

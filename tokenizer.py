@@ -60,7 +60,7 @@ class HashTokenizer:
         subwords: BPE or Phrases, for the splits of the same name, else None.
         vocabulary: list[str], the words of row and digest by ID.
         bloom_map: BloomMap of the vocabulary, for digest.
-        hash_seed, key: int, and str or None, of the sketch hashes; independent of those of hash.
+        hash_seed: int, key: str or None, both for the sketch hashes; hash has its own.
 
     Raises:
         ValueError: If the parts do not fit each other.
@@ -75,36 +75,35 @@ class HashTokenizer:
         self.config = config
         self.split_name = split
         self.subwords = subwords
-        self.splitter = subwords
-        if subwords is None:
-            self.splitter = Words(split)
         self.hash_name = hash_name
         self.hash = hash
         self.hash_seed = hash_seed
         self.key = key
         self.bloom_map = bloom_map
-        self.words = []  # of IDs FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
+        self.words = []  # their IDs are FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
         self.id_of_word = {}  # word -> ID
         self.max_words = 1  # words of the longest item name, "New York" has 2
 
         # a word of a fixed vocabulary is a row, or an item of a Bloom map; any other is hashed
         self.is_fixed = config.code_format in ("row", "digest")
-        if not self.is_fixed:
+        if self.is_fixed:
+            self.add_words(vocabulary)
+            if len(self.words) < len(vocabulary):  # the IDs of all later words would shift
+                raise ValueError("vocabulary: expected each word once, got one twice.")
+            if bloom_map is not None and bloom_map.n_items != len(self.words):
+                raise ValueError(f"bloom_map: expected that of {len(self.words)} words, "
+                                 f"got one of {bloom_map.n_items}.")
+            self.code_table = self.fixed_codes()
+        else:
             self.code_table = self.special_codes()  # codes() appends those of words
-            return
-        self.add_words(vocabulary)
-        if len(self.words) < len(vocabulary):  # it has no second ID, so later ones would shift
-            raise ValueError("vocabulary: expected each word once, got one twice.")
-        if bloom_map is not None and bloom_map.n_items != len(self.words):
-            raise ValueError(f"bloom_map: expected that of {len(self.words)} words, "
-                             f"got one of {bloom_map.n_items}.")
-        self.code_table = self.fixed_codes()
 
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
         if self.split_name == "items":
             return split_names(text, self.id_of_word, self.max_words)
-        return self.splitter.split(text)
+        if self.subwords is not None:
+            return self.subwords.split(text)
+        return split_words(text, self.split_name)
 
     def ids(self, words):
         """Return the token IDs of words, int32 (V,). A new word is added, or it is UNK if fixed."""
@@ -135,7 +134,9 @@ class HashTokenizer:
 
     def ids_of_texts(self, texts):
         """Return int32 (words,) for each text, faster than split and ids; not for split items."""
-        return [self.ids(words) for words in self.splitter.split_texts(texts)]
+        if self.subwords is not None:
+            return [self.ids(words) for words in self.subwords.split_texts(texts)]
+        return [self.ids(list_words(text, self.split_name)) for text in texts]
 
     def fixed_codes(self):
         """Return the codes of a fixed vocabulary, (FIRST_WORD_ID + V, C)."""
@@ -161,7 +162,7 @@ class HashTokenizer:
         if c.code_format == "sketch":
             return self.sketch_targets(words)
         if c.code_format == "weighted":
-            # of k + 1 independent hash functions k choose rows, and the last one the row of weights
+            # k independent hash functions choose rows, and one more chooses the row of weights
             rows = self.sketch(words, c.hashes, c.rows)  # (V, k)
             weights = self.sketch(words, c.hashes + 1, c.weights)[:, -1:]  # (V, 1)
             return np.concatenate([rows, weights], 1)
@@ -173,12 +174,13 @@ class HashTokenizer:
         return sketch_index(words, k, rows, self.hash_seed, self.key).astype(np.int32)
 
     def sketch_targets(self, words):
-        """Return int32 (V, k), what hash-mlm predicts of words of any code format. [CM]"""
+        """Return int32 (V, k), what hash-mlm predicts for words, whatever their codes. [CM]"""
         return self.sketch(words, self.config.hashes, self.config.buckets)
 
     def special_codes(self):
         """Return zeros, (FIRST_WORD_ID, C): special tokens have vectors of their own in Model."""
-        return np.zeros_like(self.hash_words([""] * FIRST_WORD_ID))
+        no_codes = self.hash_words([])  # (0, C), which has the dtype and C of the format
+        return np.zeros((FIRST_WORD_ID, no_codes.shape[1]), no_codes.dtype)
 
     def codes(self):
         """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
@@ -190,7 +192,7 @@ class HashTokenizer:
         return self.code_table
 
     def state(self):
-        """Return all but the config and a growing word list, as plain types that load restores."""
+        """Return plain types that load restores: all but the config and a growing word list."""
         state = dict(split=self.split_name, hash_name=self.hash_name, hash=None, subwords=None,
                      hash_seed=self.hash_seed, key=self.key, vocabulary=None, bloom_map=None)
         if self.hash is not None:
@@ -219,22 +221,7 @@ class HashTokenizer:
             raise ValueError(f"not the state of a tokenizer for this model: {error!r}") from error
 
 
-# Text to words, as they are or as units that are learned: BPE pieces, phrases
-
-
-class Words:
-    """Runs of letters and of symbols ("regex"), or what white space divides ("space")."""
-
-    def __init__(self, how):
-        self.how = how
-
-    def split(self, text):
-        """Return words list[str] and spans list[(start, end)]."""
-        return split_words(text, self.how)
-
-    def split_texts(self, texts):
-        """Return the words of each text, list[list[str]]."""
-        return [list_words(text, self.how) for text in texts]
+# Text to units that are learned from a corpus: BPE pieces, phrases
 
 
 def make_encodable(text):
@@ -244,7 +231,7 @@ def make_encodable(text):
 
 
 class BPE:
-    """Byte-level byte-pair encoding by the `tokenizers` library: the vocabulary of the baselines.
+    """Byte-level byte-pair encoding by the `tokenizers` library, which the baselines use.
 
     A piece that opens a word starts with "Ġ", the byte-level alphabet's sign for a space. Every
     text can be written in pieces, so there is no unknown piece.
@@ -263,15 +250,15 @@ class BPE:
         self.units = sorted(number_of_piece, key=number_of_piece.get)
 
     @classmethod
-    def train(cls, texts, size=50_000):
+    def train(cls, open_texts, size=50_000):
         """Learn pieces from texts.
 
         Args:
-            texts: iterator of str.
-            size: int, number of pieces. There are 256 at least, the bytes.
+            open_texts: function without arguments that returns an iterable of str.
+            size: int, number of pieces, at least 256 for the bytes.
         """
         # a space after 1,000 letters, as the time for a word grows with the square of its length
-        texts = (re.sub(r"\S{1000}", r"\g<0> ", make_encodable(text)) for text in texts)
+        texts = (re.sub(r"\S{1000}", r"\g<0> ", make_encodable(text)) for text in open_texts())
         tokenizer = ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True)
         # a pair of pieces that occurs less than five times stays apart
         tokenizer.train_from_iterator(texts, size, min_frequency=5, show_progress=False)
@@ -316,21 +303,22 @@ class Phrases:
         self.units = state["phrases"] + pieces
 
     @classmethod
-    def train(cls, texts, size=1_000_000, max_pieces=30_000):
-        """Learn from an iterator of texts: size units, max_pieces of them pieces, 256 at least."""
+    def train(cls, open_texts, size=1_000_000, max_pieces=30_000):
+        """Learn phrases, then pieces, from texts that are read twice.
+
+        Args:
+            open_texts: function without arguments that returns an iterable of str.
+            size: int, number of units.
+            max_pieces: int, how many of the units are pieces, at least 256.
+        """
         counts = Counter()
-
-        # subtle: it counts while BPE.train reads from it, as an iterator can be read only once
-        def count_and_pass_on():
-            for text in texts:
-                words = list_words(text)
-                counts.update(words)
-                counts.update(" ".join(pair) for pair in zip(words, words[1:]))
-                if len(counts) > cls.MAX_COUNTED:
-                    drop_rarer_half(counts)
-                yield text
-
-        bpe = BPE.train(count_and_pass_on(), min(max_pieces, size))  # now the counts are complete
+        for text in open_texts():
+            words = list_words(text)
+            counts.update(words)
+            counts.update(" ".join(pair) for pair in zip(words, words[1:]))
+            if len(counts) > cls.MAX_COUNTED:
+                drop_rarer_half(counts)
+        bpe = BPE.train(open_texts, min(max_pieces, size))
         best = sorted(counts, key=lambda phrase: (-counts[phrase], phrase))
         best = best[:max(size - len(bpe.units), 0)]
         phrases = [phrase for phrase in best if counts[phrase] > 1]
@@ -488,15 +476,13 @@ def sliding_windows(question, context, length, stride):
     # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three before the context
     question = question[:(length - 4) // 2]
     room = length - 4 - len(question)
+    step = min(stride, room)  # a longer stride would leave words out
     windows = []
-    start = 0
-    is_last = False
-    while not is_last:
+    # the last window is the first one that reaches the end of the context
+    for start in range(0, max(len(context) - room, 0) + step, step):
         stop = min(start + room, len(context))
         ids, _ = build_inputs(question, context[start:stop], length)
         windows.append(Window(ids, len(question) + 3, start, stop))
-        is_last = stop == len(context)
-        start += min(stride, room)  # a longer stride would leave words out
     return windows
 
 

@@ -63,9 +63,9 @@ def build_tokenizer(args, config, corpus):
 def load_tokenizer(state, config, corpus):
     """Return the tokenizer of another run's state(); InputError unless its IDs fit the corpus."""
     tokenizer = HashTokenizer.load(state, config)
-    pieces = getattr(tokenizer.subwords, "json", None)  # of BPE or phrases
+    pieces = getattr(tokenizer.subwords, "json", None)  # None: the text is split into words
     corpus_pieces = getattr(corpus.subwords, "json", None)
-    corpus_words = corpus.words[:len(tokenizer.words)]  # none, where words are hashed
+    corpus_words = corpus.words[:len(tokenizer.words)]  # [] where words are hashed
     if pieces != corpus_pieces or tokenizer.words != corpus_words:
         raise InputError("--init_from: requires the pieces and words of its own corpus, got those "
                          "of another --data. Use the same --data, or hashed whole words.")
@@ -81,7 +81,7 @@ def build_codes(config, tokenizer, corpus, quiet=False):
         corpus: data.corpus.Corpus.
         quiet: bool, print nothing.
     """
-    if tokenizer.is_fixed:  # its codes were made with it
+    if tokenizer.is_fixed:  # it has made its codes
         return torch.from_numpy(tokenizer.codes())
 
     def hash_corpus():
@@ -198,7 +198,7 @@ def report_unknown(tokenizer, words, counts):
 
     Args:
         tokenizer: HashTokenizer; its is_known says which words these are.
-        words: list[str], of the token IDs from FIRST_WORD_ID on.
+        words: list[str], the words of token IDs FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
         counts: int (5 + V,), how often each token ID is in the text.
     """
     is_known = tokenizer.is_known(words)

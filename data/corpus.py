@@ -1,10 +1,10 @@
-"""Texts and item sets to token IDs on disk: of files, hub data sets and the installed Python.
+"""Texts and item sets in files, on the hub or in the installed Python, to token IDs on disk.
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
 Out of scope: the formats of files (data/rows.py), batches (data/batches.py).
 
-A row's way:
+From a row to token IDs:
 
     read_rows -> read_documents -> read_work -> split_work, in several processes -> drop_copies
     -> numbers.bin -> ids.bin, read by Corpus
@@ -22,14 +22,15 @@ import itertools
 import json
 import os
 import re
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from bloom import random_order
-from common import InputError, blame_file, build_once, fingerprint, num_cores, start_workers
+from common import InputError, blame, build_once, fingerprint, num_cores, start_workers, write_json
+from data.batches import divide
 from data.python_source import python_files, python_texts, walk_files
 from data.rows import ENDINGS, get_ending, list_names, note_once, peek_columns, read_hub, read_rows
 from hashing import list_words
@@ -42,9 +43,9 @@ HUB = {  # name -> data set on the hub, and its configuration
     "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
     "bookcorpus": ("rojagtap/bookcorpus",),
 }
-FORMAT = 9  # of prepared corpora
+FORMAT = 9  # prepared corpora of another format are built again
 PIECE = 1 << 24  # token IDs in memory at a time
-HELD_OUT_KEY = 90  # of the random order of documents: every run holds out the same
+HELD_OUT_KEY = 90  # seed of the order of documents: every run holds out the same ones
 
 
 # -------------------------------------------------------------------------------------------------
@@ -54,8 +55,8 @@ HELD_OUT_KEY = 90  # of the random order of documents: every run holds out the s
 def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **reading):
     """Turn corpora into one array of token IDs on disk, once. [HF §3.1]
 
-    In memory are the distinct words with their counts, where each document starts, item sets of a
-    table of pairs, a .json file, and of Python each distinct document.
+    Memory holds the distinct words, where each document starts, the item sets of a table of pairs,
+    a whole .json file, and for Python sources every distinct document.
 
     Args:
         data: str, see read_work.
@@ -94,79 +95,112 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
 def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
     """Write all files of a prepared corpus, see prepare, to a new folder."""
     folder.mkdir()
-    hidden = True if quiet else None  # of progress bars; None: where no terminal shows them
+    hidden = True if quiet else None  # None: tqdm shows its bars on a terminal alone
     is_sets = split == "items"
     subwords = None
-    # word -> its number by first appearance, as how frequent it is shows at the end
-    number_of = defaultdict(itertools.count(FIRST_WORD_ID).__next__)
+    number_of = {}  # word -> number by first appearance: how frequent it is shows at the end
     if split in SUBWORDS:
-        works = read_work(data, is_sets, field, **reading)
-        texts = itertools.chain.from_iterable(map(list_documents, works))
-        bar = tqdm(texts, f"training {split}", unit=" documents", disable=hidden)
-        subwords = SUBWORDS[split].train(bar, max_subwords)
-        (folder / "subwords.json").write_text(subwords.json, "utf-8")
-        for unit in subwords.units:
-            number_of[unit]  # a defaultdict numbers what it is asked for
+        def open_texts():
+            works = read_work(data, is_sets, field, **reading)
+            texts = itertools.chain.from_iterable(map(list_documents, works))
+            return tqdm(texts, f"training {split}", unit=" documents", disable=hidden)
 
-    # First pass: text to numbers
-    counts = Counter()  # number -> how often it occurs
-    seen = set()
+        subwords = SUBWORDS[split].train(open_texts, max_subwords)
+        (folder / "subwords.json").write_text(subwords.json, "utf-8")
+        number_of = {unit: i for i, unit in enumerate(subwords.units, FIRST_WORD_ID)}
+
     works = read_work(data, is_sets, field, **reading)
     units = tqdm(split_all(works, split, subwords), f"preparing {data}", disable=hidden)
-    with open(folder / "numbers.bin", "wb") as file:
+    number_words(units, number_of, is_sets, folder / "numbers.bin")
+    if os.path.getsize(folder / "numbers.bin") == 0:
+        raise InputError(f"--data {data}: expected text, got no words.")
+    dtype = renumber(folder, list(number_of), by_frequency=subwords is None)
+    write_meta(folder, data, split, dtype)
+
+
+def number_words(units, number_of, is_sets, path):
+    """Write documents as the numbers of their words, uint32. SEP ends each document.
+
+    Args:
+        units: iterable of (kind, documents), see split_work.
+        number_of: dict, word -> its number. New words are added.
+        is_sets: bool, documents are item sets.
+        path: of the new file.
+    """
+    seen = set()
+    with open(path, "wb") as file:
         for kind, documents in units:
             if kind in PYTHON:
                 documents = drop_copies(documents, is_sets, seen)
             numbers = []
             for document in documents:
-                numbers += [number_of[word] for word in document.split("\n")]
+                for word in document.split("\n"):
+                    numbers.append(number_of.setdefault(word, FIRST_WORD_ID + len(number_of)))
                 numbers.append(SEP)
-            counts.update(numbers)
             np.array(numbers, np.uint32).tofile(file)
-    if not counts:
-        raise InputError(f"--data {data}: expected text, got no words.")
 
-    # IDs: the most frequent word is the first, among equal ones the first to appear. Special tokens
-    # and subwords keep their numbers
-    words = list(number_of)
-    counts = np.array([counts[i] for i in range(FIRST_WORD_ID + len(words))])
-    id_of_number = np.arange(len(counts))
-    if subwords is None:
-        order = np.argsort(-counts[FIRST_WORD_ID:], kind="stable")
-        words = [words[i] for i in order]
-        counts[FIRST_WORD_ID:] = counts[FIRST_WORD_ID + order]
-        id_of_number[FIRST_WORD_ID + order] = np.arange(FIRST_WORD_ID, len(counts))
 
-    # Second pass: numbers to IDs
-    dtype = "uint16" if len(counts) <= 1 << 16 else "uint32"
-    id_of_number = id_of_number.astype(dtype)
+def renumber(folder, words, by_frequency):
+    """Turn numbers.bin into ids.bin, words.txt and counts.npy, all by token ID.
+
+    Args:
+        folder: Path.
+        words: list[str], V words by number.
+        by_frequency: bool, the most frequent word gets the first ID; among equally frequent ones
+            the first to appear. Otherwise the numbers are the IDs, as for subwords.
+
+    Returns:
+        str, the dtype of ids.bin.
+    """
     numbers = np.memmap(folder / "numbers.bin", np.uint32, "r")
-    digest = hashlib.md5(usedforsecurity=False)  # identifies the corpus in checkpoints
-    offsets = [[0]]  # where documents start: behind each SEP
-    with open(folder / "ids.bin", "wb") as file:
-        for start in range(0, len(numbers), PIECE):
-            ids = id_of_number[numbers[start:start + PIECE]]
-            ids.tofile(file)
-            digest.update(ids)
-            offsets.append(start + 1 + np.flatnonzero(ids == SEP))
-    os.remove(folder / "numbers.bin")
+    num_ids = FIRST_WORD_ID + len(words)
+    counts = np.zeros(num_ids, np.int64)  # by number, then by ID
+    for part in divide(numbers, PIECE):
+        counts += np.bincount(part, minlength=num_ids)
 
-    text = "".join(word + "\n" for word in words)
-    encoded = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
-    digest.update(encoded)
-    (folder / "words.txt").write_bytes(encoded)
+    order = np.arange(len(words))
+    if by_frequency:
+        order = np.argsort(-counts[FIRST_WORD_ID:], kind="stable")
+    dtype = "uint16" if num_ids <= 1 << 16 else "uint32"
+    id_of_number = np.arange(num_ids).astype(dtype)
+    id_of_number[FIRST_WORD_ID + order] = np.arange(FIRST_WORD_ID, num_ids)
+    counts[FIRST_WORD_ID:] = counts[FIRST_WORD_ID + order]
+
+    with open(folder / "ids.bin", "wb") as file:
+        for part in divide(numbers, PIECE):
+            id_of_number[part].tofile(file)
+    os.remove(folder / "numbers.bin")
     np.save(folder / "counts.npy", counts)
+    text = "".join(words[i] + "\n" for i in order)
+    # JSON may hold half a surrogate pair
+    (folder / "words.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
+    return dtype
+
+
+def write_meta(folder, data, split, dtype):
+    """Write offsets.npy, where documents start, and meta.json: sizes, and a digest of the corpus.
+
+    Checkpoints identify their corpus by the digest.
+    """
+    ids = np.memmap(folder / "ids.bin", dtype, "r")
+    digest = hashlib.md5(usedforsecurity=False)
+    offsets = [[0]]
+    for start in range(0, len(ids), PIECE):
+        part = ids[start:start + PIECE]
+        digest.update(part)
+        offsets.append(start + 1 + np.flatnonzero(part == SEP))  # behind each SEP
+    digest.update((folder / "words.txt").read_bytes())
     np.save(folder / "offsets.npy", np.concatenate(offsets))
-    word_counts = counts[FIRST_WORD_ID:]
-    meta = dict(
-        data=data, split=split, documents=int(counts[SEP]), words=int(word_counts.sum()),
-        dtype=dtype, distinct=int((word_counts > 0).sum()), digest=digest.hexdigest())
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    counts = np.load(folder / "counts.npy")
+    words = counts[FIRST_WORD_ID:]
+    meta = dict(data=data, split=split, documents=int(counts[SEP]), words=int(words.sum()),
+                dtype=dtype, distinct=int((words > 0).sum()), digest=digest.hexdigest())
+    write_json(folder / "meta.json", meta)
 
 
 def split_all(works, split, subwords):
     """Yield split_work of each unit, in order, on all cores where that pays."""
-    # a small file is one unit; to start processes takes 0.1 s, on macOS and Windows seconds
+    # a small file is one unit; processes start in 0.1 s, on macOS and Windows in seconds
     head = list(itertools.islice(works, 2))
     works = itertools.chain(head, works)
     if len(head) < 2 or subwords is not None:  # the BPE library has threads of its own
@@ -187,13 +221,13 @@ def split_work(work, split, subwords=None):
     """Split one unit of work into words. It runs in a worker process.
 
     Args:
-        work: (kind, payload), of read_work.
+        work: (kind, payload) from read_work.
         split: str, one of tokenizer.SPLITS; subwords: its BPE or Phrases, or None.
 
     Returns:
         kind, as in work.
-        documents: list[str], the words of each, joined by line breaks, which no word has: a str is
-            faster to send than a list.
+        documents: list[str], the words of each joined by line breaks, which are in no word. A str
+            is faster to send than a list.
     """
     kind, _ = work
     texts = list_documents(work)
@@ -227,20 +261,20 @@ class Corpus:
     """A prepared corpus: IDs on disk, words, counts.
 
     Args:
-        folder: str, of prepare.
+        folder: str, the result of prepare.
 
     Attributes:
-        ids: uint16 or uint32 memmap (n,), of documents, each closed by SEP.
+        ids: uint16 or uint32 memmap (n,), token IDs. SEP ends each document.
         offsets: int64 (documents + 1,), where each document starts.
-        words: list[str], of IDs from FIRST_WORD_ID on; counts: int64, by ID.
+        words: list[str], by ID - FIRST_WORD_ID; counts: int64, by ID.
         subwords: BPE, Phrases or None.
-        meta: dict of data, split, documents, words, distinct, dtype, digest.
+        meta: dict with data, split, documents, words, distinct, dtype, digest.
     """
 
     def __init__(self, folder):
         self.folder = folder
         self.subwords = None
-        with blame_file(f"{folder} (damaged corpus; remove it and it is built again)"):
+        with blame(f"{folder} (damaged corpus; remove it and it is built again)", Exception):
             folder = Path(folder)
             self.meta = json.loads((folder / "meta.json").read_text())
             # memmap: the IDs stay on disk until a batch reads them
@@ -258,13 +292,13 @@ class Corpus:
                 raise ValueError("incomplete")
 
     def frequent(self, n):
-        """Return the n most frequent words that occur, list[str]: the first n, unless subwords."""
+        """Return the n most frequent words that occur, list[str]. Subwords are not by frequency."""
         counts = self.counts[FIRST_WORD_ID:]
         order = np.argsort(-counts, kind="stable")[:n]
         return [self.words[i] for i in order if counts[i] > 0]
 
     def split_pages(self):
-        """Return the indices of train and of held-out documents, one in ten at random."""
+        """Return the indices of training documents, and of a random tenth that is held out."""
         order = random_order(self.meta["documents"], HELD_OUT_KEY)
         num_held_out = max(len(order) // 10, 1)
         return order[num_held_out:], order[:num_held_out]
@@ -282,7 +316,7 @@ def split_parts(data):
 
 
 def name_data(data):
-    """Return the part of file names that stands for --data: my_texts+python of my_texts/+python."""
+    """Return a name of --data for files: my_texts/+python gives my_texts+python."""
     names = [Path(part).resolve().stem for part in split_parts(data)]
     return "+".join(names)[:40]
 
@@ -309,8 +343,8 @@ def read_work(data, is_sets=False, field=None, **reading):
     for part in split_parts(data):
         if part in PYTHON:
             if field is not None or reading:
-                raise InputError("--field, --encoding, --sep, --header: require files, got --data "
-                                 f"{part}.")
+                raise InputError("--field, --encoding, --sep, --header: require files, "
+                                 f"got {part}.")
             paths = list_python(part)
             for start in range(0, len(paths), 64):  # files; parsing takes most of the time
                 yield part, paths[start:start + 64]
@@ -320,7 +354,7 @@ def read_work(data, is_sets=False, field=None, **reading):
         for text in read_documents(part, is_sets, field, **reading):
             texts.append(text)
             size += len(text)
-            if size > 1_000_000:  # characters; of lists, names
+            if size > 1_000_000:  # characters, or names in lists
                 yield "texts", texts
                 texts = []
                 size = 0
@@ -328,7 +362,7 @@ def read_work(data, is_sets=False, field=None, **reading):
 
 
 def list_documents(work):
-    """Return the documents of a unit of work, of read_work."""
+    """Return the documents of a unit of work from read_work."""
     kind, payload = work
     if kind == "texts":
         return payload
@@ -354,15 +388,13 @@ def read_documents(part, is_sets, field, **reading):
             if not is_table:
                 [document] = document
             if not is_document(document, is_sets) or (is_table and document[0] in (None, "")):
-                raise InputError(f"{source}, row {number:,}: expected text, or of an item set "
-                                 f"names or whole numbers, in {', '.join(columns)}, got "
+                raise InputError(f"{source}, row {number:,}: expected text, or in an item "
+                                 f"set names or whole numbers, in {', '.join(columns)}, got "
                                  f"{document!r:.60}. Use --field.")
             if is_table:
                 page, item = document
                 pages[page].append(item)
             elif document:
-                if is_sets and isinstance(document, str):
-                    warn_of_separator(source, document)
                 yield document
         yield from pages.values()
 
@@ -375,29 +407,22 @@ def is_document(value, is_sets):
     return value is None or isinstance(value, str)
 
 
-def warn_of_separator(source, line):
-    """Warn of an item set, str, that is cut at spaces though it seems to have another separator."""
-    if "\t" not in line and re.search(r"[,;|]", line) and len(line.split()) > 1:
-        note_once(f"warning: {source}: item sets with a comma, semicolon or bar were cut at "
-                  "spaces. Use tabs, or in a .txt --sep.")
-
-
 def find_files(path):
-    """Return the data files at a path, itself or those below a folder; [] where nothing is."""
+    """Return the data files at a path: the file itself, or all in a folder but linked folders."""
     if os.path.isfile(path):
         return [path]
     files = {}
-    others = Counter()  # ending -> files
-    for file in sorted(walk_files(path, follow_links=True)):
+    others = []  # endings
+    for file in sorted(walk_files(path)):
         ending = get_ending(file)
         if ending in ENDINGS:
-            # a file and a link to it count once: else one would be held out and the other trained
+            # a file and a link to it count once, or one would be held out and the other trained on
             files[os.path.realpath(file)] = file
         else:
-            others[ending] += 1
+            others.append(ending)
     if files and others:
-        note_once(f"{path}: {len(files):,} files; {others.total():,} of other kinds are left out: "
-                  f"{', '.join(sorted(others))}")
+        note_once(f"{path}: {len(files):,} files; {len(others):,} of other kinds are left out: "
+                  f"{', '.join(sorted(set(others)))}")
     return list(files.values())
 
 
@@ -406,10 +431,9 @@ def list_sources(part, **reading):
     files = find_files(part)
     if files:
         return [(file, read_rows(file, **reading)) for file in files]
-    # the hub is not asked for a mistyped file: it would answer after half a minute
+    # the hub is not asked for a mistyped path: it would answer after half a minute
     is_path = os.path.exists(part) or get_ending(part) in ENDINGS
-    is_hub_id = not is_path and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part) is not None
-    if part not in HUB and not is_hub_id:
+    if part not in HUB and (is_path or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part)):
         raise InputError(f"--data {part}: expected files in {', '.join(ENDINGS)} (or .gz), a hub "
                          f"ID or one of {', '.join((*PYTHON, *HUB))}. Nothing was found there.")
     hub = HUB.get(part, (part,))
@@ -427,7 +451,7 @@ def choose_columns(source, row, field=None, is_sets=False):
         is_sets: bool, documents are item sets.
 
     Returns:
-        list of str: one name, or of item sets two, a page and one of its items.
+        list of str: one name, or for item sets two, a page and one of its items.
 
     Raises:
         InputError: There is no such column, or there are several.
@@ -451,7 +475,7 @@ def choose_columns(source, row, field=None, is_sets=False):
             names = ["text"]
     if not 1 <= len(names) <= max_names or not set(names) <= set(row):
         raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
-                         "Use --field NAME, of item sets also PAGE,ITEM.")
+                         "Use --field NAME, or for item sets PAGE,ITEM.")
     return names
 
 

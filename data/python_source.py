@@ -18,26 +18,17 @@ from common import build_once, fingerprint
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 # pydoc: which module does a docstring come from?
-PYDOC_FORMAT = 3  # of its prepared files
+PYDOC_FORMAT = 3  # prepared files of another format are built again
 PYDOC_MODULES = 20
-PYDOC_ROWS = {"train": 1_000, "dev": 200}  # of a module, at most
-PYDOC_MIN_WORDS = 5  # of a docstring
+PYDOC_ROWS = {"train": 1_000, "dev": 200}  # for each module, at most
+PYDOC_MIN_WORDS = 5  # shorter docstrings are left out
 
 
-def walk_files(folder, follow_links=False):
-    """Yield the paths of the files below a folder, without hidden ones.
-
-    follow_links: bool, read linked folders too, each folder once.
-    """
-    seen = set()  # a linked folder may be above itself
-    for root, folders, names in os.walk(folder, followlinks=follow_links):
-        # in place, as os.walk goes on with this list; in an order that is that of every machine
+def walk_files(folder):
+    """Yield the paths of the files below a folder, without hidden ones and linked folders."""
+    for root, folders, names in os.walk(folder):
+        # in place, as os.walk goes on with this list; sorted, so that all machines have one order
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        place = os.path.realpath(root)
-        if place in seen:
-            folders.clear()
-            continue
-        seen.add(place)
         for name in names:
             path = os.path.join(root, name)
             if not name.startswith(".") and os.path.isfile(path):
@@ -47,11 +38,11 @@ def walk_files(folder, follow_links=False):
 def python_files(places=("platlib", "purelib", "stdlib")):
     """Return name -> path of the .py files of Python and its installed packages, without tests.
 
-    Tests are files, or in folders, whose names begin with test. Names are relative, such as
-    json/decoder.py, and sorted: the order is that of every machine.
+    Tests are files and folders whose names begin with test. Names are relative, such as
+    json/decoder.py, and sorted, so that all machines have one order.
 
     Args:
-        places: of sysconfig: packages, and the standard library. The last one wins.
+        places: names in sysconfig, for packages and the standard library. The last one wins.
     """
     files = {}
     for place in places:
@@ -134,10 +125,10 @@ def choose_docstrings(files):
     print("preparing pydoc, once for all runs", flush=True)
     # split -> top-level module -> docstrings
     texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
-    seen = set()  # code is copied about: no text is in both splits
+    seen = set()  # copied code must not bring a text into both splits
     for name, path in tqdm(files.items(), "reading docstrings", disable=None):
         module = name.split(os.sep)[0].removesuffix(".py")
-        # one file in ten is held out whole, by a hash of its name: other files do not move it
+        # whole files are held out, one in ten, by a hash of the name: new files move no other
         is_held_out = int(fingerprint(name), 16) % 10 == 0
         split = "dev" if is_held_out else "train"
         for text in python_texts(path):
@@ -145,7 +136,7 @@ def choose_docstrings(files):
                 texts[split][module].append(text)
                 seen.add(text)
 
-    # the modules with most texts, of those that have some in both splits
+    # the modules with most texts among those with texts in both splits
     modules = texts["train"].keys() & texts["dev"].keys()
     modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
     rng = np.random.default_rng(0)

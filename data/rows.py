@@ -10,40 +10,42 @@ import codecs
 import csv
 import functools
 import gzip
+import io
 import itertools
 import json
 import os
 import re
 import sys
 
-from common import InputError, blame_file
+from common import InputError, blame
 
 ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")  # each may end in .gz too
 PEEK = 100  # rows that decide on the columns
-MAX_DAMAGED = 0.01  # share of the rows of a table that are left out
+MAX_DAMAGED = 0.01  # share of the rows of a table that may be left out
 
 
 def read_rows(path, columns=None, keep_wrong=False, encoding=None, sep=None, header=None):
-    """Read a file row by row. What cannot be decoded is replaced, and counted on stderr.
+    """Read a file row by row. Bytes that cannot be decoded are replaced, and counted on stderr.
 
     Args:
         path: str, a file with one of ENDINGS, or with .gz after it.
-        columns: list[str], of a table whose file may have no header: the first line is one where
-            it has the last of these names.
+        columns: list[str], the columns of a table whose file may have no header: its first line is
+            a header if it has the last of these names.
         keep_wrong: bool, yield {} for a bad row, so that rows keep their numbers.
         encoding: str, one that Python knows. None: UTF-8, and UTF-16 is refused.
-        sep: str, the character between cells, or None: a comma, of .tsv a tab. A .txt has none, but
-            sep, of any length, cuts its lines into lists.
+        sep: str, the character between the cells of a table. None: a tab in a .tsv, else a comma.
+            In a .txt a sep of any length cuts each line into a list.
         header: "none": a table has no header, and its columns are "1", "2", ...; "first": the
-            first line is the header. None: it is, but refused where it looks like a row.
+            first line is the header. None: it is, but is refused where it looks like a row.
 
     Yields:
-        dict, column -> value. A line of a .txt has the column "text", with sep a list of str. A
-        .json is a list of objects, or an object with it as "data", or has an object a line. The
-        cells of .csv and .tsv stay str. Lines end at a line feed.
+        dict, column -> value. A line of a .txt has the column "text": a str, or with sep a list of
+        str. A .json is a list of objects, such a list as "data" of an object, or an object a line.
+        Cells of a .csv or .tsv stay str. Lines end at a line feed.
 
     Raises:
-        InputError: No such file, another kind, or a damaged one. Rows count from 1.
+        InputError: The file is damaged, or of another kind. Rows count from 1.
+        OSError: It cannot be opened.
     """
     ending = get_ending(path)
     if ending not in ENDINGS:
@@ -58,32 +60,28 @@ def read_rows(path, columns=None, keep_wrong=False, encoding=None, sep=None, hea
             else:
                 raise ValueError(f"expected an object, got {row!r:.60}")
             num_rows += 1
-    except InputError:
-        raise
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise InputError(f"{path}: {error.strerror}.") from error
-    except Exception as error:  # of gzip, csv, json and pyarrow, which do not name the file
+    except (InputError, FileNotFoundError, IsADirectoryError, PermissionError):
+        raise  # they say what is wrong
+    except (LookupError, UnicodeError) as error:  # no such encoding, or UTF-16 without its mark
+        raise InputError(f"--encoding: expected that of {path}, got {encoding}: {error}") from error
+    except Exception as error:  # gzip, csv, json and pyarrow do not name the file
         raise InputError(f"{path}: could not be read as {ending} after row {num_rows:,}: "
                          f"{error!r}. If the file was cut, copy it again; in a .csv close each "
                          "quotation mark.") from error
 
 
 def parse_file(path, ending, columns, keep_wrong, encoding, sep, header):
-    """Yield the rows of a file, see read_rows, as its format has them; what is no dict is bad."""
+    """Yield the rows of a file as its format has them. A row that is no dict is bad."""
     open_file = gzip.open if path.lower().endswith(".gz") else open
-    codec = encoding
-    if encoding is None or codecs.lookup(encoding).name == "utf-8":
-        codec = "utf-8-sig"  # a mark at the start is no text
-    # newline: a carriage return alone ends no line
-    with open_file(path, "rt", encoding=codec, errors="replace", newline="\n") as file:
+    with open_file(path, "rb") as file:
         if ending == ".parquet":
             from pyarrow.parquet import ParquetFile  # takes a while to import
-            for batch in ParquetFile(file.buffer).iter_batches():
+            for batch in ParquetFile(file).iter_batches():
                 yield from batch.to_pylist()
             return
         if encoding is None:
-            refuse_utf16(path, file.buffer)
-        lines = read_lines(path, file)
+            refuse_utf16(path, file)
+        lines = read_lines(path, file, encoding)
         if ending == ".txt":
             for line in lines:  # each is a document
                 text = line.rstrip("\n")
@@ -103,19 +101,20 @@ def parse_file(path, ending, columns, keep_wrong, encoding, sep, header):
 def refuse_utf16(path, file):
     """Raise InputError where a binary file begins as UTF-16: it would be read as noise."""
     start = file.peek(4096)
-    has_mark = start.startswith((b"\xff\xfe", b"\xfe\xff"))
-    if has_mark or b"\0" in start:
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
         raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. Use --encoding utf-16, or "
                          "utf-8 to keep the NULs.")
 
 
-def read_lines(path, file):
-    """Yield the lines of a text file, then say how many characters were replaced, or are U+FFFD.
+def read_lines(path, file, encoding):
+    """Yield the lines of a binary file, then say how many of its characters were replaced.
 
-    Lines end with \\n. A carriage return inside a line becomes a space.
+    Lines end with \\n alone. A carriage return inside a line becomes a space.
     """
+    if encoding is None or codecs.lookup(encoding).name == "utf-8":
+        encoding = "utf-8-sig"  # skips a byte-order mark
     num_replaced = 0
-    for line in file:
+    for line in io.TextIOWrapper(file, encoding, errors="replace", newline="\n"):
         num_replaced += line.count("\ufffd")
         yield line.replace("\r\n", "\n").replace("\r", " ")
     if num_replaced > 0:
@@ -125,7 +124,7 @@ def read_lines(path, file):
 
 
 def parse_line(line):
-    """Return the value of a line of JSON; the line itself where it is broken."""
+    """Return the value of a line of JSON, or the line itself where it is broken."""
     try:
         return json.loads(line)
     except ValueError:
@@ -147,27 +146,24 @@ def parse_json(path, text):
 
 
 def parse_table(path, lines, ending, columns, keep_wrong, sep, header):
-    """Yield the rows of a .csv or .tsv, a few of which may have another number of cells.
+    """Yield the rows of a .csv or .tsv. A few may be damaged: they have another number of cells.
 
     A line break in a text that is not quoted cuts a row in two. The second half may have as many
-    cells as a row, so the row after a short one is left out, too.
+    cells as a whole row, so the row after a short one is left out too.
     """
     csv.field_size_limit(2**31 - 1)  # a cell may be a whole article; a C long may have 32 bits
-    # strict: else a stray quote takes all rows up to the next one into its cell
-    options = dict(delimiter=",", strict=True)
-    if ending == ".tsv":
-        options = dict(delimiter="\t", quoting=csv.QUOTE_NONE)
-    if sep is not None:
-        if len(sep) != 1:
-            raise InputError(f"--sep: expected one character for {ending}, got {sep!r}.")
-        options["delimiter"] = sep
-    table = csv.reader(lines, **options)
-    rows = ((table.line_num, cells) for cells in table if cells)  # an empty line is no row
+    if sep is None:
+        sep = "\t" if ending == ".tsv" else ","
+    if len(sep) != 1:
+        raise InputError(f"--sep: expected one character for {ending}, got {sep!r}.")
+    quoting = csv.QUOTE_NONE if ending == ".tsv" else csv.QUOTE_MINIMAL
+    # strict: without it the cell of a stray quote takes in all rows up to the next quote
+    table = csv.reader(lines, delimiter=sep, quoting=quoting, strict=True)
+    rows = (cells for cells in table if cells)  # an empty line is no row
     head = list(itertools.islice(rows, 1 + PEEK))
-    names = []
-    if head:
-        _, first = head[0]
-        names = [name.strip() for name in first]
+    if not head:
+        return
+    names = [name.strip() for name in head[0]]
     if header == "none":
         names = [str(number) for number in range(1, len(names) + 1)]
     elif columns is not None and columns[-1] not in names:
@@ -176,33 +172,32 @@ def parse_table(path, lines, ending, columns, keep_wrong, sep, header):
         del head[:1]
         check_header(path, names, head, is_named=header == "first")
 
-    num_rows = 0
-    wrong_lines = []
-    is_second_half = False
-    for line_number, cells in itertools.chain(head, rows):
-        num_rows += 1
-        is_whole = len(cells) == len(names)
-        if is_whole and not is_second_half:
+    wrong = []  # numbers of the rows of another length
+    is_after_short = False
+    for number, cells in enumerate(itertools.chain(head, rows), 1):
+        if len(cells) != len(names):
+            wrong.append(number)
+        if len(cells) == len(names) and not is_after_short:
             yield dict(zip(names, cells))
         elif keep_wrong:
             yield None
-        if not is_whole:
-            wrong_lines.append(line_number)
-        is_second_half = len(cells) < len(names)
-    if wrong_lines and not keep_wrong:
+        is_after_short = len(cells) < len(names)  # for the next row
+    if wrong and not keep_wrong:
         message = (f"{path}: expected {len(names)} columns ({', '.join(names)}), got another "
-                   f"number in {len(wrong_lines):,} of {num_rows:,} rows, the first in line "
-                   f"{wrong_lines[0]:,}.")
-        # a few are left out, as the hub's loader of GLUE does; many are a sign of another format
-        if len(wrong_lines) > MAX_DAMAGED * num_rows:
+                   f"number in {len(wrong):,} of {number:,} rows, the first in row {wrong[0]:,}.")
+        # few are left out, as the hub's loader of GLUE does; many are a sign of another format
+        if len(wrong) > MAX_DAMAGED * number:
             raise InputError(message)
-        note_once(f"{message} They are left out, with the row after each that is short.")
+        note_once(f"{message} They are left out, and so is the row after each short one.")
 
 
 def check_header(path, names, rows, is_named):
-    """Raise InputError where the first line of a table is not cut, or names no columns.
+    """Raise InputError where the first line of a table is in one piece, or names no columns.
 
-    rows are the next ones, (line number, cells). is_named: --header says that it does name them.
+    Args:
+        names: list[str], the cells of the first line.
+        rows: list of list[str], the cells of the next lines.
+        is_named: bool, --header says that the first line names the columns.
     """
     if len(names) == 1 and re.search(r"[,;|\t]", names[0]):
         raise InputError(f"{path}: expected columns by comma, in a .tsv by tab, or by --sep, "
@@ -212,7 +207,7 @@ def check_header(path, names, rows, is_named):
             continue
         if name in names[:place]:
             raise InputError(f"{path}: expected columns of different names, got {names!r:.99}")
-        cells = [cells[place] for _, cells in rows if len(cells) == len(names)]
+        cells = [row[place] for row in rows if len(row) == len(names)]
         if not is_named and (name in cells or re.fullmatch(r"[-+]?\d+([.,]\d+)?", name)):
             raise InputError(f"{path}: expected a line of column names first, got "
                              f"{', '.join(names):.99}, where {name} looks like a cell. Use "
@@ -220,13 +215,13 @@ def check_header(path, names, rows, is_named):
 
 
 def read_hub(name, config=None, split="train"):
-    """Yield the rows of a Hugging Face data set, streaming. A class label is a number.
+    """Stream the rows of a Hugging Face data set. A class label is a number.
 
     Raises:
-        InputError or OSError: It could not be loaded; an OSError of the library names it.
+        InputError: The data set could not be loaded.
     """
     import datasets  # takes seconds to import
-    with blame_file(name):
+    with blame(name, Exception):
         yield from datasets.load_dataset(name, config, split=split, streaming=True)
 
 
@@ -239,34 +234,35 @@ def add_reader_flags(add):
     add("--encoding", metavar="NAME",
         help="encoding of text files, such as latin-1 or utf-16 (default: utf-8)")
     add("--sep", metavar="CHARACTER", type=read_separator,
-        help="between the cells of a .csv or .tsv, or the items or texts of a line of a .txt "
-        "(default: comma, of .tsv and pairs of texts tab, of items tab or else spaces)")
+        help="what separates the cells of a .csv or .tsv, or the items or texts in a line of a "
+        ".txt (default: a comma in a .csv; a tab in a .tsv, and between texts; between items a "
+        "tab, or else spaces)")
     add("--header", choices=("first", "none"),
         help="first: the first line of a .csv or .tsv names the columns, whatever it looks like; "
-        "none: it is a row, and the columns are 1, 2, ... (default: first, unless it looks like a "
-        "row)")
+        "none: it is a row, and the columns are 1, 2, ... (default: first, and a line that looks "
+        "like a row is refused)")
 
 
 def read_separator(text):
-    """Return the separator that a flag names: itself, or for \\t, as people type it, a tab."""
+    """Return the separator that a flag names. People type a tab as \\t."""
     return text.replace("\\t", "\t")
 
 
 def reader_options(args):
-    """Return the flags of add_reader_flags that are set, as arguments of read_rows."""
+    """Return the flags of add_reader_flags that the user has set, as arguments of read_rows."""
     options = dict(encoding=args.encoding, sep=args.sep, header=args.header)
     return {name: value for name, value in options.items() if value is not None}
 
 
 def list_names(flag):
-    """Return the names of columns in a flag, "a,b"; none of None."""
+    """Return the names of columns in a flag such as "a,b"; [] for None."""
     if flag is None:
         return []
     return [name.strip() for name in flag.split(",")]
 
 
 def peek_columns(rows):
-    """Look at the first rows, since a single one may lack a column or have an empty cell in it.
+    """Look at the first rows. A single one may lack a column, or have an empty cell in it.
 
     Args:
         rows: iterable of dict.
@@ -286,11 +282,11 @@ def peek_columns(rows):
 
 
 def get_ending(path):
-    """Return the file ending, such as ".csv", of a path that may end in .gz too."""
+    """Return the ending of a path, such as ".csv". A .gz behind it does not count."""
     return os.path.splitext(path.lower().removesuffix(".gz"))[1]
 
 
 @functools.cache
 def note_once(text):
-    """Print a note on stderr, once: subwords take a reading of their own."""
+    """Print a note on stderr, once, though files are read twice where subwords are learned."""
     print(text, file=sys.stderr)

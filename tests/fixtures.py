@@ -89,7 +89,8 @@ def lsh():
 
 @pytest.fixture(scope="session")
 def bpe():
-    return BPE.train(["the cat sat on the mat, the cats sat there"] * 50, size=300)
+    texts = ["the cat sat on the mat, the cats sat there"] * 50
+    return BPE.train(lambda: texts, size=300)
 
 
 def trained_folder(name, data, flags):

@@ -335,7 +335,7 @@ def test_collisions_by_hand(monkeypatch):
 
 def test_hide_words_hides_the_same_words_from_words_and_pieces():
     text = "A cafe, a Cat; the cat-like dog saw 4 cats and it's 'fine'."
-    bpe = BPE.train(["the cat"] * 9)
+    bpe = BPE.train(lambda: ["the cat"] * 9)
     by_words = HashTokenizer(Config(), hash=MD5())
     by_pieces = HashTokenizer(Config(emb="lookup"), split="bpe", subwords=bpe, vocabulary=bpe.units)
     found = []

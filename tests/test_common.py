@@ -53,10 +53,9 @@ def test_run_script_prints_one_line_and_exits(capsys, error, code, line):
     assert capsys.readouterr().err == f"pretrain.py: {line}\n"
 
 
-@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
-def test_run_script_error_of_the_program_keeps_its_traceback(kind):
-    with pytest.raises(kind):
-        common.run_script("pretrain.py", raise_error, kind("x"))
+def test_run_script_error_of_the_program_keeps_its_traceback():
+    with pytest.raises(ValueError):
+        common.run_script("pretrain.py", raise_error, ValueError("x"))
 
 
 def test_run_script_prints_what_the_encoding_lacks():

@@ -58,18 +58,19 @@ def test_bpe_of_a_letter_whose_lower_case_is_longer_keeps_offsets(bpe):
     (["rare words only once"], 999, 256),  # no pair is seen five times: the 256 bytes
 ])
 def test_bpe_learns_frequent_pairs_up_to_a_size(texts, size, num_pieces):
-    assert len(BPE.train(texts, size=size).units) == num_pieces
+    assert len(BPE.train(lambda: texts, size=size).units) == num_pieces
 
 
 def test_bpe_cuts_words_of_more_than_1000_letters():
     """Without the cut a word of 9,000 letters would give pieces of 4,096."""
-    units = BPE.train(["ab" * 4_500], size=999).units
+    units = BPE.train(lambda: ["ab" * 4_500], size=999).units
     assert 500 < max(map(len, units)) <= 1_001
 
 
 @pytest.fixture(scope="module")
 def phrases():
-    return Phrases.train(["New York is new", "the New York mayor", "in New York"] * 9, 300, 270)
+    texts = ["New York is new", "the New York mayor", "in New York"] * 9
+    return Phrases.train(lambda: texts, 300, 270)
 
 
 def test_phrases_are_frequent_words_and_pairs(phrases):
@@ -80,8 +81,8 @@ def test_phrases_are_frequent_words_and_pairs(phrases):
 
 def test_phrases_occur_twice_and_leave_room_for_pieces():
     """A phrase occurs twice at least. The size counts pieces, 256 or more, and phrases."""
-    assert Phrases.train(["new york"], 300, 256).phrases == set()
-    assert len(Phrases.train(["new york"] * 9, 258, 256).units) == 258
+    assert Phrases.train(lambda: ["new york"], 300, 256).phrases == set()
+    assert len(Phrases.train(lambda: ["new york"] * 9, 258, 256).units) == 258
 
 
 def test_phrases_split_takes_the_longest_and_pieces_for_the_rest(phrases):
@@ -95,11 +96,9 @@ def test_phrases_split_takes_the_longest_and_pieces_for_the_rest(phrases):
 
 
 def test_phrases_drop_the_rare_where_memory_is_short(monkeypatch):
-    texts = [f"new york x{i % 20}" for i in range(40)]
-    common = {"new york", "new", "york"}
-    assert Phrases.train(texts, 300, 270).phrases > common
     monkeypatch.setattr(Phrases, "MAX_COUNTED", 9)
-    assert Phrases.train(texts, 300, 270).phrases == common
+    texts = [f"new york x{i % 20}" for i in range(40)]
+    assert Phrases.train(lambda: texts, 300, 270).phrases == {"new york", "new", "york"}
 
 
 # Names of items
@@ -133,13 +132,6 @@ def test_split_names_hold_all_words_and_stand_at_their_spans(text):
     assert names == [" ".join(text[start:end].split()) for start, end in spans]
 
 
-def test_new_names_are_found_in_later_texts():
-    tokenizer = HashTokenizer(SKETCH, "items")
-    tokenizer.ids(["New York"])
-    names, _ = tokenizer.split("New York Jazz")
-    assert names == ["New York", "Jazz"]
-
-
 # Token IDs and codes
 
 
@@ -151,7 +143,7 @@ def test_new_names_are_found_in_later_texts():
     ("weighted", np.int32),
 ])
 def test_codes_are_the_hashes_of_the_words(code_format, dtype, lsh):
-    """Of k + 1 = 4 independent hash functions the last chooses the importance weights."""
+    """The last one of k + 1 = 4 independent hash functions chooses the importance weights."""
     words = make_words(5)
     bits = lsh.bits(words, 29)
     sketch = sketch_index(words, 3, 41, 3)
@@ -200,14 +192,9 @@ def test_codes_are_computed_once_per_word():
     assert [word for word in hashed if word] == ["a", "b", "c"]  # "": the special tokens
 
 
-def test_special_tokens_have_the_first_ids():
-    """Corpora and checkpoints hold these numbers."""
-    assert (PAD, CLS, SEP, UNK, MASK) == (0, 1, 2, 3, 4)
-
-
 def test_row_codes_are_ids():
     tokenizer = HashTokenizer(ROW, vocabulary=["the", "cat"])
-    assert tokenizer.codes().ravel().tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert tokenizer.codes().ravel().tolist() == [PAD, CLS, SEP, UNK, MASK, 5, 6]
 
 
 def test_digest_codes_count_in_the_block_of_their_map():
