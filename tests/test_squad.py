@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from common import InputError
-from data.squad import QuestionAnswering, best_spans, exact_and_f1, find_answer_words
-from data.squad import normalize_answer, read_squad, score_answers, span_loss
+from data.squad import QuestionAnswering, best_spans, cut_windows, exact_and_f1, find_answer_words
+from data.squad import find_answers, find_place, normalize_answer, read_squad, score_answers
+from data.squad import span_loss
 from hashing import MD5, split_words
 from model import Config
 from tests.support import make_words
@@ -218,10 +219,19 @@ def test_span_loss_ignores_words_of_the_question():
     ("bc de", 1, [0, 1]),  # parts of both words
     ("abc", 0, [0]),
     (" ", 3, []),  # between the words
-    ("a", None, []),
+    ("x", 0, []),  # nowhere
 ])
 def test_find_answer_words_by_hand(text, start, expected):
-    assert find_answer_words([(0, 3), (4, 7), (8, 9)], text, start) == expected
+    assert find_answer_words("abc def g", [(0, 3), (4, 7), (8, 9)], text, start) == expected
+
+
+@pytest.mark.parametrize("text", ["aa", "b", "aab", "c"])
+@pytest.mark.parametrize("start", [-1, 0, 3, 6, 9, 99])
+def test_find_place_is_the_nearest_of_all(text, start):
+    context = "aaabaabaa"
+    places = [i for i in range(len(context)) if context[i:i + len(text)] == text]
+    nearest = min(places, key=lambda place: abs(place - start), default=None)
+    assert find_place(context, text, start) == nearest
 
 
 # Windows and answers
@@ -263,22 +273,23 @@ def test_answer_that_is_longer_than_any_window_is_counted():
 
 def test_answers_are_the_best_over_all_windows():
     """Random scores, against going through all pairs of all windows."""
-    rows = make_rows(random.Random(4), 9, 0.3)
-    data = make_data(rows, 25, allow_no_answer=True)
-    logits = [torch.randn(len(ids), 2) for ids in data.examples]
-    texts, margins = data.answers(batches(data.examples, logits))
+    pairs = [pair for pair, _ in make_rows(random.Random(4), 9)]
+    windows, spans = cut_windows(pairs, HashTokenizer(Config(), hash=MD5()), 25)
+    inputs = [window.ids for _, window in windows]
+    logits = [torch.randn(len(ids), 2) for ids in inputs]
+    texts, margins = find_answers(pairs, windows, spans, batches(inputs, logits))
 
     best = {}  # question -> (score, first word, last word)
     null = {}
-    for scores, (number, first, start, stop) in zip(logits, data.places.tolist()):
-        shift = start - first  # from positions to words of the context
-        score, i, j = list_pairs(scores, first, stop - shift, 30)[0]
+    for scores, (number, window) in zip(logits, windows):
+        shift = window.start - window.first  # from positions to words of the context
+        score, i, j = list_pairs(scores, window.first, window.stop - shift, 30)[0]
         pair = (score, i + shift, j + shift)
         no_answer = scores[0].sum().item()
         best[number] = max(best.get(number, pair), pair)
         null[number] = min(null.get(number, no_answer), no_answer)
     for number, (score, a, b) in best.items():
-        _, context = rows[number][0]
+        _, context = pairs[number]
         _, spans = split_words(context)
         begin, _ = spans[a]
         _, end = spans[b]
@@ -303,12 +314,6 @@ def test_eval_loss_is_the_mean_over_the_windows():
         total -= logp[end, 1]
     mean = total.item() / 2 / len(logits)
     assert scores["eval_loss"] == pytest.approx(mean)
-
-
-def test_no_questions_have_no_answers():
-    texts, margins = make_data([], 20).answers([])
-    assert texts == []
-    assert len(margins) == 0
 
 
 def test_majority_is_the_score_of_no_answer():
