@@ -59,7 +59,7 @@ class Example(NamedTuple):
     ids: np.ndarray  # int32 (L,), token IDs with special tokens
     words: list  # str, of the text or both texts, [MASK] is one; or the names of a set
     spans: list  # (start, end), characters of each word of a text without [MASK]
-    notes: list  # str, what the user has to know about how the row was read
+    num_cut: int  # words or items that did not fit in
 
 
 def takes_one_row(method):
@@ -76,9 +76,8 @@ class Predictor:
     """A trained model and its tokenizer. The head of the model decides which methods it has.
 
     A row is a text, str; a pair of texts, tuple; or an item set, tuple of names, or str with tabs
-    or else spaces between names. Each method takes a list of rows, computes them in batches of
-    similar length, and returns a list with a result for each. It also takes a single row, str or
-    tuple, and returns its result alone.
+    or else spaces between names. Each method takes a list of rows and returns a result for each,
+    computed in batches of similar length. It also takes one row, and returns its result alone.
 
     Args:
         path: str, a checkpoint or its folder.
@@ -254,16 +253,14 @@ class Predictor:
         check_k(k)
         words = [self.read_word(word) for word in words]
         if not self.words:
-            raise InputError("expected words to search among that this model knows, got none.")
-        candidates = self.word_vectors(self.words)  # (V, T) or (V, m·d)
-        queries = self.word_vectors(words)
+            raise InputError("expected words to search, got none.")
+        x = self.word_vectors([*words, *self.words])
         if not isinstance(self.tokenizer.hash, NgramLSH):
-            mean = candidates.mean(0)
-            candidates = candidates - mean
-            queries = queries - mean
-        candidates = F.normalize(candidates)
+            x = x - x[len(words):].mean(0)
+        x = F.normalize(x)
+        candidates = x[len(words):]  # (V, T) or (V, m·d)
         results = []
-        for word, query in zip(words, F.normalize(queries)):
+        for word, query in zip(words, x):
             cosines = candidates @ query  # (V,)
             best = cosines.argsort(descending=True, stable=True)[:k + 1].tolist()
             pairs = [(self.words[i], cosines[i].item()) for i in best if self.words[i] != word]
@@ -299,13 +296,7 @@ class Predictor:
     # Rows to the outputs of the model
 
     def run(self, rows, head, forward):
-        """Yield the index, the Example and the output of each row, in the order of batches.
-
-        Args:
-            rows: list, see Predictor.
-            head: str, the head that is needed, or None for any.
-            forward: see run_batches.
-        """
+        """Yield the index, the Example and the output of each row, in the order of the batches."""
         examples = self.read_all(rows, head)
         inputs = [example.ids for example in examples]
         for chosen, outputs in self.run_batches(inputs, forward):
@@ -317,8 +308,7 @@ class Predictor:
 
         Args:
             inputs: list of int32 (L,), token IDs.
-            forward: function of ids int64 (B, L), 0 is padding, and mask bool (B, L) or None. It
-                returns an output for each of the B.
+            forward: function of ids int64 (B, L), 0 is padding, and mask bool (B, L) or None.
         """
         self.model.set_codes(self.tokenizer.codes())  # of new words, too
         lengths = [len(ids) for ids in inputs]
@@ -338,31 +328,26 @@ class Predictor:
     # Rows to token IDs
 
     def read_all(self, rows, head):
-        """Return the Example of each row; an InputError names the row that cannot be read."""
+        """Return the Example of each row for a head, None for any; an InputError names the row."""
         if head not in (None, self.config.head):
-            raise InputError(f"expected a model with head {head}, got one with "
-                             f"{self.config.head}.")
+            raise InputError(f"expected a model with head {head}, got one with {self.config.head}.")
         examples = []
         for number, row in enumerate(rows, 1):
-            source = ""
-            if len(rows) > 1:
-                source = f"row {number:,}"
+            source = f"row {number:,}" if len(rows) > 1 else ""
             with blame(source):
                 examples.append(self.read(row, head))
         return examples
 
     def read(self, row, head):
-        """Return the Example of a row; a ValueError where the head, None for any, does not fit."""
+        """Return the Example of a row; a ValueError where a model with this head cannot read it."""
         if self.config.order:
-            example, num_cut = self.read_texts(row, head)
+            example = self.read_texts(row, head)
         else:
-            example, num_cut = self.read_set(row, head)
-        if num_cut > 0:
-            length = self.config.length
-            if not self.task and not self.truncate:
-                raise ValueError(f"expected at most {length} positions, got {length + num_cut}. "
-                                 "With truncate the start is read.")
-            example.notes.append(f"cut to {length} positions")
+            example = self.read_set(row, head)
+        length = self.config.length
+        if example.num_cut > 0 and not self.task and not self.truncate:
+            raise ValueError(f"expected at most {length} positions, got "
+                             f"{length + example.num_cut}. With truncate the start is read.")
         fills_masks = head in ("mlm", "hash-mlm")
         if head is not None and fills_masks != (MASK in example.ids):
             raise ValueError("expected [MASK] for a model that predicts masked words, and for no "
@@ -370,7 +355,7 @@ class Predictor:
         return example
 
     def read_texts(self, row, head):
-        """Return the Example of a text or a pair, and how many words do not fit in it."""
+        """Return the Example of a text or a pair."""
         texts = row if isinstance(row, tuple) else (row,)
         are_texts = all(isinstance(text, str) for text in texts)
         if not are_texts or len(texts) != len(self.columns):
@@ -381,23 +366,16 @@ class Predictor:
             found, spans = self.split(text)
             words += found
             parts.append(self.tokenizer.ids(found))
-        notes = []
-        if min(len(ids) for ids in parts) == 0:
-            if not self.task:
-                raise ValueError("expected words, got none.")
-            notes.append("a text has no words")
-        num_unknown = sum(not is_known(self.tokenizer, word) for word in words)
-        if num_unknown > MAX_UNKNOWN * len(words):
-            notes.append(f"the model knows nothing of {num_unknown:,} of {len(words):,} words; "
-                         "pre-train on such text, or with MD5")
+        if not words and not self.task:  # a task may have rows with an empty text
+            raise ValueError("expected words, got none.")
         second = parts[1] if len(parts) == 2 else None
         ids, num_cut = build_inputs(parts[0], second, self.config.length)
         if head == "span":  # a long context is read in windows, half of which a question may take
-            num_cut = len(parts[0]) - (self.config.length - 4) // 2
-        return Example(ids, words, spans, notes), num_cut
+            num_cut = max(0, len(parts[0]) - (self.config.length - 4) // 2)
+        return Example(ids, words, spans, num_cut)
 
     def read_set(self, row, head):
-        """Return the Example of an item set, and how many items do not fit in it."""
+        """Return the Example of an item set, without the items that the model does not know."""
         names = []
         if isinstance(row, str):
             names, _ = self.tokenizer.split(row)
@@ -407,15 +385,28 @@ class Predictor:
         known = [name for name in names if is_known(self.tokenizer, name)]
         if not known:
             raise ValueError(f"expected items that this model knows, got {row!r:.60}.")
-        notes = []
-        if len(known) < len(names):
-            unknown = [name for name in names if name not in known]
-            notes.append(f"unknown items were left out: {', '.join(unknown)}")
         ids = self.tokenizer.ids(known)
         if head is not None:  # all [MASK] of a set have one output: there is one, written or not
             ids = np.append(np.int32(MASK), ids)
         length = self.config.length
-        return Example(ids[:length], names, [], notes), len(ids) - length
+        return Example(ids[:length], names, [], max(0, len(ids) - length))
+
+    def list_notes(self, row):
+        """Return what a user has to know about how a row is read, list[str]."""
+        example = self.read(row, self.config.head)
+        words = example.words
+        unknown = [word for word in words if not is_known(self.tokenizer, word)]
+        notes = []
+        if not words:
+            notes.append("the text has no words")
+        if unknown and not self.config.order:
+            notes.append(f"unknown items were left out: {', '.join(unknown)}")
+        elif len(unknown) > MAX_UNKNOWN * len(words):
+            notes.append(f"the model knows nothing of {len(unknown):,} of {len(words):,} words; "
+                         "pre-train on such text, or with MD5")
+        if example.num_cut > 0:
+            notes.append(f"cut to {self.config.length} positions")
+        return notes
 
     def split(self, text):
         """Return the words of a text, list[str], and their spans up to the first [MASK]."""
@@ -450,7 +441,6 @@ def check_k(k):
         raise InputError(f"k: expected 1 or more, got {k}.")
 
 
-# -------------------------------------------------------------------------------------------------
 # Results for people
 
 
@@ -484,9 +474,15 @@ def print_pairs(pairs):
 
 
 def print_words(text, words, spans, probabilities, k):
-    """Print a text with its misplaced words in braces, then the words least likely to be intact."""
-    kinds = [KINDS[kind] for kind in probabilities.argmax(1).tolist()]
-    print(mark_words(text, spans, kinds))
+    """Print a text with misplaced words as {word:kind}, then the k words least likely intact."""
+    marked = ""
+    last = 0  # first character that is not in it; the end of a long text was not read
+    for (start, end), kind in zip(spans, probabilities.argmax(1).tolist()):
+        if KINDS[kind] != "intact":
+            marked += f"{text[last:start]}{{{text[start:end]}:{KINDS[kind]}}}"
+            last = end
+    _, end = spans[-1]
+    print(marked + text[last:end])
     ranking = probabilities[:, 0].argsort(stable=True)
     for i in ranking[:k].tolist():
         intact, shuffled, random = probabilities[i].tolist()
@@ -494,26 +490,13 @@ def print_words(text, words, spans, probabilities, k):
               f"shuffled {shuffled:5.1%}   random {random:5.1%}")
 
 
-def mark_words(text, spans, kinds):
-    """Return a text, as far as it was read, with its misplaced words as {word:kind}."""
-    marked = ""
-    last = 0  # first character that is not in it
-    for (start, end), kind in zip(spans, kinds):
-        if kind != "intact":
-            marked += f"{text[last:start]}{{{text[start:end]}:{kind}}}"
-            last = end
-    _, end = spans[-1]
-    return marked + text[last:end]
-
-
-# -------------------------------------------------------------------------------------------------
 # A file in, JSON lines out
 
 
 def write_rows(args, predictor):
-    """Print an object for each row of --file: its columns, notes, and prediction or error.
+    """Print a JSON object for each row of --file: its columns, and what Predictor.predict returns.
 
-    The prediction is what Predictor.predict returns.
+    These are "notes" and "prediction", or "error" where the model cannot read the row.
     """
     num_rows = 0
     errors = []
@@ -522,7 +505,7 @@ def write_rows(args, predictor):
         for row, columns in part:
             num_rows += 1
             try:
-                columns["notes"] = predictor.read(row, predictor.config.head).notes
+                columns["notes"] = predictor.list_notes(row)
                 good.append((row, columns))
             except ValueError as error:  # a bad row stops no other
                 columns["error"] = str(error)
@@ -532,19 +515,12 @@ def write_rows(args, predictor):
             columns["prediction"] = prediction
         for _, columns in part:
             print(to_json(columns))
-    if len(errors) == num_rows:
-        raise InputError(f"{args.file}: expected rows that this model can read, got none. "
-                         f"{''.join(errors[:1])}")
-    print(f"{num_rows:,} rows, {len(errors):,} with an error", file=sys.stderr)
+    summary = f"{num_rows:,} rows, {len(errors):,} with an error"
     if errors:
-        print(f"the first error: {errors[0]}", file=sys.stderr)
-
-
-def write_vectors(args, predictor):
-    """Write the vector of each row of --file to --vectors, float32 (n, d)."""
-    rows = [row for row, _ in read_file(args, predictor)]
-    np.save(args.vectors, predictor.embed(rows))
-    print(f"Saved {args.vectors}: {len(rows):,} rows", file=sys.stderr)
+        summary += f", the first in {errors[0]}"
+    if len(errors) == num_rows:
+        raise InputError(f"{args.file}: {summary}")
+    print(summary, file=sys.stderr)
 
 
 def divide_rows(rows):
@@ -602,7 +578,6 @@ def to_json(row):
     return json.dumps(row, ensure_ascii=False, allow_nan=False)
 
 
-# -------------------------------------------------------------------------------------------------
 # The script
 
 
@@ -621,7 +596,8 @@ def infer(args):
     print(f"model: {args.ckpt}", file=sys.stderr)
     predictor = Predictor(args.ckpt, find_device(args.device), args.truncate)
     if args.vectors is not None:
-        write_vectors(args, predictor)
+        rows = [row for row, _ in read_file(args, predictor)]
+        np.save(args.vectors, predictor.embed(rows))
     elif args.file is not None:
         write_rows(args, predictor)
     elif args.near is not None:
@@ -641,7 +617,7 @@ def print_texts(args, predictor):
         rows = list(zip(rows[::2], rows[1::2]))
     for row, result in zip(rows, predictor.predict(rows, args.top_k)):
         print_result(predictor, row, result, args.top_k)
-        for note in predictor.read(row, predictor.config.head).notes:
+        for note in predictor.list_notes(row):
             print(f"note: {note}")
 
 
@@ -655,8 +631,7 @@ def build_parser():
     source = parser.add_mutually_exclusive_group(required=True).add_argument
     source("texts", nargs="*", default=[], metavar="TEXT",
            help="a text, or an item set; for a model of pairs both texts of each pair")
-    source("--near", nargs="+", metavar="WORD",
-           help="list the words that are most similar to these")
+    source("--near", nargs="+", metavar="WORD", help="list the words most similar to these")
     source("--file",
            help="predict each row of a .txt .csv .tsv .jsonl .json .parquet (or .gz): print a JSON "
                 "object with its columns, notes, and prediction or error")

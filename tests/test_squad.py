@@ -7,12 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from common import InputError
 from data.squad import QuestionAnswering, best_spans, cut_windows, exact_and_f1, find_answer_words
 from data.squad import find_answers, find_place, normalize_answer, read_squad, score_answers
-from data.squad import span_loss
 from hashing import MD5, split_words
 from model import Config
 from tests.support import make_words
@@ -170,11 +168,6 @@ def test_best_threshold_by_hand():
     result = score_answers(exact, silent_exact, np.array([3.0, 1, 0, 0]))
     assert result["best_em"] == 100
     assert result["best_f1"] == 75
-    # the other way round: it is best to answer none
-    margins = np.array([3.0, 3, 0, -1])
-    result = score_answers(silent, scores, margins)
-    assert result["best_f1"] == 75
-    assert result["threshold"] == 4
 
 
 # Spans
@@ -203,16 +196,6 @@ def test_best_spans_match_all_pairs():
         best = list_pairs(logits[row], first, stop, 3)[0]
         assert (scores[row].item(), starts[row].item(), ends[row].item()) == best
     assert scores[3].isinf()
-
-
-def test_span_loss_ignores_words_of_the_question():
-    """The context is at 4, 5, 6 of nine positions. The loss is over these and [CLS]."""
-    logits = torch.randn(2, 9, 2)
-    targets = torch.tensor([[5, 6, 4, 3], [0, 0, 4, 3]])
-    candidates = logits[:, [0, 4, 5, 6]]
-    start = F.cross_entropy(candidates[..., 0], torch.tensor([2, 0]))
-    end = F.cross_entropy(candidates[..., 1], torch.tensor([3, 0]))
-    torch.testing.assert_close(span_loss(logits, targets), (start + end) / 2)
 
 
 @pytest.mark.parametrize("text, start, expected", [
