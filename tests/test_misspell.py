@@ -60,6 +60,16 @@ def test_topics_hold_a_group_in_one_split(tmp_path):
     assert train | dev == set(range(100))
 
 
+def test_topics_take_the_nation_of_the_first_paragraph():
+    long = "word " * 20
+    rows = [
+        dict(title="A", text=f"A was an Italian painter. {long}\nA is a British citizen. {long}"),
+        dict(title="B", text=f"B was a Martian painter. {long}\nB was a British citizen. {long}"),
+        dict(title="C", text=f"short\nC was a French painter. {long}\nshort"),
+    ]
+    assert topics.list_paragraphs(rows) == [("A", f"A is a British citizen. {long}", "Italian")]
+
+
 def test_scores_of_rows_as_written_are_those_of_fine_tuning(sr_run, tmp_path, cache_dir):
     path = tmp_path / "rows.tsv"
     path.write_text("text\tlabel\n" + 30 * "very cold water\tcold\nvery warm water\twarm\n")

@@ -66,9 +66,10 @@ def batches(examples, logits):
 
 def test_questions_are_nested_as_published_or_flat_as_on_the_hub(tmp_path):
     answers = [dict(text="b", answer_start=2)]
-    paragraph = dict(context="a b c", qas=[dict(question="Which?", answers=answers)])
+    question = dict(question="Which?", answers=answers)
+    paragraph = dict(context="a b c", qas=[question])
     nested = dict(title="t", paragraphs=[paragraph])
-    answers = dict(text=["b"], answer_start=[2])
+    answers = dict(text=["b"], answer_start=[2])  # of lists
     flat = dict(title="t", context="a b c", question="Which?", answers=answers)
     row = (("Which?", "a b c"), [("b", 2)])
     assert read(tmp_path / "a.json", [nested, flat]) == [row, row]
@@ -192,9 +193,10 @@ def test_best_spans_match_all_pairs():
         is_context[row, first:stop] = True
     scores, starts, ends, null = best_spans(logits, is_context, 3)
     assert torch.equal(null, logits[:, 0].sum(1))
+    found = list(zip(scores.tolist(), starts.tolist(), ends.tolist()))
     for row, (first, stop) in enumerate(contexts[:3]):
-        best = list_pairs(logits[row], first, stop, 3)[0]
-        assert (scores[row].item(), starts[row].item(), ends[row].item()) == best
+        best, *_ = list_pairs(logits[row], first, stop, 3)
+        assert found[row] == best
     assert scores[3].isinf()
 
 
