@@ -88,7 +88,7 @@ class Predictor:
         task: dict, what finetune.py says about its task; empty after pretrain.py.
         columns: list[str], the name of each text of a row.
         words: list[str], what neighbors searches, the most frequent first.
-        items: list[str], what predict_missing searches.
+        items: list[str], what fill_mask and predict_missing search.
 
     Raises:
         InputError: The checkpoint is damaged, a row cannot be read, or the head is another one.
@@ -145,17 +145,16 @@ class Predictor:
             A list of the k best (word, probability) for each [MASK], without what a set shows.
         """
         check_k(k)
-        vocabulary = self.tokenizer.words
         results = [None] * len(rows)
         for i, example, logits in self.run(rows, "mlm", self.score_masks):  # (M, N)
             if not self.config.order:
                 logits[:, example.ids] = -torch.inf  # what the set shows
             probabilities = logits[:, FIRST_WORD_ID:].softmax(-1)  # no special tokens
-            best = probabilities.topk(min(k, len(vocabulary)))
+            best = probabilities.topk(min(k, len(self.items)))
             masks = []
             for values, numbers in zip(best.values.tolist(), best.indices.tolist()):
                 # an item that is left out has 0, or NaN if the set shows all items
-                masks.append([(vocabulary[n], p) for n, p in zip(numbers, values) if p > 0])
+                masks.append([(self.items[n], p) for n, p in zip(numbers, values) if p > 0])
             results[i] = masks
         return results
 
@@ -468,7 +467,7 @@ def print_pairs(pairs):
     """Print pairs (name, number), the names aligned at their right ends."""
     for name, value in pairs:
         name = name.replace("Ġ", " ")  # the sign of a space in pieces of BPE
-        if name == "":
+        if not name:
             name = "(no answer)"
         print(f"  {name:>16}   {value:.3f}")
 
@@ -494,10 +493,7 @@ def print_words(text, words, spans, probabilities, k):
 
 
 def write_rows(args, predictor):
-    """Print a JSON object for each row of --file: its columns, and what Predictor.predict returns.
-
-    These are "notes" and "prediction", or "error" where the model cannot read the row.
-    """
+    """Print a JSON object for each row of --file: its columns, notes, and prediction or error."""
     num_rows = 0
     errors = []
     for part in divide_rows(read_file(args, predictor)):
@@ -510,9 +506,9 @@ def write_rows(args, predictor):
             except ValueError as error:  # a bad row stops no other
                 columns["error"] = str(error)
                 errors.append(f"row {num_rows:,}: {error}")
-        predictions = predictor.predict([row for row, _ in good], args.top_k)
-        for (_, columns), prediction in zip(good, predictions):
-            columns["prediction"] = prediction
+        results = predictor.predict([row for row, _ in good], args.top_k)
+        for (_, columns), result in zip(good, results):
+            columns["prediction"] = result
         for _, columns in part:
             print(to_json(columns))
     summary = f"{num_rows:,} rows, {len(errors):,} with an error"
@@ -612,7 +608,7 @@ def print_texts(args, predictor):
     """Print what the model says about each TEXT, or each pair."""
     rows = args.texts
     if len(predictor.columns) == 2:
-        if len(rows) % 2 == 1:
+        if len(rows) % 2:
             raise InputError(f"TEXT: expected {', '.join(predictor.columns)}, got {rows}.")
         rows = list(zip(rows[::2], rows[1::2]))
     for row, result in zip(rows, predictor.predict(rows, args.top_k)):
@@ -643,8 +639,7 @@ def build_parser():
     add("--text", "--field", dest="columns", metavar="A[,B]",
         help="columns to read in --file (default: the task's, text, or the only one)")
     add_reader_flags(add)
-    add("--truncate", action="store_true",
-        help="read the start of a text that is too long for a pre-trained model")
+    add("--truncate", action="store_true", help="cut texts too long for a pre-trained model")
     add("--top_k", type=at_least(1), default=8, help="results to list (default: 8)")
     add("--device", default="cpu", help="cpu, cuda, or auto (default: cpu)")
     return parser
