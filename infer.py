@@ -24,7 +24,6 @@ Notation: B batch   L positions   M masked positions   V candidate words   d hid
 import argparse
 import functools
 import json
-import os
 import re
 import sys
 from pathlib import Path

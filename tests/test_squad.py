@@ -268,7 +268,9 @@ def test_answers_are_the_best_over_all_windows():
     null = {}
     for scores, (number, window) in zip(logits, windows):
         shift = window.start - window.first  # from positions to words of the context
-        score, i, j = list_pairs(scores, window.first, window.stop - shift, 30)[0]
+        stop = window.stop - shift
+        span, *_ = list_pairs(scores, window.first, stop, 30)
+        score, i, j = span
         pair = (score, i + shift, j + shift)
         no_answer = scores[0].sum().item()
         best[number] = max(best.get(number, pair), pair)
