@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import InputError, blame_file
+from common import InputError, blame
 from data.rows import note_once
 from data.tasks import Task, divide_rows, parse_rows, read_records
 from tokenizer import sliding_windows
@@ -57,7 +57,7 @@ def read_squad(name, args):
     for split in ("train", "dev"):
         original = f"{split}-{SQUAD[name]}.json"
         records, source = read_records(args, split, original, (f"rajpurkar/{name}",))
-        with blame_file(source):
+        with blame(source, Exception):
             questions = list(list_questions(records))
         rows = parse_rows(questions, task, source, parse_answers)
         # v1 has no score for "no answer": such a question could not be answered right
@@ -101,9 +101,10 @@ def parse_answers(cell, task, place):
 
 def find_place(context, text, start):
     """Return the character of a context where a text stands, nearest to start; None: nowhere."""
-    if context.startswith(text, start):
-        return start
-    places = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
+    start = max(start, 0)
+    before = context.rfind(text, 0, start + len(text))  # the last that begins at start or before it
+    after = context.find(text, start)
+    places = [place for place in (before, after) if place >= 0]
     return min(places, key=lambda place: abs(place - start), default=None)
 
 
@@ -141,84 +142,89 @@ def drop_misplaced(rows, source):
 # Rows to windows and labels
 
 
-def cut_windows(rows, tokenizer, length, stride):
-    """Cut the questions and their contexts into sliding windows.
+def cut_windows(pairs, tokenizer, length):
+    """Cut questions and their contexts into sliding windows.
+
+    Args:
+        pairs: list of (question, context).
+        tokenizer: HashTokenizer.
+        length: int, L.
 
     Returns:
-        windows, list of W int32 token IDs; places, int64 (W, 4): the question's number, then
-        first, start, stop of its Window; and for each question the spans of its context's words.
+        windows, list of W (number of the question, Window); and spans, for each question those of
+        the words of its context, list of (start, end) in characters.
     """
+    stride = max(1, length // 3)  # words; doc_stride of run_squad.py, 128 of 384
     windows = []
-    places = []
     spans = []
     last_context = None
-    for number, ((question, context), _) in enumerate(rows):
+    for number, (question, context) in enumerate(pairs):
         if context != last_context:  # questions about one text follow each other: split it once
             words, context_spans = tokenizer.split(context)
             context_ids = tokenizer.ids(words)
             last_context = context
         words, _ = tokenizer.split(question)
         for window in sliding_windows(tokenizer.ids(words), context_ids, length, stride):
-            windows.append(window.ids)
-            places.append((number, window.first, window.start, window.stop))
+            windows.append((number, window))
         spans.append(context_spans)
-    return windows, np.array(places), spans
+    return windows, spans
 
 
-def label_windows(rows, places, spans):
+def label_windows(rows, windows, spans):
     """Find the first answer to each question in its windows.
 
     Args:
         rows: as read_squad returns them.
-        places, spans: as cut_windows returns them.
+        windows, spans: as cut_windows returns them.
 
     Returns:
-        int64 (W, 4), start and end of the answer, [CLS] in windows that have not all of it, and
-        position and length of the context; and int, answers that are whole in no window.
+        int64 (W, 2), the positions of the answer's first and last word, both 0, [CLS], in windows
+        that have not all of it; and int, the answers that are whole in no window.
     """
-    words_of_answers = []
-    for ((_, context), answers), context_spans in zip(rows, spans):
-        words = []
-        if answers:
-            text, start = answers[0]
-            words = find_answer_words(context_spans, text, find_place(context, text, start))
-        words_of_answers.append(words)
-    labels = []
+    answers = {}  # question -> the words of its answer, as numbers of words of the context
+    for number, ((_, context), truths) in enumerate(rows):
+        if truths:
+            answers[number] = find_answer_words(context, spans[number], *truths[0])
+    labels = np.zeros((len(windows), 2), np.int64)
     found = set()  # questions with the whole answer in some window
-    for number, first, start, stop in places.tolist():
-        words = words_of_answers[number]
-        label = (0, 0)  # [CLS]
-        if words and start <= words[0] and words[-1] < stop:
-            shift = first - start  # from words of the context to positions
-            label = (words[0] + shift, words[-1] + shift)
+    for label, (number, window) in zip(labels, windows):
+        words = answers.get(number, [])
+        if words and window.start <= words[0] and words[-1] < window.stop:
+            label[:] = words[0], words[-1]
+            label += window.first - window.start  # from words of the context to positions
             found.add(number)
-        labels.append((*label, first, stop - start))
-    num_answered = sum(len(answers) > 0 for _, answers in rows)
-    return np.array(labels), num_answered - len(found)
+    return labels, len(answers) - len(found)
 
 
-def find_answer_words(spans, text, start):
-    """Return list of int, the words that an answer at character `start` touches.
+def find_answer_words(context, spans, text, start):
+    """Return list of int, the words of a context that an answer touches.
 
     Args:
-        spans: list of (start, end), characters of each word.
-        text, start: str and int, the answer and where it stands; None: nowhere.
+        context: str.
+        spans: list of (start, end), characters of each of its words.
+        text, start: str and int, the answer and the character where it stands, or nearly so.
     """
+    start = find_place(context, text, start)
     if start is None:
         return []
     end = start + len(text)
     return [i for i, span in enumerate(spans) if span[0] < end and span[1] > start]
 
 
+def locate_contexts(windows):
+    """Return int64 (W, 2), the first position of the context in each window, and its words."""
+    places = [(window.first, window.stop - window.start) for _, window in windows]
+    return np.array(places, np.int64).reshape(-1, 2)
+
+
 # --------------------------------------------------------------------------------------------------
 # Loss, and the best span
 
 
-def mark_context(logits, first, count):
-    """Return bool (B, L), the positions of the context: `count` from `first` on, int64 (B,)."""
+def mark_context(logits, places):
+    """Return bool (B, L), the positions of the context; places as locate_contexts has them."""
+    first, count = places.unsqueeze(2).unbind(1)  # (B, 1)
     position = torch.arange(logits.shape[1], device=logits.device)  # (L,)
-    first = first[:, None]  # (B, 1)
-    count = count[:, None]
     return (position >= first) & (position < first + count)
 
 
@@ -227,15 +233,15 @@ def span_loss(logits, targets):
 
     Args:
         logits: float (B, L, 2).
-        targets: int64 (B, 4), start, end, and position and length of the context.
+        targets: int64 (B, 4), see QuestionAnswering.
     """
-    start, end, first, count = targets.unbind(1)  # (B,)
+    labels, places = targets.chunk(2, 1)  # (B, 2)
     # words of the question and padding cannot be right: they take no part in the softmax
-    is_candidate = mark_context(logits, first, count)  # (B, L)
+    is_candidate = mark_context(logits, places)  # (B, L)
     is_candidate[:, 0] = True
     logits = logits.masked_fill(~is_candidate.unsqueeze(-1), -torch.inf)
-    start_loss = F.cross_entropy(logits[..., 0], start)
-    end_loss = F.cross_entropy(logits[..., 1], end)
+    start_loss = F.cross_entropy(logits[..., 0], labels[:, 0])
+    end_loss = F.cross_entropy(logits[..., 1], labels[:, 1])
     return (start_loss + end_loss) / 2
 
 
@@ -265,6 +271,41 @@ def best_spans(logits, is_context, max_words):
     score, best = pairs.flatten(1).max(1)  # (B,)
     start = best // max_words
     return score, start, start + best % max_words, null
+
+
+def find_answers(pairs, windows, spans, batches):
+    """Find the best answer to each question by a model's scores of all its windows.
+
+    The highest span of all windows of a question counts, and the lowest "no answer".
+
+    Args:
+        pairs: list of n (question, context).
+        windows, spans: as cut_windows returns them.
+        batches: iterable of (indices of windows, logits (B, L, 2)): of all windows, in any order.
+
+    Returns:
+        list of n str; and float (n,), the score of each answer minus that of none.
+    """
+    best = np.full(len(pairs), -np.inf)
+    null = np.full(len(pairs), np.inf)
+    texts = [""] * len(pairs)
+    for indices, logits in batches:
+        chosen = [windows[i] for i in indices]
+        places = torch.from_numpy(locate_contexts(chosen)).to(logits.device)  # (B, 2)
+        is_context = mark_context(logits, places)
+        found = best_spans(logits, is_context, MAX_ANSWER)
+        columns = [column.tolist() for column in found]  # scores, starts, ends, nulls
+        for (question, window), score, start, end, no_answer in zip(chosen, *columns):
+            null[question] = min(null[question], no_answer)
+            if score > best[question]:
+                best[question] = score
+                shift = window.start - window.first  # from positions to words of the context
+                first_character, _ = spans[question][start + shift]
+                _, last_character = spans[question][end + shift]
+                _, context = pairs[question]
+                # a piece of BPE begins with the space before it
+                texts[question] = context[first_character:last_character].strip()
+    return texts, best - null
 
 
 # --------------------------------------------------------------------------------------------------
@@ -358,9 +399,11 @@ class QuestionAnswering:
         allow_no_answer: bool, some questions have no answer (v2).
 
     Attributes:
-        examples, places, spans: see cut_windows.
-        targets: int64 (W, 4), see label_windows.
+        examples: list of W int32 token IDs, one of each window.
+        targets: int64 (W, 4): the labels of label_windows, and the places of locate_contexts, to
+            which span_loss restricts the softmax.
         truths: for each question its right answers, see list_truths.
+        silent: float (n, 2), EM and F1 of giving no answer.
         notes: str, what was lost.
     """
 
@@ -370,52 +413,20 @@ class QuestionAnswering:
 
     def __init__(self, task, rows, tokenizer, length, allow_no_answer=False):
         self.task = task
-        self.rows = rows
         self.tokenizer = tokenizer
         self.length = length
         self.allow_no_answer = allow_no_answer
+        self.pairs = [texts for texts, _ in rows]
         self.truths = [list_truths(answers, allow_no_answer) for _, answers in rows]
-        stride = max(1, length // 3)  # words; doc_stride of run_squad.py, 128 of 384
-        self.examples, self.places, self.spans = cut_windows(rows, tokenizer, length, stride)
-        self.targets, num_lost = label_windows(rows, self.places, self.spans)
+        self.silent = self.score([""] * len(rows))
+        self.windows, self.spans = cut_windows(self.pairs, tokenizer, length)
+        self.examples = [window.ids for _, window in self.windows]
+        labels, num_lost = label_windows(rows, self.windows, self.spans)
+        self.targets = np.concatenate([labels, locate_contexts(self.windows)], 1)
         self.notes = f"{len(self.examples):,} windows, {num_lost:,} answers found in none"
 
     def __len__(self):
-        return len(self.rows)
-
-    def answers(self, batches):
-        """Return the best answer to each question, and its score minus that of none, (n,).
-
-        Of all windows of a question the highest span counts, and the lowest "no answer".
-
-        Args:
-            batches: as evaluate reads them.
-        """
-        best = np.full(len(self.rows), -np.inf)
-        null = np.full(len(self.rows), np.inf)
-        texts = [""] * len(self.rows)
-        for indices, logits in batches:
-            places = torch.from_numpy(self.places[indices]).to(logits.device)  # (B, 4)
-            numbers, first, start, stop = places.unbind(1)  # (B,)
-            is_context = mark_context(logits, first, stop - start)
-            scores, starts, ends, nulls = best_spans(logits, is_context, MAX_ANSWER)
-            shift = start - first  # from positions to words of the context
-            windows = torch.stack([numbers, starts + shift, ends + shift], 1).tolist()
-            for window, score, no_answer in zip(windows, scores.tolist(), nulls.tolist()):
-                number, first_word, last_word = window
-                null[number] = min(null[number], no_answer)
-                if score > best[number]:
-                    best[number] = score
-                    texts[number] = self.cut_answer(number, first_word, last_word)
-        return texts, best - null
-
-    def cut_answer(self, number, first_word, last_word):
-        """Return the text of a question's context from one word to another."""
-        (_, context), _ = self.rows[number]
-        spans = self.spans[number]
-        start, _ = spans[first_word]
-        _, end = spans[last_word]
-        return context[start:end].strip()  # a piece of BPE begins with the space before it
+        return len(self.pairs)
 
     def score(self, texts):
         """Return float (n, 2), EM and F1 of an answer to each question."""
@@ -438,11 +449,10 @@ class QuestionAnswering:
         for indices, logits in batches:
             targets = torch.from_numpy(self.targets[indices]).to(logits.device)
             total_loss += span_loss(logits, targets).item() * len(indices)
-        texts, margins = self.answers(batches)
+        texts, margins = find_answers(self.pairs, self.windows, self.spans, batches)
         scores = self.score(texts)
         if self.allow_no_answer:
-            silent = self.score([""] * len(texts))
-            result = score_answers(scores, silent, margins)
+            result = score_answers(scores, self.silent, margins)
             texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]
         else:
             em, f1 = (100 * scores.mean(0)).tolist()
@@ -452,8 +462,7 @@ class QuestionAnswering:
 
     def majority(self, train):
         """Return the F1 in percent of giving no answer, as SequenceClassification.majority does."""
-        silent = self.score([""] * len(self.rows))
-        return 100 * float(silent[:, 1].mean())
+        return 100 * float(self.silent[:, 1].mean())
 
     def description(self):
         """Return what infer.py has to know, as plain types."""

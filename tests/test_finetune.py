@@ -299,7 +299,7 @@ def test_squad_is_learned_and_read_back(tune, tmp_path):
     is_right = []
     for texts, answers in rows:
         truths = [text for text, _ in answers] or [""]
-        [(answer, _)] = predictor.answer(texts)
+        answer, _ = predictor.answer(texts)
         is_right.append([answer] == truths)
     assert 100 * np.mean(is_right) == pytest.approx(row["all_metrics"]["em"])
 

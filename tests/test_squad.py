@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from common import InputError
-from data.squad import QuestionAnswering, best_spans, exact_and_f1, find_answer_words
-from data.squad import normalize_answer, read_squad, score_answers, span_loss
+from data.squad import QuestionAnswering, best_spans, cut_windows, exact_and_f1, find_answer_words
+from data.squad import find_answers, find_place, normalize_answer, read_squad, score_answers
 from hashing import MD5, split_words
 from model import Config
 from tests.support import make_words
@@ -67,9 +66,10 @@ def batches(examples, logits):
 
 def test_questions_are_nested_as_published_or_flat_as_on_the_hub(tmp_path):
     answers = [dict(text="b", answer_start=2)]
-    paragraph = dict(context="a b c", qas=[dict(question="Which?", answers=answers)])
+    question = dict(question="Which?", answers=answers)
+    paragraph = dict(context="a b c", qas=[question])
     nested = dict(title="t", paragraphs=[paragraph])
-    answers = dict(text=["b"], answer_start=[2])
+    answers = dict(text=["b"], answer_start=[2])  # of lists
     flat = dict(title="t", context="a b c", question="Which?", answers=answers)
     row = (("Which?", "a b c"), [("b", 2)])
     assert read(tmp_path / "a.json", [nested, flat]) == [row, row]
@@ -169,11 +169,6 @@ def test_best_threshold_by_hand():
     result = score_answers(exact, silent_exact, np.array([3.0, 1, 0, 0]))
     assert result["best_em"] == 100
     assert result["best_f1"] == 75
-    # the other way round: it is best to answer none
-    margins = np.array([3.0, 3, 0, -1])
-    result = score_answers(silent, scores, margins)
-    assert result["best_f1"] == 75
-    assert result["threshold"] == 4
 
 
 # Spans
@@ -198,30 +193,30 @@ def test_best_spans_match_all_pairs():
         is_context[row, first:stop] = True
     scores, starts, ends, null = best_spans(logits, is_context, 3)
     assert torch.equal(null, logits[:, 0].sum(1))
+    found = list(zip(scores.tolist(), starts.tolist(), ends.tolist()))
     for row, (first, stop) in enumerate(contexts[:3]):
-        best = list_pairs(logits[row], first, stop, 3)[0]
-        assert (scores[row].item(), starts[row].item(), ends[row].item()) == best
+        best, *_ = list_pairs(logits[row], first, stop, 3)
+        assert found[row] == best
     assert scores[3].isinf()
-
-
-def test_span_loss_ignores_words_of_the_question():
-    """The context is at 4, 5, 6 of nine positions. The loss is over these and [CLS]."""
-    logits = torch.randn(2, 9, 2)
-    targets = torch.tensor([[5, 6, 4, 3], [0, 0, 4, 3]])
-    candidates = logits[:, [0, 4, 5, 6]]
-    start = F.cross_entropy(candidates[..., 0], torch.tensor([2, 0]))
-    end = F.cross_entropy(candidates[..., 1], torch.tensor([3, 0]))
-    torch.testing.assert_close(span_loss(logits, targets), (start + end) / 2)
 
 
 @pytest.mark.parametrize("text, start, expected", [
     ("bc de", 1, [0, 1]),  # parts of both words
     ("abc", 0, [0]),
     (" ", 3, []),  # between the words
-    ("a", None, []),
+    ("x", 0, []),  # nowhere
 ])
 def test_find_answer_words_by_hand(text, start, expected):
-    assert find_answer_words([(0, 3), (4, 7), (8, 9)], text, start) == expected
+    assert find_answer_words("abc def g", [(0, 3), (4, 7), (8, 9)], text, start) == expected
+
+
+@pytest.mark.parametrize("text", ["aa", "b", "aab", "c"])
+@pytest.mark.parametrize("start", [-1, 0, 3, 6, 9, 99])
+def test_find_place_is_the_nearest_of_all(text, start):
+    context = "aaabaabaa"
+    places = [i for i in range(len(context)) if context[i:i + len(text)] == text]
+    nearest = min(places, key=lambda place: abs(place - start), default=None)
+    assert find_place(context, text, start) == nearest
 
 
 # Windows and answers
@@ -263,22 +258,25 @@ def test_answer_that_is_longer_than_any_window_is_counted():
 
 def test_answers_are_the_best_over_all_windows():
     """Random scores, against going through all pairs of all windows."""
-    rows = make_rows(random.Random(4), 9, 0.3)
-    data = make_data(rows, 25, allow_no_answer=True)
-    logits = [torch.randn(len(ids), 2) for ids in data.examples]
-    texts, margins = data.answers(batches(data.examples, logits))
+    pairs = [pair for pair, _ in make_rows(random.Random(4), 9)]
+    windows, spans = cut_windows(pairs, HashTokenizer(Config(), hash=MD5()), 25)
+    inputs = [window.ids for _, window in windows]
+    logits = [torch.randn(len(ids), 2) for ids in inputs]
+    texts, margins = find_answers(pairs, windows, spans, batches(inputs, logits))
 
     best = {}  # question -> (score, first word, last word)
     null = {}
-    for scores, (number, first, start, stop) in zip(logits, data.places.tolist()):
-        shift = start - first  # from positions to words of the context
-        score, i, j = list_pairs(scores, first, stop - shift, 30)[0]
+    for scores, (number, window) in zip(logits, windows):
+        shift = window.start - window.first  # from positions to words of the context
+        stop = window.stop - shift
+        span, *_ = list_pairs(scores, window.first, stop, 30)
+        score, i, j = span
         pair = (score, i + shift, j + shift)
         no_answer = scores[0].sum().item()
         best[number] = max(best.get(number, pair), pair)
         null[number] = min(null.get(number, no_answer), no_answer)
     for number, (score, a, b) in best.items():
-        _, context = rows[number][0]
+        _, context = pairs[number]
         _, spans = split_words(context)
         begin, _ = spans[a]
         _, end = spans[b]
@@ -303,12 +301,6 @@ def test_eval_loss_is_the_mean_over_the_windows():
         total -= logp[end, 1]
     mean = total.item() / 2 / len(logits)
     assert scores["eval_loss"] == pytest.approx(mean)
-
-
-def test_no_questions_have_no_answers():
-    texts, margins = make_data([], 20).answers([])
-    assert texts == []
-    assert len(margins) == 0
 
 
 def test_majority_is_the_score_of_no_answer():
