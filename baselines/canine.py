@@ -36,11 +36,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import InputError, blame_file, blame_input, resolve_device, run_script, write_json
+from common import InputError, blame, fingerprint, resolve_device, run_script
+from common import write_json
 from data.squad import SQUAD
 from data.tasks import SequenceClassification, read_task
 from finetune import add_run_flags, check_flags, check_out, fill_flags, print_results, summarize
-from finetune import train_and_score
+from finetune import score, train
 from model import Config, TransformerLayer, count_parameters
 from tokenizer import FIRST_WORD_ID, SEP
 
@@ -301,7 +302,7 @@ def load_released(folder):
         FileNotFoundError: a file is missing.
         InputError: a file is damaged, or of another model.
     """
-    with blame_file(folder):
+    with blame(folder, Exception):
         config = read_released_config(folder)
         released = read_released_weights(folder)
         weights = {}
@@ -391,7 +392,7 @@ def build_parser():
                    help="size of a model with fresh weights (default: canine)")
     p.add_argument("--weights", help="folder of the released CANINE-C (default: fresh weights)")
     add_run_flags(p.add_argument)
-    p.set_defaults(ckpt=None, from_scratch=False, pool="cls")
+    p.set_defaults(ckpt=None, from_scratch=False, pool="cls", compile=False)
     return p
 
 
@@ -405,20 +406,18 @@ def finetune_canine(args):
     config = SHAPES[args.preset]
     weights = {}
     if args.weights:
-        with blame_input(f"--weights {args.weights}"):
+        with blame(f"--weights {args.weights}"):
             config, weights = load_released(args.weights)
     fill_flags(args, {}, config)
-    check_out(args.out, vars(args))
     runtime = resolve_device(args)
 
     # texts
     task, splits = read_task(args.task, args)
+    settings = dict(vars(args), out=None, texts=fingerprint(splits))
+    check_out(args.out, settings)
     data = {}
-    scale = None
-    for split, rows in splits.items():  # train comes first
-        data[split] = SequenceClassification(
-            task, rows, CharacterTokenizer(), config.length, scale)
-        scale = data[split].scale
+    for split, rows in splits.items():
+        data[split] = SequenceClassification(task, rows, CharacterTokenizer(), config.length)
 
     # training
     results = []
@@ -429,13 +428,14 @@ def finetune_canine(args):
         model.load_state_dict(model.state_dict() | weights)  # which have no head
         model.to(runtime.device)
         title = f"{args.task}, seed {seed}"
-        result = train_and_score(args, runtime, model, data, seed, args.lr, title)
-        results.append(result | dict(size=count_parameters(model)))
+        best_weights, log = train(args, runtime, model, data, seed, args.lr, title)
+        result = score(runtime, model, data, best_weights, log)
+        results.append(result | dict(seed=seed, size=count_parameters(model)))
 
     # results
-    content = dict(tasks={args.task: summarize(results)}, settings=vars(args))
+    content = dict(tasks={args.task: summarize(results)}, settings=settings)
     os.makedirs(args.out, exist_ok=True)
-    write_json(os.path.join(args.out, "settings.json"), vars(args))
+    write_json(os.path.join(args.out, "settings.json"), settings)
     write_json(os.path.join(args.out, "results.json"), content)
     print_results(content)
     return content
