@@ -8,10 +8,10 @@
     python finetune.py --preset proformer --task sst2           without pre-training
     torchrun --nproc_per_node=8 finetune.py --ckpt out/proj-lsh --task glue
 
-A job is one task with one seed. It trains a bag of words, which is the control, and the model, and
-scores both on the dev rows. It writes TASK-seed-N.json to --out: scores, predictions and losses.
-The same command skips finished jobs. At the end it writes the means over the seeds to results.json
-and the model of the best seed to ckpt.pt, for infer.py.
+A job is one task with one seed. It trains the model, and a bag of words as the control, and scores
+both on the dev rows. It writes TASK-seed-N.json to --out: scores, predictions and losses. The same
+command skips finished jobs. At the end --out has the means over the seeds, results.json, and the
+model of the best seed, ckpt.pt, for infer.py.
 
 Sources: [HF] Xue & Aletras 2022, HashFormers
 Deviations:
@@ -31,10 +31,10 @@ import dataclasses
 import datetime
 import gc
 import hashlib
+import itertools
 import math
 import os
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -65,8 +65,7 @@ MAX_NAMED = 8  # classes that are printed
 FEW_ROWS = 30  # with fewer selection rows, early weights may score as high as the best
 # The seed of a step, for new hyperplanes, is seed · stride + step: two seeds share none
 SEED_STRIDE = 1_000_003
-# Flags that say where things are. A rerun may change them: texts and checkpoint are compared by
-# their content
+# Flags that a rerun may change: the content of the texts and of the checkpoint is compared instead
 PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
 
 
@@ -78,16 +77,14 @@ def finetune(args):
     fill_flags(args, checkpoint, config)
     config = dataclasses.replace(config, pool=args.pool, dropout=args.dropout)
 
-    # Device: torchrun starts a process, a rank, for each GPU
+    # Device: torchrun starts a process, called rank, for each GPU
     rank, world, local_rank = read_ranks()
     if world > 1:
         dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))
     runtime = resolve_device(args, local_rank)
 
     # Texts: all are read before the first job, so that a bad file shows at once
-    names = [args.task]
-    if args.task == "glue":
-        names = GLUE
+    names = GLUE if args.task == "glue" else [args.task]
     tasks = {}
     splits = {}  # task -> split -> rows
     starts = {}  # task -> checkpoint
@@ -95,35 +92,38 @@ def finetune(args):
         read = read_squad if name in SQUAD else read_task
         tasks[name], splits[name] = read(name, args)
         starts[name] = drop_other_head(checkpoint, tasks[name])
-        if args.epochs == 0 and "task" not in starts[name]:
+        if args.epochs == 0 and not starts[name]["task"]:
             raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
                              f"very task, {name}, with its columns and labels.")
+        if args.select > 0 and len(splits[name].get("select", [])) < FEW_ROWS and rank == 0:
+            print(f"warning: {name}: --select has fewer than {FEW_ROWS} rows. Early weights may "
+                  "score as high as the best. Use --select 0, or more rows.", file=sys.stderr)
 
     # Jobs: the folder --out holds those of one choice of flags, texts and checkpoint
-    settings = dict(vars(args), out=None, dtype=runtime.dtype, texts=fingerprint(splits),
-                    checkpoint=checkpoint.get("digest"))
+    settings = dict(vars(args), out=None, device=str(runtime.device), dtype=runtime.dtype,
+                    texts=fingerprint(splits), checkpoint=checkpoint["digest"])
     seeds = range(args.seed, args.seed + args.seeds)
     with lock_output(args.out, rank):
         check_out(args.out, settings)
-        jobs = []
-        for name in names:
-            for seed in seeds:
-                if not os.path.exists(job_path(args.out, name, seed, "json")):  # not finished
-                    jobs.append((name, seed))
-        wait_for_ranks()  # every rank has to list the same jobs, before the first one finishes
         if rank == 0:
-            write_json(os.path.join(args.out, "settings.json"), settings)
-            print_start(args, runtime, config, checkpoint, splits)
+            write_json(Path(args.out, "settings.json"), settings)
+            for name, value in settings.items():
+                print(f"{name}: {value}", flush=True)
+        wait_for_ranks()  # no job starts unless rank 0 holds the folder
 
-        # The ranks share the jobs by size. Jobs of a task follow each other and share its token IDs
+        # Ranks share the jobs by size, the longest first
+        jobs = list(itertools.product(names, seeds))
         sizes = [len(splits[name]["train"]) for name, _ in jobs]
         encoded_name = None
         for name, seed in share_by_size(jobs, sizes, world)[rank]:
-            if name != encoded_name:
+            path = job_path(args.out, name, seed, "json")
+            if os.path.exists(path):  # finished before
+                continue
+            if name != encoded_name:  # jobs of a task follow each other and share its token IDs
                 data = encode_splits(config, starts[name], tasks[name], splits[name])
                 encoded_name = name
             result = run_job(args, runtime, config, starts[name], data, seed)
-            write_json(job_path(args.out, name, seed, "json"), result)  # the job is finished
+            write_json(path, result)
             gc.collect()  # a compiled model refers to itself, and would stay in memory
         wait_for_ranks()
         if rank > 0:
@@ -139,7 +139,7 @@ def finetune(args):
         if len(names) > 1:  # average over the tasks, then over the seeds
             values = np.mean([row["values"] for row in rows.values()], axis=0)
             content |= dict(average=np.mean(values), average_std=deviation(values))
-        write_json(os.path.join(args.out, "results.json"), content)
+        write_json(Path(args.out, "results.json"), content)
     print_results(content)
     print(f"Saved {args.out}/results.json. Next: python infer.py --ckpt {best_path}")
     return content
@@ -150,19 +150,11 @@ def finetune(args):
 
 
 def run_job(args, runtime, config, checkpoint, data, seed):
-    """Train and score the control and the model; save the model. Return the results, dict."""
+    """Train, score and save a model; train and score its control. Return the results, dict."""
     train_data = data["train"]
-    task = train_data.task
     codes = torch.from_numpy(train_data.tokenizer.codes())
-    title = f"{task.name}, seed {seed}"
-
-    # Control. It comes first, so that the time left of the model is the time left of the job.
-    # SQuAD has none: a bag of words does not know where in the text a word stands
-    control = None
-    if args.epochs > 0 and train_data.head == "classify":
-        bag = BagOfWords(len(codes), train_data.num_outputs).to(runtime.device)
-        weights, log = train(args, runtime, bag, data, seed, BAG_LR, f"{title}, bag of words")
-        control = score(runtime, bag, data, weights, log)
+    name = train_data.task.name
+    title = f"{name}, seed {seed}"
 
     # Model: the weights of the checkpoint, which may lack a head; the others are fresh
     torch.manual_seed(seed)  # for fresh weights and dropout
@@ -175,29 +167,28 @@ def run_job(args, runtime, config, checkpoint, data, seed):
         model.encode = torch.compile(model.encode, dynamic=True)  # batches differ in length
     weights, log = train(args, runtime, model, data, seed, args.lr, title)
     result = score(runtime, model, data, weights, log)
-
-    path = job_path(args.out, task.name, seed, "pt")
+    result |= dict(seed=seed, size=count_parameters(model))
+    path = job_path(args.out, name, seed, "pt")
     save_checkpoint(path, model, train_data.tokenizer.state(), run=result["best"],
                     task=train_data.description(), words=checkpoint.get("words", []))
-    result |= dict(seed=seed, size=count_parameters(model))
-    if control is not None:
-        result |= dict(control=control, truth=data["dev"].targets.tolist())
+
+    # Control. SQuAD has none: a bag of words does not know where in the text a word stands
+    if args.epochs > 0 and train_data.head == "classify":
+        bag = BagOfWords(len(codes), train_data.num_outputs).to(runtime.device)
+        weights, log = train(args, runtime, bag, data, seed, BAG_LR, f"{title}, bag of words")
+        result["control"] = score(runtime, bag, data, weights, log)
+        result["truth"] = data["dev"].targets.tolist()
     return result
 
 
 class BagOfWords(nn.EmbeddingBag):
-    """The control, which does not know the order of words: the mean of a vector of scores a word.
-
-    Shape:
-        ids: int64 (B, L), 0 is padding.
-        output: float (B, num_outputs), logits.
-    """
+    """The control: a word has a score per output, a text their mean. It knows no order of words."""
 
     def __init__(self, num_ids, num_outputs):
         super().__init__(num_ids, num_outputs, mode="mean", padding_idx=0)
         nn.init.zeros_(self.weight)
 
-    def forward(self, ids, key_mask=None):
+    def forward(self, ids, key_mask=None):  # ids (B, L), 0 is padding -> (B, num_outputs)
         return super().forward(ids)
 
 
@@ -206,7 +197,6 @@ def train(args, runtime, model, data, seed, lr, title):
 
     Args:
         args: Namespace with the flags epochs, batch and eval_every.
-        runtime: common.Runtime.
         model: nn.Module, maps token IDs (B, L) and an attention mask to logits.
         data: dict, split -> SequenceClassification or QuestionAnswering. select may be missing.
         seed: int, decides the order of the examples.
@@ -214,7 +204,7 @@ def train(args, runtime, model, data, seed, lr, title):
         title: str, the start of each line of progress.
 
     Returns:
-        the weights of the best evaluation, dict, or None without data["select"]; and the log, list
+        dict, the weights of the best evaluation, or None without data["select"]; and the log, list
         of dict, the scores of each evaluation.
     """
     train_data = data["train"]
@@ -234,16 +224,14 @@ def train(args, runtime, model, data, seed, lr, title):
     losses = []  # since the last evaluation
     best_score = -math.inf
     best_weights = None
-    start = time.perf_counter()
-    for step in tqdm(range(num_steps), title, leave=False, disable=None):  # None: in a terminal
-        for group in optimizer.param_groups:
-            group["lr"] = lr * learning_rate(step, num_steps, warmup)
+    # disable=None: a progress bar in a terminal, none elsewhere
+    for step, indices in enumerate(tqdm(batches, title, leave=False, disable=None)):
+        optimizer.param_groups[0]["lr"] = lr * learning_rate(step, num_steps, warmup)
         model.train()
         if isinstance(model, Model) and model.config.lsh_redraw:
             model.redraw_hyperplanes(seed * SEED_STRIDE + step)
 
         # Forward, backward, clip, update
-        indices = batches[step]
         targets = send(torch.from_numpy(train_data.targets[indices]), runtime.device)
         logits = compute_logits(runtime, model, train_data, indices)
         loss = train_data.loss(logits, targets)
@@ -266,21 +254,15 @@ def train(args, runtime, model, data, seed, lr, title):
                     best_weights = copy.deepcopy(model.state_dict())
             log.append(dict(step=num_done) | scores)
             text = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
-            seconds_left = (time.perf_counter() - start) / num_done * (num_steps - num_done)
-            tqdm.write(f"{title}, step {num_done:,} of {num_steps:,}: {text}, "
-                       f"{tqdm.format_interval(seconds_left)} left")
+            tqdm.write(f"{title}, step {num_done:,} of {num_steps:,}: {text}")
             sys.stdout.flush()  # a file or a pipe would get it later
     return best_weights, log
 
 
 def score(runtime, model, data, weights, log):
-    """Score a trained model on data["dev"]: first as it is, then with the best weights, which stay.
+    """Score a trained model on data["dev"], as it is and with the best weights, which then stay.
 
-    Args:
-        weights, log: as train returns them.
-
-    Returns:
-        dict, the content of a job's file.
+    weights and log are those that train returned. Return the content of a job's file, dict.
     """
     dev = data["dev"]
     task = dev.task
@@ -290,8 +272,9 @@ def score(runtime, model, data, weights, log):
         model.load_state_dict(weights)
         best, predicted = evaluate(runtime, model, dev)
     f1_per_label = {}
-    for number, label in enumerate(task.labels or []):
-        f1_per_label[label] = 100 * f1(predicted, dev.targets, number)
+    if task.labels is not None:
+        for number, label in enumerate(task.labels):
+            f1_per_label[label] = 100 * f1(predicted, dev.targets, number)
     metric = task.metrics[0]
     selection = [scores.get(metric, 0.0) for scores in log]  # on the selection rows, if any
     return dict(metric=metric, rows={split: len(part) for split, part in data.items()},
@@ -335,48 +318,44 @@ def compute_logits(runtime, model, part, indices):
 
 
 # -------------------------------------------------------------------------------------------------
-# Start: weights, tokenizer, texts as token IDs
+# What finetune calls: the start of the jobs, and their folder
 
 
 def load_start(args):
     """Return the checkpoint to start from, dict, and the Config of its encoder.
 
-    checkpoint["model"] is {} where all weights are to be fresh.
+    Its weights, "model", are {} if all are to be fresh; its "task" is {} unless it was fine-tuned.
     """
     if args.preset:
-        return dict(model={}), Config.choose(PRESETS[args.preset])
+        return dict(model={}, task={}, digest=None), Config.choose(PRESETS[args.preset])
     with blame(args.ckpt, Exception):
         checkpoint = load_checkpoint(args.ckpt)
         config = load_model(checkpoint).config  # raises where the weights do not fit it
         content = Path(find_checkpoint(args.ckpt)).read_bytes()
-        checkpoint["digest"] = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    checkpoint["digest"] = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    checkpoint.setdefault("task", {})
     if not config.order:
         raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
     if args.from_scratch:
-        checkpoint["model"] = {}
-        checkpoint.pop("task", None)
+        checkpoint |= dict(model={}, task={})
     return checkpoint, config
 
 
 def drop_other_head(checkpoint, task):
-    """Return a checkpoint without its head and "task", unless it was fine-tuned for this very task.
+    """Return a checkpoint without its head and its task, unless it was trained for this very task.
 
     The same task has the same name, columns and labels. The checkpoint itself does not change.
     """
-    saved = checkpoint.get("task", {})
-    if all(saved.get(key) == value for key, value in task.description().items()):
+    if task.description().items() <= checkpoint["task"].items():  # it has each field and value
         return checkpoint
-    start = dict(checkpoint, model={})
-    start.pop("task", None)
-    for name, weight in checkpoint["model"].items():
-        if not name.startswith("head."):
-            start["model"][name] = weight
-    return start
+    weights = {name: weight for name, weight in checkpoint["model"].items()
+               if not name.startswith("head.")}
+    return checkpoint | dict(model=weights, task={})
 
 
 def encode_splits(config, checkpoint, task, splits):
     """Return the data of a job, dict, split -> its rows as token IDs. Print what they are."""
-    if "task" in checkpoint:  # its head predicts numbers in these units
+    if checkpoint["task"]:  # its head predicts numbers in these units
         task = dataclasses.replace(task, scale=checkpoint["task"].get("scale"))
     data = {}
     with blame("--ckpt, --preset"):
@@ -406,10 +385,6 @@ def fit_hash(rows):
     return NgramLSH.fit(counts)
 
 
-# -------------------------------------------------------------------------------------------------
-# The folder of the jobs
-
-
 def check_out(out, settings):
     """Raise InputError where --out has jobs with other settings, or files of another script."""
     names = {path.name for path in Path(out).glob("*") if path.suffix in (".json", ".pt")}
@@ -417,7 +392,7 @@ def check_out(out, settings):
         return
     if "settings.json" not in names:
         raise InputError(f"--out {out}: belongs to another script. Use another --out.")
-    saved = read_json(os.path.join(out, "settings.json"))
+    saved = read_json(Path(out, "settings.json"))
     changes = []
     for name, value in settings.items():
         if name not in PLACES and saved.get(name) != value:
@@ -429,14 +404,14 @@ def check_out(out, settings):
 
 def job_path(out, name, seed, ending):
     """Return the path of a job's file: ending json for its results, pt for its model."""
-    return os.path.join(out, f"{name}-seed-{seed}.{ending}")
+    return f"{out}/{name}-seed-{seed}.{ending}"
 
 
 def keep_best_weights(args, name, results):
     """Rename the model file of a task's best seed, remove those of the others; return its path."""
-    best_path = os.path.join(args.out, "ckpt.pt")
-    if args.task != name:  # one of the eight of glue
-        best_path = os.path.join(args.out, f"{name}.pt")
+    best_path = f"{args.out}/ckpt.pt"
+    if args.task == "glue":
+        best_path = f"{args.out}/{name}.pt"
     # the selection rows choose the seed. Without them all seeds are equal, and the first is best
     best = max(results, key=lambda result: result["selection"])
     for result in results:
@@ -451,21 +426,6 @@ def keep_best_weights(args, name, results):
 # Results
 
 
-def print_start(args, runtime, config, checkpoint, splits):
-    """Print what is about to run."""
-    origin = "pre-trained" if checkpoint["model"] else "not pre-trained"
-    print(f"model: {origin}, emb {config.emb}, {config.layers} layers, width {config.width}, "
-          f"length {config.length}")
-    print(f"training: {args.epochs} epochs, batch {args.batch}, lr {args.lr:g}, dropout "
-          f"{args.dropout}, pool {args.pool}, {args.seeds} seeds from {args.seed}")
-    print(f"device: {runtime.device}, {runtime.dtype}, compile {runtime.use_compile}", flush=True)
-    for name, rows in splits.items():
-        num_rows = len(rows.get("select", []))
-        if args.select > 0 and num_rows < FEW_ROWS:
-            print(f"warning: {name}: --select has {num_rows} rows, on which early weights may "
-                  "score as high as the best. Use --select 0, or more rows.", file=sys.stderr)
-
-
 def summarize(results):
     """Return a task's row of results.json: means over its seeds, whose results are given."""
     first = results[0]
@@ -475,8 +435,7 @@ def summarize(results):
     row = dict(metric=metric, rows=first["rows"], size=first["size"], values=values,
                mean=best[metric], std=deviation(values), last=average(results, "last")[metric],
                all_metrics=best, f1_per_label=average(results, "f1_per_label"),
-               warnings=sum(map(warn_of_classes, results), []), majority=first["majority"],
-               bag_of_words=None)
+               warnings=warn_of_classes(results), majority=first["majority"], bag_of_words=None)
     if "control" in first:
         bag = [result["control"]["best"][metric] for result in results]
         predicted = [result["predicted"] for result in results]
@@ -487,16 +446,16 @@ def summarize(results):
     return row
 
 
-def warn_of_classes(result):
-    """Return a list with a warning if a seed never predicts some classes, else an empty one."""
-    labels = list(result["f1_per_label"])
-    missing = [label for i, label in enumerate(labels) if i not in result["predicted"]]
-    if not missing:
-        return []
-    text = f"never predicts {shorten(missing)}"
-    if len(missing) == len(labels) - 1:
-        text = f"always predicts {labels[result['predicted'][0]]}"
-    return [f"seed {result['seed']} {text}"]
+def warn_of_classes(results):
+    """Return list of str, a warning for each seed that never predicts some classes."""
+    warnings = []
+    for result in results:
+        labels = list(result["f1_per_label"])
+        missing = [label for i, label in enumerate(labels) if i not in result["predicted"]]
+        if missing:
+            warnings.append(f"seed {result['seed']} never predicts {len(missing):,} of "
+                            f"{len(labels):,} classes: {', '.join(missing[:MAX_NAMED])}")
+    return warnings
 
 
 def average(results, key):
@@ -521,8 +480,7 @@ def print_results(content):
         scores = row["f1_per_label"]
         if scores:
             parts = [f"{label} {scores[label]:.1f}" for label in sorted(scores, key=scores.get)]
-            macro = np.mean(list(scores.values()))
-            print(f"{name}: macro F1 {macro:.2f}; F1 by class {shorten(parts)}")
+            print(f"{name}: lowest F1 by class: {', '.join(parts[:MAX_NAMED])}")
         for warning in row["warnings"]:
             print(f"warning: {name}: {warning}, which counts in the mean")
         if row["bag_of_words"] is not None:
@@ -534,13 +492,6 @@ def print_results(content):
                   f"{row['over_bag_error']:.2f}, its standard error over rows and seeds{note}")
     if "average" in content:
         print(f"average over the tasks: {show(content['average'], content['average_std'])}")
-
-
-def shorten(names):
-    """Return the first names, joined, and the number of the others."""
-    if len(names) > MAX_NAMED:
-        names = [*names[:MAX_NAMED], f"and {len(names) - MAX_NAMED:,} others"]
-    return ", ".join(names)
 
 
 def show(mean, std):
@@ -561,7 +512,7 @@ def build_parser():
         usage="python finetune.py (--ckpt DIR | --preset NAME) --task NAME [flags]  (see --help)",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     start = p.add_mutually_exclusive_group(required=True)
-    start.add_argument("--ckpt", type=os.path.normpath,
+    start.add_argument("--ckpt",
                        help="folder of a run of pretrain.py, or its ckpt.pt")
     start.add_argument("--preset", choices=("proformer", "proformer-tiny"),
                        help="a model with fresh weights, instead of --ckpt [HF §4.1]")
@@ -575,13 +526,13 @@ def build_parser():
 def add_run_flags(add):
     """Add the flags of a task and its training by `add`, the add_argument of a parser."""
     # the task
-    add("--task", choices=("own", *TASKS, "glue", *SQUAD, "pydoc"), default="own",
+    add("--task", choices=("own", *TASKS, "glue", *SQUAD), default="own",
         help="own: your files; glue: the paper's eight; pydoc: a docstring's module (default: own)")
-    add("--data_dir", type=os.path.normpath,
+    add("--data_dir",
         help="folder of original files, such as SST-2/train.tsv (default: the hub)")
-    add("--train", type=os.path.normpath,
+    add("--train",
         help="file of training rows, .tsv .csv .jsonl .json .parquet; with --task in its columns")
-    add("--dev", type=os.path.normpath,
+    add("--dev",
         help="file of rows to score (default: a tenth of --train, which then does not train)")
     add_reader_flags(add)
     add("--text", default="text",
@@ -635,7 +586,7 @@ def fill_flags(args, checkpoint, config):
         args.lr = 1e-3 if is_small else 3e-5  # [HF Table 5]
     if args.pool is None:
         args.pool = "mean" if is_small else "cls"  # Shuffle+Random never trains [CLS]
-        if "task" in checkpoint:
+        if checkpoint["task"]:
             args.pool = config.pool
     if args.dropout is None:
         args.dropout = config.dropout
@@ -648,7 +599,7 @@ def fill_flags(args, checkpoint, config):
             start = Path(args.ckpt).absolute().name.removesuffix(".pt")
         if args.from_scratch:
             start += "-scratch"
-        args.out = os.path.join("out", f"{start}-{args.task}")
+        args.out = f"out/{start}-{args.task}"
 
 
 def main(argv=None):

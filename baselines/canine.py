@@ -408,7 +408,7 @@ def finetune_canine(args):
     if args.weights:
         with blame(f"--weights {args.weights}"):
             config, weights = load_released(args.weights)
-    fill_flags(args, {}, config)
+    fill_flags(args, dict(task={}), config)
     runtime = resolve_device(args)
 
     # texts
@@ -435,8 +435,8 @@ def finetune_canine(args):
     # results
     content = dict(tasks={args.task: summarize(results)}, settings=settings)
     os.makedirs(args.out, exist_ok=True)
-    write_json(os.path.join(args.out, "settings.json"), settings)
-    write_json(os.path.join(args.out, "results.json"), content)
+    write_json(Path(args.out, "settings.json"), settings)
+    write_json(Path(args.out, "results.json"), content)
     print_results(content)
     return content
 

@@ -49,7 +49,7 @@ class Task:
         renamed: dict, a column's name in the original files -> its name here and on the hub.
         dev_split: str, the split to score, as the original files call it.
         header: list of str, the columns of original files without a header line, or None.
-        name: str, the key in TASKS, "own" or "pydoc".
+        name: str, the key in TASKS, or "own".
         scale: [mean, standard deviation] of the training rows' numbers, which are predicted in
             units of it, or None for classes.
     """
@@ -93,6 +93,7 @@ TASKS = {
                  folder="CoLA", header=["source", "label", "star", "sentence"]),
     "stsb": Task(PAIR, None, NUMBER_METRICS, folder="STS-B", renamed={"score": "label"}),
     "wnli": Task(PAIR, ["not_entailment", "entailment"], ACCURACY, folder="WNLI"),
+    "pydoc": Task(["docstring"], [], CLASS_METRICS),
 }
 # the eight of the papers' average, without WNLI [GLUE §3]
 GLUE = ["mnli", "qnli", "qqp", "rte", "sst2", "mrpc", "cola", "stsb"]
@@ -114,7 +115,7 @@ def read_task(name, args):
     """Read a task's rows.
 
     Args:
-        name: str, a key of TASKS, "pydoc", or "own": the files of --train and --dev.
+        name: str, a key of TASKS, or "own": the files of --train and --dev.
         args: Namespace with the flags train, dev, data_dir, text, label, regression, limit,
             select, cache, encoding and sep. Without dev, a tenth of the rows of train is scored.
 
@@ -151,8 +152,6 @@ def read_task(name, args):
 
 def choose_task(name, args):
     """Return the Task with a name as read_task takes it; "own" has the columns of --text."""
-    if name == "pydoc":
-        return Task(["docstring"], [], CLASS_METRICS, name=name)
     if name != "own":
         return dataclasses.replace(TASKS[name], name=name)
     texts = list_names(args.text)
@@ -169,9 +168,7 @@ def read_split(task, args, split):
     original = os.path.join(task.folder, f"{split}.tsv")
     hub = ("nyu-mll/glue", task.name)
     records, source = read_records(args, split, original, hub, task.header)
-    parse = parse_class
-    if task.labels is None:
-        parse = parse_number
+    parse = parse_number if task.labels is None else parse_class
     return parse_rows(records, task, source, parse)
 
 
@@ -217,15 +214,12 @@ def parse_number(cell, task, place):
 def parse_class(cell, task, place):
     """Return the class in a label cell, str: one of the task's labels if they are known."""
     label = read_label(cell)
-    expected = "any text"
-    is_label = label != ""
-    if task.labels:
-        # GLUE's files may have the number of a class; in your own files, 1 is a name
-        if task.folder and label.isdecimal() and int(label) < len(task.labels):
-            label = task.labels[int(label)]
-        expected = ", ".join(task.labels)
-        is_label = label in task.labels
-    if not is_label:
+    names = task.labels
+    # GLUE's files may have the number of a class; in your own files, 1 is a name
+    if task.folder and label.isdecimal() and int(label) < len(names):
+        label = names[int(label)]
+    if label == "" or (names and label not in names):
+        expected = ", ".join(names) if names else "any text"
         raise InputError(f"{place}: expected a label ({expected}), got {cell!r:.60}.")
     return label
 
@@ -260,9 +254,7 @@ def parse_rows(records, task, source, parse):
             raise InputError(f"{source}: expected a column {name}, got {', '.join(columns)}. "
                              "--text and --label choose those of your own files.")
     rows = []
-    # rows at fault; all rows are read, so that one run counts them
-    numbers = []
-    messages = []
+    faults = []  # all rows are read, so that one run counts them
     for number, record in enumerate(records, 1):
         place = f"{source}, row {number:,}"
         try:
@@ -270,11 +262,9 @@ def parse_rows(records, task, source, parse):
             label = parse(record.get(columns[task.label_column]), task, place)
             rows.append((tuple(texts), label))
         except InputError as error:
-            numbers.append(f"{number:,}")
-            messages.append(str(error))
-    if numbers:
-        raise InputError(f"{messages[0]} Rows at fault: {len(numbers):,} of {len(records):,}; the "
-                         f"first are {', '.join(numbers[:5])}.")
+            faults.append(error)
+    if faults:
+        raise InputError(f"{faults[0]} Rows at fault: {len(faults):,} of {len(records):,}.")
     return rows
 
 
@@ -294,9 +284,6 @@ def find_classes(rows):
     if not 2 <= len(classes) <= max(2, len(rows) // 2):
         raise InputError(f"--label: expected two labels or more, each for several rows, got "
                          f"{len(classes):,} for {len(rows):,} rows. --regression is for numbers.")
-    if len({label.casefold() for label in classes}) < len(classes):
-        print("warning: --label: some labels differ only in case. Each is a class of its own.",
-              file=sys.stderr)
     return classes
 
 
@@ -370,9 +357,10 @@ def accuracy(predicted, truth):
 def f1(predicted, truth, label=1):
     """Return the harmonic mean of precision and recall of one class."""
     # P = correct / predicted and R = correct / true, so 2PR / (P + R) is 2 correct / their sum
-    num_correct = ((predicted == label) & (truth == label)).sum()
-    total = (predicted == label).sum() + (truth == label).sum()
-    return float(2 * num_correct / max(total, 1))
+    is_predicted = predicted == label
+    is_true = truth == label
+    total = is_predicted.sum() + is_true.sum()
+    return float(2 * (is_predicted & is_true).sum() / max(total, 1))
 
 
 def macro_f1(predicted, truth):
@@ -476,9 +464,7 @@ class SequenceClassification:
         self.task = task
         self.tokenizer = tokenizer
         self.length = length
-        self.num_outputs = 1
-        if task.labels is not None:
-            self.num_outputs = len(task.labels)
+        self.num_outputs = 1 if task.labels is None else len(task.labels)
         self.examples, num_cut = self.build_examples(rows)
         self.targets = self.build_targets(rows)
         self.notes = f"{num_cut:,} texts cut to {length} positions"
@@ -531,9 +517,8 @@ class SequenceClassification:
         predicted = logits.argmax(1)
         if self.task.labels is None:
             predicted = logits[:, 0]
-        scores = {}
-        for name in self.task.metrics:
-            scores[name] = 100 * METRICS[name](predicted, self.targets)
+        names = self.task.metrics
+        scores = {name: 100 * METRICS[name](predicted, self.targets) for name in names}
         loss = self.loss(torch.from_numpy(logits), torch.from_numpy(self.targets))
         scores["eval_loss"] = loss.item()
         return scores, predicted

@@ -1,10 +1,12 @@
 """Tests of finetune.py and bench/compare.py: runs of tiny models, resume, refusals, Table 2."""
 
+import dataclasses
+import gc
 import json
 import math
 import random
 import shutil
-import signal
+import weakref
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from common import InputError, load_checkpoint, lock_output, share_by_size
 from data.corpus import read_rows
 from data.tasks import Task, standard_error
 from infer import Predictor
+from tests.pretend_gpu import pretend_gpu
 from tests.support import assert_refused, equal_weights, make_words, run_main, torchrun
 from tests.test_squad import make_rows
 
@@ -173,10 +176,11 @@ def test_standard_error_of_the_mean_difference_is_that_of_rows_and_seeds():
 
 
 def test_classes_that_are_never_predicted_are_named():
-    result = dict(seed=3, predicted=[1, 1], f1_per_label=dict(a=0.0, b=9.0, c=0.0))
-    assert finetune.warn_of_classes(result) == ["seed 3 always predicts b"]
-    assert finetune.warn_of_classes(result | dict(predicted=[1, 0])) == ["seed 3 never predicts c"]
-    assert finetune.warn_of_classes(result | dict(predicted=[2, 1, 0])) == []
+    scores = dict(a=0.0, b=9.0, c=0.0)
+    results = [dict(seed=3, predicted=[1, 0], f1_per_label=scores),
+               dict(seed=4, predicted=[2, 1, 0], f1_per_label=scores)]
+    [warning] = finetune.warn_of_classes(results)
+    assert warning == "seed 3 never predicts 1 of 3 classes: c"
 
 
 def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
@@ -239,13 +243,6 @@ def test_without_a_slice_the_last_weights_are_scored(tune, own, tmp_path):
     row = tune(tmp_path, *own, "--seeds", 1, "--select", 0)["tasks"]["own"]
     assert row["rows"] == dict(train=397, dev=101)
     assert row["mean"] == row["last"]
-
-
-def test_slice_of_few_rows_is_warned_of(sr_run, own, tmp_path):
-    for limit, is_warned in ((4, True), (310, False)):
-        flags = [*QUICK, *own, *NO_TRAINING, "--limit", limit, "--out", tmp_path / str(limit)]
-        done = run_main(finetune.main, "--ckpt", sr_run, *flags)
-        assert ("warning: own: --select has" in done.err) == is_warned
 
 
 def test_labels_of_dev_rows_choose_nothing(tune, own, tmp_path):
@@ -330,6 +327,16 @@ def test_head_is_kept_for_the_very_same_task(tune, own, tmp_path):
     assert not torch.equal(read_weights(tmp_path / "other")["head.1.weight"], tuned)
 
 
+def test_start_of_a_task_does_not_change_the_checkpoint_of_the_others():
+    task = Task(["text"], ["down", "up"], ["accuracy"], name="b")
+    weights = {"head.1.weight": 1, "norm.weight": 2}
+    checkpoint = dict(model=weights, task=task.description() | dict(scale=None))
+    start = finetune.drop_other_head(checkpoint, dataclasses.replace(task, name="a"))
+    assert start == dict(model={"norm.weight": 2}, task={})
+    assert finetune.drop_other_head(checkpoint, task) == checkpoint
+    assert len(weights) == 2
+
+
 def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):
     small = finetune.PRESETS["proformer"] | dict(width=32, heads=4, ffn=64)
     monkeypatch.setitem(finetune.PRESETS, "proformer", small)
@@ -389,11 +396,13 @@ def test_control_is_the_mean_of_a_row_of_scores_per_word():
     torch.testing.assert_close(logits[0], (bag.weight[5] + 2 * bag.weight[6]) / 3)
 
 
-def test_weights_that_are_not_finite_are_refused(refuse, own, tmp_path, before_step):
+def test_weights_that_are_not_finite_are_refused(tune, refuse, own, tmp_path, before_step):
+    """The folder stays free: the same command with another rate is not taken for another run."""
     _, actions = before_step
     actions[STEPS] = lambda group: group["params"][-1].data.fill_(math.nan)
     refuse(tmp_path, own, "--lr", "finite")
     assert not list(tmp_path.glob("*.pt"))
+    tune(tmp_path, *own, *NO_TRAINING)
 
 
 def test_outputs_that_are_not_finite_are_refused_without_training_too(tune, refuse, own, tmp_path):
@@ -406,34 +415,80 @@ def test_outputs_that_are_not_finite_are_refused_without_training_too(tune, refu
     refuse(tmp_path / "out", flags, "--lr, --ckpt: expected finite outputs")
 
 
+def test_training_step_never_waits_for_the_gpu(sr_run, own, tmp_path):
+    """Law: with one evaluation, at the end, two epochs wait as often as one."""
+    waits_of_epochs = []
+    for epochs in (1, 2):
+        flags = f"--device cuda --epochs {epochs} --seeds 1 --eval_every 999".split()
+        out = ["--out", str(tmp_path / str(epochs))]
+        with pretend_gpu() as waits:
+            finetune.main(["--ckpt", str(sr_run), *QUICK, *own, *flags, *out])
+        waits_of_epochs.append(waits)
+    assert waits_of_epochs[0] == waits_of_epochs[1]
+
+
+def test_finished_model_is_released(tune, own, tmp_path, monkeypatch):
+    """Law: when a job begins, no reference keeps a compiled model of the job before it alive."""
+    models = []
+    alive = []
+
+    def count_parameters(model):
+        alive.append(any(reference() is not None for reference in models))
+        models.append(weakref.ref(model))
+        return dict(total=0, poep=0.0)
+
+    monkeypatch.setattr(finetune, "count_parameters", count_parameters)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr("common.COMPILERS", ["sh"])
+    gc.disable()
+    try:
+        tune(tmp_path, *own, *NO_TRAINING, "--compile", "--seeds", 3)
+    finally:
+        gc.enable()
+    assert alive == [False, False, False]
+
+
 # Runs in a folder
 
 
-@pytest.mark.parametrize("step", [
-    STEPS + 30,  # in the second seed
-    2 * STEPS + 1,  # never: the end of the run is interrupted, while it keeps the best weights
+@pytest.mark.parametrize("moment, num_steps", [
+    ("first job", 2 * STEPS),
+    ("first job's scores", 2 * STEPS),  # its model was saved
+    ("second job", STEPS),
+    ("end", 0),  # while it keeps the best weights
 ])
 def test_interrupted_run_goes_on_with_the_next_job(
-        step, sr_run, tune, own, tmp_path, before_step, monkeypatch):
+        moment, num_steps, sr_run, tune, own, tmp_path, before_step, monkeypatch):
     """Law: the same command trains what is missing, to the same results and weights."""
     flags = [*own, "--seeds", 2]
     whole = tune(tmp_path / "a", *flags)
     rates, actions = before_step
     rates.clear()
-    actions[step] = lambda group: signal.raise_signal(signal.SIGINT)
+
+    def interrupt(*args):
+        if moment != "first job's scores" or "seed-0" in str(args[0]):
+            raise KeyboardInterrupt
+        return write_json(*args)
+
+    write_json = finetune.write_json
     with monkeypatch.context() as patch:
-        if step > 2 * STEPS:
-            patch.setattr(finetune, "remove", lambda path: signal.raise_signal(signal.SIGINT))
+        if moment == "first job":
+            actions[30] = interrupt
+        elif moment == "first job's scores":
+            patch.setattr(finetune, "write_json", interrupt)
+        elif moment == "second job":
+            actions[STEPS + 30] = interrupt
+        else:
+            patch.setattr(finetune, "remove", interrupt)
         done = run_main(finetune.main, "--ckpt", sr_run, *QUICK, "--out", tmp_path / "b", *flags)
     assert done.code == 130
-    assert (tmp_path / "b" / "own-seed-0.json").exists()
     rates.clear()
     actions.clear()
 
     again = tune(tmp_path / "b", *flags, "--ckpt", f"{sr_run}/")  # the same folder
 
     assert again["tasks"] == whole["tasks"]
-    assert len(rates) == (STEPS if step < 2 * STEPS else 0)
+    assert len(rates) == num_steps
     assert equal_weights(tmp_path / "a", tmp_path / "b")
     assert not list((tmp_path / "b").glob("own-seed-*.pt"))
 
@@ -452,7 +507,7 @@ def test_progress_is_written_at_once(sr_run, own, tmp_path, before_step, monkeyp
 
 
 def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
-    """Of other flags, of texts or a checkpoint that changed, or of pre-training."""
+    """Other flags, texts or a checkpoint that changed, or the folder of a pre-training."""
     out = tmp_path / "out"
     dev = tmp_path / "dev.tsv"
     shutil.copy(own[-1], dev)
@@ -467,13 +522,27 @@ def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
     with lock_output(str(out)):
         refuse(out, flags, f"--out {out}: in use")
     checkpoint = load_checkpoint(str(copy))
-    torch.save(checkpoint | dict(step=7), copy / "ckpt.pt")
+    checkpoint["model"]["norm.weight"] += 1  # of a run with the same settings on another device
+    torch.save(checkpoint, copy / "ckpt.pt")
     refuse(out, flags, "checkpoint was")
-    shutil.copy(sr_run / "ckpt.pt", copy)  # with another time
-    tune(out, *flags)
+    shutil.copy(sr_run / "ckpt.pt", copy)
     dev.write_text(dev.read_text() + "one more text\tup\n")
     refuse(out, flags, "texts was")
     assert (out / "results.json").read_bytes() == before
+
+
+def test_folder_is_known_again_by_content(tune, sr_run, own, tmp_path, before_step):
+    """Law: with copies of its checkpoint and texts, another --device or --cache, it is the same."""
+    rates, _ = before_step
+    whole = tune(tmp_path / "out", *own, *NO_TRAINING)
+    num_steps = len(rates)
+    shutil.copytree(sr_run, tmp_path / "copy")
+    train, dev = [shutil.copy(path, tmp_path) for path in own[1::2]]
+    moved = ["--ckpt", tmp_path / "copy", "--train", train, "--dev", dev]
+    more = ["--device", "cpu:0", "--cache", tmp_path]
+    again = tune(tmp_path / "out", *moved, *NO_TRAINING, *more)
+    assert again["tasks"] == whole["tasks"]
+    assert len(rates) == num_steps
 
 
 def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
@@ -517,19 +586,11 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_all_rows_at_fault_are_counted_and_the_first_are_named(refuse, tmp_path):
+def test_all_rows_at_fault_are_counted(refuse, tmp_path):
     rows = [("text", "label"), *[("a", "up"), ("b", "")] * 7]
     path = write_table(tmp_path / "rows.tsv", rows)
     refuse(tmp_path / "out", ["--train", path, "--dev", path],
-           "row 2: expected a label", "Rows at fault: 7 of 14; the first are 2, 4, 6, 8, 10")
-
-
-def test_labels_that_differ_only_in_case_are_warned_of(sr_run, tmp_path):
-    rows = [("text", "label"), *[("a", "up"), ("b", "Up")] * 20]
-    path = write_table(tmp_path / "rows.tsv", rows)
-    flags = [*QUICK, "--train", path, "--dev", path, *NO_TRAINING, "--out", tmp_path / "out"]
-    done = run_main(finetune.main, "--ckpt", sr_run, *flags)
-    assert "labels differ only in case" in done.err
+           "row 2: expected a label", "Rows at fault: 7 of 14")
 
 
 def test_words_that_the_hash_does_not_know_are_warned_of(sr_run, tmp_path):

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 import data.python_source
 import data.tasks
 from common import InputError
-from data.tasks import METRICS, TASKS, SequenceClassification, Task, draw_groups
-from data.tasks import measure_scale, parse_class, parse_number, parse_rows, read_task, standard_error
+from data.tasks import METRICS, TASKS, SequenceClassification, Task, draw_groups, measure_scale
+from data.tasks import parse_class, parse_number, parse_rows, read_task, standard_error
 from hashing import MD5
 from model import Config
 from tests.support import make_words
