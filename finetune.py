@@ -55,7 +55,7 @@ from data.tasks import GLUE, TASKS, SequenceClassification, f1, read_task
 from data.tasks import standard_error
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, Model, count_parameters, load_model
-from tokenizer import HashTokenizer
+from tokenizer import FIRST_WORD_ID, HashTokenizer
 
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # cosines after the warm-up
@@ -63,8 +63,7 @@ BAG_LR = 0.1  # for the bag of words: the best of 0.03, 0.1 and 0.3 on MRPC, CoL
 EVAL_POSITIONS = 32_768  # positions in a batch of an evaluation
 MAX_NAMED = 8  # classes that are printed
 FEW_ROWS = 30  # with fewer selection rows, early weights may score as high as the best
-# The seed of a step, for new hyperplanes, is seed · stride + step: two seeds share none
-SEED_STRIDE = 1_000_003
+SEED_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
 # Flags that a rerun may change: the content of the texts and of the checkpoint is compared instead
 PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
 
@@ -75,7 +74,6 @@ def finetune(args):
     check_flags(args)
     checkpoint, config = load_start(args)
     fill_flags(args, checkpoint, config)
-    config = dataclasses.replace(config, pool=args.pool, dropout=args.dropout)
 
     # Device: torchrun starts a process, called rank, for each GPU
     rank, world, local_rank = read_ranks()
@@ -97,10 +95,10 @@ def finetune(args):
                              f"very task, {name}, with its columns and labels.")
         if args.select > 0 and len(splits[name].get("select", [])) < FEW_ROWS and rank == 0:
             print(f"warning: {name}: --select has fewer than {FEW_ROWS} rows. Early weights may "
-                  "score as high as the best. Use --select 0, or more rows.", file=sys.stderr)
+                  "score as high as the best. Use --select 0, or more rows.")
 
     # Jobs: the folder --out holds those of one choice of flags, texts and checkpoint
-    settings = dict(vars(args), out=None, device=str(runtime.device), dtype=runtime.dtype,
+    settings = dict(vars(args), device=str(runtime.device), dtype=runtime.dtype,
                     texts=fingerprint(splits), checkpoint=checkpoint["digest"])
     seeds = range(args.seed, args.seed + args.seeds)
     with lock_output(args.out, rank):
@@ -108,7 +106,7 @@ def finetune(args):
         if rank == 0:
             write_json(Path(args.out, "settings.json"), settings)
             for name, value in settings.items():
-                print(f"{name}: {value}", flush=True)
+                print(f"{name}: {value}")
         wait_for_ranks()  # no job starts unless rank 0 holds the folder
 
         # Ranks share the jobs by size, the longest first
@@ -145,10 +143,6 @@ def finetune(args):
     return content
 
 
-# -------------------------------------------------------------------------------------------------
-# A job
-
-
 def run_job(args, runtime, config, checkpoint, data, seed):
     """Train, score and save a model; train and score its control. Return the results, dict."""
     train_data = data["train"]
@@ -158,7 +152,8 @@ def run_job(args, runtime, config, checkpoint, data, seed):
 
     # Model: the weights of the checkpoint, which may lack a head; the others are fresh
     torch.manual_seed(seed)  # for fresh weights and dropout
-    config = dataclasses.replace(config, head=train_data.head, labels=train_data.num_outputs)
+    config = dataclasses.replace(config, head=train_data.head, labels=train_data.num_outputs,
+                                 pool=args.pool, dropout=args.dropout)
     model = Model(config)
     model.load_state_dict(model.state_dict() | checkpoint["model"])
     model.to(runtime.device)
@@ -198,10 +193,10 @@ def train(args, runtime, model, data, seed, lr, title):
     Args:
         args: Namespace with the flags epochs, batch and eval_every.
         model: nn.Module, maps token IDs (B, L) and an attention mask to logits.
-        data: dict, split -> SequenceClassification or QuestionAnswering. select may be missing.
+        data: dict, split -> SequenceClassification or QuestionAnswering; may have no select.
         seed: int, decides the order of the examples.
         lr: float, the peak learning rate.
-        title: str, the start of each line of progress.
+        title: str, how the lines of progress begin.
 
     Returns:
         dict, the weights of the best evaluation, or None without data["select"]; and the log, list
@@ -224,8 +219,8 @@ def train(args, runtime, model, data, seed, lr, title):
     losses = []  # since the last evaluation
     best_score = -math.inf
     best_weights = None
-    # disable=None: a progress bar in a terminal, none elsewhere
-    for step, indices in enumerate(tqdm(batches, title, leave=False, disable=None)):
+    bar = tqdm(batches, title, leave=False, disable=None)  # None: a bar only in a terminal
+    for step, indices in enumerate(bar):
         optimizer.param_groups[0]["lr"] = lr * learning_rate(step, num_steps, warmup)
         model.train()
         if isinstance(model, Model) and model.config.lsh_redraw:
@@ -288,7 +283,7 @@ def learning_rate(step, num_steps, warmup):
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / (num_steps - warmup)  # from 0 to below 1
-    return 0.5 * (1 + math.cos(math.pi * ((CYCLES * progress) % 1)))
+    return 0.5 * (1 + math.cos(math.pi * (CYCLES * progress % 1)))
 
 
 @torch.no_grad()
@@ -322,18 +317,15 @@ def compute_logits(runtime, model, part, indices):
 
 
 def load_start(args):
-    """Return the checkpoint to start from, dict, and the Config of its encoder.
-
-    Its weights, "model", are {} if all are to be fresh; its "task" is {} unless it was fine-tuned.
-    """
-    if args.preset:
+    """Return the checkpoint to start from, dict, and the Config of its encoder."""
+    if args.preset:  # no weights: all of them are fresh
         return dict(model={}, task={}, digest=None), Config.choose(PRESETS[args.preset])
     with blame(args.ckpt, Exception):
         checkpoint = load_checkpoint(args.ckpt)
         config = load_model(checkpoint).config  # raises where the weights do not fit it
         content = Path(find_checkpoint(args.ckpt)).read_bytes()
-    checkpoint["digest"] = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    checkpoint.setdefault("task", {})
+    checkpoint["digest"] = hashlib.sha256(content).hexdigest()
+    checkpoint.setdefault("task", {})  # {} unless it was fine-tuned
     if not config.order:
         raise InputError(f"--ckpt {args.ckpt}: expected a model of texts, got one of item sets.")
     if args.from_scratch:
@@ -342,15 +334,13 @@ def load_start(args):
 
 
 def drop_other_head(checkpoint, task):
-    """Return a checkpoint without its head and its task, unless it was trained for this very task.
-
-    The same task has the same name, columns and labels. The checkpoint itself does not change.
-    """
-    if task.description().items() <= checkpoint["task"].items():  # it has each field and value
+    """Return the checkpoint without a head and a task, unless it was trained for this very task."""
+    # the same task has the same name, columns and labels
+    if task.description().items() <= checkpoint["task"].items():
         return checkpoint
     weights = {name: weight for name, weight in checkpoint["model"].items()
                if not name.startswith("head.")}
-    return checkpoint | dict(model=weights, task={})
+    return checkpoint | dict(model=weights, task={})  # a new dict: other tasks share the old one
 
 
 def encode_splits(config, checkpoint, task, splits):
@@ -365,12 +355,13 @@ def encode_splits(config, checkpoint, task, splits):
             tokenizer = HashTokenizer(config, hash_name="lsh", hash=fit_hash(splits["train"]))
         for split, rows in splits.items():
             if task.name in SQUAD:
-                is_v2 = task.name == "squad_v2"
-                data[split] = QuestionAnswering(task, rows, tokenizer, config.length, is_v2)
+                data[split] = QuestionAnswering(
+                    task, rows, tokenizer, config.length, task.name == "squad_v2")
             else:
                 data[split] = SequenceClassification(task, rows, tokenizer, config.length)
     ids = np.concatenate(data["train"].examples)
-    report_unknown(tokenizer, tokenizer.codes(), np.bincount(ids))
+    counts = np.bincount(ids, minlength=FIRST_WORD_ID + len(tokenizer.words))
+    report_unknown(tokenizer, tokenizer.words, counts)
     sizes = ", ".join(f"{split} {len(part):,}" for split, part in data.items())
     print(f"{task.name}: rows {sizes}; of train {data['train'].notes}", flush=True)
     return data
@@ -441,7 +432,7 @@ def summarize(results):
         predicted = [result["predicted"] for result in results]
         others = [result["control"]["predicted"] for result in results]
         row |= dict(bag_of_words=np.mean(bag), bag_of_words_std=deviation(bag),
-                    over_bag=np.mean(values) - np.mean(bag),
+                    over_bag=best[metric] - np.mean(bag),
                     over_bag_error=standard_error(metric, first["truth"], predicted, others))
     return row
 
@@ -547,16 +538,14 @@ def add_run_flags(add):
     add("--lr", type=at_least(0, float),
         help="peak learning rate (default: 3e-5, or 1e-3 for a width below 512)")
     add("--pool", choices=("cls", "mean"),
-        help="what the head reads: the first position, or the mean of all positions (default: that "
-        "of a fine-tuned checkpoint, else cls, or mean for a width below 512)")
+        help="what the head reads: the first position, or the mean of all (default: as a "
+        "fine-tuned checkpoint, else cls, or mean for a width below 512)")
     add("--select", type=at_least(0, float, 0.5), default=0.1,
-        help="share of the training rows that chooses the weights to score; 0: score the last "
-        "weights (default: 0.1)")
+        help="share of the training rows that chooses the weights; 0: the last (default: 0.1)")
     add("--dropout", type=at_least(0, float, 0.99),
         help="dropout probability (default: the checkpoint's)")
-    add("--seeds", type=at_least(1), default=3, help="number of seeds per task (default: 3)")
-    add("--seed", type=at_least(0), default=0,
-        help="the first seed; the next one is larger by 1 (default: 0)")
+    add("--seeds", type=at_least(1), default=3, help="seeds per task (default: 3)")
+    add("--seed", type=at_least(0), default=0, help="the first of the seeds (default: 0)")
     add("--eval_every", type=at_least(1),
         help="steps between evaluations (default: half an epoch, rounded)")
     # device and files

@@ -99,7 +99,7 @@ class Canine(nn.Module):
         output: float (B, labels), logits.
     """
 
-    specials = None  # what model.count_parameters asks for
+    specials = None  # count_parameters reads it: there is no table of special tokens
 
     def __init__(self, config):
         super().__init__()
@@ -107,7 +107,7 @@ class Canine(nn.Module):
         d = config.width
         self.dropout = nn.Dropout(config.dropout)
 
-        # The order of these lines is that of the random numbers: another gives other weights.
+        # the order of these lines decides which random numbers a weight gets
         k = len(PRIMES)
         self.embedding = nn.Embedding(k * config.rows, d // k)  # table after table
         self.positions = nn.Embedding(config.positions, d)
@@ -124,18 +124,20 @@ class Canine(nn.Module):
         self.pooler = nn.Linear(d, d)
         self.head = nn.Sequential(nn.Dropout(config.dropout), nn.Linear(d, config.labels))
 
-        for module in self.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.eps = NORM_EPS
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            elif isinstance(module, (nn.Linear, nn.Conv1d)):
-                nn.init.normal_(module.weight, std=0.02 * (768 / d) ** 0.5)
-                nn.init.zeros_(module.bias)
+        self.apply(self.init_weights)
+
+    def init_weights(self, module):
+        """Draw the first weights of one of the modules."""
+        if isinstance(module, nn.LayerNorm):
+            module.eps = NORM_EPS
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        elif isinstance(module, (nn.Linear, nn.Conv1d)):
+            nn.init.normal_(module.weight, std=0.02 * (768 / self.config.width) ** 0.5)
+            nn.init.zeros_(module.bias)
 
     def forward(self, ids, key_mask=None):
-        ids, types, key_mask = pad_inputs(ids, key_mask)
-        _, windows = self.encode(ids, types, key_mask)
+        _, windows = self.encode(*pad_inputs(ids, key_mask))
         pooled = self.pooler(windows[:, 0]).tanh()  # (B, d), of [CLS]
         return self.head(pooled)
 
@@ -250,7 +252,7 @@ def pad_inputs(ids, key_mask=None):
 
 
 class CharacterTokenizer:
-    """Map text to token IDs of characters, as SequenceClassification asks a tokenizer for them.
+    """Map texts to token IDs of characters. It has what SequenceClassification calls.
 
     Example:
         CharacterTokenizer().ids("No")  # 78 + 5, 111 + 5
@@ -307,8 +309,7 @@ def load_released(folder):
         released = read_released_weights(folder)
         weights = {}
         for ours, theirs in released_names(config).items():
-            parts = [released.pop(name) for name in theirs]
-            weights[ours] = torch.cat(parts)
+            weights[ours] = torch.cat([released.pop(name) for name in theirs])
         if released:
             raise ValueError(f"weights of no part of the model: {list(released)[:3]}")
         with torch.device("meta"):  # allocates nothing; raises where shapes differ
@@ -384,7 +385,7 @@ def released_names(config):
 
 
 def build_parser():
-    """Return the parser of all flags: those of finetune.py, but for the start."""
+    """Return the parser of all flags: those of finetune.py, except --ckpt and --from_scratch."""
     p = argparse.ArgumentParser(
         allow_abbrev=False, prog="canine.py", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -406,14 +407,13 @@ def finetune_canine(args):
     config = SHAPES[args.preset]
     weights = {}
     if args.weights:
-        with blame(f"--weights {args.weights}"):
-            config, weights = load_released(args.weights)
+        config, weights = load_released(args.weights)
     fill_flags(args, dict(task={}), config)
     runtime = resolve_device(args)
 
     # texts
     task, splits = read_task(args.task, args)
-    settings = dict(vars(args), out=None, texts=fingerprint(splits))
+    settings = dict(vars(args), texts=fingerprint(splits))
     check_out(args.out, settings)
     data = {}
     for split, rows in splits.items():
@@ -422,10 +422,10 @@ def finetune_canine(args):
     # training
     results = []
     for seed in range(args.seed, args.seed + args.seeds):
-        torch.manual_seed(seed)  # of the new weights and of dropout
+        torch.manual_seed(seed)  # for fresh weights and dropout
         labels = data["train"].num_outputs
         model = Canine(dataclasses.replace(config, labels=labels, dropout=args.dropout))
-        model.load_state_dict(model.state_dict() | weights)  # which have no head
+        model.load_state_dict(model.state_dict() | weights)  # released weights have no head
         model.to(runtime.device)
         title = f"{args.task}, seed {seed}"
         best_weights, log = train(args, runtime, model, data, seed, args.lr, title)

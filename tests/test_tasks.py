@@ -105,21 +105,17 @@ def test_parse_rows_chooses_columns_by_name():
 @pytest.mark.parametrize("cells, message", [
     ([], "here: expected rows, got none"),
     ([dict(sentence1="a", label=0)], "expected a column sentence2, got sentence1"),
-    ([dict(sentence1="a", sentence2=5, label=0)], "here, row 1: expected text, got 5"),
+    ([dict(sentence1="a", sentence2=5, label=0)], "expected text, got 5. Rows at fault: 1 of 1"),
 ])
 def test_parse_rows_refuses_other_rows(cells, message):
     with pytest.raises(InputError, match=message):
         parse_rows(cells, TASKS["rte"], "here", parse_class)
 
 
-@pytest.mark.parametrize("count, num_drawn", [
-    (7, 7),
-    (99, 60),  # more than there are
-])
-def test_draw_groups_divides_the_rows_at_random_and_in_order(count, num_drawn):
+def test_draw_groups_divides_the_rows_at_random_and_in_order():
     rows = make_rows(map(str, range(60)), range(60))
-    drawn, others = draw_groups(rows, count, seed=1)
-    assert len(drawn) == num_drawn
+    drawn, others = draw_groups(rows, 7, seed=1)
+    assert len(drawn) == 7
     assert sorted(drawn + others, key=rows.index) == rows
     assert drawn == sorted(drawn, key=rows.index)
     assert others == sorted(others, key=rows.index)
@@ -194,9 +190,6 @@ def test_without_dev_a_tenth_of_train_is_held_out_and_shares_no_text(tmp_path):
     assert len(splits["dev"]) == 6
     assert len(splits["train"]) == 54
     assert not {texts for texts, _ in splits["train"]} & {texts for texts, _ in splits["dev"]}
-    args.limit = 54  # limits what trains, not the rows it is drawn from
-    _, again = read_task("own", args)
-    assert again == splits
 
 
 def test_limit_and_select_divide_the_training_rows(tmp_path):
@@ -233,19 +226,14 @@ def test_original_files_of_cola_have_no_header(tmp_path):
 
 def test_splits_of_the_hub_are_its_own(monkeypatch):
     """test_corpus.py has the names of its labels."""
-    asked = []
-
-    def read_hub(*hub, split):
-        asked.append((*hub, split))
-        return [dict(sentence1="a", sentence2="b", label="entailment")]
+    def read_hub(name, config, split):
+        assert (name, config) == ("nyu-mll/glue", "rte")
+        return [dict(sentence1=split, sentence2="b", label="entailment")]
 
     monkeypatch.setattr(data.tasks, "read_hub", read_hub)
     _, splits = read_task("rte", flags())
-    assert splits["train"] == splits["dev"] == [(("a", "b"), "entailment")]
-    assert asked == [
-        ("nyu-mll/glue", "rte", "train"),
-        ("nyu-mll/glue", "rte", "validation"),
-    ]
+    assert splits == dict(train=[(("train", "b"), "entailment")],
+                          dev=[(("validation", "b"), "entailment")])
 
 
 def test_pydoc_holds_out_whole_files(tmp_path, monkeypatch):
@@ -301,12 +289,6 @@ def test_metric_by_hand(metric, predicted, truth, expected):
 # Comparison of two models on the same rows
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "f1", "spearman"])
-def test_equal_predictions_have_no_error(metric):
-    predicted = np.random.default_rng(0).integers(2, size=(3, 50))
-    assert standard_error(metric, predicted[0], predicted, predicted) == 0
-
-
 def test_error_of_one_seed_is_that_of_a_mean_of_rows():
     """Law: of 8 rows one model wins 3 and loses 1; the error is the deviation of these by √n."""
     n = 32_000
@@ -344,19 +326,8 @@ def test_numbers_are_standardized_by_the_scale():
     assert data.targets.tolist() == [-1, 3]
 
 
-def test_scale_of_equal_numbers_is_1():
-    """None divides by 0."""
-    assert measure_scale(make_rows("xy", [4.0, 4.0])) == [4, 1]
-
-
-def test_evaluate_restores_the_order_of_batches():
-    """Logits of the right labels come in another order."""
-    words = ["up", "down", "up", "up"]
-    data = make_data(UP_OR_DOWN, make_rows(words, words))
-    logits = torch.eye(2)[data.targets]
-    scores, predicted = data.evaluate(two_batches(logits))
-    assert scores["accuracy"] == 100
-    assert predicted.tolist() == [1, 0, 1, 1]
+def test_scale_of_equal_numbers_is_not_0():
+    assert measure_scale(make_rows("xy", [4.0, 4.0])) == [4, 1e-9]
 
 
 @pytest.mark.parametrize("task, labels", [
@@ -364,7 +335,10 @@ def test_evaluate_restores_the_order_of_batches():
     (NUMBER, [1.0, 9.0, 4.0, 2.0]),
 ])
 def test_eval_loss_is_the_mean_over_the_rows(task, labels):
-    """Law: -log softmax of the right class, or the squared error in units of the scale."""
+    """Law: -log softmax of the right class, or the squared error in units of the scale.
+
+    The logits come in another order than the rows.
+    """
     data = make_data(task, make_rows("abcd", labels))
     logits = torch.randn(4, data.num_outputs)
     total = 0
