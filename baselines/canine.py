@@ -49,7 +49,7 @@ PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # one for each of the k hash functi
 RATE = 4  # characters of a window: width and stride of the convolution
 MAX_PADDING = 3 * RATE - 1  # positions that pad_inputs adds at most
 BLOCK = 128  # characters of a block of local attention
-NORM_EPS = 1e-12  # of all layer norms, as released
+NORM_EPS = 1e-12  # in all layer norms, as released
 # Code points of [PAD] [CLS] [SEP] [UNK] [MASK], by token ID. CANINE has no [UNK]: 0xE004, which it
 # reserves, stands in.
 SPECIAL_POINTS = (0, 0xE000, 0xE001, 0xE004, 0xE003)

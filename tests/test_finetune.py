@@ -433,21 +433,21 @@ def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
     out = tmp_path / "out"
     dev = tmp_path / "dev.tsv"
     shutil.copy(own[-1], dev)
-    copy = tmp_path / "copy"
-    shutil.copytree(sr_run, copy)
-    flags = [*own, *NO_TRAINING, "--dev", dev, "--ckpt", copy]
+    copied = tmp_path / "copy"
+    shutil.copytree(sr_run, copied)
+    flags = [*own, *NO_TRAINING, "--dev", dev, "--ckpt", copied]
     tune(out, *flags)
     before = (out / "results.json").read_bytes()
 
     refuse(out, [*flags, "--batch", 9], f"--out {out}: belongs to a run", "batch was 16 and is 9")
-    refuse(copy, flags, "belongs to another script")
+    refuse(copied, flags, "belongs to another script")
     with lock_output(str(out)):
         refuse(out, flags, f"--out {out}: in use")
-    checkpoint = load_checkpoint(str(copy))
+    checkpoint = load_checkpoint(str(copied))
     checkpoint["model"]["norm.weight"] += 1  # of a run with the same settings on another device
-    torch.save(checkpoint, copy / "ckpt.pt")
+    torch.save(checkpoint, copied / "ckpt.pt")
     refuse(out, flags, "checkpoint was")
-    shutil.copy(sr_run / "ckpt.pt", copy)
+    shutil.copy(sr_run / "ckpt.pt", copied)
     dev.write_text(dev.read_text() + "one more text\tup\n")
     refuse(out, flags, "texts was")
     assert (out / "results.json").read_bytes() == before
