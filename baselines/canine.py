@@ -36,11 +36,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import InputError, blame_file, blame_input, resolve_device, run_script, write_json
+from common import InputError, blame, fingerprint, resolve_device, run_script
+from common import write_json
 from data.squad import SQUAD
 from data.tasks import SequenceClassification, read_task
 from finetune import add_run_flags, check_flags, check_out, fill_flags, print_results, summarize
-from finetune import train_and_score
+from finetune import score, train
 from model import Config, TransformerLayer, count_parameters
 from tokenizer import FIRST_WORD_ID, SEP
 
@@ -48,7 +49,7 @@ PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # one for each of the k hash functi
 RATE = 4  # characters of a window: width and stride of the convolution
 MAX_PADDING = 3 * RATE - 1  # positions that pad_inputs adds at most
 BLOCK = 128  # characters of a block of local attention
-NORM_EPS = 1e-12  # of all layer norms, as released
+NORM_EPS = 1e-12  # in all layer norms, as released
 # Code points of [PAD] [CLS] [SEP] [UNK] [MASK], by token ID. CANINE has no [UNK]: 0xE004, which it
 # reserves, stands in.
 SPECIAL_POINTS = (0, 0xE000, 0xE001, 0xE004, 0xE003)
@@ -98,7 +99,7 @@ class Canine(nn.Module):
         output: float (B, labels), logits.
     """
 
-    specials = None  # what model.count_parameters asks for
+    specials = None  # count_parameters reads it: there is no table of special tokens
 
     def __init__(self, config):
         super().__init__()
@@ -106,7 +107,7 @@ class Canine(nn.Module):
         d = config.width
         self.dropout = nn.Dropout(config.dropout)
 
-        # The order of these lines is that of the random numbers: another gives other weights.
+        # the order of these lines decides which random numbers a weight gets
         k = len(PRIMES)
         self.embedding = nn.Embedding(k * config.rows, d // k)  # table after table
         self.positions = nn.Embedding(config.positions, d)
@@ -123,18 +124,20 @@ class Canine(nn.Module):
         self.pooler = nn.Linear(d, d)
         self.head = nn.Sequential(nn.Dropout(config.dropout), nn.Linear(d, config.labels))
 
-        for module in self.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.eps = NORM_EPS
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            elif isinstance(module, (nn.Linear, nn.Conv1d)):
-                nn.init.normal_(module.weight, std=0.02 * (768 / d) ** 0.5)
-                nn.init.zeros_(module.bias)
+        self.apply(self.init_weights)
+
+    def init_weights(self, module):
+        """Draw the first weights of one of the modules."""
+        if isinstance(module, nn.LayerNorm):
+            module.eps = NORM_EPS
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        elif isinstance(module, (nn.Linear, nn.Conv1d)):
+            nn.init.normal_(module.weight, std=0.02 * (768 / self.config.width) ** 0.5)
+            nn.init.zeros_(module.bias)
 
     def forward(self, ids, key_mask=None):
-        ids, types, key_mask = pad_inputs(ids, key_mask)
-        _, windows = self.encode(ids, types, key_mask)
+        _, windows = self.encode(*pad_inputs(ids, key_mask))
         pooled = self.pooler(windows[:, 0]).tanh()  # (B, d), of [CLS]
         return self.head(pooled)
 
@@ -249,7 +252,7 @@ def pad_inputs(ids, key_mask=None):
 
 
 class CharacterTokenizer:
-    """Map text to token IDs of characters, as SequenceClassification asks a tokenizer for them.
+    """Map texts to token IDs of characters. It has what SequenceClassification calls.
 
     Example:
         CharacterTokenizer().ids("No")  # 78 + 5, 111 + 5
@@ -301,13 +304,12 @@ def load_released(folder):
         FileNotFoundError: a file is missing.
         InputError: a file is damaged, or of another model.
     """
-    with blame_file(folder):
+    with blame(folder, Exception):
         config = read_released_config(folder)
         released = read_released_weights(folder)
         weights = {}
         for ours, theirs in released_names(config).items():
-            parts = [released.pop(name) for name in theirs]
-            weights[ours] = torch.cat(parts)
+            weights[ours] = torch.cat([released.pop(name) for name in theirs])
         if released:
             raise ValueError(f"weights of no part of the model: {list(released)[:3]}")
         with torch.device("meta"):  # allocates nothing; raises where shapes differ
@@ -383,7 +385,7 @@ def released_names(config):
 
 
 def build_parser():
-    """Return the parser of all flags: those of finetune.py, but for the start."""
+    """Return the parser of all flags: those of finetune.py, except --ckpt and --from_scratch."""
     p = argparse.ArgumentParser(
         allow_abbrev=False, prog="canine.py", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -391,7 +393,7 @@ def build_parser():
                    help="size of a model with fresh weights (default: canine)")
     p.add_argument("--weights", help="folder of the released CANINE-C (default: fresh weights)")
     add_run_flags(p.add_argument)
-    p.set_defaults(ckpt=None, from_scratch=False, pool="cls")
+    p.set_defaults(ckpt=None, from_scratch=False, pool="cls", compile=False)
     return p
 
 
@@ -405,38 +407,36 @@ def finetune_canine(args):
     config = SHAPES[args.preset]
     weights = {}
     if args.weights:
-        with blame_input(f"--weights {args.weights}"):
-            config, weights = load_released(args.weights)
-    fill_flags(args, {}, config)
-    check_out(args.out, vars(args))
+        config, weights = load_released(args.weights)
+    fill_flags(args, dict(task={}), config)
     runtime = resolve_device(args)
 
     # texts
     task, splits = read_task(args.task, args)
+    settings = dict(vars(args), texts=fingerprint(splits))
+    check_out(args.out, settings)
     data = {}
-    scale = None
-    for split, rows in splits.items():  # train comes first
-        data[split] = SequenceClassification(
-            task, rows, CharacterTokenizer(), config.length, scale)
-        scale = data[split].scale
+    for split, rows in splits.items():
+        data[split] = SequenceClassification(task, rows, CharacterTokenizer(), config.length)
 
     # training
     results = []
     for seed in range(args.seed, args.seed + args.seeds):
-        torch.manual_seed(seed)  # of the new weights and of dropout
+        torch.manual_seed(seed)  # for fresh weights and dropout
         labels = data["train"].num_outputs
         model = Canine(dataclasses.replace(config, labels=labels, dropout=args.dropout))
-        model.load_state_dict(model.state_dict() | weights)  # which have no head
+        model.load_state_dict(model.state_dict() | weights)  # released weights have no head
         model.to(runtime.device)
         title = f"{args.task}, seed {seed}"
-        result = train_and_score(args, runtime, model, data, seed, args.lr, title)
-        results.append(result | dict(size=count_parameters(model)))
+        best_weights, log = train(args, runtime, model, data, seed, args.lr, title)
+        result = score(runtime, model, data, best_weights, log)
+        results.append(result | dict(seed=seed, size=count_parameters(model)))
 
     # results
-    content = dict(tasks={args.task: summarize(results)}, settings=vars(args))
+    content = dict(tasks={args.task: summarize(results)}, settings=settings)
     os.makedirs(args.out, exist_ok=True)
-    write_json(os.path.join(args.out, "settings.json"), vars(args))
-    write_json(os.path.join(args.out, "results.json"), content)
+    write_json(Path(args.out, "settings.json"), settings)
+    write_json(Path(args.out, "results.json"), content)
     print_results(content)
     return content
 

@@ -86,7 +86,7 @@ def bench_scores(args):
                 rows.append((tuple(misspell(text, share, rng) for text in texts), label))
             splits[share] = f"{share} misspelled"
             rows_of_splits[splits[share]] = rows
-        data = finetune.encode_splits(model.config, checkpoint, name, task, rows_of_splits)
+        data = finetune.encode_splits(model.config, checkpoint, task, rows_of_splits)
         model.set_codes(torch.from_numpy(data["train"].tokenizer.codes()))
         title = harness.name_run(results["settings"], name)  # model, task
         yield score_splits(title, runtime, model, data, splits)
@@ -100,8 +100,10 @@ def bench_scores(args):
         if title not in seen:
             seen.add(title)
             bag = finetune.BagOfWords(len(model.codes), data["train"].num_outputs)
-            finetune.train_and_score(settings, runtime, bag, data, settings.seed, finetune.BAG_LR,
-                                     f"{name}, bag of words")
+            weights, _ = finetune.train(settings, runtime, bag, data, settings.seed,
+                                        finetune.BAG_LR, f"{name}, bag of words")
+            if weights is not None:
+                bag.load_state_dict(weights)
             yield score_splits(title, runtime, bag, data, splits)
 
 

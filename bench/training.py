@@ -23,7 +23,7 @@ from bench import harness
 from bench.harness import REQUIRED, Bench, Stopwatch, build_model
 from common import autocast, read_json
 from data.batches import pad_batch
-from data.tasks import SequenceClassification, measure_scale
+from data.tasks import SequenceClassification
 from hashing import MD5
 from model import PRESETS, Config, Model, parameter_groups
 from objectives import OBJECTIVES
@@ -203,14 +203,11 @@ def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), roun
     for name in names:
         task, splits = harness.read_glue(name, args)
         rows = splits["dev"]
-        scale = None
-        if task.labels is None:
-            scale = measure_scale(rows)
         row = dict(name=name)
         functions = {}
         for unit, (model, tokenizer) in readers.items():
             length = model.config.length
-            data = SequenceClassification(task, rows, tokenizer, length, scale)
+            data = SequenceClassification(task, rows, tokenizer, length)
             model.eval()
             if unit != "characters":
                 model.set_codes(torch.from_numpy(tokenizer.codes()))

@@ -52,7 +52,7 @@ def read_squad(name, args):
     Raises:
         InputError: a file cannot be read, or is not as SQuAD.
     """
-    task = Task(["question", "context"], None, ["f1"], "answers")
+    task = Task(["question", "context"], None, ["f1"], "answers", name=name)
     splits = {}
     for split in ("train", "dev"):
         original = f"{split}-{SQUAD[name]}.json"
@@ -84,7 +84,7 @@ def list_questions(records):
 
 
 def parse_answers(cell, task, place):
-    """Return list of (text, start): the label of a row, as parse_label of data/tasks.py is."""
+    """Return list of (text, start): the label of a row, as parse_class of data/tasks.py."""
     try:
         if isinstance(cell, dict):  # of lists, on the hub
             answers = list(zip(cell["text"], cell["answer_start"], strict=True))

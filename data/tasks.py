@@ -9,9 +9,9 @@ Deviations:
 Notation:
     B batch   n rows of a split
 
-A record is a line of a file or of the hub: dict, column -> cell (data/rows.py: a row). A row is
-what a task reads of it: (texts, label), a tuple of one text or of two, and the name of a class or a
-float. An example is the token IDs of a row's texts, and a target its label as a number.
+A record is what data/rows.py reads from a file or the hub: dict, column -> cell. A row is what a
+task needs of it, (texts, label): texts is a tuple of one text or of two, label is the name of a
+class or a float. An example is the token IDs of a row's texts; a target is its label as a number.
 
     records -> read_task -> Task and rows -> SequenceClassification -> examples, targets -> metrics
 """
@@ -35,19 +35,23 @@ from tokenizer import build_inputs
 
 @dataclasses.dataclass
 class Task:
-    """An entry of TASKS: what is known of a task before its files are read.
+    """A task: an entry of TASKS, or the columns of your own files.
 
     Attributes:
-        text_columns: list of str, of the text, or of each text of a pair.
-        labels: list of str, the classes in the hub's order; [], those of the training file, which
-            read_task fills in; or None, no classes: numbers, or the answers of SQuAD.
-        metrics: list of str, keys of METRICS. The first is the task's own.
+        text_columns: list of str, the column of the text, or those of both texts of a pair.
+        labels: list of str, the names of the classes in the hub's order, or None: the labels are
+            numbers, or the answers of SQuAD. [] until read_task has found the classes of your own
+            files or of pydoc.
+        metrics: list of str, keys of METRICS. The first one is the task's score.
         label_column: str.
-        folder: str, of the original download of GLUE, with a file SPLIT.tsv for each split. Its
-            labels may be numbers of classes, and -1 is a hidden label. "": no task of GLUE.
-        renamed: dict, a column's name in the original files -> its name on the hub, as above.
-        dev_split: str, the files' name of the split to score.
-        header: list of str, the columns of files without a header line, or None.
+        folder: str, where the original files of a GLUE task are, or "" for other tasks. A label
+            there may be the number of a class, and -1 is a hidden label.
+        renamed: dict, a column's name in the original files -> its name here and on the hub.
+        dev_split: str, the split to score, as the original files call it.
+        header: list of str, the columns of original files without a header line, or None.
+        name: str, the key in TASKS, or "own".
+        scale: [mean, standard deviation] of the training rows' numbers, which are predicted in
+            units of it, or None for classes.
     """
 
     text_columns: list
@@ -58,16 +62,19 @@ class Task:
     renamed: dict = dataclasses.field(default_factory=dict)
     dev_split: str = "dev"
     header: list | None = None
+    name: str = ""
+    scale: list | None = None
 
     def description(self):
-        """Return what makes two tasks the same. A checkpoint has it in description of its rows."""
-        return dict(texts=self.text_columns, label=self.label_column, labels=self.labels)
+        """Return the fields that identify a task; checkpoints store them."""
+        return dict(name=self.name, texts=self.text_columns, label=self.label_column,
+                    labels=self.labels)
 
 
 PAIR = ["sentence1", "sentence2"]
 ENTAILMENT = ["entailment", "not_entailment"]
 ACCURACY = ["accuracy"]
-CLASS_METRICS = ["accuracy", "macro_f1"]  # of your own files and pydoc
+CLASS_METRICS = ["accuracy", "macro_f1"]  # for your own files and pydoc
 NUMBER_METRICS = ["spearman", "pearson"]
 TASKS = {
     "mnli": Task(["premise", "hypothesis"], ["entailment", "neutral", "contradiction"], ACCURACY,
@@ -85,18 +92,18 @@ TASKS = {
     "cola": Task(["sentence"], ["unacceptable", "acceptable"], ["matthews", "accuracy"],
                  folder="CoLA", header=["source", "label", "star", "sentence"]),
     "stsb": Task(PAIR, None, NUMBER_METRICS, folder="STS-B", renamed={"score": "label"}),
-    "wnli": Task(PAIR, ["not_entailment", "entailment"], ACCURACY, folder="WNLI"),
+    "pydoc": Task(["docstring"], [], CLASS_METRICS),
 }
-# the eight of the papers' average, without WNLI [GLUE §3]
+# the eight of the papers' average; they leave out WNLI, the ninth [GLUE §3]
 GLUE = ["mnli", "qnli", "qqp", "rte", "sst2", "mrpc", "cola", "stsb"]
 
-MAX_NAMED = 8  # labels that are listed
-GROUPS = 20  # of rows, for standard_error
+GROUPS = 20  # groups of rows in standard_error
+DEV_SHARE = 0.1  # share of --train that is scored where there is no --dev
 
-# Of draws of rows. With one seed for two flags, both would draw in the same order
-LIMIT_SEED = 0  # of --limit
-SELECT_SEED = 1  # of --select
-DEV_SEED = 2  # of a share as --dev
+# Seeds of random draws of rows. With one seed, two draws would have the same order
+LIMIT_SEED = 0
+SELECT_SEED = 1
+DEV_SEED = 2
 
 
 # --------------------------------------------------------------------------------------------------
@@ -107,12 +114,12 @@ def read_task(name, args):
     """Read a task's rows.
 
     Args:
-        name: str, a key of TASKS, "pydoc", or "own": the files of --train and --dev.
+        name: str, a key of TASKS, or "own": the files of --train and --dev.
         args: Namespace with the flags train, dev, data_dir, text, label, regression, limit,
-            select, cache, encoding and sep; dev may be a share of the training rows.
+            select, cache, encoding and sep. Without dev, a tenth of the rows of train is scored.
 
     Returns:
-        the Task; and dict, split -> rows: train, select where it has any, and dev.
+        the Task; and dict, split -> rows: train, select unless it is empty, and dev.
 
     Raises:
         InputError: a file cannot be read, or does not fit the task.
@@ -120,39 +127,48 @@ def read_task(name, args):
     task = choose_task(name, args)
     if name == "pydoc":  # its files are made here
         folder = build_pydoc(args.cache)
-        files = {split: os.path.join(folder, f"{split}.jsonl") for split in ("train", "dev")}
+        files = dict(train=f"{folder}/train.jsonl", dev=f"{folder}/dev.jsonl")
         args = argparse.Namespace(**vars(args) | files)
-
-    def read(split):
-        original = os.path.join(task.folder, f"{split}.tsv")
-        records, source = read_records(args, split, original, ("nyu-mll/glue", name), task.header)
-        return parse_rows(records, task, source)
-
-    train = read("train")
-    if task.labels == []:  # dev may have no other classes
+    train = read_split(task, args, "train")
+    if task.labels == []:
         task = dataclasses.replace(task, labels=find_classes(train))
-    if isinstance(args.dev, float):
-        dev, train = hold_out(train, args)
+
+    if args.train and not args.dev:
+        dev, train = draw_groups(train, round(DEV_SHARE * len(train)), DEV_SEED)
+        if not dev:
+            raise InputError(f"--train {args.train}: expected enough rows to score a tenth of "
+                             "them, which --dev leaves out. Use a file of its own as --dev.")
     else:
-        dev = read(task.dev_split)
-    if args.train:
+        dev = read_split(task, args, task.dev_split)  # raises for a class that train does not have
+    if args.dev:
         warn_of_leak(train, dev, args.dev)
-    return task, divide_rows(train, args) | dict(dev=dev)
+
+    splits = divide_rows(train, args) | dict(dev=dev)
+    if task.labels is None:
+        task = dataclasses.replace(task, scale=measure_scale(splits["train"]))
+    return task, splits
 
 
 def choose_task(name, args):
-    """Return the Task of a name as read_task takes it. That of "own" has the columns of --text."""
-    if name == "pydoc":
-        return Task(["docstring"], [], CLASS_METRICS)
+    """Return the Task with a name as read_task takes it; "own" has the columns of --text."""
     if name != "own":
-        return TASKS[name]
+        return dataclasses.replace(TASKS[name], name=name)
     texts = list_names(args.text)
-    if len(texts) > 2 or args.label in texts:  # of a label among the texts the score is perfect
+    if len(texts) > 2 or args.label in texts:  # a text that is the label gives a perfect score
         raise InputError(f"--text: expected one or two columns other than --label {args.label}, "
                          f"got {args.text}.")
-    if args.regression:
-        return Task(texts, None, NUMBER_METRICS, args.label)
-    return Task(texts, [], CLASS_METRICS, args.label)
+    labels = None if args.regression else []
+    metrics = NUMBER_METRICS if args.regression else CLASS_METRICS
+    return Task(texts, labels, metrics, args.label, name=name)
+
+
+def read_split(task, args, split):
+    """Return the rows of a split: train, or the task's dev_split."""
+    original = os.path.join(task.folder, f"{split}.tsv")
+    hub = ("nyu-mll/glue", task.name)
+    records, source = read_records(args, split, original, hub, task.header)
+    parse = parse_number if task.labels is None else parse_class
+    return parse_rows(records, task, source, parse)
 
 
 def read_records(args, split, original, hub, columns=None):
@@ -163,7 +179,7 @@ def read_records(args, split, original, hub, columns=None):
         split: str, train, or a name that begins with dev.
         original: str, a path below --data_dir.
         hub: tuple, the first arguments of read_hub: a data set, and its configuration.
-        columns: of read_rows.
+        columns: list of str, for files without a header line, or None.
 
     Returns:
         list of dict, column -> cell; and the name of the source, for messages.
@@ -181,62 +197,55 @@ def read_records(args, split, original, hub, columns=None):
 # Records to rows
 
 
-def parse_label(cell, task, place):
-    """Return the label in a cell, the name of a class or a float.
+def parse_number(cell, task, place):
+    """Return the number in a label cell, float."""
+    try:
+        number = float(read_label(cell))
+    except ValueError:
+        number = math.nan
+    # NaN is not below 1e38; above it, float32 is infinite
+    if not abs(number) < 1e38 or (task.folder and number == -1):
+        raise InputError(f"{place}: expected a label (a number below 1e38; GLUE hides labels as "
+                         f"-1), got {cell!r:.60}.")
+    return number
 
-    Args:
-        cell: str, number or None.
-        task: Task, whose labels it may be.
-        place: str, for messages.
 
-    Raises:
-        InputError: The cell is empty, a list or an object, or no label of the task.
-    """
-    label = ""  # of an empty cell, which is NaN in a column of numbers; and of a list or an object
-    if isinstance(cell, (str, int, float)) and cell == cell:
-        label = str(cell).strip()
-    # of GLUE. subtle: -1 is a number, and STS-B would learn it
-    if task.folder and label in ("-1", "-1.0"):
-        raise InputError(f"{place}: expected a label, got {label}. The labels of a test split are "
-                         "not public. infer.py --file writes predictions.")
-
-    if task.labels is None:
-        expected = "a number below 1e38"
-        try:
-            label = float(label)
-        except ValueError:
-            label = math.nan
-        is_label = abs(label) < 1e38  # not so of infinity and NaN
-    elif task.labels == []:
-        expected = "any text"
-        is_label = label != ""
-    else:
-        expected = ", ".join(task.labels)
-        # files of GLUE may have its number, in the order of TASKS; in your own files 1 is a name
-        if task.folder and label.isdecimal() and int(label) < len(task.labels):
-            label = task.labels[int(label)]
-        is_label = label in task.labels
-    if not is_label:
+def parse_class(cell, task, place):
+    """Return the class in a label cell, str: one of the task's labels if they are known."""
+    label = read_label(cell)
+    names = task.labels
+    # GLUE's files may have the number of a class; in your own files, 1 is a name
+    if task.folder and label.isdecimal() and int(label) < len(names):
+        label = names[int(label)]
+    if label == "" or (names and label not in names):
+        expected = ", ".join(names) if names else "any text"
         raise InputError(f"{place}: expected a label ({expected}), got {cell!r:.60}.")
     return label
 
 
-def parse_rows(records, task, source, parse=parse_label):
+def read_label(cell):
+    """Return the text of a label cell. It is "" if the cell is empty, a list or an object."""
+    if isinstance(cell, (str, int, float)) and cell == cell:  # NaN is an empty cell of numbers
+        return str(cell).strip()
+    return ""
+
+
+def parse_rows(records, task, source, parse):
     """Return the rows of a task.
 
     Args:
         records: list of dict, column -> cell.
-        task: Task, which columns and labels to expect.
+        task: Task, tells which columns and labels to expect.
         source: str, for messages.
-        parse: function of a cell, the task and a place to the label of a row.
+        parse: function of a label cell, the task and a place, str, that returns the row's label.
 
     Raises:
         InputError: a column is missing, or a cell is no text or no label of the task. No record
-            is left out: what is scored would change, and a wrong column might pass.
+            is left out: the scored rows would differ, and a wrong column might go unnoticed.
     """
     if not records:
         raise InputError(f"{source}: expected rows, got none.")
-    # by name: the order of columns, and other columns, do not matter
+    # columns are found by name: their order, and other columns, do not matter
     examples, _ = peek_columns(records)
     columns = {task.renamed.get(column, column): column for column in examples}  # ours -> theirs
     for name in (*task.text_columns, task.label_column):
@@ -244,7 +253,7 @@ def parse_rows(records, task, source, parse=parse_label):
             raise InputError(f"{source}: expected a column {name}, got {', '.join(columns)}. "
                              "--text and --label choose those of your own files.")
     rows = []
-    faults = {}  # number of a row -> message, of all rows, so that one run counts them
+    faults = []  # all rows are read, so that one run counts them
     for number, record in enumerate(records, 1):
         place = f"{source}, row {number:,}"
         try:
@@ -252,16 +261,14 @@ def parse_rows(records, task, source, parse=parse_label):
             label = parse(record.get(columns[task.label_column]), task, place)
             rows.append((tuple(texts), label))
         except InputError as error:
-            faults[number] = str(error)
+            faults.append(error)
     if faults:
-        numbers = [f"{number:,}" for number in faults]
-        raise InputError(f"{faults[min(faults)]} Rows at fault: {len(faults):,} of "
-                         f"{len(records):,}; the first are {', '.join(numbers[:5])}.")
+        raise InputError(f"{faults[0]} Rows at fault: {len(faults):,} of {len(records):,}.")
     return rows
 
 
 def parse_text(cell, place):
-    """Return a cell as str. An empty one is an empty text."""
+    """Return the text in a cell, str. An empty cell is an empty text."""
     if cell is None:
         return ""
     if not isinstance(cell, str):
@@ -272,13 +279,10 @@ def parse_text(cell, place):
 def find_classes(rows):
     """Return the distinct labels, sorted: their order in the file does not matter."""
     classes = sorted({label for _, label in rows})
-    # a class of its own for most rows: numbers, or the wrong column
+    # if most rows have a class of their own, the labels are numbers, or the column is wrong
     if not 2 <= len(classes) <= max(2, len(rows) // 2):
         raise InputError(f"--label: expected two labels or more, each for several rows, got "
                          f"{len(classes):,} for {len(rows):,} rows. --regression is for numbers.")
-    if len({label.casefold() for label in classes}) < len(classes):
-        print("warning: --label: some labels differ only in case, and are classes of their own.",
-              file=sys.stderr)
     return classes
 
 
@@ -287,9 +291,9 @@ def find_classes(rows):
 
 
 def divide_rows(train, args, start=0):
-    """Return dict, split -> rows: those of --limit, without --select, and these, if there are any.
+    """Return dict, split -> rows: --select moves a share of the --limit rows from train to select.
 
-    start is as of draw_groups.
+    Without rows there is no select. start is that of draw_groups.
     """
     if args.limit is not None:
         order = np.random.default_rng(LIMIT_SEED).permutation(len(train))
@@ -303,7 +307,7 @@ def divide_rows(train, args, start=0):
 
 
 def draw_groups(rows, count, seed, start=0):
-    """Return at most `count` of the rows, drawn at random, and the others, both in their order.
+    """Draw at most `count` rows at random; return them and the others, both in their old order.
 
     Rows with equal texts are drawn all or not at all: a model that was trained on one of them would
     score high on the others.
@@ -312,8 +316,8 @@ def draw_groups(rows, count, seed, start=0):
         rows: list of (texts, label).
         count: int.
         seed: int.
-        start: int, rows are equal if their texts from this one on are. Of questions (question,
-            context) 1 keeps those about one context together.
+        start: int, texts are compared from this one on: for (question, context), 1 keeps the
+            questions about one context together.
     """
     order = np.random.default_rng(seed).permutation(len(rows))
     groups = collections.defaultdict(list)  # texts -> indices of the rows that have them
@@ -330,19 +334,9 @@ def draw_groups(rows, count, seed, start=0):
     return [rows[i] for i in sorted(drawn)], [rows[i] for i in others]
 
 
-def hold_out(rows, args):
-    """Return the share --dev of the rows of --train, to score, and the others, to train on."""
-    count = round(args.dev * len(rows))
-    dev, train = draw_groups(rows, count, DEV_SEED)  # by all texts: SQuAD takes no share
-    if not dev or not train:
-        raise InputError(f"--dev {args.dev:g}: expected a share that leaves rows to score and rows "
-                         f"to train on, got {len(dev):,} and {len(train):,} of {args.train}.")
-    return dev, train
-
-
 def warn_of_leak(train, dev, path):
-    """Say how many rows to score have the text, or both texts, of a training row."""
-    # a model that learned them by heart would score high
+    """Print how many rows to score have the same texts as a training row."""
+    # a model that memorized them would score high
     seen = {texts for texts, _ in train}
     num_seen = sum(texts in seen for texts, _ in dev)
     if num_seen > 0:
@@ -351,7 +345,7 @@ def warn_of_leak(train, dev, path):
 
 
 # --------------------------------------------------------------------------------------------------
-# Metrics: predictions and truth (n,), int classes or float values, to a fraction; 0/0 is 0
+# Metrics: from predictions and truth (n,), int classes or float values, to a fraction; 0/0 is 0
 
 
 def accuracy(predicted, truth):
@@ -362,9 +356,10 @@ def accuracy(predicted, truth):
 def f1(predicted, truth, label=1):
     """Return the harmonic mean of precision and recall of one class."""
     # P = correct / predicted and R = correct / true, so 2PR / (P + R) is 2 correct / their sum
-    num_correct = ((predicted == label) & (truth == label)).sum()
-    total = (predicted == label).sum() + (truth == label).sum()
-    return float(2 * num_correct / max(total, 1))
+    is_predicted = predicted == label
+    is_true = truth == label
+    total = is_predicted.sum() + is_true.sum()
+    return float(2 * (is_predicted & is_true).sum() / max(total, 1))
 
 
 def macro_f1(predicted, truth):
@@ -374,8 +369,8 @@ def macro_f1(predicted, truth):
 
 
 def pearson(predicted, truth):
-    """Return the linear correlation; 0 where either is constant."""
-    # of a constant the deviation is 0, and np.corrcoef gives NaN
+    """Return the linear correlation, or 0 if one of the two is constant."""
+    # np.corrcoef would divide by its deviation, 0, and give NaN
     if np.ptp(predicted) == 0 or np.ptp(truth) == 0:
         return 0.0
     return float(np.corrcoef(predicted, truth)[0, 1])
@@ -383,7 +378,7 @@ def pearson(predicted, truth):
 
 def ranks(values):
     """Return the ranks of values, from 1. Ties share their mean rank: 5 7 7 9 -> 1 2.5 2.5 4."""
-    # of the distinct values, in ascending order
+    # distinct values in ascending order
     _, which, count = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(count)  # 1 3 4: ties have the ranks last - count + 1 .. last
     mean = last - (count - 1) / 2
@@ -399,35 +394,34 @@ METRICS = {
     "accuracy": accuracy,
     "f1": f1,
     "macro_f1": macro_f1,
-    "matthews": pearson,  # the same, of two classes numbered 0 and 1
+    "matthews": pearson,  # for two classes, numbered 0 and 1, they are the same
     "pearson": pearson,
     "spearman": spearman,
 }
 
 
 def standard_error(metric, truth, predicted, others):
-    """Return the standard error of the mean difference of two models' scores, over rows and seeds.
+    """Return the standard error of the mean difference between two models' scores, in percent.
+
+    The error over rows is that of a jackknife: the scores are measured again without each of 20
+    groups of rows. The error over seeds, of the mean of their differences, is added to it.
 
     Args:
         metric: str, a key of METRICS.
         truth: (n,).
-        predicted, others: (S, n), of S seeds of each model.
-
-    Returns:
-        float, in percent.
+        predicted, others: (S, n), predictions of S seeds of each model.
     """
     score = METRICS[metric]
     truth = np.array(truth)
-    # the difference of each seed, without each group of rows
     num_groups = min(GROUPS, len(truth))
-    group = np.random.default_rng(0).permutation(len(truth)) % num_groups
-    differences = np.zeros((len(predicted), num_groups))  # (S, groups)
-    for seed, (model, other) in enumerate(zip(np.array(predicted), np.array(others))):
+    group = np.random.default_rng(0).permutation(len(truth)) % num_groups  # (n,)
+    differences = []
+    for model, other in zip(np.array(predicted), np.array(others)):  # (n,), of each seed
         for left_out in range(num_groups):
             rows = group != left_out
             gain = score(model[rows], truth[rows]) - score(other[rows], truth[rows])
-            differences[seed, left_out] = 100 * gain
-    # rows: the jackknife, of a score that need not be a mean of rows. Seeds: the error of a mean
+            differences.append(100 * gain)
+    differences = np.reshape(differences, (-1, num_groups))  # (S, groups)
     variance = (num_groups - 1) * differences.mean(0).var()
     if len(differences) > 1:
         variance += differences.mean(1).var(ddof=1) / len(differences)
@@ -439,62 +433,44 @@ def standard_error(metric, truth, predicted, others):
 
 
 def measure_scale(rows):
-    """Return mean and standard deviation of the rows' labels, which are numbers."""
+    """Return [mean, standard deviation] of the rows' labels, which are numbers."""
     numbers = [label for _, label in rows]
-    deviation = float(np.std(numbers))
-    if deviation == 0:  # equal numbers: divided by 1 they are zeros
-        deviation = 1.0
-    return [float(np.mean(numbers)), deviation]
-
-
-def describe_labels(rows):
-    """Return the most frequent labels of rows and their counts; of numbers the range."""
-    labels = [label for _, label in rows]
-    if isinstance(labels[0], float):
-        return f"labels from {min(labels):g} to {max(labels):g}"
-    counts = collections.Counter(labels).most_common(MAX_NAMED)
-    return f"labels {', '.join(f'{label} {count:,}' for label, count in counts)}"
+    deviation = max(np.std(numbers), 1e-9)  # not 0, so that equal numbers become zeros
+    return [float(np.mean(numbers)), float(deviation)]
 
 
 class SequenceClassification:
-    """Rows of a classification or regression task as token IDs, of one text or of a pair.
+    """A split of a classification or regression task as token IDs, of one text or of a pair.
 
     Args:
         task: Task, as read_task returns it.
-        rows: list of (texts, label), one split.
+        rows: list of (texts, label), those of the split.
         tokenizer: HashTokenizer, which learns the words.
-        length: int, positions.
-        scale: mean and standard deviation of the numbers to predict. None: those of the rows, or
-            the task has classes.
+        length: int, the most positions of an example.
 
     Attributes:
-        examples: list of n int32 token IDs.
-        targets: (n,), int64 classes, or float32 in units of `scale`.
-        notes: str, what was lost, and the labels.
+        examples: list of n int32 arrays, token IDs.
+        targets: (n,), int64 classes, or float32 numbers in units of the task's scale.
+        num_outputs: int, the model's outputs: a score per class, or one number.
+        notes: str, how many texts were cut.
     """
 
     head = "classify"
 
-    def __init__(self, task, rows, tokenizer, length, scale=None):
+    def __init__(self, task, rows, tokenizer, length):
         self.task = task
         self.tokenizer = tokenizer
         self.length = length
-        if task.labels is None and scale is None:
-            scale = measure_scale(rows)
-        self.scale = scale
-        # outputs: a score per class, or one number whose unit is the deviation of the labels
-        self.num_outputs = 1
-        if scale is None:
-            self.num_outputs = len(task.labels)
+        self.num_outputs = 1 if task.labels is None else len(task.labels)
         self.examples, num_cut = self.build_examples(rows)
         self.targets = self.build_targets(rows)
-        self.notes = f"{num_cut:,} texts cut to {length} positions; {describe_labels(rows)}"
+        self.notes = f"{num_cut:,} texts cut to {length} positions"
 
     def __len__(self):
         return len(self.examples)
 
     def build_examples(self, rows):
-        """Return the token IDs of each row, and how many of them were cut to the length."""
+        """Return the token IDs of each row, list, and how many rows were cut to the length."""
         first = self.tokenizer.ids_of_texts([texts[0] for texts, _ in rows])
         second = [None] * len(rows)
         if len(self.task.text_columns) == 2:
@@ -509,53 +485,52 @@ class SequenceClassification:
         return examples, num_cut
 
     def build_targets(self, rows):
-        """Return the labels of rows as numbers of classes, or in units of the scale."""
+        """Return the labels of rows (n,): the numbers of classes, or units of the scale."""
         labels = [label for _, label in rows]
-        if self.scale is None:
+        if self.task.labels is not None:
             return np.array([self.task.labels.index(label) for label in labels])
-        mean, deviation = self.scale
+        mean, deviation = self.task.scale
         targets = (np.array(labels) - mean) / deviation
         return targets.astype(np.float32)
 
     def loss(self, logits, targets):
         """Return the mean loss of logits (B, num_outputs) and targets (B,)."""
-        if self.scale is None:
-            return F.cross_entropy(logits, targets)
-        return F.mse_loss(logits[:, 0], targets)
+        if self.task.labels is None:
+            return F.mse_loss(logits[:, 0], targets)
+        return F.cross_entropy(logits, targets)
 
     def evaluate(self, batches):
-        """Score the predictions of a model.
+        """Score a model by its logits.
 
         Args:
-            batches: iterable of (indices, logits (B, num_outputs)): of all examples, in any order.
+            batches: iterable of (indices, logits (B, num_outputs)), all examples in any order.
 
         Returns:
-            dict of the metrics in percent and eval_loss; and (n,), what was predicted, as targets.
+            dict of the metrics in percent and eval_loss; and the predictions (n,), as targets are.
         """
         logits = np.zeros((len(self.examples), self.num_outputs), np.float32)
         for indices, part in batches:
             logits[indices] = part.cpu().numpy()
-        predicted = logits[:, 0]
-        if self.scale is None:
-            predicted = logits.argmax(1)
-        scores = {}
-        for name in self.task.metrics:
-            scores[name] = 100 * METRICS[name](predicted, self.targets)
+        predicted = logits.argmax(1)
+        if self.task.labels is None:
+            predicted = logits[:, 0]
+        names = self.task.metrics
+        scores = {name: 100 * METRICS[name](predicted, self.targets) for name in names}
         loss = self.loss(torch.from_numpy(logits), torch.from_numpy(self.targets))
         scores["eval_loss"] = loss.item()
         return scores, predicted
 
     def majority(self, train):
-        """Return the score in percent of the class that most training rows have.
+        """Return the score in percent if all predictions are the most frequent class of train.
 
-        QuestionAnswering has this method, too: the score that needs no model.
+        QuestionAnswering has this method too: the score that needs no model.
         """
-        if self.scale is not None:
+        if self.task.labels is None:
             return 0.0  # the correlation of a constant
         most_frequent = np.bincount(train.targets).argmax()
         metric = METRICS[self.task.metrics[0]]
         return 100 * metric(np.full_like(self.targets, most_frequent), self.targets)
 
     def description(self):
-        """Return what infer.py has to know, as plain types."""
-        return self.task.description() | dict(scale=self.scale)
+        """Return what infer.py needs to know, dict of plain types."""
+        return self.task.description() | dict(scale=self.task.scale)
