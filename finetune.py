@@ -348,8 +348,7 @@ def learning_rate(step, num_steps, warmup):
 
 def compute_logits(runtime, model, part, chosen):
     """Return float32 logits of some examples of a split; chosen are their indices."""
-    max_length = part.length if runtime.use_compile else None  # powers of two are few shapes
-    ids, key_mask = pad_batch([part.examples[i] for i in chosen], max_length)  # (B, L), (B, L)
+    ids, key_mask = pad_batch([part.examples[i] for i in chosen])  # (B, L), (B, L)
     ids = send(ids, runtime.device)
     if key_mask is not None:  # None: nothing is padded
         key_mask = send(key_mask, runtime.device)
