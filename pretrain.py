@@ -66,28 +66,17 @@ def train(args, start):
     is_first = rank == 0
     args.quiet = args.quiet or not is_first
     host_group = join_ranks(args, world, device)
-    run = {name: value for name, value in vars(args).items() if name not in FREE}
-    if start is not None:
-        run["init_from"] = f"{os.path.normpath(args.init_from)} at step {start['step']}"
-    load_last(args.out, run)  # refuses another run's folder before hours of preparation
 
+    # The same command resumes where its last checkpoint ends, --init_from starts another run
+    run = identify_run(args, start)
+    load_last(args.out, run)  # refuses another run's folder, before hours of preparation
     data = load_data(args, start)
     config = data.config  # final: nothing changes it from here on
-    torch.manual_seed(args.seed)
-    model = Model(config)
-    if start is not None:
-        model.load_state_dict(start["model"])
-    model.to(device).train()
-    model.set_codes(data.codes)
-    objective = build_objective(args, data, device)
-    groups = parameter_groups(model, args.decay)
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, args.beta2), fused=True)
-
-    # The same command resumes where its last checkpoint ends
     run |= data.digests
+    model, objective, optimizer = build(args, start, data, device)
     saved = resume(args, run, model, optimizer)
     step = saved["step"]
-    best = saved["best"]
+    best = saved["best"]  # lowest eval_loss
     if args.dtype == "auto":
         dtype = saved.get("dtype", dtype)
     if use_compile:
@@ -97,8 +86,7 @@ def train(args, start):
         refuse_unequal_ranks(host_group, [step, dtype, run])
         # takes the mean of the gradients over ranks, while backward still computes others
         ddp_model = DistributedDataParallel(model)
-    loader = build_loader(args, data.batches, objective, step, device)
-    held_out = read_held_out(args, data.batches, objective)
+    loader, held_out = read_batches(args, data.batches, objective, step, device)
 
     # What is about to run, and the loss that theory expects of an untrained model
     show(args, describe(args, model, data, f"{device}, {dtype}, compile {use_compile}"))
@@ -107,18 +95,21 @@ def train(args, start):
     uniform_loss = math.log(num_classes)
     show(args, f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
          f"{uniform_loss:.3f} = ln {num_classes:,}, frequencies alone {unigram_loss:.3f}")
+    frequent_words = data.corpus.frequent(50_000)  # infer.py searches among these
 
     def save(name, **state):
+        """Write a checkpoint of the run as it is now."""
         if is_first:
             save_checkpoint(
                 os.path.join(args.out, name), model, data.tokenizer.state(), run=run, dtype=dtype,
-                words=data.frequent_words, step=step, best=best,
+                words=frequent_words, step=step, best=best,
                 log_size=os.path.getsize(os.path.join(args.out, LOG)), **state)
 
     # -----------------------------------------------------------------------------
     # Training loop
     max_norm = args.clip if args.clip > 0 else math.inf  # inf: measured, not clipped
     words = args.batch * data.batches.words_per_sequence  # of a step
+    operations = words * count_operations(model) / world  # of a step and device
     was_finished = step == args.steps
     shown = time.perf_counter()  # when the last line of progress was
     clock = shown  # when the last row of the log was, at clock_step
@@ -168,8 +159,11 @@ def train(args, start):
             if step % LOG_EVERY == 0 or is_last:
                 seconds = (time.perf_counter() - clock) / (step - clock_step)  # of a step
                 mean_loss = sum_over_ranks(total_loss.cpu()).item() / num_scored
-                row = dict(loss=mean_loss, lr=lr, grad_norm=norm.item())
-                row |= measure_speed(model, words, seconds)
+                row = dict(loss=mean_loss, lr=lr, grad_norm=norm.item(),
+                           words_per_s=words / seconds)
+                if device.type == "cuda":
+                    row["tflops"] = operations / seconds / 1e12
+                    row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
                 write_log(args.out, step, row, is_first)
                 if time.perf_counter() - shown >= 30:
                     left = datetime.timedelta(seconds=round((args.steps - step) * seconds))
@@ -236,15 +230,14 @@ def refuse_unequal_ranks(group, state):
 class Data(NamedTuple):
     """What load_data returns."""
 
+    corpus: Corpus
     config: Config
     tokenizer: HashTokenizer
     codes: torch.Tensor  # integer (5 + V, C), by token ID
     targets: torch.Tensor | None  # integer (5 + V, k), what hash-mlm predicts
-    word_counts: np.ndarray  # int (V,), of the known words
-    frequent_words: list  # those among which infer.py searches
+    word_counts: np.ndarray  # int (V,), how often each known word occurs
     batches: Batches
-    meta: dict  # numbers of the corpus
-    digests: dict  # of what a resumed run must have in common
+    digests: dict  # what tells this data from other data
 
 
 def load_data(args, start):
@@ -270,8 +263,7 @@ def load_data(args, start):
     digests = dict(corpus=corpus.meta["digest"])
     if tokenizer.bloom_map is not None:
         digests["bloom"] = tokenizer.bloom_map.checksum()
-    return Data(config, tokenizer, codes, targets, word_counts, corpus.frequent(50_000), batches,
-                corpus.meta, digests)
+    return Data(corpus, config, tokenizer, codes, targets, word_counts, batches, digests)
 
 
 def finalize(args, corpus):
@@ -287,21 +279,44 @@ def finalize(args, corpus):
     return config
 
 
-def build_objective(args, data, device):
-    """Return the Objective of --objective."""
+def build(args, start, data, device):
+    """Build and return the model, with the weights of start unless it is None, the objective and
+    the optimizer."""
+    torch.manual_seed(args.seed)
+    model = Model(data.config)
+    if start is not None:
+        model.load_state_dict(start["model"])
+    model.to(device).train()
+    model.set_codes(data.codes)
     targets = data.targets
     if targets is not None:
         targets = targets.to(device)
-    return OBJECTIVES[args.objective](
+    objective = OBJECTIVES[args.objective](
         data.config, mask_rate=args.mask, noise_rate=args.noise, mask_id=MASK,
         first_word_id=FIRST_WORD_ID, targets=targets, bloom_map=data.tokenizer.bloom_map,
         num_samples=args.samples)
+    groups = parameter_groups(model, args.decay)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, args.beta2), fused=True)
+    return model, objective, optimizer
+
+
+def identify_run(args, start):
+    """Return the settings that a run keeps when it resumes, a dict."""
+    run = {name: value for name, value in vars(args).items() if name not in FREE}
+    if start is not None:
+        run["init_from"] = f"{os.path.normpath(args.init_from)} at step {start['step']}"
+    return run
 
 
 def load_last(folder, run):
-    """Return the parts of a folder's checkpoint, or None without one; InputError if it is not of run.
+    """Return the parts of a folder's checkpoint, or None without one.
 
-    run: dict, the settings that a resumed run must have in common.
+    Args:
+        folder: str, --out.
+        run: dict, the settings that a resumed run must have in common.
+
+    Raises:
+        InputError: The checkpoint is of another run.
     """
     path = os.path.join(folder, "ckpt.pt")
     if not os.path.exists(path):
@@ -342,39 +357,40 @@ def resume(args, run, model, optimizer):
 # Batches of a rank
 
 
-def build_loader(args, batches, objective, step, device):
-    """Return the DataLoader of the steps from `step` on: lists of corrupted micro-batches."""
+def read_batches(args, batches, objective, step, device):
+    """Return this rank's corrupted micro-batches: of each step from `step` on, and held out.
+
+    Returns:
+        DataLoader of list[objectives.Batch], one list a step.
+        list[objectives.Batch], corrupted once for all evaluations.
+    """
     rank, world, _ = read_ranks()
-    is_gpu = device.type == "cuda"
-    num_workers = args.workers
-    if num_workers is None:
-        num_workers = 4 if is_gpu else 0
     share = args.batch // world
-    rows = np.arange(share * rank, share * (rank + 1))  # what this rank reads of each batch
+    micro = min(args.micro, share)
+    rows = np.arange(share * rank, share * (rank + 1))  # of each global batch
+    held_out = []
+    held_out_rows = np.array_split(np.arange(batches.num_eval), world)[rank]
+    for part in divide(held_out_rows, micro):
+        held_out.append(objective.corrupt_batch(*batches.eval_batch(part)))
 
     def read_step(step):
         """Return the micro-batches of a step, the same whichever worker reads it."""
         micro_batches = []
-        for part in batches.divide_rows(step, rows, args.micro):
+        for part in batches.divide_rows(step, rows, micro):
             micro_batches.append(objective.corrupt_batch(*batches.get_batch(step, part)))
         return micro_batches
 
-    return DataLoader(
+    is_gpu = device.type == "cuda"
+    num_workers = args.workers
+    if num_workers is None:
+        num_workers = 4 if is_gpu else 0
+    loader = DataLoader(
         range(args.steps), batch_size=None, sampler=range(step, args.steps), collate_fn=read_step,
         num_workers=num_workers, pin_memory=is_gpu,
         # a worker lives until this process ends it: torch would end it at SIGTERM
         worker_init_fn=lambda worker: signal.signal(signal.SIGTERM, signal.SIG_IGN),
         multiprocessing_context="fork" if num_workers > 0 else None)  # fork copies no corpus
-
-
-def read_held_out(args, batches, objective):
-    """Return the held-out micro-batches of this rank, corrupted once for all evaluations."""
-    rank, world, _ = read_ranks()
-    rows = np.array_split(np.arange(batches.num_eval), world)[rank]
-    micro_batches = []
-    for part in divide(rows, min(args.micro, args.batch // world)):
-        micro_batches.append(objective.corrupt_batch(*batches.eval_batch(part)))
-    return micro_batches
+    return loader, held_out
 
 
 # -----------------------------------------------------------------------------
@@ -413,16 +429,6 @@ def learning_rate(args, step):
     return args.lr * min(rise, fall)
 
 
-def measure_speed(model, words, seconds):
-    """Return the speed of steps of so many words and seconds, a dict of float."""
-    speed = dict(words_per_s=words / seconds)
-    if model.device.type == "cuda":
-        _, world, _ = read_ranks()
-        speed["tflops"] = words / world * count_operations(model) / seconds / 1e12  # of a device
-        speed["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    return speed
-
-
 def write_log(folder, step, numbers, is_first):
     """Append a row to log.jsonl, with six digits. All ranks have the same numbers, a dict."""
     path = os.path.join(folder, LOG)
@@ -457,7 +463,7 @@ def describe(args, model, data, runtime):
         f"parameters: {size['total']:,}; embedding {size['embedding']:,} "
         f"(PoEP {100 * size['poep']:.2f} %)",
         "corpus: {data}, {words:,} words, {distinct:,} distinct, {documents:,} documents; "
-        .format(**data.meta) + f"{data.batches.num_eval:,} held-out sequences",
+        .format(**data.corpus.meta) + f"{data.batches.num_eval:,} held-out sequences",
         f"steps: {args.steps:,} = {args.steps / data.batches.steps_per_epoch:.1f} epochs, "
         f"lr {args.lr:g}, warm-up {args.warmup:,}"]
     bloom_map = data.tokenizer.bloom_map
@@ -548,19 +554,20 @@ def choose_settings(flags, inherited):
     preset = PRESETS[fixed.get("preset", DEFAULTS["preset"])]
     args = argparse.Namespace(**DEFAULTS | preset | fixed)
 
-    # What a sequence is. Bloom digests are of items
-    is_bloom = args.emb is not None and EMBEDDINGS[args.emb].code_format == "digest"
-    if args.split is None and (is_bloom or not args.order):
-        args.split = "items"
-    args.order = args.split != "items"
-
-    # What a word is: a table with a row for each word has none for a new one, so it reads pieces.
-    # Hashes read whole words, as any word has a hash
+    # What a word is, and what a sequence is. A table with a row for each word has none for a new
+    # one, so it reads pieces. Hashes read whole words, as any word has a hash
+    is_set = args.split == "items" or (args.split is None and not args.order)
     if args.emb is None:
-        args.emb = "proj" if args.order else "bloom"
+        args.emb = "bloom" if is_set else "proj"
     code_format = EMBEDDINGS[args.emb].code_format
     if args.split is None:
-        args.split = "bpe" if code_format == "row" else "regex"
+        if is_set or code_format == "digest":
+            args.split = "items"
+        elif code_format == "row":
+            args.split = "bpe"
+        else:
+            args.split = "regex"
+    args.order = args.split != "items"
 
     # What is predicted. A set has no order that shuffling could change
     predicts_words = args.head != "sr" or not args.order
