@@ -360,7 +360,8 @@ class MaskedHashes(MaskedWords):
 
     def score(self, model, batch):
         logits = model(batch.inputs, batch.key_mask, batch.positions).float()
-        targets = self.hash_targets(batch.scored_labels())  # (M, k); logits (M, k, R) or (M, m, m·R)
+        # logits (M, k, R), or (M, m, m·R) for a Bloom map
+        targets = self.hash_targets(batch.scored_labels())  # (M, k)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return logits, loss / targets.shape[1]  # the loss of a word is the mean over its k hashes
 

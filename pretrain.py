@@ -408,9 +408,9 @@ def evaluate(model, objective, held_out, device, dtype):
         sums.update({name: value.cpu().double().numpy() for name, value in more.items()})
     model.train()
 
-    totals = Counter()  # over ranks, of which some may have no held-out batch
-    for sums in gather_from_ranks(sums):
-        totals.update(sums)
+    totals = Counter()  # a rank without held-out batches has no sums
+    for more in gather_from_ranks(sums):
+        totals.update(more)
     if totals["scored"] == 0:
         raise InputError("--data: expected words to predict in the held-out text, got none. "
                          "Use more text or a larger --mask.")

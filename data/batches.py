@@ -83,6 +83,9 @@ class Batches:
         self.batch_size = batch_size
         self.word_ids = word_ids
         self.seed = seed
+        # the last result is kept: for the steps of an epoch, and the micro-batches of a step
+        self.read_order = functools.lru_cache(maxsize=1)(self.draw_order)
+        self.read_noise = functools.lru_cache(maxsize=1)(self.draw_noise)
 
     def examples(self, step):
         """Return int64 (B,), where the training examples of a step are; each epoch shuffles them.
@@ -91,14 +94,12 @@ class Batches:
         """
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
-        return self.draw_order(epoch)[first:first + self.batch_size]
+        return self.read_order(epoch)[first:first + self.batch_size]
 
-    @functools.lru_cache(maxsize=1)  # serves the steps of an epoch
     def draw_order(self, epoch):
-        """Draw the order of all training examples in an epoch, int64 (n,)."""
+        """Draw the order of all training examples in an epoch, int64 (examples,)."""
         return self.shuffle(np.random.default_rng([self.seed, ORDER, epoch]))
 
-    @functools.lru_cache(maxsize=1)  # serves the micro-batches of a step
     def draw_noise(self, seed, size):
         """Draw the noise and random words of a whole batch.
 
@@ -215,7 +216,7 @@ class TextBatches(Batches):
         """
         ids = self.read(self.examples(step)[rows])
         self.cut(ids, step, rows)
-        noise, random_words = self.draw_noise((self.seed, NOISE, step), self.batch_size)
+        noise, random_words = self.read_noise((self.seed, NOISE, step), self.batch_size)
         return ids, self.key_mask(ids), noise[:, rows], random_words[rows]
 
     def key_mask(self, ids):
@@ -246,7 +247,7 @@ class TextBatches(Batches):
             rows: slice or int array, of num_eval rows.
         """
         ids = self.read(self.eval_starts[rows])
-        noise, random_words = self.draw_noise((0, EVALUATION), self.num_eval)
+        noise, random_words = self.read_noise((0, EVALUATION), self.num_eval)
         return ids, self.key_mask(ids), noise[:, rows], random_words[rows]
 
     def read(self, starts):
@@ -314,7 +315,7 @@ class ItemSetBatches(Batches):
         fractions = np.random.default_rng([self.seed, SEGMENTS, step]).random(self.batch_size)
         ids = self.read(pages[rows], fractions[rows])
         longest = ids.shape[1]
-        noise, random_words = self.draw_noise((self.seed, NOISE, step), self.batch_size)
+        noise, random_words = self.read_noise((self.seed, NOISE, step), self.batch_size)
         return ids, ids != 0, noise[:, rows, :longest], random_words[rows, :longest]
 
     def shuffle(self, rng):
@@ -322,9 +323,10 @@ class ItemSetBatches(Batches):
         return rng.permutation(self.train)
 
     def divide_rows(self, step, rows, size):
-        """Return the rows of each micro-batch, by the size of their page: equal sizes need no padding.
+        """Return the rows of each micro-batch, as in TextBatches, sorted by the size of their page.
 
-            rows 0 .. 3 with 5 2 4 2 items, two in a micro-batch: rows 1 3, and 2 0
+        Pages of equal size need no padding. Rows 0 .. 3 with 5 2 4 2 items, two in a micro-batch:
+        rows 1 and 3, then rows 2 and 0.
         """
         sizes = self.segment_size[self.examples(step)[rows]]
         by_size = np.argsort(sizes, kind="stable")
