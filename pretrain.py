@@ -90,7 +90,7 @@ def train(args, start):
 
     # What is about to run, and the loss that theory expects of an untrained model
     show(args, describe(args, model, data, f"{device}, {dtype}, compile {use_compile}"))
-    result, sums = evaluate(model, objective, held_out, device, dtype)
+    result, sums = evaluate(model, objective, held_out, dtype)
     num_classes, unigram_loss = objective.expected_loss(data.word_counts, sums)
     uniform_loss = math.log(num_classes)
     show(args, f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
@@ -171,7 +171,7 @@ def train(args, start):
                          f"{words / seconds:,.0f} words/s, {left} left")
                     shown = time.perf_counter()
             if step % args.eval_every == 0 or is_last:
-                result, _ = evaluate(model, objective, held_out, device, dtype)
+                result, _ = evaluate(model, objective, held_out, dtype)
                 write_log(args.out, step, result, is_first)
                 if result["eval_loss"] < best:
                     best = result["eval_loss"]
@@ -208,7 +208,7 @@ def train(args, start):
 
 
 def join_ranks(args, world, device):
-    """Connect the ranks; return the group in which they wait for each other, or None for one."""
+    """Connect the ranks; return the group in which they wait for each other, None for one rank."""
     if args.batch % world != 0:
         raise InputError(f"--batch: expected a multiple of {world} ranks, got {args.batch}.")
     if world == 1:
@@ -280,8 +280,7 @@ def finalize(args, corpus):
 
 
 def build(args, start, data, device):
-    """Build and return the model, with the weights of start unless it is None, the objective and
-    the optimizer."""
+    """Return model, objective and optimizer; the weights are those of start unless it is None."""
     torch.manual_seed(args.seed)
     model = Model(data.config)
     if start is not None:
@@ -309,15 +308,7 @@ def identify_run(args, start):
 
 
 def load_last(folder, run):
-    """Return the parts of a folder's checkpoint, or None without one.
-
-    Args:
-        folder: str, --out.
-        run: dict, the settings that a resumed run must have in common.
-
-    Raises:
-        InputError: The checkpoint is of another run.
-    """
+    """Return the parts of a folder's ckpt.pt, or None; InputError if its run differs from run."""
     path = os.path.join(folder, "ckpt.pt")
     if not os.path.exists(path):
         return None
@@ -358,11 +349,10 @@ def resume(args, run, model, optimizer):
 
 
 def read_batches(args, batches, objective, step, device):
-    """Return this rank's corrupted micro-batches: of each step from `step` on, and held out.
+    """Return this rank's corrupted micro-batches, lists of objectives.Batch.
 
-    Returns:
-        DataLoader of list[objectives.Batch], one list a step.
-        list[objectives.Batch], corrupted once for all evaluations.
+    The first result is a DataLoader with a list for each step from `step` on. The second is the
+    list of held-out micro-batches, corrupted once for all evaluations.
     """
     rank, world, _ = read_ranks()
     share = args.batch // world
@@ -398,13 +388,13 @@ def read_batches(args, batches, objective, step, device):
 
 
 @torch.no_grad()
-def evaluate(model, objective, held_out, device, dtype):
+def evaluate(model, objective, held_out, dtype):
     """Return loss and metrics of all ranks' held-out batches, a dict of float, and their sums."""
     model.eval()
     sums = Counter()  # name -> sum: update adds
     for batch in held_out:
-        with autocast(device, dtype):
-            more = objective.evaluate(model, batch.to(device))
+        with autocast(model.device, dtype):
+            more = objective.evaluate(model, batch.to(model.device))
         sums.update({name: value.cpu().double().numpy() for name, value in more.items()})
     model.train()
 
@@ -541,14 +531,10 @@ def inherit_settings(start, flags):
 
 
 def choose_settings(flags, inherited):
-    """Return all settings as a Namespace.
+    """Return all settings as a Namespace, of the flags typed and those inherited, both dicts.
 
     The later one counts: default, preset, what follows from other settings, the checkpoint of
     --init_from, flag.
-
-    Args:
-        flags: dict, those on the command line.
-        inherited: dict, the settings of the checkpoint.
     """
     fixed = inherited | flags
     preset = PRESETS[fixed.get("preset", DEFAULTS["preset"])]
@@ -662,7 +648,7 @@ def build_parser():
     rate = at_least(0, float)
     share = at_least(0.001, float, 0.999)
 
-    def add(flag, kind, help):
+    def add(flag, help, kind=count):
         """Add a flag to the last group. kind: its choices, bool, or a function of its text."""
         if kind is bool:
             options = dict(action=argparse.BooleanOptionalAction)
@@ -675,87 +661,90 @@ def build_parser():
         action.help = help if default is None else f"{help} (default: {default})"
 
     group = parser.add_argument_group("words: every distinct word gets an ID [HF §3.1]")
-    add("--data", str, "python: docstrings of the installed Python; stdlib: of its library; "
-        "python-names: sets of names; wikipedia or any hub ID; file or folder; or several, with +")
-    add("--split", SPLITS, "regex: runs of letters or punctuation; space: at white space; bpe: BPE "
-        "pieces; phrases: frequent words and pairs, and pieces for the rest; items: item sets "
-        "(default: regex, of lookup bpe, of bloom items)")
-    add("--field", str, "column of text or lists; of sets also PAGE,ITEM (default: text)")
+    add("--data", "python: docstrings of the installed Python; stdlib: of its library; "
+        "python-names: sets of names; wikipedia or any hub ID; a file or folder; several, "
+        "joined by + (item sets default to python-names)", str)
+    add("--split", "regex: runs of letters or punctuation; space: at white space; bpe: BPE pieces; "
+        "phrases: frequent words and pairs, and pieces for the rest; items: item sets "
+        "(default: regex, bpe with lookup, items with bloom)", SPLITS)
+    add("--field", "column of text or lists, or PAGE,ITEM for item sets (default: text)", str)
     add_reader_flags(group.add_argument)
-    add("--vocab", count, "BPE pieces, or words of a lookup; of phrases 1,000,000, of items all")
-    add("--cache", str, "folder of prepared corpora; one serves all hashes")
+    add("--vocab", "BPE pieces, or rows of lookup; phrases default to 1,000,000, items to all")
+    add("--cache", "folder of prepared corpora; one serves all hashes", str)
 
-    group = parser.add_argument_group("hashes: of --emb emb, pool, add, proj and linear")
-    add("--hash", tuple(HASHES), "md5 gives random bits [HF §3.2], lsh of n-grams similar words "
-        "similar bits [HF §3.3]")
-    add("--bits", at_least(8, maximum=1 << 16), "T of each hash")
-    add("--chunk", count, "bits of a chunk of pool")
-    add("--features", count, "n-grams that lsh keeps, at least --bits or --rows")
-    add("--key", str, "secret key of md5 and of sketches (default: none)")
-    add("--hash_seed", index, "seed of lsh, Bloom maps and sketches")
+    group = parser.add_argument_group("hashes, for --emb emb, pool, add, proj and linear")
+    add("--hash", "md5: random bits [HF §3.2]; lsh: words with equal n-grams get similar bits "
+        "[HF §3.3]", tuple(HASHES))
+    add("--bits", "T, bits of a word's hash", at_least(8, maximum=1 << 16))
+    add("--chunk", "bits of a chunk of pool")
+    add("--features", "n-grams that lsh keeps, at least --bits or --rows")
+    add("--key", "secret key of md5 and of sketches (default: none)", str)
+    add("--hash_seed", "seed of lsh, Bloom maps and sketches", index)
 
     group = parser.add_argument_group("model: a post-LN transformer over embedded words [HF §4.2]")
     presets = tuple(name for name in PRESETS if "steps" in PRESETS[name])  # others: finetune.py
-    add("--preset", presets, "sizes and recipe of a paper, or ours for two cores: defaults "
-        "of other flags. This help shows those of tiny")
-    add("--emb", tuple(EMBEDDINGS), "how a word becomes a vector: a class of embeddings.py "
-        "(default: proj, of sets bloom, or the preset's)")
-    add("--layers", at_least(0, maximum=1_000), "encoder layers; 0 sees one word at a time")
-    add("--width", count, "hidden size d")
-    add("--heads", count, "attention heads")
-    add("--ffn", count, "feed-forward size; with --width 4 d")
-    add("--length", at_least(2), "positions, [CLS] included")
-    add("--types", count, "token type embeddings")
-    add("--rows", count, "hash buckets of emb and weighted")
-    add("--act", CHOICES["act"], "feed-forward activation")
-    add("--dropout", float, "also of attention")
-    add("--tied", bool, "share the rows of lookup, bloom, median or mean with the output layer "
-        "(default: of lookup and bloom)")
+    add("--preset", "sizes and recipe of a paper, or ours for two cores: defaults of other flags. "
+        "This help shows those of tiny", presets)
+    add("--emb", "how a word becomes a vector, a class of embeddings.py (default: the preset's, "
+        "else proj, or bloom for item sets)", tuple(EMBEDDINGS))
+    add("--layers", "encoder layers; 0 sees one word at a time", at_least(0, maximum=1_000))
+    add("--width", "hidden size d")
+    add("--heads", "attention heads")
+    add("--ffn", "feed-forward size; 4 d if --width is given")
+    add("--length", "positions, [CLS] included", at_least(2))
+    add("--types", "rows of the token type table")
+    add("--rows", "hash buckets of emb and weighted")
+    add("--act", "feed-forward activation", CHOICES["act"])
+    add("--dropout", "dropout rate, in attention too", float)
+    add("--tied", "share the rows of lookup, bloom, median or mean with the output layer "
+        "(default: with lookup and bloom)", bool)
 
     group = parser.add_argument_group(
-        "Bloom digests: --emb bloom [SB §3.2]. Sketches: median and mean [CM], weighted [SV], and "
-        "--objective hash-mlm")
-    add("--alpha", count, "items that share a Bloom token, at most √N")
-    add("--coherent", index, "maps with items of a page together")
-    add("--hashes", at_least(1, maximum=99), "m of an item, k of a sketch (default: 2, 5)")
-    add("--buckets", count, "rows, or classes, of a hash function of a sketch")
-    add("--weights", count, "rows of the importance table of weighted")
+        "Bloom digests: --emb bloom [SB §3.2]. Sketches: --emb median and mean [CM], weighted "
+        "[SV], and --objective hash-mlm")
+    add("--alpha", "items that share a Bloom token, at most √N")
+    add("--coherent", "Bloom maps that put items of a page together", index)
+    add("--hashes", "m hashes of an item (default: 2), or k of a sketch (default: 5)",
+        at_least(1, maximum=99))
+    add("--buckets", "rows, or classes, of a hash function of a sketch")
+    add("--weights", "rows of the importance table of weighted")
 
     group = parser.add_argument_group("attention: dense, or of the pairs that collide [BL §2.1]")
-    add("--attn", CHOICES["attn"], "full: without the flags below")
-    add("--lsh_bands", count, "hyperplanes of a hash function")
-    add("--lsh_buckets", count, "buckets of a hash function")
-    add("--lsh_hashes", count, "hash functions; a pair collides if one agrees")
-    add("--lsh_fill", CHOICES["lsh_fill"], "other pairs weigh exp(0), or nothing")
-    add("--lsh_pairs", CHOICES["lsh_pairs"], "upper: (i, j) and (j, i) share a score, as released")
-    add("--lsh_redraw", bool, "new hyperplanes in every training step")
+    add("--attn", "full: dense; lsh: with the flags below", CHOICES["attn"])
+    add("--lsh_bands", "hyperplanes of a hash function")
+    add("--lsh_buckets", "buckets of a hash function")
+    add("--lsh_hashes", "hash functions; a pair collides if one agrees")
+    add("--lsh_fill", "other pairs have a score of 0, or no weight", CHOICES["lsh_fill"])
+    add("--lsh_pairs", "upper: (i, j) and (j, i) share a score, as released", CHOICES["lsh_pairs"])
+    add("--lsh_redraw", "new hyperplanes in every training step", bool)
 
     group = parser.add_argument_group("objective")
-    add("--objective", tuple(OBJECTIVES), "sr: shuffled and random words [HF §3.6]; mlm, sampled: "
-        "masked words of lookup [BERT §3.1] [SB §3.3]; hash-mlm: hashes of masked words [SB §2.4] "
-        "(default: sr; of sketches, sets and presets that predict words mlm or hash-mlm)")
-    add("--mask", share, "share of words masked, of all but sr")
-    add("--noise", share, "share of words shuffled, and of the others replaced, of sr")
-    add("--samples", count, "rows of the softmax of sampled")
-    add("--short", at_least(0, float, 1), "share of text windows cut in training, as short texts")
+    add("--objective", "sr: find shuffled and random words [HF §3.6]; mlm, sampled: predict masked "
+        "words of lookup [BERT §3.1] [SB §3.3]; hash-mlm: predict hashes of masked words [SB §2.4] "
+        "(default: sr; mlm or hash-mlm for sketches, item sets and presets that predict words)",
+        tuple(OBJECTIVES))
+    add("--mask", "share of words masked; requires an objective other than sr", share)
+    add("--noise", "share of words that sr shuffles, and of the others that it replaces", share)
+    add("--samples", "rows of the softmax of sampled")
+    add("--short", "share of text windows cut in training, as short texts", at_least(0, float, 1))
 
     group = parser.add_argument_group("training, device and files")
-    add("--init_from", str, "start from weights of another run, whose words and sizes stay")
-    add("--batch", count, "sequences per step, all ranks")
-    add("--micro", count, "sequences a device holds at once")
-    add("--steps", count, "optimizer steps; for more of them, later, --init_from and a new --out")
-    add("--lr", rate, "peak learning rate")
-    add("--warmup", index, "steps to the peak; by default at most a tenth of --steps")
-    add("--schedule", ("linear", "rsqrt"), "decay [HF Table 4] [SB §3.2]")
-    add("--decay", rate, "weight decay of AdamW; 0: Adam")
-    add("--clip", rate, "gradient clipping norm; 0: none")
-    add("--seed", index, "of weights, batches, noise, dropout")
+    add("--init_from", "start from weights of another run, whose words and sizes stay", str)
+    add("--batch", "sequences per step, all ranks")
+    add("--micro", "sequences a device holds at once")
+    add("--steps", "optimizer steps; for more of them, later, --init_from and a new --out")
+    add("--lr", "peak learning rate", rate)
+    add("--warmup", "steps to the peak; at most a tenth of --steps by default", index)
+    add("--schedule", "decay of the rate [HF Table 4] [SB §3.2]", ("linear", "rsqrt"))
+    add("--decay", "weight decay of AdamW; 0: Adam", rate)
+    add("--clip", "gradient clipping norm; 0: none", rate)
+    add("--seed", "seed of weights, batches, noise and dropout", index)
     add_device_flags(group.add_argument)
-    add("--workers", index, "processes that make batches (default: 4 for a GPU, else 0)")
-    add("--out", str, "folder of checkpoints and log (default: out/ and a name, as out/proj-lsh)")
-    add("--eval_every", count, "steps between evaluations")
-    add("--save_every", count, "steps between checkpoints")
-    add("--quiet", bool, "print errors alone")
+    add("--workers", "processes that make batches (default: 4 for a GPU, else 0)", index)
+    add("--out", "folder of checkpoints and log (default: out/ and a name, as out/proj-lsh)", str)
+    add("--eval_every", "steps between evaluations")
+    add("--save_every", "steps between checkpoints")
+    add("--quiet", "print errors alone", bool)
     return parser
 
 
