@@ -79,13 +79,11 @@ class Objective:
     A subclass has
 
         head            one of model.py's heads
-        num_counts      how many numbers evaluate returns
         corrupt         as below; masks words, unless the subclass has another
-        loss            (model, Batch) -> loss summed over scored positions, with gradient
-        evaluate        (model, Batch) -> summed loss, and counts (num_counts,), which add up over
-                        batches
-        metrics         counts of all batches -> dict of float
-        expected_loss   counts of the corpus's words (W,), counts of an evaluation -> number of
+        score           (model, Batch) -> logits, and the loss summed over scored positions
+        count           (logits, Batch) -> dict of tensors, what metrics needs besides the loss
+        metrics         sums over all batches, a dict of what evaluate returns -> dict of float
+        expected_loss   counts of the corpus's words (W,), sums of an evaluation -> number of
                         classes n, and the loss in nats of predicting each class (label, word or
                         bucket) by its frequency alone. An untrained model guesses: about ln n
     """
@@ -110,6 +108,17 @@ class Objective:
         inputs, labels = self.corrupt(ids, noise, random_words)
         return make_batch(inputs, labels, key_mask)
 
+    def loss(self, model, batch):
+        """Return the training loss summed over the scored positions, with its gradient."""
+        _, loss = self.score(model, batch)
+        return loss
+
+    def evaluate(self, model, batch):
+        """Return what adds up over batches, a dict of tensors: loss, scored positions, counts."""
+        logits, loss = self.score(model, batch)
+        num_scored = torch.tensor(len(batch.positions))
+        return dict(loss=loss, scored=num_scored, **self.count(logits, batch))
+
 
 def entropy(counts):
     """Return the entropy in nats of counts (n,)."""
@@ -124,7 +133,6 @@ class ShuffleRandom(Objective):
     """Shuffle+Random (S+R): is each word intact, shuffled or random? [HF §3.6] [SR §3]"""
 
     head = "sr"
-    num_counts = 9  # 3 · label + prediction
 
     def corrupt(self, ids, noise, random_words):
         """Shuffle some words among themselves and replace others.
@@ -157,21 +165,20 @@ class ShuffleRandom(Objective):
         labels = labels.masked_fill(inputs == ids, 0)
         return inputs, labels.masked_fill(~is_word, IGNORE_INDEX)
 
-    def loss(self, model, batch):
-        logits = model(batch.inputs, batch.key_mask).flatten(0, 1).float()  # (B·L, 3)
-        return F.cross_entropy(logits, batch.labels.flatten(), reduction="sum")
-
-    def evaluate(self, model, batch):
-        """Return the summed loss, and the counts of 3 · label + prediction, int64 (9,)."""
+    def score(self, model, batch):
         logits = model(batch.inputs, batch.key_mask).flatten(0, 1).float()  # (B·L, 3)
         loss = F.cross_entropy(logits, batch.labels.flatten(), reduction="sum")
+        return logits, loss
+
+    def count(self, logits, batch):
+        """Return how often each label (row) got each prediction (column), int64 (3, 3)."""
         predictions = logits.argmax(1)[batch.positions]
         cells = batch.scored_labels() * 3 + predictions
-        return loss, torch.bincount(cells, minlength=9)
+        return dict(table=torch.bincount(cells, minlength=9).view(3, 3))
 
-    def metrics(self, counts):
-        """Return accuracy, that of the majority class, F1 by class and its mean, of counts (9,)."""
-        table = np.asarray(counts, float).reshape(3, 3)  # rows: labels, columns: predictions
+    def metrics(self, sums):
+        """Return accuracy, that of the majority class, F1 by class and its mean."""
+        table = np.asarray(sums["table"], float)
         total = max(table.sum(), 1)
         correct = table.diagonal()
         num_labeled = table.sum(1)
@@ -184,9 +191,9 @@ class ShuffleRandom(Objective):
         metrics["macro_f1"] = float(f1.mean())
         return metrics
 
-    def expected_loss(self, word_counts, counts):
-        table = np.asarray(counts, float).reshape(3, 3)
-        return 3, entropy(table.sum(1))  # of the labels as they came out
+    def expected_loss(self, word_counts, sums):
+        num_labeled = np.asarray(sums["table"], float).sum(1)  # after corruption
+        return 3, entropy(num_labeled)
 
 
 # Masked words
@@ -229,40 +236,27 @@ class MaskedWords(Objective):
     """Masked-word prediction over a vocabulary. [BERT §3.1]"""
 
     head = "mlm"
-    num_counts = 4  # words among the best 1, 10, 20, and in all
 
-    def predict(self, model, batch):
-        """Return the head's logits at the masked positions, float32: (M, N), never (B, L, N)."""
-        return model(batch.inputs, batch.key_mask, batch.positions).float()
-
-    def loss(self, model, batch):
-        logits = self.predict(model, batch)  # (M, N)
+    def score(self, model, batch):
+        """Score masked positions alone: logits (M, N), never (B, L, N)."""
+        logits = model(batch.inputs, batch.key_mask, batch.positions).float()  # (M, N)
         words = batch.scored_labels()  # (M,): the row of a word is its ID
-        return F.cross_entropy(logits, words, reduction="sum")
+        return logits, F.cross_entropy(logits, words, reduction="sum")
 
-    def evaluate(self, model, batch):
-        """Return the summed loss, and how many words are among the best 1, 10, 20, and in all."""
-        logits = self.predict(model, batch)  # (M, N)
-        words = batch.scored_labels()  # (M,)
-        loss = F.cross_entropy(logits, words, reduction="sum")
+    def count(self, logits, batch):
+        """Return how many words are among the best 1, 10 and 20."""
         scores = logits[:, self.first_word_id:]  # (M, W): special tokens are never predicted
         scores = exclude_items(scores, self.visible_items(batch))
         num_best = min(MAX_RECALL, scores.shape[1])
         best = scores.topk(num_best).indices + self.first_word_id  # (M, 20)
-        is_hit = best == words.unsqueeze(1)
-        counts = [is_hit[:, :k].sum() for k in RECALL]
-        counts.append(words.new_tensor(len(words)))
-        return loss, torch.stack(counts)
+        is_hit = best == batch.scored_labels().unsqueeze(1)
+        return {f"rec@{k}": is_hit[:, :k].sum() for k in RECALL}
 
-    def metrics(self, counts):
-        """Return recall@1, 10, 20, of counts (4,)."""
-        total = max(float(counts[-1]), 1)
-        metrics = {}
-        for k, count in zip(RECALL, counts):
-            metrics[f"rec@{k}"] = float(count) / total
-        return metrics
+    def metrics(self, sums):
+        """Return recall@1, 10, 20."""
+        return {f"rec@{k}": share(sums, f"rec@{k}") for k in RECALL}
 
-    def expected_loss(self, word_counts, counts):
+    def expected_loss(self, word_counts, sums):
         return self.config.rows, entropy(word_counts)
 
     def visible_items(self, batch):
@@ -280,6 +274,11 @@ class MaskedWords(Objective):
         items = items.masked_fill(items == words.unsqueeze(1), 0)
         items = items - self.first_word_id
         return items.clamp(min=-1)  # special tokens are no items
+
+
+def share(sums, name):
+    """Return a sum divided by the number of scored positions."""
+    return float(sums[name]) / max(float(sums["scored"]), 1)
 
 
 def exclude_items(scores, items):
@@ -358,11 +357,13 @@ class MaskedHashes(MaskedWords):
     """
 
     head = "hash-mlm"
-    num_counts = 6  # words among the best 1, 10, 20; certified; hashes right; in all
 
-    def loss(self, model, batch):
-        logits = self.predict(model, batch)  # (M, k, R), or (M, m, m·R)
-        return self.hash_loss(logits, self.hash_targets(batch.scored_labels()))
+    def score(self, model, batch):
+        logits = model(batch.inputs, batch.key_mask, batch.positions).float()
+        # logits (M, k, R), or (M, m, m·R) for a Bloom map
+        targets = self.hash_targets(batch.scored_labels())  # (M, k)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return logits, loss / targets.shape[1]  # the loss of a word is the mean over its k hashes
 
     def hash_targets(self, words):
         """Return the classes to predict, int64 (M, k), of token IDs (M,)."""
@@ -373,32 +374,22 @@ class MaskedHashes(MaskedWords):
             targets = targets + starts
         return targets
 
-    def hash_loss(self, logits, targets):
-        """Return the loss summed over words; that of a word is the mean over its k hashes."""
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        return loss / targets.shape[1]
-
-    def evaluate(self, model, batch):
-        """Return the loss, and counts (6,): in the best 1, 10, 20; certified; hashes right; all."""
-        logits = self.predict(model, batch)
+    def count(self, logits, batch):
+        """Return how many words are among the best 1, 10, 20; certified; how many hashes right."""
         words = batch.scored_labels()  # (M,)
-        targets = self.hash_targets(words)
-        loss = self.hash_loss(logits, targets)
-        is_right = logits.argmax(-1) == targets  # (M, k)
-
+        is_right = logits.argmax(-1) == self.hash_targets(words)  # (M, k)
+        sums = dict(hashes_right=is_right.sum())
         items = words - self.first_word_id
         visible = self.visible_items(batch)
         if self.config.code_format == "digest":
             rank, certified = self.search_items(logits, items, visible)
+            sums["certified"] = certified.sum()
         else:
             item_targets = self.targets[self.first_word_id:]
             rank = rank_words(logits.log_softmax(-1), item_targets, items, visible)  # (M,)
-            certified = torch.zeros_like(rank)  # there is no beam
-        counts = [(rank < k).sum() for k in RECALL]
-        counts.append(certified.sum())
-        counts.append(is_right.sum())
-        counts.append(words.new_tensor(len(words)))
-        return loss, torch.stack(counts)
+        for k in RECALL:
+            sums[f"rec@{k}"] = (rank < k).sum()
+        return sums
 
     def search_items(self, logits, items, visible):
         """Return how many items are better than the correct one (M,), at most 20, and certificates.
@@ -411,16 +402,15 @@ class MaskedHashes(MaskedWords):
         is_before = (best == items.unsqueeze(1)).cumsum(1) == 0  # (M, 20)
         return is_before.sum(1), certified
 
-    def metrics(self, counts):
+    def metrics(self, sums):
         """Return recall@k; certified, the share that one beam of 20 certifies; hashes_right."""
-        metrics = super().metrics(counts)
-        total = max(float(counts[-1]), 1)
+        metrics = super().metrics(sums)
         if self.config.code_format == "digest":
-            metrics["certified"] = float(counts[3]) / total
-        metrics["hashes_right"] = float(counts[4]) / (total * self.config.hashes)
+            metrics["certified"] = share(sums, "certified")
+        metrics["hashes_right"] = share(sums, "hashes_right") / self.config.hashes
         return metrics
 
-    def expected_loss(self, word_counts, counts):
+    def expected_loss(self, word_counts, sums):
         targets = self.targets[self.first_word_id:].cpu().numpy()[:len(word_counts)]
         entropies = []  # of each hash function's buckets
         for column in targets.T:

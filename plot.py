@@ -6,7 +6,7 @@ Out of scope: several runs in a figure, and the figures of assets/ (bench/figure
 import json
 import os
 
-from common import blame_file
+from common import blame
 
 
 def draw_losses(folder, uniform_loss, unigram_loss):
@@ -25,7 +25,7 @@ def draw_losses(folder, uniform_loss, unigram_loss):
     except ImportError:
         return f"For a picture, {path}: pip install matplotlib, and start the same command again."
     log_path = os.path.join(folder, "log.jsonl")
-    with open(log_path) as file, blame_file(log_path):
+    with open(log_path) as file, blame(log_path, Exception):
         log = [json.loads(line) for line in file]
 
     figure = Figure(figsize=(6.4, 4))

@@ -59,9 +59,9 @@ def bench_frequency(args, *, num_steps=200, num_windows=512):
             f"{name}: frequency of the word alone": lambda ids, key_mask: logits,
         }
         for title, judge in judges.items():
-            loss, counts = objective.evaluate(judge, batch)
-            yield dict(name=title, eval_loss=loss.item() / len(batch.positions),
-                       **objective.metrics(counts.numpy()))
+            sums = objective.evaluate(judge, batch)
+            yield dict(name=title, eval_loss=sums["loss"].item() / len(batch.positions),
+                       **objective.metrics(sums))
 
 
 def count_labels(objective, batches, frequency_class, num_steps):

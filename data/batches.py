@@ -13,7 +13,7 @@ as one that never stopped. They are defined for the global batch. A rank asks fo
 the number of ranks changes nothing.
 """
 
-import math
+import functools
 
 import numpy as np
 import torch
@@ -35,22 +35,26 @@ SEGMENTS = 4
 LENGTHS = 5
 
 
-def build_batches(args, config, corpus, word_counts):
+def build_batches(corpus, word_counts, is_text, length, batch_size, seed, short=0.0):
     """Return the batches of a corpus: windows of text, or segments of item sets.
 
     Args:
-        args: Namespace with the flags batch, short and seed.
-        config: model.Config.
         corpus: data.corpus.Corpus.
         word_counts: int (V,), of the known words. All others are read as [UNK], or left out of
             sets.
+        is_text: bool.
+        length, batch_size, seed: as in Batches.
+        short: float, as in TextBatches.
+
+    Raises:
+        ValueError: If there is too little data for one batch.
     """
     num_known = FIRST_WORD_ID + len(word_counts)
     # random words are drawn from those that occur; some pieces of BPE do not
     word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)
-    options = dict(length=config.length, batch_size=args.batch, word_ids=word_ids, seed=args.seed)
-    if config.order:
-        return TextBatches(corpus.ids, first_id=CLS, last_id=SEP, short=args.short,
+    options = dict(length=length, batch_size=batch_size, word_ids=word_ids, seed=seed)
+    if is_text:
+        return TextBatches(corpus.ids, first_id=CLS, last_id=SEP, short=short,
                            num_known=num_known, unknown_id=UNK, **options)
     train_pages, eval_pages = corpus.split_pages()
     return ItemSetBatches(corpus.ids, corpus.offsets, train_pages, eval_pages,
@@ -66,8 +70,8 @@ class Batches:
         word_ids: int64 (V,), token IDs to draw random words from.
         seed: int, of order and noise.
 
-    A subclass has shuffle(rng), the order of an epoch, get_batch, micro_batch_rows and eval_batch,
-    and sets
+    A subclass has shuffle(rng), the order of an epoch, get_batch, divide_rows and eval_batch, and
+    sets
 
         steps_per_epoch     int
         num_eval            int, held-out sequences
@@ -79,11 +83,9 @@ class Batches:
         self.batch_size = batch_size
         self.word_ids = word_ids
         self.seed = seed
-        self.epoch = None  # the one whose order is kept
-        self.order = None
-        self.noise_seed = None  # of the batch whose noise is kept, for its micro-batches
-        self.noise = None
-        self.random_words = None
+        # the last result is kept: for the steps of an epoch, and the micro-batches of a step
+        self.read_order = functools.lru_cache(maxsize=1)(self.draw_order)
+        self.read_noise = functools.lru_cache(maxsize=1)(self.draw_noise)
 
     def examples(self, step):
         """Return int64 (B,), where the training examples of a step are; each epoch shuffles them.
@@ -91,36 +93,31 @@ class Batches:
         These are starts of windows, or numbers of pages.
         """
         epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch != self.epoch:
-            rng = np.random.default_rng([self.seed, ORDER, epoch])
-            self.order = self.shuffle(rng)
-            self.epoch = epoch
         first = place * self.batch_size
-        return self.order[first:first + self.batch_size]
+        return self.read_order(epoch)[first:first + self.batch_size]
 
-    def draw_noise(self, seed, size, rows, longest):
-        """Draw the noise and random words of a batch, and return those of some rows.
+    def draw_order(self, epoch):
+        """Draw the order of all training examples in an epoch, int64 (examples,)."""
+        return self.shuffle(np.random.default_rng([self.seed, ORDER, epoch]))
+
+    def draw_noise(self, seed, size):
+        """Draw the noise and random words of a whole batch.
+
+        So the noise of a row does not depend on which rank, or micro-batch, reads it.
 
         Args:
-            seed: list[int], of the batch.
-            size: int, rows of the whole batch. All are drawn once and then sliced, so that the
-                noise of a row does not depend on which rank, or micro-batch, reads it.
-            rows: slice or int array.
-            longest: int, positions of the longest of these rows.
+            seed: tuple of int.
+            size: int, rows of the batch.
 
         Returns:
-            noise: float32 (3, rows, longest), uniform in [0, 1): three numbers for each word, from
-                which Objective.corrupt decides what becomes of it.
-            random_words: int64 (rows, longest), uniform over word_ids.
+            noise: float32 (3, size, L), uniform in [0, 1): three numbers for each word, from which
+                Objective.corrupt decides what becomes of it.
+            random_words: int64 (size, L), uniform over word_ids.
         """
-        if seed != self.noise_seed:
-            rng = np.random.default_rng(seed)
-            noise = rng.random((3, size, self.length), np.float32)
-            random_words = rng.choice(self.word_ids, (size, self.length))
-            self.noise = torch.from_numpy(noise)
-            self.random_words = torch.from_numpy(random_words)
-            self.noise_seed = seed
-        return self.noise[:, rows, :longest], self.random_words[rows, :longest]
+        rng = np.random.default_rng(seed)
+        noise = rng.random((3, size, self.length), np.float32)
+        random_words = rng.choice(self.word_ids, (size, self.length))
+        return torch.from_numpy(noise), torch.from_numpy(random_words)
 
 
 # Windows of text
@@ -154,8 +151,8 @@ def text_windows(num_ids, length):
     for start, end in zip(edges[:-1], edges[1:]):
         middle = end - max((end - start) // HELD_OUT, window_size)
         if middle - start < 2 * window_size:
-            raise ValueError(f"--data: expected at least {3 * window_size:,} words for windows of "
-                             f"{length}, got {num_ids:,}. Use a smaller --length or more text.")
+            raise ValueError(f"expected at least {3 * window_size:,} words for windows of "
+                             f"{length}, got {num_ids:,}. Use shorter windows or more text.")
         # one window fewer than fits: a shifted one must not reach into held-out text
         train.extend(range(start, middle - 2 * window_size + 1, window_size))
         held_out.extend(range(middle, end - window_size + 1, window_size))
@@ -198,8 +195,8 @@ class TextBatches(Batches):
         self.num_eval = len(self.eval_starts)
         self.steps_per_epoch = len(self.starts) // batch_size
         if self.steps_per_epoch == 0:
-            raise ValueError(f"--batch: expected at most {len(self.starts):,} windows of this "
-                             f"text, got {batch_size}. Use a smaller --batch or more text.")
+            raise ValueError(f"expected batches of at most {len(self.starts):,} windows of this "
+                             f"text, got {batch_size}. Use smaller batches or more text.")
 
     def shuffle(self, rng):
         """Return the starts of an epoch's windows, in its order and with its shift."""
@@ -215,13 +212,12 @@ class TextBatches(Batches):
 
         Returns:
             ids int64 (rows, L), 0 as padding; key_mask bool (rows, L), False = padding, or None
-            where no window is ever cut; and noise and random words of draw_noise for them.
+            where no window is ever cut; and their part of what draw_noise returns.
         """
         ids = self.read(self.examples(step)[rows])
         self.cut(ids, step, rows)
-        noise, random_words = self.draw_noise(
-            [self.seed, NOISE, step], self.batch_size, rows, self.length)
-        return ids, self.key_mask(ids), noise, random_words
+        noise, random_words = self.read_noise((self.seed, NOISE, step), self.batch_size)
+        return ids, self.key_mask(ids), noise[:, rows], random_words[rows]
 
     def key_mask(self, ids):
         """Return which of ids (B, L) are no padding; None where no window is ever cut."""
@@ -240,9 +236,9 @@ class TextBatches(Batches):
                 window[size - 1] = self.last_id
                 window[size:] = 0
 
-    def micro_batch_rows(self, step, slices):
-        """Return the rows of each micro-batch: the slices themselves, as all windows are equal."""
-        return slices
+    def divide_rows(self, step, rows, size):
+        """Return the rows of each micro-batch, int arrays of at most `size` of the rows."""
+        return divide(rows, size)
 
     def eval_batch(self, rows):
         """Return some of the held-out windows as get_batch does; their noise is always the same.
@@ -251,8 +247,8 @@ class TextBatches(Batches):
             rows: slice or int array, of num_eval rows.
         """
         ids = self.read(self.eval_starts[rows])
-        noise, random_words = self.draw_noise([0, EVALUATION], self.num_eval, rows, self.length)
-        return ids, self.key_mask(ids), noise, random_words
+        noise, random_words = self.read_noise((0, EVALUATION), self.num_eval)
+        return ids, self.key_mask(ids), noise[:, rows], random_words[rows]
 
     def read(self, starts):
         """Return int64 (B, L): the windows that begin at starts, int64 (B,)."""
@@ -299,9 +295,9 @@ class ItemSetBatches(Batches):
         self.num_eval = len(held_out)
         self.steps_per_epoch = len(self.train) // batch_size
         if self.steps_per_epoch == 0 or self.num_eval == 0:
-            raise ValueError(f"--data: expected {batch_size:,} training sets of two items or more "
-                             f"and a held-out one, got {len(self.train):,} and {self.num_eval:,}. "
-                             "Use a smaller --batch, more sets, or tabs between items.")
+            raise ValueError(f"expected {batch_size:,} training sets of two items or more and a "
+                             f"held-out one, got {len(self.train):,} and {self.num_eval:,}. Use "
+                             "smaller batches, more sets, or tabs between items.")
         by_size = np.argsort(self.size[held_out], kind="stable")
         self.held_out = held_out[by_size]  # pages of one size together need little padding
         self.words_per_sequence = float(self.segment_size[self.train].mean())
@@ -313,37 +309,28 @@ class ItemSetBatches(Batches):
             step, rows: as in TextBatches.
 
         Returns:
-            ids and key_mask (rows, longest), and noise (3, rows, longest) and random words for
-            them.
+            as in TextBatches, (rows, longest) in place of (rows, L).
         """
         pages = self.examples(step)
         fractions = np.random.default_rng([self.seed, SEGMENTS, step]).random(self.batch_size)
         ids = self.read(pages[rows], fractions[rows])
-        noise, random_words = self.draw_noise(
-            [self.seed, NOISE, step], self.batch_size, rows, ids.shape[1])
-        return ids, ids != 0, noise, random_words
+        longest = ids.shape[1]
+        noise, random_words = self.read_noise((self.seed, NOISE, step), self.batch_size)
+        return ids, ids != 0, noise[:, rows, :longest], random_words[rows, :longest]
 
     def shuffle(self, rng):
         """Return the pages of an epoch in its order."""
         return rng.permutation(self.train)
 
-    def micro_batch_rows(self, step, slices):
-        """Deal the rows of a rank to its micro-batches by size, as equal sizes need no padding.
+    def divide_rows(self, step, rows, size):
+        """Return the rows of each micro-batch, as in TextBatches, sorted by the size of their page.
 
-            slices 0..1 and 2..3, sizes of rows 0 .. 3:  5 2 4 2        rows 1 3 and 2 0
-
-        Args:
-            step: int.
-            slices: list[slice], the rank's rows, one slice after the other.
-
-        Returns:
-            list of int arrays, the rows of each micro-batch, as many as its slice has.
+        Pages of equal size need no padding. Rows 0 .. 3 with 5 2 4 2 items, two in a micro-batch:
+        rows 1 and 3, then rows 2 and 0.
         """
-        first = slices[0].start
-        rows = np.arange(first, slices[-1].stop)
         sizes = self.segment_size[self.examples(step)[rows]]
-        rows = rows[np.argsort(sizes, kind="stable")]
-        return [rows[part.start - first:part.stop - first] for part in slices]
+        by_size = np.argsort(sizes, kind="stable")
+        return divide(rows[by_size], size)
 
     def eval_batch(self, rows):
         """Return some of the held-out pages as get_batch does, with one item of each to be masked.
@@ -415,24 +402,18 @@ def divide(values, size):
     return [values[start:start + size] for start in range(0, len(values), size)]
 
 
-def pad_batch(examples, max_length=None):
-    """Pad sequences with 0 to one width.
+def pad_batch(examples):
+    """Pad sequences with 0 to the longest.
 
     Args:
         examples: list of integer arrays without 0.
-        max_length: int, to pad to a power of two, or to max_length if that is less, so that a
-            compiler sees a handful of shapes. Nothing is cut. None: to the longest.
 
     Returns:
         ids: int64 (B, L).
         mask: bool (B, L), True = attend, or None where nothing is padded.
     """
     longest = max(len(example) for example in examples)
-    width = longest
-    if max_length is not None:
-        power = 2 ** math.ceil(math.log2(longest))
-        width = max(longest, min(power, max_length))
-    ids = torch.zeros(len(examples), width, dtype=torch.int64)
+    ids = torch.zeros(len(examples), longest, dtype=torch.int64)
     for row, example in enumerate(examples):
         ids[row, :len(example)] = torch.as_tensor(example)
     mask = ids != 0

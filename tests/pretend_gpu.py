@@ -158,7 +158,11 @@ def pretend_gpu():
 
     with (
         mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", group_on_gpu),
-        mock.patch.multiple(torch.cuda, is_available=lambda: True, set_device=lambda device: None),
+        mock.patch.multiple(
+            torch.cuda, is_available=lambda: True, set_device=lambda device: None,
+            is_current_stream_capturing=lambda: False),
+        # else a DataLoader would pin memory in a thread, by a driver that is not there
+        mock.patch.object(torch.accelerator, "is_available", lambda: False),
         gpu,
     ):
         yield gpu.waits

@@ -1,10 +1,13 @@
 """Tests of data/batches.py: what a batch reads, what is held out, and that (seed, step) decides."""
 
+from argparse import Namespace
+
 import numpy as np
 import pytest
 import torch
 
-from data.batches import ItemSetBatches, TextBatches, length_batches, pad_batch, text_windows
+from data.batches import ItemSetBatches, TextBatches, build_batches, length_batches, pad_batch
+from data.batches import text_windows
 from tokenizer import CLS, FIRST_WORD_ID, SEP
 
 WORDS = np.arange(FIRST_WORD_ID, 200)
@@ -88,15 +91,23 @@ def test_held_out_text_is_about_a_fiftieth_from_every_part():
 
 
 @pytest.mark.parametrize("make, sizes, message", [
-    (text_batches, dict(num_ids=47), "--data: expected at least 48 words"),
-    (set_batches, dict(batch_size=101), "--data: expected 101 training sets of two items"),
+    (text_batches, dict(num_ids=47), "expected at least 48 words"),
+    (set_batches, dict(batch_size=101), "expected 101 training sets of two items"),
 ])
 def test_batches_of_too_little_data_are_refused(make, sizes, message):
     with pytest.raises(ValueError, match=message):
         make(**sizes)
 
 
+def test_random_words_occur_in_the_corpus():
+    """A vocabulary of pieces has some that the corpus never uses."""
+    corpus = Namespace(ids=np.full(999, FIRST_WORD_ID))
+    batches = build_batches(corpus, np.array([999, 0, 3]), True, 17, batch_size=4, seed=0)
+    assert batches.word_ids.tolist() == [FIRST_WORD_ID, FIRST_WORD_ID + 2]
+
+
 # Both kinds: (seed, step) decides, and ranks share a global batch
+
 
 def test_share_of_the_training_windows_is_cut():
     """Law: of 5,200 windows 0.3 · 14/15, as one length of fifteen is the whole: 1,456 ± 32."""
@@ -200,15 +211,10 @@ def test_sets_hold_all_items_of_the_limits(num_items):
     assert np.array_equal(set_batches(num_items=num_items).ids, ITEMS[:num_items])
 
 
-def test_set_batches_of_a_smaller_vocabulary_leave_out_other_items():
-    for ids in read_epoch(set_batches(num_items=300)):
-        assert ids.max() < FIRST_WORD_ID + 300
-
-
 def test_set_micro_batches_hold_pages_of_a_size():
     """The rows of a rank are dealt anew: small pages, then large ones."""
     batches = set_batches(length=11, batch_size=24)
-    small, large = batches.micro_batch_rows(2, [slice(12, 18), slice(18, 24)])
+    small, large = batches.divide_rows(2, np.arange(12, 24), 6)
     ids, _, _, _ = batches.get_batch(2, ALL)
     sizes = (ids > 0).sum(1)
     assert len(small) == len(large)
@@ -229,15 +235,9 @@ def test_length_batches_hold_all_examples_once_and_little_padding(rng):
     assert (widths == sorted(widths)) == (rng is None)
 
 
-@pytest.mark.parametrize("max_length, width", [
-    (None, 3),  # the longest
-    (64, 4),  # the next power of two
-    (2, 3),  # a longer example stays whole
-])
-def test_pad_batch_fills_with_zeros_to_its_width(max_length, width):
-    ids, mask = pad_batch([np.array([7, 8, 9]), np.array([6])], max_length)
-    padding = [0] * (width - 3)
-    assert ids.tolist() == [[7, 8, 9, *padding], [6, 0, 0, *padding]]
+def test_pad_batch_fills_with_zeros_to_the_longest():
+    ids, mask = pad_batch([np.array([7, 8, 9]), np.array([6])])
+    assert ids.tolist() == [[7, 8, 9], [6, 0, 0]]
     assert torch.equal(mask, ids != 0)
 
 

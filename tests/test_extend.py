@@ -61,7 +61,6 @@ class ToyObjective(Objective):
     """Every fifth word is random: which? Class 1 of the head of Shuffle+Random says so."""
 
     head = "sr"
-    num_counts = 2
 
     def corrupt(self, ids, noise, random_words):
         is_word = ids >= self.first_word_id
@@ -69,20 +68,18 @@ class ToyObjective(Objective):
         labels = is_random.long().masked_fill(~is_word, IGNORE_INDEX)
         return torch.where(is_random, random_words, ids), labels
 
-    def loss(self, model, batch):
+    def score(self, model, batch):
         logits = model(batch.inputs, batch.key_mask)  # (B, L, 3)
-        return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
+        return logits, loss
 
-    def evaluate(self, model, batch):
-        predicted = model(batch.inputs, batch.key_mask).argmax(2)  # (B, L)
-        num_right = (predicted == batch.labels).sum()
-        counts = torch.stack([num_right, torch.tensor(len(batch.positions))])
-        return self.loss(model, batch), counts
+    def count(self, logits, batch):
+        return dict(right=(logits.argmax(2) == batch.labels).sum())
 
-    def metrics(self, counts):
-        return dict(toy_accuracy=counts[0] / counts[1])
+    def metrics(self, sums):
+        return dict(toy_accuracy=float(sums["right"] / sums["scored"]))
 
-    def expected_loss(self, word_counts, counts):
+    def expected_loss(self, word_counts, sums):
         return 3, 0.5
 
 

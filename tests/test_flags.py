@@ -1,6 +1,5 @@
 """Random flags: a script ends with finite results or one line of error, never a traceback."""
 
-import json
 import random
 import re
 from pathlib import Path
@@ -10,17 +9,15 @@ import pytest
 import finetune
 import infer
 import pretrain
-from common import InputError
 from tests.support import SMALL, run_main
 
 USUAL = ["1", "2", "3", "8", "0.1"]
 WRONG_NUMBERS = ["", "x", "0", "-1", "1_0", "1e-3", "1e39", "inf", "nan", "²", "9" * 5_000]
-SIZES = ["31", "128", "2147483647", "2147483648"]  # only where nothing is allocated
 WRONG_TEXTS = ["", " ", "x", "a,b", "%s {}", "é/日本", "\udcff", "no/such/file.txt", "/dev/null",
                "a" * 300]
 
 
-def draw_flags(rng, parser, known, wrong_numbers=WRONG_NUMBERS):
+def draw_flags(rng, parser, known):
     """Return up to five random flags of a parser, as words --flag=value.
 
     Args:
@@ -36,26 +33,9 @@ def draw_flags(rng, parser, known, wrong_numbers=WRONG_NUMBERS):
             continue
         values = known.get(action.dest, action.choices or USUAL)
         if rng.random() < 0.25:
-            values = wrong_numbers if action.type else WRONG_TEXTS
+            values = WRONG_NUMBERS if action.type else WRONG_TEXTS
         words.append(f"{flag}={rng.choice(list(values))}")
     return words
-
-
-@pytest.mark.parametrize("seed", range(8))  # of 100 command lines
-def test_random_flags_of_pretrain_are_resolved_or_refused(seed, sr_run):
-    """parse_flags returns settings without NaN, or raises what run_script turns into one line."""
-    rng = random.Random(seed)
-    known = dict(init_from=[sr_run], dtype=["auto"])
-    for _ in range(100):
-        argv = draw_flags(rng, pretrain.build_parser(), known, WRONG_NUMBERS + SIZES)
-        try:
-            args, _ = pretrain.parse_flags(argv)
-        except InputError as error:
-            assert str(error), argv
-        except SystemExit as end:  # of argparse
-            assert end.code == 2, argv
-        else:
-            json.dumps(vars(args), allow_nan=False)
 
 
 @pytest.fixture
@@ -72,11 +52,6 @@ def files(request, tmp_path, monkeypatch, text_path, pages_path, cache_dir):
         cache=[cache_dir],
         init_from=runs,
         preset=["tiny"],
-        layers=["0", "1"],
-        width=["8"],
-        length=["9"],
-        batch=["2", "8"],
-        steps=["1", "2"],
         # of finetune.py
         train=texts,
         dev=texts,
@@ -84,14 +59,9 @@ def files(request, tmp_path, monkeypatch, text_path, pages_path, cache_dir):
         label=["label"],
         task=["sst2"],
         data_dir=["."],
-        epochs=["0", "1"],
-        seeds=["1"],
         # of infer.py
         ckpt=runs,
         file=texts,
-        words=texts,
-        columns=["text"],
-        keep=["label"],
         vectors=["v.npy", "/dev/full"],
         # of all
         out=["out"],
