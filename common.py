@@ -83,14 +83,6 @@ def blame(source="", errors=ValueError):
         raise InputError(reason) from error
 
 
-# the names before; each file changes to blame(source) and blame(path, Exception)
-blame_input = blame
-
-
-def blame_file(path):
-    return blame(path, Exception)
-
-
 def at_least(minimum, kind=int, maximum=2**31 - 1):
     """Return an argparse type: a number of `kind` from minimum to maximum. NaN is refused."""
     def number(text):
