@@ -13,13 +13,14 @@ import infer
 import pretrain
 from baselines import canine
 from bench import harness
+from flags import build_parser
 from tests.support import ROOT
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in
          (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"))}
 RUNS = sorted(ROOT.glob("runs/*.sh"))
 PARSERS = {
-    "pretrain.py": pretrain.build_parser,
+    "pretrain.py": build_parser,
     "finetune.py": finetune.build_parser,
     "infer.py": infer.build_parser,
     "baselines.canine": canine.build_parser,

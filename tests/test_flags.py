@@ -9,6 +9,7 @@ import pytest
 import finetune
 import infer
 import pretrain
+from flags import build_parser as build_pretrain_parser
 from tests.support import SMALL, run_main
 
 USUAL = ["1", "2", "3", "8", "0.1"]
@@ -72,7 +73,7 @@ def files(request, tmp_path, monkeypatch, text_path, pages_path, cache_dir):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("script, build_parser, start", [
-    (pretrain, pretrain.build_parser,
+    (pretrain, build_pretrain_parser,
      "--data {data} --cache {cache} " + " ".join(SMALL)),
     (finetune, finetune.build_parser,
      "--ckpt {ckpt} --train rows.csv --dev rows.csv --text text --label label --epochs 1 "

@@ -8,10 +8,10 @@ import pytest
 
 import finetune
 import infer
-import pretrain
+from flags import build_parser
 from tests.support import ROOT, run_main, run_script
 
-PARSERS = [pretrain.build_parser, finetune.build_parser, infer.build_parser]
+PARSERS = [build_parser, finetune.build_parser, infer.build_parser]
 SOURCES = [*ROOT.glob("*.py"), *ROOT.glob("data/*.py"), *ROOT.glob("baselines/*.py")]
 SOURCES = [path for path in SOURCES if "test" not in path.name]
 

@@ -1,0 +1,294 @@
+"""Settings of pretrain.py: its flags, and where the value of a setting comes from.
+
+    args, start = parse_flags(["--emb", "pool", "--steps", "500"])
+
+A setting is a flag, a field of model.Config, or both. The later one counts: default, preset, what
+follows from other settings, the checkpoint of --init_from, flag (choose_settings).
+
+Out of scope: the flags of finetune.py and infer.py, which stand in these files.
+"""
+
+import argparse
+import dataclasses
+import os
+
+import torch
+
+from common import InputError, add_device_flags, at_least, blame, load_checkpoint
+from data.corpus import name_data
+from data.rows import add_reader_flags
+from embeddings import EMBEDDINGS
+from model import CHOICES, PRESETS, Config, Model
+from objectives import OBJECTIVES
+from tokenizer import HASHES, SPLITS
+
+# Defaults of Config, of flags, and None where a flag is not set or follows from others
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
+DEFAULTS |= dict(
+    data="python", vocab=50_000, cache="cache", hash="lsh", features=50_000, hash_seed=0,
+    preset="tiny", alpha=25, coherent=0, mask=0.15, noise=0.10, samples=8_192, short=0.0,
+    schedule="linear", decay=0.01, beta2=0.999, clip=1.0, seed=0, device="auto", dtype="auto",
+    eval_every=1_000, save_every=1_000, quiet=False)
+UNSET = "split field encoding sep header key emb objective init_from lr_mlm compile workers out"
+DEFAULTS |= dict.fromkeys(UNSET.split())
+# With --init_from these come from the other run, as do the fields of Config
+INHERITED = "preset split vocab hash features key hash_seed alpha coherent objective".split()
+HASHED = ("index", "chunks", "bits")  # code formats that --hash makes
+PREDICTED = ("digest", "sketch")  # code formats that the default objective predicts
+
+
+def parse_flags(argv=None, description=None):
+    """Return all settings as a Namespace, and the checkpoint of --init_from or None."""
+    flags = vars(build_parser(description).parse_args(argv))  # those on the command line, no others
+    start = None
+    inherited = {}
+    if "init_from" in flags:
+        start = load_checkpoint(flags["init_from"])
+        inherited = inherit_settings(start, flags)
+    args = choose_settings(flags, inherited)
+    check_flags(args, flags)
+    if args.out is None:
+        args.out = name_output(args)
+    return args, start
+
+
+def inherit_settings(start, flags):
+    """Return the settings that a run takes from the checkpoint of --init_from: sizes and words.
+
+    Data, batch, steps and rates are defaults of its preset, whatever flags the other run had.
+    """
+    run = start["run"]  # settings of pretrain.py, or results of finetune.py
+    source = f"--init_from {flags['init_from']}"
+    if any(name not in run for name in INHERITED):
+        raise InputError(f"{source}: expected a checkpoint of pretrain.py.")
+    with blame(source, Exception):  # fields of an older Config
+        inherited = dataclasses.asdict(Config(**start["config"]))
+    for name in INHERITED:
+        inherited[name] = run[name]
+    for name, value in flags.items():
+        may_differ = name in ("preset", "dropout")  # the weights fit all the same
+        if inherited.get(name, value) != value and not may_differ:
+            raise InputError(f"--{name}: expected {inherited[name]}, as in {source}, got {value}. "
+                             "Remove one of the two flags.")
+    return inherited
+
+
+def choose_settings(flags, inherited):
+    """Return all settings as a Namespace, of the flags typed and those inherited, both dicts.
+
+    The later one counts: default, preset, what follows from other settings, the checkpoint of
+    --init_from, flag.
+    """
+    fixed = inherited | flags
+    preset = PRESETS[fixed.get("preset", DEFAULTS["preset"])]
+    args = argparse.Namespace(**DEFAULTS | preset | fixed)
+
+    # What a word is, and what a sequence is. A table with a row for each word has none for a new
+    # one, so it reads pieces. Hashes read whole words, as any word has a hash
+    is_set = args.split == "items" or (args.split is None and not args.order)
+    if args.emb is None:
+        args.emb = "bloom" if is_set else "proj"
+    code_format = EMBEDDINGS[args.emb].code_format
+    if args.split is None:
+        if is_set or code_format == "digest":
+            args.split = "items"
+        elif code_format == "row":
+            args.split = "bpe"
+        else:
+            args.split = "regex"
+    args.order = args.split != "items"
+
+    # What is predicted. A set has no order that shuffling could change
+    predicts_words = args.head != "sr" or not args.order
+    if args.objective is None:
+        if code_format == "row" and predicts_words:
+            args.objective = "mlm"
+        elif code_format in PREDICTED or predicts_words:
+            args.objective = "hash-mlm"
+        else:
+            args.objective = "sr"
+    args.head = OBJECTIVES[args.objective].head
+
+    # Sizes and rates, unless they are fixed
+    follows = dict(warmup=min(args.warmup, args.steps // 10))
+    if not args.order:
+        # lsh_pairs upper would take one score for (i, j) and (j, i), by the order of i and j
+        follows |= dict(data="python-names", vocab=None, length=32, lsh_pairs="all", short=0.0)
+    if args.split == "phrases":
+        follows["vocab"] = 1_000_000
+    if "width" in fixed:
+        follows["ffn"] = 4 * args.width
+    if args.head != "sr" and args.lr_mlm is not None:
+        follows["lr"] = args.lr_mlm
+    vars(args).update(follows | fixed)
+    # LSH needs a hyperplane for each bit or row. They are the rotations of one random vector of F
+    # numbers, of which there are F (hashing.NgramLSH)
+    num_hyperplanes = args.rows if code_format == "index" else args.bits
+    args.features = max(args.features, num_hyperplanes)
+    return args
+
+
+def check_flags(args, flags):
+    """Raise InputError for settings that contradict each other, or flags without their effect.
+
+    flags are those of the command line. A size of another method is ignored.
+    """
+    code_format = EMBEDDINGS[args.emb].code_format
+    is_hashed = code_format in HASHED
+    if "hash" in flags and not is_hashed:
+        raise InputError(f"--hash: {args.emb} has no such hash. Use another --emb.")
+    if "key" in flags:  # it is for secrets
+        is_lsh = is_hashed and args.hash == "lsh" and args.head != "hash-mlm"
+        if is_lsh or code_format in ("row", "digest"):
+            raise InputError("--key requires --hash md5, a sketch, or --objective hash-mlm.")
+    if "vocab" in flags and args.split in ("regex", "space") and is_hashed:
+        raise InputError(f"--vocab: {args.emb} reads any word. Use --split bpe.")
+    if "mask" in flags and args.head == "sr":
+        raise InputError("--mask requires --objective mlm, sampled or hash-mlm.")
+    if args.attn != "lsh" and any(name.startswith("lsh_") for name in flags):
+        raise InputError("--lsh_... requires --attn lsh.")
+    if args.short > 0 and not args.order:
+        raise InputError("--short requires texts, got --split items.")
+    with blame(), torch.device("meta"):
+        config = Config.choose(vars(args))
+        Model(config)  # takes no memory, and raises where sizes do not fit each other
+    if args.coherent > 0:
+        if code_format != "digest" or args.order or args.coherent > config.hashes:
+            raise InputError("--coherent requires --emb bloom over item sets, and at most as many "
+                             f"as --hashes, got {args.coherent}.")
+
+
+def name_output(args):
+    """Return the default --out, such as out/proj-lsh: what a run hashes, predicts and reads."""
+    code_format = EMBEDDINGS[args.emb].code_format
+    parts = [args.emb]
+    if code_format in HASHED:
+        parts.append(args.hash)
+    if args.split != "regex":
+        parts.append(args.split)
+    usual_objective = "hash-mlm" if code_format in PREDICTED else "sr"
+    if args.objective != usual_objective:
+        parts.append(args.objective)
+    if args.attn == "lsh":
+        parts.append("lsh-attention")
+    if args.data != ("python" if args.order else "python-names"):
+        parts.append(name_data(args.data))
+    return os.path.join("out", "-".join(parts))
+
+
+def build_parser(description=None):
+    """Return the parser of all flags, without defaults: choose_settings merges them.
+
+    description is the text above the flags in --help.
+    """
+    parser = argparse.ArgumentParser(
+        argument_default=argparse.SUPPRESS,  # what is not typed is not in the result
+        allow_abbrev=False,
+        prog="pretrain.py",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python pretrain.py [flags]        (--help explains them)",
+        description=description)
+    defaults = DEFAULTS | PRESETS["tiny"]
+    count = at_least(1)
+    index = at_least(0)
+    rate = at_least(0, float)
+    share = at_least(0.001, float, 0.999)
+
+    def add(flag, help, kind=count):
+        """Add a flag to the last group. kind: its choices, bool, or a function of its text."""
+        if kind is bool:
+            options = dict(action=argparse.BooleanOptionalAction)
+        elif isinstance(kind, tuple):
+            options = dict(choices=kind)
+        else:
+            options = dict(type=kind)
+        action = group.add_argument(flag, **options)
+        default = defaults[action.dest]
+        action.help = help if default is None else f"{help} (default: {default})"
+
+    group = parser.add_argument_group("words: every distinct word gets an ID [HF §3.1]")
+    add("--data", "python: docstrings of the installed Python; stdlib: of its library; "
+        "python-names: sets of names; wikipedia or any hub ID; a file or folder; several, "
+        "joined by + (item sets default to python-names)", str)
+    add("--split", "regex: runs of letters or punctuation; space: at white space; bpe: BPE pieces; "
+        "phrases: frequent words and pairs, and pieces for the rest; items: item sets "
+        "(default: regex, bpe with lookup, items with bloom)", SPLITS)
+    add("--field", "column of text or lists, or PAGE,ITEM for item sets (default: text)", str)
+    add_reader_flags(group.add_argument)
+    add("--vocab", "BPE pieces, or rows of lookup; phrases default to 1,000,000, items to all")
+    add("--cache", "folder of prepared corpora; one serves all hashes", str)
+
+    group = parser.add_argument_group("hashes, for --emb emb, pool, add, proj and linear")
+    add("--hash", "md5: random bits [HF §3.2]; lsh: words with equal n-grams get similar bits "
+        "[HF §3.3]", tuple(HASHES))
+    add("--bits", "T, bits of a word's hash", at_least(8, maximum=1 << 16))
+    add("--chunk", "bits of a chunk of pool")
+    add("--features", "n-grams that lsh keeps, at least --bits or --rows")
+    add("--key", "secret key of md5 and of sketches (default: none)", str)
+    add("--hash_seed", "seed of lsh, Bloom maps and sketches", index)
+
+    group = parser.add_argument_group("model: a post-LN transformer over embedded words [HF §4.2]")
+    presets = tuple(name for name in PRESETS if "steps" in PRESETS[name])  # others: finetune.py
+    add("--preset", "sizes and recipe of a paper, or ours for two cores: defaults of other flags. "
+        "This help shows those of tiny", presets)
+    add("--emb", "how a word becomes a vector, a class of embeddings.py (default: the preset's, "
+        "else proj, or bloom for item sets)", tuple(EMBEDDINGS))
+    add("--layers", "encoder layers; 0 sees one word at a time", at_least(0, maximum=1_000))
+    add("--width", "hidden size d")
+    add("--heads", "attention heads")
+    add("--ffn", "feed-forward size; 4 d if --width is given")
+    add("--length", "positions, [CLS] included", at_least(2))
+    add("--types", "rows of the token type table")
+    add("--rows", "hash buckets of emb and weighted")
+    add("--act", "feed-forward activation", CHOICES["act"])
+    add("--dropout", "dropout rate, in attention too", float)
+    add("--tied", "share the rows of lookup, bloom, median or mean with the output layer "
+        "(default: with lookup and bloom)", bool)
+
+    group = parser.add_argument_group(
+        "Bloom digests: --emb bloom [SB §3.2]. Sketches: --emb median and mean [CM], weighted "
+        "[SV], and --objective hash-mlm")
+    add("--alpha", "items that share a Bloom token, at most √N")
+    add("--coherent", "Bloom maps that put items of a page together", index)
+    add("--hashes", "m hashes of an item (default: 2), or k of a sketch (default: 5)",
+        at_least(1, maximum=99))
+    add("--buckets", "rows, or classes, of a hash function of a sketch")
+    add("--weights", "rows of the importance table of weighted")
+
+    group = parser.add_argument_group("attention: dense, or of the pairs that collide [BL §2.1]")
+    add("--attn", "full: dense; lsh: with the flags below", CHOICES["attn"])
+    add("--lsh_bands", "hyperplanes of a hash function")
+    add("--lsh_buckets", "buckets of a hash function")
+    add("--lsh_hashes", "hash functions; a pair collides if one agrees")
+    add("--lsh_fill", "other pairs have a score of 0, or no weight", CHOICES["lsh_fill"])
+    add("--lsh_pairs", "upper: (i, j) and (j, i) share a score, as released", CHOICES["lsh_pairs"])
+    add("--lsh_redraw", "new hyperplanes in every training step", bool)
+
+    group = parser.add_argument_group("objective")
+    add("--objective", "sr: find shuffled and random words [HF §3.6]; mlm, sampled: predict masked "
+        "words of lookup [BERT §3.1] [SB §3.3]; hash-mlm: predict hashes of masked words [SB §2.4] "
+        "(default: sr; mlm or hash-mlm for sketches, item sets and presets that predict words)",
+        tuple(OBJECTIVES))
+    add("--mask", "share of words masked; requires an objective other than sr", share)
+    add("--noise", "share of words that sr shuffles, and of the others that it replaces", share)
+    add("--samples", "rows of the softmax of sampled")
+    add("--short", "share of text windows cut in training, as short texts", at_least(0, float, 1))
+
+    group = parser.add_argument_group("training, device and files")
+    add("--init_from", "start from weights of another run, whose words and sizes stay", str)
+    add("--batch", "sequences per step, all ranks")
+    add("--micro", "sequences a device holds at once")
+    add("--steps", "optimizer steps; for more of them, later, --init_from and a new --out")
+    add("--lr", "peak learning rate", rate)
+    add("--warmup", "steps to the peak; at most a tenth of --steps by default", index)
+    add("--schedule", "decay of the rate [HF Table 4] [SB §3.2]", ("linear", "rsqrt"))
+    add("--decay", "weight decay of AdamW; 0: Adam", rate)
+    add("--clip", "gradient clipping norm; 0: none", rate)
+    add("--seed", "seed of weights, batches, noise and dropout", index)
+    add_device_flags(group.add_argument)
+    add("--workers", "processes that make batches (default: 4 for a GPU, else 0)", index)
+    add("--out", "folder of checkpoints and log (default: out/ and a name, as out/proj-lsh)", str)
+    add("--eval_every", "steps between evaluations")
+    add("--save_every", "steps between checkpoints")
+    add("--quiet", "print errors alone", bool)
+    return parser
