@@ -107,35 +107,37 @@ def finetune(args):
             write_json(Path(args.out, "settings.json"), settings)
             for name, value in settings.items():
                 print(f"{name}: {value}")
-        wait_for_ranks()  # no job starts unless rank 0 holds the folder
+        jobs = []  # those that are not finished
+        sizes = []
+        for name, seed in itertools.product(names, seeds):
+            if not os.path.exists(job_path(args.out, name, seed, "json")):
+                jobs.append((name, seed))
+                sizes.append(len(splits[name]["train"]))
+        # No job starts before rank 0 holds the folder, and each rank has the same list
+        wait_for_ranks()
 
         # Ranks share the jobs by size, the longest first
-        jobs = list(itertools.product(names, seeds))
-        sizes = [len(splits[name]["train"]) for name, _ in jobs]
         encoded_name = None
         for name, seed in share_by_size(jobs, sizes, world)[rank]:
-            path = job_path(args.out, name, seed, "json")
-            if os.path.exists(path):  # finished before
-                continue
             if name != encoded_name:  # jobs of a task follow each other and share its token IDs
                 data = encode_splits(config, starts[name], tasks[name], splits[name])
                 encoded_name = name
             result = run_job(args, runtime, config, starts[name], data, seed)
-            write_json(path, result)
+            write_json(job_path(args.out, name, seed, "json"), result)
             gc.collect()  # a compiled model refers to itself, and would stay in memory
         wait_for_ranks()
         if rank > 0:
             return None
 
         # Results: means over the seeds, and a model for infer.py
-        rows = {}
+        summaries = {}
         for name in names:
             results = [read_json(job_path(args.out, name, seed, "json")) for seed in seeds]
-            rows[name] = summarize(results)
+            summaries[name] = summarize(results)
             best_path = keep_best_weights(args, name, results)
-        content = dict(tasks=rows, settings=settings)
+        content = dict(tasks=summaries, settings=settings)
         if len(names) > 1:  # average over the tasks, then over the seeds
-            values = np.mean([row["values"] for row in rows.values()], axis=0)
+            values = np.mean([row["values"] for row in summaries.values()], axis=0)  # (seeds,)
             content |= dict(average=np.mean(values), average_std=deviation(values))
         write_json(Path(args.out, "results.json"), content)
     print_results(content)
@@ -146,14 +148,14 @@ def finetune(args):
 def run_job(args, runtime, config, checkpoint, data, seed):
     """Train, score and save a model; train and score its control. Return the results, dict."""
     train_data = data["train"]
+    task = train_data.task
     codes = torch.from_numpy(train_data.tokenizer.codes())
-    name = train_data.task.name
-    title = f"{name}, seed {seed}"
+    title = f"{task.name}, seed {seed}"
 
     # Model: the weights of the checkpoint, which may lack a head; the others are fresh
     torch.manual_seed(seed)  # for fresh weights and dropout
     config = dataclasses.replace(config, head=train_data.head, labels=train_data.num_outputs,
-                                 pool=args.pool, dropout=args.dropout)
+                                 pool=args.pool)
     model = Model(config)
     model.load_state_dict(model.state_dict() | checkpoint["model"])
     model.to(runtime.device)
@@ -163,9 +165,10 @@ def run_job(args, runtime, config, checkpoint, data, seed):
     weights, log = train(args, runtime, model, data, seed, args.lr, title)
     result = score(runtime, model, data, weights, log)
     result |= dict(seed=seed, size=count_parameters(model))
-    path = job_path(args.out, name, seed, "pt")
+    path = job_path(args.out, task.name, seed, "pt")
     save_checkpoint(path, model, train_data.tokenizer.state(), run=result["best"],
-                    task=train_data.description(), words=checkpoint.get("words", []))
+                    task=task.identity() | dict(scale=task.scale),
+                    words=checkpoint.get("words", []))
 
     # Control. SQuAD has none: a bag of words does not know where in the text a word stands
     if args.epochs > 0 and train_data.head == "classify":
@@ -227,9 +230,8 @@ def train(args, runtime, model, data, seed, lr, title):
             model.redraw_hyperplanes(seed * SEED_STRIDE + step)
 
         # Forward, backward, clip, update
-        targets = send(torch.from_numpy(train_data.targets[indices]), runtime.device)
         logits = compute_logits(runtime, model, train_data, indices)
-        loss = train_data.loss(logits, targets)
+        loss = train_data.loss(logits, indices)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -293,11 +295,11 @@ def evaluate(runtime, model, part):
     lengths = [len(ids) for ids in part.examples]
     batches = []
     for indices in length_batches(lengths, max(1, EVAL_POSITIONS // part.length)):
-        logits = compute_logits(runtime, model, part, indices)
-        if not logits.isfinite().all():
-            raise InputError("--lr, --ckpt: expected finite outputs of the model, got NaN or "
-                             "infinity. Try a lower --lr or another checkpoint.")
-        batches.append((indices, logits))
+        batches.append((indices, compute_logits(runtime, model, part, indices)))
+    # here, as each check waits for a GPU
+    if not all(logits.isfinite().all() for _, logits in batches):
+        raise InputError("--lr, --ckpt: expected finite outputs of the model, got NaN or infinity. "
+                         "Try a lower --lr or another checkpoint.")
     return part.evaluate(batches)
 
 
@@ -336,7 +338,7 @@ def load_start(args):
 def drop_other_head(checkpoint, task):
     """Return the checkpoint without a head and a task, unless it was trained for this very task."""
     # the same task has the same name, columns and labels
-    if task.description().items() <= checkpoint["task"].items():
+    if task.identity().items() <= checkpoint["task"].items():
         return checkpoint
     weights = {name: weight for name, weight in checkpoint["model"].items()
                if not name.startswith("head.")}
@@ -353,12 +355,9 @@ def encode_splits(config, checkpoint, task, splits):
             tokenizer = HashTokenizer.load(checkpoint["tokenizer"], config)
         else:
             tokenizer = HashTokenizer(config, hash_name="lsh", hash=fit_hash(splits["train"]))
+        kind = QuestionAnswering if task.name in SQUAD else SequenceClassification
         for split, rows in splits.items():
-            if task.name in SQUAD:
-                data[split] = QuestionAnswering(
-                    task, rows, tokenizer, config.length, task.name == "squad_v2")
-            else:
-                data[split] = SequenceClassification(task, rows, tokenizer, config.length)
+            data[split] = kind(task, rows, tokenizer, config.length)
     ids = np.concatenate(data["train"].examples)
     counts = np.bincount(ids, minlength=FIRST_WORD_ID + len(tokenizer.words))
     report_unknown(tokenizer, tokenizer.words, counts)
@@ -418,35 +417,26 @@ def keep_best_weights(args, name, results):
 
 
 def summarize(results):
-    """Return a task's row of results.json: means over its seeds, whose results are given."""
+    """Return the results of a task, dict: the means over its seeds, whose results are given."""
     first = results[0]
     metric = first["metric"]
     values = [result["best"][metric] for result in results]
-    best = average(results, "best")
-    row = dict(metric=metric, rows=first["rows"], size=first["size"], values=values,
-               mean=best[metric], std=deviation(values), last=average(results, "last")[metric],
-               all_metrics=best, f1_per_label=average(results, "f1_per_label"),
-               warnings=warn_of_classes(results), majority=first["majority"], bag_of_words=None)
+    mean = np.mean(values)
+    row = dict(metric=metric, rows=first["rows"], size=first["size"], values=values, mean=mean,
+               std=deviation(values), last=average(results, "last")[metric],
+               all_metrics=average(results, "best"),
+               f1_per_label=average(results, "f1_per_label"), majority=first["majority"],
+               bag_of_words=None)
     if "control" in first:
-        bag = [result["control"]["best"][metric] for result in results]
-        predicted = [result["predicted"] for result in results]
-        others = [result["control"]["predicted"] for result in results]
-        row |= dict(bag_of_words=np.mean(bag), bag_of_words_std=deviation(bag),
-                    over_bag=best[metric] - np.mean(bag),
-                    over_bag_error=standard_error(metric, first["truth"], predicted, others))
+        controls = [result["control"] for result in results]
+        bag_values = [control["best"][metric] for control in controls]
+        bag_mean = np.mean(bag_values)
+        predicted = [result["predicted"] for result in results]  # (seeds, n)
+        bag_predicted = [control["predicted"] for control in controls]
+        error = standard_error(metric, first["truth"], predicted, bag_predicted)
+        row |= dict(bag_of_words=bag_mean, bag_of_words_std=deviation(bag_values),
+                    over_bag=mean - bag_mean, over_bag_error=error)
     return row
-
-
-def warn_of_classes(results):
-    """Return list of str, a warning for each seed that never predicts some classes."""
-    warnings = []
-    for result in results:
-        labels = list(result["f1_per_label"])
-        missing = [label for i, label in enumerate(labels) if i not in result["predicted"]]
-        if missing:
-            warnings.append(f"seed {result['seed']} never predicts {len(missing):,} of "
-                            f"{len(labels):,} classes: {', '.join(missing[:MAX_NAMED])}")
-    return warnings
 
 
 def average(results, key):
@@ -472,8 +462,6 @@ def print_results(content):
         if scores:
             parts = [f"{label} {scores[label]:.1f}" for label in sorted(scores, key=scores.get)]
             print(f"{name}: lowest F1 by class: {', '.join(parts[:MAX_NAMED])}")
-        for warning in row["warnings"]:
-            print(f"warning: {name}: {warning}, which counts in the mean")
         if row["bag_of_words"] is not None:
             bag = show(row["bag_of_words"], row["bag_of_words_std"])
             note = ""
@@ -542,8 +530,6 @@ def add_run_flags(add):
         "fine-tuned checkpoint, else cls, or mean for a width below 512)")
     add("--select", type=at_least(0, float, 0.5), default=0.1,
         help="share of the training rows that chooses the weights; 0: the last (default: 0.1)")
-    add("--dropout", type=at_least(0, float, 0.99),
-        help="dropout probability (default: the checkpoint's)")
     add("--seeds", type=at_least(1), default=3, help="seeds per task (default: 3)")
     add("--seed", type=at_least(0), default=0, help="the first of the seeds (default: 0)")
     add("--eval_every", type=at_least(1),
@@ -577,8 +563,6 @@ def fill_flags(args, checkpoint, config):
         args.pool = "mean" if is_small else "cls"  # Shuffle+Random never trains [CLS]
         if checkpoint["task"]:
             args.pool = config.pool
-    if args.dropout is None:
-        args.dropout = config.dropout
     if args.epochs == 0:  # nothing is random, and nothing is chosen
         args.seeds = 1
         args.select = 0.0

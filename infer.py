@@ -34,11 +34,11 @@ import torch
 import torch.nn.functional as F
 
 from bloom import SketchMap, beam_search, hash_logp
-from common import InputError, at_least, blame, find_device, load_checkpoint, run_script
+from common import InputError, at_least, blame, find_device, load_checkpoint, run_script, send
 from data.batches import length_batches, pad_batch
 from data.corpus import choose_columns, is_document, item_names
 from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
-from data.squad import cut_windows, find_answers
+from data.squad import V2, cut_windows, find_answers
 from hashing import NgramLSH
 from model import load_model
 from objectives import KINDS
@@ -143,7 +143,6 @@ class Predictor:
         Returns:
             A list of the k best (word, probability) for each [MASK], without what a set shows.
         """
-        check_k(k)
         results = [None] * len(rows)
         for i, example, logits in self.run(rows, "mlm", self.score_masks):  # (M, N)
             if not self.config.order:
@@ -166,7 +165,6 @@ class Predictor:
             log-probabilities of its hashes), without what the set shows; total, int, all items;
             scored, int, those that the search scored to certify the best.
         """
-        check_k(k)
         results = [None] * len(rows)
         # logits (M, m, m·R), or (M, k, R) for words
         for i, example, logits in self.run(rows, "hash-mlm", self.score_masks):
@@ -196,7 +194,6 @@ class Predictor:
             A list of (label, probability), best first: k, or all for None. A regression has one
             (name, number).
         """
-        check_k(k)
         labels = self.task.get("labels")
         results = [None] * len(rows)
         for i, _, logits in self.run(rows, "classify", self.model):  # (labels,)
@@ -223,7 +220,7 @@ class Predictor:
         texts, margins = find_answers(rows, windows, spans, batches)
         results = []
         for text, margin in zip(texts, margins.tolist()):
-            if self.task["null"] and margin <= 0:
+            if self.task["name"] == V2 and margin <= 0:
                 text = ""
             results.append((text, margin))
         return results
@@ -248,7 +245,6 @@ class Predictor:
         Returns:
             A list of (word, cosine), best first; of equals the more frequent word.
         """
-        check_k(k)
         words = [self.read_word(word) for word in words]
         if not self.words:
             raise InputError("expected words to search, got none.")
@@ -313,8 +309,8 @@ class Predictor:
         for chosen in length_batches(lengths, BATCH):
             ids, key_mask = pad_batch([inputs[i] for i in chosen])
             if key_mask is not None:
-                key_mask = key_mask.to(self.model.device)
-            yield chosen, forward(ids.to(self.model.device), key_mask)
+                key_mask = send(key_mask, self.model.device)
+            yield chosen, forward(send(ids, self.model.device), key_mask)
 
     def score_masks(self, ids, key_mask):
         """Return for each row the logits of its M [MASK]: (M, N), (M, m, m·R) or (M, k, R)."""
@@ -433,12 +429,6 @@ def is_known(tokenizer, word):
     return word == MASK_WORD or bool(tokenizer.is_known([word])[0])
 
 
-def check_k(k):
-    """Raise an InputError unless k, the results to return, is None or at least 1."""
-    if k is not None and k < 1:
-        raise InputError(f"k: expected 1 or more, got {k}.")
-
-
 # Results for people
 
 
@@ -547,9 +537,6 @@ def read_file(args, predictor):
         names = list_names(args.columns)
     elif is_sets or (len(names) == 1 and names[0] not in examples):
         names = choose_columns(args.file, examples, None, is_sets)
-    if is_sets and len(names) == 2:
-        raise InputError(f"{args.file}: expected an item set a row, a list in a .jsonl or a line "
-                         f"of a .txt, got a row for each item, {', '.join(names)}.")
     if not set(names) <= set(examples) or len(names) != len(predictor.columns):
         raise InputError(f"{args.file}: expected the columns {', '.join(predictor.columns)}, got "
                          f"{', '.join(examples)}. Name {len(predictor.columns)} of them by --text.")

@@ -69,12 +69,6 @@ class CanineConfig:
     dropout: float = 0.1
     labels: int = 2
 
-    def __post_init__(self):
-        if self.length > self.positions - MAX_PADDING:
-            raise ValueError(f"length: expected at most {self.positions - MAX_PADDING} for canine "
-                             f"with {self.positions} positions, got {self.length}.")
-        self.layer_config()  # raises where dropout or a size is out of range
-
     def layer_config(self):
         """Return the model.Config of the transformer layers."""
         return Config(width=self.width, heads=self.heads, ffn=self.ffn, dropout=self.dropout)
@@ -424,7 +418,7 @@ def finetune_canine(args):
     for seed in range(args.seed, args.seed + args.seeds):
         torch.manual_seed(seed)  # for fresh weights and dropout
         labels = data["train"].num_outputs
-        model = Canine(dataclasses.replace(config, labels=labels, dropout=args.dropout))
+        model = Canine(dataclasses.replace(config, labels=labels))
         model.load_state_dict(model.state_dict() | weights)  # released weights have no head
         model.to(runtime.device)
         title = f"{args.task}, seed {seed}"

@@ -1,7 +1,7 @@
 """SQuAD: find the words of a text that answer a question, as BERT does it. [BERT §4.2]
 
     question, context -> windows [CLS] question [SEP] [SEP] part of the context [SEP]
-    window, answer -> start and end of the answer, or [CLS] where the window does not have it
+    window, answer -> positions of the first and last word of the answer, or [CLS] without it
     window -> model -> scores of start and end (L, 2) -> best span
     best spans of all windows of a question -> answer, or none
 
@@ -23,12 +23,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import InputError, blame
+from common import InputError, blame, send
 from data.rows import note_once
 from data.tasks import Task, divide_rows, parse_rows, read_records
 from tokenizer import sliding_windows
 
-SQUAD = {"squad": "v1.1", "squad_v2": "v2.0"}
+V2 = "squad_v2"  # questions may have no answer
+SQUAD = {"squad": "v1.1", V2: "v2.0"}
 MAX_ANSWER = 30  # words of the longest answer, max_answer_length of run_squad.py
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -61,7 +62,7 @@ def read_squad(name, args):
             questions = list(list_questions(records))
         rows = parse_rows(questions, task, source, parse_answers)
         # v1 has no score for "no answer": such a question could not be answered right
-        if name == "squad" and not all(answers for _, answers in rows):
+        if name != V2 and not all(answers for _, answers in rows):
             raise InputError(f"{source}: expected an answer to each question. Use --task squad_v2.")
         if split == "train":
             rows = drop_misplaced(rows, source)
@@ -101,10 +102,9 @@ def parse_answers(cell, task, place):
 
 def find_place(context, text, start):
     """Return the character of a context where a text stands, nearest to start; None: nowhere."""
-    start = max(start, 0)
-    before = context.rfind(text, 0, start + len(text))  # the last that begins at start or before it
-    after = context.find(text, start)
-    places = [place for place in (before, after) if place >= 0]
+    if start >= 0 and context.startswith(text, start):  # as a rule
+        return start
+    places = [i for i in range(len(context)) if context.startswith(text, i)]
     return min(places, key=lambda place: abs(place - start), default=None)
 
 
@@ -179,21 +179,23 @@ def label_windows(rows, windows, spans):
 
     Returns:
         int64 (W, 2), the positions of the answer's first and last word, both 0, [CLS], in windows
-        that have not all of it; and int, the answers that are whole in no window.
+        that lack a part of it; and int, the answers that are whole in no window.
     """
     answers = {}  # question -> the words of its answer, as numbers of words of the context
     for number, ((_, context), truths) in enumerate(rows):
         if truths:
             answers[number] = find_answer_words(context, spans[number], *truths[0])
-    labels = np.zeros((len(windows), 2), np.int64)
+    targets = []
     found = set()  # questions with the whole answer in some window
-    for label, (number, window) in zip(labels, windows):
+    for number, window in windows:
         words = answers.get(number, [])
         if words and window.start <= words[0] and words[-1] < window.stop:
-            label[:] = words[0], words[-1]
-            label += window.first - window.start  # from words of the context to positions
+            shift = window.first - window.start  # from words of the context to positions
+            targets.append([words[0] + shift, words[-1] + shift])
             found.add(number)
-    return labels, len(answers) - len(found)
+        else:
+            targets.append([0, 0])
+    return np.array(targets), len(answers) - len(found)
 
 
 def find_answer_words(context, spans, text, start):
@@ -211,37 +213,38 @@ def find_answer_words(context, spans, text, start):
     return [i for i, span in enumerate(spans) if span[0] < end and span[1] > start]
 
 
-def locate_contexts(windows):
-    """Return int64 (W, 2), the first position of the context in each window, and its words."""
-    places = [(window.first, window.stop - window.start) for _, window in windows]
-    return np.array(places, np.int64).reshape(-1, 2)
-
-
 # --------------------------------------------------------------------------------------------------
 # Loss, and the best span
 
 
-def mark_context(logits, places):
-    """Return bool (B, L), the positions of the context; places as locate_contexts has them."""
-    first, count = places.unsqueeze(2).unbind(1)  # (B, 1)
-    position = torch.arange(logits.shape[1], device=logits.device)  # (L,)
-    return (position >= first) & (position < first + count)
+def mark_contexts(windows, logits):
+    """Return bool (B, L), the positions of the context in each window.
+
+    Args:
+        windows: list of B (number of the question, Window).
+        logits: float (B, L, 2), of these windows.
+    """
+    is_context = torch.zeros(logits.shape[:2], dtype=torch.bool)
+    for row, (_, window) in enumerate(windows):
+        size = window.stop - window.start
+        is_context[row, window.first:window.first + size] = True
+    return send(is_context, logits.device)
 
 
-def span_loss(logits, targets):
+def span_loss(logits, targets, is_context):
     """Return the mean cross-entropy of start and end, over [CLS] and the words of the context.
 
     Args:
         logits: float (B, L, 2).
-        targets: int64 (B, 4), see QuestionAnswering.
+        targets: int64 (B, 2), as label_windows returns them.
+        is_context: bool (B, L).
     """
-    labels, places = targets.chunk(2, 1)  # (B, 2)
     # words of the question and padding cannot be right: they take no part in the softmax
-    is_candidate = mark_context(logits, places)  # (B, L)
-    is_candidate[:, 0] = True
+    is_candidate = is_context.clone()
+    is_candidate[:, 0] = True  # [CLS]
     logits = logits.masked_fill(~is_candidate.unsqueeze(-1), -torch.inf)
-    start_loss = F.cross_entropy(logits[..., 0], labels[:, 0])
-    end_loss = F.cross_entropy(logits[..., 1], labels[:, 1])
+    start_loss = F.cross_entropy(logits[..., 0], targets[:, 0])
+    end_loss = F.cross_entropy(logits[..., 1], targets[:, 1])
     return (start_loss + end_loss) / 2
 
 
@@ -291,11 +294,10 @@ def find_answers(pairs, windows, spans, batches):
     texts = [""] * len(pairs)
     for indices, logits in batches:
         chosen = [windows[i] for i in indices]
-        places = torch.from_numpy(locate_contexts(chosen)).to(logits.device)  # (B, 2)
-        is_context = mark_context(logits, places)
-        found = best_spans(logits, is_context, MAX_ANSWER)
-        columns = [column.tolist() for column in found]  # scores, starts, ends, nulls
-        for (question, window), score, start, end, no_answer in zip(chosen, *columns):
+        is_context = mark_contexts(chosen, logits)
+        scores, starts, ends, nulls = best_spans(logits, is_context, MAX_ANSWER)  # (B,)
+        found = zip(chosen, scores.tolist(), starts.tolist(), ends.tolist(), nulls.tolist())
+        for (question, window), score, start, end, no_answer in found:
             null[question] = min(null[question], no_answer)
             if score > best[question]:
                 best[question] = score
@@ -348,36 +350,42 @@ def exact_and_f1(answer, truths, allow_no_answer=True):
     return float(answer in truths), best_f1
 
 
-def score_answers(scores, silent, margins):
+def score_answers(scores, silent_scores, margins):
     """Return the scores of a model that gives an answer only where its margin is high enough.
 
     Args:
-        scores, silent: float (n, 2), EM and F1 of each answer, and of giving none in its place.
+        scores, silent_scores: float (n, 2), EM and F1 of each answer, and of none in its place.
         margins: float (n,), score of the answer minus that of none.
 
     Returns:
-        dict: f1 and em, in percent, of answers with margins above 0; best_f1 and best_em, each of
-        answers with margins from that threshold on which is best for it and these questions; and
-        threshold, that of best_f1.
+        dict: f1 and em, in percent, of answers with margins above 0; best_f1 and best_em, each with
+        the threshold that is best for it and these questions; and threshold, that of best_f1.
     """
-    def score(is_answered):
-        """Return EM and F1 in percent."""
-        chosen = np.where(is_answered[:, None], scores, silent)  # (n, 2)
-        return (100 * chosen.mean(0)).tolist()
+    em, f1 = mean_scores(scores, silent_scores, margins > 0)
+    gains = scores - silent_scores  # (n, 2), of an answer over none
+    em_threshold = choose_threshold(gains[:, 0], margins)
+    f1_threshold = choose_threshold(gains[:, 1], margins)
+    best_em, _ = mean_scores(scores, silent_scores, margins >= em_threshold)
+    _, best_f1 = mean_scores(scores, silent_scores, margins >= f1_threshold)
+    return dict(f1=f1, em=em, best_f1=best_f1, best_em=best_em, threshold=f1_threshold)
 
-    em, f1 = score(margins > 0)
-    gains = scores - silent  # (n, 2), of an answer over none
-    best_em, _ = score(margins >= choose_threshold(gains[:, 0], margins))
-    threshold = choose_threshold(gains[:, 1], margins)
-    _, best_f1 = score(margins >= threshold)
-    return dict(f1=f1, em=em, best_f1=best_f1, best_em=best_em, threshold=threshold)
+
+def mean_scores(scores, silent_scores, is_answered):
+    """Return EM and F1 in percent, list; is_answered, bool (n,), says which answers are given."""
+    chosen = np.where(is_answered[:, None], scores, silent_scores)  # (n, 2)
+    return (100 * chosen.mean(0)).tolist()
 
 
 def choose_threshold(gains, margins):
-    """Return the threshold, float, from which on answers have the largest sum of gains, (n,)."""
-    # lower the threshold step by step; answers of equal margins are given in one step
-    negative_margins, step = np.unique(-margins, return_inverse=True)
-    totals = np.append(0, np.bincount(step, gains)).cumsum()  # 0: where nothing is answered
+    """Return the threshold, float: answers with margins from it on have the largest sum of gains.
+
+    Args:
+        gains, margins: float (n,), as in score_answers.
+    """
+    # the threshold falls from margin to margin, and lets in all answers that have this margin
+    negative_margins, step = np.unique(-margins, return_inverse=True)  # ascending
+    step_gains = np.bincount(step, gains)
+    totals = np.append(0, step_gains).cumsum()  # 0: where nothing is answered
     thresholds = np.append(margins.max() + 1, -negative_margins)
     return float(thresholds[totals.argmax()])
 
@@ -392,41 +400,43 @@ class QuestionAnswering:
     A text that is too long is read in windows that overlap.
 
     Args:
-        task: Task, as read_squad returns it.
+        task: Task, as read_squad returns it. Questions of squad_v2 may have no answer.
         rows: list of ((question, context), answers), one split.
         tokenizer: HashTokenizer, which learns the words.
         length: int, L.
-        allow_no_answer: bool, some questions have no answer (v2).
 
     Attributes:
         examples: list of W int32 token IDs, one of each window.
-        targets: int64 (W, 4): the labels of label_windows, and the places of locate_contexts, to
-            which span_loss restricts the softmax.
+        targets: int64 (W, 2), as label_windows returns them.
         truths: for each question its right answers, see list_truths.
-        silent: float (n, 2), EM and F1 of giving no answer.
+        silent_scores: float (n, 2), EM and F1 of giving no answer.
         notes: str, what was lost.
     """
 
     head = "span"
     num_outputs = 2
-    loss = staticmethod(span_loss)
 
-    def __init__(self, task, rows, tokenizer, length, allow_no_answer=False):
+    def __init__(self, task, rows, tokenizer, length):
         self.task = task
         self.tokenizer = tokenizer
         self.length = length
-        self.allow_no_answer = allow_no_answer
+        self.allow_no_answer = task.name == V2
         self.pairs = [texts for texts, _ in rows]
-        self.truths = [list_truths(answers, allow_no_answer) for _, answers in rows]
-        self.silent = self.score([""] * len(rows))
+        self.truths = [list_truths(answers, self.allow_no_answer) for _, answers in rows]
+        self.silent_scores = self.score([""] * len(rows))
         self.windows, self.spans = cut_windows(self.pairs, tokenizer, length)
         self.examples = [window.ids for _, window in self.windows]
-        labels, num_lost = label_windows(rows, self.windows, self.spans)
-        self.targets = np.concatenate([labels, locate_contexts(self.windows)], 1)
+        self.targets, num_lost = label_windows(rows, self.windows, self.spans)
         self.notes = f"{len(self.examples):,} windows, {num_lost:,} answers found in none"
 
     def __len__(self):
         return len(self.pairs)
+
+    def loss(self, logits, indices):
+        """Return the mean loss of the windows with these indices; logits is (B, L, 2)."""
+        targets = send(torch.from_numpy(self.targets[indices]), logits.device)
+        is_context = mark_contexts([self.windows[i] for i in indices], logits)
+        return span_loss(logits, targets, is_context)
 
     def score(self, texts):
         """Return float (n, 2), EM and F1 of an answer to each question."""
@@ -447,12 +457,11 @@ class QuestionAnswering:
         """
         total_loss = 0.0
         for indices, logits in batches:
-            targets = torch.from_numpy(self.targets[indices]).to(logits.device)
-            total_loss += span_loss(logits, targets).item() * len(indices)
+            total_loss += self.loss(logits, indices).item() * len(indices)
         texts, margins = find_answers(self.pairs, self.windows, self.spans, batches)
         scores = self.score(texts)
         if self.allow_no_answer:
-            result = score_answers(scores, self.silent, margins)
+            result = score_answers(scores, self.silent_scores, margins)
             texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]
         else:
             em, f1 = (100 * scores.mean(0)).tolist()
@@ -462,8 +471,4 @@ class QuestionAnswering:
 
     def majority(self, train):
         """Return the F1 in percent of giving no answer, as SequenceClassification.majority does."""
-        return 100 * float(self.silent[:, 1].mean())
-
-    def description(self):
-        """Return what infer.py has to know, as plain types."""
-        return self.task.description() | dict(null=self.allow_no_answer)
+        return 100 * float(self.silent_scores[:, 1].mean())

@@ -16,8 +16,8 @@ class or a float. An example is the token IDs of a row's texts; a target is its 
     records -> read_task -> Task and rows -> SequenceClassification -> examples, targets -> metrics
 """
 
-import argparse
 import collections
+import copy
 import dataclasses
 import math
 import os
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import InputError
+from common import InputError, send
 from data.python_source import build_pydoc
 from data.rows import list_names, peek_columns, read_hub, read_rows, reader_options
 from tokenizer import build_inputs
@@ -65,8 +65,8 @@ class Task:
     name: str = ""
     scale: list | None = None
 
-    def description(self):
-        """Return the fields that identify a task; checkpoints store them."""
+    def identity(self):
+        """Return what tells this task from others, dict; checkpoints store it."""
         return dict(name=self.name, texts=self.text_columns, label=self.label_column,
                     labels=self.labels)
 
@@ -127,8 +127,9 @@ def read_task(name, args):
     task = choose_task(name, args)
     if name == "pydoc":  # its files are made here
         folder = build_pydoc(args.cache)
-        files = dict(train=f"{folder}/train.jsonl", dev=f"{folder}/dev.jsonl")
-        args = argparse.Namespace(**vars(args) | files)
+        args = copy.copy(args)
+        args.train = f"{folder}/train.jsonl"
+        args.dev = f"{folder}/dev.jsonl"
     train = read_split(task, args, "train")
     if task.labels == []:
         task = dataclasses.replace(task, labels=find_classes(train))
@@ -253,17 +254,11 @@ def parse_rows(records, task, source, parse):
             raise InputError(f"{source}: expected a column {name}, got {', '.join(columns)}. "
                              "--text and --label choose those of your own files.")
     rows = []
-    faults = []  # all rows are read, so that one run counts them
     for number, record in enumerate(records, 1):
         place = f"{source}, row {number:,}"
-        try:
-            texts = [parse_text(record.get(columns[name]), place) for name in task.text_columns]
-            label = parse(record.get(columns[task.label_column]), task, place)
-            rows.append((tuple(texts), label))
-        except InputError as error:
-            faults.append(error)
-    if faults:
-        raise InputError(f"{faults[0]} Rows at fault: {len(faults):,} of {len(records):,}.")
+        texts = [parse_text(record.get(columns[name]), place) for name in task.text_columns]
+        label = parse(record.get(columns[task.label_column]), task, place)
+        rows.append((tuple(texts), label))
     return rows
 
 
@@ -291,15 +286,21 @@ def find_classes(rows):
 
 
 def divide_rows(train, args, start=0):
-    """Return dict, split -> rows: --select moves a share of the --limit rows from train to select.
+    """Draw --limit rows, and of these a share, --select, that chooses the weights.
 
-    Without rows there is no select. start is that of draw_groups.
+    Args:
+        train: list of (texts, label).
+        args: Namespace with the flags limit and select.
+        start: int, as in draw_groups.
+
+    Returns:
+        dict, split -> rows: train, and select unless it is empty.
     """
     if args.limit is not None:
         order = np.random.default_rng(LIMIT_SEED).permutation(len(train))
         train = [train[i] for i in np.sort(order[:args.limit])]
-    count = round(args.select * len(train))
-    select, train = draw_groups(train, count, SELECT_SEED, start)
+    num_select = round(args.select * len(train))
+    select, train = draw_groups(train, num_select, SELECT_SEED, start)
     splits = dict(train=train)
     if select:
         splits["select"] = select
@@ -309,15 +310,15 @@ def divide_rows(train, args, start=0):
 def draw_groups(rows, count, seed, start=0):
     """Draw at most `count` rows at random; return them and the others, both in their old order.
 
-    Rows with equal texts are drawn all or not at all: a model that was trained on one of them would
+    Rows with equal texts stay together, drawn or not: a model that was trained on one of them would
     score high on the others.
 
     Args:
         rows: list of (texts, label).
         count: int.
         seed: int.
-        start: int, texts are compared from this one on: for (question, context), 1 keeps the
-            questions about one context together.
+        start: int, the first text that is compared. 0: all are. 1: of (question, context) the
+            context alone, so that the questions about it stay together.
     """
     order = np.random.default_rng(seed).permutation(len(rows))
     groups = collections.defaultdict(list)  # texts -> indices of the rows that have them
@@ -493,8 +494,9 @@ class SequenceClassification:
         targets = (np.array(labels) - mean) / deviation
         return targets.astype(np.float32)
 
-    def loss(self, logits, targets):
-        """Return the mean loss of logits (B, num_outputs) and targets (B,)."""
+    def loss(self, logits, indices):
+        """Return the mean loss of the examples with these indices; logits is (B, num_outputs)."""
+        targets = send(torch.from_numpy(self.targets[indices]), logits.device)  # (B,)
         if self.task.labels is None:
             return F.mse_loss(logits[:, 0], targets)
         return F.cross_entropy(logits, targets)
@@ -516,7 +518,7 @@ class SequenceClassification:
             predicted = logits[:, 0]
         names = self.task.metrics
         scores = {name: 100 * METRICS[name](predicted, self.targets) for name in names}
-        loss = self.loss(torch.from_numpy(logits), torch.from_numpy(self.targets))
+        loss = self.loss(torch.from_numpy(logits), np.arange(len(self)))
         scores["eval_loss"] = loss.item()
         return scores, predicted
 
@@ -530,7 +532,3 @@ class SequenceClassification:
         most_frequent = np.bincount(train.targets).argmax()
         metric = METRICS[self.task.metrics[0]]
         return 100 * metric(np.full_like(self.targets, most_frequent), self.targets)
-
-    def description(self):
-        """Return what infer.py needs to know, dict of plain types."""
-        return self.task.description() | dict(scale=self.task.scale)

@@ -146,13 +146,6 @@ def test_predictions_reproduce_the_scores(tune, own, tmp_path):
     assert [line["step"] for line in jobs[1]["log"]] == [15, 22]
 
 
-def test_classes_that_are_never_predicted_are_named():
-    scores = dict(a=0.0, b=9.0, c=0.0)
-    result = dict(seed=3, predicted=[1, 0], f1_per_label=scores)
-    assert finetune.warn_of_classes([result]) == ["seed 3 never predicts 1 of 3 classes: c"]
-    assert finetune.warn_of_classes([result | dict(predicted=[2, 1, 0])]) == []
-
-
 def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
     """Made-up texts and scores: letters of a task's name, plus the seed."""
     rows = [(("a",), "up"), (("b",), "down")]
@@ -287,7 +280,7 @@ def test_head_is_kept_for_the_very_same_task(tune, own, tmp_path):
 def test_start_of_a_task_does_not_change_the_checkpoint_of_the_others():
     task = Task(["text"], ["down", "up"], ["accuracy"], name="b")
     weights = {"head.1.weight": 1, "norm.weight": 2}
-    checkpoint = dict(model=weights, task=task.description() | dict(scale=None))
+    checkpoint = dict(model=weights, task=task.identity() | dict(scale=None))
     before = copy.deepcopy(checkpoint)
     start = finetune.drop_other_head(checkpoint, dataclasses.replace(task, name="a"))
     assert start == dict(model={"norm.weight": 2}, task={})

@@ -11,10 +11,11 @@ import torch
 from common import InputError
 from data.squad import QuestionAnswering, best_spans, cut_windows, exact_and_f1, find_answer_words
 from data.squad import find_answers, find_place, normalize_answer, read_squad, score_answers
+from data.tasks import Task
 from hashing import MD5, split_words
 from model import Config
 from tests.support import make_words
-from tokenizer import HashTokenizer
+from tokenizer import SEP, HashTokenizer
 
 WORDS = make_words(60, 3)
 
@@ -44,11 +45,12 @@ def read(path, records, name="squad_v2", **flags):
     return splits["train"]
 
 
-def make_data(rows, length, tokenizer=None, **options):
+def make_data(rows, length, name="squad_v2", tokenizer=None):
     """Return the windows of rows."""
     if tokenizer is None:
         tokenizer = HashTokenizer(Config(), hash=MD5())
-    return QuestionAnswering(None, rows, tokenizer, length, **options)
+    task = Task(["question", "context"], None, ["f1"], name=name)
+    return QuestionAnswering(task, rows, tokenizer, length)
 
 
 def batches(examples, logits):
@@ -104,8 +106,8 @@ def test_misplaced_answer_is_trained_where_it_is_nearest_and_a_missing_one_not(t
     rows = read(tmp_path / "own.json", records)
     data = make_data(rows, 20)
     assert len(rows) == 2
-    first = data.targets[:, 2]  # of the context
-    assert (data.targets[:, 0] - first).tolist() == [2, 4]  # 🙂 a b a b
+    # [CLS] x [SEP] [SEP] 🙂 a b a b [SEP]
+    assert data.targets.tolist() == [[6, 6], [8, 8]]
     assert "own.json: 2 of 3 answers stand elsewhere" in capsys.readouterr().err
 
 
@@ -128,19 +130,19 @@ def test_exact_and_f1_by_hand(answer, truths, allow_no_answer, expected):
     assert exact_and_f1(answer, truths, allow_no_answer) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("allow_no_answer, silent", [
-    (True, [[0, 0], [1, 1]]),
-    (False, [[1, 0], [1, 0]]),
+@pytest.mark.parametrize("name, silent_scores", [
+    ("squad_v2", [[0, 0], [1, 1]]),
+    ("squad", [[1, 0], [1, 0]]),
 ])
-def test_answer_of_punctuation_is_no_answer_in_v2(allow_no_answer, silent):
+def test_answer_of_punctuation_is_no_answer_in_v2(name, silent_scores):
     """As in the official script: giving none is right only if all answers normalize to nothing."""
     texts = ("x", "a b .")
     rows = [
         (texts, [(".", 4), ("b", 2)]),
         (texts, [(".", 4)]),
     ]
-    data = make_data(rows, 20, allow_no_answer=allow_no_answer)
-    assert data.score(["", ""]).tolist() == silent
+    data = make_data(rows, 20, name)
+    assert data.score(["", ""]).tolist() == silent_scores
 
 
 def test_best_threshold_by_hand():
@@ -222,26 +224,23 @@ def test_find_place_is_the_nearest_of_all(text, start):
 # Windows and answers
 
 
-@pytest.mark.parametrize("split, length, no_answer", [
-    ("regex", 33, 0.0),
-    ("regex", 33, 0.4),
-    ("bpe", 131, 0.0),  # an answer is several pieces
+@pytest.mark.parametrize("split, length, name, no_answer", [
+    ("regex", 33, "squad", 0.0),
+    ("regex", 33, "squad_v2", 0.4),
+    ("bpe", 131, "squad", 0.0),  # an answer is several pieces
 ])
-def test_targets_read_as_answers_score_100(split, length, no_answer, bpe):
+def test_targets_read_as_answers_score_100(split, length, name, no_answer, bpe):
     rows = make_rows(random.Random(1), 40, no_answer)
     tokenizer = None
     if split == "bpe":
         config = Config(emb="lookup")
         tokenizer = HashTokenizer(config, split="bpe", subwords=bpe, vocabulary=bpe.units)
-    data = make_data(rows, length, tokenizer, allow_no_answer=no_answer > 0)
+    data = make_data(rows, length, name, tokenizer)
     assert len(data.examples) > 40
     assert "0 answers found in none" in data.notes
-    start, end, first, count = data.targets.T
-    is_inside = (start >= first) & (end < first + count)
-    assert np.all(is_inside | (end == 0))  # [CLS] where the window does not have the answer
 
     logits = [torch.zeros(len(ids), 2) for ids in data.examples]
-    for scores, (start, end, _, _) in zip(logits, data.targets):
+    for scores, (start, end) in zip(logits, data.targets):
         scores[start, 0] = 1
         scores[end, 1] = 1
     scores, texts = data.evaluate(batches(data.examples, logits))
@@ -253,7 +252,7 @@ def test_answer_that_is_longer_than_any_window_is_counted():
     context = " ".join(WORDS)
     data = make_data([(("x", context), [(context, 0)])], 20)
     assert "1 answers found in none" in data.notes
-    assert not data.targets[:, :2].any()
+    assert not data.targets.any()
 
 
 def test_answers_are_the_best_over_all_windows():
@@ -287,23 +286,22 @@ def test_answers_are_the_best_over_all_windows():
 def test_eval_loss_is_the_mean_over_the_windows():
     """Law: batches of other sizes, and their padding, change nothing."""
     rows = make_rows(random.Random(4), 8, 0.3)
-    data = make_data(rows, 25, allow_no_answer=True)
+    data = make_data(rows, 25)
     logits = [torch.randn(len(ids), 2) for ids in data.examples]
-    scores, _ = data.evaluate(batches(data.examples, logits))
+    result, _ = data.evaluate(batches(data.examples, logits))
 
     total = 0
-    for window, (start, end, first, count) in zip(logits, data.targets.tolist()):
-        is_candidate = torch.zeros(len(window), dtype=torch.bool)
-        is_candidate[0] = True  # [CLS]
-        is_candidate[first:first + count] = True
-        logp = window - window[is_candidate].logsumexp(0)
+    for scores, ids, (start, end) in zip(logits, data.examples, data.targets):
+        context = 2 + ids.tolist().index(SEP)  # [CLS] question [SEP] [SEP] context [SEP]
+        candidates = torch.cat([scores[:1], scores[context:-1]])
+        logp = scores - candidates.logsumexp(0)
         total -= logp[start, 0]
         total -= logp[end, 1]
     mean = total.item() / 2 / len(logits)
-    assert scores["eval_loss"] == pytest.approx(mean)
+    assert result["eval_loss"] == pytest.approx(mean)
 
 
 def test_majority_is_the_score_of_no_answer():
     rows = [(("x", "a b"), answers) for answers in ([], [("b", 2)], [], [])]
-    data = make_data(rows, 20, allow_no_answer=True)
+    data = make_data(rows, 20)
     assert data.majority(data) == 75

@@ -105,7 +105,7 @@ def test_parse_rows_chooses_columns_by_name():
 @pytest.mark.parametrize("cells, message", [
     ([], "here: expected rows, got none"),
     ([dict(sentence1="a", label=0)], "expected a column sentence2, got sentence1"),
-    ([dict(sentence1="a", sentence2=5, label=0)], "expected text, got 5. Rows at fault: 1 of 1"),
+    ([dict(sentence1="a", sentence2=5, label=0)], "here, row 1: expected text, got 5"),
 ])
 def test_parse_rows_refuses_other_rows(cells, message):
     with pytest.raises(InputError, match=message):
