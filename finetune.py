@@ -34,14 +34,12 @@ import hashlib
 import itertools
 import math
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from tqdm import tqdm
 
 from common import InputError, add_device_flags, at_least, autocast, blame, find_checkpoint
 from common import fingerprint, load_checkpoint, lock_output, read_json, read_ranks, remove
@@ -64,7 +62,7 @@ EVAL_POSITIONS = 32_768  # positions in a batch of an evaluation
 MAX_NAMED = 8  # classes that are printed
 FEW_ROWS = 30  # with fewer selection rows, early weights may score as high as the best
 SEED_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
-# Flags that a rerun may change: the content of the texts and of the checkpoint is compared instead
+# A rerun may change these flags: the contents of the texts and of the checkpoint are compared
 PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
 
 
@@ -85,12 +83,11 @@ def finetune(args):
     names = GLUE if args.task == "glue" else [args.task]
     tasks = {}
     splits = {}  # task -> split -> rows
-    starts = {}  # task -> checkpoint
     for name in names:
         read = read_squad if name in SQUAD else read_task
         tasks[name], splits[name] = read(name, args)
-        starts[name] = drop_other_head(checkpoint, tasks[name])
-        if args.epochs == 0 and not starts[name]["task"]:
+        start = drop_other_head(checkpoint, tasks[name])
+        if args.epochs == 0 and not start["task"]:
             raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
                              f"very task, {name}, with its columns and labels.")
         if args.select > 0 and len(splits[name].get("select", [])) < FEW_ROWS and rank == 0:
@@ -107,22 +104,20 @@ def finetune(args):
             write_json(Path(args.out, "settings.json"), settings)
             for name, value in settings.items():
                 print(f"{name}: {value}")
-        jobs = []  # those that are not finished
-        sizes = []
-        for name, seed in itertools.product(names, seeds):
-            if not os.path.exists(job_path(args.out, name, seed, "json")):
-                jobs.append((name, seed))
-                sizes.append(len(splits[name]["train"]))
-        # No job starts before rank 0 holds the folder, and each rank has the same list
+        jobs = [job for job in itertools.product(names, seeds)
+                if not os.path.exists(job_path(args.out, *job, "json"))]
+        # No job starts, or ends, before rank 0 holds the folder and all ranks have the same jobs
         wait_for_ranks()
 
-        # Ranks share the jobs by size, the longest first
+        # Ranks share the jobs that are left by size, the longest first
+        sizes = [len(splits[name]["train"]) for name, _ in jobs]
         encoded_name = None
         for name, seed in share_by_size(jobs, sizes, world)[rank]:
             if name != encoded_name:  # jobs of a task follow each other and share its token IDs
-                data = encode_splits(config, starts[name], tasks[name], splits[name])
+                start = drop_other_head(checkpoint, tasks[name])
+                data = encode_splits(config, start, tasks[name], splits[name])
                 encoded_name = name
-            result = run_job(args, runtime, config, starts[name], data, seed)
+            result = run_job(args, runtime, config, start, data, seed)
             write_json(job_path(args.out, name, seed, "json"), result)
             gc.collect()  # a compiled model refers to itself, and would stay in memory
         wait_for_ranks()
@@ -152,7 +147,7 @@ def run_job(args, runtime, config, checkpoint, data, seed):
     codes = torch.from_numpy(train_data.tokenizer.codes())
     title = f"{task.name}, seed {seed}"
 
-    # Model: the weights of the checkpoint, which may lack a head; the others are fresh
+    # Model: a weight that the checkpoint lacks, such as a new head's, is fresh
     torch.manual_seed(seed)  # for fresh weights and dropout
     config = dataclasses.replace(config, head=train_data.head, labels=train_data.num_outputs,
                                  pool=args.pool)
@@ -199,11 +194,11 @@ def train(args, runtime, model, data, seed, lr, title):
         data: dict, split -> SequenceClassification or QuestionAnswering; may have no select.
         seed: int, decides the order of the examples.
         lr: float, the peak learning rate.
-        title: str, how the lines of progress begin.
+        title: str, what each line of progress begins with.
 
     Returns:
-        dict, the weights of the best evaluation, or None without data["select"]; and the log, list
-        of dict, the scores of each evaluation.
+        weights: dict, those of the best evaluation, or None without data["select"].
+        log: list of dict, the scores of each evaluation.
     """
     train_data = data["train"]
     metric = train_data.task.metrics[0]
@@ -222,8 +217,7 @@ def train(args, runtime, model, data, seed, lr, title):
     losses = []  # since the last evaluation
     best_score = -math.inf
     best_weights = None
-    bar = tqdm(batches, title, leave=False, disable=None)  # None: a bar only in a terminal
-    for step, indices in enumerate(bar):
+    for step, indices in enumerate(batches):
         optimizer.param_groups[0]["lr"] = lr * learning_rate(step, num_steps, warmup)
         model.train()
         if isinstance(model, Model) and model.config.lsh_redraw:
@@ -251,15 +245,18 @@ def train(args, runtime, model, data, seed, lr, title):
                     best_weights = copy.deepcopy(model.state_dict())
             log.append(dict(step=num_done) | scores)
             text = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
-            tqdm.write(f"{title}, step {num_done:,} of {num_steps:,}: {text}")
-            sys.stdout.flush()  # a file or a pipe would get it later
+            print(f"{title}, step {num_done:,} of {num_steps:,}: {text}", flush=True)
     return best_weights, log
 
 
 def score(runtime, model, data, weights, log):
-    """Score a trained model on data["dev"], as it is and with the best weights, which then stay.
+    """Score a model on data["dev"] twice: with its last weights, then with the best, which stay.
 
-    weights and log are those that train returned. Return the content of a job's file, dict.
+    Args:
+        weights, log: as train returns them.
+
+    Returns:
+        dict, a part of the job's file.
     """
     dev = data["dev"]
     task = dev.task
@@ -555,7 +552,7 @@ def check_flags(args):
 
 
 def fill_flags(args, checkpoint, config):
-    """Fill in the flags that were left out and follow from the model or from other flags."""
+    """Set the flags that were left out and follow from the model or from other flags."""
     is_small = config.width < 512
     if args.lr is None:
         args.lr = 1e-3 if is_small else 3e-5  # [HF Table 5]

@@ -267,7 +267,6 @@ def best_spans(logits, is_context, max_words):
     end = logits[..., 1]
 
     # pairs[:, i, j] is the span of j + 1 words from i on: start[i] + end[i + j]
-    max_words = min(max_words, end.shape[1])
     end = F.pad(end, (0, max_words - 1), value=-torch.inf)  # no span ends behind the window
     next_ends = end.unfold(1, max_words, 1)  # (B, L, max_words): at i are end[i], end[i + 1], ...
     pairs = start.unsqueeze(-1) + next_ends  # (B, L, max_words)

@@ -179,7 +179,7 @@ def read_records(args, split, original, hub, columns=None):
         args: Namespace with the flags train, dev, data_dir, and of the reader.
         split: str, train, or a name that begins with dev.
         original: str, a path below --data_dir.
-        hub: tuple, the first arguments of read_hub: a data set, and its configuration.
+        hub: tuple of str, a data set on the hub and, if it has one, its configuration.
         columns: list of str, for files without a header line, or None.
 
     Returns:
@@ -516,8 +516,7 @@ class SequenceClassification:
         predicted = logits.argmax(1)
         if self.task.labels is None:
             predicted = logits[:, 0]
-        names = self.task.metrics
-        scores = {name: 100 * METRICS[name](predicted, self.targets) for name in names}
+        scores = {name: 100 * METRICS[name](predicted, self.targets) for name in self.task.metrics}
         loss = self.loss(torch.from_numpy(logits), np.arange(len(self)))
         scores["eval_loss"] = loss.item()
         return scores, predicted
