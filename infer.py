@@ -58,11 +58,11 @@ class Example(NamedTuple):
     ids: np.ndarray  # int32 (L,), token IDs with special tokens
     words: list  # str, of the text or both texts, [MASK] is one; or the names of a set
     spans: list  # (start, end), characters of each word of a text without [MASK]
-    num_cut: int  # words or items that did not fit in
+    num_cut: int  # words or items that were cut off, as they did not fit
 
 
 def takes_one_row(method):
-    """Let a method of a list of rows take a single row, too, and return its result alone."""
+    """Let a method that takes a list of rows also take one row, and return its result alone."""
     @functools.wraps(method)
     def call(self, rows, *options, **named):
         if isinstance(rows, list):
@@ -86,8 +86,8 @@ class Predictor:
     Attributes:
         task: dict, what finetune.py says about its task; empty after pretrain.py.
         columns: list[str], the name of each text of a row.
-        words: list[str], what neighbors searches, the most frequent first.
-        items: list[str], what fill_mask and predict_missing search.
+        words: list[str], which neighbors searches, the most frequent first.
+        items: list[str], which fill_mask and predict_missing search.
 
     Raises:
         InputError: The checkpoint is damaged, a row cannot be read, or the head is another one.
@@ -107,7 +107,7 @@ class Predictor:
         self.truncate = truncate
 
     def set_candidates(self, words):
-        """Search among words, list[str], from now on. A fixed vocabulary has its own items."""
+        """Set what the methods search among, list[str]. A fixed vocabulary keeps its own items."""
         self.words = words
         if self.tokenizer.is_fixed:
             self.words = [word for word in words if word in self.tokenizer.id_of_word]
@@ -119,15 +119,17 @@ class Predictor:
             self.item_map = SketchMap(self.tokenizer.sketch_targets(words), self.config.buckets)
             self.id_of_item = {word: i for i, word in enumerate(words, FIRST_WORD_ID)}
 
-    # Predictions
+    # Predictions: an example is a row as token IDs, an output is what the model says about it.
+    # Outputs come batch by batch, so each result is put in the place of its row
 
     @takes_one_row
     def detect(self, rows):
         """Judge each word of a text: is it intact, shuffled or random? [HF §3.6]
 
         Returns:
-            words list[str], of a text that was cut those that were read; spans list[(start, end)]
-            in characters; and float (words, 3), the probabilities of objectives.KINDS.
+            words: list[str], those that were read, if the text was cut.
+            spans: list[(start, end)], the characters of each word.
+            probabilities: float (words, 3), in the order of objectives.KINDS.
         """
         results = [None] * len(rows)
         for i, example, logits in self.run(rows, "sr", self.model):  # (L, 3)
@@ -141,7 +143,8 @@ class Predictor:
         """Predict each [MASK] of a text or set among the words of the vocabulary. [BERT §3.1]
 
         Returns:
-            A list of the k best (word, probability) for each [MASK], without what a set shows.
+            For each [MASK] a list of the k best (word, probability). An item that the set shows is
+            not among them.
         """
         results = [None] * len(rows)
         for i, example, logits in self.run(rows, "mlm", self.score_masks):  # (M, N)
@@ -161,9 +164,11 @@ class Predictor:
         """Predict each [MASK] of a text or set by its hashes, among all items. [SB §2.5] [CM]
 
         Returns:
-            A dict for each [MASK], one for a set: items, the k best (name, sum of the
-            log-probabilities of its hashes), without what the set shows; total, int, all items;
-            scored, int, those that the search scored to certify the best.
+            For each [MASK], of which a set has one, a dict:
+            items: list of the k best (name, sum of the log-probabilities of its hashes). An item
+                that the set shows is not among them.
+            scored: int, how many items the search scored to certify that these are the best.
+            total: int, how many items there are.
         """
         results = [None] * len(rows)
         # logits (M, m, m·R), or (M, k, R) for words
@@ -191,8 +196,8 @@ class Predictor:
         """Label a text or a pair of texts.
 
         Returns:
-            A list of (label, probability), best first: k, or all for None. A regression has one
-            (name, number).
+            A list of the k best (label, probability), all of them if k is None. A regression has
+            one (name of the label column, number).
         """
         labels = self.task.get("labels")
         results = [None] * len(rows)
@@ -238,16 +243,14 @@ class Predictor:
     def neighbors(self, words, k=8):
         """Find the candidates that are most similar to a word, seen in training or not. [HF §3.3]
 
-        With n-gram LSH words are compared by their hash bits, +1 or -1, so those are similar that
-        are spelled alike. With other hashes they are compared by their embeddings, less the mean
+        Words are compared by their hash bits, +1 or -1, if the hash is an n-gram LSH: similar words
+        are spelled alike. Otherwise they are compared by their embeddings, less the mean embedding
         of the candidates.
 
         Returns:
-            A list of (word, cosine), best first; of equals the more frequent word.
+            A list of the k best (word, cosine). Among equals the more frequent word comes first.
         """
         words = [self.read_word(word) for word in words]
-        if not self.words:
-            raise InputError("expected words to search, got none.")
         x = self.word_vectors([*words, *self.words])
         if not isinstance(self.tokenizer.hash, NgramLSH):
             x = x - x[len(words):].mean(0)
@@ -265,8 +268,8 @@ class Predictor:
         """Return what neighbors compares: bits as +1 and -1, (n, T), or embeddings (n, m·d)."""
         hash = self.tokenizer.hash
         if isinstance(hash, NgramLSH):
-            # more bits than the model reads: they find the word of a misspelling more often, and
-            # more often than its embeddings, which know of meanings, too
+            # More bits than the model reads: they find the word of a misspelling more often. So do
+            # bits than embeddings, which also say what words mean
             bits = hash.bits(words, min(NEAR_BITS, hash.features))
             return 2.0 * torch.from_numpy(bits) - 1
         ids = torch.from_numpy(self.tokenizer.ids(words)).long()
@@ -322,7 +325,10 @@ class Predictor:
     # Rows to token IDs
 
     def read_all(self, rows, head):
-        """Return the Example of each row for a head, None for any; an InputError names the row."""
+        """Return the Example of each row, or raise an InputError that names the row.
+
+        head is the head that a method requires, None if it works with any.
+        """
         if head not in (None, self.config.head):
             raise InputError(f"expected a model with head {head}, got one with {self.config.head}.")
         examples = []
@@ -333,7 +339,7 @@ class Predictor:
         return examples
 
     def read(self, row, head):
-        """Return the Example of a row; a ValueError where a model with this head cannot read it."""
+        """Return the Example of a row, or raise a ValueError if this model cannot read it."""
         if self.config.order:
             example = self.read_texts(row, head)
         else:
@@ -364,8 +370,8 @@ class Predictor:
             raise ValueError("expected words, got none.")
         second = parts[1] if len(parts) == 2 else None
         ids, num_cut = build_inputs(parts[0], second, self.config.length)
-        if head == "span":  # a long context is read in windows, half of which a question may take
-            num_cut = max(0, len(parts[0]) - (self.config.length - 4) // 2)
+        if head == "span":  # a long context is read in windows
+            num_cut = 0
         return Example(ids, words, spans, num_cut)
 
     def read_set(self, row, head):
@@ -485,7 +491,7 @@ def write_rows(args, predictor):
     """Print a JSON object for each row of --file: its columns, notes, and prediction or error."""
     num_rows = 0
     errors = []
-    for part in divide_rows(read_file(args, predictor)):
+    for part in read_parts(read_file(args, predictor)):
         good = []  # rows that the model can read, and their columns
         for row, columns in part:
             num_rows += 1
@@ -508,8 +514,8 @@ def write_rows(args, predictor):
     print(summary, file=sys.stderr)
 
 
-def divide_rows(rows):
-    """Yield lists of PART rows; the last is shorter. Where the file breaks, yield what was read."""
+def read_parts(rows):
+    """Yield lists of PART rows; the last is shorter. A damaged file ends it, after a last list."""
     part = []
     try:
         for row in rows:
@@ -542,10 +548,10 @@ def read_file(args, predictor):
                          f"{', '.join(examples)}. Name {len(predictor.columns)} of them by --text.")
     print(f"columns: {', '.join(names)} of {args.file}", file=sys.stderr)
     for columns in rows:
-        row = tuple(columns.get(name) for name in names)
+        row = [columns.get(name) for name in names]
         if len(row) == 1:
             [row] = row
-        if isinstance(row, list):  # an item set
+        if isinstance(row, list):  # a pair of texts, or an item set
             row = tuple(row)
         yield row, columns
 
@@ -587,20 +593,15 @@ def infer(args):
             print(word)
             print_pairs(pairs)
     else:
-        print_texts(args, predictor)
-
-
-def print_texts(args, predictor):
-    """Print what the model says about each TEXT, or each pair."""
-    rows = args.texts
-    if len(predictor.columns) == 2:
-        if len(rows) % 2:
-            raise InputError(f"TEXT: expected {', '.join(predictor.columns)}, got {rows}.")
-        rows = list(zip(rows[::2], rows[1::2]))
-    for row, result in zip(rows, predictor.predict(rows, args.top_k)):
-        print_result(predictor, row, result, args.top_k)
-        for note in predictor.list_notes(row):
-            print(f"note: {note}")
+        rows = args.texts
+        if len(predictor.columns) == 2:  # a pair is two texts
+            if len(rows) % 2:
+                raise InputError(f"TEXT: expected {', '.join(predictor.columns)}, got {rows}.")
+            rows = list(zip(rows[::2], rows[1::2]))
+        for row, result in zip(rows, predictor.predict(rows, args.top_k)):
+            print_result(predictor, row, result, args.top_k)
+            for note in predictor.list_notes(row):
+                print(f"note: {note}")
 
 
 def build_parser():
