@@ -53,9 +53,9 @@ def make_data(rows, length, name="squad_v2", tokenizer=None):
     return QuestionAnswering(task, rows, tokenizer, length)
 
 
-def batches(examples, logits):
+def batches(logits):
     """Return batches in another order, padded: what `evaluate` reads. logits: list of (L, 2)."""
-    order = np.random.default_rng(0).permutation(len(examples))
+    order = np.random.default_rng(0).permutation(len(logits))
     parts = []
     for indices in np.array_split(order, 3):
         padded = torch.nn.utils.rnn.pad_sequence([logits[i] for i in indices], batch_first=True)
@@ -145,32 +145,19 @@ def test_answer_of_punctuation_is_no_answer_in_v2(name, silent_scores):
     assert data.score(["", ""]).tolist() == silent_scores
 
 
-def test_best_threshold_by_hand():
-    """Four questions by falling margin; the last two answer together.
+def test_best_thresholds_by_hand():
+    """Four questions by falling margin; the last two answer together. EM has its own threshold.
 
         margin             3   1   0   0
         F1 of the answer   1   0   1   1
         F1 of no answer    0   1   0   0    all answer: 3/4; above 1: 2/4; margins above 0: 1/4
+        EM of the answer   1   0   0   0
+        EM of no answer    0   1   1   1    above 1: 4/4; margins above 0: 3/4
     """
-    scores = np.array([[1.0, 1], [0, 0], [1, 1], [1, 1]])
-    silent = 1 - scores
-    margins = np.array([3.0, 1, 0, 0])
-    result = score_answers(scores, silent, margins)
-    assert result == dict(
-        f1=25,
-        em=25,
-        best_f1=75,
-        best_em=75,
-        threshold=0,
-    )
-    # EM has a threshold of its own: only the first answer is exact
-    exact = scores.copy()
-    exact[2:, 0] = 0
-    silent_exact = silent.copy()
-    silent_exact[:, 0] = [0, 1, 1, 1]
-    result = score_answers(exact, silent_exact, np.array([3.0, 1, 0, 0]))
-    assert result["best_em"] == 100
-    assert result["best_f1"] == 75
+    scores = np.array([[1, 1], [0, 0], [0, 1], [0, 1]])  # EM and F1
+    margins = np.array([3, 1, 0, 0])
+    result = score_answers(scores, 1 - scores, margins)
+    assert result == dict(f1=25, em=75, best_f1=75, best_em=100, threshold=0)
 
 
 # Spans
@@ -243,7 +230,7 @@ def test_targets_read_as_answers_score_100(split, length, name, no_answer, bpe):
     for scores, (start, end) in zip(logits, data.targets):
         scores[start, 0] = 1
         scores[end, 1] = 1
-    scores, texts = data.evaluate(batches(data.examples, logits))
+    scores, texts = data.evaluate(batches(logits))
     assert scores["f1"] == scores["em"] == scores.get("best_f1", 100) == 100
     assert data.score(texts).min() == 1
 
@@ -259,17 +246,15 @@ def test_answers_are_the_best_over_all_windows():
     """Random scores, against going through all pairs of all windows."""
     pairs = [pair for pair, _ in make_rows(random.Random(4), 9)]
     windows, spans = cut_windows(pairs, HashTokenizer(Config(), hash=MD5()), 25)
-    inputs = [window.ids for _, window in windows]
-    logits = [torch.randn(len(ids), 2) for ids in inputs]
-    texts, margins = find_answers(pairs, windows, spans, batches(inputs, logits))
+    logits = [torch.randn(len(window.ids), 2) for _, window in windows]
+    texts, margins = find_answers(pairs, windows, spans, batches(logits))
 
     best = {}  # question -> (score, first word, last word)
     null = {}
     for scores, (number, window) in zip(logits, windows):
         shift = window.start - window.first  # from positions to words of the context
         stop = window.stop - shift
-        span, *_ = list_pairs(scores, window.first, stop, 30)
-        score, i, j = span
+        score, i, j = list_pairs(scores, window.first, stop, 30)[0]
         pair = (score, i + shift, j + shift)
         no_answer = scores[0].sum().item()
         best[number] = max(best.get(number, pair), pair)
@@ -288,7 +273,7 @@ def test_eval_loss_is_the_mean_over_the_windows():
     rows = make_rows(random.Random(4), 8, 0.3)
     data = make_data(rows, 25)
     logits = [torch.randn(len(ids), 2) for ids in data.examples]
-    result, _ = data.evaluate(batches(data.examples, logits))
+    result, _ = data.evaluate(batches(logits))
 
     total = 0
     for scores, ids, (start, end) in zip(logits, data.examples, data.targets):
