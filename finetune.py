@@ -141,7 +141,7 @@ def finetune(args):
 
 
 def run_job(args, runtime, config, checkpoint, data, seed):
-    """Train, score and save a model; train and score its control. Return the results, dict."""
+    """Train, score and save a model, train and score its control; return the results, dict."""
     train_data = data["train"]
     task = train_data.task
     codes = torch.from_numpy(train_data.tokenizer.codes())
@@ -293,7 +293,7 @@ def evaluate(runtime, model, part):
     batches = []
     for indices in length_batches(lengths, max(1, EVAL_POSITIONS // part.length)):
         batches.append((indices, compute_logits(runtime, model, part, indices)))
-    # here, as each check waits for a GPU
+    # after the loop, since each check waits for a GPU
     if not all(logits.isfinite().all() for _, logits in batches):
         raise InputError("--lr, --ckpt: expected finite outputs of the model, got NaN or infinity. "
                          "Try a lower --lr or another checkpoint.")
@@ -333,7 +333,7 @@ def load_start(args):
 
 
 def drop_other_head(checkpoint, task):
-    """Return the checkpoint without a head and a task, unless it was trained for this very task."""
+    """Return the checkpoint as it is if it was trained for this very task, else without a head."""
     # the same task has the same name, columns and labels
     if task.identity().items() <= checkpoint["task"].items():
         return checkpoint
@@ -343,7 +343,7 @@ def drop_other_head(checkpoint, task):
 
 
 def encode_splits(config, checkpoint, task, splits):
-    """Return the data of a job, dict, split -> its rows as token IDs. Print what they are."""
+    """Return the data of a job, dict, split -> its rows as token IDs; print how many there are."""
     if checkpoint["task"]:  # its head predicts numbers in these units
         task = dataclasses.replace(task, scale=checkpoint["task"].get("scale"))
     data = {}
@@ -364,7 +364,7 @@ def encode_splits(config, checkpoint, task, splits):
 
 
 def fit_hash(rows):
-    """Return the n-gram LSH that knows the n-grams of rows, list of (texts, label)."""
+    """Fit an n-gram LSH to the words of rows, list of (texts, label), and return it."""
     counts = collections.Counter()
     for texts, _ in rows:
         for text in texts:
@@ -373,7 +373,7 @@ def fit_hash(rows):
 
 
 def check_out(out, settings):
-    """Raise InputError where --out has jobs with other settings, or files of another script."""
+    """Raise InputError if --out has jobs with other settings, or files of another script."""
     names = {path.name for path in Path(out).glob("*") if path.suffix in (".json", ".pt")}
     if names <= {"settings.json"}:  # no job has finished: other settings may take the folder
         return
@@ -443,7 +443,7 @@ def average(results, key):
 
 
 def deviation(values):
-    """Return the standard deviation of a sample, or None for a single value."""
+    """Return the standard deviation over the seeds, or None if there is one seed."""
     if len(values) == 1:
         return None
     return np.std(values, ddof=1)

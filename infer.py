@@ -432,7 +432,7 @@ class Predictor:
 @functools.lru_cache(1 << 20)  # an LSH looks up each n-gram of a word
 def is_known(tokenizer, word):
     """Return whether a HashTokenizer knows a word; [MASK] is one."""
-    return word == MASK_WORD or bool(tokenizer.is_known([word])[0])
+    return word == MASK_WORD or tokenizer.is_known([word])[0]
 
 
 # Results for people
@@ -470,13 +470,13 @@ def print_pairs(pairs):
 def print_words(text, words, spans, probabilities, k):
     """Print a text with misplaced words as {word:kind}, then the k words least likely intact."""
     marked = ""
-    last = 0  # first character that is not in it; the end of a long text was not read
+    last = 0  # the first character that is not in `marked` yet
     for (start, end), kind in zip(spans, probabilities.argmax(1).tolist()):
         if KINDS[kind] != "intact":
             marked += f"{text[last:start]}{{{text[start:end]}:{KINDS[kind]}}}"
             last = end
     _, end = spans[-1]
-    print(marked + text[last:end])
+    print(marked + text[last:end])  # what follows was not read
     ranking = probabilities[:, 0].argsort(stable=True)
     for i in ranking[:k].tolist():
         intact, shuffled, random = probabilities[i].tolist()
@@ -515,7 +515,7 @@ def write_rows(args, predictor):
 
 
 def read_parts(rows):
-    """Yield lists of PART rows; the last is shorter. A damaged file ends it, after a last list."""
+    """Yield lists of PART rows. The last is shorter, also where the file is damaged."""
     part = []
     try:
         for row in rows:

@@ -93,7 +93,7 @@ class Canine(nn.Module):
         output: float (B, labels), logits.
     """
 
-    specials = None  # count_parameters reads it: there is no table of special tokens
+    specials = None  # for count_parameters: special tokens have no table of their own
 
     def __init__(self, config):
         super().__init__()
@@ -194,7 +194,7 @@ class Canine(nn.Module):
         """Return a vector for each character: what pre-training and tagging read. [CA §3.1]
 
         Args:
-            x, windows: float (B, L, d) and (B, W, d), from encode.
+            x, windows: float (B, L, d) and (B, W, d), as encode returns them.
             key_mask: bool (B, L), True = attend.
 
         Returns:
@@ -207,9 +207,11 @@ class Canine(nn.Module):
         place = torch.arange(L, device=x.device) // RATE + 1  # (L,)
         place = place.clamp(max=W - 1)
         x = torch.cat([x, windows[:, place]], dim=-1)  # (B, L, 2·d)
+        x = x.transpose(1, 2)  # (B, 2·d, L)
         before = (RATE - 1) // 2
-        x = F.pad(x.transpose(1, 2), (before, RATE - 1 - before))  # for L outputs of `up`
-        x = F.gelu(self.up(x)).transpose(1, 2)  # (B, L, d)
+        after = RATE - 1 - before
+        x = self.up(F.pad(x, (before, after)))  # (B, d, L)
+        x = F.gelu(x).transpose(1, 2)  # (B, L, d)
         x = self.dropout(self.up_norm(x))
         return self.final(x, key_mask)
 
@@ -230,8 +232,9 @@ def code_points(ids):
 def pad_inputs(ids, key_mask=None):
     """Return token IDs, token types and attention mask, padded to full windows and two more.
 
-    The end of a text then has the same neighbors in every batch: a character reads its own window
-    and, through the convolution of upsample, the next one. Token types are 1 after the first [SEP].
+    A character reads its own window and, through the convolution of upsample, the next one. With
+    this padding the end of a text has the same neighbors in every batch. Token types are 1 after
+    the first [SEP].
     """
     if key_mask is None:
         key_mask = torch.ones_like(ids, dtype=torch.bool)
@@ -312,7 +315,7 @@ def load_released(folder):
 
 
 def read_released_config(folder):
-    """Return the CanineConfig of a released config.json; a missing size is the paper's."""
+    """Return the CanineConfig of a released config.json. A size that it lacks is the paper's."""
     settings = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
     for name, value in FIXED.items():
         if settings.get(name, value) != value:
@@ -338,7 +341,10 @@ def read_released_weights(folder):
 
 
 def released_names(config):
-    """Return dict: our name of each weight, without a head -> released names, to be joined."""
+    """Return dict, our name of each weight but the head's -> list of the released names.
+
+    A weight of ours joins the weights with these names.
+    """
     tables = "char_embeddings.HashBucketCodepointEmbedder"
     names = {
         "embedding.weight": [f"{tables}_{i}.weight" for i in range(len(PRIMES))],

@@ -72,7 +72,7 @@ def read_squad(name, args):
 
 
 def list_questions(records):
-    """Yield a flat record per question, as the hub has them, of files as published, too.
+    """Yield a flat record per question, from records as published or from the hub.
 
         file   {"paragraphs": [{"context": ..., "qas": [{"question": ..., "answers": ...}, ...]}]}
         hub    {"context": ..., "question": ..., "answers": ...}
@@ -85,7 +85,7 @@ def list_questions(records):
 
 
 def parse_answers(cell, task, place):
-    """Return list of (text, start): the label of a row, as parse_class of data/tasks.py."""
+    """Return the answers in a cell, list of (text, start): they are the label of a row."""
     try:
         if isinstance(cell, dict):  # of lists, on the hub
             answers = list(zip(cell["text"], cell["answer_start"], strict=True))
@@ -109,10 +109,11 @@ def find_place(context, text, start):
 
 
 def drop_misplaced(rows, source):
-    """Return the training rows without those whose answer is not in their context, and say so.
+    """Return the training rows without those whose answer is not in their context; count them.
 
-    They would be trained as "no answer". Starts may be a little wrong, such as those counted in
-    UTF-16, where an emoji is two characters: label_windows takes the nearest place of the answer.
+    They would be trained as "no answer". A start may also be wrong by a little, such as one that
+    was counted in UTF-16, where an emoji is two characters. label_windows then takes the nearest
+    place where the answer stands.
     """
     good = []
     num_answered = 0
@@ -151,8 +152,8 @@ def cut_windows(pairs, tokenizer, length):
         length: int, L.
 
     Returns:
-        windows, list of W (number of the question, Window); and spans, for each question those of
-        the words of its context, list of (start, end) in characters.
+        windows: list of W (number of the question, Window).
+        spans: list of n, the (start, end) in characters of each word of a question's context.
     """
     stride = max(1, length // 3)  # words; doc_stride of run_squad.py, 128 of 384
     windows = []
@@ -178,8 +179,9 @@ def label_windows(rows, windows, spans):
         windows, spans: as cut_windows returns them.
 
     Returns:
-        int64 (W, 2), the positions of the answer's first and last word, both 0, [CLS], in windows
-        that lack a part of it; and int, the answers that are whole in no window.
+        targets: int64 (W, 2), the positions of the answer's first and last word, or twice 0, the
+            position of [CLS], in a window that has not all of the answer.
+        num_lost: int, the answers that are whole in no window.
     """
     answers = {}  # question -> the words of its answer, as numbers of words of the context
     for number, ((_, context), truths) in enumerate(rows):
@@ -257,8 +259,9 @@ def best_spans(logits, is_context, max_words):
         max_words: int, words of the longest span.
 
     Returns:
-        score float, start and end int64, (B,), -inf without a context; and null float (B,), the
-        score of "no answer", which is [CLS] to [CLS].
+        score: float (B,), -inf without a context.
+        start, end: int64 (B,), positions of the span's first and last word.
+        null: float (B,), the score of "no answer", which is [CLS] to [CLS].
     """
     logits = logits.float()  # in bfloat16 many sums tie
     null = logits[:, 0].sum(1)  # (B,)
@@ -381,16 +384,19 @@ def choose_threshold(gains, margins):
     Args:
         gains, margins: float (n,), as in score_answers.
     """
-    # the threshold falls from margin to margin, and lets in all answers that have this margin
-    negative_margins, step = np.unique(-margins, return_inverse=True)  # ascending
-    step_gains = np.bincount(step, gains)
-    totals = np.append(0, step_gains).cumsum()  # 0: where nothing is answered
-    thresholds = np.append(margins.max() + 1, -negative_margins)
-    return float(thresholds[totals.argmax()])
+    best_total = 0.0  # where nothing is answered
+    best_threshold = margins.max() + 1
+    total = 0.0
+    for margin in np.unique(margins)[::-1]:  # answers of equal margins are given together
+        total += gains[margins == margin].sum()
+        if total > best_total:
+            best_total = total
+            best_threshold = margin
+    return float(best_threshold)  # a checkpoint holds plain numbers alone
 
 
 # --------------------------------------------------------------------------------------------------
-# All of it
+# A split of the data: all of this as one object
 
 
 class QuestionAnswering:

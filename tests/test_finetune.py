@@ -1,6 +1,5 @@
 """Tests of finetune.py and bench/compare.py: runs of tiny models, resume, refusals, Table 2."""
 
-import copy
 import gc
 import json
 import math
@@ -129,8 +128,7 @@ def test_score_beats_majority_and_is_read_back(tune, own, tmp_path):
 
 def test_predictions_reproduce_the_scores(tune, own, tmp_path):
     """Law: the files of the jobs have the accuracies that are reported, and these their mean."""
-    flags = "--seeds 2 --epochs 1 --limit 390 --eval_every 15".split()
-    row = tune(tmp_path, *own, *flags)["tasks"]["own"]
+    row = tune(tmp_path, *own, "--seeds", 2, "--epochs", 1)["tasks"]["own"]
     jobs = [read_job(tmp_path, seed=seed) for seed in (0, 1)]
     truth = [["down", "up"].index(dev_row["label"]) for dev_row in read_rows(own[-1])]
     assert jobs[0]["truth"] == truth
@@ -141,8 +139,6 @@ def test_predictions_reproduce_the_scores(tune, own, tmp_path):
     is_right = np.array([job["control"]["predicted"] for job in jobs]) == truth
     assert row["bag_of_words"] == pytest.approx(100 * is_right.mean())
     assert row["over_bag"] == pytest.approx(row["mean"] - row["bag_of_words"])
-    assert row["rows"] == dict(train=351, select=39, dev=101)
-    assert [line["step"] for line in jobs[1]["log"]] == [15, 22]
 
 
 def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
@@ -272,14 +268,6 @@ def test_head_is_kept_for_the_very_same_task(tune, own, tmp_path):
     tuned = read_weights(tmp_path / "tuned")["head.1.weight"]
     assert torch.equal(read_weights(tmp_path / "same")["head.1.weight"], tuned)
     assert not torch.equal(read_weights(tmp_path / "other")["head.1.weight"], tuned)
-
-
-def test_start_of_a_task_does_not_change_the_checkpoint_of_the_others():
-    checkpoint = dict(model={"head.1.weight": 1, "norm.weight": 2}, task=dict(name="a"))
-    before = copy.deepcopy(checkpoint)
-    start = finetune.drop_other_head(checkpoint, Task(["text"], ["x", "y"], [], name="b"))
-    assert start == dict(model={"norm.weight": 2}, task={})
-    assert checkpoint == before
 
 
 def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):

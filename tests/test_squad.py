@@ -36,12 +36,20 @@ def make_rows(rng, n, no_answer=0.0):
     return rows
 
 
-def read(path, records, name="squad_v2", **flags):
+def read(path, records, name="squad_v2"):
     """Return the training rows of read_squad, of a file with these records."""
     path.write_text(json.dumps(dict(data=records)))
-    args = dict(train=str(path), dev=str(path), data_dir=None, limit=None, select=0.0,
-                encoding=None, sep=None, header=None)
-    _, splits = read_squad(name, SimpleNamespace(**args | flags))
+    args = SimpleNamespace(
+        train=str(path),
+        dev=str(path),
+        data_dir=None,
+        limit=None,
+        select=0.0,
+        encoding=None,
+        sep=None,
+        header=None,
+    )
+    _, splits = read_squad(name, args)
     return splits["train"]
 
 
@@ -58,7 +66,8 @@ def batches(logits):
     order = np.random.default_rng(0).permutation(len(logits))
     parts = []
     for indices in np.array_split(order, 3):
-        padded = torch.nn.utils.rnn.pad_sequence([logits[i] for i in indices], batch_first=True)
+        part = [logits[i] for i in indices]
+        padded = torch.nn.utils.rnn.pad_sequence(part, batch_first=True)
         parts.append((indices, padded))
     return parts
 
