@@ -5,14 +5,14 @@ Sources:
     [BL] Li & Yip 2024, BERT-LSH
 Out of scope: causal masks; cross-attention, since q, k and v have one length.
 Deviations:
-    1. The paper fills a dense matrix. lsh_attention_blocks and lsh_attention_flex compute its exact
-       result from the pairs that collide alone. The three differ in rounding.
-    2. The hyperplanes are drawn once, or whenever you call SelfAttention.redraw. The authors' code
+    1. The paper fills a dense matrix of scores. lsh_attention_blocks, for a CPU, and
+       lsh_attention_flex, for a GPU, compute the scores of colliding pairs alone. The result is the
+       same, up to rounding.
+    2. Hyperplanes are drawn once, and again where you call SelfAttention.redraw. The authors' code
        draws them in every forward pass.
     3. The default is pairs="all". The authors' code has "upper".
-    4. With fill="zero", dropout in lsh_attention_blocks drops no key outside a bucket: their sum
-       stays. The literal formula drops them one by one, which changes the sum of many keys little.
-       FlexAttention has no dropout.
+    4. With fill="zero", lsh_attention_blocks applies dropout to the keys in a query's bucket alone.
+       The literal formula also drops keys outside, one by one, which changes their sum little.
 Notation:
     B batch   H heads   L positions   e head size   d hidden size   N = B·H·L rows
     n hash functions   r hyperplanes of a function ("bands" in the paper)   m buckets of a function
@@ -28,16 +28,6 @@ Two keys lie outside, where the paper's score is 0. The three values are 1, 2, 3
     bucket and extra key   weights exp(s), exp(ln 2) = 3, 2          (3·1 + 2·2.5)     / 5 = 1.6
 
 The extra key stands for the c = 2 keys outside. Its score is ln c, its value is their mean, 2.5.
-
-A GPU sorts the queries and the keys by hash bucket, and cuts both into blocks of equal size. A
-block of queries meets the blocks of keys whose range of buckets overlaps its own (x), and skips
-all others. Most pairs lie far from the diagonal, so long sequences skip most blocks:
-
-    buckets of                sorted keys
-    sorted queries   1 1 2 2    2 4 4 4    5 5 7 7
-    1 1 1 2             x          x          .
-    2 2 4 4             x          x          .
-    4 5 5 7             .          x          x
 """
 
 import functools
@@ -50,12 +40,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.attention import flex_attention as flex
 
-FILLS = ("zero", "mask")  # what pairs that do not collide have
-PAIRS = ("all", "upper")  # pairs with a score of their own
+FILLS = ("zero", "mask")  # a pair that does not collide has the score 0, or no weight
+PAIRS = ("all", "upper")  # each pair has its own score, or (j, i) has that of (i, j), i <= j
 NO_SCORE = -1e30  # score of a key that does not count; finite, because -inf · 0 is NaN
-NO_BUCKET = 2**62  # of padding in FlexAttention: it sorts last, and no query has it
-# These sizes decide how fast attention is. Its results differ in rounding alone, and in dropout by
-# deviation 4
+NO_BUCKET = 2**62  # bucket of padding in lsh_attention_flex: it sorts last, and no query has it
+# These sizes change the speed, and the result by rounding alone (with dropout, see deviation 4)
 MAX_FORMULA_BF16 = 1024  # positions up to which bfloat16 on a CPU takes the formula, not the kernel
 MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
 MAX_PRODUCT = 64  # queries of a bucket up to which attend takes the formula, not PyTorch's kernel
@@ -102,10 +91,9 @@ def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
     # several times as long as the formula on short sequences.
     if q.is_cpu and q.dtype == torch.bfloat16 and q.shape[2] <= MAX_FORMULA_BF16:
         return full_attention_reference(q, k, v, key_mask=key_mask, dropout=dropout)
-    mask = None
     if key_mask is not None:
-        mask = key_mask[:, None, None, :]  # (B, 1, 1, L)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        key_mask = key_mask[:, None, None, :]  # (B, 1, 1, L)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=key_mask, dropout_p=dropout)
 
 
 def check_key_mask(key_mask, q):
@@ -238,7 +226,7 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
     return F.dropout(weights, dropout) @ v
 
 
-@torch.compiler.disable  # the shapes depend on the data, so there is nothing to compile once
+@torch.compiler.disable  # shapes depend on the data; lsh_attention_flex compiles its own kernel
 def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, dropout=0.0,
                   impl="auto"):
     """Return attention with the scores of pairs that collide. [BL Alg. 1]
@@ -287,21 +275,25 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
                                        key_mask=key_mask, dropout=dropout)
     if impl not in ("blocks", "flex"):
         raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
-    if n > 1 or pairs == "upper" or (impl == "flex" and dropout > 0):
-        raise ValueError(f"impl: {impl} requires one hash function, pairs='all', and for flex "
-                         f"dropout 0, got {n}, {pairs!r} and {dropout}.")
+    if n > 1 or pairs == "upper":
+        raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
+                         f"got {n} and {pairs!r}.")
+    if impl == "flex" and dropout > 0:
+        raise ValueError(f"impl: flex requires dropout 0, got {dropout}.")
     if key_mask is None:
         key_mask = torch.ones(B, L, dtype=torch.bool, device=q.device)
     with torch.autocast(q.device.type, enabled=False):
         if impl == "blocks":
-            return lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout)
-        return lsh_attention_flex(q, k, v, hq, hk, fill, key_mask)
+            out = lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout)
+        else:
+            out = lsh_attention_flex(q, k, v, hq, hk, fill, key_mask)
+    return out.to(q.dtype)
 
 
 def choose_impl(q, n, pairs, dropout):
     """Return what impl="auto" takes: dense for short sequences, flex on a GPU, or else blocks."""
     B, _, L, e = q.shape
-    if n > 1 or pairs != "all" or L <= MAX_LITERAL or B == 0:  # without sequences no buckets
+    if n > 1 or pairs == "upper" or L <= MAX_LITERAL or B == 0:  # B = 0: there is no bucket
         return "dense"
     if q.is_cuda and dropout == 0 and e >= MIN_FLEX_HEAD and has_compiler():
         return "flex"
@@ -322,18 +314,15 @@ def check_choices(fill, pairs):
 class SelfAttention(nn.Module):
     """Multi-head self-attention over all pairs, or over colliding pairs. [V §3.2.2] [BL Alg. 1]
 
-    There is no causal mask and no cross-attention. Under torch.compile LSH attention is a graph
-    break. Vectors are hashed in float32. So are the hyperplanes, buffers that are saved with the
-    weights: a module cast to bfloat16 refuses to hash, use torch.autocast instead.
+    Under torch.compile LSH attention is a graph break. To train in bfloat16 use torch.autocast: the
+    hyperplanes, buffers that are saved with the weights, have to stay float32.
 
     Args:
-        hidden_size: int, d, a multiple of num_heads.
-        num_heads: int, H.
-        attn: "full" or "lsh".
+        hidden_size, num_heads: int, d and H. d is a multiple of H.
+        attn: "full" or "lsh". The arguments below dropout are for "lsh" alone.
         dropout: share of the attention weights that training sets to 0.
-        num_functions, num_hyperplanes, num_buckets: int, n, r and m of simhash, for "lsh" alone.
-        fill, pairs: as in lsh_attention, for "lsh" alone.
-        generator: torch.Generator on the CPU of the hyperplanes, or None: PyTorch's own.
+        num_functions, num_hyperplanes, num_buckets, generator: n, r, m, as in draw_hyperplanes.
+        fill, pairs: as in lsh_attention.
 
     Shape:
         x float (B, L, d) and key_mask bool (B, L), True = attend, or None, to float (B, L, d).
@@ -398,21 +387,20 @@ class SelfAttention(nn.Module):
         return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)
 
 
-# The same result, faster: bucket by bucket. If the literal formula is all you need, stop here.
-# All that follows is for one hash function and pairs="all"
+# The same result, faster, for one hash function and pairs="all": bucket by bucket. If the literal
+# formula is all you need, stop here
 
 
 def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
-    """Return lsh_attention without an (L, L) matrix.
+    """Return lsh_attention without an (L, L) matrix, in float32 or float64.
 
-    A query needs the scores of its own bucket only. With fill="zero" the c keys outside have score
-    0 and weigh c · exp(0) = exp(log c) together. So one extra key with score log c and their mean
-    value stands for all of them. With fill="mask" the extra key is the key at the query's own
-    position, if its bucket is another. Dense attention over the bucket and the extra key is
-    therefore exact.
+    Dense attention over a query's bucket and one extra key is exact. With fill="zero" the extra key
+    stands for the c keys outside the bucket: they have score 0 and weigh c · exp(0) = exp(log c)
+    together, so its score is log c and its value is their mean. With fill="mask" it is the key at
+    the query's own position, if that is in another bucket.
 
-    The memory grows with L, not L², even if all positions share a bucket. There is one exception:
-    with dropout, attend holds an (x, y) matrix of a bucket.
+    The memory grows with L, not L², even if all positions share a bucket. With dropout, however,
+    attend holds an (x, y) matrix of a bucket.
 
     The shapes depend on the data, so the host waits twice for a GPU: for the number of buckets, in
     `unique`, and for their sizes, in group_buckets.
@@ -420,6 +408,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
     B, H, L, e = q.shape
     N = B * H * L
     dtype = torch.promote_types(q.dtype, torch.float32)  # log c needs more than 8 bits
+    q = q.to(dtype)
     k = k.to(dtype)
     v = v.to(dtype)
 
@@ -429,7 +418,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
 
     # 2. Gather the rows of the buckets, those of similar size in one group
     queries, keys = group_buckets(bucket.flatten(1), num_buckets)  # row numbers
-    scaled_q = q.to(dtype) / math.sqrt(e)
+    scaled_q = q / math.sqrt(e)
     q_groups = gather_groups(scaled_q, queries)
     k_groups = gather_groups(k, keys)
     v_groups = gather_groups(v, keys)
@@ -455,8 +444,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
     rows = torch.cat([group.flatten() for group in queries])
     out = v.new_zeros(N + 1, e)
     out = out.index_copy(0, rows, torch.cat(outputs))
-    out = out[:N].view(B, H, L, e)
-    return out.to(q.dtype)
+    return out[:N].view(B, H, L, e)
 
 
 def attend(q, k, v, is_key, extra_score, extra_value, dropout, fill):
@@ -466,18 +454,18 @@ def attend(q, k, v, is_key, extra_score, extra_value, dropout, fill):
         q, k, v: float (G, x, e), (G, y, e) and (G, y, e), q divided by √e.
         is_key: bool (G, 1, y), False = padding.
         extra_score, extra_value: float (G, x, 1) and (G, x, e).
-        fill: str. With "zero" the extra key stands for many keys, and dropout spares it: to drop
-            it would drop most of a query's weight at once.
+        fill: with "zero" dropout spares the extra key. It stands for many keys, so to drop it would
+            drop most of a query's weight at once.
     """
     if dropout == 0 and q.shape[1] > MAX_PRODUCT:
         return attend_by_kernel(q, k, v, is_key, extra_score, extra_value)
     scores = q @ k.transpose(1, 2)  # (G, x, y)
     scores = scores.masked_fill(~is_key, NO_SCORE)
     weights = torch.cat([scores, extra_score], 2).softmax(2)  # (G, x, y + 1)
-    dropped = F.dropout(weights, dropout)
-    inside = dropped[..., :-1] @ v
-    extra_weight = weights if fill == "zero" else dropped
-    return inside + extra_weight[..., -1:] * extra_value
+    inside, extra = F.dropout(weights, dropout).tensor_split([-1], 2)
+    if fill == "zero":
+        extra = weights[..., -1:]  # (G, x, 1)
+    return inside @ v + extra * extra_value
 
 
 def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
@@ -548,25 +536,22 @@ def number_buckets(hq, hk, key_mask):
 
 
 def find_extra_key(q, k, v, bucket, num_buckets, key_mask, fill):
-    """Return the score (B, H, L, 1) and value (B, H, L, e) of each query's extra key, in float32.
+    """Return the score (B, H, L, 1) and value (B, H, L, e) of each query's extra key.
 
     Without one, the score is NO_SCORE and the value is 0.
 
     Args:
-        q, k, v: float (B, H, L, e).
+        q, k, v: float32 or float64 (B, H, L, e).
         bucket: int64 (2, B, H, L), the bucket of each query, and of each key, below num_buckets.
         key_mask: bool (B, L), False = padding.
     """
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    v = v.to(dtype)
     is_key = key_mask[:, None, :, None]  # (B, 1, L, 1)
     if fill == "zero":
         count, mean = average_outside(v, is_key, bucket, num_buckets)
         score = count.log().clamp(min=NO_SCORE)
         return score, mean
     is_extra = is_key & (bucket[0] != bucket[1]).unsqueeze(3)  # (B, H, L, 1)
-    product = q.to(dtype) * k.to(dtype)
-    score = product.sum(3, keepdim=True) / math.sqrt(q.shape[3])
+    score = (q * k).sum(3, keepdim=True) / math.sqrt(q.shape[3])  # (B, H, L, 1)
     score = score.masked_fill(~is_extra, NO_SCORE)
     return score, v.masked_fill(~is_extra, 0.0)
 
@@ -581,8 +566,7 @@ def average_outside(v, is_key, bucket, num_buckets):
     v = F.pad(v, (0, 1), value=1.0)  # (B, H, L, e + 1), the last column counts keys
     v = v.masked_fill(~is_key, 0.0)
     rows = v.flatten(0, 2)  # (N, e + 1)
-    sums = rows.new_zeros(num_buckets, rows.shape[1])
-    sums = sums.index_add(0, bucket_k, rows)
+    sums = rows.new_zeros(num_buckets, rows.shape[1]).index_add(0, bucket_k, rows)
     inside = sums.index_select(0, bucket_q).view_as(v)
     outside = v.sum(2, keepdim=True) - inside
     count = outside[..., -1:].detach()
@@ -591,16 +575,19 @@ def average_outside(v, is_key, bucket, num_buckets):
 
 
 def group_buckets(bucket, num_occurring):
-    """Return the queries and keys of all buckets, in groups of similar size, padded to one size.
+    """Return the rows of queries and of keys in each bucket, buckets of similar size in one group.
 
-        row         0  1  2  3      rows by bucket    first of buckets 0, 1, 2    count
-        of query    0  1  0  0      0 2 3 | 1         0  3  4                     3  1  0
-        of key      1  0  2  1      1 | 0 3 | 2       0  1  3                     1  2  1
+    The buckets of a group are padded to one size, with row N. Four rows (N = 4) and three buckets:
 
-        group of buckets 0 and 1    queries    0 2 3        keys    1 4
-                                               1 4 4                0 3
+        bucket of row   0  1  2  3     rows, by bucket    first, and count, of buckets 0, 1, 2
+        queries         0  1  0  0     0 2 3 | 1 |        0 3 4    3 1 0
+        keys            1  0  2  1     1 | 0 3 | 2        0 1 3    1 2 1
 
-    N = 4, and row 4 is padding. Bucket 2 has no queries, so it is in no group.
+        group           queries      keys
+        bucket 0        0  2  3      1  4
+        bucket 1        1  4  4      0  3
+
+    Bucket 2 has no queries, so it is in no group.
 
     Args:
         bucket: int64 (2, N), the number of the bucket of each query, and of each key.
@@ -609,7 +596,7 @@ def group_buckets(bucket, num_occurring):
     Returns:
         queries, list of int64 (G, x), and keys, list of int64 (G, y), one of each for a group.
     """
-    # row 0 of each of these is of the queries, row 1 of the keys
+    # in each of these, row 0 is about the queries and row 1 about the keys
     rows = bucket.argsort(1)  # (2, N), bucket by bucket
     count = bucket.new_zeros(2, num_occurring).scatter_add(1, bucket, torch.ones_like(bucket))
     first = count.cumsum(1) - count  # the place in rows where a bucket begins
@@ -629,13 +616,14 @@ def group_buckets(bucket, num_occurring):
 
 
 def split_by_size(sizes):
-    """Return the groups of buckets of 1 to 4 rows, 5 to 6, 7 to 9, 10 to 13, ..., each int64 (G,).
+    """Return the numbers of buckets of 1 to 4 rows, 5 to 6, 7 to 9, 10 to 13, ..., int64 (G,) each.
 
     Args:
         sizes: int64 (2, num_occurring), how many queries and keys a bucket has. The larger decides.
+            A bucket without queries is left out.
     """
     size = sizes.amax(0)
-    size[sizes[0] == 0] = 0  # a bucket without queries belongs to no group
+    size[sizes[0] == 0] = 0
     groups = []
     low = 0
     high = 4
@@ -663,9 +651,9 @@ def pad_buckets(rows, first, count, size):
 def gather_groups(x, groups):
     """Return the rows of x (B, H, L, width) of each group, as a list of (G, size, width).
 
-    Row N is 0. Groups (2, 3) and (1, 5) are 11 rows: one gather (11, width), split into 6 and 5
-    rows, which become (2, 3, width) and (1, 5, width). A gather for each group would give the same,
-    but its backward pass fills a tensor as large as x.
+    Row N is 0. One gather serves all groups, since the backward pass of each gather fills a tensor
+    as large as x. For groups (2, 3) and (1, 5) it returns (11, width), which is split into 6 and 5
+    rows, and shaped as (2, 3, width) and (1, 5, width).
     """
     table = F.pad(x.flatten(0, 2), (0, 0, 0, 1))  # (N + 1, width)
     rows = torch.cat([group.flatten() for group in groups])
@@ -678,11 +666,12 @@ def gather_groups(x, groups):
 
 
 def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
-    """Return lsh_attention without dropout, as the merge of two softmaxes.
+    """Return lsh_attention without dropout, as the merge of two parts, in float32.
 
-    FlexAttention gives the softmax over a query's bucket, and its log-sum-exp. The keys outside
-    are one extra key, as in lsh_attention_blocks. The softmax of the log-sum-exp and the extra
-    key's score has the weights of the two parts.
+    FlexAttention returns attention over the keys of a query's bucket, and the log-sum-exp of their
+    scores. The keys outside are one extra key, as in lsh_attention_blocks. One key with the
+    log-sum-exp as its score weighs as much as the whole bucket, so the softmax of the two scores
+    has the weights of the two parts.
     """
     B, H, L, _ = q.shape
     N = B * H * L
@@ -703,26 +692,26 @@ def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
         blocks)
     place = order_q.argsort()
     inside = take_rows(inside, place)
-    lse = lse.gather(2, place).unsqueeze(3)  # (B, H, L, 1); -inf: no key is in the bucket
-    inside = inside.masked_fill(lse == -torch.inf, 0.0)  # there it may be NaN
+    lse = lse.gather(2, place).unsqueeze(3)  # (B, H, L, 1), -inf for a bucket without keys,
+    inside = inside.masked_fill(lse == -torch.inf, 0.0)  # where the result may be NaN
 
-    # 2. Find the extra key of each query. A bucket has the place of its first sorted key as number:
-    # 0 and 2 for 4 4 7 7 7. The number of a query without keys is N
-    sequence = torch.arange(B * H, device=q.device).view(B, H, 1)
-    first = sequence * L  # the row of its first key
-    number_k = torch.searchsorted(sorted_k, bucket_k)
-    number_q = torch.searchsorted(sorted_k, bucket_q).clamp(max=L - 1)
-    has_keys = sorted_k.gather(2, number_q) == bucket_q
-    number_q = (first + number_q).masked_fill(~has_keys, N)
-    number_k = first + number_k
+    # 2. Find the extra key of each query. The number of a bucket is the row where its sorted keys
+    # start: 0 and 2 for the buckets 4 and 7, if the first sequence has the sorted keys 4 4 7 7 7.
+    # All buckets without keys have the number N, which is no row
+    start_q = torch.searchsorted(sorted_k, bucket_q)  # a place in its sequence, 0 to L
+    end_q = torch.searchsorted(sorted_k, bucket_q, right=True)
+    start_k = torch.searchsorted(sorted_k, bucket_k)
+    first_row = torch.arange(0, N, L, device=q.device).view(B, H, 1)  # of each sequence
+    number_q = (first_row + start_q).masked_fill(start_q == end_q, N)
+    number_k = first_row + start_k
     bucket = torch.stack([number_q, number_k])  # (2, B, H, L)
-    extra_score, extra_value = find_extra_key(q, k, v, bucket, N + 1, key_mask, fill)
+    extra_score, extra_value = find_extra_key(
+        q.float(), k.float(), v.float(), bucket, N + 1, key_mask, fill)
 
-    # 3. Merge. Without any key both values are 0
+    # 3. Merge. Both parts are 0 for a query without any key
     scores = torch.cat([lse.clamp(min=NO_SCORE), extra_score], 3)
     weight_inside, weight_extra = scores.softmax(3).split(1, 3)  # (B, H, L, 1) each
-    out = weight_inside * inside + weight_extra * extra_value
-    return out.to(q.dtype)
+    return weight_inside * inside + weight_extra * extra_value
 
 
 def take_rows(x, rows):
@@ -731,18 +720,31 @@ def take_rows(x, rows):
 
 
 def find_blocks(sorted_q, sorted_k):
-    """Return the BlockMask of sorted buckets (B, H, L): which blocks meet, which pairs collide."""
+    """Return the BlockMask of queries and keys in the order of their buckets, int64 (B, H, L) each.
+
+    FlexAttention skips a block of queries and a block of keys whose ranges of buckets do not
+    overlap (.). In the others (x), is_same_bucket says which pairs collide. Blocks of 4:
+
+        buckets of                sorted keys
+        sorted queries   1 1 2 2    2 4 4 4    5 5 7 7
+        1 1 1 2             x          x          .
+        2 2 4 4             x          x          .
+        4 5 5 7             .          x          x
+
+    With more positions, more blocks lie far from the diagonal, where ranges do not overlap.
+    """
     L = sorted_q.shape[2]
     first = torch.arange(0, L, FLEX_BLOCK, device=sorted_q.device)
     last = (first + FLEX_BLOCK - 1).clamp(max=L - 1)
-    # two ranges of buckets overlap where each begins before the other ends
-    first_q = sorted_q[..., first].unsqueeze(3)
-    last_q = sorted_q[..., last].unsqueeze(3)
-    first_k = sorted_k[..., first].unsqueeze(2)
-    last_k = sorted_k[..., last].unsqueeze(2)
+    first_q = sorted_q[..., first, None]  # (B, H, blocks of queries, 1)
+    last_q = sorted_q[..., last, None]
+    first_k = sorted_k[..., None, first]  # (B, H, 1, blocks of keys)
+    last_k = sorted_k[..., None, last]
+    # two ranges overlap where each begins before the other ends
     overlap = (first_q <= last_k) & (first_k <= last_q)  # (B, H, blocks of queries, of keys)
-    count = overlap.sum(3).int()  # (B, H, blocks of queries)
-    numbers = overlap.int().argsort(descending=True, stable=True).int()  # those that meet first
+    # the blocks of keys that a block of queries meets: how many, and their numbers in front
+    count = overlap.sum(3).int()
+    numbers = overlap.int().argsort(descending=True, stable=True).int()
 
     def is_same_bucket(b, h, i, j):
         return sorted_q[b, h, i] == sorted_k[b, h, j]
@@ -769,7 +771,7 @@ def compile_flex():
 @functools.cache
 def has_compiler():
     """Return whether a C compiler for FlexAttention is here; warn once if none is."""
-    if any(map(shutil.which, ("cc", "gcc", "clang"))):
+    if shutil.which("gcc") or shutil.which("clang"):
         return True
     warnings.warn("LSH attention: found no C compiler for FlexAttention. It runs bucket by bucket, "
                   "which is slower on a GPU.")
@@ -777,10 +779,10 @@ def has_compiler():
 
 
 def main():
-    """Print which pairs collide, and compare the two forms of LSH attention."""
+    """Print which pairs of queries and keys collide."""
     generator = torch.Generator().manual_seed(0)
     centers = torch.randn(3, 64, generator=generator).repeat_interleave(4, 0)  # (12, e)
-    q, k, v = centers + 0.1 * torch.randn(3, 1, 1, 12, 64, generator=generator)
+    q, k = centers + 0.3 * torch.randn(2, 1, 1, 12, 64, generator=generator)  # (B, H, L, e) each
     planes, coef = draw_hyperplanes(1, 1, 4, 64, 64, generator)
     hq = simhash(q, planes, coef, 64)
     hk = simhash(k, planes, coef, 64)
@@ -790,10 +792,6 @@ def main():
           "#  query and key share a bucket: LSH attention computes their score   .  it does not\n")
     for row in collisions(hq, hk)[0, 0].tolist():
         print("  " + " ".join(".#"[is_collision] for is_collision in row))
-    blocks = lsh_attention(q, k, v, hq, hk, impl="blocks")
-    gap = blocks - lsh_attention(q, k, v, hq, hk, impl="dense")
-    print("\nLargest difference of attention bucket by bucket from the literal formula: "
-          f"{gap.abs().max():.1e}")
 
 
 if __name__ == "__main__":
