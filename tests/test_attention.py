@@ -23,10 +23,10 @@ def random_vectors(B=2, H=3, L=37, e=5):
     return [x.requires_grad_() for x in vectors.unbind()]
 
 
-def random_buckets(B=2, H=3, L=37, n=1, num_buckets=7):
-    """Return hq, hk (B, H, n, L): few buckets, so that some hold many rows and some hold none."""
+def random_buckets(L=37, num_buckets=7):
+    """Return hq, hk (2, 3, 1, L): few buckets, so that some hold many rows and some hold none."""
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(num_buckets, (2, B, H, n, L), generator=generator).unbind()
+    return torch.randint(num_buckets, (2, 2, 3, 1, L), generator=generator)
 
 
 def first_keys(*counts, L=37):
@@ -38,7 +38,7 @@ def with_gradients(function, vectors, *args, **options):
     """Return the output and the gradients of a weighted sum of it, all in one list."""
     out = function(*vectors, *args, **options)
     weights = torch.linspace(-1, 2, out.numel()).view_as(out)
-    gradients = torch.autograd.grad(out, vectors, weights.to(out.dtype))
+    gradients = torch.autograd.grad(out, vectors, weights.to(out))
     return [out, *gradients]
 
 
@@ -68,20 +68,23 @@ def attend_dense(q, k, v, blocks):
 
 @pytest.fixture
 def dense_kernel(monkeypatch):
+    if torch.cuda.is_available():
+        attention.compile_flex()  # there FlexAttention itself is tested
     monkeypatch.setattr(attention, "attend_flex", attend_dense)
 
 
 FILL = pytest.mark.parametrize("fill", ["zero", "mask"])
 FAST = pytest.mark.parametrize("impl", ["blocks", "flex"])
+DTYPES = pytest.mark.parametrize("dtype, tolerance", [
+    (torch.float32, 1e-5),
+    (torch.bfloat16, 0.02),  # 8 bits of mantissa
+])
 
 
 # Dense attention
 
 
-@pytest.mark.parametrize("dtype, tolerance", [
-    (torch.float32, 1e-5),
-    (torch.bfloat16, 0.02),  # 8 bits of mantissa
-])
+@DTYPES
 @pytest.mark.parametrize("L", [37, 1100])  # above 1,024 bfloat16 takes PyTorch's kernel too
 def test_full_attention_matches_reference_and_is_zero_without_keys(L, dtype, tolerance):
     vectors = random_vectors(L=L)
@@ -228,9 +231,7 @@ def test_self_attention_matches_recorded_outputs_of_the_authors_code(n, num_keys
     assert (out.T - torch.tensor(expected)).abs().max() < 1e-4
 
 
-@FAST
-@FILL
-@pytest.mark.parametrize("L, num_buckets, num_keys", [
+CASES = pytest.mark.parametrize("L, num_buckets, num_keys", [
     (1, 1, (1, 0)),  # a sequence of padding alone gives 0 and has no gradient
     (37, 1, (37, 20)),  # all collide
     (37, 7, (37, 1)),
@@ -240,11 +241,24 @@ def test_self_attention_matches_recorded_outputs_of_the_authors_code(n, num_keys
     (300, 10_000, (299, 150)),  # nearly none collide
     (400, 60, (400, 400)),
 ])
-def test_fast_forms_match_reference(impl, fill, L, num_buckets, num_keys, dense_kernel):
-    vectors = random_vectors(L=L)
-    hq, hk = random_buckets(L=L, num_buckets=num_buckets)
+
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="requires a GPU")
+
+
+@CASES
+@FILL
+@pytest.mark.parametrize("impl, device", [
+    ("blocks", "cpu"),
+    ("flex", "cpu"),
+    pytest.param("flex", "cuda", marks=GPU),  # several lengths in one process, compiled
+])
+def test_fast_forms_match_reference(
+        impl, device, fill, L, num_buckets, num_keys, dense_kernel):
+    vectors = [x.detach().to(device).requires_grad_() for x in random_vectors(L=L, e=16)]
+    hq, hk = random_buckets(L, num_buckets).to(device)
     buckets = (hq - 5, hk - 5)  # negative ones do not reach the sequence before
-    options = dict(fill=fill, key_mask=first_keys(*num_keys, L=L))
+    options = dict(fill=fill, key_mask=first_keys(*num_keys, L=L).to(device))
     actual = with_gradients(lsh_attention, vectors, *buckets, impl=impl, **options)
     expected = with_gradients(lsh_attention_reference, vectors, *buckets, **options)
     assert_close(actual, expected)
@@ -272,7 +286,7 @@ def test_extreme_scores_stay_accurate(impl, fill, sign, num_buckets, dense_kerne
     q = 4 * q.abs() + 12
     k = sign * (k.abs() + 6)
     exact = [q.double(), k.double(), v.double()]
-    buckets = random_buckets(L=29, num_buckets=num_buckets)
+    buckets = random_buckets(29, num_buckets)
     actual = with_gradients(lsh_attention, [q, k, v], *buckets, fill=fill, impl=impl)
     expected = with_gradients(lsh_attention_reference, exact, *buckets, fill=fill)
     # a score of 1,000 has an error of 1,000 · 2^-24, and so has the weight, relative to itself
@@ -292,25 +306,50 @@ def test_lsh_attention_keeps_nan_in_its_sequence(fill, impl, dense_kernel):
         assert not x[1, :2].isnan().any()
 
 
+@CASES
 @FILL
-@pytest.mark.parametrize("dtype, tolerance", [
-    (torch.float32, 1e-5),
-    (torch.bfloat16, 0.02),
-])
+@DTYPES
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_of_pytorch_matches_reference(fill, dtype, tolerance):
-    """The scores are up to 30 times as large as usual."""
-    q, k, v = random_vectors(L=150)
-    q.data[1] *= 30
+def test_flex_of_pytorch_matches_reference(fill, L, num_buckets, num_keys, dtype, tolerance):
+    """The scores of the second sequence are up to 30 times as large as usual."""
+    q, k, v = [x.detach() for x in random_vectors(L=L)]
+    q[1] *= 30
     low = [x.to(dtype) for x in (q, k, v)]
     exact = [x.double() for x in low]
-    buckets = random_buckets(L=150, num_buckets=20)
-    options = dict(fill=fill, key_mask=first_keys(150, 70, L=150))
-    with torch.no_grad():
-        out = lsh_attention(*low, *buckets, impl="flex", **options)
-        expected = lsh_attention_reference(*exact, *buckets, **options)
+    buckets = random_buckets(L, num_buckets)
+    options = dict(fill=fill, key_mask=first_keys(*num_keys, L=L))
+    out = lsh_attention(*low, *buckets, impl="flex", **options)
+    expected = lsh_attention_reference(*exact, *buckets, **options)
     assert out.dtype == dtype
     assert_close([out], [expected], tolerance)
+
+
+def test_one_compilation_of_flex_serves_all_buckets(monkeypatch):
+    graphs = []
+
+    def count_graphs(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(attention.attend_flex, backend=count_graphs)
+    monkeypatch.setattr(attention, "attend_flex", compiled)
+    vectors = [x.detach() for x in random_vectors(L=150)]
+    for num_buckets in (1, 9, 999):
+        lsh_attention(*vectors, *random_buckets(150, num_buckets), impl="flex")
+    assert len(graphs) == 1
+
+
+@GPU
+@FILL
+def test_flex_on_a_gpu_never_waits(fill):
+    layer = SelfAttention(64, 4, attn="lsh", fill=fill, dropout=0.1).cuda()
+    x = torch.randn(2, 300, 64, device="cuda")
+    layer(x).sum().backward()  # compiles
+    torch.cuda.set_sync_debug_mode("error")  # from here on a wait raises
+    try:
+        layer(x).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_blocks_compute_in_float32_under_autocast():
@@ -366,16 +405,10 @@ def test_blocks_hold_no_matrix_of_all_pairs():
 
 def test_number_buckets_matches_docstring_example():
     """Two sequences of one head; the last key is padding."""
-    hq = torch.tensor([
-        [4, 7, 4],
-        [4, 7, 7],
-    ]).view(2, 1, 1, 3)
-    hk = torch.tensor([
-        [7, 7, 4],
-        [4, 4, 5],
-    ]).view(2, 1, 1, 3)
-    key_mask = first_keys(3, 2, L=3)
-    bucket, num_buckets = attention.number_buckets(hq, hk, key_mask)
+    hq = torch.tensor([4, 7, 4, 4, 7, 7])
+    hk = torch.tensor([7, 7, 4, 4, 4, 5])
+    buckets = (hq.view(2, 1, 1, 3), hk.view(2, 1, 1, 3))
+    bucket, num_buckets = attention.number_buckets(*buckets, first_keys(3, 2, L=3))
     assert bucket.flatten(1).tolist() == [
         [0, 1, 0, 2, 3, 3],
         [1, 1, 0, 2, 2, 4],
@@ -396,17 +429,9 @@ def test_group_buckets_matches_docstring_example():
 
 def test_find_blocks_matches_docstring_example(monkeypatch):
     monkeypatch.setattr(attention, "FLEX_BLOCK", 4)
-    queries = torch.tensor([
-        [1, 1, 1, 2],  # a block
-        [2, 2, 4, 4],
-        [4, 5, 5, 7],
-    ])
-    keys = torch.tensor([
-        [1, 1, 2, 2],
-        [2, 4, 4, 4],
-        [5, 5, 7, 7],
-    ])
-    blocks = attention.find_blocks(queries.view(1, 1, 12), keys.view(1, 1, 12))
+    queries = torch.tensor([[[1, 1, 1, 2, 2, 2, 4, 4, 4, 5, 5, 7]]])
+    keys = torch.tensor([[[1, 1, 2, 2, 2, 4, 4, 4, 5, 5, 7, 7]]])
+    blocks = attention.find_blocks(queries, keys)
     assert blocks.to_dense()[0, 0].tolist() == [
         [1, 1, 0],
         [1, 1, 0],
@@ -424,7 +449,6 @@ TWO_HASHES = torch.zeros(2, 3, 2, 37, dtype=torch.int64)
     # PyTorch's kernel would add a float mask to the scores
     (dict(key_mask=torch.ones(2, 37)), r"key_mask: expected bool \(2, 37\), got"),
     (dict(fill="mean"), "fill: expected zero or mask, got 'mean'"),
-    (dict(fill="mean", impl="blocks"), "fill: expected zero or mask, got 'mean'"),
     (dict(pairs="lower"), "pairs: expected all or upper, got 'lower'"),
     (dict(impl="fast"), "impl: expected auto, dense, blocks or flex, got 'fast'"),
     (dict(impl="blocks", pairs="upper"), "impl: blocks requires one hash .* 'upper'"),
@@ -459,9 +483,8 @@ def test_self_attention_is_built_on_the_meta_device():
     assert layer(torch.randn(1, 9, 16)).isfinite().all()
 
 
-@pytest.mark.parametrize("attn", ["full", "lsh"])
-def test_self_attention_compiles(attn):
-    layer = SelfAttention(16, 2, attn=attn)
+def test_self_attention_compiles():
+    layer = SelfAttention(16, 2, attn="lsh")
     x = torch.randn(1, 300, 16)
     compiled = torch.compile(layer, backend="eager")
     assert_close([compiled(x)], [layer(x)])
