@@ -11,8 +11,9 @@ Deviations:
     2. Hyperplanes are drawn once, and again where you call SelfAttention.redraw. The authors' code
        draws them in every forward pass.
     3. The default is pairs="all". The authors' code has "upper".
-    4. With fill="zero", lsh_attention_blocks applies dropout to the keys in a query's bucket alone.
-       The literal formula also drops keys outside, one by one, which changes their sum little.
+    4. SelfAttention trains without dropout of the weights of LSH attention: FlexAttention has none.
+       lsh_attention has it, but with fill="zero" lsh_attention_blocks drops keys of the query's
+       bucket alone. The literal formula also drops keys outside, which changes their sum little.
 Notation:
     B batch   H heads   L positions   e head size   d hidden size   N = B·H·L rows
     n hash functions   r hyperplanes of a function ("bands" in the paper)   m buckets of a function
@@ -319,8 +320,8 @@ class SelfAttention(nn.Module):
 
     Args:
         hidden_size, num_heads: int, d and H. d is a multiple of H.
-        attn: "full" or "lsh". The arguments below dropout are for "lsh" alone.
-        dropout: share of the attention weights that training sets to 0.
+        attn: "full" or "lsh". The arguments after dropout are for "lsh" alone.
+        dropout: share of the attention weights that training sets to 0, for "full" alone.
         num_functions, num_hyperplanes, num_buckets, generator: n, r, m, as in draw_hyperplanes.
         fill, pairs: as in lsh_attention.
 
@@ -376,14 +377,13 @@ class SelfAttention(nn.Module):
     def forward(self, x, key_mask=None):
         """Map x (B, L, d) to (B, L, d)."""
         q, k, v = self.project(x)
-        dropout = self.dropout if self.training else 0.0
         if self.attn == "full":
+            dropout = self.dropout if self.training else 0.0
             a = full_attention(q, k, v, key_mask=key_mask, dropout=dropout)
         else:
             hq, hk = self.hash_buckets(q, k)
-            a = lsh_attention(
-                q, k, v, hq, hk, fill=self.fill, pairs=self.pairs,
-                key_mask=key_mask, dropout=dropout)
+            a = lsh_attention(  # without dropout: deviation 4
+                q, k, v, hq, hk, fill=self.fill, pairs=self.pairs, key_mask=key_mask)
         return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)
 
 

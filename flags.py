@@ -241,7 +241,7 @@ def build_parser(description=None):
     add("--types", "rows of the token type table")
     add("--rows", "hash buckets of emb and weighted")
     add("--act", "feed-forward activation", CHOICES["act"])
-    add("--dropout", "dropout rate, in attention too", float)
+    add("--dropout", "dropout rate, of attention weights too unless --attn lsh", float)
     add("--tied", "share the rows of lookup, bloom, median or mean with the output layer "
         "(default: with lookup and bloom)", bool)
 

@@ -462,6 +462,8 @@ def describe(args, model, data, runtime):
         .format(**data.corpus.meta) + f"{data.batches.num_eval:,} held-out sequences",
         f"steps: {args.steps:,} = {args.steps / data.batches.steps_per_epoch:.1f} epochs, "
         f"lr {args.lr:g}, warm-up {args.warmup:,}"]
+    if c.attn == "lsh" and c.dropout > 0:
+        lines.append("dropout: not of attention weights, with --attn lsh")
     bloom_map = data.tokenizer.bloom_map
     if bloom_map is not None:
         lines.append(f"Bloom map: {bloom_map.n_items:,} items in {bloom_map.m} maps of "

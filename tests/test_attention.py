@@ -16,10 +16,10 @@ from attention import SelfAttention, full_attention, full_attention_reference, l
 from attention import lsh_attention_reference, simhash
 
 
-def random_vectors(B=2, H=3, L=37, e=5):
-    """Return q, k, v (B, H, L, e) with gradients."""
+def random_vectors(L=37, e=5):
+    """Return q, k, v (2, 3, L, e) with gradients."""
     generator = torch.Generator().manual_seed(0)
-    vectors = torch.randn(3, B, H, L, e, generator=generator)
+    vectors = torch.randn(3, 2, 3, L, e, generator=generator)
     return [x.requires_grad_() for x in vectors.unbind()]
 
 
@@ -169,14 +169,12 @@ def test_simhash_refuses_other_hyperplanes(heads, coef_heads, dtype):
 
 
 def test_collision_probability_by_hand():
-    """At 90° two signs agree in one case of four; the other sums agree in one of 64.
+    """[BL §2.1] At 90° two signs agree in one case of four; the other sums agree in one of 64.
 
-    [BL §2.1] One of several functions that agrees is enough.
+    One of several functions that agrees is enough.
     """
-    law = attention.collision_probability(math.pi / 2, num_hyperplanes=2, num_buckets=64)
-    P = 1 / 4 + 3 / 4 / 64
-    assert law == pytest.approx(P)
     law = attention.collision_probability(math.pi / 2, 2, 64, num_functions=4)
+    P = 1 / 4 + 3 / 4 / 64
     assert law == pytest.approx(1 - (1 - P)**4)
 
 
@@ -395,7 +393,7 @@ def test_without_a_compiler_a_gpu_takes_blocks_and_warns(monkeypatch):
 
 def test_blocks_hold_no_matrix_of_all_pairs():
     """All 500 positions share a bucket: PyTorch's kernel attends, to all of them at once."""
-    vectors = random_vectors(B=1, H=1, L=500)
+    vectors = torch.randn(3, 1, 1, 500, 5)
     kernel = F.scaled_dot_product_attention
     with mock.patch.object(F, "scaled_dot_product_attention", wraps=kernel) as spy:
         lsh_attention(*vectors, ONE_BUCKET, ONE_BUCKET)
@@ -466,12 +464,16 @@ def test_lsh_attention_refuses_what_would_be_silently_wrong(change, message):
 # The module
 
 
-def test_self_attention_drops_weights_in_training_alone():
-    layer = SelfAttention(8, 2, attn="lsh", dropout=0.5)
+@pytest.mark.parametrize("attn, is_training, is_random", [
+    ("full", True, True),
+    ("full", False, False),
+    ("lsh", True, False),  # deviation 4
+])
+def test_self_attention_drops_weights_of_dense_attention_in_training(attn, is_training, is_random):
+    layer = SelfAttention(8, 2, attn=attn, dropout=0.5).train(is_training)
     x = torch.randn(1, 9, 8)
-    assert not torch.equal(layer(x), layer(x))
-    layer.eval()
-    assert torch.equal(layer(x), layer(x))
+    has_changed = not torch.equal(layer(x), layer(x))
+    assert has_changed == is_random
 
 
 def test_self_attention_is_built_on_the_meta_device():
