@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+import infer
 import pretrain
 from common import load_checkpoint, lock_output
 from embeddings import EMBEDDINGS
@@ -537,9 +539,16 @@ def test_reader_of_the_output_that_leaves_does_not_end_a_run(small, tmp_path):
     assert load_checkpoint(str(tmp_path / "run"))["step"] == 40
 
 
-def test_last_line_names_the_next_command(small, tmp_path):
-    done = run_main(pretrain.main, *small())
-    assert done.out.splitlines()[-1] == f"Next: python infer.py --ckpt {tmp_path / 'run'}"
+@pytest.mark.parametrize("data, flags, answer", [
+    ("text", "", "shuffled"),
+    ("text", "--emb median", "[MASK]"),
+    ("sets", "", "certified"),
+])
+def test_last_line_is_a_command_that_runs(small, data, flags, answer):
+    done = run_main(pretrain.main, *small(*flags.split(), data=data))
+    python, script, *words = shlex.split(done.out.splitlines()[-1].removeprefix("Next: "))
+    assert [python, script] == ["python", "infer.py"]
+    assert answer in run_main(infer.main, *words, "--device", "cpu").out
 
 
 def test_quiet_run_prints_nothing(small, tmp_path):
