@@ -57,6 +57,12 @@ from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 LOG = "log.jsonl"
 LOG_EVERY = 10  # steps
 SHOW_EVERY = 30  # seconds between lines of progress
+PEAK_TFLOPS = {  # of dense products in bfloat16, by the name that PyTorch gives a GPU
+    "NVIDIA A100-SXM4-40GB": 312,
+    "NVIDIA A100-SXM4-80GB": 312,
+    "NVIDIA H100 80GB HBM3": 989,
+    "NVIDIA H200": 989,
+}
 GPU_WORKERS = 4  # processes that make batches: a GPU takes them faster than one process makes them
 # The seed of a step is seed · stride + step: runs of fewer steps share none with another seed
 SEED_STRIDE = 1_000_003
@@ -191,18 +197,22 @@ def train(args, start):
             # Now and then log, evaluate and save. No other step waits for the GPU
             is_last = step == args.steps
             if step % LOG_EVERY == 0 or is_last:
-                seconds = (time.perf_counter() - clock) / (step - clock_step)  # of a step
                 mean_loss = sum_over_ranks(total_loss.cpu()).item() / num_scored
-                row = dict(loss=mean_loss, lr=lr, grad_norm=norm.item(),
-                           words_per_s=words / seconds)
+                # subtle: the clock is read after the loss, which waits for the GPU
+                seconds = (time.perf_counter() - clock) / (step - clock_step)  # of a step
+                gpu = {}
                 if device.type == "cuda":
-                    row["tflops"] = operations / seconds / 1e12
-                    row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+                    gpu = measure_gpu(operations / seconds, dtype)
+                row = dict(loss=mean_loss, lr=lr, grad_norm=norm.item(),
+                           words_per_s=words / seconds, **gpu)
                 write_log(args.out, step, row, is_first)
                 if time.perf_counter() - shown >= SHOW_EVERY:
+                    speed = f"{words / seconds:,.0f} words/s"
+                    for name, value in gpu.items():
+                        speed += f", {name} {value:.3g}"
                     left = datetime.timedelta(seconds=round((args.steps - step) * seconds))
-                    show(args, f"step {step:,} of {args.steps:,}: loss {mean_loss:.3f}, "
-                         f"{words / seconds:,.0f} words/s, {left} left")
+                    show(args, f"step {step:,} of {args.steps:,}: loss {mean_loss:.3f}, {speed}, "
+                         f"{left} left")
                     shown = time.perf_counter()
             if step % args.eval_every == 0 or is_last:
                 result, _ = evaluate(model, objective, held_out, dtype)
@@ -439,6 +449,19 @@ def write_log(folder, step, numbers, is_first):
     if is_first:
         with open(os.path.join(folder, LOG), "a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def measure_gpu(operations_per_s, dtype):
+    """Return what the log has on a GPU: TFLOP/s, the peak of memory in GiB, and MFU.
+
+    MFU, model FLOPs utilization, is TFLOP/s as a share of the device's peak, where that is known.
+    """
+    tflops = operations_per_s / 1e12
+    numbers = dict(tflops=tflops, peak_gib=torch.cuda.max_memory_allocated() / 2**30)
+    peak = PEAK_TFLOPS.get(torch.cuda.get_device_name())
+    if peak is not None and dtype == "bfloat16":
+        numbers["mfu"] = tflops / peak
+    return numbers
 
 
 def show(args, text):
