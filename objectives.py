@@ -253,8 +253,12 @@ class MaskedWords(Objective):
         return {f"rec@{k}": is_hit[:, :k].sum() for k in RECALL}
 
     def metrics(self, sums):
-        """Return recall@1, 10, 20."""
-        return {f"rec@{k}": share(sums, f"rec@{k}") for k in RECALL}
+        """Return each count as a share of the scored positions, such as recall@10."""
+        metrics = {}
+        for name, value in sums.items():
+            if name not in ("loss", "scored"):
+                metrics[name] = float(value) / max(float(sums["scored"]), 1)
+        return metrics
 
     def expected_loss(self, word_counts, sums):
         return self.config.rows, entropy(word_counts)
@@ -274,11 +278,6 @@ class MaskedWords(Objective):
         items = items.masked_fill(items == words.unsqueeze(1), 0)  # 0 is a special token
         items = items - self.first_word_id
         return items.clamp(min=-1)  # special tokens are no items
-
-
-def share(sums, name):
-    """Return a sum divided by the number of scored positions."""
-    return float(sums[name]) / max(float(sums["scored"]), 1)
 
 
 def exclude_items(scores, items):
@@ -382,19 +381,18 @@ class MaskedHashes(MaskedWords):
     def count(self, logits, batch):
         """Return how many words are among the best 1, 10, 20; certified lists; right hashes."""
         words = batch.scored_labels()  # (M,)
-        is_right = logits.argmax(-1) == self.hash_targets(words)  # (M, k)
-        sums = dict(hashes_right=is_right.sum())
         items = words - self.first_word_id
         visible = self.visible_items(batch)
+        sums = {}
         if self.config.code_format == "digest":
             rank, certified = self.search_items(logits, items, visible)
             sums["certified"] = certified.sum()
         else:
             item_targets = self.targets[self.first_word_id:]
             rank = rank_words(logits.log_softmax(-1), item_targets, items, visible)  # (M,)
-        for k in RECALL:
-            sums[f"rec@{k}"] = (rank < k).sum()
-        return sums
+        is_right = logits.argmax(-1) == self.hash_targets(words)  # (M, k)
+        recall = {f"rec@{k}": (rank < k).sum() for k in RECALL}
+        return dict(**recall, **sums, hashes_right=is_right.sum())
 
     def search_items(self, logits, items, visible):
         """Return the rank of each correct item, from 0 to 20 at most, and what is certified.
@@ -412,16 +410,12 @@ class MaskedHashes(MaskedWords):
     def metrics(self, sums):
         """Return recall@k, the share of certified lists, and that of right hashes."""
         metrics = super().metrics(sums)
-        if self.config.code_format == "digest":
-            metrics["certified"] = share(sums, "certified")
-        metrics["hashes_right"] = share(sums, "hashes_right") / self.config.hashes
+        metrics["hashes_right"] /= self.config.hashes
         return metrics
 
     def expected_loss(self, word_counts, sums):
         targets = self.targets[self.first_word_id:].cpu().numpy()[:len(word_counts)]
-        entropies = []  # of each hash function's buckets
-        for column in targets.T:
-            entropies.append(entropy(np.bincount(column, word_counts)))
+        entropies = [entropy(np.bincount(column, word_counts)) for column in targets.T]
         num_classes = self.config.buckets
         if self.config.code_format == "digest":
             num_classes = num_classes * self.config.hashes

@@ -320,13 +320,13 @@ def load_data(args, start):
         report_unknown(tokenizer, corpus.words, corpus.counts)
 
     word_counts = corpus.counts[FIRST_WORD_ID:len(codes)]
-    options = dict(word_counts=word_counts, length=config.length, batch_size=args.batch,
-                   seed=args.seed)
     with blame("--data, --batch, --length"):
         if config.order:
-            batches = TextBatches(corpus.ids, short=args.short, **options)
+            batches = TextBatches(corpus.ids, word_counts, config.length, args.batch, args.seed,
+                                  args.short)
         else:
-            batches = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), **options)
+            batches = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(),
+                                     word_counts, config.length, args.batch, args.seed)
     return Data(corpus, config, tokenizer, codes, targets, word_counts, batches)
 
 
@@ -374,10 +374,9 @@ def read_batches(args, batches, objective, step, device):
     list of held-out micro-batches, corrupted once for all evaluations.
     """
     rank, world, _ = read_ranks()
-    share = args.batch // world
-    rows = np.arange(share * rank, share * (rank + 1))  # of each global batch
-    held_out = []
+    rows = np.array_split(np.arange(args.batch), world)[rank]  # of each global batch
     held_out_rows = np.array_split(np.arange(batches.num_eval), world)[rank]
+    held_out = []
     for part in divide(held_out_rows, args.micro):
         held_out.append(objective.corrupt_batch(*batches.eval_batch(part)))
 
