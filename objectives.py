@@ -184,11 +184,10 @@ class ShuffleRandom(Objective):
         num_labeled = table.sum(1)
         num_predicted = table.sum(0)
         f1 = 2 * correct / np.maximum(num_labeled + num_predicted, 1)
-        metrics = dict(accuracy=float(correct.sum() / total),
-                       majority=float(num_labeled.max() / total))
+        metrics = dict(accuracy=correct.sum() / total, majority=num_labeled.max() / total)
         for kind, value in zip(KINDS, f1):
-            metrics[f"f1_{kind}"] = float(value)
-        metrics["macro_f1"] = float(f1.mean())
+            metrics[f"f1_{kind}"] = value
+        metrics["macro_f1"] = f1.mean()
         return metrics
 
     def expected_loss(self, word_counts, sums):

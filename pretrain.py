@@ -123,7 +123,10 @@ def train(args, start):
         model.encode = torch.compile(model.encode, dynamic=not config.order)
     ddp_model = model
     if world > 1:
-        refuse_unequal_ranks(host_group, [step, dtype, run])
+        state = [step, dtype, run]
+        if gather_from_ranks(state, host_group).count(state) < world:
+            raise InputError("--out, --cache: expected a folder that all nodes see, got ranks that "
+                             "differ in steps, data, hashes or dtypes.")
         # takes the mean of the gradients over ranks, while backward still computes others
         ddp_model = DistributedDataParallel(model)
     loader, held_out = read_batches(args, data.batches, objective, step, device)
@@ -205,7 +208,7 @@ def train(args, start):
                     gpu = measure_gpu(operations / seconds, dtype)
                 row = dict(loss=mean_loss, lr=lr, grad_norm=norm.item(),
                            words_per_s=words / seconds, **gpu)
-                write_log(args.out, step, row, is_first)
+                write_log(log_path, step, row, is_first)
                 if time.perf_counter() - shown >= SHOW_EVERY:
                     speed = f"{words / seconds:,.0f} words/s"
                     for name, value in gpu.items():
@@ -216,7 +219,7 @@ def train(args, start):
                     shown = time.perf_counter()
             if step % args.eval_every == 0 or is_last:
                 result, _ = evaluate(model, objective, held_out, dtype)
-                write_log(args.out, step, result, is_first)
+                write_log(log_path, step, result, is_first)
                 if result["eval_loss"] < best:
                     best = result["eval_loss"]
                     save("best.pt")
@@ -265,14 +268,6 @@ def join_ranks(args, world, device):
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     # one node prepares the corpus, and the others are patient
     return dist.new_group(backend="gloo", timeout=datetime.timedelta(hours=12))
-
-
-def refuse_unequal_ranks(group, state):
-    """Raise InputError unless all ranks have the same state, a list of plain types."""
-    states = gather_from_ranks(state, group)
-    if states.count(state) < len(states):
-        raise InputError("--out, --cache: expected a folder that all nodes see, got ranks that "
-                         "differ in steps, data, hashes or dtypes.")
 
 
 def refuse_another_run(path, saved, run):
@@ -437,16 +432,17 @@ def learning_rate(args, step):
     return args.lr * min(rise, fall)
 
 
-def write_log(folder, step, numbers, is_first):
+def write_log(path, step, numbers, is_first):
     """Append a row to log.jsonl, with six digits. All ranks have the same numbers, a dict."""
     row = dict(step=step)
     for name, value in numbers.items():
         if not math.isfinite(value):
             raise InputError(f"--lr: expected finite numbers in step {step}, got {name} {value}. "
-                             f"Earlier checkpoints in {folder} are intact. Try a lower --lr.")
+                             f"The checkpoints beside {path} are of earlier steps. Try a lower "
+                             "--lr.")
         row[name] = float(f"{value:.6g}")
     if is_first:
-        with open(os.path.join(folder, LOG), "a") as file:
+        with open(path, "a") as file:
             file.write(json.dumps(row) + "\n")
 
 
