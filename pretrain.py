@@ -64,10 +64,11 @@ PEAK_TFLOPS = {  # of dense products in bfloat16, by the name that PyTorch gives
     "NVIDIA H200": 989,
 }
 GPU_WORKERS = 4  # processes that make batches: a GPU takes them faster than one process makes them
-# The seed of a step is seed · stride + step: runs of fewer steps share none with another seed
+# The seed of a step is --seed · SEED_STRIDE + step, so that two runs with different seeds have no
+# seed of a step in common, unless they are longer than the stride
 SEED_STRIDE = 1_000_003
-RANK_STRIDE = 4_099  # the same for ranks
-# A run may be resumed with other values of these. Instead of --data its content is compared
+RANK_STRIDE = 4_099  # the same for the ranks of a step
+# Settings that may change when a run resumes. The text behind --data is compared, not its path
 FREE = ("data field encoding sep header cache out device dtype compile micro workers eval_every "
         "save_every quiet").split()
 
@@ -99,6 +100,7 @@ def train(args, start):
     if data.tokenizer.bloom_map is not None:
         run["bloom"] = data.tokenizer.bloom_map.checksum()
 
+    # Start from nothing, or where the checkpoint ends
     step = 0
     best = math.inf  # lowest eval_loss
     log_size = 0  # bytes of log.jsonl
@@ -115,11 +117,11 @@ def train(args, start):
     if is_first:
         if step == 0:  # best.pt is of a run that ended before its first ckpt.pt
             remove(os.path.join(args.out, "best.pt"))
-        with open(log_path, "a") as file:  # rows behind the checkpoint come once more
+        with open(log_path, "a") as file:  # the steps after the checkpoint are logged again
             file.truncate(min(log_size, file.tell()))
 
     if use_compile:
-        # windows of text have one shape, and sets have many
+        # windows of text have one shape, to compile for; sets have many
         model.encode = torch.compile(model.encode, dynamic=not config.order)
     ddp_model = model
     if world > 1:
@@ -154,13 +156,13 @@ def train(args, start):
     words = args.batch * data.batches.words_per_sequence  # of a step
     operations = words * count_operations(model) / world  # of a step and device
     was_finished = step == args.steps
-    shown = time.perf_counter()  # when the last line of progress was
-    clock = shown  # when the last row of the log was, at clock_step
+    shown = time.perf_counter()  # when the last line of progress was printed
+    clock = shown  # when the timed steps began, after clock_step
     clock_step = step
     with catch_signals() as signals:
         for micro_batches in loader:
-            # Add up over ranks: the scored positions of the whole batch, and the signals, so that a
-            # signal to one rank stops all of them before the same step
+            # Sum over the ranks, on the host: the scored positions of the whole batch, and the
+            # signals, since a signal to one rank has to stop all of them before the same step
             num_scored = sum(len(batch.positions) for batch in micro_batches)
             totals = sum_over_ranks(torch.tensor([num_scored, len(signals)]))
             num_scored, num_signals = totals.tolist()
@@ -168,8 +170,8 @@ def train(args, start):
                 save("ckpt.pt", optimizer=optimizer.state_dict())
                 break
 
-            # Dropout and sampled rows depend on seed, step and rank alone, so that a resumed run
-            # draws the same
+            # Dropout and sampled rows depend on seed, step and rank alone: a resumed run draws the
+            # same
             step_seed = args.seed * SEED_STRIDE + step
             torch.manual_seed((step_seed * RANK_STRIDE + rank) % 2**63)
             if config.lsh_redraw:
@@ -227,7 +229,7 @@ def train(args, start):
                 show(args, f"step {step:,}: {metrics}")
             if step % args.save_every == 0 or is_last:
                 save("ckpt.pt", optimizer=optimizer.state_dict())
-            if step % LOG_EVERY == 0:  # here, so that a row's speed is that of the steps alone
+            if step % LOG_EVERY == 0:  # evaluating and saving do not count for the next row
                 clock = time.perf_counter()
                 clock_step = step
 
