@@ -2,10 +2,10 @@
 
     args, start = parse_flags(["--emb", "pool", "--steps", "500"])
 
-A setting is a flag, a field of model.Config, or both. The later one counts: default, preset, what
-follows from other settings, the checkpoint of --init_from, flag (choose_settings).
+A setting is a flag, a field of model.Config, or both. Where several of these set it, the last one
+counts: default, preset, what follows from other settings, checkpoint of --init_from, flag.
 
-Out of scope: the flags of finetune.py and infer.py, which stand in these files.
+Out of scope: the flags of finetune.py and infer.py, which these files define.
 """
 
 import argparse
@@ -22,16 +22,16 @@ from model import CHOICES, PRESETS, Config, Model
 from objectives import OBJECTIVES
 from tokenizer import HASHES, SPLITS
 
-# Defaults of Config, of flags, and None where a flag is not set or follows from others
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
 DEFAULTS |= dict(
     data="python", vocab=50_000, cache="cache", hash="lsh", features=50_000, hash_seed=0,
     preset="tiny", alpha=25, coherent=0, mask=0.15, noise=0.10, samples=8_192, short=0.0,
     schedule="linear", decay=0.01, beta2=0.999, clip=1.0, seed=0, device="auto", dtype="auto",
     eval_every=1_000, save_every=1_000, quiet=False)
+# None: not set, or choose_settings derives it from others
 UNSET = "split field encoding sep header key emb objective init_from lr_mlm compile workers out"
 DEFAULTS |= dict.fromkeys(UNSET.split())
-# With --init_from these come from the other run, as do the fields of Config
+# With --init_from these settings come from the other run, as the fields of Config do
 INHERITED = "preset split vocab hash features key hash_seed alpha coherent objective".split()
 HASHED = ("index", "chunks", "bits")  # code formats that --hash makes
 PREDICTED = ("digest", "sketch")  # code formats that the default objective predicts
@@ -39,7 +39,7 @@ PREDICTED = ("digest", "sketch")  # code formats that the default objective pred
 
 def parse_flags(argv=None, description=None):
     """Return all settings as a Namespace, and the checkpoint of --init_from or None."""
-    flags = vars(build_parser(description).parse_args(argv))  # those on the command line, no others
+    flags = vars(build_parser(description).parse_args(argv))  # only those on the command line
     start = None
     inherited = {}
     if "init_from" in flags:
@@ -53,9 +53,9 @@ def parse_flags(argv=None, description=None):
 
 
 def inherit_settings(start, flags):
-    """Return the settings that a run takes from the checkpoint of --init_from: sizes and words.
+    """Return what the checkpoint of --init_from decides, a dict: the model, hashes and words.
 
-    Data, batch, steps and rates are defaults of its preset, whatever flags the other run had.
+    It does not decide about data, batch, steps and rates, which are those of its preset.
     """
     run = start["run"]  # settings of pretrain.py, or results of finetune.py
     source = f"--init_from {flags['init_from']}"
@@ -74,17 +74,18 @@ def inherit_settings(start, flags):
 
 
 def choose_settings(flags, inherited):
-    """Return all settings as a Namespace, of the flags typed and those inherited, both dicts.
+    """Return all settings as a Namespace.
 
-    The later one counts: default, preset, what follows from other settings, the checkpoint of
-    --init_from, flag.
+    Args:
+        flags: dict, those on the command line.
+        inherited: dict, what inherit_settings returns; {} without --init_from.
     """
-    fixed = inherited | flags
+    fixed = inherited | flags  # nothing below changes these
     preset = PRESETS[fixed.get("preset", DEFAULTS["preset"])]
     args = argparse.Namespace(**DEFAULTS | preset | fixed)
 
-    # What a word is, and what a sequence is. A table with a row for each word has none for a new
-    # one, so it reads pieces. Hashes read whole words, as any word has a hash
+    # What a sequence is, and what a word is. A table with a row for each word has none for a new
+    # word, so it reads pieces. Any word has a hash, so hashes read whole words
     is_set = args.split == "items" or (args.split is None and not args.order)
     if args.emb is None:
         args.emb = "bloom" if is_set else "proj"
@@ -109,10 +110,10 @@ def choose_settings(flags, inherited):
             args.objective = "sr"
     args.head = OBJECTIVES[args.objective].head
 
-    # Sizes and rates, unless they are fixed
+    # Sizes and rates that follow from these, unless they are fixed
     follows = dict(warmup=min(args.warmup, args.steps // 10))
     if not args.order:
-        # lsh_pairs upper would take one score for (i, j) and (j, i), by the order of i and j
+        # lsh_pairs upper would give a pair one score, by the order of its items: sets have none
         follows |= dict(data="python-names", vocab=None, length=32, lsh_pairs="all", short=0.0)
     if args.split == "phrases":
         follows["vocab"] = 1_000_000
@@ -122,16 +123,20 @@ def choose_settings(flags, inherited):
         follows["lr"] = args.lr_mlm
     vars(args).update(follows | fixed)
     # LSH needs a hyperplane for each bit or row. They are the rotations of one random vector of F
-    # numbers, of which there are F (hashing.NgramLSH)
+    # numbers, so there are F of them (hashing.NgramLSH)
     num_hyperplanes = args.rows if code_format == "index" else args.bits
     args.features = max(args.features, num_hyperplanes)
     return args
 
 
 def check_flags(args, flags):
-    """Raise InputError for settings that contradict each other, or flags without their effect.
+    """Raise InputError for settings that contradict each other, or flags that have no effect.
 
-    flags are those of the command line. A size of another method is ignored.
+    Flags that set a size of another method, such as --chunk, pass: they change nothing.
+
+    Args:
+        args: Namespace, all settings.
+        flags: dict, those on the command line.
     """
     code_format = EMBEDDINGS[args.emb].code_format
     is_hashed = code_format in HASHED
@@ -159,7 +164,7 @@ def check_flags(args, flags):
 
 
 def name_output(args):
-    """Return the default --out, such as out/proj-lsh: what a run hashes, predicts and reads."""
+    """Return the default --out, such as out/proj-lsh: --emb, and what differs from the usual."""
     code_format = EMBEDDINGS[args.emb].code_format
     parts = [args.emb]
     if code_format in HASHED:
@@ -195,7 +200,7 @@ def build_parser(description=None):
     share = at_least(0.001, float, 0.999)
 
     def add(flag, help, kind=count):
-        """Add a flag to the last group. kind: its choices, bool, or a function of its text."""
+        """Add a flag to the last group. kind: its choices, bool, or a type as in argparse."""
         if kind is bool:
             options = dict(action=argparse.BooleanOptionalAction)
         elif isinstance(kind, tuple):

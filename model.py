@@ -499,16 +499,18 @@ def count_parameters(model):
 
 
 def count_operations(model):
-    """Return the operations of a training step for each word of a full sequence, about.
+    """Return the operations of a training step for each word of a full sequence.
 
-    A multiplication with its addition counts as two. Forward and backward have 6 for each weight of
-    a layer. Dense attention has 12 d for each position that a position attends to; LSH attention
-    has fewer.
+    They are counted as in appendix B of PaLM (Chowdhery et al. 2022), a multiplication with its
+    addition as two. Forward and backward have 6 for each weight of a layer's matrices. Dense
+    attention has 12 d for each position that a position attends to. The embedding, the head, and
+    the pairs of LSH attention are not counted.
     """
     c = model.config
     m = model.vectors_per_item
-    weights = sum(p.numel() for p in model.layers.parameters())
-    return m * (6 * weights + 12 * c.layers * c.width * m * c.length)
+    weights = sum(p.numel() for p in model.layers.parameters() if p.ndim == 2)
+    attended = m * c.length if c.attn == "full" else 0  # positions
+    return m * (6 * weights + 12 * c.layers * c.width * attended)
 
 
 def load_model(checkpoint):

@@ -11,7 +11,7 @@ Deviations:
     1. Words are shuffled within their row. The authors share one permutation of positions over a
        batch, which moves few words of a short row.
     2. Random words are words of the corpus. The authors give Add and Proj bits that no word has.
-    3. Items that a set already shows are excluded as predictions. The paper's lists include them.
+    3. The other items of a set are excluded as predictions. The paper's lists include them.
     4. At least one item of a set is masked. The loss of an item is the mean over its m tokens.
 Notation:
     B batch   L positions   M masked positions   V token IDs   W words, or items: IDs from
@@ -39,25 +39,20 @@ LAST = 2.0  # sorts after every noise, which is in [0, 1)
 
 
 class Batch(NamedTuple):
-    """A corrupted micro-batch. make_batch makes it on the host, so that no GPU has to count.
+    """A corrupted micro-batch. make_batch makes it on the host, so that no GPU has to count."""
 
-    Attributes:
-        inputs: int64 (B, L), token IDs.
-        labels: int64 (B, L), IGNORE_INDEX where a position is not scored.
-        positions: int64 (M,), the scored positions of the flattened batch.
-        key_mask: bool (B, L), False = padding, or None without padding.
-    """
-
-    inputs: torch.Tensor
-    labels: torch.Tensor
-    positions: torch.Tensor
-    key_mask: torch.Tensor | None
+    inputs: torch.Tensor  # int64 (B, L), token IDs
+    labels: torch.Tensor  # int64 (B, L), IGNORE_INDEX where a position is not scored
+    positions: torch.Tensor  # int64 (M,), the scored positions of the flattened batch
+    key_mask: torch.Tensor | None  # bool (B, L), False = padding; None: without padding
 
     def to(self, device):
         """Return this batch on a device. The host does not wait, if the memory is pinned."""
         moved = []
         for part in self:
-            moved.append(None if part is None else part.to(device, non_blocking=True))
+            if part is not None:
+                part = part.to(device, non_blocking=True)
+            moved.append(part)
         return Batch(*moved)
 
     def scored_labels(self):
@@ -66,7 +61,7 @@ class Batch(NamedTuple):
 
 
 def make_batch(inputs, labels, key_mask=None):
-    """Return the Batch of what Objective.corrupt returns, and the padding."""
+    """Return the Batch of inputs and labels int64 (B, L), and of a key_mask bool (B, L)."""
     is_scored = labels.flatten() != IGNORE_INDEX
     positions = is_scored.nonzero().squeeze(1)
     return Batch(inputs, labels, positions, key_mask)
@@ -74,18 +69,20 @@ def make_batch(inputs, labels, key_mask=None):
 
 @dataclass
 class Objective:
-    """Base class: what an objective knows of the run, and what the training loop calls.
+    """Base class: what is predicted, and how it is scored.
 
-    A subclass has
+    An objective corrupts a batch, scores the positions that it corrupted, and counts what its
+    metrics need. A subclass has
 
         head            one of model.py's heads
-        corrupt         as below; masks words, unless the subclass has another
         score           (model, Batch) -> logits, and the loss summed over scored positions
-        count           (logits, Batch) -> dict of tensors, what metrics needs besides the loss
-        metrics         sums over all batches, a dict of what evaluate returns -> dict of float
-        expected_loss   counts of the corpus's words (W,), sums of an evaluation -> number of
-                        classes n, and the loss in nats of predicting each class (label, word or
-                        bucket) by its frequency alone. An untrained model guesses: about ln n
+        count           (logits, Batch) -> dict of tensors, which are summed over batches
+        metrics         dict of these sums and those of evaluate -> dict of float
+        expected_loss   word_counts (W,), sums -> the number of classes n, and the loss of a model
+                        that knows only how frequent each class is. A class is a label, a word or
+                        a hash bucket. An untrained model has a loss of about ln n
+
+    and a corrupt of its own, unless it masks words.
     """
 
     config: object  # model.Config
@@ -137,12 +134,15 @@ class ShuffleRandom(Objective):
     def corrupt(self, ids, noise, random_words):
         """Shuffle some words among themselves and replace others.
 
-        noise[0] shuffles 10 % of words, noise[1] replaces 10 % of the others, noise[2] is the new
-        order:
+        noise[0] chooses 10 % of the words to be shuffled, noise[1] chooses 10 % of the others to be
+        replaced, and noise[2] is the new order:
 
-            ids     a b c d e f      shuffled . x . x . x     in order         1 3 5 | 0 2 4
-                                     these trade, 0 2 4 stay  in random order  5 1 3 | 0 2 4
-            inputs  a f c b e d      position 1 gets what was at 5, position 3 what was at 1, ...
+            ids              a b c d e f
+            is_shuffled      . x . x . x
+            in_order         1 3 5 0 2 4    the shuffled positions, then the others
+            in_random_order  5 1 3 0 2 4    the same, but the shuffled ones in the order of noise[2]
+            moved            f b d a c e    ids at in_random_order
+            inputs           a f c b e d    position 1 gets f, 3 gets b, 5 gets d
 
         Returns:
             inputs and labels int64 (B, L): 0 intact, 1 shuffled, 2 random.
@@ -151,7 +151,7 @@ class ShuffleRandom(Objective):
         is_shuffled = is_word & (noise[0] < self.noise_rate)
         is_random = is_word & ~is_shuffled & (noise[1] < self.noise_rate)
 
-        # stable sorts: after the shuffled positions come the others, in the same order twice
+        # stable sorts leave the others in one order, so that each gets its own word back
         in_order = (~is_shuffled).int().argsort(dim=1, stable=True)
         keys = noise[2].masked_fill(~is_shuffled, LAST)
         in_random_order = keys.argsort(dim=1, stable=True)
@@ -160,10 +160,10 @@ class ShuffleRandom(Objective):
         inputs = torch.where(is_random, random_words, inputs)
 
         labels = is_shuffled.long()
-        labels = labels.masked_fill(is_random, 2)
-        # subtle: labeled by what changed, not by what was chosen: "the" for "the" is no shuffle
-        labels = labels.masked_fill(inputs == ids, 0)
-        return inputs, labels.masked_fill(~is_word, IGNORE_INDEX)
+        labels[is_random] = 2
+        labels[inputs == ids] = 0  # subtle: "the" in place of "the" is intact
+        labels[~is_word] = IGNORE_INDEX
+        return inputs, labels
 
     def score(self, model, batch):
         logits = model(batch.inputs, batch.key_mask).flatten(0, 1).float()  # (B·L, 3)
@@ -184,11 +184,10 @@ class ShuffleRandom(Objective):
         num_labeled = table.sum(1)
         num_predicted = table.sum(0)
         f1 = 2 * correct / np.maximum(num_labeled + num_predicted, 1)
-        metrics = dict(accuracy=float(correct.sum() / total),
-                       majority=float(num_labeled.max() / total))
+        metrics = dict(accuracy=correct.sum() / total, majority=num_labeled.max() / total)
         for kind, value in zip(KINDS, f1):
-            metrics[f"f1_{kind}"] = float(value)
-        metrics["macro_f1"] = float(f1.mean())
+            metrics[f"f1_{kind}"] = value
+        metrics["macro_f1"] = f1.mean()
         return metrics
 
     def expected_loss(self, word_counts, sums):
@@ -200,10 +199,10 @@ class ShuffleRandom(Objective):
 
 
 def mask_words(ids, noise, random_words, p, mask_id, first_word_id, is_set=False):
-    """Mask words: of a share p, 80 % become [MASK], 10 % any word, and 10 % stay. [BERT §3.1]
+    """Choose a share p of the words; 80 % become [MASK], 10 % any word, 10 % stay. [BERT §3.1]
 
-    The last 10 % keep the model from trusting what it sees. The item of lowest noise is always
-    chosen in a set. Else 0.85^5 = 44 % of sets of five items would have nothing to predict.
+    Words that stay keep the model from trusting what it sees. The item of lowest noise is always
+    chosen in a set: else 0.85^5 = 44 % of sets of five items would have nothing to predict.
     [SB §3.1]
 
     Args:
@@ -244,7 +243,7 @@ class MaskedWords(Objective):
         return logits, F.cross_entropy(logits, words, reduction="sum")
 
     def count(self, logits, batch):
-        """Return how many words are among the best 1, 10 and 20."""
+        """Return how many of the words are among the model's best 1, 10 and 20."""
         scores = logits[:, self.first_word_id:]  # (M, W): special tokens are never predicted
         scores = exclude_items(scores, self.visible_items(batch))
         num_best = min(MAX_RECALL, scores.shape[1])
@@ -253,39 +252,38 @@ class MaskedWords(Objective):
         return {f"rec@{k}": is_hit[:, :k].sum() for k in RECALL}
 
     def metrics(self, sums):
-        """Return recall@1, 10, 20."""
-        return {f"rec@{k}": share(sums, f"rec@{k}") for k in RECALL}
+        """Return each count as a share of the scored positions, such as recall@10."""
+        metrics = {}
+        for name, value in sums.items():
+            if name not in ("loss", "scored"):
+                metrics[name] = float(value) / max(float(sums["scored"]), 1)
+        return metrics
 
     def expected_loss(self, word_counts, sums):
         return self.config.rows, entropy(word_counts)
 
     def visible_items(self, batch):
-        """Return the other items of each masked position's set, int64 (M, L), -1 for none.
+        """Return the other items of the set of each masked position, which it does not predict.
 
-        Items are counted without special tokens. The result is None for text.
+        Returns:
+            int64 (M, L), counted without special tokens, and -1 for none. None for text.
         """
         if self.config.order:
             return None
         row = batch.positions // batch.inputs.shape[1]  # (M,)
         items = batch.inputs[row]  # (M, L)
-        # subtle: 10 % of the words to predict stay in the input, and must not be excluded. ID 0 is
-        # a special token
+        # subtle: 10 % of the words to predict stay in the input, and must not be excluded
         words = batch.scored_labels()
-        items = items.masked_fill(items == words.unsqueeze(1), 0)
+        items = items.masked_fill(items == words.unsqueeze(1), 0)  # 0 is a special token
         items = items - self.first_word_id
         return items.clamp(min=-1)  # special tokens are no items
 
 
-def share(sums, name):
-    """Return a sum divided by the number of scored positions."""
-    return float(sums[name]) / max(float(sums["scored"]), 1)
-
-
 def exclude_items(scores, items):
-    """Return scores (M, W) that are -inf at items int64 (M, E), -1 for none; or None: no items."""
+    """Return scores (M, W) with -inf at items, int64 (M, E), -1 for none, or None."""
     if items is None:
         return scores
-    scores = F.pad(scores, (0, 1))  # one more column, the last: -1 excludes this one
+    scores = F.pad(scores, (0, 1))  # one more column, the last, is for -1
     row = torch.arange(len(scores), device=scores.device).unsqueeze(1)  # (M, 1)
     scores[row, items] = -torch.inf
     return scores[:, :-1]
@@ -294,26 +292,31 @@ def exclude_items(scores, items):
 class SampledWords(MaskedWords):
     """Masked words against a few thousand sampled rows instead of all: sampled softmax. [SB §3.3]
 
-    The cross-entropy of a word needs the sum of exp(logit) over all words. The correct word is
-    added exactly. The sum over the others is estimated from S samples: a word drawn with
-    probability q adds exp(logit) / (S q), so rare samples count for more. Two others, S = 1:
+    The cross-entropy of a word needs the sum of exp(logit) over all words. Its own term is exact.
+    The sum over the others is estimated from S samples: a word that is drawn with probability q
+    adds exp(logit) / (S q). For S = 1 and two other words with exp(logit) 6 and 2, the sum is 8:
 
-        exp(logit)    q       exp(logit) / q
-        6             0.5     12
-        2             0.5      4                mean 0.5 · 12 + 0.5 · 4 = 8 = 6 + 2
+        drawn     q       estimate
+        6         0.5     6 / 0.5 = 12
+        2         0.5     2 / 0.5 =  4        mean 0.5 · 12 + 0.5 · 4 = 8
 
     The mean is the sum for every q > 0. To divide exp(logit) by S q is to subtract log(S q) from
     the logit. A sample that is the correct word adds nothing.
 
     BPE pieces are not numbered by frequency, so the estimate is noisier for them. Evaluation scores
-    all words, and the special tokens, which training never scores: its loss is higher on average.
+    all words and the special tokens, which training never scores: its loss is higher on average.
     """
 
     def loss(self, model, batch):
         words = batch.scored_labels()  # (M,)
-        rank, q = sample_ranks(self.num_samples, self.config.rows - self.first_word_id)
-        samples = (rank + self.first_word_id).to(words.device, non_blocking=True)  # (S,)
-        log_q = q.log().float().to(words.device, non_blocking=True)  # (S,)
+        ranks, q = sample_ranks(self.num_samples, self.config.rows - self.first_word_id)
+        log_q = q.log().float()
+        if words.is_cuda:  # else the host would wait for the copies
+            ranks = ranks.pin_memory()
+            log_q = log_q.pin_memory()
+        samples = ranks.to(words.device, non_blocking=True) + self.first_word_id  # (S,)
+        log_q = log_q.to(words.device, non_blocking=True)
+
         M = len(words)
         rows = torch.cat([words, samples])
         logits = model(batch.inputs, batch.key_mask, batch.positions, rows).float()  # (M, M + S)
@@ -321,21 +324,21 @@ class SampledWords(MaskedWords):
         others = logits[:, M:] - (log_q + math.log(self.num_samples))  # (M, S)
         others = others.masked_fill(samples == words.unsqueeze(1), -torch.inf)
         every = torch.cat([correct.unsqueeze(1), others], 1)  # (M, 1 + S)
-        losses = every.logsumexp(1) - correct
+        losses = every.logsumexp(1) - correct  # (M,)
         return losses.sum()
 
 
 def sample_ranks(num_samples, n):
-    """Draw ranks of n words, frequent words more often; return int64 (S,) and their q, float64.
+    """Draw from n words by rank, frequent ones more often; return ranks int64 (S,), q float64.
 
-    Rank r, from 0, has q = log((r + 2) / (r + 1)) / log(n + 1), about proportional to 1 / (r + 1).
-    The q of ranks 0 .. r add up to log(r + 2) / log(n + 1). For n = 3:
+    Rank r, from 0, has probability q = log((r + 2) / (r + 1)) / log(n + 1), which is about
+    proportional to 1 / (r + 1). The q of ranks 0 .. r add up to log(r + 2) / log(n + 1). For n = 3:
 
         rank r             0            1               2
         q                  0.50         0.29            0.21
         u that draws it    0 .. 0.50    0.50 .. 0.79    0.79 .. 1
 
-    A uniform u draws the first rank whose sum exceeds u, the whole part of (n + 1)^u - 1: u = 0.6
+    A uniform u draws the first rank whose sum exceeds u. It is (n + 1)^u - 1, rounded down: u = 0.6
     draws rank 1, since 4^0.6 - 1 = 1.3.
     """
     # on the CPU: the same samples on every device, and MPS has no float64
@@ -366,55 +369,52 @@ class MaskedHashes(MaskedWords):
         return logits, loss / targets.shape[1]  # the loss of a word is the mean over its k hashes
 
     def hash_targets(self, words):
-        """Return the classes to predict, int64 (M, k), of token IDs (M,)."""
+        """Return the classes to predict of words, token IDs (M,), int64 (M, k)."""
         targets = self.targets[words].long()
         if self.config.code_format == "digest":
-            # logits (M, m, m·R) are over the blocks of all maps, not (M, k, R)
+            # each token is predicted among the rows of all m maps: map j begins at row j·R
             starts = self.config.buckets * torch.arange(targets.shape[1], device=words.device)
             targets = targets + starts
         return targets
 
     def count(self, logits, batch):
-        """Return how many words are among the best 1, 10, 20; certified; how many hashes right."""
+        """Return how many words are among the best 1, 10, 20; certified lists; right hashes."""
         words = batch.scored_labels()  # (M,)
-        is_right = logits.argmax(-1) == self.hash_targets(words)  # (M, k)
-        sums = dict(hashes_right=is_right.sum())
         items = words - self.first_word_id
         visible = self.visible_items(batch)
+        sums = {}
         if self.config.code_format == "digest":
             rank, certified = self.search_items(logits, items, visible)
             sums["certified"] = certified.sum()
         else:
             item_targets = self.targets[self.first_word_id:]
             rank = rank_words(logits.log_softmax(-1), item_targets, items, visible)  # (M,)
-        for k in RECALL:
-            sums[f"rec@{k}"] = (rank < k).sum()
-        return sums
+        is_right = logits.argmax(-1) == self.hash_targets(words)  # (M, k)
+        recall = {f"rec@{k}": (rank < k).sum() for k in RECALL}
+        return dict(**recall, **sums, hashes_right=is_right.sum())
 
     def search_items(self, logits, items, visible):
-        """Return how many items are better than the correct one (M,), at most 20, and certificates.
+        """Return the rank of each correct item, from 0 to 20 at most, and what is certified.
 
-        Items with equal scores come in any order here. In rank_words they count as better.
+        certified is bool (M,): a beam of 20 proved that it found the best 20. The ranks come from
+        searches that go on until they have a proof. Items with equal scores come in any order
+        here; in rank_words they count as better.
         """
         logp = hash_logp(logits, self.bloom_map)
-        *_, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=visible)
-        best, *_ = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=visible)
+        _, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=visible)
+        best, _, _, _ = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=visible)
         is_before = (best == items.unsqueeze(1)).cumsum(1) == 0  # (M, 20)
         return is_before.sum(1), certified
 
     def metrics(self, sums):
-        """Return recall@k; certified, the share that one beam of 20 certifies; hashes_right."""
+        """Return recall@k, the share of certified lists, and that of right hashes."""
         metrics = super().metrics(sums)
-        if self.config.code_format == "digest":
-            metrics["certified"] = share(sums, "certified")
-        metrics["hashes_right"] = share(sums, "hashes_right") / self.config.hashes
+        metrics["hashes_right"] /= self.config.hashes
         return metrics
 
     def expected_loss(self, word_counts, sums):
         targets = self.targets[self.first_word_id:].cpu().numpy()[:len(word_counts)]
-        entropies = []  # of each hash function's buckets
-        for column in targets.T:
-            entropies.append(entropy(np.bincount(column, word_counts)))
+        entropies = [entropy(np.bincount(column, word_counts)) for column in targets.T]
         num_classes = self.config.buckets
         if self.config.code_format == "digest":
             num_classes = num_classes * self.config.hashes
@@ -422,10 +422,10 @@ class MaskedHashes(MaskedWords):
 
 
 def rank_words(logp, digests, words, exclude=None):
-    """Return how many other words score at least what the correct one does, int64 (M,).
+    """Return the rank of each correct word: how many others score at least as much, int64 (M,).
 
     Args:
-        logp: float (M, k, R), of which a score is a sum of k.
+        logp: float (M, k, R). The score of a word is the sum of logp at its k buckets.
         digests: integer (W, k), each word's k buckets.
         words: int64 (M,), the correct ones, counted without special tokens.
         exclude: int64 (M, E), other words that do not count, -1 for none; or None.

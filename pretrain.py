@@ -29,9 +29,9 @@ import datetime
 import json
 import math
 import os
+import shlex
 import signal
 import time
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +43,7 @@ from torch.utils.data import DataLoader
 from common import InputError, autocast, blame, catch_signals
 from common import gather_from_ranks, load_checkpoint, lock_output, read_ranks, remove
 from common import resolve_device, run_script, save_checkpoint, sum_over_ranks
-from data.batches import Batches, build_batches, divide
+from data.batches import Batches, ItemSetBatches, TextBatches, divide
 from data.codes import build_codes, build_targets, build_tokenizer, list_vocabulary, load_tokenizer
 from data.codes import report_unknown
 from data.corpus import Corpus, prepare
@@ -56,10 +56,19 @@ from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
 LOG = "log.jsonl"
 LOG_EVERY = 10  # steps
-# The seed of a step is seed · stride + step: runs of fewer steps share none with another seed
+SHOW_EVERY = 30  # seconds between lines of progress
+PEAK_TFLOPS = {  # of dense products in bfloat16, by the name that PyTorch gives a GPU
+    "NVIDIA A100-SXM4-40GB": 312,
+    "NVIDIA A100-SXM4-80GB": 312,
+    "NVIDIA H100 80GB HBM3": 989,
+    "NVIDIA H200": 989,
+}
+GPU_WORKERS = 4  # processes that make batches: a GPU takes them faster than one process makes them
+# The seed of a step is --seed · SEED_STRIDE + step, so that two runs with different seeds have no
+# seed of a step in common, unless they are longer than the stride
 SEED_STRIDE = 1_000_003
-RANK_STRIDE = 4_099  # the same for ranks
-# A run may be resumed with other values of these. Instead of --data its content is compared
+RANK_STRIDE = 4_099  # the same for the ranks of a step
+# Settings that may change when a run resumes. The text behind --data is compared, not its path
 FREE = ("data field encoding sep header cache out device dtype compile micro workers eval_every "
         "save_every quiet").split()
 
@@ -68,34 +77,64 @@ def train(args, start):
     """Train with the settings args from start, a checkpoint or None; return the last evaluation."""
     # torchrun starts a process, a rank, for each GPU. Rank 0 alone prints and writes files
     rank, world, local_rank = read_ranks()
-    device, dtype, use_compile = resolve_device(args, local_rank)
     is_first = rank == 0
-    args.quiet = args.quiet or not is_first
+    device, dtype, use_compile = resolve_device(args, local_rank)
     host_group = join_ranks(args, world, device)
+    args.quiet = args.quiet or not is_first
+    args.micro = min(args.micro, args.batch // world)
 
     # The same command resumes where its last checkpoint ends, --init_from starts another run
-    run = identify_run(args, start)
-    load_last(args.out, run)  # refuses another run's folder, before hours of preparation
+    run = {name: value for name, value in vars(args).items() if name not in FREE}
+    if start is not None:
+        run["init_from"] = f"{os.path.normpath(args.init_from)} at step {start['step']}"
+    path = os.path.join(args.out, "ckpt.pt")
+    saved = None
+    if os.path.exists(path):
+        saved = load_checkpoint(path)
+        refuse_another_run(path, saved, run)  # before hours of preparation
+
     data = load_data(args, start)
     config = data.config  # final: nothing changes it from here on
-    run |= data.digests
     model, objective, optimizer = build(args, start, data, device)
-    saved = resume(args, run, model, optimizer)
-    step = saved["step"]
-    best = saved["best"]  # lowest eval_loss
-    if args.dtype == "auto":
-        dtype = saved.get("dtype", dtype)
+    run["corpus"] = data.corpus.meta["digest"]
+    if data.tokenizer.bloom_map is not None:
+        run["bloom"] = data.tokenizer.bloom_map.checksum()
+
+    # Start from nothing, or where the checkpoint ends
+    step = 0
+    best = math.inf  # lowest eval_loss
+    log_size = 0  # bytes of log.jsonl
+    if saved is not None:
+        refuse_another_run(path, saved, run)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step = saved["step"]
+        best = saved["best"]
+        log_size = saved["log_size"]
+        if args.dtype == "auto":
+            dtype = saved["dtype"]
+    log_path = os.path.join(args.out, LOG)
+    if is_first:
+        if step == 0:  # best.pt is of a run that ended before its first ckpt.pt
+            remove(os.path.join(args.out, "best.pt"))
+        with open(log_path, "a") as file:  # the steps after the checkpoint are logged again
+            file.truncate(min(log_size, file.tell()))
+
     if use_compile:
-        model.encode = torch.compile(model.encode)
+        # windows of text have one shape, to compile for; sets have many
+        model.encode = torch.compile(model.encode, dynamic=not config.order)
     ddp_model = model
     if world > 1:
-        refuse_unequal_ranks(host_group, [step, dtype, run])
+        state = [step, dtype, run]
+        if gather_from_ranks(state, host_group).count(state) < world:
+            raise InputError("--out, --cache: expected a folder that all nodes see, got ranks that "
+                             "differ in steps, data, hashes or dtypes.")
         # takes the mean of the gradients over ranks, while backward still computes others
         ddp_model = DistributedDataParallel(model)
     loader, held_out = read_batches(args, data.batches, objective, step, device)
 
     # What is about to run, and the loss that theory expects of an untrained model
-    show(args, describe(args, model, data, f"{device}, {dtype}, compile {use_compile}"))
+    show(args, describe(args, model, data, world, f"{device}, {dtype}, compile {use_compile}"))
     result, sums = evaluate(model, objective, held_out, dtype)
     num_classes, unigram_loss = objective.expected_loss(data.word_counts, sums)
     uniform_loss = math.log(num_classes)
@@ -108,8 +147,8 @@ def train(args, start):
         if is_first:
             save_checkpoint(
                 os.path.join(args.out, name), model, data.tokenizer.state(), run=run, dtype=dtype,
-                words=frequent_words, step=step, best=best,
-                log_size=os.path.getsize(os.path.join(args.out, LOG)), **state)
+                words=frequent_words, step=step, best=best, log_size=os.path.getsize(log_path),
+                **state)
 
     # -----------------------------------------------------------------------------
     # Training loop
@@ -117,13 +156,13 @@ def train(args, start):
     words = args.batch * data.batches.words_per_sequence  # of a step
     operations = words * count_operations(model) / world  # of a step and device
     was_finished = step == args.steps
-    shown = time.perf_counter()  # when the last line of progress was
-    clock = shown  # when the last row of the log was, at clock_step
+    shown = time.perf_counter()  # when the last line of progress was printed
+    clock = shown  # when the timed steps began, after clock_step
     clock_step = step
     with catch_signals() as signals:
         for micro_batches in loader:
-            # Add up over ranks: the scored positions of the whole batch, and the signals, so that a
-            # signal to one rank stops all of them before the same step
+            # Sum over the ranks, on the host: the scored positions of the whole batch, and the
+            # signals, since a signal to one rank has to stop all of them before the same step
             num_scored = sum(len(batch.positions) for batch in micro_batches)
             totals = sum_over_ranks(torch.tensor([num_scored, len(signals)]))
             num_scored, num_signals = totals.tolist()
@@ -131,8 +170,8 @@ def train(args, start):
                 save("ckpt.pt", optimizer=optimizer.state_dict())
                 break
 
-            # Dropout and sampled rows depend on seed, step and rank alone, so that a resumed run
-            # draws the same
+            # Dropout and sampled rows depend on seed, step and rank alone: a resumed run draws the
+            # same
             step_seed = args.seed * SEED_STRIDE + step
             torch.manual_seed((step_seed * RANK_STRIDE + rank) % 2**63)
             if config.lsh_redraw:
@@ -163,22 +202,26 @@ def train(args, start):
             # Now and then log, evaluate and save. No other step waits for the GPU
             is_last = step == args.steps
             if step % LOG_EVERY == 0 or is_last:
-                seconds = (time.perf_counter() - clock) / (step - clock_step)  # of a step
                 mean_loss = sum_over_ranks(total_loss.cpu()).item() / num_scored
-                row = dict(loss=mean_loss, lr=lr, grad_norm=norm.item(),
-                           words_per_s=words / seconds)
+                # subtle: the clock is read after the loss, which waits for the GPU
+                seconds = (time.perf_counter() - clock) / (step - clock_step)  # of a step
+                gpu = {}
                 if device.type == "cuda":
-                    row["tflops"] = operations / seconds / 1e12
-                    row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-                write_log(args.out, step, row, is_first)
-                if time.perf_counter() - shown >= 30:
+                    gpu = measure_gpu(operations / seconds, dtype)
+                row = dict(loss=mean_loss, lr=lr, grad_norm=norm.item(),
+                           words_per_s=words / seconds, **gpu)
+                write_log(log_path, step, row, is_first)
+                if time.perf_counter() - shown >= SHOW_EVERY:
+                    speed = f"{words / seconds:,.0f} words/s"
+                    for name, value in gpu.items():
+                        speed += f", {name} {value:.3g}"
                     left = datetime.timedelta(seconds=round((args.steps - step) * seconds))
-                    show(args, f"step {step:,} of {args.steps:,}: loss {mean_loss:.3f}, "
-                         f"{words / seconds:,.0f} words/s, {left} left")
+                    show(args, f"step {step:,} of {args.steps:,}: loss {mean_loss:.3f}, {speed}, "
+                         f"{left} left")
                     shown = time.perf_counter()
             if step % args.eval_every == 0 or is_last:
                 result, _ = evaluate(model, objective, held_out, dtype)
-                write_log(args.out, step, result, is_first)
+                write_log(log_path, step, result, is_first)
                 if result["eval_loss"] < best:
                     best = result["eval_loss"]
                     save("best.pt")
@@ -186,14 +229,13 @@ def train(args, start):
                 show(args, f"step {step:,}: {metrics}")
             if step % args.save_every == 0 or is_last:
                 save("ckpt.pt", optimizer=optimizer.state_dict())
-            if step % LOG_EVERY == 0:  # here, so that a row's speed is that of the steps alone
+            if step % LOG_EVERY == 0:  # evaluating and saving do not count for the next row
                 clock = time.perf_counter()
                 clock_step = step
 
     # End
     if world > 1:
         dist.barrier(host_group)  # subtle: a rank that leaves early aborts the others
-    path = os.path.join(args.out, "ckpt.pt")
     if step < args.steps:
         show(args, f"Interrupted at step {step:,}; saved {path}. Rerun the same command to resume, "
              "bit for bit on the same device, ranks, threads and --micro.")
@@ -205,7 +247,12 @@ def train(args, start):
         show(args, "warning: no better than frequencies alone. Use more --steps, or more text.")
     if is_first:
         show(args, draw_losses(args.out, uniform_loss, unigram_loss))
-    show(args, f"Next: python infer.py --ckpt {args.out}")
+    example = "the cat sat mat the on"  # which words are out of order?
+    if objective.head != "sr":
+        example = "the cat sat on the [MASK]"
+    if not config.order:
+        example = "\t".join(frequent_words[:2])  # which names go with these?
+    show(args, "Next: " + shlex.join(["python", "infer.py", "--ckpt", args.out, example]))
     return result
 
 
@@ -225,12 +272,19 @@ def join_ranks(args, world, device):
     return dist.new_group(backend="gloo", timeout=datetime.timedelta(hours=12))
 
 
-def refuse_unequal_ranks(group, state):
-    """Raise InputError unless all ranks have the same state, a list of plain types."""
-    states = gather_from_ranks(state, group)
-    if states.count(state) < len(states):
-        raise InputError("--out, --cache: expected a folder that all nodes see, got ranks that "
-                         "differ in steps, data, hashes or dtypes.")
+def refuse_another_run(path, saved, run):
+    """Raise InputError unless the settings in run, a dict, are those of a saved checkpoint."""
+    changes = []
+    for name, value in run.items():
+        old = saved["run"].get(name)
+        if old != value:
+            changes.append(f"{name} was {old} and is {value}")
+    if "optimizer" not in saved:  # such as a copy of best.pt
+        changes.append("it has no state of the optimizer")
+    if changes:
+        raise InputError(f"{path}: expected a checkpoint of this run, got another: "
+                         f"{'; '.join(changes)}. Use another --out. There --init_from "
+                         f"{os.path.dirname(path)} starts from these weights, of the same sizes.")
 
 
 class Data(NamedTuple):
@@ -243,7 +297,6 @@ class Data(NamedTuple):
     targets: torch.Tensor | None  # integer (5 + V, k), what hash-mlm predicts
     word_counts: np.ndarray  # int (V,), how often each known word occurs
     batches: Batches
-    digests: dict  # what tells this data from other data
 
 
 def load_data(args, start):
@@ -262,21 +315,23 @@ def load_data(args, start):
     # a hash that was just fitted to this corpus knows it
     if config.order and not args.quiet and (start is not None or tokenizer.is_fixed):
         report_unknown(tokenizer, corpus.words, corpus.counts)
+
     word_counts = corpus.counts[FIRST_WORD_ID:len(codes)]
     with blame("--data, --batch, --length"):
-        batches = build_batches(corpus, word_counts, config.order, config.length, args.batch,
-                                args.seed, args.short)
-    digests = dict(corpus=corpus.meta["digest"])
-    if tokenizer.bloom_map is not None:
-        digests["bloom"] = tokenizer.bloom_map.checksum()
-    return Data(corpus, config, tokenizer, codes, targets, word_counts, batches, digests)
+        if config.order:
+            batches = TextBatches(corpus.ids, word_counts, config.length, args.batch, args.seed,
+                                  args.short)
+        else:
+            batches = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(),
+                                     word_counts, config.length, args.batch, args.seed)
+    return Data(corpus, config, tokenizer, codes, targets, word_counts, batches)
 
 
 def finalize(args, corpus):
     """Return the Config of the model: the settings, and the table sizes of the vocabulary."""
     config = Config.choose(vars(args))
-    if args.init_from:
-        return config  # of the other run, its vocabulary included
+    if args.init_from:  # args has the sizes of that run
+        return config
     num_words = len(list_vocabulary(args, corpus))
     if config.code_format == "row":
         config.rows = FIRST_WORD_ID + num_words
@@ -305,51 +360,6 @@ def build(args, start, data, device):
     return model, objective, optimizer
 
 
-def identify_run(args, start):
-    """Return the settings that a run keeps when it resumes, a dict."""
-    run = {name: value for name, value in vars(args).items() if name not in FREE}
-    if start is not None:
-        run["init_from"] = f"{os.path.normpath(args.init_from)} at step {start['step']}"
-    return run
-
-
-def load_last(folder, run):
-    """Return the parts of a folder's ckpt.pt, or None; InputError if its run differs from run."""
-    path = os.path.join(folder, "ckpt.pt")
-    if not os.path.exists(path):
-        return None
-    saved = load_checkpoint(path)
-    changes = []
-    for name, value in run.items():
-        old = saved["run"].get(name)
-        if old != value:
-            changes.append(f"{name} was {old} and is {value}")
-    if "optimizer" not in saved:  # such as a copy of best.pt
-        changes.append("it has no state of the optimizer")
-    if changes:
-        raise InputError(f"{path}: expected a checkpoint of this run, got another: "
-                         f"{'; '.join(changes)}. Use another --out. There --init_from "
-                         f"{folder} starts from these weights, of the same sizes.")
-    return saved
-
-
-def resume(args, run, model, optimizer):
-    """Load the last checkpoint of the run; return its parts, or those that a run begins with."""
-    saved = load_last(args.out, run)
-    if saved is None:
-        saved = dict(step=0, best=math.inf, log_size=0)
-    else:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-    rank, _, _ = read_ranks()
-    if rank == 0:
-        if saved["step"] == 0:  # best.pt is of a run that ended before its first ckpt.pt
-            remove(os.path.join(args.out, "best.pt"))
-        with open(os.path.join(args.out, LOG), "a") as file:  # later rows come once more
-            file.truncate(min(saved["log_size"], file.tell()))
-    return saved
-
-
 # -----------------------------------------------------------------------------
 # Batches of a rank
 
@@ -361,27 +371,25 @@ def read_batches(args, batches, objective, step, device):
     list of held-out micro-batches, corrupted once for all evaluations.
     """
     rank, world, _ = read_ranks()
-    share = args.batch // world
-    micro = min(args.micro, share)
-    rows = np.arange(share * rank, share * (rank + 1))  # of each global batch
-    held_out = []
+    rows = np.array_split(np.arange(args.batch), world)[rank]  # of each global batch
     held_out_rows = np.array_split(np.arange(batches.num_eval), world)[rank]
-    for part in divide(held_out_rows, micro):
+    held_out = []
+    for part in divide(held_out_rows, args.micro):
         held_out.append(objective.corrupt_batch(*batches.eval_batch(part)))
 
     def read_step(step):
         """Return the micro-batches of a step, the same whichever worker reads it."""
         micro_batches = []
-        for part in batches.divide_rows(step, rows, micro):
+        for part in batches.divide_rows(step, rows, args.micro):
             micro_batches.append(objective.corrupt_batch(*batches.get_batch(step, part)))
         return micro_batches
 
     is_gpu = device.type == "cuda"
     num_workers = args.workers
     if num_workers is None:
-        num_workers = 4 if is_gpu else 0
+        num_workers = GPU_WORKERS if is_gpu else 0
     loader = DataLoader(
-        range(args.steps), batch_size=None, sampler=range(step, args.steps), collate_fn=read_step,
+        range(step, args.steps), batch_size=None, collate_fn=read_step,  # for each step a list
         num_workers=num_workers, pin_memory=is_gpu,
         # a worker lives until this process ends it: torch would end it at SIGTERM
         worker_init_fn=lambda worker: signal.signal(signal.SIGTERM, signal.SIG_IGN),
@@ -397,16 +405,17 @@ def read_batches(args, batches, objective, step, device):
 def evaluate(model, objective, held_out, dtype):
     """Return loss and metrics of all ranks' held-out batches, a dict of float, and their sums."""
     model.eval()
-    sums = Counter()  # name -> sum: update adds
+    parts = []  # a dict for each micro-batch
     for batch in held_out:
         with autocast(model.device, dtype):
-            more = objective.evaluate(model, batch.to(model.device))
-        sums.update({name: value.cpu().double().numpy() for name, value in more.items()})
+            sums = objective.evaluate(model, batch.to(model.device))
+        parts.append({name: value.cpu().double().numpy() for name, value in sums.items()})
     model.train()
 
-    totals = Counter()  # a rank without held-out batches has no sums
-    for more in gather_from_ranks(sums):
-        totals.update(more)
+    totals = {}
+    for sums in sum(gather_from_ranks(parts), []):  # a rank may have no held-out batch
+        for name, value in sums.items():
+            totals[name] = totals.get(name, 0) + value
     if totals["scored"] == 0:
         raise InputError("--data: expected words to predict in the held-out text, got none. "
                          "Use more text or a larger --mask.")
@@ -425,18 +434,31 @@ def learning_rate(args, step):
     return args.lr * min(rise, fall)
 
 
-def write_log(folder, step, numbers, is_first):
+def write_log(path, step, numbers, is_first):
     """Append a row to log.jsonl, with six digits. All ranks have the same numbers, a dict."""
-    path = os.path.join(folder, LOG)
     row = dict(step=step)
     for name, value in numbers.items():
         if not math.isfinite(value):
             raise InputError(f"--lr: expected finite numbers in step {step}, got {name} {value}. "
-                             f"What stands beside {path} is older. Try a lower --lr.")
+                             f"The checkpoints beside {path} are of earlier steps. Try a lower "
+                             "--lr.")
         row[name] = float(f"{value:.6g}")
     if is_first:
         with open(path, "a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def measure_gpu(operations_per_s, dtype):
+    """Return what the log has on a GPU: TFLOP/s, the peak of memory in GiB, and MFU.
+
+    MFU, model FLOPs utilization, is TFLOP/s as a share of the device's peak, where that is known.
+    """
+    tflops = operations_per_s / 1e12
+    numbers = dict(tflops=tflops, peak_gib=torch.cuda.max_memory_allocated() / 2**30)
+    peak = PEAK_TFLOPS.get(torch.cuda.get_device_name())
+    if peak is not None and dtype == "bfloat16":
+        numbers["mfu"] = tflops / peak
+    return numbers
 
 
 def show(args, text):
@@ -446,22 +468,23 @@ def show(args, text):
             print(text, flush=True)
 
 
-def describe(args, model, data, runtime):
+def describe(args, model, data, world, runtime):
     """Return the first lines of a run, about its model, corpus and steps."""
     c = model.config
-    _, world, _ = read_ranks()
     size = count_parameters(model)
-    share = args.batch // world
-    micro = min(args.micro, share)
+    meta = data.corpus.meta
     lines = [
         f"model: emb {args.emb}, split {args.split}, objective {args.objective}, {c.layers} "
         f"layers, width {c.width}, length {c.length}, attention {args.attn}",
         f"parameters: {size['total']:,}; embedding {size['embedding']:,} "
         f"(PoEP {100 * size['poep']:.2f} %)",
-        "corpus: {data}, {words:,} words, {distinct:,} distinct, {documents:,} documents; "
-        .format(**data.corpus.meta) + f"{data.batches.num_eval:,} held-out sequences",
+        f"corpus: {meta['data']}, {meta['words']:,} words, {meta['distinct']:,} distinct, "
+        f"{meta['documents']:,} documents; {data.batches.num_eval:,} held-out sequences",
         f"steps: {args.steps:,} = {args.steps / data.batches.steps_per_epoch:.1f} epochs, "
-        f"lr {args.lr:g}, warm-up {args.warmup:,}"]
+        f"lr {args.lr:g}, warm-up {args.warmup:,}",
+         f"batch: {args.batch} = {world} ranks × {math.ceil(args.batch // world / args.micro)} "
+         f"micro-batches of at most {args.micro}",
+         f"device: {runtime}, torch {torch.__version__}, seed {args.seed}"]
     if c.attn == "lsh" and c.dropout > 0:
         lines.append("dropout: not of attention weights, with --attn lsh")
     bloom_map = data.tokenizer.bloom_map
@@ -469,15 +492,12 @@ def describe(args, model, data, runtime):
         lines.append(f"Bloom map: {bloom_map.n_items:,} items in {bloom_map.m} maps of "
                      f"{bloom_map.buckets:,} buckets of {bloom_map.alpha}; with special tokens "
                      f"{bloom_map.m * c.buckets:,} rows")
-    lines.append(f"batch: {args.batch} = {world} ranks × {math.ceil(share / micro)} micro-batches "
-                 f"of at most {micro}")
-    lines.append(f"device: {runtime}, torch {torch.__version__}, seed {args.seed}")
     return "\n".join(lines)
 
 
 def pretrain(argv):
     """Parse the flags, hold --out, and train; return the last evaluation."""
-    commands, _ = (__doc__ or "\nOne training step").split("\nOne training step")
+    commands = (__doc__ or "").split("\nOne training step")[0]  # no __doc__: python -OO
     args, start = parse_flags(argv, description=commands)
     rank, _, _ = read_ranks()
     with lock_output(args.out, rank):  # another run may be saving the checkpoint there

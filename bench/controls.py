@@ -22,7 +22,7 @@ from data.batches import TextBatches
 from data.tasks import METRICS, standard_error
 from hashing import list_words
 from objectives import KINDS, ShuffleRandom
-from tokenizer import CLS, FIRST_WORD_ID, SEP
+from tokenizer import FIRST_WORD_ID
 
 # Shuffle+Random
 
@@ -43,9 +43,8 @@ def bench_frequency(args, *, num_steps=200, num_windows=512):
         corpus = harness.load_corpus_of(checkpoint["run"], args)
         tokenizer.ids(corpus.words)
         model.set_codes(torch.from_numpy(tokenizer.codes()))
-        word_ids = FIRST_WORD_ID + np.flatnonzero(corpus.counts[FIRST_WORD_ID:])
-        batches = TextBatches(
-            corpus.ids, model.config.length, 32, word_ids, seed=0, first_id=CLS, last_id=SEP)
+        word_counts = corpus.counts[FIRST_WORD_ID:]
+        batches = TextBatches(corpus.ids, word_counts, model.config.length, 32, seed=0)
         objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
         batch = objective.corrupt_batch(*batches.eval_batch(slice(num_windows)))
 

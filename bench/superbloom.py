@@ -170,10 +170,10 @@ def search_by_blocks(logp, columns, k=20, block=64):
 
 def read_sets(corpus, length):
     """Return ItemSetBatches; IDs of the held-out sets, int64 (P, L); the masked columns, (P,)."""
-    limits = (FIRST_WORD_ID, len(corpus.counts))
+    word_counts = corpus.counts[FIRST_WORD_ID:]
     with blame():
-        sets = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), length, 1,
-                              np.array(limits), 0, limits)
+        sets = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), word_counts,
+                              length, batch_size=1, seed=0)
     ids, _, noise, _ = sets.eval_batch(slice(None))
     # noise[0] is 0 at the masked item and 1 elsewhere
     return sets, ids, noise[0].argmin(1)

@@ -3,8 +3,7 @@
 Sources:
     [BERT] Devlin et al. 2019, and its code, create_pretraining_data.py
     [SB] Superbloom, ICLR 2020 submission
-Out of scope: files (data/corpus.py), what an objective does to a batch (objectives.py). Everything
-    here but build_batches takes arrays.
+Out of scope: files (data/corpus.py), what an objective does to a batch (objectives.py).
 Notation:
     B batch   L positions   n token IDs of a corpus   V words   W windows   P pages, item sets
 
@@ -35,70 +34,70 @@ SEGMENTS = 4
 LENGTHS = 5
 
 
-def build_batches(corpus, word_counts, is_text, length, batch_size, seed, short=0.0):
-    """Return the batches of a corpus: windows of text, or segments of item sets.
-
-    Args:
-        corpus: data.corpus.Corpus.
-        word_counts: int (V,), of the known words. All others are read as [UNK], or left out of
-            sets.
-        is_text: bool.
-        length, batch_size, seed: as in Batches.
-        short: float, as in TextBatches.
-
-    Raises:
-        ValueError: If there is too little data for one batch.
-    """
-    num_known = FIRST_WORD_ID + len(word_counts)
-    # random words are drawn from those that occur; some pieces of BPE do not
-    word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)
-    options = dict(length=length, batch_size=batch_size, word_ids=word_ids, seed=seed)
-    if is_text:
-        return TextBatches(corpus.ids, first_id=CLS, last_id=SEP, short=short,
-                           num_known=num_known, unknown_id=UNK, **options)
-    train_pages, eval_pages = corpus.split_pages()
-    return ItemSetBatches(corpus.ids, corpus.offsets, train_pages, eval_pages,
-                          limits=(FIRST_WORD_ID, num_known), **options)
-
-
 class Batches:
-    """What both kinds of batches share: the order of an epoch, and the noise of a batch.
+    """What both kinds of batches share: the examples of a step, and the noise of a batch.
 
     Args:
+        word_counts: int (V,), how often each known word occurs. All IDs behind them are unknown.
         length: int, L.
         batch_size: int, B, of the global batch.
-        word_ids: int64 (V,), token IDs to draw random words from.
         seed: int, of order and noise.
 
-    A subclass has shuffle(rng), the order of an epoch, get_batch, divide_rows and eval_batch, and
-    sets
+    A subclass sets
 
         steps_per_epoch     int
         num_eval            int, held-out sequences
         words_per_sequence  float, words of a training sequence, on average
+        has_padding         bool
+
+    and has three methods:
+
+        draw_order(epoch)       the order of all training examples, int64: starts of windows, or
+                                numbers of pages
+        read_step(step, rows)   some rows of a step's batch, int64 (rows, L)
+        eval_batch(rows)        some of the num_eval held-out rows, as get_batch returns them; their
+                                noise is the same in every run
     """
 
-    def __init__(self, length, batch_size, word_ids, seed):
+    def __init__(self, word_counts, length, batch_size, seed):
         self.length = length
         self.batch_size = batch_size
-        self.word_ids = word_ids
         self.seed = seed
+        self.num_known = FIRST_WORD_ID + len(word_counts)
+        # random words are drawn from those that occur; some pieces of BPE do not
+        self.word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)
         # the last result is kept: for the steps of an epoch, and the micro-batches of a step
         self.read_order = functools.lru_cache(maxsize=1)(self.draw_order)
         self.read_noise = functools.lru_cache(maxsize=1)(self.draw_noise)
 
-    def examples(self, step):
-        """Return int64 (B,), where the training examples of a step are; each epoch shuffles them.
+    def get_batch(self, step, rows):
+        """Return some rows of a step's global batch.
 
-        These are starts of windows, or numbers of pages.
+        Args:
+            step: int, from 0 on.
+            rows: slice or int array.
+
+        Returns:
+            ids int64 (rows, L), 0 as padding; key_mask bool (rows, L), False = padding, or None
+            where no row is ever padded; and their part of what draw_noise returns. L is that of
+            the longest row.
         """
+        ids = self.read_step(step, rows)
+        noise, random_words = self.read_noise((self.seed, NOISE, step), self.batch_size)
+        L = ids.shape[1]
+        return ids, self.key_mask(ids), noise[:, rows, :L], random_words[rows, :L]
+
+    def key_mask(self, ids):
+        """Return which of ids (B, L) are no padding; None where no row is ever padded."""
+        if not self.has_padding:
+            return None
+        return ids != 0
+
+    def examples(self, step):
+        """Return the training examples of a step, int64 (B,); each epoch shuffles them."""
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
         return self.read_order(epoch)[first:first + self.batch_size]
-
-    def draw_order(self, epoch):
-        """Draw the order of all training examples in an epoch, int64 (examples,)."""
-        return self.shuffle(np.random.default_rng([self.seed, ORDER, epoch]))
 
     def draw_noise(self, seed, size):
         """Draw the noise and random words of a whole batch.
@@ -118,6 +117,10 @@ class Batches:
         noise = rng.random((3, size, self.length), np.float32)
         random_words = rng.choice(self.word_ids, (size, self.length))
         return torch.from_numpy(noise), torch.from_numpy(random_words)
+
+    def divide_rows(self, step, rows, size):
+        """Return the rows of each micro-batch, int arrays of at most `size` of the rows."""
+        return divide(rows, size)
 
 
 # Windows of text
@@ -156,7 +159,7 @@ def text_windows(num_ids, length):
         # one window fewer than fits: a shifted one must not reach into held-out text
         train.extend(range(start, middle - 2 * window_size + 1, window_size))
         held_out.extend(range(middle, end - window_size + 1, window_size))
-    # at most MAX_EVAL_WORDS positions are scored: of a large text, windows at equal distances
+    # at most MAX_EVAL_WORDS positions are scored: windows at equal distances in a large text
     num_windows = min(len(held_out), max(1, MAX_EVAL_WORDS // length))
     chosen = np.linspace(0, len(held_out) - 1, num_windows).astype(int)
     return np.array(train), np.array(held_out)[chosen]
@@ -170,26 +173,19 @@ class TextBatches(Batches):
     One in ten windows of [BERT] is short as well: short_seq_prob in its code.
 
     Args:
-        ids: integer (n,), token IDs of the corpus.
-        length, batch_size, word_ids, seed: as in Batches; of length, one position is [CLS].
-        first_id, last_id: int, token IDs of [CLS] and [SEP].
+        ids: integer (n,), token IDs of the corpus. Unknown ones are read as [UNK].
+        word_counts, length, batch_size, seed: as in Batches; one position of length is [CLS].
         short: float, share of the training windows that are cut.
-        num_known, unknown_id: int, IDs from num_known on are read as unknown_id. None: all are
-            known.
 
     Raises:
         ValueError: If the text has too few windows for one batch.
     """
 
-    def __init__(self, ids, length, batch_size, word_ids, seed, first_id, last_id, short=0.0,
-                 num_known=None, unknown_id=None):
-        super().__init__(length, batch_size, word_ids, seed)
+    def __init__(self, ids, word_counts, length, batch_size, seed, short=0.0):
+        super().__init__(word_counts, length, batch_size, seed)
         self.ids = ids
-        self.first_id = first_id
-        self.last_id = last_id
         self.short = short
-        self.num_known = num_known
-        self.unknown_id = unknown_id
+        self.has_padding = short > 0
         self.words_per_sequence = float(length - 1)
         self.starts, self.eval_starts = text_windows(len(ids), length)
         self.num_eval = len(self.eval_starts)
@@ -198,54 +194,26 @@ class TextBatches(Batches):
             raise ValueError(f"expected batches of at most {len(self.starts):,} windows of this "
                              f"text, got {batch_size}. Use smaller batches or more text.")
 
-    def shuffle(self, rng):
-        """Return the starts of an epoch's windows, in its order and with its shift."""
+    def draw_order(self, epoch):
+        """Draw the starts of an epoch's windows: one shift for all, and their order."""
+        rng = np.random.default_rng([self.seed, ORDER, epoch])
         shift = rng.integers(self.length - 1)
         return rng.permutation(self.starts) + shift
 
-    def get_batch(self, step, rows):
-        """Return some rows of a step's global batch.
-
-        Args:
-            step: int, from 0 on.
-            rows: slice or int array.
-
-        Returns:
-            ids int64 (rows, L), 0 as padding; key_mask bool (rows, L), False = padding, or None
-            where no window is ever cut; and their part of what draw_noise returns.
-        """
+    def read_step(self, step, rows):
+        """Read windows of a step, and cut a share of them. [BERT]"""
         ids = self.read(self.examples(step)[rows])
-        self.cut(ids, step, rows)
-        noise, random_words = self.read_noise((self.seed, NOISE, step), self.batch_size)
-        return ids, self.key_mask(ids), noise[:, rows], random_words[rows]
-
-    def key_mask(self, ids):
-        """Return which of ids (B, L) are no padding; None where no window is ever cut."""
-        if self.short == 0:
-            return None
-        return ids != 0
-
-    def cut(self, ids, step, rows):
-        """Cut a share of a step's windows, in place; ids are some rows of them. [BERT]"""
         rng = np.random.default_rng([self.seed, LENGTHS, step])
         is_cut = rng.random(self.batch_size) < self.short
         # [CLS], a word and [SEP] at least
         sizes = rng.integers(min(3, self.length), self.length + 1, self.batch_size)
         for window, is_short, size in zip(ids, is_cut[rows], sizes[rows]):
             if is_short:
-                window[size - 1] = self.last_id
+                window[size - 1] = SEP
                 window[size:] = 0
-
-    def divide_rows(self, step, rows, size):
-        """Return the rows of each micro-batch, int arrays of at most `size` of the rows."""
-        return divide(rows, size)
+        return ids
 
     def eval_batch(self, rows):
-        """Return some of the held-out windows as get_batch does; their noise is always the same.
-
-        Args:
-            rows: slice or int array, of num_eval rows.
-        """
         ids = self.read(self.eval_starts[rows])
         noise, random_words = self.read_noise((0, EVALUATION), self.num_eval)
         return ids, self.key_mask(ids), noise[:, rows], random_words[rows]
@@ -254,9 +222,8 @@ class TextBatches(Batches):
         """Return int64 (B, L): the windows that begin at starts, int64 (B,)."""
         places = starts[:, None] + np.arange(self.length - 1)  # (B, L - 1)
         ids = self.ids[places].astype(np.int64)
-        if self.num_known is not None:
-            ids[ids >= self.num_known] = self.unknown_id
-        ids = np.insert(ids, 0, self.first_id, axis=1)
+        ids[ids >= self.num_known] = UNK
+        ids = np.insert(ids, 0, CLS, axis=1)
         return torch.from_numpy(ids)
 
 
@@ -269,21 +236,22 @@ class ItemSetBatches(Batches):
     A page is an item set. Each epoch reads another segment of a page that has more than L items.
 
     Args:
-        ids: integer (n,), token IDs of all pages. IDs outside of limits are left out.
+        ids: integer (n,), token IDs of all pages. All but known items are left out.
         offsets: int64 (P + 1,), where each page begins in ids.
         train_pages, eval_pages: int64, numbers of pages. Those with less than two items are left
             out: an item is predicted from the others of its page.
-        length, batch_size, word_ids, seed: as in Batches.
-        limits: (first, last), the token IDs of items are first .. last - 1.
+        word_counts, length, batch_size, seed: as in Batches.
 
     Raises:
         ValueError: If there are too few pages for one batch.
     """
 
-    def __init__(self, ids, offsets, train_pages, eval_pages, length, batch_size, word_ids, seed,
-                 limits):
-        super().__init__(length, batch_size, word_ids, seed)
-        is_item = (ids >= limits[0]) & (ids < limits[1])  # separators are not
+    has_padding = True
+
+    def __init__(self, ids, offsets, train_pages, eval_pages, word_counts, length, batch_size,
+                 seed):
+        super().__init__(word_counts, length, batch_size, seed)
+        is_item = (ids >= FIRST_WORD_ID) & (ids < self.num_known)  # separators are not
         self.ids = ids[is_item]
         num_before = np.append(0, np.cumsum(is_item))  # (n + 1,), items before each place
         edges = num_before[offsets]  # (P + 1,)
@@ -302,28 +270,18 @@ class ItemSetBatches(Batches):
         self.held_out = held_out[by_size]  # pages of one size together need little padding
         self.words_per_sequence = float(self.segment_size[self.train].mean())
 
-    def get_batch(self, step, rows):
-        """Return some rows of a step's global batch.
-
-        Args:
-            step, rows: as in TextBatches.
-
-        Returns:
-            as in TextBatches, (rows, longest) in place of (rows, L).
-        """
-        pages = self.examples(step)
-        fractions = np.random.default_rng([self.seed, SEGMENTS, step]).random(self.batch_size)
-        ids = self.read(pages[rows], fractions[rows])
-        longest = ids.shape[1]
-        noise, random_words = self.read_noise((self.seed, NOISE, step), self.batch_size)
-        return ids, ids != 0, noise[:, rows, :longest], random_words[rows, :longest]
-
-    def shuffle(self, rng):
-        """Return the pages of an epoch in its order."""
+    def draw_order(self, epoch):
+        rng = np.random.default_rng([self.seed, ORDER, epoch])
         return rng.permutation(self.train)
 
+    def read_step(self, step, rows):
+        pages = self.examples(step)[rows]
+        rng = np.random.default_rng([self.seed, SEGMENTS, step])
+        fractions = rng.random(self.batch_size)[rows]  # where the segments begin
+        return self.read(pages, fractions)
+
     def divide_rows(self, step, rows, size):
-        """Return the rows of each micro-batch, as in TextBatches, sorted by the size of their page.
+        """Return the rows of each micro-batch, sorted by the size of their page.
 
         Pages of equal size need no padding. Rows 0 .. 3 with 5 2 4 2 items, two in a micro-batch:
         rows 1 and 3, then rows 2 and 0.
@@ -333,23 +291,22 @@ class ItemSetBatches(Batches):
         return divide(rows[by_size], size)
 
     def eval_batch(self, rows):
-        """Return some of the held-out pages as get_batch does, with one item of each to be masked.
+        """Return held-out pages, with noise that masks one item of each.
 
         An objective masks an item whose noise is low, and leaves it alone where the noise is high.
         So the noise is 0 for the one item, and 1 for all others.
-
-        Args:
-            rows: slice or int array, of num_eval rows.
         """
         pages = self.held_out[rows]
-        fractions, places = np.random.default_rng([0, EVALUATION]).random((2, self.num_eval))
-        ids = self.read(pages, fractions[rows])
-        masked = (places[rows] * self.segment_size[pages]).astype(np.int64)  # (rows,)
-        noise = torch.ones(3, *ids.shape)
+        rng = np.random.default_rng([0, EVALUATION])
+        fractions = rng.random(self.num_eval)[rows]  # where the segments begin
+        places = rng.random(self.num_eval)[rows]  # which of their items are masked
+        ids = self.read(pages, fractions)
+        column = (places * self.segment_size[pages]).astype(np.int64)  # (rows,)
         row = torch.arange(len(ids))
-        noise[:2, row, masked] = 0.0  # chosen, and masked
+        noise = torch.ones(3, *ids.shape)
+        noise[:2, row, column] = 0.0  # chosen, and masked
         random_words = torch.full_like(ids, self.word_ids[0])  # none is used
-        return ids, ids != 0, noise, random_words
+        return ids, self.key_mask(ids), noise, random_words
 
     def read(self, pages, fractions):
         """Read a segment of each page.

@@ -160,7 +160,7 @@ def pretend_gpu():
         mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", group_on_gpu),
         mock.patch.multiple(
             torch.cuda, is_available=lambda: True, set_device=lambda device: None,
-            is_current_stream_capturing=lambda: False),
+            is_current_stream_capturing=lambda: False, get_device_name=lambda: "NVIDIA H200"),
         # else a DataLoader would pin memory in a thread, by a driver that is not there
         mock.patch.object(torch.accelerator, "is_available", lambda: False),
         gpu,

@@ -1,16 +1,12 @@
 """Tests of data/batches.py: what a batch reads, what is held out, and that (seed, step) decides."""
 
-from argparse import Namespace
-
 import numpy as np
 import pytest
 import torch
 
-from data.batches import ItemSetBatches, TextBatches, build_batches, length_batches, pad_batch
-from data.batches import text_windows
+from data.batches import ItemSetBatches, TextBatches, length_batches, pad_batch, text_windows
 from tokenizer import CLS, FIRST_WORD_ID, SEP
 
-WORDS = np.arange(FIRST_WORD_ID, 200)
 ALL = slice(None)  # rows
 NUM_IDS = 30_011
 # 101 item sets of 1 to 11 items, of which 13 are held out. Each item occurs once
@@ -24,7 +20,7 @@ TRAIN_PAGES = np.arange(13, 101)
 def text_batches(num_ids=NUM_IDS, seed=3, batch_size=13, short=0.0):
     """Return TextBatches with L 17 of a text in which every ID is its own place."""
     ids = np.arange(num_ids)
-    return TextBatches(ids, 17, batch_size, WORDS, seed, CLS, SEP, short)
+    return TextBatches(ids, np.ones(num_ids), 17, batch_size, seed, short)
 
 
 def set_batches(seed=3, batch_size=13, length=5, num_items=len(ITEMS)):
@@ -32,9 +28,8 @@ def set_batches(seed=3, batch_size=13, length=5, num_items=len(ITEMS)):
     ends = np.cumsum(SIZES)
     ids = np.insert(ITEMS, ends, SEP)  # after each page
     offsets = np.append(0, ends + np.arange(1, 102))
-    limits = (FIRST_WORD_ID, FIRST_WORD_ID + num_items)
     return ItemSetBatches(
-        ids, offsets, TRAIN_PAGES, HELD_OUT_PAGES, length, batch_size, WORDS, seed, limits)
+        ids, offsets, TRAIN_PAGES, HELD_OUT_PAGES, np.ones(num_items), length, batch_size, seed)
 
 
 def read_epoch(batches, epoch=0):
@@ -99,11 +94,12 @@ def test_batches_of_too_little_data_are_refused(make, sizes, message):
         make(**sizes)
 
 
-def test_random_words_occur_in_the_corpus():
-    """A vocabulary of pieces has some that the corpus never uses."""
-    corpus = Namespace(ids=np.full(999, FIRST_WORD_ID))
-    batches = build_batches(corpus, np.array([999, 0, 3]), True, 17, batch_size=4, seed=0)
-    assert batches.word_ids.tolist() == [FIRST_WORD_ID, FIRST_WORD_ID + 2]
+def test_words_of_a_batch_are_known_and_random_ones_occur():
+    """A vocabulary of pieces has some that the corpus never uses. All other IDs are [UNK]."""
+    batches = TextBatches(np.arange(999), np.array([999, 0, 3]), 17, batch_size=4, seed=0)
+    ids, _, _, random_words = batches.get_batch(0, ALL)
+    assert set(random_words.unique().tolist()) == {FIRST_WORD_ID, FIRST_WORD_ID + 2}
+    assert ids.max() <= FIRST_WORD_ID + 2
 
 
 # Both kinds: (seed, step) decides, and ranks share a global batch

@@ -170,3 +170,20 @@ def test_pretraining_step_waits_for_the_gpu_a_few_times(flags, max_waits, pretra
     waits -= waits_of_6_steps  # both runs evaluate and save equally often
     assert waits.total() <= 6 * max_waits, waits.most_common(9)
     assert not any("nonzero" in place for place in waits)
+
+
+@pytest.mark.parametrize("flags, attention", [("", 12 * 17 * 32), ("--attn lsh", 0)])
+def test_log_has_the_operations_of_the_layers(flags, attention, pretrain_on_gpu):
+    """By hand: a layer of width 32 with a feed-forward part of 128, and 17 positions."""
+    folder, _ = pretrain_on_gpu(f"{PROJ} --width 32 {flags}")
+    row = json.loads((folder / "log.jsonl").read_text().splitlines()[0])
+    weights = 32 * 96 + 32 * 32 + 2 * 32 * 128
+    tflops = row["words_per_s"] * (6 * weights + attention) / 1e12
+    assert row["tflops"] == pytest.approx(tflops, rel=1e-4)
+    assert row["peak_gib"] >= 0
+
+
+def test_mfu_is_a_share_of_a_known_peak():
+    with pretend_gpu():  # of 989 TFLOP/s in bfloat16
+        assert pretrain.measure_gpu(98.9e12, "bfloat16")["mfu"] == pytest.approx(0.1)
+        assert "mfu" not in pretrain.measure_gpu(98.9e12, "float32")

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import objectives
 from bloom import BloomMap, beam_search, hash_logp
 from model import Config
 from objectives import IGNORE_INDEX as IGNORE
@@ -87,7 +86,8 @@ def test_masking_of_a_set_chooses_at_least_one_item(noise, expected):
 def test_shuffle_random_metrics_by_hand():
     """Predictions 0 0 2 for the labels 0 1 2; test_all.py has a position that is not scored."""
     logits = F.one_hot(torch.tensor([[0, 0, 2]]), 3)
-    sums = SHUFFLE.evaluate(fixed_model(logits), make_batch(None, torch.tensor([[0, 1, 2]])))
+    batch = make_batch(None, torch.tensor([[0, 1, 2]]))
+    sums = SHUFFLE.evaluate(fixed_model(logits), batch)
     assert sums["table"].tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]  # a row for each label
     assert SHUFFLE.metrics(sums) == pytest.approx(dict(
         accuracy=2 / 3,
@@ -106,14 +106,18 @@ def test_masked_words_loss_and_recall_by_hand():
     logits[:, 3:F0] = -99
     words = F0 + num_better
     labels = words.unsqueeze(0)
+    batch = make_batch(labels, labels)
     objective = masked_words()
 
-    sums = objective.evaluate(fixed_model(logits), make_batch(labels, labels))
+    sums = objective.evaluate(fixed_model(logits), batch)
 
     normalizer = logits[0].logsumexp(0)
     expected = 6 * normalizer + words.sum()  # the logit of a word is -ID
     assert sums["loss"].item() == pytest.approx(expected.item())
-    assert objective.metrics(sums) == {"rec@1": 1 / 6, "rec@10": 3 / 6, "rec@20": 5 / 6}
+    recall = objective.metrics(sums)
+    assert recall["rec@1"] == 1 / 6
+    assert recall["rec@10"] == 3 / 6
+    assert recall["rec@20"] == 5 / 6
 
 
 @pytest.mark.parametrize("inputs, word, hits", [
@@ -128,8 +132,9 @@ def test_visible_items_of_a_set_are_no_predictions(inputs, word, hits):
     inputs = torch.tensor([inputs])
     labels = torch.full_like(inputs, IGNORE)
     labels[0, 0] = word
+    batch = make_batch(inputs, labels)
     objective = masked_words(order=False)
-    sums = objective.evaluate(fixed_model(logits), make_batch(inputs, labels))
+    sums = objective.evaluate(fixed_model(logits), batch)
     assert list(objective.metrics(sums).values()) == hits
 
 
@@ -159,10 +164,15 @@ def test_masked_hashes_loss_and_counts_by_hand():
         [2.0, 1, 1],
         [1, 2, 1],
     ]).log().expand(2, 2, 3)  # (M, k, R)
-    labels = torch.tensor([[CAT, DOG]])
-    sums = objective.evaluate(fixed_model(logits), make_batch(None, labels))
+    batch = make_batch(None, torch.tensor([[CAT, DOG]]))
+    sums = objective.evaluate(fixed_model(logits), batch)
     assert sums["loss"].item() == pytest.approx((math.log(4) + math.log(8)) / 2)
-    assert objective.metrics(sums) == {"rec@1": 0.5, "rec@10": 1, "rec@20": 1, "hashes_right": 0.75}
+    assert objective.metrics(sums) == {
+        "rec@1": 0.5,
+        "rec@10": 1,
+        "rec@20": 1,
+        "hashes_right": 0.75,
+    }
 
 
 def test_masked_items_loss_and_right_tokens_by_hand():
@@ -195,8 +205,10 @@ def test_masked_items_counts_match_scores_of_all_items():
     labels = torch.full_like(inputs, IGNORE)
     labels[:, 0] = F0 + items
 
+    batch = make_batch(inputs, labels)
+
     logits = torch.randn(200, 2, 2 * objective.config.buckets)
-    sums = objective.evaluate(fixed_model(logits), make_batch(inputs, labels))
+    sums = objective.evaluate(fixed_model(logits), batch)
 
     logp = hash_logp(logits, bloom_map)  # (200, m, R): each token in its own block
     ranks = rank_words(logp, torch.from_numpy(bloom_map.digest), items, visible)
@@ -238,7 +250,8 @@ def sample_loss(scores, num_samples):
         scored.extend(rows - F0)
         return scores[rows - F0].unsqueeze(0)  # (M 1, 1 + S)
 
-    loss = objective.loss(model, make_batch(None, torch.tensor([[F0 + 2]])))
+    batch = make_batch(None, torch.tensor([[F0 + 2]]))
+    loss = objective.loss(model, batch)
     return loss, torch.stack(scored[1:])
 
 
@@ -317,8 +330,9 @@ def test_loss_and_evaluate_agree(name):
 def test_batch_without_labels_has_no_loss(name):
     model, objective, batch = build(name, num_samples=7)
     batch = make_batch(batch.inputs, torch.full_like(batch.labels, IGNORE))
+    loss = objective.loss(model, batch)
     sums = objective.evaluate(model, batch)
-    assert objective.loss(model, batch) == 0
+    assert loss == 0
     assert not any(value.any() for value in sums.values())
     assert all(map(math.isfinite, objective.metrics(sums).values()))
 
@@ -344,10 +358,3 @@ def test_masked_hashes_training_scores_no_vocabulary():
         objective.loss(model, make_batch(inputs, labels))
     assert model.embedding.weight.numel() in sizes
     assert max(sizes) < num_items / 3
-
-
-def test_demo_prints_labeled_examples(capsys):
-    objectives.main()
-    lines = capsys.readouterr().out.splitlines()
-    kinds = lines[2].split()[-9:]  # bench/figures.py draws these nine
-    assert set(kinds) == {"intact", "shuffled", "random"}
