@@ -281,17 +281,19 @@ def remove(path):
         os.remove(path)
 
 
-def build_once(path, build):
-    """Return path once it exists. build(temporary path) makes a file or folder, which is renamed.
+def build_once(path, build, *args):
+    """Return path. If it does not exist, one process makes it, and others wait.
 
-    Other processes wait for it.
+    Args:
+        path: str, a file or folder.
+        build: function of a temporary path and args, which makes it there. Then it is renamed.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with FileLock(path + ".lock"):
         if not os.path.exists(path):
             remove(path + ".tmp")  # a process was killed
             try:
-                build(path + ".tmp")
+                build(path + ".tmp", *args)
                 os.replace(path + ".tmp", path)
             finally:
                 remove(path + ".tmp")  # where build failed
