@@ -31,7 +31,7 @@ from tqdm import tqdm
 from bloom import random_order
 from common import InputError, blame, build_once, fingerprint, num_cores, start_workers, write_json
 from data.batches import divide
-from data.python_source import python_files, python_texts, walk_files
+from data.python_source import python_files, python_names, python_texts, walk_files
 from data.rows import ENDINGS, get_ending, list_names, note_once, peek_columns, read_hub, read_rows
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
@@ -331,9 +331,10 @@ def list_documents(work):
     kind, payload = work
     if kind == "texts":
         return payload
+    read = python_names if kind == "python-names" else python_texts
     texts = []
     for path in payload:
-        texts.extend(python_texts(path, names=kind == "python-names"))
+        texts.extend(read(path))
     return texts
 
 

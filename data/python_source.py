@@ -17,7 +17,7 @@ from common import build_once, fingerprint
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
-# pydoc: which module does a docstring come from?
+# The task pydoc: name the module that a docstring comes from
 PYDOC_FORMAT = 3  # prepared files of another format are built again
 PYDOC_MODULES = 20
 PYDOC_ROWS = {"train": 1_000, "dev": 200}  # for each module, at most
@@ -55,27 +55,10 @@ def python_files(places=("platlib", "purelib", "stdlib")):
     return dict(sorted(files.items()))
 
 
-def python_texts(path, names=False):
-    """Yield the docstrings of a .py file and the help topics of pydoc.
-
-    Args:
-        path: str. A file that does not parse has no texts.
-        names: bool, yield for each function the distinct names that it uses, joined by spaces,
-            instead. A function inside another is on its own.
-    """
-    try:
-        with open(path, "rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            tree = ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # a template, Python 2, a test of some parser
-    for node in ast.walk(tree):
-        if names:
-            if isinstance(node, FUNCTIONS):
-                used = list_used_names(node)
-                if len(used) > 1:
-                    yield " ".join(used)
-        elif isinstance(node, DOCUMENTED):
+def python_texts(path):
+    """Yield the docstrings of a .py file, or the help topics of pydoc."""
+    for node in list_nodes(path):
+        if isinstance(node, DOCUMENTED):
             text = ast.get_docstring(node)
             if text:
                 yield text
@@ -85,18 +68,35 @@ def python_texts(path, names=False):
                     yield value.value
 
 
-def list_used_names(function):
-    """Return the distinct names in the body of a function, but for those in functions inside it."""
-    used = {}  # a dict keeps the order
-    todo = list(function.body)
-    for node in todo:  # breadth first: the list grows while it is read
-        if isinstance(node, ast.Name):
-            used[node.id] = True
-        elif isinstance(node, ast.Attribute):
-            used[node.attr] = True
-        if not isinstance(node, FUNCTIONS):
-            todo.extend(ast.iter_child_nodes(node))
-    return list(used)
+def python_names(path):
+    """Yield the distinct names that each function of a .py file uses, joined by spaces.
+
+    A function inside another is on its own.
+    """
+    for function in list_nodes(path):
+        if not isinstance(function, FUNCTIONS):
+            continue
+        names = {}  # a dict keeps the order
+        todo = list(function.body)
+        for node in todo:  # breadth first: the list grows while it is read
+            if isinstance(node, ast.Name):
+                names[node.id] = True
+            elif isinstance(node, ast.Attribute):
+                names[node.attr] = True
+            if not isinstance(node, FUNCTIONS):
+                todo.extend(ast.iter_child_nodes(node))
+        if len(names) > 1:
+            yield " ".join(names)
+
+
+def list_nodes(path):
+    """Return the nodes of a .py file's syntax tree; [] if it does not parse."""
+    try:
+        with open(path, "rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            return ast.walk(ast.parse(file.read()))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # a template, Python 2, a test of some parser
 
 
 # -------------------------------------------------------------------------------------------------

@@ -109,9 +109,10 @@ def test_coherent_map_learns_from_training_pages_alone(tmp_path):
 def test_words_that_are_hashed_in_several_processes_keep_their_order(monkeypatch):
     monkeypatch.setattr(codes, "start_workers", lambda: ThreadPool(2))
     monkeypatch.setattr(codes, "PART", 50)
-    tokenizer = SimpleNamespace(hash_words=md5_bits)
-    hashed = codes.hash_in_parts(tokenizer, WORDS, quiet=True)
-    assert np.array_equal(hashed, md5_bits(WORDS))
+    specials = md5_bits(["a", "b"])
+    tokenizer = SimpleNamespace(hash_words=md5_bits, special_codes=lambda: specials)
+    hashed = codes.hash_corpus(tokenizer, SimpleNamespace(words=WORDS), quiet=True)
+    assert np.array_equal(hashed, [*specials, *md5_bits(WORDS)])
 
 
 @pytest.mark.parametrize("counts, line", [

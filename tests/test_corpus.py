@@ -14,7 +14,7 @@ import data.corpus
 from common import InputError
 from data.corpus import Corpus, choose_columns, find_files, item_names, list_documents
 from data.corpus import prepare, split_parts
-from data.python_source import python_files, python_texts
+from data.python_source import python_files, python_names
 from data.rows import read_hub, read_rows
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP
@@ -388,7 +388,7 @@ def test_python_texts_are_docstrings_and_topics(write):
 def test_python_names_are_those_of_each_function(write):
     """A function inside another is a page of its own."""
     path = write("a.py", "def f(x):\n  a.b(c)\n  def g():\n    return d + e\n  return x\n")
-    pages = [set(page.split()) for page in python_texts(path, names=True)]
+    pages = [set(page.split()) for page in python_names(path)]
     assert pages == [{"a", "b", "c", "x"}, {"d", "e"}]
 
 
