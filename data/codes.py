@@ -90,8 +90,7 @@ def build_codes(config, tokenizer, corpus, quiet=False):
 
 
 def hash_corpus(tokenizer, corpus, quiet):
-    """Return the codes of special tokens and all words, (5 + V, C). Many are hashed on all cores."""
-    announce("hashing", corpus, quiet)
+    """Return the codes of special tokens and words, (5 + V, C). Many are hashed on all cores."""
     codes = [tokenizer.special_codes()]
     parts = divide(corpus.words, PART)
     if len(parts) == 1:  # done before processes would have started
@@ -127,7 +126,8 @@ def fit_hash(args, corpus):
         return cls.fit(None, **options)
 
     def fit():
-        announce(f"fitting {args.hash} to", corpus, args.quiet)
+        if len(corpus.words) > PART and not args.quiet:  # it takes seconds
+            print(f"fitting {args.hash} to {len(corpus.words):,} words", flush=True)
         counts = {}
         for word, count in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()):
             if count > 0:  # some pieces of BPE do not occur
@@ -168,12 +168,6 @@ def list_training_items(corpus, num_items):
     if sizes.sum() == 0:
         raise InputError("--coherent: requires training pages, got none. Use more item sets.")
     return np.concatenate(pages), sizes
-
-
-def announce(stage, corpus, quiet):
-    """Print which stage begins, where there are words enough for it to take seconds."""
-    if len(corpus.words) > PART and not quiet:
-        print(f"{stage} {len(corpus.words):,} words", flush=True)
 
 
 def cached(corpus, name, identity, build, *args):

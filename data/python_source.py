@@ -109,19 +109,11 @@ def build_pydoc(cache):
     # another Python, or another package, is another task
     sizes = [os.path.getsize(path) for path in files.values()]
     identity = fingerprint([PYDOC_FORMAT, list(files), sizes])
-
-    def write(folder):
-        os.makedirs(folder)
-        for split, rows in choose_docstrings(files).items():
-            with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
-                for row in rows:
-                    print(json.dumps(row), file=file)
-
-    return build_once(os.path.join(cache, f"pydoc-{identity}"), write)
+    return build_once(os.path.join(cache, f"pydoc-{identity}"), write_pydoc, files)
 
 
-def choose_docstrings(files):
-    """Return dict, split -> records: docstrings of the largest modules, with the module's name."""
+def write_pydoc(folder, files):
+    """Write the docstrings of the largest modules, with the module's name, to a new folder."""
     print("preparing pydoc, once for all runs", flush=True)
     # split -> top-level module -> docstrings
     texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
@@ -140,10 +132,14 @@ def choose_docstrings(files):
     modules = texts["train"].keys() & texts["dev"].keys()
     modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
     rng = np.random.default_rng(0)
-    rows = {"train": [], "dev": []}
+    lines = {"train": [], "dev": []}
     for module in modules[:PYDOC_MODULES]:
         for split, max_rows in PYDOC_ROWS.items():
             docstrings = texts[split][module]
             for i in rng.permutation(len(docstrings))[:max_rows]:
-                rows[split].append(dict(docstring=docstrings[i], label=module))
-    return rows
+                row = dict(docstring=docstrings[i], label=module)
+                lines[split].append(json.dumps(row) + "\n")
+    os.makedirs(folder)
+    for split in lines:
+        with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
+            file.writelines(lines[split])
