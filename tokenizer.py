@@ -402,25 +402,24 @@ def split_names(text, names, max_words):
     """Split text into item names as they are written: case and punctuation stay.
 
     Args:
-        text: str, a line of names between tabs, or else between spaces, where match_longest finds
-            the longer names.
+        text: str, a line of names between tabs, or without tabs of names between spaces, where
+            match_longest finds those of several words.
         names: set or dict of str.
-        max_words: int, words of the longest name.
+        max_words: int, words of the longest name. It does not count between tabs.
 
     Returns:
         names list[str], inner spaces single, and spans list[(start, end)] in characters of text.
         Between tabs a span includes the spaces around the name.
     """
-    spans = []
+    pattern = r"\S+"
     if "\t" in text:
-        for match in re.finditer("[^\t]+", text):
-            if match.group().strip():
-                spans.append(match.span())
-    else:
-        matches = list(re.finditer(r"\S+", text))
-        words = [match.group() for match in matches]
-        for start, stop in match_longest(words, names, max_words):
-            spans.append((matches[start].start(), matches[stop - 1].end()))
+        pattern = r"[^\t]+"
+        max_words = 1
+    matches = [match for match in re.finditer(pattern, text) if match.group().strip()]
+    words = [match.group() for match in matches]
+    spans = []
+    for start, stop in match_longest(words, names, max_words):
+        spans.append((matches[start].start(), matches[stop - 1].end()))
     found = [" ".join(text[start:end].split()) for start, end in spans]
     return found, spans
 

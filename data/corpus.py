@@ -31,14 +31,16 @@ from tqdm import tqdm
 from bloom import random_order
 from common import InputError, blame, build_once, fingerprint, num_cores, start_workers, write_json
 from data.batches import divide
-from data.python_source import python_files, python_names, python_texts, walk_files
+from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
 from data.rows import ENDINGS, get_ending, list_names, note_once, peek_columns, read_hub, read_rows
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
 
-# python: docstrings of the installed Python; stdlib: of its standard library alone; python-names:
-# the names that functions use
-PYTHON = ("python", "stdlib", "python-names")
+PYTHON = {  # name -> where its .py files are
+    "python": PLACES,  # docstrings of the installed Python
+    "stdlib": ["stdlib"],  # docstrings of the standard library alone
+    "python-names": PLACES,  # for each function the names that it uses
+}
 HUB = {  # name -> data set on the hub, and its configuration
     "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
     "bookcorpus": ("rojagtap/bookcorpus",),
@@ -77,8 +79,7 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
     num_subwords = max_subwords if split in SUBWORDS else None
     identity = [FORMAT, data, split, num_subwords, field, reading]
     for part in split_parts(data):
-        files = list_python(part) if part in PYTHON else find_files(part)
-        for file in files:
+        for file in find_files(part):
             stat = os.stat(file)
             identity.append((os.path.abspath(file), stat.st_size, stat.st_mtime_ns))
     path = os.path.join(cache, f"{name_data(data)}-{split}-{fingerprint(identity)}")
@@ -268,8 +269,7 @@ def read_work(data, is_sets=False, field=None, **reading):
             if field is not None or reading:
                 raise InputError("--field, --encoding, --sep, --header: require files, "
                                  f"got {part}.")
-            paths = list_python(part)
-            for unit in divide(paths, 64):  # they are parsed by the worker, as it takes longest
+            for unit in divide(find_files(part), 64):  # workers parse them, which takes longest
                 yield part, unit
             continue
         texts = []
@@ -355,13 +355,6 @@ def name_data(data):
     return "+".join(names)[:40]
 
 
-def list_python(part):
-    """Return the paths of the .py files that a name in PYTHON stands for."""
-    if part == "stdlib":
-        return list(python_files(["stdlib"]).values())
-    return list(python_files().values())
-
-
 def list_sources(part, **reading):
     """Return (name, rows) of each file at a path, or of a hub data set. Rows are read later."""
     files = find_files(part)
@@ -376,13 +369,19 @@ def list_sources(part, **reading):
     return [(part, read_hub(*hub))]
 
 
-def find_files(path):
-    """Return the data files at a path: the file itself, or all in a folder but linked folders."""
-    if os.path.isfile(path):
-        return [path]
+def find_files(part):
+    """Return the paths of the files of a part of --data, [] for a hub ID.
+
+    They are the .py files of a name in PYTHON, the file at a path, or the data files in a folder,
+    but for linked folders.
+    """
+    if part in PYTHON:
+        return list(python_files(PYTHON[part]).values())
+    if os.path.isfile(part):
+        return [part]
     files = {}
     others = []  # endings
-    for file in sorted(walk_files(path)):
+    for file in sorted(walk_files(part)):
         ending = get_ending(file)
         if ending in ENDINGS:
             # a file and a link to it count once, or one would be held out and the other trained on
@@ -390,7 +389,7 @@ def find_files(path):
         else:
             others.append(ending)
     if files and others:
-        note_once(f"{path}: {len(files):,} files; {len(others):,} of other kinds are left out: "
+        note_once(f"{part}: {len(files):,} files; {len(others):,} of other kinds are left out: "
                   f"{', '.join(sorted(set(others)))}")
     return list(files.values())
 
@@ -413,7 +412,7 @@ def read_documents(part, is_sets, field, **reading):
         for number, row in enumerate(rows, 1):
             cells = [row.get(name) for name in columns]
             document = cells if is_table else cells[0]
-            has_page = not is_table or cells[0] not in (None, "")
+            has_page = not is_table or cells[0] not in (None, "")  # items without one are no set
             if not has_page or not is_document(document, is_sets):
                 raise InputError(f"{source}, row {number:,}: expected text, or in an item "
                                  f"set names or whole numbers, in {', '.join(columns)}, got "

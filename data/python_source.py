@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from common import build_once, fingerprint
 
+PLACES = ("platlib", "purelib", "stdlib")  # names in sysconfig: packages, standard library
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 # The task pydoc: name the module that a docstring comes from
@@ -35,14 +36,14 @@ def walk_files(folder):
                 yield path  # not a pipe, not a broken link
 
 
-def python_files(places=("platlib", "purelib", "stdlib")):
+def python_files(places=PLACES):
     """Return name -> path of the .py files of Python and its installed packages, without tests.
 
     Tests are files and folders whose names begin with test. Names are relative, such as
     json/decoder.py, and sorted, so that all machines have one order.
 
     Args:
-        places: names in sysconfig, for packages and the standard library. The last one wins.
+        places: names in sysconfig. The last one wins.
     """
     files = {}
     for place in places:

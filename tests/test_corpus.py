@@ -409,7 +409,7 @@ def test_copied_code_counts_once(name, split, write, load, monkeypatch):
         a=write("a.py", code % ("One", "x + y")),
         b=write("b.py", code % ("one", "y - x")),
         c=write("c.py", code % ("two", "x * z")))
-    monkeypatch.setattr(data.corpus, "python_files", lambda: files)
+    monkeypatch.setattr(data.corpus, "python_files", lambda places: files)
     assert load(name, split).meta["documents"] == 2
 
 
