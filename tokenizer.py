@@ -131,7 +131,7 @@ class HashTokenizer:
         return [self.ids(list_words(text, self.split_name)) for text in texts]
 
     def is_known(self, words):
-        """Return bool (V,): whether a word differs for the model from those it knows nothing of.
+        """Return bool (V,): whether the model can tell a word from other unknown words.
 
         A fixed vocabulary reads other words as [UNK]. An LSH gives words without an n-gram of the
         corpus it was fitted to the same hash code, all zeros.
@@ -180,7 +180,7 @@ class HashTokenizer:
         return sketch_index(words, k, rows, self.hash_seed, self.key).astype(np.int32)
 
     def sketch_targets(self, words):
-        """Return int32 (V, k), what hash-mlm predicts for words, whatever their codes. [CM]"""
+        """Return int32 (V, k), what hash-mlm predicts for words in any code format. [CM]"""
         return self.sketch(words, self.config.hashes, self.config.buckets)
 
     def fixed_codes(self, ids):
@@ -305,7 +305,7 @@ class Phrases:
         units: list[str], phrases and then pieces.
     """
 
-    MAX_COUNTED = 10_000_000  # words and pairs counted at a time; then the rarer half is dropped
+    MAX_COUNTED = 10_000_000  # words and pairs in memory; beyond it the rarer half is dropped
 
     def __init__(self, text):
         state = json.loads(text)
@@ -328,7 +328,8 @@ class Phrases:
             counts.update(words)
             counts.update(" ".join(pair) for pair in zip(words, words[1:]))
             if len(counts) > cls.MAX_COUNTED:
-                drop_rarer_half(counts)
+                median = sorted(counts.values())[len(counts) // 2]
+                counts = Counter({key: n for key, n in counts.items() if n > median})
         bpe = BPE.train(open_texts, min(max_pieces, size))
         phrases = [phrase for phrase in counts if counts[phrase] > 1]
         phrases.sort(key=lambda phrase: (-counts[phrase], phrase))
@@ -356,14 +357,6 @@ class Phrases:
     def split_texts(self, texts):
         """Return the units of each text, list[list[str]]."""
         return [self.split(text)[0] for text in texts]
-
-
-def drop_rarer_half(counts):
-    """Remove the keys of a Counter whose count is at most the median: half of them, or more."""
-    median = sorted(counts.values())[len(counts) // 2]
-    for key, count in list(counts.items()):
-        if count <= median:
-            del counts[key]
 
 
 SUBWORDS = {"bpe": BPE, "phrases": Phrases}  # ways to split that are learned from the corpus

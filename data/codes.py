@@ -106,8 +106,8 @@ def hash_corpus(tokenizer, corpus, quiet):
 def build_targets(config, tokenizer, corpus, codes):
     """Return what hash-mlm predicts for each token ID, int32 tensor (5 + V, k). [CM]
 
-    These are the codes themselves where codes are digests or sketches. Other objectives predict no
-    hashes: None.
+    These are the codes themselves where codes are digests or sketches. None for other objectives,
+    which predict no hashes.
     """
     if config.head != "hash-mlm":
         return None
