@@ -109,8 +109,8 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
         number_of = {unit: i for i, unit in enumerate(subwords.units, FIRST_WORD_ID)}
 
-    # Read and split all documents once, on all cores. How frequent a word is shows at the end, so
-    # words are numbered by first appearance now, and by frequency then
+    # Read and split all documents once, on all cores. The frequency of a word is known at the end:
+    # number words by first appearance now, and by frequency then
     works = read_work(data, is_sets, field, **reading)
     units = tqdm(split_all(works, split, subwords), f"preparing {data}", disable=hidden)
     number_words(units, number_of, is_sets, folder / "numbers.bin")
