@@ -36,9 +36,9 @@ class InputError(ValueError):
 
 
 def run_script(name, function, *args):
-    """Return function(*args), or print one line and exit with code 2 where the input is at fault.
+    """Return function(*args). Print one line and exit with code 2 where the input is at fault.
 
-    Ctrl-C exits with code 130.
+    Ctrl-C exits with code 130. An error of the program itself keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # its encoding may lack a character that we print
@@ -56,27 +56,29 @@ def run_script(name, function, *args):
         raise SystemExit(2)
     finally:
         if dist.is_initialized():
-            # subtle: first let go of DDP, which holds the group, too. To destroy the last reference
-            # waits, with Python's lock held, for a thread of the group that waits for that lock
+            # subtle: DDP holds the group, too, so collect it first. Otherwise the group dies with
+            # DDP, which waits for a thread of the group with Python's lock held, and that thread
+            # waits for the lock
             gc.collect()
             dist.destroy_process_group()
 
 
 @contextlib.contextmanager
 def blame(source="", errors=ValueError):
-    """Raise errors of the block as InputError: `source`, a flag or a file, is at fault.
+    """Turn errors of the block into an InputError that begins with `source`.
 
     Args:
-        source: str, what the message begins with.
-        errors: exception class. Exception is for libraries that raise many kinds about a file.
+        source: str, the flag or the file that is at fault; "" where the errors name it.
+        errors: ValueError for our own code, whose text says what is wrong. Exception for libraries
+            that raise many types about a file, which the message then calls unreadable.
     """
     try:
         yield
-    except (InputError, FileNotFoundError, PermissionError):  # which say what is wrong
+    except (InputError, FileNotFoundError, PermissionError):  # these name the flag or the file
         raise
     except errors as error:
         reason = str(error)
-        if errors is not ValueError:  # such as a KeyError, whose text is a key alone
+        if errors is not ValueError:
             reason = f"could not be read ({type(error).__name__}: {error})"[:200]
         if source:
             reason = f"{source}: {reason}"
@@ -94,7 +96,7 @@ def at_least(minimum, kind=int, maximum=2**31 - 1):
 
 
 # -----------------------------------------------------------------------------
-# Device and ranks
+# Device
 
 
 def add_device_flags(add):
@@ -115,7 +117,7 @@ def find_device(name, local_rank=0):
         name = f"cuda:{local_rank}"
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).item()  # is it there?
+        torch.zeros(1, device=device).item()  # fails where it is not there
     except (RuntimeError, AssertionError, AttributeError) as error:
         raise InputError(f"--device: expected cpu or a device that is here, got {name}.") from error
     if device.type == "cuda":
@@ -124,7 +126,7 @@ def find_device(name, local_rank=0):
 
 
 class Runtime(NamedTuple):
-    """Where a model runs, and how."""
+    """Where a model runs, and how, see resolve_device."""
 
     device: torch.device
     dtype: str  # of matrix products: "float32" or "bfloat16"
@@ -165,6 +167,10 @@ def send(tensor, device):
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+# -----------------------------------------------------------------------------
+# Ranks: torchrun starts several processes of a script
 
 
 def read_ranks():
@@ -218,6 +224,10 @@ def wait_for_ranks():
     gather_from_ranks(None)
 
 
+# -----------------------------------------------------------------------------
+# Processor cores and signals
+
+
 def num_cores():
     """Return how many processor cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -226,7 +236,7 @@ def num_cores():
 
 
 def start_workers():
-    """Return a multiprocessing.Pool on all cores that leaves Ctrl-C to this process."""
+    """Return a multiprocessing.Pool on all cores. Ctrl-C interrupts this process alone."""
     # each worker begins with signal.signal(SIGINT, SIG_IGN)
     return multiprocessing.Pool(num_cores(), signal.signal, (signal.SIGINT, signal.SIG_IGN))
 
@@ -235,17 +245,17 @@ def start_workers():
 def catch_signals():
     """Collect SIGTERM and Ctrl-C in the list that the block receives, instead of ending at once."""
     caught = []
-    previous = {}
+
     def catch(number, frame):
         caught.append(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        previous[number] = signal.signal(number, catch)
+    old_terminate = signal.signal(signal.SIGTERM, catch)
+    old_interrupt = signal.signal(signal.SIGINT, catch)
     try:
         yield caught
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, old_terminate)
+        signal.signal(signal.SIGINT, old_interrupt)
 
 
 # -----------------------------------------------------------------------------
@@ -281,17 +291,19 @@ def remove(path):
         os.remove(path)
 
 
-def build_once(path, build):
-    """Return path once it exists. build(temporary path) makes a file or folder, which is renamed.
+def build_once(path, build, *args):
+    """Return path. If it does not exist, one process makes it, and others wait.
 
-    Other processes wait for it.
+    Args:
+        path: str, a file or folder.
+        build: function of a temporary path and args, which makes it there. Then it is renamed.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with FileLock(path + ".lock"):
         if not os.path.exists(path):
             remove(path + ".tmp")  # a process was killed
             try:
-                build(path + ".tmp")
+                build(path + ".tmp", *args)
                 os.replace(path + ".tmp", path)
             finally:
                 remove(path + ".tmp")  # where build failed
@@ -299,7 +311,7 @@ def build_once(path, build):
 
 
 def fingerprint(value):
-    """Return twelve hex digits that identify a value of plain types, and the order of its keys."""
+    """Return twelve hex digits that identify a value of plain types. The order of keys counts."""
     return hashlib.md5(json.dumps(value).encode(), usedforsecurity=False).hexdigest()[:12]
 
 
@@ -310,13 +322,14 @@ def read_json(path):
 
 
 def write_json(path, content):
-    """Write a .json file: a crash leaves the old one or the new one.
-
-    Several processes may write the same file at once: each has a temporary file of its own.
-    """
-    temporary = f"{path}.{uuid.uuid4()}.tmp"
+    """Write a .json file: a crash leaves the old one or the new one."""
+    temporary = f"{path}.{uuid.uuid4()}.tmp"  # several processes may write the same file at once
     Path(temporary).write_text(json.dumps(content, indent=1))
     os.replace(temporary, path)
+
+
+# -----------------------------------------------------------------------------
+# Checkpoints
 
 
 def save_checkpoint(path, model, tokenizer, **more):

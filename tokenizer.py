@@ -35,11 +35,15 @@ FIRST_WORD_ID = len(SPECIALS)
 
 
 class HashTokenizer:
-    """Map text to words, token IDs and hash codes. A checkpoint holds one of these. [HF §3.1]
+    """Map text to words, words to token IDs, and IDs to hash codes. [HF §3.1]
 
-    The word list grows with the text and has no parameters: a new word gets the next free ID and is
-    hashed on the fly. In the code formats "row" and "digest" the vocabulary is fixed, and every
-    other word is [UNK]. In parentheses is the name of the embedding that reads a format:
+        words, spans = tokenizer.split("A cat")    a cat
+        ids = tokenizer.ids(words)                 5 6
+        codes = tokenizer.codes()[ids]             (2, C), which an embedding reads
+
+    The word list grows with the text and has no parameters: a new word gets the next free ID, and
+    is hashed once. In the code formats "row" and "digest" the vocabulary is fixed, and every other
+    word is [UNK]. In parentheses is the name of the embedding that reads a format:
 
         code_format   dtype   C          code numbers of a word
         row           int32   1          its row in a vocabulary, the token ID (lookup)
@@ -50,12 +54,13 @@ class HashTokenizer:
         sketch        int32   k          its bucket by each hash function, 0 .. R-1 (mean, median)
         weighted      int32   k + 1      k rows 0 .. N-1, a row of the importance table (weighted)
 
+    A checkpoint holds the state of one tokenizer.
+
     Args:
-        config: model.Config, or anything with its code_format (str) and the ints that the format
-            needs: bits T, chunk k, rows N, hashes m or k, buckets R, weights (rows of importance).
-        split: one of SPLITS: regex, space, bpe, phrases, items. How "items" splits depends on the
-            names known so far, so it is meant for a fixed vocabulary: with a growing one the same
-            text may be cut otherwise later.
+        config: model.Config: its code_format, and the sizes that the format needs: bits T, chunk k,
+            rows N, hashes m or k, buckets R, weights (rows of the importance table).
+        split: one of SPLITS: regex, space, bpe, phrases, items. "items" cuts text at the names in
+            the vocabulary, so it is meant for a fixed one.
         hash_name, hash: a key of HASHES and its fitted instance, for index, chunks and bits.
         subwords: BPE or Phrases, for the splits of the same name, else None.
         vocabulary: list[str], the words of row and digest by ID.
@@ -70,7 +75,8 @@ class HashTokenizer:
 
     def __init__(self, config, split="regex", hash_name="md5", hash=None, subwords=None,
                  vocabulary=None, bloom_map=None, hash_seed=0, key=None):
-        if hash is not None and not isinstance(hash, HASHES[hash_name]):  # load could not read it
+        # a checkpoint with another name could not be loaded
+        if hash is not None and not isinstance(hash, HASHES[hash_name]):
             raise ValueError(f"hash_name: expected that of {hash!r:.60}, got {hash_name!r}.")
         self.config = config
         self.split_name = split
@@ -83,8 +89,6 @@ class HashTokenizer:
         self.words = []  # their IDs are FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
         self.id_of_word = {}  # word -> ID
         self.max_words = 1  # words of the longest item name, "New York" has 2
-
-        # a word of a fixed vocabulary is a row, or an item of a Bloom map; any other is hashed
         self.is_fixed = config.code_format in ("row", "digest")
         if self.is_fixed:
             self.add_words(vocabulary)
@@ -93,9 +97,9 @@ class HashTokenizer:
             if bloom_map is not None and bloom_map.n_items != len(self.words):
                 raise ValueError(f"bloom_map: expected that of {len(self.words)} words, "
                                  f"got one of {bloom_map.n_items}.")
-            self.code_table = self.fixed_codes()
-        else:
-            self.code_table = self.special_codes()  # codes() appends those of words
+        self.code_table = self.special_codes()  # by token ID; codes() appends those of words
+
+    # Text to words, and words to token IDs
 
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
@@ -112,18 +116,6 @@ class HashTokenizer:
             self.add_words(words)
         return np.array([self.id_of_word.get(word, UNK) for word in words], np.int32)
 
-    def is_known(self, words):
-        """Return bool (V,): whether a word differs for the model from those it knows nothing of.
-
-        A fixed vocabulary reads other words as [UNK]. An LSH gives words without an n-gram of the
-        corpus it was fitted to the same hash code, all zeros.
-        """
-        if self.is_fixed:
-            return np.array([word in self.id_of_word for word in words], bool)
-        if isinstance(self.hash, NgramLSH):
-            return np.array([len(self.hash.list_features(word)) > 0 for word in words], bool)
-        return np.ones(len(words), bool)
-
     def add_words(self, words):
         """Give each new word the next free ID."""
         for word in words:
@@ -138,20 +130,34 @@ class HashTokenizer:
             return [self.ids(words) for words in self.subwords.split_texts(texts)]
         return [self.ids(list_words(text, self.split_name)) for text in texts]
 
-    def fixed_codes(self):
-        """Return the codes of a fixed vocabulary, (FIRST_WORD_ID + V, C)."""
-        if self.config.code_format == "row":
-            return np.arange(FIRST_WORD_ID + len(self.words), dtype=np.int32)[:, None]
-        # each map has rows of its own: R for its buckets, then one for each special token
-        specials = self.bloom_map.buckets + np.arange(FIRST_WORD_ID, dtype=np.int32)  # (5,)
-        specials = np.tile(specials[:, None], self.bloom_map.m)  # (5, m)
-        return np.concatenate([specials, self.bloom_map.digest])
+    def is_known(self, words):
+        """Return bool (V,): whether the model can tell a word from other unknown words.
+
+        A fixed vocabulary reads other words as [UNK]. An LSH gives words without an n-gram of the
+        corpus it was fitted to the same hash code, all zeros.
+        """
+        if self.is_fixed:
+            return np.array([word in self.id_of_word for word in words], bool)
+        if isinstance(self.hash, NgramLSH):
+            return np.array([len(self.hash.list_features(word)) > 0 for word in words], bool)
+        return np.ones(len(words), bool)
+
+    # Token IDs to hash codes
+
+    def codes(self):
+        """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
+        num_hashed = len(self.code_table) - FIRST_WORD_ID
+        new_words = self.words[num_hashed:]
+        if new_words:
+            added = self.hash_words(new_words)
+            self.code_table = np.concatenate([self.code_table, added])
+        return self.code_table
 
     def hash_words(self, words):
         """Return the codes (len(words), C) of words, with the dtype and C of their format."""
         c = self.config
         if self.is_fixed:
-            return self.code_table[self.ids(words)]  # an unknown word has the codes of [UNK]
+            return self.fixed_codes(self.ids(words))
         if c.code_format == "index":
             index = self.hash.index(words, c.rows)  # (V,)
             return index.astype(np.int32)[:, None]
@@ -174,22 +180,30 @@ class HashTokenizer:
         return sketch_index(words, k, rows, self.hash_seed, self.key).astype(np.int32)
 
     def sketch_targets(self, words):
-        """Return int32 (V, k), what hash-mlm predicts for words, whatever their codes. [CM]"""
+        """Return int32 (V, k), what hash-mlm predicts for words in any code format. [CM]"""
         return self.sketch(words, self.config.hashes, self.config.buckets)
 
+    def fixed_codes(self, ids):
+        """Return the codes (n, C) of token IDs (n,), special tokens too, in a fixed vocabulary."""
+        ids = ids[:, None]
+        if self.config.code_format == "row":
+            return ids
+        # each map has rows of its own: R for its buckets, then one for each special token
+        items = np.maximum(ids[:, 0] - FIRST_WORD_ID, 0)
+        digests = self.bloom_map.digest[items]  # (n, m)
+        return np.where(ids < FIRST_WORD_ID, self.bloom_map.buckets + ids, digests)
+
     def special_codes(self):
-        """Return zeros, (FIRST_WORD_ID, C): special tokens have vectors of their own in Model."""
+        """Return the codes of the special tokens, (FIRST_WORD_ID, C).
+
+        They are zeros where words are hashed: special tokens have vectors of their own in Model.
+        """
+        if self.is_fixed:
+            return self.fixed_codes(np.arange(FIRST_WORD_ID, dtype=np.int32))
         no_codes = self.hash_words([])  # (0, C), which has the dtype and C of the format
         return np.zeros((FIRST_WORD_ID, no_codes.shape[1]), no_codes.dtype)
 
-    def codes(self):
-        """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
-        num_hashed = len(self.code_table) - FIRST_WORD_ID
-        new_words = self.words[num_hashed:]
-        if new_words:
-            added = self.hash_words(new_words)
-            self.code_table = np.concatenate([self.code_table, added])
-        return self.code_table
+    # Checkpoints
 
     def state(self):
         """Return plain types that load restores: all but the config and a growing word list."""
@@ -291,7 +305,7 @@ class Phrases:
         units: list[str], phrases and then pieces.
     """
 
-    MAX_COUNTED = 10_000_000  # words and pairs counted at a time; then the rarer half is dropped
+    MAX_COUNTED = 10_000_000  # words and pairs in memory; beyond it the rarer half is dropped
 
     def __init__(self, text):
         state = json.loads(text)
@@ -304,12 +318,9 @@ class Phrases:
 
     @classmethod
     def train(cls, open_texts, size=1_000_000, max_pieces=30_000):
-        """Learn phrases, then pieces, from texts that are read twice.
+        """Learn phrases, then pieces, from texts that are read twice, see BPE.train.
 
-        Args:
-            open_texts: function without arguments that returns an iterable of str.
-            size: int, number of units.
-            max_pieces: int, how many of the units are pieces, at least 256.
+        At most max_pieces of the `size` units are pieces, and at least 256.
         """
         counts = Counter()
         for text in open_texts():
@@ -317,11 +328,12 @@ class Phrases:
             counts.update(words)
             counts.update(" ".join(pair) for pair in zip(words, words[1:]))
             if len(counts) > cls.MAX_COUNTED:
-                drop_rarer_half(counts)
+                median = sorted(counts.values())[len(counts) // 2]
+                counts = Counter({key: n for key, n in counts.items() if n > median})
         bpe = BPE.train(open_texts, min(max_pieces, size))
-        best = sorted(counts, key=lambda phrase: (-counts[phrase], phrase))
-        best = best[:max(size - len(bpe.units), 0)]
-        phrases = [phrase for phrase in best if counts[phrase] > 1]
+        phrases = [phrase for phrase in counts if counts[phrase] > 1]
+        phrases.sort(key=lambda phrase: (-counts[phrase], phrase))
+        phrases = phrases[:max(size - len(bpe.units), 0)]
         return cls(json.dumps(dict(phrases=phrases, bpe=bpe.json)))
 
     def split(self, text):
@@ -345,14 +357,6 @@ class Phrases:
     def split_texts(self, texts):
         """Return the units of each text, list[list[str]]."""
         return [self.split(text)[0] for text in texts]
-
-
-def drop_rarer_half(counts):
-    """Remove the keys of a Counter whose count is at most the median: half of them, or more."""
-    median = sorted(counts.values())[len(counts) // 2]
-    for key, count in list(counts.items()):
-        if count <= median:
-            del counts[key]
 
 
 SUBWORDS = {"bpe": BPE, "phrases": Phrases}  # ways to split that are learned from the corpus
@@ -391,25 +395,24 @@ def split_names(text, names, max_words):
     """Split text into item names as they are written: case and punctuation stay.
 
     Args:
-        text: str, a line of names between tabs, or else between spaces, where match_longest finds
-            the longer names.
+        text: str, a line of names between tabs, or without tabs of names between spaces, where
+            match_longest finds those of several words.
         names: set or dict of str.
-        max_words: int, words of the longest name.
+        max_words: int, words of the longest name. It does not count between tabs.
 
     Returns:
         names list[str], inner spaces single, and spans list[(start, end)] in characters of text.
         Between tabs a span includes the spaces around the name.
     """
-    spans = []
+    pattern = r"\S+"
     if "\t" in text:
-        for match in re.finditer("[^\t]+", text):
-            if match.group().strip():
-                spans.append(match.span())
-    else:
-        matches = list(re.finditer(r"\S+", text))
-        words = [match.group() for match in matches]
-        for start, stop in match_longest(words, names, max_words):
-            spans.append((matches[start].start(), matches[stop - 1].end()))
+        pattern = r"[^\t]+"
+        max_words = 1
+    matches = [match for match in re.finditer(pattern, text) if match.group().strip()]
+    words = [match.group() for match in matches]
+    spans = []
+    for start, stop in match_longest(words, names, max_words):
+        spans.append((matches[start].start(), matches[stop - 1].end()))
     found = [" ".join(text[start:end].split()) for start, end in spans]
     return found, spans
 
@@ -478,12 +481,14 @@ def sliding_windows(question, context, length, stride):
     room = length - 4 - len(question)
     step = min(stride, room)  # a longer stride would leave words out
     windows = []
-    # the last window is the first one that reaches the end of the context
-    for start in range(0, max(len(context) - room, 0) + step, step):
+    start = 0
+    while True:
         stop = min(start + room, len(context))
         ids, _ = build_inputs(question, context[start:stop], length)
         windows.append(Window(ids, len(question) + 3, start, stop))
-    return windows
+        if stop == len(context):
+            return windows
+        start += step
 
 
 def main():

@@ -8,7 +8,7 @@ Out of scope: the hash functions (hashing.py), Bloom maps (bloom.py), the tokeni
 Notation:
     V words   C code numbers of a word   k hash functions of a sketch   m hashes of an item
 
-    corpus -> build_tokenizer -> build_codes -> Model.set_codes
+    Corpus -> build_tokenizer -> build_codes -> Model.set_codes
                                  build_targets -> the objective hash-mlm
 
 The folder of the corpus keeps what takes long: fitted hashes, coherent maps and tables of codes.
@@ -83,22 +83,31 @@ def build_codes(config, tokenizer, corpus, quiet=False):
     """
     if tokenizer.is_fixed:  # it has made its codes
         return torch.from_numpy(tokenizer.codes())
-
-    def hash_corpus():
-        announce("hashing", corpus, quiet)
-        codes = hash_in_parts(tokenizer, corpus.words, quiet)
-        return torch.from_numpy(np.concatenate([tokenizer.special_codes(), codes]))
-
     c = config
     sizes = [c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights]
-    return cached(corpus, "codes", [sizes, tokenizer.state()], hash_corpus)
+    identity = [sizes, tokenizer.state()]
+    return cached(corpus, "codes", identity, hash_corpus, tokenizer, corpus, quiet)
+
+
+def hash_corpus(tokenizer, corpus, quiet):
+    """Return the codes of special tokens and words, (5 + V, C). Many are hashed on all cores."""
+    codes = [tokenizer.special_codes()]
+    parts = divide(corpus.words, PART)
+    if len(parts) == 1:  # done before processes would have started
+        codes.append(tokenizer.hash_words(corpus.words))
+    else:
+        hidden = True if quiet else None  # None: tqdm shows its bar on a terminal alone
+        with start_workers() as pool:
+            hashed = pool.imap(tokenizer.hash_words, parts)
+            codes.extend(tqdm(hashed, "hashing words", len(parts), disable=hidden))
+    return torch.from_numpy(np.concatenate(codes))
 
 
 def build_targets(config, tokenizer, corpus, codes):
     """Return what hash-mlm predicts for each token ID, int32 tensor (5 + V, k). [CM]
 
-    These are the codes themselves where codes are digests or sketches. Other objectives predict no
-    hashes: None.
+    These are the codes themselves where codes are digests or sketches. None for other objectives,
+    which predict no hashes.
     """
     if config.head != "hash-mlm":
         return None
@@ -117,10 +126,12 @@ def fit_hash(args, corpus):
         return cls.fit(None, **options)
 
     def fit():
-        announce(f"fitting {args.hash} to", corpus, args.quiet)
-        counts = dict(zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()))
-        # some pieces of BPE do not occur
-        counts = {word: count for word, count in counts.items() if count > 0}
+        if len(corpus.words) > PART and not args.quiet:  # it takes seconds
+            print(f"fitting {args.hash} to {len(corpus.words):,} words", flush=True)
+        counts = {}
+        for word, count in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()):
+            if count > 0:  # some pieces of BPE do not occur
+                counts[word] = count
         return cls.fit(counts, **options).state()
 
     return cls(**cached(corpus, f"fit-{args.hash}", options, fit))
@@ -135,9 +146,10 @@ def build_bloom_map(args, m, corpus, num_items):
         return coherent_map(items, sizes, coherent=args.coherent, **shape).state()
 
     with blame(f"--alpha for {num_items:,} items"):
-        if args.coherent:
-            return BloomMap.load(cached(corpus, "coherent", [shape, args.coherent], learn_map))
-        return BloomMap(**shape)
+        if not args.coherent:
+            return BloomMap(**shape)
+        state = cached(corpus, "coherent", [shape, args.coherent], learn_map)
+        return BloomMap.load(state)
 
 
 def list_training_items(corpus, num_items):
@@ -158,43 +170,26 @@ def list_training_items(corpus, num_items):
     return np.concatenate(pages), sizes
 
 
-def announce(stage, corpus, quiet):
-    """Print which stage begins, where there are words enough for it to take seconds."""
-    if len(corpus.words) > PART and not quiet:
-        print(f"{stage} {len(corpus.words):,} words", flush=True)
-
-
-def hash_in_parts(tokenizer, words, quiet):
-    """Return the codes (V, C) of words. Many words are hashed on all cores."""
-    parts = divide(words, PART)
-    if len(parts) == 1:  # done before processes would have started
-        return tokenizer.hash_words(words)
-    hidden = True if quiet else None  # None: tqdm shows its bar on a terminal alone
-    with start_workers() as pool:
-        codes = pool.imap(tokenizer.hash_words, parts)
-        return np.concatenate(list(tqdm(codes, "hashing words", len(parts), disable=hidden)))
-
-
-def cached(corpus, name, identity, build):
-    """Return what build() returns, which is kept in a file beside the corpus.
+def cached(corpus, name, identity, build, *args):
+    """Return what build(*args) returns, which is kept in a file beside the corpus.
 
     Args:
         corpus: data.corpus.Corpus.
         name: str, how the name of the file begins.
         identity: value of plain types, all that the result depends on besides the corpus.
-        build: function without arguments that returns plain types and tensors.
+        build: function of args that returns plain types and tensors.
 
     Raises:
         InputError: The file is damaged.
     """
     path = os.path.join(corpus.folder, f"{name}-{fingerprint(identity)}.pt")
-    build_once(path, lambda temporary: torch.save(build(), temporary))
+    build_once(path, lambda temporary: torch.save(build(*args), temporary))
     with blame(path, Exception):
         return torch.load(path, weights_only=True)
 
 
 def report_unknown(tokenizer, words, counts):
-    """Print the share of a text's words that look all alike to a model, if there are any.
+    """Print which share of a text's words a model cannot tell apart, if there are any.
 
     Args:
         tokenizer: HashTokenizer; its is_known says which words these are.

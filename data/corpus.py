@@ -6,15 +6,15 @@ Out of scope: the formats of files (data/rows.py), batches (data/batches.py).
 
 From a row to token IDs:
 
-    read_rows -> read_documents -> read_work -> split_work, in several processes -> drop_copies
-    -> numbers.bin -> ids.bin, read by Corpus
+    read_rows -> read_documents -> read_work -> split_work, in several processes
+    -> number_words -> numbers.bin -> renumber -> ids.bin, which Corpus reads
 
 Example: the documents "the cat" and "a cat a cat" become
 
     numbers.bin  5 6 2 7 6 7 6 2     words by first appearance; 2 is [SEP], the end of a document
     ids.bin      7 5 2 6 5 6 5 2     words by frequency
     words.txt    cat a the
-    offsets      0 3 8
+    offsets.npy  0 3 8
 """
 
 import hashlib
@@ -31,14 +31,16 @@ from tqdm import tqdm
 from bloom import random_order
 from common import InputError, blame, build_once, fingerprint, num_cores, start_workers, write_json
 from data.batches import divide
-from data.python_source import python_files, python_texts, walk_files
+from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
 from data.rows import ENDINGS, get_ending, list_names, note_once, peek_columns, read_hub, read_rows
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
 
-# python: docstrings of the installed Python; stdlib: of its standard library alone; python-names:
-# the names that functions use
-PYTHON = ("python", "stdlib", "python-names")
+PYTHON = {  # name -> where its .py files are
+    "python": PLACES,  # docstrings of the installed Python
+    "stdlib": ["stdlib"],  # docstrings of the standard library alone
+    "python-names": PLACES,  # for each function the names that it uses
+}
 HUB = {  # name -> data set on the hub, and its configuration
     "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
     "bookcorpus": ("rojagtap/bookcorpus",),
@@ -77,28 +79,26 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
     num_subwords = max_subwords if split in SUBWORDS else None
     identity = [FORMAT, data, split, num_subwords, field, reading]
     for part in split_parts(data):
-        files = list_python(part) if part in PYTHON else find_files(part)
-        for file in files:
+        for file in find_files(part):
             stat = os.stat(file)
             identity.append((os.path.abspath(file), stat.st_size, stat.st_mtime_ns))
     path = os.path.join(cache, f"{name_data(data)}-{split}-{fingerprint(identity)}")
 
     if not quiet and not os.path.exists(path):
         print(f"preparing {data}, once for all runs, in {cache}", flush=True)
-
-    def write(temporary):
-        write_corpus(Path(temporary), data, split, max_subwords, quiet, field, reading)
-
-    return build_once(path, write)
+    return build_once(path, write_corpus, data, split, max_subwords, quiet, field, reading)
 
 
 def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
-    """Write all files of a prepared corpus, see prepare, to a new folder."""
+    """Write all files of a prepared corpus to a new folder. The arguments are those of prepare."""
+    folder = Path(folder)
     folder.mkdir()
     hidden = True if quiet else None  # None: tqdm shows its bars on a terminal alone
     is_sets = split == "items"
+
+    # Subwords are learned from the texts first, and have numbers before any text is split
     subwords = None
-    number_of = {}  # word -> number by first appearance: how frequent it is shows at the end
+    number_of = {}  # word -> its number
     if split in SUBWORDS:
         def open_texts():
             works = read_work(data, is_sets, field, **reading)
@@ -109,39 +109,48 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
         number_of = {unit: i for i, unit in enumerate(subwords.units, FIRST_WORD_ID)}
 
+    # Read and split all documents once, on all cores. The frequency of a word is known at the end:
+    # number words by first appearance now, and by frequency then
     works = read_work(data, is_sets, field, **reading)
     units = tqdm(split_all(works, split, subwords), f"preparing {data}", disable=hidden)
     number_words(units, number_of, is_sets, folder / "numbers.bin")
     if os.path.getsize(folder / "numbers.bin") == 0:
         raise InputError(f"--data {data}: expected text, got no words.")
-    dtype = renumber(folder, list(number_of), by_frequency=subwords is None)
-    write_meta(folder, data, split, dtype)
+    sizes = renumber(folder, list(number_of), by_frequency=subwords is None)
+    write_json(folder / "meta.json", dict(data=data, split=split, **sizes))
 
 
 def number_words(units, number_of, is_sets, path):
     """Write documents as the numbers of their words, uint32. SEP ends each document.
 
+    Code is copied about, so its docstrings and sets of names repeat, and held-out text would be
+    seen in training: only the first of equal documents in Python sources is written.
+
     Args:
         units: iterable of (kind, documents), see split_work.
-        number_of: dict, word -> its number. New words are added.
-        is_sets: bool, documents are item sets.
+        number_of: dict, word -> its number. A new word gets the next one.
+        is_sets: bool, documents are item sets, which are equal in any order.
         path: of the new file.
     """
     seen = set()
     with open(path, "wb") as file:
         for kind, documents in units:
-            if kind in PYTHON:
-                documents = drop_copies(documents, is_sets, seen)
             numbers = []
             for document in documents:
-                for word in document.split("\n"):
+                words = document.split("\n")
+                if kind in PYTHON:
+                    key = tuple(sorted(words)) if is_sets else document
+                    if key in seen:
+                        continue
+                    seen.add(key)
+                for word in words:
                     numbers.append(number_of.setdefault(word, FIRST_WORD_ID + len(number_of)))
                 numbers.append(SEP)
             np.array(numbers, np.uint32).tofile(file)
 
 
 def renumber(folder, words, by_frequency):
-    """Turn numbers.bin into ids.bin, words.txt and counts.npy, all by token ID.
+    """Turn numbers.bin into ids.bin, offsets.npy, counts.npy and words.txt.
 
     Args:
         folder: Path.
@@ -150,14 +159,17 @@ def renumber(folder, words, by_frequency):
             the first to appear. Otherwise the numbers are the IDs, as for subwords.
 
     Returns:
-        str, the dtype of ids.bin.
+        dict for meta.json: sizes, the dtype of ids.bin, and a digest, which tells a checkpoint
+        its corpus.
     """
+    # Count the words
     numbers = np.memmap(folder / "numbers.bin", np.uint32, "r")
     num_ids = FIRST_WORD_ID + len(words)
     counts = np.zeros(num_ids, np.int64)  # by number, then by ID
     for part in divide(numbers, PIECE):
         counts += np.bincount(part, minlength=num_ids)
 
+    # Sort them
     order = np.arange(len(words))
     if by_frequency:
         order = np.argsort(-counts[FIRST_WORD_ID:], kind="stable")
@@ -165,96 +177,28 @@ def renumber(folder, words, by_frequency):
     id_of_number = np.arange(num_ids).astype(dtype)
     id_of_number[FIRST_WORD_ID + order] = np.arange(FIRST_WORD_ID, num_ids)
     counts[FIRST_WORD_ID:] = counts[FIRST_WORD_ID + order]
+    np.save(folder / "counts.npy", counts)
+    text = "".join([words[i] + "\n" for i in order])
+    text = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
+    (folder / "words.txt").write_bytes(text)
 
+    # Write their IDs
+    digest = hashlib.md5(usedforsecurity=False)
+    num_written = 0
+    offsets = [[0]]
     with open(folder / "ids.bin", "wb") as file:
         for part in divide(numbers, PIECE):
-            id_of_number[part].tofile(file)
-    os.remove(folder / "numbers.bin")
-    np.save(folder / "counts.npy", counts)
-    text = "".join(words[i] + "\n" for i in order)
-    # JSON may hold half a surrogate pair
-    (folder / "words.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
-    return dtype
-
-
-def write_meta(folder, data, split, dtype):
-    """Write offsets.npy, where documents start, and meta.json: sizes, and a digest of the corpus.
-
-    Checkpoints identify their corpus by the digest.
-    """
-    ids = np.memmap(folder / "ids.bin", dtype, "r")
-    digest = hashlib.md5(usedforsecurity=False)
-    offsets = [[0]]
-    for start in range(0, len(ids), PIECE):
-        part = ids[start:start + PIECE]
-        digest.update(part)
-        offsets.append(start + 1 + np.flatnonzero(part == SEP))  # behind each SEP
-    digest.update((folder / "words.txt").read_bytes())
+            ids = id_of_number[part]
+            ids.tofile(file)
+            digest.update(ids)
+            offsets.append(num_written + 1 + np.flatnonzero(ids == SEP))  # behind each SEP
+            num_written += len(ids)
+    digest.update(text)
     np.save(folder / "offsets.npy", np.concatenate(offsets))
-    counts = np.load(folder / "counts.npy")
-    words = counts[FIRST_WORD_ID:]
-    meta = dict(data=data, split=split, documents=int(counts[SEP]), words=int(words.sum()),
-                dtype=dtype, distinct=int((words > 0).sum()), digest=digest.hexdigest())
-    write_json(folder / "meta.json", meta)
-
-
-def split_all(works, split, subwords):
-    """Yield split_work of each unit, in order, on all cores where that pays."""
-    # a small file is one unit; processes start in 0.1 s, on macOS and Windows in seconds
-    head = list(itertools.islice(works, 2))
-    works = itertools.chain(head, works)
-    if len(head) < 2 or subwords is not None:  # the BPE library has threads of its own
-        for work in works:
-            yield split_work(work, split, subwords)
-        return
-    with start_workers() as pool:
-        pending = deque()
-        for work in works:
-            pending.append(pool.apply_async(split_work, (work, split)))
-            if len(pending) > 4 * num_cores():  # else the reader runs ahead without limit
-                yield pending.popleft().get()
-        for result in pending:
-            yield result.get()
-
-
-def split_work(work, split, subwords=None):
-    """Split one unit of work into words. It runs in a worker process.
-
-    Args:
-        work: (kind, payload) from read_work.
-        split: str, one of tokenizer.SPLITS; subwords: its BPE or Phrases, or None.
-
-    Returns:
-        kind, as in work.
-        documents: list[str], the words of each joined by line breaks, which are in no word. A str
-            is faster to send than a list.
-    """
-    kind, _ = work
-    texts = list_documents(work)
-    if subwords is not None:
-        documents = subwords.split_texts(texts)
-    elif split == "items":
-        documents = [item_names(text) for text in texts]
-    else:
-        documents = [list_words(text, split) for text in texts]
-    return kind, ["\n".join(words) for words in documents if words]
-
-
-def drop_copies(documents, is_sets, seen):
-    """Return the documents that are not in the set `seen`, and add them to it.
-
-    Code is copied about, so its docstrings and sets of names repeat, and held-out text would be
-    seen in training. Two sets are copies in any order.
-    """
-    first_ones = []
-    for document in documents:
-        key = document
-        if is_sets:
-            key = tuple(sorted(document.split("\n")))
-        if key not in seen:
-            seen.add(key)
-            first_ones.append(document)
-    return first_ones
+    os.remove(folder / "numbers.bin")
+    word_counts = counts[FIRST_WORD_ID:]
+    return dict(documents=int(counts[SEP]), words=int(word_counts.sum()), dtype=dtype,
+                distinct=int((word_counts > 0).sum()), digest=digest.hexdigest())
 
 
 class Corpus:
@@ -305,31 +249,11 @@ class Corpus:
 
 
 # -------------------------------------------------------------------------------------------------
-# Rows to documents: str, or a list of item names
-
-
-def split_parts(data):
-    """Return the parts of --data, which + joins. A path that exists may have a + in its name."""
-    if os.path.exists(data):
-        return [data]
-    return data.split("+")
-
-
-def name_data(data):
-    """Return a name of --data for files: my_texts/+python gives my_texts+python."""
-    names = [Path(part).resolve().stem for part in split_parts(data)]
-    return "+".join(names)[:40]
-
-
-def list_python(part):
-    """Return the paths of the .py files that a name in PYTHON stands for."""
-    if part == "stdlib":
-        return list(python_files(["stdlib"]).values())
-    return list(python_files().values())
+# Documents to words, on all cores
 
 
 def read_work(data, is_sets=False, field=None, **reading):
-    """Cut corpora into units of work for one core, lazily.
+    """Yield units of work, each for one core: a million characters, or 64 files of Python.
 
     Args:
         data: str, names, paths or hub IDs, joined by +.
@@ -345,20 +269,61 @@ def read_work(data, is_sets=False, field=None, **reading):
             if field is not None or reading:
                 raise InputError("--field, --encoding, --sep, --header: require files, "
                                  f"got {part}.")
-            paths = list_python(part)
-            for start in range(0, len(paths), 64):  # files; parsing takes most of the time
-                yield part, paths[start:start + 64]
+            for unit in divide(find_files(part), 64):  # workers parse them, which takes longest
+                yield part, unit
             continue
         texts = []
-        size = 0
+        size = 0  # characters, or names in lists
         for text in read_documents(part, is_sets, field, **reading):
             texts.append(text)
             size += len(text)
-            if size > 1_000_000:  # characters, or names in lists
+            if size > 1_000_000:
                 yield "texts", texts
                 texts = []
                 size = 0
         yield "texts", texts
+
+
+def split_all(works, split, subwords):
+    """Yield split_work of each unit, in order, on all cores where that pays."""
+    # a small file is one unit; processes start in 0.1 s, on macOS and Windows in seconds
+    head = list(itertools.islice(works, 2))
+    works = itertools.chain(head, works)
+    if len(head) < 2 or subwords is not None:  # the BPE library has threads of its own
+        for work in works:
+            yield split_work(work, split, subwords)
+        return
+    with start_workers() as pool:
+        pending = deque()
+        for work in works:
+            pending.append(pool.apply_async(split_work, (work, split)))
+            if len(pending) > 4 * num_cores():  # else the reader runs ahead without limit
+                yield pending.popleft().get()
+        for result in pending:
+            yield result.get()
+
+
+def split_work(work, split, subwords=None):
+    """Split one unit of work into words, in a worker process.
+
+    Args:
+        work: (kind, payload) from read_work.
+        split: str, one of tokenizer.SPLITS; subwords: its BPE or Phrases, or None.
+
+    Returns:
+        kind, as in work.
+        documents: list[str], the words of each joined by line breaks, which are in no word. A str
+            is faster to send than a list.
+    """
+    kind, _ = work
+    texts = list_documents(work)
+    if subwords is not None:
+        documents = subwords.split_texts(texts)
+    elif split == "items":
+        documents = [item_names(text) for text in texts]
+    else:
+        documents = [list_words(text, split) for text in texts]
+    return kind, ["\n".join(words) for words in documents if words]
 
 
 def list_documents(work):
@@ -366,10 +331,71 @@ def list_documents(work):
     kind, payload = work
     if kind == "texts":
         return payload
+    read = python_names if kind == "python-names" else python_texts
     texts = []
     for path in payload:
-        texts.extend(python_texts(path, names=kind == "python-names"))
+        texts.extend(read(path))
     return texts
+
+
+# -------------------------------------------------------------------------------------------------
+# The files and data sets that --data names
+
+
+def split_parts(data):
+    """Return the parts of --data, which + joins. A path that exists may have a + in its name."""
+    if os.path.exists(data):
+        return [data]
+    return data.split("+")
+
+
+def name_data(data):
+    """Return a name of --data for files: my_texts/+python gives my_texts+python."""
+    names = [Path(part).resolve().stem for part in split_parts(data)]
+    return "+".join(names)[:40]
+
+
+def list_sources(part, **reading):
+    """Return (name, rows) of each file at a path, or of a hub data set. Rows are read later."""
+    files = find_files(part)
+    if files:
+        return [(file, read_rows(file, **reading)) for file in files]
+    # a mistyped path does not go to the hub, which would answer after half a minute
+    is_path = os.path.exists(part) or get_ending(part) in ENDINGS
+    if part not in HUB and (is_path or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part)):
+        raise InputError(f"--data {part}: expected files in {', '.join(ENDINGS)} (or .gz), a hub "
+                         f"ID or one of {', '.join((*PYTHON, *HUB))}. Nothing was found there.")
+    hub = HUB.get(part, (part,))
+    return [(part, read_hub(*hub))]
+
+
+def find_files(part):
+    """Return the paths of the files of a part of --data, [] for a hub ID.
+
+    They are the .py files of a name in PYTHON, the file at a path, or the data files in a folder,
+    but for linked folders.
+    """
+    if part in PYTHON:
+        return list(python_files(PYTHON[part]).values())
+    if os.path.isfile(part):
+        return [part]
+    files = {}
+    others = []  # endings
+    for file in sorted(walk_files(part)):
+        ending = get_ending(file)
+        if ending in ENDINGS:
+            # a file and a link to it count once, or one would be held out and the other trained on
+            files[os.path.realpath(file)] = file
+        else:
+            others.append(ending)
+    if files and others:
+        note_once(f"{part}: {len(files):,} files; {len(others):,} of other kinds are left out: "
+                  f"{', '.join(sorted(set(others)))}")
+    return list(files.values())
+
+
+# -------------------------------------------------------------------------------------------------
+# Rows to documents: str, or a list of item names
 
 
 def read_documents(part, is_sets, field, **reading):
@@ -384,15 +410,15 @@ def read_documents(part, is_sets, field, **reading):
         is_table = len(columns) == 2  # with a row for each page and item
         pages = defaultdict(list)  # page -> its items
         for number, row in enumerate(rows, 1):
-            document = [row.get(name) for name in columns]
-            if not is_table:
-                [document] = document
-            if not is_document(document, is_sets) or (is_table and document[0] in (None, "")):
+            cells = [row.get(name) for name in columns]
+            document = cells if is_table else cells[0]
+            has_page = not is_table or cells[0] not in (None, "")  # items without one are no set
+            if not has_page or not is_document(document, is_sets):
                 raise InputError(f"{source}, row {number:,}: expected text, or in an item "
                                  f"set names or whole numbers, in {', '.join(columns)}, got "
                                  f"{document!r:.60}. Use --field.")
             if is_table:
-                page, item = document
+                page, item = cells
                 pages[page].append(item)
             elif document:
                 yield document
@@ -405,39 +431,6 @@ def is_document(value, is_sets):
         # by type: for isinstance True is a whole number, too
         return all(type(name) in (str, int, type(None)) for name in value)
     return value is None or isinstance(value, str)
-
-
-def find_files(path):
-    """Return the data files at a path: the file itself, or all in a folder but linked folders."""
-    if os.path.isfile(path):
-        return [path]
-    files = {}
-    others = []  # endings
-    for file in sorted(walk_files(path)):
-        ending = get_ending(file)
-        if ending in ENDINGS:
-            # a file and a link to it count once, or one would be held out and the other trained on
-            files[os.path.realpath(file)] = file
-        else:
-            others.append(ending)
-    if files and others:
-        note_once(f"{path}: {len(files):,} files; {len(others):,} of other kinds are left out: "
-                  f"{', '.join(sorted(set(others)))}")
-    return list(files.values())
-
-
-def list_sources(part, **reading):
-    """Return (name, rows) of each file at a path, or of a hub data set. Rows are read later."""
-    files = find_files(part)
-    if files:
-        return [(file, read_rows(file, **reading)) for file in files]
-    # the hub is not asked for a mistyped path: it would answer after half a minute
-    is_path = os.path.exists(part) or get_ending(part) in ENDINGS
-    if part not in HUB and (is_path or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part)):
-        raise InputError(f"--data {part}: expected files in {', '.join(ENDINGS)} (or .gz), a hub "
-                         f"ID or one of {', '.join((*PYTHON, *HUB))}. Nothing was found there.")
-    hub = HUB.get(part, (part,))
-    return [(part, read_hub(*hub))]
 
 
 def choose_columns(source, row, field=None, is_sets=False):

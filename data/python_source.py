@@ -15,9 +15,10 @@ from tqdm import tqdm
 
 from common import build_once, fingerprint
 
+PLACES = ("platlib", "purelib", "stdlib")  # names in sysconfig: packages, standard library
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
-# pydoc: which module does a docstring come from?
+# The task pydoc: name the module that a docstring comes from
 PYDOC_FORMAT = 3  # prepared files of another format are built again
 PYDOC_MODULES = 20
 PYDOC_ROWS = {"train": 1_000, "dev": 200}  # for each module, at most
@@ -35,14 +36,14 @@ def walk_files(folder):
                 yield path  # not a pipe, not a broken link
 
 
-def python_files(places=("platlib", "purelib", "stdlib")):
+def python_files(places=PLACES):
     """Return name -> path of the .py files of Python and its installed packages, without tests.
 
     Tests are files and folders whose names begin with test. Names are relative, such as
     json/decoder.py, and sorted, so that all machines have one order.
 
     Args:
-        places: names in sysconfig, for packages and the standard library. The last one wins.
+        places: names in sysconfig. The last one wins.
     """
     files = {}
     for place in places:
@@ -55,27 +56,10 @@ def python_files(places=("platlib", "purelib", "stdlib")):
     return dict(sorted(files.items()))
 
 
-def python_texts(path, names=False):
-    """Yield the docstrings of a .py file and the help topics of pydoc.
-
-    Args:
-        path: str. A file that does not parse has no texts.
-        names: bool, yield for each function the distinct names that it uses, joined by spaces,
-            instead. A function inside another is on its own.
-    """
-    try:
-        with open(path, "rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            tree = ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # a template, Python 2, a test of some parser
-    for node in ast.walk(tree):
-        if names:
-            if isinstance(node, FUNCTIONS):
-                used = list_used_names(node)
-                if len(used) > 1:
-                    yield " ".join(used)
-        elif isinstance(node, DOCUMENTED):
+def python_texts(path):
+    """Yield the docstrings of a .py file, or the help topics of pydoc."""
+    for node in list_nodes(path):
+        if isinstance(node, DOCUMENTED):
             text = ast.get_docstring(node)
             if text:
                 yield text
@@ -85,18 +69,35 @@ def python_texts(path, names=False):
                     yield value.value
 
 
-def list_used_names(function):
-    """Return the distinct names in the body of a function, but for those in functions inside it."""
-    used = {}  # a dict keeps the order
-    todo = list(function.body)
-    for node in todo:  # breadth first: the list grows while it is read
-        if isinstance(node, ast.Name):
-            used[node.id] = True
-        elif isinstance(node, ast.Attribute):
-            used[node.attr] = True
-        if not isinstance(node, FUNCTIONS):
-            todo.extend(ast.iter_child_nodes(node))
-    return list(used)
+def python_names(path):
+    """Yield the distinct names that each function of a .py file uses, joined by spaces.
+
+    A function inside another is on its own.
+    """
+    for function in list_nodes(path):
+        if not isinstance(function, FUNCTIONS):
+            continue
+        names = {}  # a dict keeps the order
+        todo = list(function.body)
+        for node in todo:  # breadth first: the list grows while it is read
+            if isinstance(node, ast.Name):
+                names[node.id] = True
+            elif isinstance(node, ast.Attribute):
+                names[node.attr] = True
+            if not isinstance(node, FUNCTIONS):
+                todo.extend(ast.iter_child_nodes(node))
+        if len(names) > 1:
+            yield " ".join(names)
+
+
+def list_nodes(path):
+    """Return the nodes of a .py file's syntax tree; [] if it does not parse."""
+    try:
+        with open(path, "rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            return ast.walk(ast.parse(file.read()))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # a template, Python 2, a test of some parser
 
 
 # -------------------------------------------------------------------------------------------------
@@ -109,19 +110,11 @@ def build_pydoc(cache):
     # another Python, or another package, is another task
     sizes = [os.path.getsize(path) for path in files.values()]
     identity = fingerprint([PYDOC_FORMAT, list(files), sizes])
-
-    def write(folder):
-        os.makedirs(folder)
-        for split, rows in choose_docstrings(files).items():
-            with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
-                for row in rows:
-                    print(json.dumps(row), file=file)
-
-    return build_once(os.path.join(cache, f"pydoc-{identity}"), write)
+    return build_once(os.path.join(cache, f"pydoc-{identity}"), write_pydoc, files)
 
 
-def choose_docstrings(files):
-    """Return dict, split -> records: docstrings of the largest modules, with the module's name."""
+def write_pydoc(folder, files):
+    """Write the docstrings of the largest modules, with the module's name, to a new folder."""
     print("preparing pydoc, once for all runs", flush=True)
     # split -> top-level module -> docstrings
     texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
@@ -140,10 +133,14 @@ def choose_docstrings(files):
     modules = texts["train"].keys() & texts["dev"].keys()
     modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
     rng = np.random.default_rng(0)
-    rows = {"train": [], "dev": []}
+    lines = {"train": [], "dev": []}
     for module in modules[:PYDOC_MODULES]:
         for split, max_rows in PYDOC_ROWS.items():
             docstrings = texts[split][module]
             for i in rng.permutation(len(docstrings))[:max_rows]:
-                rows[split].append(dict(docstring=docstrings[i], label=module))
-    return rows
+                row = dict(docstring=docstrings[i], label=module)
+                lines[split].append(json.dumps(row) + "\n")
+    os.makedirs(folder)
+    for split in lines:
+        with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
+            file.writelines(lines[split])

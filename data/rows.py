@@ -79,8 +79,6 @@ def parse_file(path, ending, columns, keep_wrong, encoding, sep, header):
             for batch in ParquetFile(file).iter_batches():
                 yield from batch.to_pylist()
             return
-        if encoding is None:
-            refuse_utf16(path, file)
         lines = read_lines(path, file, encoding)
         if ending == ".txt":
             for line in lines:  # each is a document
@@ -98,20 +96,18 @@ def parse_file(path, ending, columns, keep_wrong, encoding, sep, header):
             yield from parse_table(path, lines, ending, columns, keep_wrong, sep, header)
 
 
-def refuse_utf16(path, file):
-    """Raise InputError where a binary file begins as UTF-16: it would be read as noise."""
-    start = file.peek(4096)
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
-        raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. Use --encoding utf-16, or "
-                         "utf-8 to keep the NULs.")
-
-
 def read_lines(path, file, encoding):
     """Yield the lines of a binary file, then say how many of its characters were replaced.
 
     Lines end with \\n alone. A carriage return inside a line becomes a space.
     """
-    if encoding is None or codecs.lookup(encoding).name == "utf-8":
+    if encoding is None:
+        start = file.peek(4096)
+        if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:  # else read as noise
+            raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. Use --encoding utf-16, "
+                             "or utf-8 to keep the NULs.")
+        encoding = "utf-8"
+    if codecs.lookup(encoding).name == "utf-8":
         encoding = "utf-8-sig"  # skips a byte-order mark
     num_replaced = 0
     for line in io.TextIOWrapper(file, encoding, errors="replace", newline="\n"):
@@ -160,6 +156,8 @@ def parse_table(path, lines, ending, columns, keep_wrong, sep, header):
     # strict: without it the cell of a stray quote takes in all rows up to the next quote
     table = csv.reader(lines, delimiter=sep, quoting=quoting, strict=True)
     rows = (cells for cells in table if cells)  # an empty line is no row
+
+    # The names of the columns; a first line without names is a row
     head = list(itertools.islice(rows, 1 + PEEK))
     if not head:
         return
@@ -169,10 +167,11 @@ def parse_table(path, lines, ending, columns, keep_wrong, sep, header):
     elif columns is not None and columns[-1] not in names:
         names = columns
     else:
-        del head[:1]
+        del head[0]
         check_header(path, names, head, is_named=header == "first")
 
-    wrong = []  # numbers of the rows of another length
+    # The rows
+    wrong = []  # numbers of those with another number of cells
     is_after_short = False
     for number, cells in enumerate(itertools.chain(head, rows), 1):
         if len(cells) != len(names):
@@ -233,7 +232,7 @@ def add_reader_flags(add):
     """Add --encoding, --sep and --header by `add`, the add_argument of a parser."""
     add("--encoding", metavar="NAME",
         help="encoding of text files, such as latin-1 or utf-16 (default: utf-8)")
-    add("--sep", metavar="CHARACTER", type=read_separator,
+    add("--sep", metavar="CHARACTER", type=lambda text: text.replace("\\t", "\t"),  # typed as \t
         help="what separates the cells of a .csv or .tsv, or the items or texts in a line of a "
         ".txt (default: a comma in a .csv; a tab in a .tsv, and between texts; between items a "
         "tab, or else spaces)")
@@ -241,11 +240,6 @@ def add_reader_flags(add):
         help="first: the first line of a .csv or .tsv names the columns, whatever it looks like; "
         "none: it is a row, and the columns are 1, 2, ... (default: first, and a line that looks "
         "like a row is refused)")
-
-
-def read_separator(text):
-    """Return the separator that a flag names. People type a tab as \\t."""
-    return text.replace("\\t", "\t")
 
 
 def reader_options(args):

@@ -8,7 +8,7 @@ import pytest
 
 from common import InputError
 from data import codes
-from hashing import md5_bits
+from hashing import MD5
 from model import Config
 from tests.support import make_words
 from tokenizer import FIRST_WORD_ID, SEP, HashTokenizer
@@ -109,9 +109,9 @@ def test_coherent_map_learns_from_training_pages_alone(tmp_path):
 def test_words_that_are_hashed_in_several_processes_keep_their_order(monkeypatch):
     monkeypatch.setattr(codes, "start_workers", lambda: ThreadPool(2))
     monkeypatch.setattr(codes, "PART", 50)
-    tokenizer = SimpleNamespace(hash_words=md5_bits)
-    hashed = codes.hash_in_parts(tokenizer, WORDS, quiet=True)
-    assert np.array_equal(hashed, md5_bits(WORDS))
+    tokenizer = HashTokenizer(Config(), hash=MD5())
+    table = codes.hash_corpus(tokenizer, SimpleNamespace(words=WORDS), quiet=True)
+    assert np.array_equal(table[FIRST_WORD_ID:], tokenizer.hash_words(WORDS))
 
 
 @pytest.mark.parametrize("counts, line", [
