@@ -19,7 +19,7 @@ import torch
 
 import objectives
 from attention import collision_probability, collisions, draw_hyperplanes, simhash
-from bench import attention, controls, harness, hashformers, misspell, sketch, superbloom
+from bench import attention, controls, gpu, harness, hashformers, misspell, sketch, superbloom
 from bench import training
 from bench.harness import ROOT, Bench, caption, markdown
 from bloom import DEMO_ORDERS, BloomMap
@@ -322,6 +322,9 @@ def readme_tables():
         benches |= file.BENCHES
     for path in ROOT.glob("results/*.json"):
         result = read_json(path)
+        if path.stem == "gpu":  # a file of four tables
+            tables |= gpu.format_tables(result)
+            continue
         if result["bench"] not in benches:  # numbers of the prose, without a table
             continue
         rows = []

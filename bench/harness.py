@@ -110,9 +110,9 @@ def count_sizes(**config):
         return count_parameters(Model(Config.choose(config)))
 
 
-def build_model(words, preset, **changes):
+def build_model(words, preset, device="cpu", **changes):
     """Return an untrained Model of a preset with changes. Its IDs: special tokens, then words."""
-    model = Model(Config.choose(PRESETS[preset] | changes))
+    model = Model(Config.choose(PRESETS[preset] | changes)).to(device)
     tokenizer = HashTokenizer(model.config, hash=MD5(), vocabulary=words)
     tokenizer.ids(words)  # it learns them
     model.set_codes(torch.from_numpy(tokenizer.codes()))
@@ -317,12 +317,12 @@ def format_cell(row, key, form):
 
 def describe_machine():
     """Return dict of device, torch, commit and date: where and when a table was measured."""
+    device = f"{os.cpu_count()} cores, {name_processor()}"
     if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
-    else:
-        device = f"{os.cpu_count()} cores, {name_processor()}"
-    commit = run_git("rev-parse", "--short", "HEAD")
-    if run_git("diff", "HEAD", "--", "*.py"):
+        driver = run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+        device = f"{torch.cuda.get_device_name()}, driver {driver}, {num_cores()} cores"
+    commit = run("git", "rev-parse", "--short", "HEAD")
+    if run("git", "diff", "HEAD", "--", "*.py"):
         commit += "+changes"  # which nobody can check out
     date = time.strftime("%Y-%m-%d")
     return dict(device=device, torch=torch.__version__, commit=commit, date=date)
@@ -337,9 +337,12 @@ def name_processor():
     return platform.processor() or platform.machine()
 
 
-def run_git(*words):
-    """Return what git prints in this project's folder."""
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+def run(*words):
+    """Return what a command prints in this project's folder."""
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:  # the program is not installed
+        return "unknown"
     return done.stdout.strip()
 
 

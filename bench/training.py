@@ -32,36 +32,33 @@ from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 # Times
 
 
-def objective_step(model, name, ids, dtype, compute_loss=None, max_norm=None):
-    """Return a function without arguments that takes a training step of an objective on the CPU.
+def objective_step(model, name, ids, dtype, compute_loss=None):
+    """Return a function without arguments that takes a training step, always on the same batch.
 
     Args:
-        model: Model, or one of Hugging Face Transformers.
-        name: str, a key of OBJECTIVES, which corrupts the IDs.
+        model: Model, one of Hugging Face Transformers, or either in DistributedDataParallel.
+        name: str, a key of OBJECTIVES, which corrupts the IDs: once, as workers do that ahead.
         ids: int64 (B, L).
         dtype: str, of matrix products.
         compute_loss: function(model, batch) of a loss summed over positions, instead of the
             objective's.
-        max_norm: float, of the gradient, or None.
     """
     config = Config(emb="lookup", head=OBJECTIVES[name].head)
     objective = OBJECTIVES[name](config, mask_rate=0.15, mask_id=MASK, first_word_id=FIRST_WORD_ID)
-    # the same words are masked in each step: what varies is the time alone
+    device = next(model.parameters()).device
     noise = torch.rand(3, *ids.shape, generator=torch.Generator().manual_seed(0))
+    batch = objective.corrupt_batch(ids, None, noise, ids.flip(0)).to(device)
     if compute_loss is None:
         compute_loss = objective.loss
-
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), fused=True)
 
     def step():
-        batch = objective.corrupt_batch(ids, None, noise, ids.flip(0))
-        with autocast(ids.device, dtype):
+        with autocast(device, dtype):
             loss = compute_loss(model, batch) / ids.numel()
         loss.backward()
-        if max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
     return step
 
 
@@ -131,11 +128,11 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
             loss = None
             if name == MLM_ALL:
                 loss = loss_of_all_positions
-            functions[name] = objective_step(model, objective, ids, dtype, loss, max_norm=1.0)
+            functions[name] = objective_step(model, objective, ids, dtype, loss)
         model = build_transformers_model(PRESETS[preset], num_rows)
         if model is not None:
             functions[MLM_TRANSFORMERS] = objective_step(
-                model, "mlm", ids, dtype, loss_by_transformers, max_norm=1.0)
+                model, "mlm", ids, dtype, loss_by_transformers)
         watch = Stopwatch(functions, rounds)
         for name, ms in watch.ms.items():
             row = dict(name=f"{preset}: {name}", dtype=dtype, batch=batch, ms=ms / batch)
