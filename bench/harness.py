@@ -176,9 +176,8 @@ def train_variant(job):
     run_main(pretrain.main, [*job.flags, "--seed", job.seed, "--out", job.folder])
     seconds = time.perf_counter() - start
     sizes = count_sizes(**load_checkpoint(job.folder)["config"])
-    result = read_log(job.folder)[-1]
-    del result["step"]
-    return result | dict(parameters=sizes["total"], table=sizes["embedding"], seconds=seconds)
+    result = dict(parameters=sizes["total"], table=sizes["embedding"], seconds=seconds)
+    return read_log(job.folder)[-1] | result
 
 
 def finetune_run(job, start, tasks, flags, main=finetune.main):
@@ -247,9 +246,6 @@ def compare(args, variants, shared=(), train=train_variant):
         results = run_jobs(train, jobs)  # in the order of jobs: the seeds of a variant together
         for name in names:
             row = dict(name=name, flags=" ".join(map(str, [*shared, *variants[name]])))
-            for key, value in vars(args).items():
-                if key in ("data", "steps", "seeds", "text", "data_dir") and value is not None:
-                    row[key] = value
             runs = list(itertools.islice(results, args.seeds))
             for key in runs[0]:
                 values = [run[key] for run in runs]
@@ -317,24 +313,19 @@ def format_cell(row, key, form):
 
 def describe_machine():
     """Return dict of device, torch, commit and date: where and when a table was measured."""
-    device = f"{os.cpu_count()} cores, {name_processor()}"
+    processor = platform.processor()
+    if os.path.exists("/proc/cpuinfo"):  # Linux: the name, not the kind
+        names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        processor = " ".join(names[:1])
+    device = f"{os.cpu_count()} cores, {processor}"
     if torch.cuda.is_available():
         driver = run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
         device = f"{torch.cuda.get_device_name()}, driver {driver}, {num_cores()} cores"
     commit = run("git", "rev-parse", "--short", "HEAD")
     if run("git", "diff", "HEAD", "--", "*.py"):
         commit += "+changes"  # which nobody can check out
-    date = time.strftime("%Y-%m-%d")
-    return dict(device=device, torch=torch.__version__, commit=commit, date=date)
-
-
-def name_processor():
-    """Return the processor's name as Linux knows it, else as Python does."""
-    if os.path.exists("/proc/cpuinfo"):
-        names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-        if names:
-            return names[0]
-    return platform.processor() or platform.machine()
+    return dict(device=device, torch=torch.__version__, commit=commit,
+                date=time.strftime("%Y-%m-%d"))
 
 
 def run(*words):
@@ -376,8 +367,8 @@ Bench = collections.namedtuple("Bench", "function columns flags", defaults=("", 
 
 def build_parser(doc, benches):
     """Return the parser of a bench file: its docstring, and its dict, command -> Bench."""
-    keep_lines = argparse.RawDescriptionHelpFormatter
-    p = argparse.ArgumentParser(description=doc, formatter_class=keep_lines)
+    p = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = p.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, bench in benches.items():
         title = bench.function.__doc__.splitlines()[0]
@@ -403,19 +394,15 @@ def measure(subject, doc, benches, argv):
     """Measure one table, print it, and write it to --json."""
     args = build_parser(doc, benches).parse_args(argv)
     bench = benches[args.name]
-    machine = describe_machine()
+    command = shlex.join(["python", "-m", f"bench.{subject}", *argv])
+    result = dict(bench=args.name, machine=describe_machine(), command=command, rows=[])
     if args.json:  # before the work, which may take hours
         open(args.json, "a").close()
-    rows = []
     for row in bench.function(args):
         print(row, file=sys.stderr, flush=True)
-        rows.append(row)
-    if not rows:  # figures.py writes files of its own
+        result["rows"].append(row)
+    if not result["rows"]:  # figures.py writes files of its own
         return
-    command = re.sub(r" --cache \S+", "", shlex.join(argv))  # any folder will do
-    command = re.sub(r"--runs( (?!--)\S+)+", "--runs out/*", command)  # as before the shell's work
-    command = f"python -m bench.{subject} {command}"
-    result = dict(bench=args.name, machine=machine, command=command, rows=rows)
-    print(f"\n{markdown(rows, bench.columns)}\n{caption(result)}")
+    print(f"\n{markdown(result['rows'], bench.columns)}\n{caption(result)}")
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n")

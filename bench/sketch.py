@@ -70,7 +70,6 @@ def bench_sketch(args, *, num_words=30_000, shape=(8, 512), rounds=60):
 COLLISIONS = """
     name        s       hash functions, buckets
     words       ,.1f    words per bucket
-    most        ,       most
     one         .1f     % of text behind a more frequent word in a bucket
     half        .1f     in most of its buckets
     counted     ,       pairs with all buckets equal
@@ -93,7 +92,6 @@ def bench_collisions(args):
         _, sizes = np.unique(index, axis=0, return_counts=True)  # words with all buckets equal
         yield dict(
             name=f"k {k}, R {R:,}", words=V / R,
-            most=np.bincount(index[:, 0]).max().item(),
             one=100 * counts[num_behind > 0].sum() / counts.sum(),
             half=100 * counts[2 * num_behind > k].sum() / counts.sum(),
             counted=np.sum(sizes * (sizes - 1) // 2).item(),
@@ -128,10 +126,8 @@ def hide_words(texts, tokenizer):
         for word, (start, end), x in zip(words[:50], spans, noise):
             if x >= 0.15 or not word.isalpha() or text[start - 1:start] != " ":
                 continue
-            first = start
-            if tokenizer.subwords is not None:
-                first -= 1  # a piece may hold the space before it, or be it
-            positions = [i for i, (a, b) in enumerate(unit_spans, 1) if a < end and b > first]
+            # a piece may hold the space before the word, or be it
+            positions = [i for i, (a, b) in enumerate(unit_spans, 1) if a < end and b >= start]
             # pieces that reach into other words would hide more of one model's text
             if [units[i - 1] for i in positions] != split_word(word, tokenizer):
                 raise InputError(f"--text: expected pieces of {word!r} alone, "
@@ -146,8 +142,6 @@ def hide_words(texts, tokenizer):
 
 def split_word(word, tokenizer):
     """Return the pieces of a word, or the word itself where words are read whole."""
-    if tokenizer.subwords is None:
-        return [word]
     pieces, _ = tokenizer.split(word)
     return pieces
 
@@ -238,7 +232,7 @@ def train_and_ask(job, words, texts, flags):
     return result
 
 
-def bench_gaps(args, *flags):
+def bench_gaps(args):
     """Train models of hashes, rows and pieces; name hidden words; score GLUE. [CM]"""
     if not args.text and not args.data_dir:
         raise InputError("gaps requires --text, a file that is no part of --data, or --data_dir.")
@@ -251,7 +245,7 @@ def bench_gaps(args, *flags):
         tuning = ["--data_dir", args.data_dir, "--cache", args.cache]
     words = [word for word in load_corpus(args, "regex").words if word.isalpha()]  # as hidden ones
     train = functools.partial(train_and_ask, words=words, texts=texts, flags=tuning)
-    return harness.compare(args, MODELS, flags, train)
+    return harness.compare(args, MODELS, train=train)
 
 
 BENCHES = {

@@ -91,9 +91,8 @@ def build(kind, source, out):
 
 def main(argv=None):
     """Build the task that the command line, or the list argv, names."""
-    description = (__doc__ or "").split("\nOut of scope")[0]
     p = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("kind", choices=tuple(SIZES))
     p.add_argument("source", help="file of rows: .jsonl, or .jsonl.gz")
     p.add_argument("out", help="folder; the task is written to OUT/KIND")

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from baselines.canine import Canine, CanineConfig, CharacterTokenizer
 from bench import harness
@@ -92,16 +91,14 @@ def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20
 
 
 MLM = "MLM, lookup 50K"
-MLM_ALL = "MLM, lookup 50K, all positions"
 MLM_TRANSFORMERS = "MLM, Hugging Face Transformers"
-AGAINST = dict(speed=MLM, against_all=MLM_ALL, against_transformers=MLM_TRANSFORMERS)
+AGAINST = dict(speed=MLM, against_transformers=MLM_TRANSFORMERS)
 TRAIN = """
     name                    s       step
     dtype                   s       dtype
     batch                   ,       batch
     ms                      .2f     ms per sample
     speed                   .2f     × our MLM
-    against_all             .2f     × MLM, all positions
     against_transformers    .2f     × Transformers, same dtype
 """
 
@@ -112,7 +109,6 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
     words = [str(i) for i in range(num_words)]
     num_rows = FIRST_WORD_ID + num_words
     models = {
-        MLM_ALL: ("lookup", "mlm"),
         MLM: ("lookup", "mlm"),
         "S+R, lookup 50K": ("lookup", "sr"),
         "S+R, emb 50K": ("emb", "sr"),
@@ -125,10 +121,7 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
         functions = {}
         for name, (emb, objective) in models.items():
             model = build_model(words, preset, emb=emb, rows=num_rows, head=objective).train()
-            loss = None
-            if name == MLM_ALL:
-                loss = loss_of_all_positions
-            functions[name] = objective_step(model, objective, ids, dtype, loss)
+            functions[name] = objective_step(model, objective, ids, dtype)
         model = build_transformers_model(PRESETS[preset], num_rows)
         if model is not None:
             functions[MLM_TRANSFORMERS] = objective_step(
@@ -140,13 +133,6 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
                 if slow in functions:
                     row[key] = watch.ratio(slow, name)
             yield row
-
-
-def loss_of_all_positions(model, batch):
-    """Return the MLM loss from the logits of every position, as most code computes it."""
-    positions = torch.arange(batch.inputs.numel())
-    logits = model(batch.inputs, masked_positions=positions).float()  # (B·L, V)
-    return F.cross_entropy(logits, batch.labels.flatten(), reduction="sum")
 
 
 def loss_by_transformers(model, batch):
@@ -182,43 +168,36 @@ INFERENCE = """
 """
 
 
-def bench_inference(args, *, names=("sst2", "cola", "mrpc", "rte", "stsb"), rounds=3, **sizes):
+def bench_inference(args):
     """Time forward passes over dev texts of GLUE at the paper's size. [HF Table 3]"""
     corpus = harness.load_corpus(args, "bpe")
-    shape = PRESETS["hashformer"] | dict(head="classify") | sizes
+    shape = PRESETS["hashformer"] | dict(head="classify")
     # untrained weights take as long as trained ones
     hashed = Config.choose(shape)
     lookup = Config.choose(shape | dict(emb="lookup", rows=FIRST_WORD_ID + len(corpus.words)))
-    characters = CanineConfig(**sizes)
     pieces = HashTokenizer(lookup, "bpe", subwords=corpus.subwords, vocabulary=corpus.words)
     readers = dict(
-        pieces=(Model(lookup), pieces),
-        words=(Model(hashed), HashTokenizer(hashed, hash=MD5())),
-        characters=(Canine(characters), CharacterTokenizer()),
+        pieces=(Model(lookup).eval(), pieces),
+        words=(Model(hashed).eval(), HashTokenizer(hashed, hash=MD5())),
+        characters=(Canine(CanineConfig()).eval(), CharacterTokenizer()),
     )
     # the same texts as pieces, words and characters
-    for name in names:
+    for name in ("sst2", "cola", "mrpc", "rte", "stsb"):
         task, splits = harness.read_glue(name, args)
-        rows = splits["dev"]
         row = dict(name=name)
         functions = {}
         for unit, (model, tokenizer) in readers.items():
-            length = model.config.length
-            data = SequenceClassification(task, rows, tokenizer, length)
-            model.eval()
+            data = SequenceClassification(task, splits["dev"], tokenizer, model.config.length)
             if unit != "characters":
                 model.set_codes(torch.from_numpy(tokenizer.codes()))
-            examples = data.examples
-            row[unit] = np.mean([len(ids) for ids in examples])  # tokens a text
-            # 64 examples in batches of 16, the same for every reader
-            chosen = np.random.default_rng(0).permutation(len(examples))[:64]
+            row[unit] = np.mean([len(ids) for ids in data.examples])  # tokens a text
             batches = []
-            for start in range(0, len(chosen), 16):
-                batches.append(pad_batch([examples[i] for i in chosen[start:start + 16]]))
+            for start in range(0, 64, 16):
+                batches.append(pad_batch(data.examples[start:start + 16]))
             functions[unit] = functools.partial(run_batches, model, batches)
-        watch = Stopwatch(functions, rounds)
+        watch = Stopwatch(functions, rounds=3)
         for unit, ms in watch.ms.items():
-            row[f"{unit}_ms"] = ms / len(chosen)
+            row[f"{unit}_ms"] = ms / 64
             row[f"{unit}_speed"] = watch.ratio("pieces", unit)
         yield row
 

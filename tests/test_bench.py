@@ -9,7 +9,7 @@ import torch
 
 import attention as lsh_attention
 import pretrain
-from bench import attention, figures, harness, hashformers, sketch, superbloom, training
+from bench import attention, figures, gpu, harness, hashformers, sketch, superbloom, training
 from hashing import MD5, sketch_index
 from model import Config
 from tests.support import ROOT, SMALL, assert_refused, make_words
@@ -34,10 +34,14 @@ def run_bench(file, name, settings=None, **sizes):
     """Return the rows of a bench, which fill every column of its table."""
     bench = file.BENCHES[name]
     rows = list(bench.function(settings, **sizes))
-    columns = {line.split()[0] for line in bench.columns.strip().splitlines()}
-    assert columns <= set().union(*rows)
+    assert list_columns(bench.columns) <= set().union(*rows)
     harness.markdown(rows, bench.columns)  # every cell has a format
     return rows
+
+
+def list_columns(columns):
+    """Return the keys of the columns of a table."""
+    return {line.split()[0] for line in columns.strip().splitlines()}
 
 
 # Commands
@@ -47,7 +51,6 @@ def run_bench(file, name, settings=None, **sizes):
     (attention, "auto", dict(positions=256, lengths=(16,))),
     (attention, "flops", {}),
     (hashformers, "hashing", dict(num_words=300, repeats=3)),
-    (hashformers, "embeddings", dict(batch=1, length=8, rows=300)),
     (sketch, "sketch", dict(num_words=300, shape=(2, 8))),
     (training, "steps", dict(lengths=(16,), positions=32, num_words=50)),
 ])
@@ -75,6 +78,17 @@ def test_command_writes_rows_with_its_command(tmp_path):
 ])
 def test_command_with_bad_input_is_refused(file, argv, fragment):
     assert_refused(file.main, argv, fragment)
+
+
+def test_gpu_quick_fills_the_columns_of_its_four_tables(tmp_path):
+    path = tmp_path / "gpu.json"
+    gpu.main(["--quick", "--json", str(path)])
+    result = json.loads(path.read_text())
+    for name, (_, columns, _) in gpu.PARTS.items():
+        keys = set().union(*result[name])
+        assert list_columns(columns) - {"sketch"} <= keys  # a sketch of attention is gone
+    [step] = result["steps"]
+    assert step["tokens"] == pytest.approx(1000 * 2 * 128 / step["ms"])  # B 2, L 128
 
 
 # Times, comparisons, tables
@@ -233,13 +247,14 @@ def test_counts_match_hashformers():
     assert round(rows["proj"]["pcr_all"], 1) == 30.9
     assert round(rows["proj"]["pcr_emb"], 1) == 99.7
     for row in rows.values():
-        assert row["printed"] == row["shown"] or row["note"]
+        unit = dict(K=1e3, M=1e6)[row["printed"][-1]]
+        printed = unit * float(row["printed"][:-1])
+        assert row["with_word"] == pytest.approx(printed, abs=unit / 20)
 
 
 def test_bench_glue_compares_with_bert(monkeypatch):
-    bags = {f"{task}_bag_all": [20.0, 40.0] for task in hashformers.TASKS}
     rows = [
-        dict(name="proj, md5", average=45, parameters=500, sst2_bag=30.0, **bags),
+        dict(name="proj, md5", average=45, parameters=500, sst2_bag=30.0, average_bag=20.0),
         dict(name=hashformers.BERT, average=60, parameters=2_000),
     ]
     monkeypatch.setattr(harness, "compare", lambda *args, train: rows)
@@ -248,7 +263,8 @@ def test_bench_glue_compares_with_bert(monkeypatch):
     assert proj["pcr"] == 75
     assert bert["prr"] == 100
     assert bert["pcr"] == 0
-    assert bag["average"] == 30
+    assert bag["sst2"] == 30
+    assert bag["average"] == 20
 
 
 def test_sizes_match_superbloom_but_for_four():

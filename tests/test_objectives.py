@@ -349,5 +349,5 @@ def test_masked_hashes_training_scores_no_vocabulary():
 def test_demo_prints_labeled_examples(capsys):
     objectives.main()
     lines = capsys.readouterr().out.splitlines()
-    kinds = lines[2].split()[-9:]  # bench/figures.py draws these nine
+    kinds = lines[2].split()[-9:]  # of the nine words
     assert set(kinds) == {"intact", "shuffled", "random"}
