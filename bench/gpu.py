@@ -41,7 +41,7 @@ FULL = Namespace(
     calls=10, compiled=("yes", "no"),
     positions=32_768, heads=12, lengths=(512, 2048, 8192, 16_384, 32_768, 65_536),
     preset="hashformer", batches=(64, 16), rows=30_522,  # BERT's vocabulary
-    words=20_000, steps=400,
+    words=20_000, steps=400, workers=(0, 4),
     models={
         "tiny, B 32": [],
         "4 layers of 256, B 256": ["--layers", 4, "--width", 256, "--batch", 256, "--micro", 256],
@@ -50,7 +50,7 @@ QUICK = Namespace(
     calls=1, compiled=("no",),
     positions=64, heads=2, lengths=(32,),
     preset="tiny", batches=(2,), rows=300,
-    words=90, steps=20,
+    words=90, steps=20, workers=(0, 1),
     models={"1 layer, B 2": ["--layers", 1, "--batch", 2]})
 
 
@@ -217,7 +217,7 @@ def bench_words(size):
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.txt")
         text.write_text(" ".join(100 * words))
-        cases = itertools.product(size.models, size.compiled, (0, 4))
+        cases = itertools.product(size.models, size.compiled, size.workers)
         for number, (name, compiled, workers) in enumerate(cases):
             torch.compiler.reset()
             out = f"{folder}/{number}"

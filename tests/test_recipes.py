@@ -81,7 +81,6 @@ def test_runs_of_the_papers_rows_resolve_to_their_settings():
 @pytest.mark.parametrize("flags, expected", [
     # emb, hash, split, objective, data, out
     ("", "proj lsh regex sr python out/proj-lsh"),
-    ("--hash md5", "proj md5 regex sr python out/proj-md5"),
     ("--emb pool --split bpe", "pool lsh bpe sr python out/pool-lsh-bpe"),
     ("--emb lookup", "lookup lsh bpe sr python out/lookup-bpe"),
     ("--emb lookup --no-tied --objective mlm",
@@ -89,8 +88,6 @@ def test_runs_of_the_papers_rows_resolve_to_their_settings():
     ("--emb median", "median lsh regex hash-mlm python out/median"),
     ("--emb bloom", "bloom lsh items hash-mlm python-names out/bloom-items"),
     ("--emb bloom --split phrases", "bloom lsh phrases hash-mlm python out/bloom-phrases"),
-    ("--split items", "bloom lsh items hash-mlm python-names out/bloom-items"),
-    ("--preset superbloom --emb lookup", "lookup lsh items mlm python-names out/lookup-items-mlm"),
     ("--preset bert-lsh", "lookup lsh bpe mlm python out/lookup-bpe-mlm-lsh-attention"),
     ("--preset median --emb proj", "proj lsh regex hash-mlm python out/proj-lsh-hash-mlm"),
     ("--data my_texts/", "proj lsh regex sr my_texts/ out/proj-lsh-my_texts"),
