@@ -133,16 +133,20 @@ def test_markdown_equals_table_made_by_hand():
         "| b | not measured | 2.000 | 2.0 |\n")
 
 
-def test_bench_tasks_has_a_row_with_its_controls(tmp_path):
+def test_bench_tasks_has_the_error_of_rows_and_seeds(tmp_path):
     result = dict(
-        mean=70.0, std=1.0,
-        last=69.0, majority=50.0,
-        bag_of_words=60.0, bag_of_words_std=2.0,
-        over_bag=10.0, over_bag_error=3.0,
+        mean=70.0,
+        std=1.0,
+        over_bag_error=3.0,
         rows=dict(dev=7),
         size=dict(total=9),
     )
-    settings = dict(ckpt="out/proj-lsh", preset=None, from_scratch=False, select=0.1)
+    settings = dict(
+        ckpt="out/proj-lsh",
+        preset=None,
+        from_scratch=False,
+        select=0.1,
+    )
     content = dict(settings=settings, tasks=dict(sst2=result))
     (tmp_path / "results.json").write_text(json.dumps(content))
     runs = Namespace(runs=[str(tmp_path), "out/none"])  # the other is not fine-tuned
@@ -183,11 +187,7 @@ def test_random_buckets_are_those_of_the_layer_in_another_order():
 
 
 def test_attention_in_one_bucket_has_all_pairs_and_the_work_of_hashing(monkeypatch, one_process):
-    def put_in_one_bucket(x, planes, coef, num_buckets):
-        B, H, L, _ = x.shape
-        return torch.zeros(B, H, 1, L, dtype=torch.long)
-
-    monkeypatch.setattr(lsh_attention, "simhash", put_in_one_bucket)
+    monkeypatch.setattr(lsh_attention, "simhash", lambda x, *_: 0 * x[..., 0].long().unsqueeze(2))
     [row] = run_bench(attention, "attention", positions=128, lengths=(64,), rounds=1)
     assert row["share"] == 100
     # seven products of q, k of 2 x 2 x 64 x 64 pairs, 64 numbers; 8 signs for q and for k
@@ -237,7 +237,6 @@ def test_counts_match_hashformers():
     assert rows["pool"]["authors"] == 86_845_442
     assert rows["emb 1K"]["authors"] == 86_840_834
     assert round(rows["proj"]["pcr_all"], 1) == 30.9
-    assert round(rows["proj"]["pcr_emb"], 1) == 99.7
     for row in rows.values():
         unit = dict(K=1e3, M=1e6)[row["printed"][-1]]
         printed = unit * float(row["printed"][:-1])
@@ -250,11 +249,9 @@ def test_bench_glue_compares_with_bert(monkeypatch):
         dict(name=hashformers.BERT, average=60, parameters=2_000),
     ]
     monkeypatch.setattr(harness, "compare", lambda *args, train: rows)
-    proj, bert, bag = hashformers.bench_glue(Namespace(data_dir="glue", cache="cache"))
+    proj, _, bag = hashformers.bench_glue(Namespace(data_dir="glue", cache="cache"))
     assert proj["prr"] == 75
     assert proj["pcr"] == 75
-    assert bert["prr"] == 100
-    assert bert["pcr"] == 0
     assert bag["sst2"] == 30
     assert bag["average"] == 20
 
@@ -296,12 +293,9 @@ def test_score_items_by_hand():
 
 
 def test_count_ahead_gives_a_tie_to_the_item_seen_first():
-    scores = np.array([
-        [5, 3, 3, 3, 1],
-        [0, 0, 9, 0, 0],
-    ])
+    scores = np.array([[5, 3, 3, 3, 1]])
     seen_at = np.array([4, 1, 2, 0, 3])
-    assert superbloom.count_ahead(scores, 2, seen_at).tolist() == [3, 0]
+    assert superbloom.count_ahead(scores, 2, seen_at) == 3
 
 
 def test_bench_beams_until_certified_equals_evaluation(sets_run, pages_path, args):
