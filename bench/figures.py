@@ -26,7 +26,7 @@ from hashing import NgramLSH, list_words, md5_bits
 
 ASSETS = ROOT / "assets"
 STYLE = {"savefig.dpi": 110, "figure.constrained_layout.use": True, "axes.spines.top": False,
-         "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3,
+         "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
          "axes.titlesize": 10, "legend.frameon": False}
 
 

@@ -73,7 +73,7 @@ def write_task(folder, examples, num_train, num_dev):
         part.append(dict(text=text, label=label))
     os.makedirs(folder)
     for split, part, size in (("train", train, num_train), ("dev", dev, num_dev)):
-        with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
+        with open(f"{folder}/{split}.jsonl", "w") as file:
             for i in rng.permutation(len(part))[:size]:
                 print(json.dumps(part[i]), file=file)
 
@@ -86,7 +86,7 @@ def build(kind, source, out):
             examples = list_questions(rows)
         else:
             examples = list_paragraphs(rows)
-    write_task(os.path.join(out, kind), examples, *SIZES[kind])
+    write_task(f"{out}/{kind}", examples, *SIZES[kind])
 
 
 def main(argv=None):
