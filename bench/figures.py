@@ -49,6 +49,7 @@ def new_figure(name, size, rows=1, columns=1, **labels):
         rows, columns: int, the grid of axes.
         labels: xlabel, ylabel and title of the first axes.
     """
+    # here, so that tables can be written without matplotlib
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -206,6 +207,7 @@ def write_readme(args):
         text = path.read_text(encoding="utf-8")
         for name, table in tables.items():
             pattern = rf"(?s)(<!-- {name} -->\n).*?(<!-- end -->)"
+            # a function, as re.sub would read backslashes of a table
             text = re.sub(pattern, lambda m: m[1] + table + m[2], text)
         path.write_text(text, encoding="utf-8")
     return []
@@ -217,6 +219,7 @@ def readme_tables():
     benches = {}
     for file in (hashformers, attention, superbloom, sketch, training, misspell, controls):
         benches |= file.BENCHES
+    # each result has a table, whether a page shows it or not
     for path in ROOT.glob("results/*.json"):
         result = read_json(path)
         if path.stem == "gpu":  # a file of four tables

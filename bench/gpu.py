@@ -67,6 +67,7 @@ def measure(function, calls):
         function()
     if is_gpu:
         torch.cuda.synchronize()  # a call returns before the GPU is done
+    # a mean: calls overlap, so that none of them has a time of its own
     ms = 1000 * (time.perf_counter() - start) / calls
     return ms, torch.cuda.max_memory_allocated() / 2**20
 
@@ -92,6 +93,7 @@ ATTENTION = """
 def bench_attention(size):
     """Time attention, forward and backward with hashing: heads of 64, r 8, m 256, n 1."""
     device = find_device("auto")
+    # drawn on the CPU: the same hyperplanes on every device
     generator = torch.Generator().manual_seed(0)
     draw = attention.draw_hyperplanes(size.heads, 1, 8, 64, 256, generator)
     planes, coef = [part.to(device) for part in draw]
@@ -99,7 +101,9 @@ def bench_attention(size):
     for dtype, data, L in itertools.product(dtypes, ("random", "64 clusters"), size.lengths):
         if dtype == "float32" and L > 16_384:  # without flash attention, dense takes too long
             continue
+        # as many positions in a batch at every length
         B = max(size.positions // L, 1)
+        # queries, keys, values, and the gradient of the output
         x = torch.randn(4, B, size.heads, L, 64, device=device)
         if data == "64 clusters":  # queries and keys around 64 points: their buckets are uneven
             centers = torch.randn(64, 64, device=device)
@@ -115,6 +119,7 @@ def bench_attention(size):
                 hq = attention.simhash(q, planes, coef, 256)
                 hk = attention.simhash(k, planes, coef, 256)
                 out = attention.lsh_attention(q, k, v, hq, hk, impl=way)
+            # grad, not backward, which would add up gradients in q, k and v
             torch.autograd.grad(out, inputs, cotangent)
 
         ways = ["kernel", "blocks"]
@@ -123,6 +128,7 @@ def bench_attention(size):
         if L <= 2048:  # the literal formula holds matrices of L x L
             ways.append("dense")
         row = dict(dtype=dtype, data=data, L=L, B=B, flex=None, flex_mib=None)
+        # the inputs are no part of what a call needs
         before = torch.cuda.memory_allocated() / 2**20
         for way in ways:
             ms, peak = measure(functools.partial(both_passes, way), size.calls)
@@ -163,6 +169,7 @@ def bench_steps(size):
             model.to(device)
             if compiled == "yes":
                 model.compile()
+            # a multiplication and an addition, once forward and twice backward
             operations += 6 * shape["width"] * size.rows
             step = build_step(model, size, B, "mlm", training.loss_by_transformers)
         else:
@@ -195,6 +202,7 @@ def build_model(size, compiled, rank=0):
 
 def build_step(model, size, B, objective="sr", loss=None):
     """Return a function that takes a training step on B sequences, which are on the device."""
+    # any words take as long
     ids = torch.randint(FIRST_WORD_ID, size.rows, (B, PRESETS[size.preset]["length"]))
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     return training.objective_step(model, objective, ids, dtype, loss)
@@ -213,6 +221,7 @@ WORDS = """
 
 def bench_words(size):
     """Measure pretrain.py, which makes batches in its own process, or in four workers."""
+    # made-up words, so that no text has to be at hand
     words = harness.made_up_words(size.words)
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.txt")
@@ -220,6 +229,7 @@ def bench_words(size):
         cases = itertools.product(size.models, size.compiled, size.workers)
         for number, (name, compiled, workers) in enumerate(cases):
             torch.compiler.reset()
+            # a folder for each run, which else would resume the one before
             out = f"{folder}/{number}"
             choice = dict(yes="--compile", no="--no-compile")[compiled]
             harness.run_main(pretrain.main, [
@@ -262,12 +272,14 @@ def bench_ranks(size):
 
 def time_rank(rank, world, folder, size):
     """Time a training step as a rank of several. The first one writes it to FOLDER/ms.json."""
+    # before the ranks connect: find_device sets the device of the rank
     model = build_model(size, size.compiled[0], rank)
     backend = "gloo" if model.device.type == "cpu" else "cpu:gloo,cuda:nccl"  # as in pretrain.py
     dist.init_process_group(
         backend, init_method=f"file://{folder}/ranks", rank=rank, world_size=world)
     step = build_step(DistributedDataParallel(model), size, size.batches[0])
     ms, _ = measure(step, size.calls)
+    # a process that was spawned returns nothing
     if rank == 0:
         write_json(f"{folder}/ms.json", dict(ms=ms))
     dist.destroy_process_group()
@@ -309,12 +321,14 @@ def run(argv):
         raise InputError("bench.gpu requires a GPU. Use --quick to try it without one.")
     command = shlex.join(["python", "-m", "bench.gpu", *argv])
     result = dict(command=command, machine=harness.describe_machine())
+    # all parts now, so that the file of a run that broke off has its tables
     result |= {name: [] for name in PARTS}
     for name, (function, _, seconds) in PARTS.items():
         start = time.perf_counter()
         for row in function(size):
             print(row, file=sys.stderr, flush=True)
             result[name].append(row)
+            # after each row: a borrowed machine may be taken away
             if args.json:
                 write_json(args.json, result)
             if time.perf_counter() - start > seconds:

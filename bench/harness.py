@@ -66,6 +66,7 @@ class Stopwatch:
 
     def ratio(self, slow, fast):
         """Return how many times as long `slow` takes as `fast`."""
+        # within a round the machine was as busy for one as for the other
         pairs = zip(self.times[slow], self.times[fast])
         return statistics.median(a / b for a, b in pairs)
 
@@ -106,6 +107,7 @@ def list_dtypes():
 
 def count_sizes(**config):
     """Return count_parameters of a Config's model, which is never allocated."""
+    # tensors with shapes and without memory
     with torch.device("meta"):
         return count_parameters(Model(Config.choose(config)))
 
@@ -121,6 +123,7 @@ def build_model(words, preset, device="cpu", **changes):
 
 def read_log(folder):
     """Return the log of a pre-training or of a fine-tuning, list of dict."""
+    # pretrain.py has one log, finetune.py one for each seed
     path = Path(folder, "log.jsonl")
     if path.exists():
         return [json.loads(line) for line in path.read_text().splitlines()]
@@ -145,6 +148,7 @@ def load_corpus(args, split, vocab=50_000):
 
 def read_glue(task, args):
     """Return the Task of a name, and its rows by split, from the files of --data_dir."""
+    # the flags of finetune.py that read_task looks at
     files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None,
                                encoding=None, sep=None, header=None, limit=None, select=0.0)
     return read_task(task, files)
@@ -172,6 +176,7 @@ def run_main(main, argv):
 
 def train_variant(job):
     """Train one run; return its last evaluation, its seconds and its sizes, dict."""
+    # with the start of the script and its evaluations
     start = time.perf_counter()
     run_main(pretrain.main, [*job.flags, "--seed", job.seed, "--out", job.folder])
     seconds = time.perf_counter() - start
@@ -211,6 +216,7 @@ def finetune_run(job, start, tasks, flags, main=finetune.main):
 
 def run_jobs(function, jobs):
     """Yield function(job) for each job, in order, by a process per core with one thread each."""
+    # spawn, as a fork of a process with threads may hang. One thread each: runs share no core
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_cores(), context, torch.set_num_threads, (1,)) as pool:
         yield from pool.map(function, jobs)
@@ -229,6 +235,7 @@ def compare(args, variants, shared=(), train=train_variant):
         dict, a row per variant: its settings, and for each result KEY its mean, KEY_std, the
         standard deviation, and KEY_all, the values by seed.
     """
+    # names hold spaces and commas, so --only is a pattern
     with blame("--only", re.error):
         names = [name for name in variants if re.search(args.only, name)]
     if not names:
@@ -243,6 +250,7 @@ def compare(args, variants, shared=(), train=train_variant):
             for seed in range(args.seeds):
                 flags = [*shared, *variants[name], *budget]
                 jobs.append(Job(name, flags, f"{folder}/{len(jobs)}", seed))
+        # a generator: rows come while later jobs are running
         results = run_jobs(train, jobs)  # in the order of jobs: the seeds of a variant together
         for name in names:
             row = dict(name=name, flags=" ".join(map(str, [*shared, *variants[name]])))
@@ -251,6 +259,7 @@ def compare(args, variants, shared=(), train=train_variant):
                 values = [run[key] for run in runs]
                 row[key] = statistics.mean(values)
                 row[f"{key}_all"] = values
+                # the deviation of one value is unknown, not 0
                 if len(values) > 1:
                     row[f"{key}_std"] = statistics.stdev(values)
             yield row
@@ -258,6 +267,7 @@ def compare(args, variants, shared=(), train=train_variant):
 
 def name_run(settings, task):
     """Return "model, task" as tables show it; settings are those in results.json of finetune.py."""
+    # the folder of the user's file tells one own task from another
     if task == "own":
         task = Path(settings["train"]).parent.name
     name = settings["preset"]
@@ -285,6 +295,7 @@ def markdown(rows, columns):
     shown = []  # (key, format, heading)
     for column in columns.strip().splitlines():
         key, form, *heading = column.split(maxsplit=2)
+        # None shows as not measured; a column without the key is hidden
         if any(key in row for row in rows):
             shown.append((key, form, " ".join(heading)))
     lines = [
@@ -321,6 +332,7 @@ def describe_machine():
     if torch.cuda.is_available():
         driver = run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
         device = f"{torch.cuda.get_device_name()}, driver {driver}, {num_cores()} cores"
+    # numbers without their commit cannot be repeated
     commit = run("git", "rev-parse", "--short", "HEAD")
     if run("git", "diff", "HEAD", "--", "*.py"):
         commit += "+changes"  # which nobody can check out
@@ -371,6 +383,7 @@ def build_parser(doc, benches):
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = p.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, bench in benches.items():
+        # the summary of the function is the help of its command
         title = bench.function.__doc__.splitlines()[0]
         command = commands.add_parser(name, help=title, description=title)
         command.add_argument("--json", metavar="FILE", help="write the table to this file as JSON")

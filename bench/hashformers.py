@@ -78,7 +78,9 @@ def bench_hashing(args, *, num_words=100_000, repeats=20_000, rounds=5):
     tenth = words[::10]  # LSH index is the slowest
     sentence = "The 12 quick-witted foxes (all of them!) jumped over one lazy dog; it didn't mind. "
     text = sentence * repeats
+    # the paper's number of rows
     n = 50_260
+    # each word counts once, as none occurs in a text
     lsh = hashing.NgramLSH.fit(dict.fromkeys(words, 1), features=n)
     tokenizer = HashTokenizer(Config(), hash=hashing.MD5())
     functions = {  # name -> how many are hashed, function
@@ -148,6 +150,7 @@ def train_and_tune(job, flags):
         result = harness.train_variant(job)
         result |= harness.finetune_run(job, ["--ckpt", job.folder], TASKS, flags)
     sizes = read_json(f"{job.folder}-sst2/results.json")["tasks"]["sst2"]["size"]
+    # of each seed, so that compare finds its deviation
     result["average"] = statistics.mean(result[task] for task in TASKS)
     if "sst2_bag" in result:  # CANINE has none
         result["average_bag"] = statistics.mean(result[f"{task}_bag"] for task in TASKS)
@@ -162,6 +165,7 @@ def bench_glue(args):
     variants |= dict.fromkeys(SCRATCH, ())
     train = functools.partial(
         train_and_tune, flags=["--data_dir", args.data_dir, "--cache", args.cache])
+    # all rows: ratios need BERT's
     rows = list(harness.compare(args, variants, train=train))
     for row in rows:
         row["paper"] = (MODELS | SCRATCH)[row["name"]][1]

@@ -29,6 +29,7 @@ SIZES = {"articles": (5_000, 2_000), "nations": (4_000, 1_500)}  # rows of train
 
 def list_questions(rows):
     """Return (paragraph, question, article) of the 30 articles with the most questions."""
+    # titles with their numbers of questions
     counts = collections.Counter(row["title"] for row in rows)
     # the 30 largest classes
     titles = {title for title, _ in counts.most_common(30)}
@@ -71,9 +72,11 @@ def write_task(folder, examples, num_train, num_dev):
     for group, text, label in examples:
         part = dev if group in dev_groups else train
         part.append(dict(text=text, label=label))
+    # an error where it exists: it may hold another task
     os.makedirs(folder)
     for split, part, size in (("train", train, num_train), ("dev", dev, num_dev)):
         with open(f"{folder}/{split}.jsonl", "w") as file:
+            # a random part: files are sorted by article
             for i in rng.permutation(len(part))[:size]:
                 print(json.dumps(part[i]), file=file)
 

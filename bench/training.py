@@ -42,9 +42,11 @@ def objective_step(model, name, ids, dtype, compute_loss=None):
         compute_loss: function(model, batch) of a loss summed over positions, instead of the
             objective's.
     """
+    # the objective asks a Config for little but its head
     config = Config(emb="lookup", head=OBJECTIVES[name].head)
     objective = OBJECTIVES[name](config, mask_rate=0.15, mask_id=MASK, first_word_id=FIRST_WORD_ID)
     device = next(model.parameters()).device
+    # the same noise for each model: what varies is the time alone
     noise = torch.rand(3, *ids.shape, generator=torch.Generator().manual_seed(0))
     batch = objective.corrupt_batch(ids, None, noise, ids.flip(0)).to(device)
     if compute_loss is None:
@@ -77,6 +79,7 @@ def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20
     kinds = dict(full=dict(attn="full"), upper={}, all=dict(lsh_pairs="all"))
     models = (("mlm", "lookup"), ("sr", "proj"))
     for (objective, emb), L, dtype in itertools.product(models, lengths, harness.list_dtypes()):
+        # as many positions in a step at every length
         ids = torch.randint(FIRST_WORD_ID, num_words, (positions // L, L))
         functions = {}
         # models of one shape, which differ in their attention alone
@@ -105,6 +108,7 @@ TRAIN = """
 def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_260, rounds=3):
     """Time a training step of S+R and of MLM on one encoder, per sample."""
     # the paper's 50,260 rows, a word each
+    # digits are as good as words: a row of the table takes its time whatever it stands for
     words = [str(i) for i in range(num_words)]
     num_rows = FIRST_WORD_ID + num_words
     models = {
@@ -121,6 +125,7 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
         for name, (emb, objective) in models.items():
             model = build_model(words, preset, emb=emb, rows=num_rows, head=objective).train()
             functions[name] = objective_step(model, objective, ids, dtype)
+        # it computes logits at all positions, as most code does
         model = build_transformers_model(PRESETS[preset], num_rows)
         if model is not None:
             functions[MLM_TRANSFORMERS] = objective_step(
@@ -128,6 +133,7 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
         watch = Stopwatch(functions, rounds)
         for name, ms in watch.ms.items():
             row = dict(name=f"{preset}: {name}", dtype=dtype, batch=batch, ms=ms / batch)
+            # ratios within rounds, not of medians
             row["speed"] = watch.ratio(MLM, name)
             if MLM_TRANSFORMERS in functions:
                 row["against_transformers"] = watch.ratio(MLM_TRANSFORMERS, name)
@@ -186,11 +192,13 @@ def bench_inference(args):
         row = dict(name=name)
         functions = {}
         for unit, (model, tokenizer) in readers.items():
+            # a text has other tokens for each reader
             data = SequenceClassification(task, splits["dev"], tokenizer, model.config.length)
             if unit != "characters":
                 model.set_codes(torch.from_numpy(tokenizer.codes()))
             row[unit] = np.mean([len(ids) for ids in data.examples])  # tokens a text
             batches = []
+            # padded to the longest of 16
             for start in range(0, 64, 16):
                 batches.append(pad_batch(data.examples[start:start + 16]))
             functions[unit] = functools.partial(run_batches, model, batches)
@@ -238,6 +246,7 @@ def bench_tasks(args):
             row |= dict(score=result["mean"], score_std=result["std"])
             for key in ("last", "bag_of_words", "bag_of_words_std", "majority", "over_bag"):
                 row[key] = result.get(key)
+            # an error, which tables show behind ±, where they show deviations
             row["over_bag_std"] = result.get("over_bag_error")
             yield row
 
@@ -260,6 +269,7 @@ def bench_public(args):
                   f"{task}_std": row["score_std"]}
     return [
         *rows.values(),
+        # from their model cards
         dict(name="bert-hash-femto", parameters=243_000, sst2=78.2, mrpc=68.4),
         dict(name="bert-hash-pico", parameters=448_000, sst2=78.8, mrpc=70.8),
         dict(name="bert-hash-nano", parameters=969_000, sst2=81.3, mrpc=70.8),
