@@ -325,9 +325,10 @@ def format_cell(row, key, form):
 def describe_machine():
     """Return dict of device, torch, commit and date: where and when a table was measured."""
     processor = platform.processor()
-    if os.path.exists("/proc/cpuinfo"):  # Linux: the name, not the kind
+    if os.path.exists("/proc/cpuinfo"):  # on Linux Python knows no name
         names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-        processor = " ".join(names[:1])
+        if names:
+            processor = names[0]
     device = f"{os.cpu_count()} cores, {processor}"
     if torch.cuda.is_available():
         driver = run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")

@@ -75,7 +75,7 @@ HASHING = """
 def bench_hashing(args, *, num_words=100_000, repeats=20_000, rounds=5):
     """Measure how many distinct words, or characters of a text, one core hashes per second."""
     words = made_up_words(num_words)
-    tenth = words[::10]  # LSH index is the slowest
+    tenth = words[::10]  # for LSH index, the slowest
     sentence = "The 12 quick-witted foxes (all of them!) jumped over one lazy dog; it didn't mind. "
     text = sentence * repeats
     # the paper's number of rows
@@ -150,7 +150,7 @@ def train_and_tune(job, flags):
         result = harness.train_variant(job)
         result |= harness.finetune_run(job, ["--ckpt", job.folder], TASKS, flags)
     sizes = read_json(f"{job.folder}-sst2/results.json")["tasks"]["sst2"]["size"]
-    # of each seed, so that compare finds its deviation
+    # here, for each seed, so that compare finds its deviation
     result["average"] = statistics.mean(result[task] for task in TASKS)
     if "sst2_bag" in result:  # CANINE has none
         result["average_bag"] = statistics.mean(result[f"{task}_bag"] for task in TASKS)

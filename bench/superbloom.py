@@ -104,7 +104,7 @@ def bench_bloom(args, *, num_items=NUM_ITEMS, positions=64, rounds=5):
     """Time beam search (B = k = 20) and exhaustive search of 5,281,889 items, m 2."""
     generator = torch.Generator().manual_seed(0)
     for alpha in (10, 20, 50):
-        # the more items share a token, the fewer tokens, and the more candidates
+        # a larger alpha has fewer tokens to score, and more items behind each
         bloom_map = BloomMap(num_items, alpha)
         digest = torch.from_numpy(bloom_map.digest).long()
         for kind in ("flat", "peaked"):
@@ -156,7 +156,7 @@ def search_by_blocks(logp, columns, k=20, block=64):
 
     torch.topk is slow on long rows. The k best lie in the k blocks with the largest maxima.
     """
-    # of each item, the sum of its log-probabilities over the maps
+    # the score of an item is the sum of its log-probabilities over the maps
     scores = sum(row.index_select(0, column) for row, column in zip(logp, columns))  # (N,)
     num_whole = len(scores) // block * block
     blocks = scores[:num_whole].view(-1, block)
