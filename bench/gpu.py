@@ -318,7 +318,7 @@ def run(argv):
     args = build_parser().parse_args(argv)
     size = QUICK if args.quick else FULL
     if not args.quick and not torch.cuda.is_available():
-        raise InputError("bench.gpu requires a GPU. Use --quick to try it without one.")
+        raise InputError("requires a GPU. Use --quick to try it without one.")
     command = shlex.join(["python", "-m", "bench.gpu", *argv])
     result = dict(command=command, machine=harness.describe_machine())
     # all parts now, so that the file of a run that broke off has its tables
