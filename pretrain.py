@@ -482,9 +482,9 @@ def describe(args, model, data, world, runtime):
         f"{meta['documents']:,} documents; {data.batches.num_eval:,} held-out sequences",
         f"steps: {args.steps:,} = {args.steps / data.batches.steps_per_epoch:.1f} epochs, "
         f"lr {args.lr:g}, warm-up {args.warmup:,}",
-         f"batch: {args.batch} = {world} ranks × {math.ceil(args.batch // world / args.micro)} "
-         f"micro-batches of at most {args.micro}",
-         f"device: {runtime}, torch {torch.__version__}, seed {args.seed}"]
+        f"batch: {args.batch} = {world} ranks × {math.ceil(args.batch // world / args.micro)} "
+        f"micro-batches of at most {args.micro}",
+        f"device: {runtime}, torch {torch.__version__}, seed {args.seed}"]
     if c.attn == "lsh" and c.dropout > 0:
         lines.append("dropout: not of attention weights, with --attn lsh")
     bloom_map = data.tokenizer.bloom_map

@@ -43,6 +43,7 @@ def compare(results, baseline):
         # the last task's: heads differ by a few hundred parameters
         size = row["size"]
         baseline_size = other["size"]
+        # in percent of the baseline's score, as the paper has it
         prr[name] = percent(row["mean"], other["mean"])
         total += row["mean"]
         baseline_total += other["mean"]
@@ -65,6 +66,7 @@ def percent(value, whole):
 
 def print_comparison(*folders):
     """Print each ratio of two fine-tunings on a line."""
+    # scores and sizes stand there, so no checkpoint is read
     results, baseline = [read_json(f"{folder}/results.json") for folder in folders]
     with blame(" or ".join(folders), Exception):  # results of another program
         compared = compare(results, baseline)

@@ -107,6 +107,7 @@ def bench_overlap(args):
                 classes = np.array([task.labels.index(label) for _, label in train])
                 threshold, above = choose_threshold(cosines, classes)
                 predicted = np.where(predicted >= threshold, above, 1 - above)
+            # the predictions of each seed, for an error over rows and seeds
             paths = sorted(Path(folder).glob(f"{name}-seed-*.json"))
             yield compare_with_model(name, [read_json(path) for path in paths], predicted)
 
@@ -160,6 +161,7 @@ def choose_threshold(cosines, classes):
     """Return the threshold, and the class 0 or 1 above it, that fit most training rows."""
     # a task may number its classes either way, so both are tried
     best = (0, 0.0, 0)  # rows that fit, threshold, class above
+    # in steps of 1 %, on training rows alone
     for threshold in np.linspace(0, 1, 101):
         is_above = cosines >= threshold
         for above in (0, 1):

@@ -10,16 +10,13 @@ results/*.json. `readme` writes the tables between the markers of README.md and 
 """
 
 import contextlib
-import io
 import re
 from collections import Counter, defaultdict
 
-import numpy as np
 import torch
 
-import objectives
-from attention import collision_probability, collisions, draw_hyperplanes, simhash
-from bench import attention, controls, harness, hashformers, misspell, sketch, superbloom
+from attention import collisions
+from bench import attention, controls, gpu, harness, hashformers, misspell, sketch, superbloom
 from bench import training
 from bench.harness import ROOT, Bench, caption, markdown
 from bloom import DEMO_ORDERS, BloomMap
@@ -29,14 +26,13 @@ from hashing import NgramLSH, list_words, md5_bits
 
 ASSETS = ROOT / "assets"
 STYLE = {"savefig.dpi": 110, "figure.constrained_layout.use": True, "axes.spines.top": False,
-         "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3,
+         "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
          "axes.titlesize": 10, "legend.frameon": False}
 
 
 def draw_figures(args):
     """Draw the figures of assets/."""
-    for draw in (draw_pipeline, draw_corruption, draw_maps, draw_law, draw_attention,
-                 draw_recall, draw_scores, draw_misspelled, draw_curves):
+    for draw in (draw_pipeline, draw_maps, draw_scores, draw_curves):
         draw()
     if args.run is not None:
         draw_collisions(args.run)
@@ -53,6 +49,7 @@ def new_figure(name, size, rows=1, columns=1, **labels):
         rows, columns: int, the grid of axes.
         labels: xlabel, ylabel and title of the first axes.
     """
+    # here, so that tables can be written without matplotlib
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -98,20 +95,6 @@ def draw_pipeline():
         axes[1].set_title("2. vector: correlation of the\nbits with untrained vectors")
 
 
-def draw_corruption():
-    """Draw a text before and after Shuffle+Random, and the labels: the demo of objectives.py."""
-    shades = dict(intact="white", shuffled="0.85", random="0.65")
-    # the last nine words of the first three lines that the demo prints
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        objectives.main()
-    lines = [line.split()[-9:] for line in out.getvalue().splitlines()[:3]]
-    colors = [shades[label] for label in lines[2]]
-    with new_figure("corruption", (8, 1.6)) as [axis]:
-        axis.table(lines, [["white"] * 9, colors, colors], rowLabels=["text", "input", "label"],
-                   cellLoc="center", bbox=(0, 0, 1, 1))
-        axis.axis("off")
-
-
 def draw_maps():
     """Draw the two Bloom maps of python bloom.py; the width of a bucket is its probability."""
     bloom_map = BloomMap(12, alpha=3, orders=DEMO_ORDERS)
@@ -137,79 +120,12 @@ def draw_maps():
         axis.set_title(title, fontsize=9)
 
 
-def draw_law():
-    """Draw the share of pairs of a given angle that collide, beside the law."""
-    num_pairs = 4_000
-    g = torch.Generator().manual_seed(0)
-    angles = torch.linspace(0, torch.pi / 2, 10)
-    degrees = np.linspace(0, 90, 10)
-    rotations = torch.stack([angles.cos(), angles.sin()])  # (2, 10)
-    title = f"lines: law; dots: {num_pairs:,} random pairs each, 95 % interval"
-    with new_figure("law", (6.4, 3.4), xlabel="angle between query and key, degrees",
-                    ylabel="probability of a collision", title=title) as [axis]:
-        for n, r, m in ((1, 2, 64), (1, 8, 256), (3, 8, 256)):
-            # a vector in a random plane, and those at all angles to it
-            plane, _ = torch.linalg.qr(torch.randn(num_pairs, 64, 2, generator=g))
-            x = (plane @ rotations).transpose(1, 2)  # (pairs, 10, 64)
-            # hash functions for every pair, as the law is about random hyperplanes
-            planes, coef = draw_hyperplanes(num_pairs, n, r, 64, m, g)
-            h = simhash(x.unsqueeze(0), planes, coef, m)  # (1, pairs, n, 10)
-            is_collision = (h == h[..., :1]).any(2)
-            shares = is_collision.float().mean((0, 1))  # (10,)
-            p = collision_probability(angles, r, m, n)
-            axis.plot(degrees, p, color="0.6", linewidth=1)
-            # standard error of the mean of num_pairs draws, each 0 or 1
-            error = 1.96 * (p * (1 - p) / num_pairs).sqrt()
-            label = f"n {n}, r {r}, m {m}"
-            axis.errorbar(degrees, shares, error, fmt="o", markersize=4, label=label)
-        axis.legend()
-
-
 # Results
 
 
 def read_rows(name):
     """Return the rows of results/NAME.json."""
     return read_json(ROOT / "results" / f"{name}.json")["rows"]
-
-
-def draw_attention():
-    """Draw the time of attention by the length of a sequence."""
-    result = read_json(ROOT / "results" / "attention.json")
-    rows = [row for row in result["rows"] if "dense" in row]  # not the longest
-    lengths = [row["L"] for row in rows]
-    device = result["machine"]["device"]
-    title = f"r 8, m 256, two heads of 64, float32; {device}"
-    lines = {
-        "dense": "dense (scaled_dot_product_attention)",
-        "upper": "LSH, pairs upper: the literal formula",
-        "ours": "LSH, pairs all",
-    }
-    with new_figure("attention", (6.4, 4), ylabel="ms, forward and backward", title=title,
-                    xlabel="positions of a sequence (16,384 in a batch)") as [axis]:
-        for key, label in lines.items():
-            times = [row.get(key, np.nan) for row in rows]  # the literal formula: short ones only
-            axis.loglog(lengths, times, "o-", label=label)
-        axis.set_xticks(lengths, lengths, fontsize=8)
-        axis.minorticks_off()
-        axis.legend()
-
-
-def draw_recall():
-    """Draw the recall of Superbloom by how frequent an item is. [SB Figure 3]"""
-    rows = [row for row in read_rows("beams") if "by frequency" in row["name"]]
-    p = np.array([row["rec@1"] for row in rows])
-    # Wilson's interval, which stays within 0 and 1: middle ± half
-    z = 1.96**2 / 200
-    middle = (p + z / 2) / (1 + z)
-    half = np.sqrt(z * p * (1 - p) + z**2 / 4) / (1 + z)
-    labels = [f"{10 * i}–{10 * i + 10} %" for i in range(10)]
-    with new_figure("recall", (6.4, 3), ylabel="rec@1, %",
-                    xlabel="tenths of the links, from frequent to rare items",
-                    title="about 200 links per bar, one seed; 95 % interval") as [axis]:
-        axis.bar(labels, 100 * p, color="0.6")
-        axis.errorbar(labels, 100 * middle, 100 * half, fmt="none", color="black", capsize=3)
-        axis.tick_params("x", labelsize=7)
 
 
 def draw_scores():
@@ -222,19 +138,19 @@ def draw_scores():
     for row in rows:
         _, task = row["name"].split(", ")
         labels.append(f"{task} (n = {row['n']:,})")
-    columns = {
-        "majority": ("majority class", dict(fmt="|", color="0.5", markersize=12)),
-        "bag_of_words": ("bag of words", dict(fmt="s", color="tab:orange")),
-        "cosine": ("cosine of word counts", dict(fmt="x", color="tab:green")),
-        "score": ("encoder, 0.45 M parameters", dict(fmt="o", color="tab:blue")),
+    columns = {  # key -> marker, color, legend
+        "majority": ("|", "gray", "majority class"),
+        "bag_of_words": ("s", "tab:orange", "bag of words"),
+        "cosine": ("x", "tab:green", "cosine of word counts"),
+        "score": ("o", "tab:blue", "encoder, 0.45 M parameters"),
     }
     with new_figure("scores", (8.4, 3.4), xlabel="score, % or 100 × correlation",
                     title="default run; mean ± standard deviation of three seeds") as [axis]:
-        for key, (label, look) in columns.items():
+        for key, (marker, color, label) in columns.items():
             for row, name in zip(rows, labels):
                 if row.get(key) is not None:  # regression: no majority class; one text: no cosine
                     axis.errorbar(row[key], name, xerr=row.get(f"{key}_std"), label=label,
-                                  capsize=3, **look)
+                                  capsize=3, fmt=marker, color=color)
                     label = None  # one line of the legend is enough
         axis.invert_yaxis()
         axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
@@ -254,24 +170,6 @@ def draw_curves():
             axis.plot(steps, [row["loss"] for row in part], color=color, linewidth=1, label=name)
             axis.plot(steps, [row["eval_loss"] for row in part], "o", color=color, markersize=4)
         axis.legend()
-
-
-def draw_misspelled():
-    """Draw scores by the share of misspelled words, a panel a task."""
-    shares = ("0", "10", "20", "40")
-    panels = defaultdict(list)
-    for row in read_rows("misspell"):
-        _, task = row["name"].split(", ")
-        panels[task].append(row)
-    with new_figure("misspelled", (9, 3.6), columns=len(panels)) as axes:
-        for axis, (task, rows) in zip(axes, panels.items()):
-            axis.set(title=f"{task}, one seed", xlabel="misspelled words, %")
-            for row in rows:
-                model, _ = row["name"].split(", ")
-                style = "--" if "bag" in model else "-"
-                axis.plot(shares, [row[share] for share in shares], style, marker=".", label=model)
-        axes[0].set(ylabel="accuracy, %")
-        axes[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 # Trained runs
@@ -309,6 +207,7 @@ def write_readme(args):
         text = path.read_text(encoding="utf-8")
         for name, table in tables.items():
             pattern = rf"(?s)(<!-- {name} -->\n).*?(<!-- end -->)"
+            # a function, as re.sub would read backslashes of a table
             text = re.sub(pattern, lambda m: m[1] + table + m[2], text)
         path.write_text(text, encoding="utf-8")
     return []
@@ -320,17 +219,17 @@ def readme_tables():
     benches = {}
     for file in (hashformers, attention, superbloom, sketch, training, misspell, controls):
         benches |= file.BENCHES
+    # each result has a table, whether a page shows it or not
     for path in ROOT.glob("results/*.json"):
         result = read_json(path)
+        if path.stem == "gpu":  # a file of four tables
+            tables |= gpu.format_tables(result)
+            continue
         if result["bench"] not in benches:  # numbers of the prose, without a table
             continue
-        rows = []
-        for row in result["rows"]:
-            if not row.get("name", "").endswith("by frequency"):  # a figure shows these
-                rows.append(row)
         # each result names the bench that has its columns
-        columns = benches[result["bench"]].columns
-        tables[path.stem] = markdown(rows, columns) + "\n" + caption(result)
+        table = markdown(result["rows"], benches[result["bench"]].columns)
+        tables[path.stem] = f"{table}\n{caption(result)}"
     return tables
 
 

@@ -66,6 +66,7 @@ class Stopwatch:
 
     def ratio(self, slow, fast):
         """Return how many times as long `slow` takes as `fast`."""
+        # within a round the machine was as busy for one as for the other
         pairs = zip(self.times[slow], self.times[fast])
         return statistics.median(a / b for a, b in pairs)
 
@@ -106,13 +107,14 @@ def list_dtypes():
 
 def count_sizes(**config):
     """Return count_parameters of a Config's model, which is never allocated."""
+    # tensors with shapes and without memory
     with torch.device("meta"):
         return count_parameters(Model(Config.choose(config)))
 
 
-def build_model(words, preset, **changes):
+def build_model(words, preset, device="cpu", **changes):
     """Return an untrained Model of a preset with changes. Its IDs: special tokens, then words."""
-    model = Model(Config.choose(PRESETS[preset] | changes))
+    model = Model(Config.choose(PRESETS[preset] | changes)).to(device)
     tokenizer = HashTokenizer(model.config, hash=MD5(), vocabulary=words)
     tokenizer.ids(words)  # it learns them
     model.set_codes(torch.from_numpy(tokenizer.codes()))
@@ -121,6 +123,7 @@ def build_model(words, preset, **changes):
 
 def read_log(folder):
     """Return the log of a pre-training or of a fine-tuning, list of dict."""
+    # pretrain.py has one log, finetune.py one for each seed
     path = Path(folder, "log.jsonl")
     if path.exists():
         return [json.loads(line) for line in path.read_text().splitlines()]
@@ -145,6 +148,7 @@ def load_corpus(args, split, vocab=50_000):
 
 def read_glue(task, args):
     """Return the Task of a name, and its rows by split, from the files of --data_dir."""
+    # the flags of finetune.py that read_task looks at
     files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None,
                                encoding=None, sep=None, header=None, limit=None, select=0.0)
     return read_task(task, files)
@@ -172,13 +176,13 @@ def run_main(main, argv):
 
 def train_variant(job):
     """Train one run; return its last evaluation, its seconds and its sizes, dict."""
+    # with the start of the script and its evaluations
     start = time.perf_counter()
     run_main(pretrain.main, [*job.flags, "--seed", job.seed, "--out", job.folder])
     seconds = time.perf_counter() - start
     sizes = count_sizes(**load_checkpoint(job.folder)["config"])
-    result = read_log(job.folder)[-1]
-    del result["step"]
-    return result | dict(parameters=sizes["total"], table=sizes["embedding"], seconds=seconds)
+    result = dict(parameters=sizes["total"], table=sizes["embedding"], seconds=seconds)
+    return read_log(job.folder)[-1] | result
 
 
 def finetune_run(job, start, tasks, flags, main=finetune.main):
@@ -212,6 +216,7 @@ def finetune_run(job, start, tasks, flags, main=finetune.main):
 
 def run_jobs(function, jobs):
     """Yield function(job) for each job, in order, by a process per core with one thread each."""
+    # spawn, as a fork of a process with threads may hang. One thread each: runs share no core
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_cores(), context, torch.set_num_threads, (1,)) as pool:
         yield from pool.map(function, jobs)
@@ -230,6 +235,7 @@ def compare(args, variants, shared=(), train=train_variant):
         dict, a row per variant: its settings, and for each result KEY its mean, KEY_std, the
         standard deviation, and KEY_all, the values by seed.
     """
+    # names hold spaces and commas, so --only is a pattern
     with blame("--only", re.error):
         names = [name for name in variants if re.search(args.only, name)]
     if not names:
@@ -244,17 +250,16 @@ def compare(args, variants, shared=(), train=train_variant):
             for seed in range(args.seeds):
                 flags = [*shared, *variants[name], *budget]
                 jobs.append(Job(name, flags, f"{folder}/{len(jobs)}", seed))
+        # a generator: rows come while later jobs are running
         results = run_jobs(train, jobs)  # in the order of jobs: the seeds of a variant together
         for name in names:
             row = dict(name=name, flags=" ".join(map(str, [*shared, *variants[name]])))
-            for key, value in vars(args).items():
-                if key in ("data", "steps", "seeds", "text", "data_dir") and value is not None:
-                    row[key] = value
             runs = list(itertools.islice(results, args.seeds))
             for key in runs[0]:
                 values = [run[key] for run in runs]
                 row[key] = statistics.mean(values)
                 row[f"{key}_all"] = values
+                # the deviation of one value is unknown, not 0
                 if len(values) > 1:
                     row[f"{key}_std"] = statistics.stdev(values)
             yield row
@@ -262,6 +267,7 @@ def compare(args, variants, shared=(), train=train_variant):
 
 def name_run(settings, task):
     """Return "model, task" as tables show it; settings are those in results.json of finetune.py."""
+    # the folder of the user's file tells one own task from another
     if task == "own":
         task = Path(settings["train"]).parent.name
     name = settings["preset"]
@@ -289,6 +295,7 @@ def markdown(rows, columns):
     shown = []  # (key, format, heading)
     for column in columns.strip().splitlines():
         key, form, *heading = column.split(maxsplit=2)
+        # None shows as not measured; a column without the key is hidden
         if any(key in row for row in rows):
             shown.append((key, form, " ".join(heading)))
     lines = [
@@ -317,29 +324,29 @@ def format_cell(row, key, form):
 
 def describe_machine():
     """Return dict of device, torch, commit and date: where and when a table was measured."""
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
-    else:
-        device = f"{os.cpu_count()} cores, {name_processor()}"
-    commit = run_git("rev-parse", "--short", "HEAD")
-    if run_git("diff", "HEAD", "--", "*.py"):
-        commit += "+changes"  # which nobody can check out
-    date = time.strftime("%Y-%m-%d")
-    return dict(device=device, torch=torch.__version__, commit=commit, date=date)
-
-
-def name_processor():
-    """Return the processor's name as Linux knows it, else as Python does."""
-    if os.path.exists("/proc/cpuinfo"):
+    processor = platform.processor()
+    if os.path.exists("/proc/cpuinfo"):  # on Linux Python knows no name
         names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
         if names:
-            return names[0]
-    return platform.processor() or platform.machine()
+            processor = names[0]
+    device = f"{os.cpu_count()} cores, {processor}"
+    if torch.cuda.is_available():
+        driver = run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+        device = f"{torch.cuda.get_device_name()}, driver {driver}, {num_cores()} cores"
+    # numbers without their commit cannot be repeated
+    commit = run("git", "rev-parse", "--short", "HEAD")
+    if run("git", "diff", "HEAD", "--", "*.py"):
+        commit += "+changes"  # which nobody can check out
+    return dict(device=device, torch=torch.__version__, commit=commit,
+                date=time.strftime("%Y-%m-%d"))
 
 
-def run_git(*words):
-    """Return what git prints in this project's folder."""
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+def run(*words):
+    """Return what a command prints in this project's folder."""
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:  # the program is not installed
+        return "unknown"
     return done.stdout.strip()
 
 
@@ -373,10 +380,11 @@ Bench = collections.namedtuple("Bench", "function columns flags", defaults=("", 
 
 def build_parser(doc, benches):
     """Return the parser of a bench file: its docstring, and its dict, command -> Bench."""
-    keep_lines = argparse.RawDescriptionHelpFormatter
-    p = argparse.ArgumentParser(description=doc, formatter_class=keep_lines)
+    p = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = p.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, bench in benches.items():
+        # the summary of the function is the help of its command
         title = bench.function.__doc__.splitlines()[0]
         command = commands.add_parser(name, help=title, description=title)
         command.add_argument("--json", metavar="FILE", help="write the table to this file as JSON")
@@ -400,19 +408,15 @@ def measure(subject, doc, benches, argv):
     """Measure one table, print it, and write it to --json."""
     args = build_parser(doc, benches).parse_args(argv)
     bench = benches[args.name]
-    machine = describe_machine()
+    command = shlex.join(["python", "-m", f"bench.{subject}", *argv])
+    result = dict(bench=args.name, machine=describe_machine(), command=command, rows=[])
     if args.json:  # before the work, which may take hours
         open(args.json, "a").close()
-    rows = []
     for row in bench.function(args):
         print(row, file=sys.stderr, flush=True)
-        rows.append(row)
-    if not rows:  # figures.py writes files of its own
+        result["rows"].append(row)
+    if not result["rows"]:  # figures.py writes files of its own
         return
-    command = re.sub(r" --cache \S+", "", shlex.join(argv))  # any folder will do
-    command = re.sub(r"--runs( (?!--)\S+)+", "--runs out/*", command)  # as before the shell's work
-    command = f"python -m bench.{subject} {command}"
-    result = dict(bench=args.name, machine=machine, command=command, rows=rows)
-    print(f"\n{markdown(rows, bench.columns)}\n{caption(result)}")
+    print(f"\n{markdown(result['rows'], bench.columns)}\n{caption(result)}")
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n")

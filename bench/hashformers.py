@@ -1,27 +1,23 @@
-"""HashFormers: parameters of the paper's table, speed of hashes and embeddings, scores on GLUE.
+"""HashFormers: parameters of the paper's table, speed of hashing, scores on GLUE.
 
-`counts` compares our parameters with those that the paper prints. `hashing` and `embeddings` are
-times. `glue` trains every variant with the same budget and seeds and compares their scores, mean ±
+`counts` compares our parameters with those that the paper prints. `hashing` measures times. `glue`
+trains every variant with the same budget and seeds and compares their scores, mean ±
 standard deviation; its column `paper` is the average of the paper's eight tasks.
 
-    python -m bench.hashformers counts           or hashing, embeddings
+    python -m bench.hashformers counts           or hashing
     python -m bench.hashformers glue --steps 2000 --data_dir glue/    two hours
 """
 
 import functools
 import statistics
-import time
 
-import torch
-
-import embeddings
 import finetune
 import hashing
 from baselines import canine
 from bench import harness
 from bench.harness import Bench, Stopwatch, made_up_words
-from common import autocast, read_json
-from model import PRESETS, Config, Model
+from common import read_json
+from model import PRESETS, Config
 from tokenizer import HashTokenizer
 
 COUNTS = """
@@ -59,15 +55,11 @@ def count_paper_models(args=None):
         embedding = sizes["embedding"]  # as the paper counts it
         if emb in ("pool", "add", "proj"):
             embedding += shape["width"]  # the row that the model adds to every word
-        if embedding >= 1e6:
-            shown = f"{embedding / 1e6:.1f}M"
-        else:
-            shown = f"{embedding / 1e3:.1f}K"
         if name == "lookup 50K (BERT)":  # the first row, with which the others are compared
             bert = sizes
         yield dict(
-            name=name, embedding=sizes["embedding"], with_word=embedding, shown=shown,
-            printed=printed, total=total, printed_total=printed_total,
+            name=name, embedding=sizes["embedding"], with_word=embedding, printed=printed,
+            total=total, printed_total=printed_total,
             authors=total + shape["width"] * more_rows, note=note,
             pcr_all=100 * (1 - total / bert["total"]),
             pcr_emb=100 * (1 - embedding / bert["embedding"]),
@@ -83,78 +75,27 @@ HASHING = """
 def bench_hashing(args, *, num_words=100_000, repeats=20_000, rounds=5):
     """Measure how many distinct words, or characters of a text, one core hashes per second."""
     words = made_up_words(num_words)
-    n = 50_260
+    tenth = words[::10]  # for LSH index, the slowest
     sentence = "The 12 quick-witted foxes (all of them!) jumped over one lazy dog; it didn't mind. "
     text = sentence * repeats
-    # fitting is timed once: it is done once a corpus
-    start = time.perf_counter()
+    # the paper's number of rows
+    n = 50_260
+    # each word counts once, as none occurs in a text
     lsh = hashing.NgramLSH.fit(dict.fromkeys(words, 1), features=n)
-    fit_seconds = time.perf_counter() - start
     tokenizer = HashTokenizer(Config(), hash=hashing.MD5())
-    tenth = words[::10]  # LSH index is the slowest
-    functions = {
-        "MD5 digests": lambda: hashing.md5_digests(words),
-        "MD5 index, N 50,260": lambda: hashing.md5_index(words, n),
-        "LSH bits, T 128": lambda: lsh.bits(words, 128),
-        "LSH index, N 50,260": lambda: lsh.index(tenth, n),
-        "text to words, characters": lambda: hashing.list_words(text),
-        "text to ids, characters": lambda: tokenizer.ids_of_texts([text]),
+    functions = {  # name -> how many are hashed, function
+        "MD5 digests": (num_words, lambda: hashing.md5_digests(words)),
+        "MD5 index, N 50,260": (num_words, lambda: hashing.md5_index(words, n)),
+        "LSH bits, T 128": (num_words, lambda: lsh.bits(words, 128)),
+        "LSH index, N 50,260": (len(tenth), lambda: lsh.index(tenth, n)),
+        "text to words, characters": (len(text), lambda: hashing.list_words(text)),
+        "text to ids, characters": (len(text), lambda: tokenizer.ids_of_texts([text])),
+        "LSH fit": (num_words, lambda: hashing.NgramLSH.fit(dict.fromkeys(words, 1), features=n)),
     }
-    for name, ms in Stopwatch(functions, rounds).ms.items():
-        size = num_words
-        if "characters" in name:
-            size = len(text)
-        elif "LSH index" in name:
-            size = len(tenth)
-        yield dict(name=name, rate=1000 * size / ms)
-    yield dict(name="LSH fit", rate=num_words / fit_seconds)
-
-
-EMBEDDINGS = """
-    name       s       embedding, 4 × 512 words
-    dtype      s       dtype
-    ms         ,.1f    ms
-    encoder    ,.0f    12 layers, ms
-    share      .1f     share %
-"""
-
-
-def bench_embeddings(args, *, batch=4, length=512, rows=50_260, rounds=5):
-    """Time each embedding, forward and backward at width 768, beside the layers that it feeds."""
-    dtype = harness.list_dtypes()[-1]
-    d = 768
-    cotangent = torch.randn(batch, length, d)
-    bits = torch.randint(0, 2, (batch, length, 128), dtype=torch.uint8)
-    shape = PRESETS["hashformer"] | dict(layers=2, dropout=0.0)  # two are timed, there are twelve
-    layers = torch.nn.Sequential(*Model(Config.choose(shape)).layers)
-
-    def draw_numbers(limit, count=1):
-        return torch.randint(0, limit, (batch, length, count))
-
-    def both_passes(module, inputs):
-        with autocast(inputs.device, dtype):
-            out = module(inputs)
-        out.backward(cotangent.to(out.dtype))
-        module.zero_grad(set_to_none=True)
-
-    cases = {
-        "emb 50K": (embeddings.HashEmbedding(rows, d), draw_numbers(rows)),
-        "emb 1K": (embeddings.HashEmbedding(1_038, d), draw_numbers(1_038)),
-        "pool": (embeddings.PoolEmbedding(128, 10, d), draw_numbers(256, 13)),
-        "add": (embeddings.AddEmbedding(128, d), bits),
-        "encoder": (layers, torch.randn(batch, length, d)),
-        "proj": (embeddings.ProjEmbedding(128, d), bits),
-    }
-    functions = {}
-    for name, (module, inputs) in cases.items():
-        functions[name] = functools.partial(both_passes, module, inputs)
-    watch = Stopwatch(functions, rounds)
-    # the time of two layers stands for that of twelve
-    encoder = 6 * watch.ms.pop("encoder")
+    watch = Stopwatch({name: function for name, (_, function) in functions.items()}, rounds)
     for name, ms in watch.ms.items():
-        share = 100 * watch.ratio(name, "encoder") / 6
-        yield dict(name=name, dtype=dtype, ms=ms, encoder=encoder, share=share)
-
+        size, _ = functions[name]
+        yield dict(name=name, rate=1000 * size / ms)
 
 
 # Scores
@@ -209,7 +150,10 @@ def train_and_tune(job, flags):
         result = harness.train_variant(job)
         result |= harness.finetune_run(job, ["--ckpt", job.folder], TASKS, flags)
     sizes = read_json(f"{job.folder}-sst2/results.json")["tasks"]["sst2"]["size"]
+    # here, for each seed, so that compare finds its deviation
     result["average"] = statistics.mean(result[task] for task in TASKS)
+    if "sst2_bag" in result:  # CANINE has none
+        result["average_bag"] = statistics.mean(result[f"{task}_bag"] for task in TASKS)
     result["parameters"] = sizes["total"]
     result["poep"] = 100 * sizes["poep"]
     return result
@@ -221,6 +165,7 @@ def bench_glue(args):
     variants |= dict.fromkeys(SCRATCH, ())
     train = functools.partial(
         train_and_tune, flags=["--data_dir", args.data_dir, "--cache", args.cache])
+    # all rows: ratios need BERT's
     rows = list(harness.compare(args, variants, train=train))
     for row in rows:
         row["paper"] = (MODELS | SCRATCH)[row["name"]][1]
@@ -230,32 +175,20 @@ def bench_glue(args):
             for row in rows:
                 row["prr"] = 100 * row["average"] / bert["average"]
                 row["pcr"] = 100 * (1 - row["parameters"] / bert["parameters"])
-    # the bags of words of all models that read words are alike: one row. CANINE has none
+    # the bags of words of all models that read words are alike: one row
     for row in rows:
         if "sst2_bag" in row:
-            return [*rows, make_control(row)]
+            control = dict(name=f"bag of words, as {row['name']}")
+            for task in (*TASKS, "average"):
+                for suffix in ("", "_std", "_all"):
+                    control[f"{task}{suffix}"] = row.get(f"{task}_bag{suffix}")
+            return [*rows, control]
     return rows
-
-
-def make_control(model):
-    """Return the row of the bag of words that was trained beside a model."""
-    row = dict(name=f"bag of words, as {model['name']}")
-    for task in TASKS:
-        for suffix in ("", "_std", "_all"):
-            row[f"{task}{suffix}"] = model.get(f"{task}_bag{suffix}")
-    averages = []
-    for scores in zip(*[row[f"{task}_all"] for task in TASKS]):  # one a task, of the same seed
-        averages.append(statistics.mean(scores))
-    row["average"] = statistics.mean(averages)
-    if len(averages) > 1:
-        row["average_std"] = statistics.stdev(averages)
-    return row
 
 
 BENCHES = {
     "counts": Bench(count_paper_models, COUNTS),
     "hashing": Bench(bench_hashing, HASHING),
-    "embeddings": Bench(bench_embeddings, EMBEDDINGS),
     "glue": Bench(bench_glue, GLUE, harness.COMPARE | dict(data_dir=harness.REQUIRED)),
 }
 

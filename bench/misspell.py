@@ -37,6 +37,7 @@ SCORES = """
 
 def misspell_word(word, rng):
     """Return a word with one typing error: two letters swapped, one dropped, added or mistyped."""
+    # never the last letter, so that there is one to swap with
     place = rng.integers(len(word) - 1)
     first = word[:place]
     letter = word[place]
@@ -63,6 +64,7 @@ def misspell(text, share, rng):
             return match[0]
         return misspell_word(match[0], rng)
 
+    # an error in one or two letters leaves nothing of a word
     return re.sub(r"[A-Za-z]{3,}", change, text)
 
 
@@ -73,6 +75,7 @@ def bench_scores(args):
         results = read_json(f"{folder}/results.json")
         [name] = results["tasks"]
         settings = argparse.Namespace(**results["settings"] | dict(cache=args.cache, device="cpu"))
+        # as the run was trained, but on a CPU
         runtime = resolve_device(settings)
         checkpoint = load_checkpoint(folder)
         model = load_model(checkpoint)
@@ -86,6 +89,7 @@ def bench_scores(args):
                 rows.append((tuple(misspell(text, share, rng) for text in texts), label))
             splits[share] = f"{share} misspelled"
             rows_of_splits[splits[share]] = rows
+        # misspelled words get codes as any new word does
         data = finetune.encode_splits(model.config, checkpoint, task, rows_of_splits)
         model.set_codes(torch.from_numpy(data["train"].tokenizer.codes()))
         title = harness.name_run(results["settings"], name)  # model, task
@@ -100,6 +104,7 @@ def bench_scores(args):
         if title not in seen:
             seen.add(title)
             bag = finetune.BagOfWords(len(model.codes), data["train"].num_outputs)
+            # finetune.py keeps no weights of its control
             weights, _ = finetune.train(settings, runtime, bag, data, settings.seed,
                                         finetune.BAG_LR, f"{name}, bag of words")
             if weights is not None:
@@ -113,6 +118,7 @@ def score_splits(title, runtime, model, data, splits):
     for share, split in splits.items():
         scores, _ = finetune.evaluate(runtime, model, data[split])
         row[f"{100 * share:.0f}"] = scores[data["train"].task.metrics[0]]
+    # comparable between models of unlike scores
     row["kept"] = 100 * row["40"] / row["0"]
     return row
 

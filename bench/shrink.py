@@ -23,6 +23,7 @@ def shrink(argv):
     args = p.parse_args(argv)
     checkpoint = load_checkpoint(args.ckpt)
     small = {name: checkpoint[name] for name in PARTS}
+    # the most frequent ones come first
     small["words"] = small["words"][:NUM_WORDS]
     for name, weight in small["model"].items():
         if not name.endswith((".planes", ".coef")):  # rounded, they would change the buckets of LSH

@@ -39,6 +39,7 @@ def bench_sketch(args, *, num_words=30_000, shape=(8, 512), rounds=60):
     generator = torch.Generator().manual_seed(0)
     rank = num_words ** torch.rand(shape, generator=generator)  # Zipf's law
     ids = FIRST_WORD_ID + rank.long().clamp(max=num_words - 1)
+    # a fixed gradient stands for the layers above
     cotangent = torch.randn(*shape, 512, generator=generator)
 
     def both_passes(model, embed):
@@ -70,7 +71,6 @@ def bench_sketch(args, *, num_words=30_000, shape=(8, 512), rounds=60):
 COLLISIONS = """
     name        s       hash functions, buckets
     words       ,.1f    words per bucket
-    most        ,       most
     one         .1f     % of text behind a more frequent word in a bucket
     half        .1f     in most of its buckets
     counted     ,       pairs with all buckets equal
@@ -87,13 +87,13 @@ def bench_collisions(args):
         index = sketch_index(corpus.words, k, R)  # (V, k)
         num_behind = np.zeros(V, int)  # buckets that hold a more frequent word
         for buckets in index.T:
+            # the most frequent word of a bucket trains its row most
             largest = np.zeros(R, counts.dtype)
             np.maximum.at(largest, buckets, counts)
             num_behind += largest[buckets] > counts
         _, sizes = np.unique(index, axis=0, return_counts=True)  # words with all buckets equal
         yield dict(
             name=f"k {k}, R {R:,}", words=V / R,
-            most=np.bincount(index[:, 0]).max().item(),
             one=100 * counts[num_behind > 0].sum() / counts.sum(),
             half=100 * counts[2 * num_behind > k].sum() / counts.sum(),
             counted=np.sum(sizes * (sizes - 1) // 2).item(),
@@ -121,6 +121,7 @@ def hide_words(texts, tokenizer):
             continue
         words, spans = split_words(text)
         noise = rng.random(len(words))  # drawn before the tokenizer: equal for every model
+        # short enough for each model, whatever the number of pieces
         _, end_of_text = spans[:50][-1]
         units, unit_spans = tokenizer.split(text[:end_of_text])
         row = [CLS, *tokenizer.ids(units).tolist(), SEP]
@@ -128,10 +129,8 @@ def hide_words(texts, tokenizer):
         for word, (start, end), x in zip(words[:50], spans, noise):
             if x >= 0.15 or not word.isalpha() or text[start - 1:start] != " ":
                 continue
-            first = start
-            if tokenizer.subwords is not None:
-                first -= 1  # a piece may hold the space before it, or be it
-            positions = [i for i, (a, b) in enumerate(unit_spans, 1) if a < end and b > first]
+            # a piece may hold the space before the word, or be it
+            positions = [i for i, (a, b) in enumerate(unit_spans, 1) if a < end and b >= start]
             # pieces that reach into other words would hide more of one model's text
             if [units[i - 1] for i in positions] != split_word(word, tokenizer):
                 raise InputError(f"--text: expected pieces of {word!r} alone, "
@@ -146,8 +145,6 @@ def hide_words(texts, tokenizer):
 
 def split_word(word, tokenizer):
     """Return the pieces of a word, or the word itself where words are read whole."""
-    if tokenizer.subwords is None:
-        return [word]
     pieces, _ = tokenizer.split(word)
     return pieces
 
@@ -175,6 +172,7 @@ def name_hidden(folder, words, texts):
                 rivals[len(ids)][word] = ids - FIRST_WORD_ID
     digests = {n: torch.from_numpy(np.stack([*rivals[n].values()])) for n in rivals}
 
+    # a hidden word that no model could name is not asked for
     candidates = set(words)
     num_asked = 0
     ranks = []  # how many other words score as much or more; a word without a row has no rank
@@ -185,6 +183,7 @@ def name_hidden(folder, words, texts):
         logits = model(torch.tensor([row]), masked_positions=masked.nonzero().flatten())
         if not is_hashed:  # one distribution a position, as of one hash function
             logits = logits[:, None, FIRST_WORD_ID:]  # (M, 1, V)
+        # the masked positions of all gaps, in the order of the text
         logp = iter(logits.log_softmax(-1))  # (k, R) of each masked position
         for word, positions in gaps:
             part = torch.cat([next(logp) for _ in positions])  # (k or pieces, R)
@@ -238,7 +237,7 @@ def train_and_ask(job, words, texts, flags):
     return result
 
 
-def bench_gaps(args, *flags):
+def bench_gaps(args):
     """Train models of hashes, rows and pieces; name hidden words; score GLUE. [CM]"""
     if not args.text and not args.data_dir:
         raise InputError("gaps requires --text, a file that is no part of --data, or --data_dir.")
@@ -246,12 +245,14 @@ def bench_gaps(args, *flags):
     if args.text:
         lines = Path(args.text).read_text(encoding="utf-8").split("\n")
         texts = [line for line in lines if line.strip()]
+    # the flags of fine-tuning, where GLUE is at hand
     tuning = []
     if args.data_dir:
         tuning = ["--data_dir", args.data_dir, "--cache", args.cache]
+    # all words of the training text compete, however rare
     words = [word for word in load_corpus(args, "regex").words if word.isalpha()]  # as hidden ones
     train = functools.partial(train_and_ask, words=words, texts=texts, flags=tuning)
-    return harness.compare(args, MODELS, flags, train)
+    return harness.compare(args, MODELS, train=train)
 
 
 BENCHES = {

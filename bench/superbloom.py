@@ -15,7 +15,6 @@ Notation:
 import collections
 import itertools
 import math
-import time
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +73,7 @@ def bench_sizes(args=None):
             shape |= dict(emb="bloom", head="hash-mlm", hashes=2, buckets=buckets)
         total = count_sizes(**shape)["total"]
         paper = total + d * d + d  # BERT's pooler, which their formula has and nothing uses
+        # the paper's M and G are binary, as its printed sizes show
         if paper > 2**30:
             shown = f"{paper / 2**30:.1f}G"
         else:
@@ -85,7 +85,6 @@ def bench_sizes(args=None):
 
 BLOOM = """
     name           s       map, distributions
-    built          .1f     map built, s
     beam           .3f     beam, ms per position
     scored         ,.0f    items scored
     certified      .0f     certified %
@@ -105,9 +104,8 @@ def bench_bloom(args, *, num_items=NUM_ITEMS, positions=64, rounds=5):
     """Time beam search (B = k = 20) and exhaustive search of 5,281,889 items, m 2."""
     generator = torch.Generator().manual_seed(0)
     for alpha in (10, 20, 50):
-        start = time.perf_counter()
+        # a larger alpha has fewer tokens to score, and more items behind each
         bloom_map = BloomMap(num_items, alpha)
-        built = time.perf_counter() - start
         digest = torch.from_numpy(bloom_map.digest).long()
         for kind in ("flat", "peaked"):
             logits = 2 * torch.randn(positions, 2, bloom_map.buckets, generator=generator)
@@ -116,12 +114,13 @@ def bench_bloom(args, *, num_items=NUM_ITEMS, positions=64, rounds=5):
                 peak = torch.full((positions, 2, 1), 20.0)
                 logits.scatter_add_(2, digest[items].unsqueeze(2), peak)
             row = compare_searches(logits.log_softmax(-1), bloom_map, rounds)
-            yield dict(name=f"alpha {alpha}, {kind}", built=built) | row
+            yield dict(name=f"alpha {alpha}, {kind}") | row
 
 
 def compare_searches(logp, bloom_map, rounds):
     """Return times and results of beam search and exhaustive search of logp (P, 2, R)."""
     some = logp[:len(logp) // 8]  # an eighth of the positions is scored exhaustively
+    # contiguous, a row for each map, as search_by_blocks reads them
     columns = torch.from_numpy(bloom_map.digest).T.contiguous()  # (2, N)
     watch = harness.Stopwatch({
         "beam": lambda: beam_search(logp, bloom_map),
@@ -157,10 +156,12 @@ def search_by_blocks(logp, columns, k=20, block=64):
 
     torch.topk is slow on long rows. The k best lie in the k blocks with the largest maxima.
     """
+    # the score of an item is the sum of its log-probabilities over the maps
     scores = sum(row.index_select(0, column) for row, column in zip(logp, columns))  # (N,)
     num_whole = len(scores) // block * block
     blocks = scores[:num_whole].view(-1, block)
     best = blocks.amax(1).topk(min(k, len(blocks))).indices
+    # the items after the last whole block
     rest = scores[num_whole:]
     return torch.cat([blocks[best].flatten(), rest]).topk(k).values
 
@@ -188,6 +189,7 @@ def score_neighbors(args):
     sets, ids, masked = read_sets(corpus, 32)
     num_ids = len(corpus.counts)
     pages_of = collections.defaultdict(list)  # item -> its training pages
+    # held-out sets must not vote for their own items
     for i in sets.train:
         page = sets.ids[sets.first[i]:sets.first[i] + sets.size[i]]
         for item in page.tolist():
@@ -199,6 +201,7 @@ def score_neighbors(args):
 
     hits = np.zeros((len(NEIGHBORS), len(RECALL)))
     for row, column in zip(ids.numpy(), masked.tolist()):
+        # the hidden item, which neighbors do not see
         correct = row[column]
         visible = np.delete(row, column)
         scores = score_items(visible.tolist(), pages_of, frequency)  # (4, V)
@@ -241,6 +244,7 @@ def count_ahead(scores, correct, seen_at):
 
     The correct item loses a tie to an item with a smaller seen_at.
     """
+    # a rank is a count: nothing is sorted
     least = scores[:, [correct]]
     is_tied = (scores == least) & (seen_at < seen_at[correct])
     is_ahead = (scores > least) | is_tied
@@ -267,6 +271,7 @@ def find_width(num_items, alpha):
     limit = count_sizes(**shape | dict(buckets=buckets))["total"]
     lookup = shape | dict(emb="lookup", head="mlm", rows=num_items + FIRST_WORD_ID)
     heads = shape["heads"]
+    # a width has to be a multiple of the heads
     for width in itertools.count(heads, heads):
         if count_sizes(**lookup | dict(width=width, ffn=2 * width))["total"] > limit:
             return width - heads
@@ -285,6 +290,7 @@ def bench_entities(args):
     width = find_width(num_items, args.alpha)
     lookup = ["--emb", "lookup", "--width", width, "--ffn", 2 * width]
     variants[f"lookup, as many parameters (d {width})"] = lookup
+    # the paper's rival, where a softmax over all items takes too long
     sampled = ["--objective", "sampled", "--samples", 1_000]
     variants[f"the same, sampled softmax (d {width})"] = [*lookup, *sampled]
     variants["lookup, as wide, sampled softmax (d 256)"] = ["--emb", "lookup", *sampled]
@@ -327,14 +333,12 @@ def bench_beams(args):
         corpus = harness.load_corpus_of(checkpoint["run"], args)
         _, ids, masked = read_sets(corpus, model.config.length)
         correct = ids.gather(1, masked[:, None])  # (P, 1)
+        # one item of each set is hidden, the same one as in training's evaluation
         inputs = ids.scatter(1, masked[:, None], MASK)
-        # log-probabilities of the hashes at the masked item, 64 sets at a time
+        # log-probabilities of the hashes at the masked item of each set, (P, m, R)
         model.set_codes(torch.from_numpy(tokenizer.codes()))
-        parts = []
-        for part in inputs.split(64):
-            positions = (part == MASK).flatten().nonzero().flatten()
-            parts.append(hash_logp(model(part, part != 0, positions), bloom_map))
-        logp = torch.cat(parts)  # (P, m, R)
+        positions = (inputs == MASK).flatten().nonzero().flatten()
+        logp = hash_logp(model(inputs, inputs != 0, positions), bloom_map)
 
         name = Path(folder).name
         visible = (inputs - FIRST_WORD_ID).clamp(min=-1)
@@ -344,6 +348,7 @@ def bench_beams(args):
         for search, (beam, rounds) in searches.items():
             best, _, certified, scored = beam_search(logp, bloom_map, 20, beam, rounds,
                                                      exclude=visible)
+            # beam_search numbers items without the special tokens
             is_hit = best + FIRST_WORD_ID == correct  # (P, 20)
             row = dict(name=f"{name}, {search}",
                        certified=100 * certified.double().mean().item(),

@@ -29,6 +29,7 @@ SIZES = {"articles": (5_000, 2_000), "nations": (4_000, 1_500)}  # rows of train
 
 def list_questions(rows):
     """Return (paragraph, question, article) of the 30 articles with the most questions."""
+    # titles with their numbers of questions
     counts = collections.Counter(row["title"] for row in rows)
     # the 30 largest classes
     titles = {title for title, _ in counts.most_common(30)}
@@ -71,9 +72,11 @@ def write_task(folder, examples, num_train, num_dev):
     for group, text, label in examples:
         part = dev if group in dev_groups else train
         part.append(dict(text=text, label=label))
+    # an error where it exists: it may hold another task
     os.makedirs(folder)
     for split, part, size in (("train", train, num_train), ("dev", dev, num_dev)):
-        with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
+        with open(f"{folder}/{split}.jsonl", "w") as file:
+            # a random part: files are sorted by article
             for i in rng.permutation(len(part))[:size]:
                 print(json.dumps(part[i]), file=file)
 
@@ -86,14 +89,13 @@ def build(kind, source, out):
             examples = list_questions(rows)
         else:
             examples = list_paragraphs(rows)
-    write_task(os.path.join(out, kind), examples, *SIZES[kind])
+    write_task(f"{out}/{kind}", examples, *SIZES[kind])
 
 
 def main(argv=None):
     """Build the task that the command line, or the list argv, names."""
-    description = (__doc__ or "").split("\nOut of scope")[0]
     p = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("kind", choices=tuple(SIZES))
     p.add_argument("source", help="file of rows: .jsonl, or .jsonl.gz")
     p.add_argument("out", help="folder; the task is written to OUT/KIND")

@@ -81,16 +81,11 @@ def test_runs_of_the_papers_rows_resolve_to_their_settings():
 @pytest.mark.parametrize("flags, expected", [
     # emb, hash, split, objective, data, out
     ("", "proj lsh regex sr python out/proj-lsh"),
-    ("--hash md5", "proj md5 regex sr python out/proj-md5"),
     ("--emb pool --split bpe", "pool lsh bpe sr python out/pool-lsh-bpe"),
     ("--emb lookup", "lookup lsh bpe sr python out/lookup-bpe"),
-    ("--emb lookup --no-tied --objective mlm",
-     "lookup lsh bpe mlm python out/lookup-bpe-mlm"),
     ("--emb median", "median lsh regex hash-mlm python out/median"),
     ("--emb bloom", "bloom lsh items hash-mlm python-names out/bloom-items"),
     ("--emb bloom --split phrases", "bloom lsh phrases hash-mlm python out/bloom-phrases"),
-    ("--split items", "bloom lsh items hash-mlm python-names out/bloom-items"),
-    ("--preset superbloom --emb lookup", "lookup lsh items mlm python-names out/lookup-items-mlm"),
     ("--preset bert-lsh", "lookup lsh bpe mlm python out/lookup-bpe-mlm-lsh-attention"),
     ("--preset median --emb proj", "proj lsh regex hash-mlm python out/proj-lsh-hash-mlm"),
     ("--data my_texts/", "proj lsh regex sr my_texts/ out/proj-lsh-my_texts"),
@@ -107,13 +102,11 @@ def test_flags_resolve_to_words_embedding_objective_and_out(flags, expected):
     # the command line goes first
     ("--preset superbloom --decay 0.1", dict(decay=0.1)),
     # what follows from other flags
-    ("--split items --length 40", dict(length=40)),
     ("--split items --attn lsh", dict(lsh_pairs="all")),
     ("--width 64 --heads 2", dict(ffn=256)),
     ("--split phrases", dict(vocab=1_000_000)),
     ("--steps 50", dict(warmup=5)),
     ("--steps 50 --warmup 0", dict(warmup=0)),
-    ("--bits 60000", dict(features=60_000)),
     ("--emb emb --rows 777 --features 9", dict(features=777)),
     ("--preset hashformer --emb lookup --objective mlm", dict(lr=1e-4)),
 ])
@@ -124,7 +117,6 @@ def test_sizes_and_recipe_resolve_to(flags, expected):
 
 @pytest.mark.parametrize("flags, fragments", [
     ("--lr nan", ["--lr", "nan"]),
-    ("--chunk 16 --emb pool", ["chunk", "16"]),
     ("--emb median --hashes 4", ["hashes", "4", "odd"]),  # a median of an even number
     ("--emb proj --objective mlm", ["objective", "mlm", "proj"]),
     ("--objective hash-mlm --tied", ["tied", "proj"]),
@@ -136,7 +128,6 @@ def test_sizes_and_recipe_resolve_to(flags, expected):
     ("--lsh_bands 2", ["requires --attn lsh"]),
     ("--key secret", ["--key requires --hash md5"]),
     ("--coherent 3 --split items", ["--coherent", "3"]),
-    ("--split items --attn lsh --lsh_pairs upper", ["lsh_pairs", "upper"]),
     ("--split items --short 0.1", ["--short", "items"]),
 ])
 def test_flags_that_contradict_are_refused_before_any_file_is_made(tmp_path, flags, fragments):
