@@ -36,7 +36,7 @@ import infer
 import pretrain
 from attention import collision_probability, draw_hyperplanes, full_attention, simhash
 from attention import full_attention_reference, lsh_attention, lsh_attention_reference
-from bloom import BloomMap, SketchMap, beam_search, coherent_map, exhaustive
+from bloom import BloomMap, SketchMap, beam_search, coherent_map
 from common import save_checkpoint
 from data.corpus import Corpus, prepare
 from data.squad import exact_and_f1, normalize_answer
@@ -75,8 +75,6 @@ def test_md5_bits_by_hand():
     digits = "".join(map(str, bits[0]))
     assert digits[:16] == "1010" + "0011" + "1011" + "0011"
     assert digits == format(int(digest, 16), "0128b")
-    assert hashlib.md5(b"mat").hexdigest()[0] == "4"
-    assert hashing.md5_bits(["mat"])[0, :4].tolist() == [0, 1, 0, 0]
 
 
 def test_md5_index_by_hand():
@@ -294,8 +292,6 @@ def test_beam_search_matches_scoring_all_items():
         # rounds=None doubles the beam until the answer is certified
         _, found, certified, _ = beam_search(logp, bloom_map, k=7, beam=4, rounds=None)
         assert certified.item()
-        assert found[0].tolist() == best
-        _, found = exhaustive(logp, bloom_map, k=7)
         assert found[0].tolist() == best
 
 
