@@ -5,8 +5,9 @@ Sources:
     [SB] Superbloom, ICLR 2020 submission
     [CM] Median is all you need, a proposal
     [SV] Svenstrup et al. 2017, Hash Embeddings
+    [FT] Bojanowski et al. 2017, Enriching Word Vectors with Subword Information
 Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of special tokens and of
-    padding (model.py): padding has no row of zeros here.
+    [PAD] (model.py): it has no row of zeros here.
 Deviations:
     1. No dropout inside. The authors' code has some in Pool, the paper has none.
     2. Weighted starts with importance weights of normal(0, 1), truncated at ±2, and rows of std
@@ -14,7 +15,7 @@ Deviations:
 Notation:
     d width of a vector   C code numbers of a word   T bits of a word   J chunks   N rows of a table
     m hashes of an item   k hash functions, or bits of a chunk   R rows of a block
-    K rows of the importance table
+    K rows of the importance table   G n-grams that a word may have
 Demo: python embeddings.py
 
 Every module maps codes c, integers (..., C), to vectors e, float (..., d):
@@ -27,6 +28,7 @@ Every module maps codes c, integers (..., C), to vectors e, float (..., d):
     bloom           B^1[c_1], …, B^m[c_m]           side by side: m vectors (..., m, d)
     median, mean    e = median or mean of B^1[c_1], …, B^k[c_k]
     weighted        e = Σ_j p_j B[c_j]
+    ngram           e = Σ_j B[c_j]                  all n-grams of a word
 
 hashing.py returns numpy arrays, which are codes as they are. A tokenizer stores bits in bytes:
 unpack_bits restores them.
@@ -80,8 +82,8 @@ class Embedding(nn.Module):
 
         Raises:
             ValueError: The codes are no integers, or not C.
-            IndexError: A code has no row; a RuntimeError in a compiled module. A bit other than 0
-                and 1 is not detected.
+            IndexError: A code has no row. It is a RuntimeError in a compiled module and in ngram. A
+                bit other than 0 and 1 is not detected.
         """
         codes = torch.as_tensor(codes)
         self.check_form(codes)  # subtle: some formulas would broadcast codes of another size
@@ -418,6 +420,43 @@ class WeightedEmbedding(Embedding):
         return (p.unsqueeze(-1) * rows).sum(-2)
 
 
+class NgramEmbedding(Embedding):
+    """Ngram: the rows of a word's hashed character n-grams, summed. [FT §3.2]
+
+        e = Σ_j B[c_j]        over all j with c_j > 0
+
+    Words have different numbers of n-grams, so the code 0 is padding. Row 0 is never read.
+
+    Args:
+        rows: int, N, with row 0.
+        grams: int, G.
+        width: int, d.
+
+    Shape:
+        codes (..., G), each below N, as hashing.ngram_index returns them, to (..., d). The vector
+        is 0 where all codes are padding.
+    """
+
+    config_fields = ("rows", "grams", "width")
+    code_format = "ngrams"
+
+    def __init__(self, rows, grams, width):
+        super().__init__([rows] * grams)
+        if rows < 2:
+            raise ValueError(f"rows: expected at least 2, one of them for padding, got {rows}.")
+        self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
+
+    def initial_std(self, c):
+        return INIT_STD * math.sqrt(22)  # of the sum of 22 rows, the n-grams of "<hello>"
+
+    def embed(self, codes):
+        *shape, num_grams = codes.shape
+        codes = codes.reshape(-1, num_grams).long()  # (words, G)
+        # subtle: padding_idx leaves row 0 out of the sum, so that it has no gradient, either
+        e = F.embedding_bag(codes, self.weight, mode="sum", padding_idx=0)  # (words, d)
+        return e.view(*shape, e.shape[1])
+
+
 EMBEDDINGS = {
     "lookup": LookupEmbedding,
     "emb": HashEmbedding,
@@ -429,6 +468,7 @@ EMBEDDINGS = {
     "median": SketchEmbedding,  # the name is a key of AGGREGATES
     "mean": SketchEmbedding,
     "weighted": WeightedEmbedding,
+    "ngram": NgramEmbedding,
 }
 
 
@@ -463,9 +503,9 @@ def main():
     """Embed 100 random words with every method; print shapes, parameters and the std."""
     torch.manual_seed(0)
     c = SimpleNamespace(rows=50_260, bits=128, chunk=10, hashes=5, buckets=500, weights=50_000,
-                        width=768)
+                        grams=64, width=768)
     print("100 random words. Truncated normals have 0.88 of the expected std. Vectors of linear\n"
-          "share a mean, which adds to it.\n")
+          "share a mean, which adds to it, and words of ngram have 64 n-grams, more than usual.\n")
     print("  method        vectors  parameters  expected  measured")
     for name, embedding_class in EMBEDDINGS.items():
         c.emb = name

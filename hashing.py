@@ -1,8 +1,9 @@
-"""Words to bits and buckets: MD5, locality-sensitive hashing of n-grams, bit chunks, sketch hashes.
+"""Words to bits and buckets: MD5, sketches, n-grams, bit chunks, locality-sensitive hashing.
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers: Towards Vocabulary-independent Pre-trained Transformers
     [CM] Median is all you need, a proposal
+    [FT] Bojanowski et al. 2017, Enriching Word Vectors with Subword Information
 Out of scope: vocabularies and token IDs (tokenizer.py), Bloom maps (bloom.py), LSH of vectors
     (attention.py).
 Deviations:
@@ -18,7 +19,7 @@ Deviations:
     6. A byte order mark or a NUL separates words, as white space does. So no word equals another
        word with a suffix of md5_digests, which begins with a NUL.
 Notation:
-    V words   T bits   N hash buckets, or hyperplanes   F features, n-grams
+    V words   T bits   N hash buckets, or hyperplanes   F features, n-grams   G n-grams of a word
     k bits of a chunk, or hash functions of a sketch   R buckets of one hash function of a sketch
 Demo: python hashing.py "play plays played"
 
@@ -209,6 +210,42 @@ def sketch_index(words, k, buckets, seed=0, key=None):
     return (slices % np.uint64(buckets)).astype(np.int64)
 
 
+# N-grams
+
+
+def list_ngrams(word):
+    """Return the runs of 1 to MAX_GRAM = 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
+    grams = []
+    for size in range(1, MAX_GRAM + 1):
+        for start in range(len(word) - size + 1):
+            grams.append(word[start:start + size])
+    return grams
+
+
+def ngram_index(words, n, length, seed=0, key=None):
+    """Return the hash buckets of each word's n-grams, and zeros after them. [FT §3.2]
+
+    Boundary marks are part of the n-grams: <cat> has the "at" of <at>, but not its "<a" and "<at>".
+
+    Args:
+        words: list[str], V words.
+        n: int, number of buckets, with bucket 0, the padding.
+        length: int, G, n-grams that a word keeps: 64 are all of 15 letters. A longer word loses
+            the last, which are its longest.
+        seed, key: as in sketch_index.
+
+    Returns:
+        int64 (V, G): 1 .. n-1 for each n-gram, repeated ones too, then 0.
+    """
+    check_words(words)
+    index = np.zeros((len(words), length), np.int64)
+    for i, word in enumerate(words):
+        grams = list_ngrams(f"<{word}>")[:length]
+        buckets = sketch_index(grams, 1, n - 1, seed, key)  # (number of n-grams, 1)
+        index[i, :len(grams)] = 1 + buckets[:, 0]
+    return index
+
+
 # Bits to chunks
 
 
@@ -273,15 +310,6 @@ class MD5:
 
     def state(self):
         return dict(key=self.key)
-
-
-def list_ngrams(word):
-    """Return the runs of 1 to MAX_GRAM = 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
-    grams = []
-    for size in range(1, MAX_GRAM + 1):
-        for start in range(len(word) - size + 1):
-            grams.append(word[start:start + size])
-    return grams
 
 
 class NgramLSH:

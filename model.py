@@ -52,7 +52,7 @@ class Config:
     """Everything that shapes the weights, in plain types; a checkpoint holds it."""
 
     emb: str = "proj"
-    rows: int = 50_260  # N: rows of the embeddings lookup (with special tokens), emb and weighted
+    rows: int = 50_260  # N: rows of lookup (with special tokens), emb, weighted, ngram
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # bits of a chunk (pool)
     hashes: int | None = None  # m of bloom (default 2), k of sketch, weighted, hash-mlm (default 5)
@@ -60,6 +60,7 @@ class Config:
     # has a row for each bucket of its map and each special token; bloom.py calls their number S
     buckets: int = 500
     weights: int = 50_000  # rows of the importance table (weighted)
+    grams: int = 64  # G: n-grams that a word keeps (ngram)
     layers: int = 12
     width: int = 768  # d
     heads: int = 12  # H

@@ -178,6 +178,19 @@ def test_sketch_index_by_hand():
     assert index[0, 2] == int(second[15], 16)
 
 
+def test_ngram_index_by_hand():
+    """Each n-gram of a word between boundary marks has a bucket; 0 fills the row. [FT §3.2]
+
+        n-gram    <     a     >     <a    a>    <a>
+        digit     0     8     4     2     c     5      the 16th of its md5: 64 bits, modulo 16
+        bucket    1     9     5     3     13    6      as bucket 0 is padding
+    """
+    index = hashing.ngram_index(["a"], 17, 8)
+    assert index.tolist() == [[1, 9, 5, 3, 13, 6, 0, 0]]
+    index = hashing.ngram_index(["a"], 17, 3)  # too short for all: the shortest n-grams are first
+    assert index.tolist() == [[1, 9, 5]]
+
+
 # == bloom.py: an item becomes m hash tokens, and a search finds the item again
 #
 # Of N items each gets one of R buckets in each of m maps. An item shares each of its buckets with
@@ -456,6 +469,18 @@ def test_weighted_by_hand():
     ])
     vectors = weighted(torch.tensor([[2, 0, 1]]))  # rows 2 and 0, row 1 of p
     assert vectors.tolist() == [[9, 10]]
+
+
+def test_ngram_by_hand():
+    """The rows of a word's n-grams, added up: (3, 4) + (1, 2) + (3, 4) = (7, 10). [FT §3.2]"""
+    ngram = embeddings.NgramEmbedding(3, 4, 2)  # 3 rows, at most 4 n-grams, width 2
+    ngram.weight.data = torch.tensor([
+        [100.0, 100],  # padding, which is not added
+        [1, 2],
+        [3, 4],
+    ])
+    vectors = ngram(torch.tensor([[2, 1, 2, 0]]))
+    assert vectors.tolist() == [[7, 10]]
 
 
 # == attention.py: each vector becomes an average of all; LSH scores only pairs in a bucket

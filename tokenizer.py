@@ -25,8 +25,8 @@ import numpy as np
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from bloom import BloomMap
-from hashing import (HASHES, MD5, NgramLSH, bits_to_chunks, check_words, list_words, sketch_index,
-                     split_words)
+from hashing import (HASHES, MD5, NgramLSH, bits_to_chunks, check_words, list_words, ngram_index,
+                     sketch_index, split_words)
 
 # Token IDs of the special tokens, which are never hashed. Words follow, the most frequent first.
 SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
@@ -49,10 +49,12 @@ class HashTokenizer:
         digest        int32   m          its bucket in each map, 0 .. R-1 (bloom)
         sketch        int32   k          its bucket by each hash function, 0 .. R-1 (mean, median)
         weighted      int32   k + 1      k rows 0 .. N-1, a row of the importance table (weighted)
+        ngrams        int32   G          buckets 1 .. N-1 of its n-grams, then 0 (ngram)
 
     Args:
         config: model.Config, or anything with its code_format (str) and the ints that the format
-            needs: bits T, chunk k, rows N, hashes m or k, buckets R, weights (rows of importance).
+            needs: bits T, chunk k, rows N, hashes m or k, buckets R, weights (rows of importance),
+            grams G.
         split: one of SPLITS: regex, space, bpe, phrases, items. How "items" splits depends on the
             names known so far, so it is meant for a fixed vocabulary: with a growing one the same
             text may be cut otherwise later.
@@ -60,7 +62,7 @@ class HashTokenizer:
         subwords: BPE or Phrases, for the splits of the same name, else None.
         vocabulary: list[str], the words of row and digest by ID.
         bloom_map: BloomMap of the vocabulary, for digest.
-        hash_seed: int, key: str or None, both for the sketch hashes; hash has its own.
+        hash_seed: int, key: str or None, both for sketches and n-grams; hash has its own.
 
     Raises:
         ValueError: If the parts do not fit each other.
@@ -166,6 +168,9 @@ class HashTokenizer:
             rows = self.sketch(words, c.hashes, c.rows)  # (V, k)
             weights = self.sketch(words, c.hashes + 1, c.weights)[:, -1:]  # (V, 1)
             return np.concatenate([rows, weights], 1)
+        if c.code_format == "ngrams":
+            index = ngram_index(words, c.rows, c.grams, self.hash_seed, self.key)  # (V, G)
+            return index.astype(np.int32)
         raise ValueError("code_format: expected one that HashTokenizer lists, "
                          f"got {c.code_format!r}.")
 

@@ -90,7 +90,8 @@ def build_codes(config, tokenizer, corpus, quiet=False):
         return torch.from_numpy(np.concatenate([tokenizer.special_codes(), codes]))
 
     c = config
-    sizes = [c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights]
+    sizes = [c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights,
+             c.grams]
     return cached(corpus, "codes", [sizes, tokenizer.state()], hash_corpus)
 
 

@@ -276,12 +276,6 @@ def test_hash_logp_takes_the_block_of_each_map():
     assert torch.equal(hash_logp(logits, bloom_map), expected)
 
 
-def test_hash_logp_of_a_softmax_per_hash_function_takes_all():
-    sketch_map = SketchMap(np.zeros((3, 2), np.int64), 32)
-    logits = torch.randn(4, 2, 32)
-    assert torch.equal(hash_logp(logits, sketch_map), logits.log_softmax(-1))
-
-
 @pytest.mark.parametrize("search", [exhaustive, beam_search])
 @pytest.mark.parametrize("logp, exclude, message", [
     (torch.zeros(2, 2, 4), [[0], [1]], "logp: expected (P, 2, 3), got [2, 2, 4]."),

@@ -85,6 +85,24 @@ def test_median_of_equal_rows_has_gradient_of_one_row():
     assert rows.grad.sort(0).values.tolist() == [[0, 0], [0, 0], [1, 1]]
 
 
+def test_ngram_matches_loop_and_has_gradients_at_its_rows_alone():
+    module = embeddings.NgramEmbedding(97, 9, 5)
+    codes = random_codes(module, 4)
+    codes[:, 6:] = 0  # padding
+    expected = torch.zeros(4, 5)
+    for i in range(4):
+        for code in codes[i]:
+            if code > 0:
+                expected[i] += module.weight[code].detach()
+    vectors = module(codes)
+    vectors.sum().backward()
+    torch.testing.assert_close(vectors, expected)
+    is_row = torch.zeros(97, dtype=torch.bool)
+    is_row[codes.flatten()] = True
+    is_row[0] = False
+    assert torch.equal(module.weight.grad.any(1), is_row)
+
+
 # Sizes
 
 
@@ -98,6 +116,7 @@ def test_weighted_from_config_has_tables_of_rows_and_of_weights():
     (embeddings.PoolEmbedding, (128, 0, 3), "chunk: expected 1 to 15 bits, got 0"),
     (embeddings.PoolEmbedding, (128, 16, 3), "chunk: expected 1 to 15 bits, got 16"),
     (SketchEmbedding, (4, 5, 3), "hashes: expected an odd number"),
+    (embeddings.NgramEmbedding, (1, 5, 3), "rows: expected at least 2"),
 ])
 def test_constructor_refuses_impossible_arguments(cls, arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -134,7 +153,7 @@ def test_forward_refuses_codes_of_another_size_or_type(codes):
         make_module("pool")(codes)
 
 
-@pytest.mark.parametrize("emb", ["lookup", "emb", "pool", "bloom", "median", "weighted"])
+@pytest.mark.parametrize("emb", ["lookup", "emb", "pool", "bloom", "median", "weighted", "ngram"])
 @pytest.mark.parametrize("number", [0, -1])  # the first and the last of a word's codes
 def test_forward_of_code_without_row_raises(emb, number):
     """A code beyond its block never reads the block before or after."""
@@ -142,7 +161,7 @@ def test_forward_of_code_without_row_raises(emb, number):
     codes = random_codes(module, 1)
     for bad in (module.code_limits[number], -1):
         codes[0, number] = bad
-        with pytest.raises(IndexError):
+        with pytest.raises((IndexError, RuntimeError)):
             module(codes)
 
 
@@ -210,6 +229,7 @@ STD_RATIOS = {
     "median": 1,  # measured
     "mean": 1,
     "weighted": 1,
+    "ngram": TRUNCATED * math.sqrt(64 / 22),  # 64 n-grams here, 22 in a usual word
     "linear": TRUNCATED * math.sqrt(2),  # the words share a mean, as large as the spread
 }
 

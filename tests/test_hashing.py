@@ -128,6 +128,17 @@ def test_bits_to_chunks_reads_binary_digits():
     assert hashing.bits_to_chunks(ones, 15).tolist() == [[2**15 - 1]]
 
 
+# N-grams
+
+
+def test_boundary_marks_tell_a_word_from_a_part_of_another():
+    """<at> has 10 n-grams, and <cat> all of them but "<a", "<at" and "<at>"."""
+    index = hashing.ngram_index(["at", "cat"], 10**12, 64)
+    at = set(index[0]) - {0}
+    assert len(at) == 10
+    assert len(at - set(index[1])) == 3
+
+
 # Locality-sensitive hashing of n-grams
 
 
