@@ -7,8 +7,8 @@ Out of scope: hashing of strings (hashing.py), the model that gives the probabil
 Deviations:
     1. Random orders come from integer arithmetic alone, so a BloomMap is the same on every machine.
        coherent_map computes with floats, so its orders are saved.
-    2. An item that shares all m buckets with another swaps places with a random item, in the last
-       map, until no two items have one digest.
+    2. In the last map, an item that shares all m buckets with another swaps places with a random
+       item, until no two items have the same digest.
     3. The beam width doubles. The paper's grows by B.
 Notation:
     N items   m hashes of an item   R buckets of a map   alpha items of a bucket
@@ -102,20 +102,17 @@ class BloomMap(ItemMap):
     """
 
     def __init__(self, n_items, alpha, m=2, seed=0, orders=None):
-        if min(n_items, alpha, m) < 1:
-            raise ValueError("n_items, alpha, m: expected at least 1, got "
-                             f"{n_items}, {alpha}, {m}.")
         self.seed = seed
-        self.has_orders = orders is not None
+        self.orders = orders
         if orders is None:
             orders = [random_order(n_items, seed, j) for j in range(m)]
-        elif np.shape(orders) != (m, n_items) or (np.sort(orders) != np.arange(n_items)).any():
-            raise ValueError(f"orders: expected {m} permutations of 0 .. {n_items - 1:,}, "
-                             "got other numbers.")
+        else:
+            is_permutation = np.sort(orders) == np.arange(n_items)  # (m, N)
+            assert is_permutation.all() and len(orders) == m, "orders: expected m permutations"
         columns = [cut_order(order, alpha) for order in orders]
         digest = np.stack(columns).T  # (N, m); in memory each map's column is in one piece
         if not swap_repeated(digest, seed):
-            # the items of a bucket then have 4 · alpha digests to choose from: R^(m-1) = 4 · alpha
+            # four digests for each item, R^m = 4 · N, are enough; R = N / alpha
             largest = int((n_items ** (m - 1) / 4) ** (1 / m))
             raise ValueError(f"alpha: expected about {max(largest, 1):,} at most, got {alpha}.")
         super().__init__(digest, math.ceil(n_items / alpha))
@@ -125,14 +122,10 @@ class BloomMap(ItemMap):
         return f"{zlib.crc32(self.digest.tobytes()):08x}"
 
     def state(self):
-        """Return a dict of plain types: the seed, or the orders of a map that was given orders.
-
-        Orders within a bucket do not matter, so they are read off the digests.
-        """
-        orders = None
-        if self.has_orders:
-            orders = np.argsort(self.digest, axis=0, kind="stable").astype(np.int32)  # (N, m)
-            orders = [order.tobytes() for order in orders.T]
+        """Return a dict of plain types, which load reads: the arguments, and a checksum."""
+        orders = self.orders
+        if orders is not None:
+            orders = [np.array(order, np.int32).tobytes() for order in orders]
         return dict(n_items=self.n_items, alpha=self.alpha, m=self.m, seed=self.seed,
                     check=self.checksum(), orders=orders)
 
@@ -150,18 +143,17 @@ class BloomMap(ItemMap):
 
 
 def swap_repeated(digest, seed):
-    """Swap each item that shares all m buckets with another, with a random item, in place.
+    """Move items that share all m buckets with another: swap them with random items, in place.
 
-    Only the last map changes. Items 2 and 3 share both buckets. 3 is repeated, and 0 may be its
-    partner:
+    Only the last map changes. Here items 2 and 3 share both buckets, so 3 swaps places with 0:
 
         map 0   0 1 | 2 3 | 4 5
         map 1   2 3 | 0 4 | 1 5     before
-                2 0 | 3 4 | 1 5     after; items of a bucket of map 0 are now apart in map 1
+                2 0 | 3 4 | 1 5     after
 
-    For m = 2, random maps leave about (alpha - 1)² / 2 pairs that share both buckets. A random new
-    bucket is free with probability 1 - N / R^m. While that is more than about 1/2, each round
-    leaves fewer pairs.
+    For m = 2, random maps leave about (alpha - 1)² / 2 pairs that share both buckets. The new
+    digest of a moved item is free with probability 1 - N / R^m. If that is above about 1/2, each
+    round leaves fewer pairs.
 
     Args:
         digest: int (N, m), which is changed.
@@ -178,9 +170,9 @@ def swap_repeated(digest, seed):
         repeated = by_digest[1:][is_equal.all(1)]  # all items of a digest but one
         if len(repeated) == 0:
             return True
-        # subtle: no item may be in both `repeated` and `partners`, it would move twice. At most
-        # half of the 2n drawn items are in `repeated`, so n are left, a partner for each. A small
-        # map has fewer than 2n items, and then some of `repeated` wait for the next turn
+        # subtle: an item in both `repeated` and `partners` would move twice. Draw 2n items for the
+        # n repeated ones: at most n of them are repeated themselves, so n partners are left. If
+        # there are less than 2n items, some of `repeated` wait for the next turn
         partners = random_order(n_items, seed, m, turn)
         partners = partners[:2 * len(repeated)]
         partners = partners[~np.isin(partners, repeated)]
@@ -211,14 +203,14 @@ def list_members(digest, num_buckets, alpha):
 def random_order(n, *key):
     """Return 0 .. n-1 in random order, int64 (n,), a function of n and the ints of key alone.
 
-    Each of 0 .. n-1 gets a random number, and they are sorted by it. random_order(4) has no key:
+    Each of 0 .. n-1 gets a random number, and they are sorted by it. random_order(4), without key:
 
         i                  0   1                   2                   3
         its number         0   E220A8397B1DCDAF    6E789E6AA1B965F4    06C45D188009454F
-        in this order      0   3   2   1
+        sorted             0   3   2   1
 
-    Numbers 1, 2, 3 are the first that the generator splitmix64 gives with the seed 0. A key
-    replaces the start 0 by a number that mixes its ints, one after another.
+    The numbers after the 0 are the first that the generator splitmix64 gives with the seed 0. With
+    a key, the seed is a number that mixes the ints of the key, one after another.
     """
     start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2^64
     for part in key:
@@ -228,10 +220,10 @@ def random_order(n, *key):
 
 
 def mix_bits(x):
-    """Return splitmix64's mix of numbers uint64 (n,): a change of one bit changes about half of 64.
+    """Mix numbers uint64 (n,) as splitmix64 does: a change of one bit changes about 32 of 64.
 
     Each line can be undone, so different numbers stay different. The constants are the published
-    ones. Others would do, but would give other maps.
+    ones.
     """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -241,9 +233,10 @@ def mix_bits(x):
 # Hash tokens to items
 
 
-# gamma(parts) -> score. parts, a list of m tensors: log-probabilities of an item's buckets. gamma
-# must not decrease in any of them, or depend on the position, else certificates are false. An item
-# with the score -inf is never returned. A further score is a line here. [SB App. C]
+# gamma(parts) -> score. parts are m tensors, the log-probabilities of an item's buckets.
+# Certificates require that the score never falls where a part grows, and that all positions have
+# one rule. An item with the score -inf is never returned. A further score is a line here.
+# [SB App. C]
 SCORES = {
     "sum": sum,
     "min": lambda parts: torch.stack(parts).amin(0),
@@ -254,29 +247,29 @@ SCORES = {
 def hash_logp(logits, bloom_map):
     """Return the log-probabilities of each map's buckets, float (P, m, R).
 
-    A model has m vectors for a position. Vector j predicts the bucket in map j. With one softmax
-    over the blocks of all maps, S rows each, the class to train vector j on is j·S + digest[item,
-    j], and here only block j of its logits is read: of m = 2 and S = 3 those with + in
+    For each position a model has m rows of logits. Row j predicts the bucket in map j, and has
+    either R logits, with a softmax for each map [CM], or m·S, with one softmax over the blocks of
+    all maps [SB §2.3]. A block has S logits: of R buckets, and then of special tokens. Row j is
+    trained on the class j·S + digest[item, j], so only the buckets of block j are read. With m = 2,
+    R = 2 and S = 3 these are
 
-        vector 0    + + +  . . .
-        vector 1    . . .  + + +
+        row 0    + + .  . . .
+        row 1    . . .  + + .
 
-    The probabilities of a map then add up to less than 1. The order of items by "sum" does not
-    depend on that; the order by "min" or "max" may.
+    and their probabilities add up to less than 1. The order of items by "sum" does not depend on
+    that; the order by "min" or "max" may.
 
     Args:
-        logits: float (P, m, R), of a softmax per map, without special tokens [CM]; or (P, m, m·S),
-            of one softmax over all blocks: S rows each, R buckets and then special tokens.
+        logits: float (P, m, R) or (P, m, m·S).
         bloom_map: the model's own BloomMap or SketchMap.
     """
     m = bloom_map.m
     R = bloom_map.buckets
-    if logits.shape[1] != m:
-        raise ValueError(f"logits: expected (P, {m}, rows), got {[*logits.shape]}.")
+    assert logits.shape[1] == m, f"logits: expected {m} rows of each position"
     logp = logits.log_softmax(-1)
     if logits.shape[2] == R:
         return logp
-    blocks = logp.unflatten(-1, (m, -1))  # (P, m vectors, m blocks, S)
+    blocks = logp.unflatten(-1, (m, -1))  # (P, m rows, m blocks, S)
     return torch.stack([blocks[:, j, j, :R] for j in range(m)], 1)
 
 
@@ -313,7 +306,6 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
     Returns:
         ids list[int], scores list[float], and certified bool.
     """
-    refuse_nan(logp)
     gamma = SCORES[score]
     m, R = logp.shape
     N = bloom_map.n_items
@@ -347,8 +339,8 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
         if len(best) == min(k, N):
             last_value, _ = best[-1]
         certified = beam >= R or last_value >= bound
-        turn = turn + 1
-        beam = 2 * beam
+        turn += 1
+        beam *= 2
     ids = [item for _, item in best]  # line 8
     scores = [value for value, _ in best]
     return ids, scores, certified
@@ -361,12 +353,13 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
 def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None):
     """Return the k items with the best scores among the items of likely buckets. [SB §2.5 Alg.1]
 
-    An item outside the beam has in each map at most the B-th largest probability. The score of
-    these m numbers is therefore a bound. Where the k-th best item reaches the bound, the set of k
-    items is certified: no other item scores more than the last of them. A certificate is about the
-    search, not about the model. A beam of all buckets scores all N items, and so does, from the
-    second round on, one that may have all items, m·B·alpha >= N. Items with equal scores come in
-    any order.
+    An item outside the beam has in each map at most the B-th largest probability, so its score is
+    at most that of these m numbers, the bound. Where the k-th best item reaches the bound, the k
+    items are certified: no other item scores more than the last of them. A certificate is about
+    the search, not about the model. Items with equal scores come in any order.
+
+    A beam of all buckets scores all N items. After the first round, so does a beam that may have
+    all items, m·B·alpha >= N.
 
     Args:
         logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp. With
@@ -400,14 +393,14 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     *_, certified, _ = result
     turn = 1
     while (rounds is None or turn < rounds) and not certified.all():
-        beam = 2 * beam
+        beam *= 2
         if m * beam * bloom_map.alpha >= bloom_map.n_items:
             beam = bloom_map.buckets
         todo = (~certified).nonzero().squeeze(1)
         again = search_beam(logp[todo], bloom_map, k, beam, score, exclude[todo])
-        for whole, part in zip(result, again):
-            whole[todo] = part
-        turn = turn + 1
+        for old, new in zip(result, again):
+            old[todo] = new
+        turn += 1
     return result  # line 8
 
 
@@ -420,7 +413,7 @@ def search_beam(logp, bloom_map, k, beam, score, exclude):
     gamma = SCORES[score]
     # lines 2 and 4: the best buckets of each map, and the bound for all items outside of them
     values, buckets = top_buckets(logp, beam)  # (P, m, B)
-    bound = gamma(list(values[:, :, -1].unbind(1)))  # (P,)
+    bound = gamma(values[:, :, -1].unbind(1))  # (P,)
     # lines 5 and 6: the items of these buckets, and the best of them
     items = list_candidates(bloom_map, buckets, exclude, k)  # (P, C)
     item_scores = score_items(logp, bloom_map, items, gamma)  # (P, C)
@@ -435,8 +428,8 @@ def search_beam(logp, bloom_map, k, beam, score, exclude):
 def top_buckets(logp, num):
     """Return logp.topk(num), values and indices (P, m, num), in a quarter of the time on a CPU.
 
-    Cut the R buckets into blocks. The num best are in the num blocks with the largest maxima, or in
-    the rest, which is no whole block.
+    Cut the R buckets into blocks of 64. The num best buckets are in the num blocks with the largest
+    maxima, or in the rest, the R mod 64 buckets after the last block.
     """
     P, m, R = logp.shape
     whole = R // BLOCK * BLOCK
@@ -481,13 +474,13 @@ def score_items(logp, bloom_map, items, gamma):
 
 
 def check_search(logp, bloom_map, exclude, k, beam=1, rounds=None):
-    """Return exclude (P, E), E = 0 for None; ValueError if a search would read other buckets."""
+    """Return exclude (P, E), with E = 0 for None; raise a ValueError for what does not fit."""
     if k < 1 or beam < 1 or (rounds is not None and rounds < 1):
         raise ValueError(f"k, beam, rounds: expected at least 1, got {k}, {beam}, {rounds}.")
     expected = (bloom_map.m, bloom_map.buckets)
-    if not torch.is_tensor(logp) or logp.shape[1:] != expected:
-        raise ValueError(f"logp: expected Tensor (P, {bloom_map.m}, {bloom_map.buckets}), "
-                         f"got {type(logp).__name__} {[*np.shape(logp)]}.")
+    if logp.shape[1:] != expected:
+        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
+                         f"got {[*logp.shape]}.")
     if exclude is None:
         return logp.new_empty((len(logp), 0), dtype=torch.int64)
     # a mask of bool (P, N) would be read as the items 0 and 1
@@ -498,7 +491,7 @@ def check_search(logp, bloom_map, exclude, k, beam=1, rounds=None):
 
 
 def refuse_nan(scores):
-    """Raise a ValueError for NaN, which topk ranks first: NaN in logp is among the best."""
+    """Raise a ValueError if the best scores have NaN, which topk ranks first."""
     if scores.isnan().any():
         raise ValueError("logp: expected log-probabilities, got NaN, or score made it.")
 
@@ -509,9 +502,9 @@ def refuse_nan(scores):
 def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
     """Return a Bloom map whose buckets have similar items. [SB App. D]
 
-    In order of frequency, each free item opens a bucket with the alpha - 1 nearest free items.
-    Items that share one bucket share no other, where possible. Ten thousand items take seconds, a
-    million take hours.
+    The most frequent free item opens a bucket, which the alpha - 1 nearest free items fill, and so
+    on. Where possible, items share one bucket at most. Ten thousand items take seconds, a million
+    take hours.
 
     Args:
         items, sizes, n_items: as in item_vectors.
@@ -540,14 +533,15 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
 def pick_similar(left, vectors, earlier, alpha):
     """Return the first free item and its alpha - 1 nearest.
 
-    Items that share an earlier bucket with one of those chosen come last. With alpha = 4, and in an
-    earlier map the buckets 0 1 | 2 3 | 4 5, of which 5 is not free any more:
+    Items that share a bucket of an earlier map with a chosen one come last. An item has the rank 2
+    if it is chosen, 1 if it shares a bucket with a chosen one, else 0. Here alpha is 4, the earlier
+    map is 0 1 | 2 3 | 4 5, and 0 to 4 are free, sorted by their distance from 0:
 
-        free items, nearest to 0 first    0  1  2  3  4
-        choose 0; 1 shares its bucket     2  1  0  0  0     rank: 2 chosen, 1 shares, 0 neither
-        choose 2; 3 shares its bucket     2  1  2  1  0
-        choose 4                          2  1  2  1  2
-        choose 1                          2  2  2  1  2     no item of rank 0 is left
+        item             0  1  2  3  4
+        0 is chosen      2  1  0  0  0
+        2 is chosen      2  1  2  1  0
+        4 is chosen      2  1  2  1  2
+        1 is chosen      2  2  2  1  2     no item of rank 0 was left
 
     Args:
         left: int (number of free items,), the most frequent first.
@@ -587,9 +581,9 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     the same products, since (V Σ)(V Σ)ᵀ = AᵀA, and the columns of V Σ with the largest Σ
     approximate them. These, scaled to length 1, are the vectors.
 
-    Power iteration, V <- qr(Aᵀ A V), turns random vectors towards the leading singular vectors: a
-    product with Aᵀ A makes each part Σ² times as long, so the leading ones win. Without qr all
-    columns would turn towards the first. The matrix Aᵀ A is never formed.
+    Power iteration, V <- qr(Aᵀ A V), turns random vectors towards the leading singular vectors, as
+    Aᵀ A stretches these most, by Σ². qr keeps the columns apart, which would all turn towards the
+    first. The matrix Aᵀ A is never formed.
 
     Args:
         items: int (links,), the items of all sets, set after set.
@@ -599,26 +593,25 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     Returns:
         float32 (N, width). An item of no set is 0.
     """
-    sizes = np.asarray(sizes)
     sets = np.repeat(np.arange(len(sizes)), sizes)  # (links,), the set of each link
     num_sets = np.bincount(items, minlength=n_items)  # (N,), of each item
     weight = 1 / np.sqrt(num_sets[items] * sizes[sets])  # (links,), the numbers of A
 
-    def multiply(rows, columns, num_rows, vectors):
-        """Return A · vectors (rows are sets, columns items) or Aᵀ · vectors (the reverse)."""
+    def multiply(source, target, num_targets, vectors):
+        """Return A · vectors, from items to sets, or Aᵀ · vectors, from sets to items."""
         products = []
-        for vector in vectors.T:  # each link adds its weight · number of its column to its row
-            products.append(np.bincount(rows, weight * vector[columns], num_rows))
+        for vector in vectors.T:  # each link adds its weight · number of its source to its target
+            products.append(np.bincount(target, weight * vector[source], num_targets))
         return np.stack(products, 1)
 
     V = np.random.default_rng(seed).standard_normal((n_items, min(width, n_items)))
     for _ in range(POWER_ITERATIONS):
-        AV = multiply(sets, items, len(sizes), V)  # (sets, width)
-        AAV = multiply(items, sets, n_items, AV)  # (N, width), Aᵀ A V
+        AV = multiply(items, sets, len(sizes), V)  # (sets, width)
+        AAV = multiply(sets, items, n_items, AV)  # (N, width), Aᵀ A V
         V, _ = np.linalg.qr(AAV)
-    # V spans the leading singular vectors, each column a mixture of them. The small matrix
-    # (AV)ᵀ AV, (width, width), has the rotation that separates them, and their Σ²
-    AV = multiply(sets, items, len(sizes), V)
+    # Each column of V is now a mixture of the leading singular vectors. The eigenvectors of
+    # (AV)ᵀ AV, (width, width), are the rotation that separates them, its eigenvalues their Σ²
+    AV = multiply(items, sets, len(sizes), V)
     squares, rotation = np.linalg.eigh(AV.T @ AV)
     vectors = (V @ rotation) * np.sqrt(np.maximum(squares, 0))  # V Σ
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -634,7 +627,7 @@ DEMO_ORDERS = [
 
 
 def main():
-    """Show two small Bloom maps, the score of an item, and beam search beside exhaustive search."""
+    """Show two small Bloom maps, the score of an item, and beam searches."""
     bloom_map = BloomMap(12, alpha=3, orders=DEMO_ORDERS)
     probabilities = torch.tensor([[0.64, 0.19, 0.14, 0.03], [0.56, 0.02, 0.22, 0.20]])  # (m, R)
     print("Two maps of 12 items in buckets of 3, and the probability that a model gives to each "
@@ -651,11 +644,9 @@ are certified: provably the best of all items.
 """)
     logp = probabilities.log().unsqueeze(0)  # (P 1, m, R)
     for beam in (1, 2):
-        ids, scores, certified, num_scored = beam_search(logp, bloom_map, 2, beam)
-        print(f"Beam of {beam}: best items {ids[0].tolist()}, scores {scores[0].numpy().round(2)}, "
-              f"{num_scored[0]} items scored, certified: {certified[0]}")
-    ids, _ = exhaustive(logp, bloom_map, 2)
-    print(f"Exhaustive: best items {ids[0].tolist()}")
+        ids, _, certified, num_scored = beam_search(logp, bloom_map, 2, beam)
+        print(f"Beam of {beam}: best items {ids[0].tolist()}, {num_scored[0]} items scored, "
+              f"certified: {certified[0]}")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ Sources:
     [SB] Superbloom, ICLR 2020 submission
     [CM] Median is all you need, a proposal
     [SV] Svenstrup et al. 2017, Hash Embeddings
+    [FT] Bojanowski et al. 2017, Enriching Word Vectors with Subword Information
 Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of special tokens and of
-    padding (model.py): padding has no row of zeros here.
+    [PAD] (model.py): it has no row of zeros here.
 Deviations:
     1. No dropout inside. The authors' code has some in Pool, the paper has none.
     2. Weighted starts with importance weights of normal(0, 1), truncated at ±2, and rows of std
@@ -14,7 +15,7 @@ Deviations:
 Notation:
     d width of a vector   C code numbers of a word   T bits of a word   J chunks   N rows of a table
     m hashes of an item   k hash functions, or bits of a chunk   R rows of a block
-    K rows of the importance table
+    K rows of the importance table   G n-grams that a word may have
 Demo: python embeddings.py
 
 Every module maps codes c, integers (..., C), to vectors e, float (..., d):
@@ -27,6 +28,7 @@ Every module maps codes c, integers (..., C), to vectors e, float (..., d):
     bloom           B^1[c_1], …, B^m[c_m]           side by side: m vectors (..., m, d)
     median, mean    e = median or mean of B^1[c_1], …, B^k[c_k]
     weighted        e = Σ_j p_j B[c_j]
+    ngram           e = Σ_j B[c_j]                  all n-grams of a word
 
 hashing.py returns numpy arrays, which are codes as they are. A tokenizer stores bits in bytes:
 unpack_bits restores them.
@@ -39,15 +41,15 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-INIT_STD = 0.02  # of tables
+INIT_STD = 0.02  # of tables, as in BERT
 MAX_CHUNK = 15  # bits of a chunk, so that codes fit into int16
 
 
 class Embedding(nn.Module):
-    """Base class. A subclass makes its tables, and has its formula in `embed`.
+    """Base class of the methods. A subclass makes its tables, and has its formula in `embed`.
 
-    EMBEDDINGS has a name for each. The facts below are those of a method that reads bits; a
-    subclass states its own. c is a model.Config, or anything with the config_fields.
+    The class attributes below have the values of a method that reads bits; a subclass states where
+    it differs. c is a model.Config, or anything with the config_fields.
 
     Args:
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
@@ -56,11 +58,11 @@ class Embedding(nn.Module):
     config_fields = ("bits", "width")  # fields of c that are the arguments of the class
     code_format = "bits"  # how a word's codes are laid out: tokenizer.py lists the formats
     needs_specials = True  # special tokens need vectors from outside of this module
-    # the model adds one learned vector, the same for all, to every ordinary word. Where few words
-    # share a row it does not: their rows can learn it
+    # whether the model adds one learned vector, the same for all, to every ordinary word. Rows that
+    # belong to one word, or to few, can learn it themselves
     has_word_row = True
-    tie = "no"  # whether the rows are the output layer, too: no, optional, or yes, by default
-    is_stacked = False  # an item has m vectors, which become m places of the sequence
+    tie = "no"  # whether the output layer may use the rows, too: no, optional, or yes, by default
+    is_stacked = False  # whether an item has m vectors, which take m places in the sequence
 
     def __init__(self, code_limits):
         super().__init__()
@@ -72,7 +74,7 @@ class Embedding(nn.Module):
         return cls(*[getattr(c, name) for name in cls.config_fields])
 
     def initial_std(self, c):
-        """Return the std of vectors before training, roughly: the model scales positions by it."""
+        """Return about the std of vectors before training; the model scales positions by it."""
         return INIT_STD
 
     def forward(self, codes):
@@ -80,8 +82,8 @@ class Embedding(nn.Module):
 
         Raises:
             ValueError: The codes are no integers, or not C.
-            IndexError: A code has no row; a RuntimeError in a compiled module. A bit other than 0
-                and 1 is not detected.
+            IndexError: A code has no row. It is a RuntimeError in a compiled module and in ngram. A
+                bit other than 0 and 1 is not detected.
         """
         codes = torch.as_tensor(codes)
         self.check_form(codes)  # subtle: some formulas would broadcast codes of another size
@@ -100,10 +102,8 @@ class Embedding(nn.Module):
         Model.set_codes calls it once for all words.
         """
         self.check_form(codes)
-        # subtle: int64 also for codes of uint8, in which a limit of 256 would be 0
-        limits = torch.tensor(self.code_limits)
-        is_outside = (codes < 0) | (codes >= limits)
-        if is_outside.any():
+        limits = torch.tensor(self.code_limits)  # subtle: int64, as 256 in uint8 would be 0
+        if ((codes < 0) | (codes >= limits)).any():
             raise ValueError("codes: expected 0 to the limit of each column, got another number.")
 
 
@@ -144,7 +144,7 @@ class HashEmbedding(LookupEmbedding):
 
     code_format = "index"
     needs_specials = True
-    tie = "no"  # words of one row would have equal logits; those of a sketch share one of k rows
+    tie = "no"  # words that share a row would have equal logits
 
 
 # Chunks and bits
@@ -155,8 +155,7 @@ class PoolEmbedding(Embedding):
 
         e = Σ_j P_j ⊙ B[c_j]        P (J, d): the softmax of W over the chunks
 
-    W has a weight for each chunk and dimension. Tables of J · 2^k · d numbers are made in each
-    forward pass.
+    W (J, d) has a weight for each chunk and dimension. Each forward pass makes J · 2^k · d numbers.
 
     Args:
         bits: int, T.
@@ -176,8 +175,7 @@ class PoolEmbedding(Embedding):
         num_chunks = math.ceil(bits / chunk)
         super().__init__([2**chunk] * num_chunks)
         self.codebook = nn.Parameter(init_normal(torch.empty(2**chunk, width)))  # (2^k, d)
-        # subtle: random weights, because with equal ones every order of the same chunks would have
-        # the same vector
+        # subtle: with equal weights, words with the same chunks in another order would be equal
         self.weight = nn.Parameter(init_normal(torch.empty(num_chunks, width)))  # (J, d)
 
     def initial_std(self, c):
@@ -368,12 +366,12 @@ class SketchEmbedding(Embedding):
         self.weight = nn.Parameter(init_normal(torch.empty(hashes * rows, width)))  # (k·R, d)
 
     def initial_std(self, c):
-        return measure_std(self, c.buckets)
+        return measure_std(self)
 
     def embed(self, codes):
-        if not codes.is_cpu or torch.compiler.is_compiling():  # unique has no fixed size
+        if not codes.is_cpu or torch.compiler.is_compiling():  # the size of unique is not fixed
             return self.aggregate_rows(codes)
-        # the median is slow, and a word occurs about twice in a batch: compute it once
+        # a word occurs about twice in a batch: compute its median, which is slow, once
         *shape, k = codes.shape
         words, places = codes.reshape(-1, k).unique(dim=0, return_inverse=True)
         return F.embedding(places.view(shape), self.aggregate_rows(words))
@@ -412,14 +410,51 @@ class WeightedEmbedding(Embedding):
         self.importance = nn.Parameter(importance)  # (K, k)
 
     def initial_std(self, c):
-        # the k rows of a word are equal there, but their weights are independent, so the std is
-        # that of different rows
-        return measure_std(self, min(c.rows, c.weights))
+        # measure_std takes the same row k times, but its weights are independent, and so the std
+        # is that of k different rows
+        return measure_std(self)
 
     def embed(self, codes):
         rows = F.embedding(codes[..., :-1].long(), self.weight)  # (..., k, d)
         p = F.embedding(codes[..., -1].long(), self.importance)  # (..., k)
         return (p.unsqueeze(-1) * rows).sum(-2)
+
+
+class NgramEmbedding(Embedding):
+    """Ngram: the rows of a word's hashed character n-grams, summed. [FT §3.2]
+
+        e = Σ_j B[c_j]        over all j with c_j > 0
+
+    Words have different numbers of n-grams, so the code 0 is padding. Row 0 is never read.
+
+    Args:
+        rows: int, N, with row 0.
+        grams: int, G.
+        width: int, d.
+
+    Shape:
+        codes (..., G), each below N, as hashing.ngram_index returns them, to (..., d). The vector
+        is 0 where all codes are padding.
+    """
+
+    config_fields = ("rows", "grams", "width")
+    code_format = "ngrams"
+
+    def __init__(self, rows, grams, width):
+        super().__init__([rows] * grams)
+        if rows < 2:
+            raise ValueError(f"rows: expected at least 2, one of them for padding, got {rows}.")
+        self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
+
+    def initial_std(self, c):
+        return INIT_STD * math.sqrt(22)  # of the sum of 22 rows, the n-grams of "<hello>"
+
+    def embed(self, codes):
+        *shape, num_grams = codes.shape
+        codes = codes.reshape(-1, num_grams).long()  # (words, G)
+        # subtle: padding_idx leaves row 0 out of the sum, so that it has no gradient, either
+        e = F.embedding_bag(codes, self.weight, mode="sum", padding_idx=0)  # (words, d)
+        return e.view(*shape, e.shape[1])
 
 
 EMBEDDINGS = {
@@ -433,6 +468,7 @@ EMBEDDINGS = {
     "median": SketchEmbedding,  # the name is a key of AGGREGATES
     "mean": SketchEmbedding,
     "weighted": WeightedEmbedding,
+    "ngram": NgramEmbedding,
 }
 
 
@@ -445,10 +481,11 @@ def init_normal(weight, std=INIT_STD):
 
 
 @torch.no_grad()
-def measure_std(embedding, num_rows):
-    """Return the std of the vectors of up to 4,096 words: all codes of word i are i."""
-    words = torch.arange(min(num_rows, 4_096))
-    codes = words.unsqueeze(1).expand(-1, len(embedding.code_limits))  # (words, C)
+def measure_std(embedding):
+    """Return the std of the vectors of up to 4,096 codes: 0 0 0, 1 1 1, 2 2 2, ..."""
+    limits = embedding.code_limits
+    numbers = torch.arange(min(4_096, *limits))
+    codes = numbers.unsqueeze(1).expand(-1, len(limits))  # (words, C)
     return float(embedding(codes).std())
 
 
@@ -465,13 +502,13 @@ def unpack_bits(packed, bits):
 def main():
     """Embed 100 random words with every method; print shapes, parameters and the std."""
     torch.manual_seed(0)
-    c = SimpleNamespace(rows=50_260, bits=128, chunk=10, buckets=500, weights=50_000, width=768)
-    print("100 random words. A truncated normal has 0.88 of the expected std; linear has a mean\n"
-          "that all words share.\n")
+    c = SimpleNamespace(rows=50_260, bits=128, chunk=10, hashes=5, buckets=500, weights=50_000,
+                        grams=64, width=768)
+    print("100 random words. Truncated normals have 0.88 of the expected std. Vectors of linear\n"
+          "share a mean, which adds to it, and words of ngram have 64 n-grams, more than usual.\n")
     print("  method        vectors  parameters  expected  measured")
     for name, embedding_class in EMBEDDINGS.items():
         c.emb = name
-        c.hashes = 2 if embedding_class.is_stacked else 5  # as in model.Config
         module = embedding_class.from_config(c)
         columns = [torch.randint(limit, (100,)) for limit in module.code_limits]
         vectors = module(torch.stack(columns, 1))  # (100, d), or (100, m, d)

@@ -230,7 +230,7 @@ def build_parser(description=None):
     add("--chunk", "bits of a chunk of pool")
     add("--features", "n-grams that lsh keeps, at least --bits or --rows")
     add("--key", "secret key of md5 and of sketches (default: none)", str)
-    add("--hash_seed", "seed of lsh, Bloom maps and sketches", index)
+    add("--hash_seed", "seed of lsh, Bloom maps, sketches and n-grams", index)
 
     group = parser.add_argument_group("model: a post-LN transformer over embedded words [HF §4.2]")
     presets = tuple(name for name in PRESETS if "steps" in PRESETS[name])  # others: finetune.py
@@ -244,7 +244,7 @@ def build_parser(description=None):
     add("--ffn", "feed-forward size; 4 d if --width is given")
     add("--length", "positions, [CLS] included", at_least(2))
     add("--types", "rows of the token type table")
-    add("--rows", "hash buckets of emb and weighted")
+    add("--rows", "hash buckets of emb, weighted and ngram")
     add("--act", "feed-forward activation", CHOICES["act"])
     add("--dropout", "dropout rate, of attention weights too unless --attn lsh", float)
     add("--tied", "share the rows of lookup, bloom, median or mean with the output layer "

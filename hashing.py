@@ -1,8 +1,9 @@
-"""Words to bits and buckets: MD5, locality-sensitive hashing of n-grams, bit chunks, sketch hashes.
+"""Words to bits and buckets: MD5, sketches, n-grams, bit chunks, locality-sensitive hashing.
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers: Towards Vocabulary-independent Pre-trained Transformers
     [CM] Median is all you need, a proposal
+    [FT] Bojanowski et al. 2017, Enriching Word Vectors with Subword Information
 Out of scope: vocabularies and token IDs (tokenizer.py), Bloom maps (bloom.py), LSH of vectors
     (attention.py).
 Deviations:
@@ -15,10 +16,10 @@ Deviations:
        bits. (See NgramLSH.)
     5. NgramLSH.fit shuffles the n-grams, as neighbors in their vector would give shifted copies of
        the same bits (docs/hashformers.md).
-    6. A byte order mark or a NUL separates words, as white space does. So no word has a NUL, and
-       what md5_digests appends, which begins with one, makes no word into another.
+    6. A byte order mark or a NUL separates words, as white space does. So no word equals another
+       word with a suffix of md5_digests, which begins with a NUL.
 Notation:
-    V words   T bits   N hash buckets, or hyperplanes   F features, n-grams
+    V words   T bits   N hash buckets, or hyperplanes   F features, n-grams   G n-grams of a word
     k bits of a chunk, or hash functions of a sketch   R buckets of one hash function of a sketch
 Demo: python hashing.py "play plays played"
 
@@ -27,7 +28,6 @@ arrays.
 """
 
 import hmac
-import itertools
 import math
 import re
 import sys
@@ -40,9 +40,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 MD5_BITS = 128  # bits of a digest
 MAX_CHUNK = 15  # bits of a chunk: 16 overflow int16
-# characters of the longest n-gram. More are safe, as a saved hash passes over n-grams that it does
-# not know; with fewer, some that it knows would not be found
-MAX_GRAM = 4
+MAX_GRAM = 4  # characters of the longest n-gram
 ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
 PATTERNS = {
     "regex": re.compile(r"\w+|[^\w\s\ufeff\0]+"),
@@ -86,10 +84,10 @@ def list_words(text, how="regex"):
 
 
 def replace_marks(text):
-    """Return text with the character before it in place of each combining mark.
+    """Replace each combining mark by the character before it; the length stays the same.
 
-    An accent may be a mark of its own, and so are vowels in Hindi, Thai and Arabic. Patterns count
-    marks as symbols, so words would be cut there.
+    Accents may be marks, and vowels of Hindi, Thai and Arabic are. PATTERNS would cut words there,
+    as they take a mark for a symbol.
     """
     if text.isascii() or not any(is_mark(letter) for letter in set(text)):
         return text
@@ -111,7 +109,7 @@ def is_mark(letter):
 
 def check_words(words):
     """Raise a ValueError for a plain str, which would be hashed letter by letter."""
-    if isinstance(words, (str, bytes)):
+    if isinstance(words, str):
         raise ValueError(f"words: expected a list of str, got {words!r:.60}.")
 
 
@@ -135,18 +133,18 @@ def md5_digests(words, count=1, key=None):
     for word in words:
         for suffix in suffixes:
             digests.append(md5_digest(encode(word) + suffix, key))
-    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(words), count * MD5_BITS // 8)
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(words), 16 * count)
 
 
 def md5_digest(data, key):
     """Return the 16 bytes of MD5 of data, bytes, or of HMAC-MD5 with a key, str."""
     if key is None:
-        return md5(data, usedforsecurity=False).digest()  # without it, FIPS systems refuse MD5
+        return md5(data, usedforsecurity=False).digest()  # else FIPS systems refuse MD5
     return hmac.digest(encode(key), data, "md5")
 
 
 def encode(text):
-    """Return text in UTF-8; JSON can produce a lone surrogate, which strict UTF-8 refuses."""
+    """Return text in UTF-8, lone surrogates included: JSON can produce them, UTF-8 refuses them."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -192,7 +190,8 @@ def sketch_index(words, k, buckets, seed=0, key=None):
         words: list[str], V words.
         k: int, number of hash functions.
         buckets: int, R, of each function.
-        seed: int; key: str or None. Digests are keyed with both, or plain MD5 if neither is set.
+        seed: int. key: str or None. With seed 0 and no key the digests are plain MD5, else they
+            are keyed with both.
 
     Returns:
         int64 (V, k), each in 0 .. R-1.
@@ -200,16 +199,51 @@ def sketch_index(words, k, buckets, seed=0, key=None):
     Example:
         sketch_index(["play"], 5, 500)  # [[409, 489, 306, 104, 165]]
     """
-    if k < 1 or buckets < 1:  # a number modulo 0 is 0 in numpy, without an error
-        raise ValueError(f"k, buckets: expected 1 or more, got {k} and {buckets}.")
+    assert k >= 1 and buckets >= 1, "k, buckets: expected 1 or more"  # numpy: x % 0 is 0
     secret = None
     if key is not None:
         secret = f"{key} sketch {seed}"
     elif seed != 0:
         secret = f" sketch {seed}"
-    digests = md5_digests(words, math.ceil(k / 2), secret)  # two slices of eight bytes each
-    slices = digests.view(">u8")[:, :k]  # (V, k)
+    digests = md5_digests(words, math.ceil(k / 2), secret)  # 16 bytes each, for two functions
+    slices = digests.view(">u8")[:, :k]  # (V, k), numbers of 64 bits
     return (slices % np.uint64(buckets)).astype(np.int64)
+
+
+# N-grams
+
+
+def list_ngrams(word):
+    """Return the runs of 1 to MAX_GRAM = 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
+    grams = []
+    for size in range(1, MAX_GRAM + 1):
+        for start in range(len(word) - size + 1):
+            grams.append(word[start:start + size])
+    return grams
+
+
+def ngram_index(words, n, length, seed=0, key=None):
+    """Return the hash buckets of each word's n-grams, and zeros after them. [FT §3.2]
+
+    Boundary marks are part of the n-grams: <cat> has the "at" of <at>, but not its "<a" and "<at>".
+
+    Args:
+        words: list[str], V words.
+        n: int, number of buckets, with bucket 0, the padding.
+        length: int, G, n-grams that a word keeps: 64 are all of 15 letters. A longer word loses
+            the last, which are its longest.
+        seed, key: as in sketch_index.
+
+    Returns:
+        int64 (V, G): 1 .. n-1 for each n-gram, repeated ones too, then 0.
+    """
+    check_words(words)
+    index = np.zeros((len(words), length), np.int64)
+    for i, word in enumerate(words):
+        grams = list_ngrams(f"<{word}>")[:length]
+        buckets = sketch_index(grams, 1, n - 1, seed, key)  # (number of n-grams, 1)
+        index[i, :len(grams)] = 1 + buckets[:, 0]
+    return index
 
 
 # Bits to chunks
@@ -228,16 +262,15 @@ def bits_to_chunks(bits, k):
     Example:
         1010 0100 001 with k = 4 gives 10 4 1
     """
-    if not 1 <= k <= MAX_CHUNK:
-        raise ValueError(f"k: expected 1 to {MAX_CHUNK}, got {k}.")
-    if bits.ndim != 2 or bits.max(initial=0) > 1:
-        raise ValueError(f"bits: expected (V, T) of 0 and 1, got {bits!r:.60}.")
+    assert 1 <= k <= MAX_CHUNK, f"k: expected 1 to {MAX_CHUNK}"
+    assert bits.ndim == 2 and bits.max(initial=0) <= 1, "bits: expected (V, T) of 0 and 1"
+    columns = bits.astype(np.int16).T  # (T, V)
     chunks = []
-    for start in range(0, bits.shape[1], k):
-        chunk = bits[:, start:start + k].astype(np.int16)
-        places = np.arange(chunk.shape[1])[::-1]
-        values = (1 << places).astype(np.int16)  # ... 4 2 1, the values of binary digits
-        chunks.append(chunk @ values)  # (V,)
+    for start in range(0, len(columns), k):
+        chunk = np.zeros(len(bits), np.int16)  # (V,)
+        for digit in columns[start:start + k]:
+            chunk = 2 * chunk + digit
+        chunks.append(chunk)
     return np.stack(chunks, 1)
 
 
@@ -247,9 +280,9 @@ def bits_to_chunks(bits, k):
 # A hash is a class with
 #
 #   options         argument of fit -> command-line flag without dashes
-#   needs_counts    whether fit learns from the counts of words, so that callers keep the result
-#   fit             (counts, **options) -> instance
-#   bits, index     (words, T) and (words, N), as below
+#   needs_counts    whether fit learns from the counts of words; a caller then saves the state
+#   fit             (counts, **options) -> instance; counts is a dict, word -> count in the corpus
+#   bits, index     (words, T) -> uint8 (V, T), and (words, N) -> int64 (V,)
 #   state           () -> dict of plain types: cls(**state) is the same hash
 
 
@@ -263,7 +296,7 @@ class MD5:
         self.key = key
 
     @classmethod
-    def fit(cls, counts=None, key=None):
+    def fit(cls, counts, key=None):
         """Return MD5(key). Nothing is learned from counts."""
         return cls(key)
 
@@ -279,22 +312,13 @@ class MD5:
         return dict(key=self.key)
 
 
-def list_ngrams(word):
-    """Return the runs of 1 to MAX_GRAM = 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
-    grams = []
-    for size in range(1, MAX_GRAM + 1):
-        for start in range(len(word) - size + 1):
-            grams.append(word[start:start + size])
-    return grams
-
-
 class NgramLSH:
     """Locality-sensitive hashing: words that share character n-grams share bits. [HF §3.3]
 
     The features are the F most frequent n-grams of the corpus, n = 1 .. 4. A word is the vector
-    x (F,) of its feature counts. Hyperplane j has as normal the random vector eta (F,), rotated by
-    j: r^j[f] = eta[(f + j) mod F]. The values of feature f under hyperplanes 0, 1, 2, ... are then
-    a window of eta, and no matrix is ever stored:
+    x (F,) of its feature counts. The normal of hyperplane j is the random vector eta (F,), rotated
+    by j: r^j[f] = eta[(f + j) mod F]. So feature f has the values eta[f], eta[f + 1], ... in the
+    normals 0, 1, ..., which are a window of eta, and no matrix is ever stored:
 
         x · [r^0 r^1 r^2 ...] = sum over the word's n-grams of eta[f : f + T]
 
@@ -316,9 +340,7 @@ class NgramLSH:
     needs_counts = True
 
     def __init__(self, grams, features, seed=0):
-        if len(grams) > features:
-            raise ValueError(f"features: expected {len(grams):,} or more for as many n-grams, "
-                             f"got {features:,}.")
+        assert len(grams) <= features, "features: expected a number in eta for each n-gram"
         self.grams = grams
         self.features = features
         self.seed = seed
@@ -343,9 +365,9 @@ class NgramLSH:
         # ties: the shorter n-gram, then the one with the smaller code points
         grams = sorted(frequency, key=lambda gram: (-frequency[gram], len(gram), gram))
         grams = grams[:features]
-        # The windows of neighbors f and f + 1 are one, shifted by one: bits of words with both
-        # would depend on each other, so frequent n-grams are no neighbors. The 1 makes a random
-        # stream of its own, not that of eta.
+        # Features f and f + 1 have the same window, shifted by one. Frequent n-grams occur
+        # together, and as neighbors they would make bits depend on each other. The 1 is for a
+        # random stream that is not that of eta
         np.random.default_rng([seed, 1]).shuffle(grams)
         return cls(grams, features, seed)
 
@@ -389,17 +411,15 @@ class NgramLSH:
         index = np.empty(len(words), np.int64)
         for i, word in enumerate(words):
             products = np.zeros(N, np.int64)
-            for f in self.list_features(word):  # faster here than a copy of long windows
+            for f in self.list_features(word):  # N is large: a sum of copies would be slower
                 products += self.eta[f:f + N]
             index[i] = products.argmax()
         return index
 
     def check(self, words, size):
-        """Raise a ValueError for a plain str, and where eta has fewer rotations than outputs."""
+        """Refuse a plain str, and more hyperplanes than eta has rotations."""
         check_words(words)
-        if not 1 <= size <= self.features:
-            raise ValueError(f"T, N: expected 1 to {self.features:,}, got {size}. "
-                             "Raise the features.")
+        assert 1 <= size <= self.features, f"T, N: expected 1 to F, {self.features:,}"
 
 
 HASHES = {"md5": MD5, "lsh": NgramLSH}  # a new hash is one class like these two, and its line here
@@ -413,11 +433,8 @@ def main(argv=None):
     if not words:
         words = ["play", "plays", "played", "zebra"]
 
-    # 144 pairs of letters as extra words: the n-grams of few words would be neighbors in eta, and
-    # the numbers would scatter more around the law
-    letters = "etaoinshrdlu"
-    pairs = ["".join(pair) for pair in itertools.product(letters, repeat=2)]
-    counts = dict.fromkeys(words + pairs, 1)
+    # The header of this file as a corpus. Few words have few n-grams, all neighbors in eta
+    counts = Counter(words + list_words(__doc__))
     print("differ: bits unlike the first word's, by chance 64. law: 128 · angle of n-gram counts "
           "/ pi,\nwhich lsh follows and md5 does not.")
     for name, hash_class in HASHES.items():
@@ -428,7 +445,6 @@ def main(argv=None):
             num_different = (row != bits[0]).sum()
             law = MD5_BITS * ngram_angle(words[0], word) / math.pi
             print(f"{word:>12}  {signs}  {num_different:6d}{law:5.0f}")
-    print("\nmd5 modulo 50,000:", dict(zip(words, md5_index(words, 50_000).tolist())))
 
 
 def ngram_angle(a, b):

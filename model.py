@@ -12,12 +12,12 @@ Out of scope: text and hashing (tokenizer.py), losses (objectives.py), files.
 Deviations:
     1. Positions start as sinusoids. Matrices of the layers, and of the heads "classify" and "span",
        start with std 0.02 · √(768/d).
-    2. In text an item's m vectors share its position.
+    2. The m vectors of an item share its position, where there are positions.
 Notation:
     B batch   L positions   d hidden size (width)   H heads   e d/H   V token IDs   N rows
-    C code numbers of a word   m vectors of an item (Bloom; else 1)   M masked positions
-    S rows to score (in bloom.py another number)   k hash functions of R buckets each
-    T bits of a word's hash
+    C code numbers of a word   m vectors of an item (1, or as many as bloom has)
+    M masked positions   S rows to score (in bloom.py another number)
+    k hash functions of R buckets each   T bits of a word's hash
 Demo: python model.py
 """
 
@@ -29,7 +29,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import FILLS, PAIRS, SelfAttention
-from embeddings import EMBEDDINGS, init_normal, unpack_bits
+from embeddings import EMBEDDINGS, INIT_STD, init_normal, unpack_bits
 
 CHOICES = {
     "emb": EMBEDDINGS,
@@ -40,13 +40,11 @@ CHOICES = {
     "lsh_fill": FILLS,
     "lsh_pairs": PAIRS,
 }
-INIT_STD = 0.02  # [BERT §3]
-BERT_WIDTH = 768  # the hidden size that INIT_STD is for
-# Amplitude of the position sinusoids in units of a word vector's std; their own std is 1/√2 of it.
-# With amplitude 0.1, or with random positions of std 0.02, the F1 of shuffled words stays 0
-# (docs/hashformers.md).
+BERT_WIDTH = 768  # the hidden size that INIT_STD is for [BERT §3]
+# Amplitude of the position sinusoids, in units of the std of a word's vector. With an amplitude of
+# 0.1, or random positions of std 0.02, the F1 of shuffled words stays 0 (docs/hashformers.md)
 POSITION_SCALE = 2.25
-SEED_STRIDE = 1_009  # seed · stride + number: every layer has hyperplanes of its own
+SEED_STRIDE = 1_009  # seed · stride + number of the layer: each has its own hyperplanes
 
 
 @dataclass
@@ -54,14 +52,15 @@ class Config:
     """Everything that shapes the weights, in plain types; a checkpoint holds it."""
 
     emb: str = "proj"
-    rows: int = 50_260  # N: rows of the embeddings lookup (with special tokens), emb and weighted
+    rows: int = 50_260  # N: rows of lookup (with special tokens), emb, weighted, ngram
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # bits of a chunk (pool)
     hashes: int | None = None  # m of bloom (default 2), k of sketch, weighted, hash-mlm (default 5)
-    # R: rows of a block (mean, median, bloom), classes of a hash (hash-mlm). bloom has a row for
-    # each bucket of the BloomMap and each special token: bloom.py calls their number S
+    # R: rows of a block (mean, median, bloom), or classes of a hash (hash-mlm). A block of bloom
+    # has a row for each bucket of its map and each special token; bloom.py calls their number S
     buckets: int = 500
     weights: int = 50_000  # rows of the importance table (weighted)
+    grams: int = 64  # G: n-grams that a word keeps (ngram)
     layers: int = 12
     width: int = 768  # d
     heads: int = 12  # H
@@ -75,15 +74,15 @@ class Config:
     sep_id: int = 2  # token ID of [SEP]; type row 1 begins at the second of [SEP] [SEP]
     dropout: float = 0.1
     head: str = "sr"
-    tied: bool | None = None  # mlm, hash-mlm score the rows of the embedding (default: its `tie`)
+    tied: bool | None = None  # mlm, hash-mlm score rows of the embedding (default: by its `tie`)
     labels: int = 2  # classes of classify; 1: a regression
-    pool: str = "cls"  # what classify sees: cls, the first position, or mean, of all positions
-    attn: str = "full"  # full, or lsh: scores of pairs that collide
+    pool: str = "cls"  # classify sees cls, the first position, or the mean of all positions
+    attn: str = "full"  # full: all pairs; lsh: pairs that collide
     lsh_bands: int = 8  # r: hyperplanes of a hash function
     lsh_buckets: int = 256  # buckets of a hash function
     lsh_hashes: int = 1  # n: hash functions; a pair collides if one of them agrees
-    lsh_fill: str = "zero"  # other pairs: zero, a score of 0 as in the paper, or mask, no weight
-    lsh_pairs: str = "all"  # all: a score each; upper: (i, j) and (j, i) share one
+    lsh_fill: str = "zero"  # other pairs have a score of 0, as in the paper; mask: no weight
+    lsh_pairs: str = "all"  # each pair has its own score; upper: (i, j) and (j, i) share one
     lsh_redraw: bool = False  # new hyperplanes in every training step
 
     def __post_init__(self):
@@ -107,12 +106,12 @@ class Config:
     @classmethod
     def choose(cls, settings):
         """Return the Config of a dict of settings, which may have others besides its fields."""
-        names = [field.name for field in fields(cls)]
-        return cls(**{name: settings[name] for name in names if name in settings})
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in settings.items() if name in names})
 
 
 def validate(c):
-    """Raise a ValueError where a field of a Config is no choice, or contradicts another."""
+    """Raise a ValueError if a field of a Config has an unknown value, or contradicts another."""
     for name, choices in CHOICES.items():
         value = getattr(c, name)
         if value not in choices:
@@ -126,11 +125,10 @@ def validate(c):
     if c.tied and EMBEDDINGS[c.emb].tie == "no":
         raise ValueError(f"tied requires an embedding with rows of words or hashes, got {c.emb}.")
 
-    masked = "hash-mlm"
-    if c.code_format == "row":  # a row for each word, and no hashes to predict
-        masked = "mlm"
+    # a masked word is predicted as a row, where each word has one, else as hashes
+    masked = "mlm" if c.code_format == "row" else "hash-mlm"
     heads = [masked]
-    if c.order:  # a set has no order to shuffle, and it is no text
+    if c.order:  # the others need a text
         heads = ["sr", masked, "classify", "span"]
     if c.head not in heads:
         raise ValueError(f"head (--objective): expected {' or '.join(heads[:2])} for {c.emb}, "
@@ -142,9 +140,9 @@ SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2
 # [BL §2.2]; its dense counterpart is --attn full
 BERT_LSH = dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="upper", layers=2,
                 width=128, heads=2, ffn=512, length=512, rows=32_000, types=2, vocab=31_995)
-# A preset is one dict of a paper's sizes and its recipe, as neither makes its results without the
-# other: defaults of Config and of pretrain.py's flags, by their names.
-# micro: sequences a device holds at once. lr_mlm: the rate of objectives that predict words
+# A preset has the sizes of a paper's model and the recipe that trains it: values of Config's fields
+# and of pretrain.py's flags, by their names.
+# micro: sequences a device holds at once. lr_mlm: the learning rate of mlm, sampled and hash-mlm
 PRESETS = {
     # Ours, for two cores
     "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0,
@@ -267,9 +265,9 @@ def build_head(c):
 
 
 class Model(nn.Module):
-    """Token IDs to codes to vectors, encoder, head. Call set_codes first, but after `.to`.
+    """Embed token IDs by their codes, encode, and apply a head. Call `.to`, then set_codes.
 
-    In a set all masked items have equal outputs, since they have no positions. [SB §3.2]
+    Masked items of a set have equal outputs, since a set has no positions. [SB §3.2]
 
     Args:
         config: Config.
@@ -282,8 +280,9 @@ class Model(nn.Module):
         self.embedding = EMBEDDINGS[c.emb].from_config(c)
         self.vectors_per_item = c.hashes if self.embedding.is_stacked else 1  # m
         self.specials = None
-        if self.embedding.needs_specials:  # one row each, and one that is added to every word
-            self.specials = nn.Embedding(c.special_tokens + self.embedding.has_word_row, c.width)
+        if self.embedding.needs_specials:  # a row each, then the one that is added to every word
+            self.specials = nn.Embedding(
+                c.special_tokens + int(self.embedding.has_word_row), c.width)
         self.positions = None
         if c.order:
             self.positions = nn.Embedding(c.length + c.spare_positions, c.width)
@@ -295,14 +294,14 @@ class Model(nn.Module):
             self.layers.append(TransformerLayer(c, number))
         self.head = build_head(c)
         self.init_weights()
-        # (V, C), set by set_codes. No buffer: DistributedDataParallel would send it to all ranks,
-        # which have it, and nccl cannot send int16. So `.to` does not move it
+        # (V, C), from set_codes. It is no buffer, so `.to` does not move it: all ranks have the
+        # codes, but DistributedDataParallel would send a buffer, and nccl cannot send int16
         self.codes = None
 
     def init_weights(self):
         """Fill nn.Linear and nn.Embedding with truncated normals, and positions with sinusoids.
 
-        The word embedding and MaskedLMHead have filled their own tables, which are no nn.Embedding.
+        Tables of words and of MaskedLMHead are plain parameters, which their modules have filled.
         """
         c = self.config
         scaled = ["layers"]
@@ -316,7 +315,7 @@ class Model(nn.Module):
                 init_normal(module.weight, std)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-        if c.order and not self.positions.weight.is_meta:  # which has nothing to fill
+        if c.order and not self.positions.weight.is_meta:  # meta tensors have no numbers
             std = POSITION_SCALE * self.embedding.initial_std(c)
             self.positions.weight.data.copy_(std * sinusoids(*self.positions.weight.shape))
 
@@ -335,11 +334,11 @@ class Model(nn.Module):
             ValueError: If the codes do not fit the embedding.
         """
         codes = torch.as_tensor(codes, device="cpu")
-        if self.config.code_format == "bits":  # in bytes, which the embedding never sees
+        if self.config.code_format == "bits":  # stored in bytes: embed unpacks them
             num_bytes = math.ceil(self.config.bits / 8)
             if codes.dtype != torch.uint8 or codes.shape[1:] != (num_bytes,):
-                raise ValueError(f"codes: expected uint8 (V, {num_bytes}), got {codes.dtype} "
-                                 f"{[*codes.shape]}.")
+                raise ValueError(f"codes: expected uint8 (V, {num_bytes}), "
+                                 f"got {codes.dtype} {[*codes.shape]}.")
         else:
             self.embedding.check(codes)
         self.codes = codes.to(self.device)
@@ -349,7 +348,7 @@ class Model(nn.Module):
         c = self.config
         assert self.codes is not None and self.codes.device == ids.device, (
             "call set_codes after .to(device)")
-        # F.embedding refuses an ID beyond the table; self.codes[ids] would read −1 as the last row
+        # subtle: F.embedding refuses the ID −1; self.codes[ids] would read the last row
         codes = F.embedding(ids, self.codes)  # (..., L, C)
         if c.code_format == "bits":
             codes = unpack_bits(codes, c.bits)  # (..., L, T)
@@ -358,13 +357,13 @@ class Model(nn.Module):
             x = x.flatten(-3, -2)  # (..., L·m, d)
         if self.specials is None:
             return x
-        # specials has a row for each special token and, with has_word_row, a last one for all
-        # words. A word reads the last row in any case; without has_word_row it is dropped below
+        # a special token reads its row, and a word the last one, which is added to it if it is the
+        # row of all words
         last_row = self.specials.num_embeddings - 1
         special = self.specials(ids.clamp(max=last_row))  # (..., L, d)
         if self.embedding.has_word_row:
             x = x + special
-        is_word = (ids >= c.special_tokens).unsqueeze(-1)
+        is_word = (ids >= c.special_tokens).unsqueeze(-1)  # (..., L, 1)
         return torch.where(is_word, x, special)
 
     def embed_inputs(self, ids):
@@ -384,10 +383,11 @@ class Model(nn.Module):
         return self.dropout(self.norm(x))
 
     def find_second_text(self, ids):
-        """Return 1 from the second of two [SEP] in a row on, 0 before it, int64 (B, L).
+        """Return 0 for the first text and 1 for the second, int64 (B, L).
 
-        They divide a pair of texts. In a window of text one [SEP] ends a document, and a window
-        that is cut behind it ends with two, of which the last then counts as a second text.
+        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. In a
+        window of text a document ends with one [SEP]. If the window ends there too, it has two,
+        and its last position counts as a second text.
         """
         is_sep = ids == self.config.sep_id
         is_divided = is_sep[:, 1:] & is_sep[:, :-1]  # (B, L - 1)
@@ -426,21 +426,26 @@ class Model(nn.Module):
         Args:
             ids: int64 (B, L), token IDs.
             key_mask: bool (B, L), True = attend, or None without padding.
-            masked_positions: int64 (M,), of heads mlm and hash-mlm, in the flattened batch.
-            rows: int64 (S,), of head mlm and of bloom: the rows to score. None: all.
+            masked_positions: int64 (M,), in the flattened batch; for heads mlm and hash-mlm alone.
+            rows: int64 (S,), the rows to score, for head mlm and for bloom; None: all.
 
         Returns:
-            sr (B, L, 3). span (B, L, 2). classify (B, labels). mlm (M, N) or (M, S).
-            hash-mlm of bloom (M, m, m·R) or (M, m, S): each hash among the rows of all blocks.
-            [SB §2.3]
-            Other hash-mlm (M, k, R): each hash among the rows of its block. [CM]
+            Logits. Each of the m hashes of bloom is scored among the rows of all blocks [SB §2.3],
+            each of k hashes of a sketch among those of its block [CM]:
+
+                sr          (B, L, 3)
+                span        (B, L, 2)
+                classify    (B, labels)
+                mlm         (M, N) or (M, S)
+                hash-mlm    (M, m, m·R) or (M, m, S) of bloom, else (M, k, R)
         """
         x = self.encode(ids, key_mask)  # (B, L·m, d)
         if self.embedding.is_stacked:
             x = x.unflatten(1, (-1, self.vectors_per_item))  # (B, L, m, d)
+        assert (masked_positions is not None) == self.config.predicts_rows, (
+            "masked_positions: required by heads mlm and hash-mlm, and for no other")
         if self.config.predicts_rows:
             return self.predict_rows(x, masked_positions, rows)
-        assert masked_positions is None, "masked_positions: for heads mlm and hash-mlm alone"
         if self.embedding.is_stacked:
             x = x.mean(2)  # (B, L, d)
         if self.config.head == "classify":
@@ -449,7 +454,6 @@ class Model(nn.Module):
 
     def predict_rows(self, x, masked_positions, rows):
         """Return the logits of heads mlm and hash-mlm; x is float (B, L, d), or (B, L, m, d)."""
-        assert masked_positions is not None, "masked_positions: required by mlm and hash-mlm"
         c = self.config
         x = x.flatten(0, 1)[masked_positions]  # (M, d), or (M, m, d)
         table = self.embedding.weight if c.tied else self.head.table
@@ -478,23 +482,17 @@ def count_parameters(model):
     """Count the parameters of each part. [HF App. B] [HF §4.4 eq.7]
 
     Returns:
-        dict of int: embedding, specials, encoder, positions, head (all the rest) and their total;
-        and poep, the share of parameters that embed words, in [0, 1].
+        dict of int: embedding, specials, encoder, positions (with types and their norm), head (all
+        the rest), total; and poep, the share of parameters that embed words, in [0, 1].
     """
-    def count(*modules):
-        modules = nn.ModuleList(modules)  # None, a part that this model lacks, has no parameters
-        return sum(p.numel() for p in modules.parameters())
-
-    counts = dict(
-        embedding=count(model.embedding),
-        specials=count(model.specials),
-        encoder=count(model.layers),
-        positions=count(model.positions, model.types, model.norm),
-    )
-    total = count(model)
-    counts["head"] = total - sum(counts.values())
-    counts["total"] = total
-    counts["poep"] = counts["embedding"] / total
+    counts = dict(embedding=0, specials=0, encoder=0, positions=0, head=0)
+    part_of = dict(embedding="embedding", specials="specials", layers="encoder",
+                   positions="positions", types="positions", norm="positions")
+    for name, parameter in model.named_parameters():
+        part = part_of.get(name.split(".")[0], "head")
+        counts[part] += parameter.numel()
+    counts["total"] = sum(counts.values())
+    counts["poep"] = counts["embedding"] / counts["total"]
     return counts
 
 
@@ -514,10 +512,9 @@ def count_operations(model):
 
 
 def load_model(checkpoint):
-    """Return the Model of a checkpoint, in evaluation mode; an error if the parts do not fit."""
-    config = Config(**checkpoint["config"])
-    with torch.device("meta"):  # without memory: the weights take their places
-        model = Model(config)
+    """Return the Model of a checkpoint, in evaluation mode."""
+    with torch.device("meta"):  # takes no memory, until the weights are assigned
+        model = Model(Config(**checkpoint["config"]))
     model.load_state_dict(checkpoint["model"], assign=True)
     return model.float().eval()  # those in models/ have half precision
 
@@ -526,10 +523,8 @@ def main():
     """Print the parameters of HashFormers' model for two labels, with each embedding method."""
     print("  method   embedding  whole model  share of parameters; 12 layers, width 768")
     for emb in EMBEDDINGS:
-        rows = 50_260
-        if emb == "lookup":
-            rows = 50_265  # five are special
-        config = Config.choose(PRESETS["hashformer"] | dict(emb=emb, rows=rows, head="classify"))
+        rows = 50_265 if emb == "lookup" else 50_260  # the table of lookup has special tokens, too
+        config = Config(emb=emb, rows=rows, spare_positions=2, head="classify")
         with torch.device("meta"):  # counted, not allocated
             sizes = count_parameters(Model(config))
         print(f"{emb:>8}  {sizes['embedding']:10,}  {sizes['total']:11,}  {sizes['poep']:5.1%}")

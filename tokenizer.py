@@ -25,8 +25,8 @@ import numpy as np
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from bloom import BloomMap
-from hashing import (HASHES, MD5, NgramLSH, bits_to_chunks, check_words, list_words, sketch_index,
-                     split_words)
+from hashing import (HASHES, MD5, NgramLSH, bits_to_chunks, check_words, list_words, ngram_index,
+                     sketch_index, split_words)
 
 # Token IDs of the special tokens, which are never hashed. Words follow, the most frequent first.
 SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
@@ -53,19 +53,20 @@ class HashTokenizer:
         digest        int32   m          its bucket in each map, 0 .. R-1 (bloom)
         sketch        int32   k          its bucket by each hash function, 0 .. R-1 (mean, median)
         weighted      int32   k + 1      k rows 0 .. N-1, a row of the importance table (weighted)
+        ngrams        int32   G          buckets 1 .. N-1 of its n-grams, then 0 (ngram)
 
     A checkpoint holds the state of one tokenizer.
 
     Args:
         config: model.Config: its code_format, and the sizes that the format needs: bits T, chunk k,
-            rows N, hashes m or k, buckets R, weights (rows of the importance table).
+            rows N, hashes m or k, buckets R, weights (rows of the importance table) and grams G.
         split: one of SPLITS: regex, space, bpe, phrases, items. "items" cuts text at the names in
             the vocabulary, so it is meant for a fixed one.
         hash_name, hash: a key of HASHES and its fitted instance, for index, chunks and bits.
         subwords: BPE or Phrases, for the splits of the same name, else None.
         vocabulary: list[str], the words of row and digest by ID.
         bloom_map: BloomMap of the vocabulary, for digest.
-        hash_seed: int, key: str or None, both for the sketch hashes; hash has its own.
+        hash_seed: int, key: str or None, both for sketches and n-grams; hash has its own.
 
     Raises:
         ValueError: If the parts do not fit each other.
@@ -172,6 +173,9 @@ class HashTokenizer:
             rows = self.sketch(words, c.hashes, c.rows)  # (V, k)
             weights = self.sketch(words, c.hashes + 1, c.weights)[:, -1:]  # (V, 1)
             return np.concatenate([rows, weights], 1)
+        if c.code_format == "ngrams":
+            index = ngram_index(words, c.rows, c.grams, self.hash_seed, self.key)  # (V, G)
+            return index.astype(np.int32)
         raise ValueError("code_format: expected one that HashTokenizer lists, "
                          f"got {c.code_format!r}.")
 

@@ -93,8 +93,6 @@ class Canine(nn.Module):
         output: float (B, labels), logits.
     """
 
-    specials = None  # for count_parameters: special tokens have no table of their own
-
     def __init__(self, config):
         super().__init__()
         self.config = config

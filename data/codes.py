@@ -84,7 +84,8 @@ def build_codes(config, tokenizer, corpus, quiet=False):
     if tokenizer.is_fixed:  # it has made its codes
         return torch.from_numpy(tokenizer.codes())
     c = config
-    sizes = [c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights]
+    sizes = [c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights,
+             c.grams]
     identity = [sizes, tokenizer.state()]
     return cached(corpus, "codes", identity, hash_corpus, tokenizer, corpus, quiet)
 

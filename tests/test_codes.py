@@ -39,7 +39,8 @@ def build(corpus, emb="proj", head="sr", **flags):
     return tokenizer, table, codes.build_targets(config, tokenizer, corpus, table)
 
 
-@pytest.mark.parametrize("emb", ["proj", "pool", "emb", "median", "weighted", "lookup", "bloom"])
+@pytest.mark.parametrize("emb", ["proj", "pool", "emb", "median", "weighted", "ngram",
+                                 "lookup", "bloom"])
 def test_codes_are_those_of_each_token_id(tmp_path, emb):
     tokenizer, table, _ = build(make_corpus(tmp_path), emb)
     num_words = ARGS["vocab"] if tokenizer.is_fixed else 120
