@@ -4,11 +4,12 @@ import hashlib
 import random
 import re
 
+import numpy as np
 import pytest
 import torch
 
 import infer
-from bench import shrink
+from bench import copies, shrink
 from common import load_checkpoint, save_checkpoint
 from infer import Predictor
 from model import load_model
@@ -119,3 +120,29 @@ def test_names_model_completes_a_set():
     names = [name for name, _ in found["items"]]
     assert found["total"] == 20_000
     assert {"family", "sock", "getfqdn", "SOCK_STREAM"} <= set(names)
+
+
+def test_uniform_attention_gives_a_copy_what_it_gives_any_word():
+    predictor = Predictor(str(ROOT / "models" / "docstrings.pt"))
+    for layer in predictor.model.layers:
+        layer.attention.qkv.weight.zero_()
+    pair = ("the file the value", "a file")  # only "file" stands once in each
+    shares = copies.attend_to_copies(predictor.model, predictor.tokenizer, pair)
+    length = 4 + 2 + 4  # words and special tokens
+    assert shares.shape == (2, 2, 3)  # layers; from each "file" to the other
+    assert shares == pytest.approx(np.broadcast_to([1 / length, 1 / length, 2 / length], (2, 2, 3)))
+
+
+def test_docstrings_model_attends_to_copies_more_than_the_english_one():
+    """Why it is better at STS-B (docs/finetuning.md)."""
+    lines = read_prose()[:100]
+    shares = {}
+    for name in ("docstrings.pt", "english-detect.pt"):
+        predictor = Predictor(str(ROOT / "models" / name))
+        parts = []
+        for line in lines:
+            words = line.split()[:24]
+            pair = (" ".join(words), " ".join(words[::-2]))  # every other word, backwards
+            parts.append(copies.attend_to_copies(predictor.model, predictor.tokenizer, pair))
+        shares[name] = np.concatenate(parts, 1)[:, :, 0].mean(1).max()  # of its best layer
+    assert shares["docstrings.pt"] > 1.5 * shares["english-detect.pt"]
