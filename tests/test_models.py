@@ -134,7 +134,7 @@ def test_uniform_attention_gives_a_copy_what_it_gives_any_word():
 
 
 def test_docstrings_model_attends_to_copies_more_than_the_english_one():
-    """Why it is better at STS-B (docs/finetuning.md)."""
+    """The smaller model is better at STS-B, which asks how alike two texts are (runs/pairs.sh)."""
     lines = read_prose()[:100]
     shares = {}
     for name in ("docstrings.pt", "english-detect.pt"):
