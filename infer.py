@@ -1,7 +1,7 @@
 """Apply a trained model: misplaced words, masked words, item sets, labels, answers, similar words.
 
-    python infer.py --ckpt out/proj-lsh "if the two arrays have kubernetes same shape"
-    python infer.py --ckpt out/lookup-bpe-mlm "Return the [MASK] of a list."    fill a mask
+    python infer.py "She looked out of the kubernetes."                         judge each word
+    python infer.py "She opened the [MASK] and looked out of the window."       fill a mask
     python infer.py --ckpt out/bloom-items "socket bind listen"                 complete an item set
     python infer.py --ckpt out/proj-lsh-sst2 "a charming journey" "a bad film"  classify two texts
     python infer.py --ckpt out/proj-lsh-squad "Who wrote it?" "It was written by Ada Lovelace."
@@ -581,6 +581,11 @@ def infer(args):
         raise InputError("--vectors, --text, --encoding, --sep and --header require --file.")
     if hasattr(sys.stdout, "reconfigure"):  # UTF-8, whatever the locale says
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
+    if args.ckpt is None:
+        # a model either fills masks or judges words
+        is_masked = any(MASK_WORD in text for text in args.texts)
+        name = "english-fill.pt" if is_masked else "english-detect.pt"
+        args.ckpt = Path(__file__).with_name("models") / name
     print(f"model: {args.ckpt}", file=sys.stderr)
     predictor = Predictor(args.ckpt, find_device(args.device), args.truncate)
     if args.vectors is not None:
@@ -618,9 +623,9 @@ def build_parser():
     source("--file",
            help="predict each row of a .txt .csv .tsv .jsonl .json .parquet (or .gz): print a JSON "
                 "object with its columns, notes, and prediction or error")
-    add("--ckpt", metavar="DIR", default=Path(__file__).with_name("models") / "docstrings.pt",
-        help="folder or file of pretrain.py or finetune.py (default: models/docstrings.pt, which "
-             "finds misplaced words)")
+    add("--ckpt", metavar="DIR",
+        help="folder or file of pretrain.py or finetune.py (default: models/english-fill.pt where "
+             "a TEXT has [MASK], else models/english-detect.pt, which finds misplaced words)")
     add("--vectors", metavar="OUT.npy",
         help="write a vector for each row of --file, float32 (n, d), and print nothing")
     add("--text", "--field", dest="columns", metavar="A[,B]",

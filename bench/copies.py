@@ -1,0 +1,109 @@
+"""Attention to copies: how much a word attends to the same word in the other text of a pair.
+
+A model is read as pre-training left it, on pairs of STS-B's training rows. Only words count that
+stand once in each text. Shares of attention are in percent, means over words and heads.
+
+    python -m bench.copies copies --data_dir glue/ --runs models/docstrings.pt
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench import harness
+from bench.harness import REQUIRED, Bench
+from tokenizer import build_inputs
+
+COPIES = """
+    name         s      model
+    layer        ,      layer
+    copy         .1f    copy
+    other        .1f    another word of the other text
+    neighbors    .1f    both neighbors
+    n            ,      n
+"""
+
+
+def bench_copies(args, *, num_pairs=400):
+    """Measure the attention of words to their copies, in each layer of pre-trained models."""
+    _, splits = harness.read_glue("stsb", args)
+    rows = splits["train"]
+    chosen = np.random.default_rng(0).permutation(len(rows))[:num_pairs]
+    pairs = [rows[i][0] for i in chosen]
+    for folder in args.runs:
+        model, tokenizer, _ = harness.load_run(folder)
+        shares = [attend_to_copies(model, tokenizer, pair) for pair in pairs]
+        shares = np.concatenate(shares, 1)  # (layers, words, 3)
+        for layer, values in enumerate(shares, 1):
+            copy, other, neighbors = 100 * np.nanmean(values, 0)
+            yield dict(name=Path(folder).name, layer=layer, copy=copy, other=other,
+                       neighbors=neighbors, n=len(values))
+
+
+@torch.no_grad()
+def attend_to_copies(model, tokenizer, pair):
+    """Return the attention of each word of a pair of texts that has a copy, means over heads.
+
+    Args:
+        model: Model without padding or LSH attention.
+        tokenizer: HashTokenizer.
+        pair: tuple of two str.
+
+    Returns:
+        float (layers, words, 3): to the copy, to another word of the other text on average (NaN if
+        there is none), and to both neighbors.
+    """
+    first, second = [tokenizer.ids(tokenizer.split(text)[0]) for text in pair]
+    ids, num_cut = build_inputs(first, second, model.config.length)
+    places = list_copies(first, second)
+    layers = len(model.layers)
+    if num_cut > 0 or not places:
+        return np.empty((layers, 0, 3))
+    starts = 1, len(first) + 3  # [CLS] A [SEP] [SEP] B [SEP]
+    model.set_codes(torch.from_numpy(tokenizer.codes()))
+    x = model.embed_inputs(torch.from_numpy(ids).long().unsqueeze(0))  # (1, L, d)
+    shares = np.empty((layers, 2 * len(places), 3))
+    for number, layer in enumerate(model.layers):
+        q, k, _ = layer.attention.project(x)
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5  # (1, H, L, L)
+        weights = scores.softmax(-1).mean(1)[0]  # (L, L)
+        row = 0
+        for i, j in places:
+            i += starts[0]
+            j += starts[1]
+            for query, key, start, size in [(i, j, starts[1], len(second)),
+                                            (j, i, starts[0], len(first))]:
+                copy = weights[query, key].item()
+                others = weights[query, start:start + size].sum().item() - copy
+                neighbors = (weights[query, query - 1] + weights[query, query + 1]).item()
+                mean = others / (size - 1) if size > 1 else np.nan
+                shares[number, row] = copy, mean, neighbors
+                row += 1
+        x = layer(x)
+    return shares
+
+
+def list_copies(first, second):
+    """Return list of (i, j): the word at i of first stands at j of second, and once in each."""
+    first = first.tolist()
+    second = second.tolist()
+    places = []
+    for i, word in enumerate(first):
+        if first.count(word) == 1 and second.count(word) == 1:
+            places.append((i, second.index(word)))
+    return places
+
+
+BENCHES = {
+    "copies": Bench(bench_copies, COPIES, dict(data_dir=REQUIRED, cache="cache", runs=REQUIRED)),
+}
+
+
+def main(argv=None):
+    """Run the command of this file that the command line, or the list argv, names."""
+    harness.run_command("copies", __doc__, BENCHES, argv)
+
+
+if __name__ == "__main__":
+    main()
