@@ -34,9 +34,6 @@ from common import InputError, find_device, read_json, run_script, write_json
 from model import PRESETS, count_operations
 from tokenizer import FIRST_WORD_ID
 
-# Operations in bfloat16 per second, without sparsity, as NVIDIA's data sheets say
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
-
 FULL = Namespace(
     calls=10, compiled=("yes", "no"),
     positions=32_768, heads=12, lengths=(512, 2048, 8192, 16_384, 32_768, 65_536),
@@ -182,12 +179,13 @@ def bench_steps(size):
 
 
 def percent_of_peak(rate):
-    """Return operations per second in percent of this GPU's peak; None: it is not in PEAKS."""
-    if torch.cuda.is_available():
-        for name, peak in PEAKS.items():
-            if name in torch.cuda.get_device_name():
-                return 100 * rate / peak
-    return None
+    """Return operations per second in percent of this GPU's peak; None: the peak is not known."""
+    if not torch.cuda.is_available():
+        return None
+    peak = pretrain.PEAK_TFLOPS.get(torch.cuda.get_device_name())
+    if peak is None:
+        return None
+    return 100 * rate / (1e12 * peak)
 
 
 def build_model(size, compiled, rank=0):
