@@ -16,7 +16,8 @@ from collections import Counter, defaultdict
 import torch
 
 from attention import collisions
-from bench import attention, controls, gpu, harness, hashformers, misspell, sketch, superbloom
+from bench import attention, claims, controls, gpu, harness, hashformers, misspell, sketch
+from bench import superbloom
 from bench import training
 from bench.harness import ROOT, Bench, caption, markdown
 from bloom import DEMO_ORDERS, BloomMap
@@ -216,6 +217,8 @@ def write_readme(args):
 def readme_tables():
     """Return dict, marker -> markdown: counts, and tables of results/."""
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
+    for paper in claims.PAPERS:
+        tables[f"claims {paper}"] = claims.claims_table(paper)
     benches = {}
     for file in (hashformers, attention, superbloom, sketch, training, misspell, controls):
         benches |= file.BENCHES

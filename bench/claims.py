@@ -1,0 +1,116 @@
+"""The papers' claims beside what was measured here: tables of docs/claims.md and README.md.
+
+docs/claims.json names, for each claim, a cell of results/ and its control. The verdict follows from
+the two and their error, by the rule below, and from nothing else.
+
+    python -m bench.figures readme      write the tables anew
+"""
+
+import math
+
+from bench.harness import ROOT, markdown
+from common import read_json
+
+# two-sided 95 % of Student's t with four degrees of freedom: three seeds and three of the control
+LIMIT = 2.78
+PAPERS = ("hashformers", "superbloom", "sketch", "bert-lsh")
+COLUMNS = """
+    claim     s    claim
+    place     s    place
+    paper     s    paper
+    here      s    here
+    control   s    control
+    verdict   s    holds here?
+    script    s    script
+"""
+
+
+def judge(claim, here, control):
+    """Return the verdict on a claim: "holds", "does not hold" or "not decided".
+
+    A claim that one number is higher (or lower) holds if the difference is more than LIMIT standard
+    errors. One seed decides nothing, because its spread is not known. The rules "at least" and
+    "equal" compare with a number that has no error.
+
+    Args:
+        claim: dict, a row of docs/claims.json.
+        here, control: dict with mean, error (standard error of the mean) and seeds.
+    """
+    rule = claim.get("rule", "higher")
+    difference = here["mean"] - claim.get("share", 1) * control["mean"]
+    if rule == "lower":
+        difference = -difference
+    if rule == "at least":
+        return "holds" if difference >= 0 else "does not hold"
+    if rule == "equal":
+        return "holds" if round(difference, 2) == 0 else "does not hold"
+    if here["seeds"] == 1 or control["seeds"] == 1:
+        return "not decided, one seed"
+    error = math.hypot(here["error"], control["error"])
+    if difference > LIMIT * error:
+        return "holds"
+    if difference < -LIMIT * error:
+        return "does not hold"
+    return "not decided"
+
+
+def read_cell(cell, claim):
+    """Return dict of mean, std, error and seeds of a cell of results/.
+
+    The error has the spread over seeds, and, where n rows were scored, the sampling error of n rows
+    as if here and control were scored on different ones.
+
+    Args:
+        cell: file, row (its name, or its L) and key; or a number, which has no error.
+        claim: dict with n (None: not a share of rows) and whole, which 100 % is (1 or 100).
+    """
+    if isinstance(cell, int | float):
+        return dict(mean=cell, std=None, error=0, seeds=None)
+    file, name, key = cell
+    rows = read_json(ROOT / f"results/{file}.json")["rows"]
+    [row] = [row for row in rows if name in (row.get("name"), row.get("L"))]
+    seeds = len(row.get(f"{key}_all", []))  # 0: nothing random
+    std = row.get(f"{key}_std")
+    variance = 0
+    if std is not None:
+        variance += std**2 / row.get("seeds", 3)
+    if "n" in claim:
+        whole = claim.get("whole", 100)
+        variance += row[key] * (whole - row[key]) / claim["n"]
+    return dict(mean=row[key], std=std, error=math.sqrt(variance), seeds=seeds)
+
+
+def write_cell(cell, value):
+    """Return "name: mean ± std" of a cell of docs/claims.json and its value."""
+    form = ".3f" if abs(value["mean"]) < 1 else ".1f"
+    text = format(value["mean"], form)
+    if value["std"] is not None:
+        text += f" ± {value['std']:{form}}"
+    if isinstance(cell, list):
+        text = f"{cell[1]}: {text}"
+    return text
+
+
+def list_claims(paper):
+    """Yield the rows of the table of a paper, a key of docs/claims.json."""
+    for claim in read_json(ROOT / "docs/claims.json")[paper]:
+        script = claim["script"]
+        row = dict(claim=claim["claim"], place=claim["place"], paper=claim["paper"] or "no number",
+                   script=f"`runs/{script}.sh`")
+        if "cost" in claim:
+            row |= dict(here="not run", control="not run",
+                        verdict=f"not run: {claim['cost']} hours of a core")
+        else:
+            here = read_cell(claim["here"], claim)
+            control = read_cell(claim["control"], claim)
+            row |= dict(here=write_cell(claim["here"], here),
+                        control=write_cell(claim["control"], control),
+                        verdict=judge(claim, here, control))
+        if "note" in claim:
+            row["verdict"] += f" ({claim['note']})"
+        yield row
+
+
+def claims_table(paper):
+    """Return the table of a paper as markdown."""
+    return markdown(list(list_claims(paper)), COLUMNS)

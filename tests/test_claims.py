@@ -1,0 +1,42 @@
+"""Tests of bench/claims.py: a verdict follows from two numbers and their error."""
+
+import math
+
+import pytest
+
+from bench import claims
+from common import read_json
+from tests.support import ROOT
+
+
+def make_value(mean, error=1.0, seeds=3):
+    return dict(mean=mean, std=None, error=error, seeds=seeds)
+
+
+@pytest.mark.parametrize("difference, rule, verdict", [
+    (3.94, "higher", "holds"),  # 2.78 errors of the difference, each number's being 1, are 3.93
+    (3.92, "higher", "not decided"),
+    (-3.94, "higher", "does not hold"),
+    (-3.94, "lower", "holds"),
+    (0.1, "at least", "holds"),
+    (-0.1, "at least", "does not hold"),
+    (0.1, "equal", "does not hold"),
+])
+def test_verdict_follows_from_the_error(difference, rule, verdict):
+    result = claims.judge(dict(rule=rule), make_value(50 + difference), make_value(50))
+    assert result == verdict
+
+
+def test_one_seed_decides_nothing():
+    verdict = claims.judge({}, make_value(90, seeds=1), make_value(10))
+    assert verdict.startswith("not decided")
+
+
+def test_error_has_seeds_and_rows():
+    cell = claims.read_cell(["twins", "dense", "sst2"], dict(n=872))
+    rows = read_json(ROOT / "results/twins.json")["rows"]
+    [row] = [row for row in rows if row["name"] == "dense"]
+    of_seeds = row["sst2_std"] ** 2 / 3
+    of_rows = row["sst2"] * (100 - row["sst2"]) / 872
+    assert cell["error"] == pytest.approx(math.sqrt(of_seeds + of_rows))
+    assert cell["seeds"] == 3
