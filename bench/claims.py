@@ -13,11 +13,17 @@ from common import read_json
 
 # two-sided 95 % of Student's t with four degrees of freedom: three seeds and three of the control
 LIMIT = 2.78
-PAPERS = ("hashformers", "superbloom", "sketch", "bert-lsh")
 COLUMNS = """
     claim     s    claim
     place     s    place
     paper     s    paper
+    here      s    here
+    control   s    control
+    verdict   s    holds here?
+    script    s    script
+"""
+FRONT = """
+    claim     s    claim of the paper
     here      s    here
     control   s    control
     verdict   s    holds here?
@@ -91,9 +97,9 @@ def write_cell(cell, value):
     return text
 
 
-def list_claims(paper):
-    """Yield the rows of the table of a paper, a key of docs/claims.json."""
-    for claim in read_json(ROOT / "docs/claims.json")[paper]:
+def list_claims(claims):
+    """Yield the rows of a table from rows of docs/claims.json."""
+    for claim in claims:
         script = claim["script"]
         row = dict(claim=claim["claim"], place=claim["place"], paper=claim["paper"] or "no number",
                    script=f"`runs/{script}.sh`")
@@ -111,6 +117,9 @@ def list_claims(paper):
         yield row
 
 
-def claims_table(paper):
-    """Return the table of a paper as markdown."""
-    return markdown(list(list_claims(paper)), COLUMNS)
+def list_tables():
+    """Yield marker and markdown of the tables: all claims of a paper, and those of README."""
+    for paper, claims in read_json(ROOT / "docs/claims.json").items():
+        yield f"claims {paper}", markdown(list(list_claims(claims)), COLUMNS)
+        front = [claim for claim in claims if "front" in claim]
+        yield f"front {paper}", markdown(list(list_claims(front)), FRONT)

@@ -217,8 +217,7 @@ def write_readme(args):
 def readme_tables():
     """Return dict, marker -> markdown: counts, and tables of results/."""
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
-    for paper in claims.PAPERS:
-        tables[f"claims {paper}"] = claims.claims_table(paper)
+    tables |= claims.list_tables()
     benches = {}
     for file in (hashformers, attention, superbloom, sketch, training, misspell, controls):
         benches |= file.BENCHES
