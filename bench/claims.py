@@ -32,32 +32,33 @@ FRONT = """
 
 
 def judge(claim, here, control):
-    """Return the verdict on a claim: "holds", "does not hold" or "not decided".
+    """Return the verdict on a claim, and the lead in its direction, in standard errors.
 
-    A claim that one number is higher (or lower) holds if the difference is more than LIMIT standard
+    A claim that one number is higher (or lower) holds if the lead is more than LIMIT standard
     errors. One seed decides nothing, because its spread is not known. The rules "at least" and
-    "equal" compare with a number that has no error.
+    "equal" compare with a number that has no error, and have no lead.
 
     Args:
         claim: dict, a row of docs/claims.json.
         here, control: dict with mean, error (standard error of the mean) and seeds.
     """
     rule = claim.get("rule", "higher")
+    if rule == "at least":
+        return ("holds" if here["mean"] >= control["mean"] else "does not hold"), None
+    if rule == "equal":
+        is_equal = round(here["mean"] - control["mean"], 2) == 0
+        return ("holds" if is_equal else "does not hold"), None
+    if here["seeds"] == 1 or control["seeds"] == 1:
+        return "not decided, one seed", None
     difference = here["mean"] - claim.get("share", 1) * control["mean"]
     if rule == "lower":
         difference = -difference
-    if rule == "at least":
-        return "holds" if difference >= 0 else "does not hold"
-    if rule == "equal":
-        return "holds" if round(difference, 2) == 0 else "does not hold"
-    if here["seeds"] == 1 or control["seeds"] == 1:
-        return "not decided, one seed"
-    error = math.hypot(here["error"], control["error"])
-    if difference > LIMIT * error:
-        return "holds"
-    if difference < -LIMIT * error:
-        return "does not hold"
-    return "not decided"
+    lead = difference / math.hypot(here["error"], control["error"])
+    if lead > LIMIT:
+        return "holds", lead
+    if lead < -LIMIT:
+        return "does not hold", lead
+    return "not decided", lead
 
 
 def read_cell(cell, claim):
@@ -109,9 +110,9 @@ def list_claims(claims):
         else:
             here = read_cell(claim["here"], claim)
             control = read_cell(claim["control"], claim)
+            verdict, lead = judge(claim, here, control)
             row |= dict(here=write_cell(claim["here"], here),
-                        control=write_cell(claim["control"], control),
-                        verdict=judge(claim, here, control))
+                        control=write_cell(claim["control"], control), verdict=verdict, lead=lead)
         if "note" in claim:
             row["verdict"] += f" ({claim['note']})"
         yield row

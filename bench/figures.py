@@ -33,7 +33,7 @@ STYLE = {"savefig.dpi": 110, "figure.constrained_layout.use": True, "axes.spines
 
 def draw_figures(args):
     """Draw the figures of assets/."""
-    for draw in (draw_pipeline, draw_maps, draw_scores, draw_curves):
+    for draw in (draw_pipeline, draw_maps, draw_attention, draw_claims, draw_scores, draw_curves):
         draw()
     if args.run is not None:
         draw_collisions(args.run)
@@ -127,6 +127,51 @@ def draw_maps():
 def read_rows(name):
     """Return the rows of results/NAME.json."""
     return read_json(ROOT / "results" / f"{name}.json")["rows"]
+
+
+def draw_attention():
+    """Draw the time of attention by the length of a sequence: on a CPU, and on a GPU."""
+    on_cpu = {"dense": "dense (torch's kernel)", "ours": "LSH attention, bucket by bucket"}
+    on_gpu = {"kernel": "dense (flash attention)", "blocks": "LSH attention, bucket by bucket"}
+    rows = []
+    for row in read_json(ROOT / "results/gpu.json")["attention"]:
+        if row["dtype"] == "bfloat16" and row["data"] == "random" and row["L"] < 65_536:
+            rows.append(row)
+    panels = (
+        ("2 CPU cores, 2 heads, 16,384 positions a batch", on_cpu, read_rows("attention")[:-1]),
+        ("one H200, 12 heads, 32,768 positions a batch", on_gpu, rows),
+    )
+    with new_figure("attention", (9, 3.6), columns=2) as axes:
+        for axis, (title, lines, rows) in zip(axes, panels):
+            lengths = [row["L"] for row in rows]
+            for (key, label), mark in zip(lines.items(), ("o--", "s-")):
+                axis.loglog(lengths, [row[key] for row in rows], mark, label=label)
+            axis.set(title=title, xlabel="positions of a sequence", ylabel="ms, lower is better")
+            axis.set_xticks(lengths, lengths, fontsize=7)
+            axis.minorticks_off()
+            axis.legend(fontsize=8)
+
+
+def draw_claims():
+    """Draw by how many standard errors each claim of README leads its control."""
+    looks = {"holds": ("o", "tab:blue"), "not decided": ("D", "0.5"),
+             "does not hold": ("X", "tab:orange")}
+    names = []
+    with new_figure("claims", (9, 4.2), xlabel="lead over the control, standard errors") as [axis]:
+        for paper, rows in read_json(ROOT / "docs/claims.json").items():
+            front = [row for row in rows if "front" in row]
+            for row in claims.list_claims(front):
+                if row.get("lead") is not None:
+                    names.append(f"{row['claim']} [{paper}]")
+                    verdict, *_ = row["verdict"].split(" (")
+                    mark, color = looks[verdict]
+                    axis.plot(row["lead"], names[-1], mark, color=color)
+        for verdict, (mark, color) in looks.items():
+            axis.plot([], [], mark, color=color, label=f"{verdict} here")
+        for limit in (-claims.LIMIT, claims.LIMIT):
+            axis.axvline(limit, color="0.3", linestyle="--")
+        axis.invert_yaxis()
+        axis.legend(fontsize=8)
 
 
 def draw_scores():

@@ -23,12 +23,12 @@ def make_value(mean, error=1.0, seeds=3):
     (0.1, "equal", "does not hold"),
 ])
 def test_verdict_follows_from_the_error(difference, rule, verdict):
-    result = claims.judge(dict(rule=rule), make_value(50 + difference), make_value(50))
+    result, _ = claims.judge(dict(rule=rule), make_value(50 + difference), make_value(50))
     assert result == verdict
 
 
 def test_one_seed_decides_nothing():
-    verdict = claims.judge({}, make_value(90, seeds=1), make_value(10))
+    verdict, _ = claims.judge({}, make_value(90, seeds=1), make_value(10))
     assert verdict.startswith("not decided")
 
 
