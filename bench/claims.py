@@ -23,7 +23,7 @@ COLUMNS = """
     script    s    script
 """
 FRONT = """
-    claim     s    claim of the paper
+    claim     s    PAPER: claim
     here      s    here
     control   s    control
     verdict   s    holds here?
@@ -89,7 +89,7 @@ def read_cell(cell, claim):
 
 def write_cell(cell, value):
     """Return "name: mean ± std" of a cell of docs/claims.json and its value."""
-    form = ".3f" if abs(value["mean"]) < 1 else ".1f"
+    form = ".3f" if abs(value["mean"]) < 10 else ".1f"
     text = format(value["mean"], form)
     if value["std"] is not None:
         text += f" ± {value['std']:{form}}"
@@ -123,4 +123,4 @@ def list_tables():
     for paper, claims in read_json(ROOT / "docs/claims.json").items():
         yield f"claims {paper}", markdown(list(list_claims(claims)), COLUMNS)
         front = [claim for claim in claims if "front" in claim]
-        yield f"front {paper}", markdown(list(list_claims(front)), FRONT)
+        yield f"front {paper}", markdown(list(list_claims(front)), FRONT.replace("PAPER", paper))

@@ -48,6 +48,7 @@ def test_python_block_with_the_files_it_names_runs(code, tmp_path, sr_run):
     needs = re.search(r"# needs: (.*)", code)[1]
     if needs == "a trained model":
         shutil.copytree(sr_run, tmp_path / "out/proj-lsh")
+        shutil.copytree(ROOT / "models", tmp_path / "models")
         search_path = str(ROOT)
     else:
         for name in needs.split():
@@ -115,7 +116,7 @@ def test_commands_run(folder, cache_dir):
             flags += ["--alpha", 2]
         run(pretrain.main, *flags, "--cache", cache_dir, *SMALL, "--length", 33)
     for flags in commands["finetune.py"]:
-        if re.search(r"--ckpt out/proj-lsh.* --(train|task sst2|task squad)", " ".join(flags)):
+        if re.search(r"--ckpt (out|models)/.* --(train|task sst2|task squad)", " ".join(flags)):
             if "0" not in flags:  # --epochs 0
                 flags += ["--epochs", "1", "--seeds", "1"]
             if "--train" not in flags:
