@@ -16,8 +16,8 @@ from collections import Counter, defaultdict
 import torch
 
 from attention import collisions
-from bench import attention, controls, gpu, harness, hashformers, misspell, sketch, superbloom
-from bench import training
+from bench import attention, controls, copies, gpu, harness, hashformers, misspell, sketch
+from bench import superbloom, training
 from bench.harness import ROOT, Bench, caption, markdown
 from bloom import DEMO_ORDERS, BloomMap
 from common import InputError, read_json
@@ -217,7 +217,7 @@ def readme_tables():
     """Return dict, marker -> markdown: counts, and tables of results/."""
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
     benches = {}
-    for file in (hashformers, attention, superbloom, sketch, training, misspell, controls):
+    for file in (hashformers, attention, superbloom, sketch, training, misspell, controls, copies):
         benches |= file.BENCHES
     # each result has a table, whether a page shows it or not
     for path in ROOT.glob("results/*.json"):
