@@ -16,9 +16,8 @@ from collections import Counter, defaultdict
 import torch
 
 from attention import collisions
-from bench import attention, claims, controls, gpu, harness, hashformers, misspell, sketch
-from bench import superbloom
-from bench import training
+from bench import attention, claims, controls, copies, gpu, harness, hashformers, misspell
+from bench import sketch, superbloom, training
 from bench.harness import ROOT, Bench, caption, markdown
 from bloom import DEMO_ORDERS, BloomMap
 from common import InputError, read_json
@@ -264,7 +263,7 @@ def readme_tables():
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
     tables |= claims.list_tables()
     benches = {}
-    for file in (hashformers, attention, superbloom, sketch, training, misspell, controls):
+    for file in (hashformers, attention, superbloom, sketch, training, misspell, controls, copies):
         benches |= file.BENCHES
     # each result has a table, whether a page shows it or not
     for path in ROOT.glob("results/*.json"):

@@ -225,6 +225,7 @@ TASKS = """
     bag_of_words    ±1     bag of words
     over_bag        ±1     difference
     majority        .1f    majority class
+    seeds           ,      seeds
     n               ,      n
 """
 
@@ -242,7 +243,8 @@ def bench_tasks(args):
         settings = run["settings"]
         for task, result in run["tasks"].items():
             name = harness.name_run(settings, task)
-            row = dict(name=name, parameters=result["size"]["total"], n=result["rows"]["dev"])
+            row = dict(name=name, parameters=result["size"]["total"], n=result["rows"]["dev"],
+                       seeds=len(result["values"]))
             row |= dict(score=result["mean"], score_std=result["std"])
             for key in ("last", "bag_of_words", "bag_of_words_std", "majority", "over_bag"):
                 row[key] = result.get(key)

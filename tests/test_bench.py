@@ -135,6 +135,7 @@ def test_markdown_equals_table_made_by_hand():
 
 def test_bench_tasks_has_the_error_of_rows_and_seeds(tmp_path):
     result = dict(
+        values=[69.0, 70.0, 71.0],
         mean=70.0,
         std=1.0,
         over_bag_error=3.0,
