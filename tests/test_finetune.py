@@ -14,9 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import finetune
 from bench import compare
-from common import InputError, load_checkpoint, lock_output, share_by_size
+from common import InputError, load_checkpoint, lock_output
 from data.corpus import read_rows
 from data.tasks import Task
+from finetune import share_by_size
 from infer import Predictor
 from tests.pretend_gpu import pretend_gpu
 from tests.support import assert_refused, equal_weights, make_words, run_main, torchrun

@@ -385,7 +385,8 @@ def run_two(*commands, code=0):
         runs = []
         for rank, command in enumerate(commands):
             words = [str(word).replace("PORT", port) for word in command]
-            runs.append(pool.submit(run_script, *words, code=code, RANK=str(rank), **env))
+            ranks = dict(RANK=str(rank), LOCAL_RANK=str(rank))
+            runs.append(pool.submit(run_script, *words, code=code, **ranks, **env))
     return [run.result() for run in runs]
 
 
@@ -441,7 +442,7 @@ def test_signal_to_one_rank_stops_all_at_the_same_step(small, tmp_path):
 
 
 def test_ranks_that_cannot_share_a_batch_are_refused(small, monkeypatch):
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert_refused(pretrain.main, small("--batch", "8"), "--batch", "3 ranks", "8")
