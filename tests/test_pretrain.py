@@ -255,9 +255,8 @@ def test_run_that_starts_removes_the_best_weights_of_another(small, tmp_path, mo
 def test_finished_run_started_again_changes_nothing(small, tmp_path):
     pretrain.main(small())
     before = read_log(tmp_path / "run")
-    done = run_main(pretrain.main, *small())
+    pretrain.main(small())
     assert read_log(tmp_path / "run") == before
-    assert "Finished before: " in done.out
 
 
 @pytest.mark.parametrize("flags, change", [
@@ -331,6 +330,34 @@ def test_init_from_takes_a_model_that_this_repository_has(small, text_path):
     files = small()[:2] + small()[-4:]  # without sizes
     result = pretrain.main([*files, *map(str, flags), "--device", "cpu", "--dtype", "float32"])
     assert result["accuracy"] > 0.5
+
+
+def test_setting_that_a_saved_run_lacks_counts_as_its_default(small, tmp_path):
+    """A run that is older than a flag resumes, unless the flag now has another value."""
+    pretrain.main(small())
+    path = tmp_path / "run" / "ckpt.pt"
+    checkpoint = load_checkpoint(str(path))
+    del checkpoint["run"]["coherent"]
+    del checkpoint["run"]["noise"]
+    torch.save(checkpoint, path)
+    pretrain.main(small())
+    assert_refused(pretrain.main, small("--noise", 0.2), "noise was 0.1 and is 0.2")
+
+
+def test_resume_with_another_key_does_not_print_a_key(small, tmp_path):
+    flags = "--emb pool --hash md5 --key".split()
+    pretrain.main(small(*flags, "hunter2"))
+    done = run_main(pretrain.main, *small(*flags, "guess"))
+    assert "key differs" in done.err
+    assert "hunter2" not in done.err + done.out
+    assert "guess" not in done.err + done.out
+
+
+def test_folder_of_a_fine_tuning_is_refused_by_its_name(small, tmp_path):
+    pretrain.main(small())
+    path = tmp_path / "run" / "ckpt.pt"
+    torch.save(load_checkpoint(str(path)) | dict(run=dict(accuracy=90.0)), path)
+    assert_refused(pretrain.main, small(), path, "expected a checkpoint of pretrain.py")
 
 
 def test_checkpoint_without_its_optimizer_is_refused(small, tmp_path):
