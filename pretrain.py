@@ -155,7 +155,8 @@ def train(args, initial, rank, world, local_rank):
     rows = np.array_split(np.arange(args.batch), world)[rank]  # this rank's of a global batch
     loader = build_loader(args, batches, objective, rows, step, device)
     held_out = []  # corrupted once for all evaluations
-    for part in divide(np.array_split(np.arange(batches.num_eval), world)[rank], args.micro):
+    held_out_rows = np.array_split(np.arange(batches.num_eval), world)[rank]
+    for part in divide(held_out_rows, args.micro):
         held_out.append(objective.corrupt_batch(*batches.eval_batch(part)))
 
     # What is about to run, and the loss that theory expects of an untrained model
@@ -222,7 +223,6 @@ def train(args, initial, rank, world, local_rank):
                 group["lr"] = lr
             optimizer.step()
             step += 1
-
             train_steps += 1
 
             # Now and then pause to log, evaluate or save. No other step waits for the GPU
