@@ -59,7 +59,6 @@ WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # cosines after the warm-up; each restarts at the peak
 BAG_LR = 0.1  # for the bag of words: the best of 0.03, 0.1 and 0.3 on MRPC, CoLA and STS-B
 EVAL_POSITIONS = 32_768  # positions in a batch of an evaluation
-MAX_NAMED = 8  # classes that are printed
 SEED_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
 # A rerun may change these flags: the contents of the texts and of the checkpoint are compared
 PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
@@ -485,10 +484,6 @@ def print_results(content):
         print(f"\n{name}: parameters {row['size']['total']:,}, PoEP {row['size']['poep']:.2%}")
         print(f"{name}: {row['metric']} {show(row['mean'], row['std'])}, last weights "
               f"{row['last']:.2f}, majority class {row['majority']:.2f}")
-        scores = row["f1_per_label"]
-        if scores:
-            parts = [f"{label} {scores[label]:.1f}" for label in sorted(scores, key=scores.get)]
-            print(f"{name}: lowest F1 by class: {', '.join(parts[:MAX_NAMED])}")
         if row["bag_of_words"] is not None:
             bag = show(row["bag_of_words"], row["bag_of_words_std"])
             note = ""

@@ -168,6 +168,8 @@ def check_flags(args, flags):
         weights=(code_format == "weighted", "--emb weighted"),
         buckets=(uses_buckets, "--emb median or mean, or --objective hash-mlm"),
         alpha=(code_format == "digest", "--emb bloom"),
+        vocab=(is_fixed or args.split in ("bpe", "phrases"), "--split bpe"),
+        short=(args.order, "texts, not --split items"),
         mask=(args.head != "sr", "--objective mlm, sampled or hash-mlm"),
         noise=(args.head == "sr", "--objective sr"),
         samples=(is_sampled, "--objective sampled"))
@@ -178,12 +180,8 @@ def check_flags(args, flags):
     if is_lsh and args.features < num_hyperplanes(args):
         raise InputError(f"--features: expected {num_hyperplanes(args):,} at least, as many as "
                          f"--bits, or --rows of --emb emb, got {args.features:,}.")
-    if "vocab" in flags and args.split in ("regex", "space") and is_hashed:
-        raise InputError(f"--vocab: {args.emb} reads any word. Use --split bpe.")
     if args.attn != "lsh" and any(name.startswith("lsh_") for name in flags):
         raise InputError("--lsh_... requires --attn lsh.")
-    if args.short > 0 and not args.order:
-        raise InputError("--short requires texts, got --split items.")
     with blame(), torch.device("meta"):
         config = Config.choose(vars(args))
         Model(config)  # takes no memory, and raises where sizes do not fit each other
