@@ -519,16 +519,16 @@ def build_parser():
                        help="a model with fresh weights, instead of --ckpt [HF §4.1]")
     p.add_argument("--from_scratch", action="store_true",
                    help="use the sizes and the hash of the checkpoint, with fresh weights")
-    add_run_flags(p.add_argument)
+    add_run_flags(p.add_argument, ("own", *TASKS, "glue", *SQUAD))
     p.set_defaults(compile=False)  # on an H200, two epochs of MRPC: 89 s with it, 34 s without
     return p
 
 
-def add_run_flags(add):
+def add_run_flags(add, tasks):
     """Add the flags of a task and its training by `add`, the add_argument of a parser."""
     # the task
-    add("--task", choices=("own", *TASKS, "glue", *SQUAD), default="own",
-        help="own: your files; glue: the paper's eight; pydoc: a docstring's module (default: own)")
+    add("--task", choices=tasks, default="own",
+        help="own: your files; pydoc: a docstring's module; glue: the paper's eight (default: own)")
     add("--data_dir",
         help="folder of original files, such as SST-2/train.tsv (default: the hub)")
     add("--train",

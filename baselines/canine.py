@@ -38,8 +38,7 @@ import torch.nn.functional as F
 
 from common import InputError, blame, fingerprint, resolve_device, run_script
 from common import write_json
-from data.squad import SQUAD
-from data.tasks import SequenceClassification, read_task
+from data.tasks import TASKS, SequenceClassification, read_task
 from finetune import add_run_flags, check_flags, check_out, fill_flags, print_results, summarize
 from finetune import score, train
 from model import Config, TransformerLayer, count_parameters
@@ -390,7 +389,7 @@ def build_parser():
     p.add_argument("--preset", choices=tuple(SHAPES), default="canine",
                    help="size of a model with fresh weights (default: canine)")
     p.add_argument("--weights", help="folder of the released CANINE-C (default: fresh weights)")
-    add_run_flags(p.add_argument)
+    add_run_flags(p.add_argument, ("own", *TASKS))
     p.set_defaults(ckpt=None, from_scratch=False, pool="cls", compile=False)
     return p
 
@@ -398,8 +397,6 @@ def build_parser():
 def finetune_canine(args):
     """Fine-tune on one task with each seed, then write and print the means, as finetune.py does."""
     check_flags(args)
-    if args.task in ("glue", *SQUAD):
-        raise InputError(f"--task: expected one task with labels for CANINE, got {args.task}.")
     if args.pool != "cls" or args.epochs == 0 or args.compile:
         raise InputError("--pool, --epochs, --compile: expected cls, 1 or more, and none, for "
                          "CANINE.")
