@@ -44,7 +44,13 @@ def run_script(name, function, *args):
         if isinstance(stream, io.TextIOWrapper):  # its encoding may lack a character that we print
             stream.reconfigure(errors="backslashreplace")
     try:
-        return function(*args)
+        result = function(*args)
+        sys.stdout.flush()
+        return result
+    except BrokenPipeError:  # what read the output has left, such as head
+        # subtle: Python flushes what is left at its end, and would report the same again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1)
     except KeyboardInterrupt:
         print(f"{name}: Interrupted.", file=sys.stderr)
         raise SystemExit(130)
@@ -56,9 +62,9 @@ def run_script(name, function, *args):
         raise SystemExit(2)
     finally:
         if dist.is_initialized():
-            # subtle: DDP holds the group, too, so collect it first. Otherwise the group dies with
-            # DDP, which waits for a thread of the group with Python's lock held, and that thread
-            # waits for the lock
+            # subtle: free DDP first. If DDP is the last owner of the group, its destructor waits
+            # for a thread of the group while it holds Python's lock (GIL), and that thread needs
+            # the lock: deadlock
             gc.collect()
             dist.destroy_process_group()
 
@@ -106,11 +112,13 @@ def add_device_flags(add):
     add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
         help="dtype of matrix products; auto: bfloat16 where the hardware has it (default: auto)")
     add("--compile", action=argparse.BooleanOptionalAction,
-        help="compile the encoder with torch.compile (default: in pre-training on CUDA)")
+        help="compile the encoder with torch.compile (default: pretrain.py does, on CUDA)")
 
 
 def find_device(name, local_rank=0):
     """Return the torch.device of a name: cpu, cuda, or auto."""
+    if local_rank > 0 and name.startswith("cuda:"):
+        raise InputError(f"--device: expected cuda, one for each rank, got {name} for all.")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
@@ -181,7 +189,7 @@ def read_ranks():
     """
     rank = int(os.environ.get("RANK", 0))
     world = int(os.environ.get("WORLD_SIZE", 1))
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         if world > 1 and name not in os.environ:
             raise InputError(f"WORLD_SIZE: requires {name}. Start the ranks with torchrun.")
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -202,21 +210,6 @@ def sum_over_ranks(numbers):
     if dist.is_initialized():
         dist.all_reduce(numbers)
     return numbers
-
-
-def share_by_size(items, sizes, world):
-    """Return a list of items for each rank. The largest comes first, to the least busy rank.
-
-    Example:
-        Sizes 9 5 4 2 on two ranks give 9 2 and 5 4.
-    """
-    shares = [[] for _ in range(world)]
-    loads = [0] * world
-    for i in sorted(range(len(items)), key=lambda i: -sizes[i]):
-        rank = loads.index(min(loads))
-        shares[rank].append(items[i])
-        loads[rank] += sizes[i]
-    return shares
 
 
 def wait_for_ranks():
@@ -346,10 +339,10 @@ def save_checkpoint(path, model, tokenizer, **more):
         InputError: A weight is not finite, or the disk is full. An earlier file is unchanged.
     """
     weights = model.state_dict()
-    for name, weight in weights.items():
-        if not weight.isfinite().all():
-            raise InputError(f"--lr: expected finite weights, got others in {name}. {path} was not "
-                             "written. Try a lower --lr.")
+    are_finite = [weight.isfinite().all() for weight in weights.values()]
+    if not torch.stack(are_finite).all():  # a single wait for a GPU
+        raise InputError(f"--lr: expected finite weights, got NaN or infinity. {path} was not "
+                         "written. Try a lower --lr.")
     config = dataclasses.asdict(model.config)
     parts = dict(format=FORMAT, config=config, model=weights, tokenizer=tokenizer)
     try:

@@ -43,11 +43,11 @@ import torch.nn as nn
 
 from common import InputError, add_device_flags, at_least, autocast, blame, find_checkpoint
 from common import fingerprint, load_checkpoint, lock_output, read_json, read_ranks, remove
-from common import resolve_device, run_script, save_checkpoint, send, share_by_size
+from common import resolve_device, run_script, save_checkpoint, send
 from common import wait_for_ranks, write_json
 from data.batches import length_batches, pad_batch
 from data.codes import report_unknown
-from data.rows import add_reader_flags
+from data.rows import add_reader_flags, reader_options
 from data.squad import SQUAD, QuestionAnswering, read_squad
 from data.tasks import GLUE, TASKS, SequenceClassification, f1, read_task
 from data.tasks import standard_error
@@ -56,11 +56,9 @@ from model import PRESETS, Config, Model, count_parameters, load_model
 from tokenizer import FIRST_WORD_ID, HashTokenizer
 
 WARMUP = 0.06  # share of the steps [HF Table 5]
-CYCLES = 5  # cosines after the warm-up
+CYCLES = 5  # cosines after the warm-up; each restarts at the peak
 BAG_LR = 0.1  # for the bag of words: the best of 0.03, 0.1 and 0.3 on MRPC, CoLA and STS-B
 EVAL_POSITIONS = 32_768  # positions in a batch of an evaluation
-MAX_NAMED = 8  # classes that are printed
-FEW_ROWS = 30  # with fewer selection rows, early weights may score as high as the best
 SEED_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
 # A rerun may change these flags: the contents of the texts and of the checkpoint are compared
 PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
@@ -86,13 +84,10 @@ def finetune(args):
     for name in names:
         read = read_squad if name in SQUAD else read_task
         tasks[name], splits[name] = read(name, args)
-        start = drop_other_head(checkpoint, tasks[name])
-        if args.epochs == 0 and not start["task"]:
+        task_checkpoint = drop_other_head(checkpoint, tasks[name])
+        if args.epochs == 0 and not task_checkpoint["task"]:
             raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
                              f"very task, {name}, with its columns and labels.")
-        if args.select > 0 and len(splits[name].get("select", [])) < FEW_ROWS and rank == 0:
-            print(f"warning: {name}: --select has fewer than {FEW_ROWS} rows. Early weights may "
-                  "score as high as the best. Use --select 0, or more rows.")
 
     # Jobs: the folder --out holds those of one choice of flags, texts and checkpoint
     settings = dict(vars(args), device=str(runtime.device), dtype=runtime.dtype,
@@ -105,7 +100,7 @@ def finetune(args):
             for name, value in settings.items():
                 print(f"{name}: {value}")
         jobs = [job for job in itertools.product(names, seeds)
-                if not os.path.exists(job_path(args.out, *job, "json"))]
+                if not os.path.exists(f"{job_path(args.out, *job)}.json")]
         # No job starts, or ends, before rank 0 holds the folder and all ranks have the same jobs
         wait_for_ranks()
 
@@ -114,11 +109,11 @@ def finetune(args):
         encoded_name = None
         for name, seed in share_by_size(jobs, sizes, world)[rank]:
             if name != encoded_name:  # jobs of a task follow each other and share its token IDs
-                start = drop_other_head(checkpoint, tasks[name])
-                data = encode_splits(config, start, tasks[name], splits[name])
+                task_checkpoint = drop_other_head(checkpoint, tasks[name])
+                data = encode_splits(config, task_checkpoint, tasks[name], splits[name])
                 encoded_name = name
-            result = run_job(args, runtime, config, start, data, seed)
-            write_json(job_path(args.out, name, seed, "json"), result)
+            result = run_job(args, runtime, config, task_checkpoint, data, seed)
+            write_json(f"{job_path(args.out, name, seed)}.json", result)
             gc.collect()  # a compiled model refers to itself, and would stay in memory
         wait_for_ranks()
         if rank > 0:
@@ -127,49 +122,56 @@ def finetune(args):
         # Results: means over the seeds, and a model for infer.py
         summaries = {}
         for name in names:
-            results = [read_json(job_path(args.out, name, seed, "json")) for seed in seeds]
+            results = [read_json(f"{job_path(args.out, name, seed)}.json") for seed in seeds]
             summaries[name] = summarize(results)
             best_path = keep_best_weights(args, name, results)
         content = dict(tasks=summaries, settings=settings)
-        if len(names) > 1:  # average over the tasks, then over the seeds
-            values = np.mean([row["values"] for row in summaries.values()], axis=0)  # (seeds,)
-            content |= dict(average=np.mean(values), average_std=deviation(values))
+        if len(names) > 1:
+            values = [row["values"] for row in summaries.values()]  # (tasks, seeds)
+            content["average"] = np.mean(np.mean(values, axis=0))
         write_json(Path(args.out, "results.json"), content)
     print_results(content)
     print(f"Saved {args.out}/results.json. Next: python infer.py --ckpt {best_path}")
     return content
 
 
-def run_job(args, runtime, config, checkpoint, data, seed):
+def run_job(args, runtime, config, task_checkpoint, data, seed):
     """Train, score and save a model, train and score its control; return the results, dict."""
     train_data = data["train"]
     task = train_data.task
     codes = torch.from_numpy(train_data.tokenizer.codes())
     title = f"{task.name}, seed {seed}"
 
-    # Model: a weight that the checkpoint lacks, such as a new head's, is fresh
     torch.manual_seed(seed)  # for fresh weights and dropout
     config = dataclasses.replace(config, head=train_data.head, labels=train_data.num_outputs,
                                  pool=args.pool)
     model = Model(config)
-    model.load_state_dict(model.state_dict() | checkpoint["model"])
+    weights = model.state_dict()
+    weights.update(task_checkpoint["model"])  # the head stays fresh where the checkpoint has none
+    model.load_state_dict(weights)
     model.to(runtime.device)
     model.set_codes(codes)  # after .to, which does not move codes
     if runtime.use_compile:
         model.encode = torch.compile(model.encode, dynamic=True)  # batches differ in length
-    weights, log = train(args, runtime, model, data, seed, args.lr, title)
-    result = score(runtime, model, data, weights, log)
-    result |= dict(seed=seed, size=count_parameters(model))
-    path = job_path(args.out, task.name, seed, "pt")
+    best_weights, log = train(args, runtime, model, data, seed, args.lr, title)
+    result = score(runtime, model, data, log)
+    last = result["best"]  # the scores of the last weights, for comparison
+    if best_weights is not None:
+        model.load_state_dict(best_weights)
+        result = score(runtime, model, data, log)
+    result |= dict(last=last, seed=seed, size=count_parameters(model))
+    path = f"{job_path(args.out, task.name, seed)}.pt"
     save_checkpoint(path, model, train_data.tokenizer.state(), run=result["best"],
                     task=task.identity() | dict(scale=task.scale),
-                    words=checkpoint.get("words", []))
+                    words=task_checkpoint.get("words", []))
 
     # Control. SQuAD has none: a bag of words does not know where in the text a word stands
     if args.epochs > 0 and train_data.head == "classify":
         bag = BagOfWords(len(codes), train_data.num_outputs).to(runtime.device)
-        weights, log = train(args, runtime, bag, data, seed, BAG_LR, f"{title}, bag of words")
-        result["control"] = score(runtime, bag, data, weights, log)
+        best_weights, log = train(args, runtime, bag, data, seed, BAG_LR, f"{title}, bag of words")
+        if best_weights is not None:
+            bag.load_state_dict(best_weights)
+        result["control"] = score(runtime, bag, data, log)
         result["truth"] = data["dev"].targets.tolist()
     return result
 
@@ -249,32 +251,29 @@ def train(args, runtime, model, data, seed, lr, title):
     return best_weights, log
 
 
-def score(runtime, model, data, weights, log):
-    """Score a model on data["dev"] twice: with its last weights, then with the best, which stay.
+def score(runtime, model, data, log):
+    """Return a part of the job's file, dict: the scores of a model on data["dev"].
 
-    Args:
-        weights, log: as train returns them.
-
-    Returns:
-        dict, a part of the job's file.
+    log is what train returns: the evaluations on the selection rows, if there are any.
     """
     dev = data["dev"]
     task = dev.task
-    last, predicted = evaluate(runtime, model, dev)
-    best = last
-    if weights is not None:
-        model.load_state_dict(weights)
-        best, predicted = evaluate(runtime, model, dev)
+    scores, predicted = evaluate(runtime, model, dev)
     f1_per_label = {}
     if task.labels is not None:
         for number, label in enumerate(task.labels):
             f1_per_label[label] = 100 * f1(predicted, dev.targets, number)
     metric = task.metrics[0]
-    selection = [scores.get(metric, 0.0) for scores in log]  # on the selection rows, if any
-    return dict(metric=metric, rows={split: len(part) for split, part in data.items()},
-                majority=dev.majority(data["train"]), best=best, last=last,
-                predicted=np.asarray(predicted).tolist(), f1_per_label=f1_per_label,
-                selection=max(selection, default=0.0), log=log)
+    selection = [row.get(metric, 0.0) for row in log]
+    return dict(
+        metric=metric,
+        rows={split: len(part) for split, part in data.items()},
+        majority=dev.majority(data["train"]),
+        best=scores,
+        predicted=np.asarray(predicted).tolist(),
+        f1_per_label=f1_per_label,
+        selection=max(selection, default=0.0),
+        log=log)
 
 
 def learning_rate(step, num_steps, warmup):
@@ -282,7 +281,8 @@ def learning_rate(step, num_steps, warmup):
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / (num_steps - warmup)  # from 0 to below 1
-    return 0.5 * (1 + math.cos(math.pi * (CYCLES * progress % 1)))
+    place = (CYCLES * progress) % 1  # in a cosine, from its peak at 0
+    return 0.5 * (1 + math.cos(math.pi * place))
 
 
 @torch.no_grad()
@@ -316,8 +316,12 @@ def compute_logits(runtime, model, part, indices):
 
 
 def load_start(args):
-    """Return the checkpoint to start from, dict, and the Config of its encoder."""
-    if args.preset:  # no weights: all of them are fresh
+    """Return the checkpoint to start from, dict, and the Config of its encoder.
+
+    --preset has no checkpoint: no weights and no hash. --from_scratch takes sizes and hash from
+    --ckpt, and no weights. --ckpt alone takes all.
+    """
+    if args.preset:
         return dict(model={}, task={}, digest=None), Config.choose(PRESETS[args.preset])
     with blame(args.ckpt, Exception):
         checkpoint = load_checkpoint(args.ckpt)
@@ -340,6 +344,21 @@ def drop_other_head(checkpoint, task):
     weights = {name: weight for name, weight in checkpoint["model"].items()
                if not name.startswith("head.")}
     return checkpoint | dict(model=weights, task={})  # a new dict: other tasks share the old one
+
+
+def share_by_size(items, sizes, world):
+    """Return a list of items for each rank. The largest comes first, to the least busy rank.
+
+    Example:
+        Sizes 9 5 4 2 on two ranks give 9 2 and 5 4.
+    """
+    shares = [[] for _ in range(world)]
+    loads = [0] * world
+    for i in sorted(range(len(items)), key=lambda i: -sizes[i]):
+        rank = loads.index(min(loads))
+        shares[rank].append(items[i])
+        loads[rank] += sizes[i]
+    return shares
 
 
 def encode_splits(config, checkpoint, task, splits):
@@ -389,9 +408,9 @@ def check_out(out, settings):
                          f"{'; '.join(changes)}. Use another --out.")
 
 
-def job_path(out, name, seed, ending):
-    """Return the path of a job's file: ending json for its results, pt for its model."""
-    return f"{out}/{name}-seed-{seed}.{ending}"
+def job_path(out, name, seed):
+    """Return the path of a job's files without an ending: .json its results, .pt its model."""
+    return f"{out}/{name}-seed-{seed}"
 
 
 def keep_best_weights(args, name, results):
@@ -402,7 +421,7 @@ def keep_best_weights(args, name, results):
     # the selection rows choose the seed. Without them all seeds are equal, and the first is best
     best = max(results, key=lambda result: result["selection"])
     for result in results:
-        path = job_path(args.out, name, result["seed"], "pt")
+        path = f"{job_path(args.out, name, result['seed'])}.pt"
         if result is best and os.path.exists(path):  # a finished run has been here before
             os.replace(path, best_path)
         remove(path)
@@ -419,11 +438,18 @@ def summarize(results):
     metric = first["metric"]
     values = [result["best"][metric] for result in results]
     mean = np.mean(values)
-    row = dict(metric=metric, rows=first["rows"], size=first["size"], values=values, mean=mean,
-               std=deviation(values), last=average(results, "last")[metric],
-               all_metrics=average(results, "best"),
-               f1_per_label=average(results, "f1_per_label"), majority=first["majority"],
-               bag_of_words=None)
+    row = dict(
+        metric=metric,
+        rows=first["rows"],
+        size=first["size"],
+        values=values,
+        mean=mean,
+        std=deviation(values),
+        last=average(results, "last")[metric],
+        all_metrics=average(results, "best"),
+        f1_per_label=average(results, "f1_per_label"),
+        majority=first["majority"],
+        bag_of_words=None)
     if "control" in first:
         controls = [result["control"] for result in results]
         bag_values = [control["best"][metric] for control in controls]
@@ -431,8 +457,11 @@ def summarize(results):
         predicted = [result["predicted"] for result in results]  # (seeds, n)
         bag_predicted = [control["predicted"] for control in controls]
         error = standard_error(metric, first["truth"], predicted, bag_predicted)
-        row |= dict(bag_of_words=bag_mean, bag_of_words_std=deviation(bag_values),
-                    over_bag=mean - bag_mean, over_bag_error=error)
+        row |= dict(
+            bag_of_words=bag_mean,
+            bag_of_words_std=deviation(bag_values),
+            over_bag=mean - bag_mean,
+            over_bag_error=error)
     return row
 
 
@@ -455,10 +484,6 @@ def print_results(content):
         print(f"\n{name}: parameters {row['size']['total']:,}, PoEP {row['size']['poep']:.2%}")
         print(f"{name}: {row['metric']} {show(row['mean'], row['std'])}, last weights "
               f"{row['last']:.2f}, majority class {row['majority']:.2f}")
-        scores = row["f1_per_label"]
-        if scores:
-            parts = [f"{label} {scores[label]:.1f}" for label in sorted(scores, key=scores.get)]
-            print(f"{name}: lowest F1 by class: {', '.join(parts[:MAX_NAMED])}")
         if row["bag_of_words"] is not None:
             bag = show(row["bag_of_words"], row["bag_of_words_std"])
             note = ""
@@ -467,7 +492,7 @@ def print_results(content):
             print(f"{name}: bag of words {bag}, difference {row['over_bag']:+.2f} ± "
                   f"{row['over_bag_error']:.2f}, its standard error over rows and seeds{note}")
     if "average" in content:
-        print(f"average over the tasks: {show(content['average'], content['average_std'])}")
+        print(f"average over the tasks: {content['average']:.2f}")
 
 
 def show(mean, std):
@@ -494,16 +519,16 @@ def build_parser():
                        help="a model with fresh weights, instead of --ckpt [HF §4.1]")
     p.add_argument("--from_scratch", action="store_true",
                    help="use the sizes and the hash of the checkpoint, with fresh weights")
-    add_run_flags(p.add_argument)
+    add_run_flags(p.add_argument, ("own", *TASKS, "glue", *SQUAD))
     p.set_defaults(compile=False)  # on an H200, two epochs of MRPC: 89 s with it, 34 s without
     return p
 
 
-def add_run_flags(add):
+def add_run_flags(add, tasks):
     """Add the flags of a task and its training by `add`, the add_argument of a parser."""
     # the task
-    add("--task", choices=("own", *TASKS, "glue", *SQUAD), default="own",
-        help="own: your files; glue: the paper's eight; pydoc: a docstring's module (default: own)")
+    add("--task", choices=tasks, default="own",
+        help="own: your files; pydoc: a docstring's module; glue: the paper's eight (default: own)")
     add("--data_dir",
         help="folder of original files, such as SST-2/train.tsv (default: the hub)")
     add("--train",
@@ -511,9 +536,9 @@ def add_run_flags(add):
     add("--dev",
         help="file of rows to score (default: a tenth of --train, which then does not train)")
     add_reader_flags(add)
-    add("--text", default="text",
+    add("--text",
         help="column of the text in your files, or A,B for two texts (default: text)")
-    add("--label", default="label", help="column of the label in your files (default: label)")
+    add("--label", help="column of the label in your files (default: label)")
     add("--regression", action="store_true", help="the labels in your files are numbers")
     add("--limit", type=at_least(1),
         help="number of training rows, drawn at random, the same for all seeds (default: all)")
@@ -530,7 +555,7 @@ def add_run_flags(add):
     add("--seeds", type=at_least(1), default=3, help="seeds per task (default: 3)")
     add("--seed", type=at_least(0), default=0, help="the first of the seeds (default: 0)")
     add("--eval_every", type=at_least(1),
-        help="steps between evaluations (default: half an epoch, rounded)")
+        help="steps between evaluations (default: half an epoch, rounded down)")
     # device and files
     add_device_flags(add)
     add("--cache", default="cache", help="folder of prepared texts (default: cache)")
@@ -543,16 +568,26 @@ def check_flags(args):
         raise InputError("--task: expected a task, or your own files as --train and --dev.")
     if args.train and args.task in ("glue", "pydoc"):
         raise InputError(f"--train: expected one task of files, got --task {args.task}.")
-    if args.dev and not args.train or args.train and not args.dev and args.task in SQUAD:
-        raise InputError("--train, --dev: expected both files, got one.")
-    columns = (args.text, args.label, args.regression)
-    if args.task != "own" and columns != ("text", "label", False):  # the defaults
+    if args.dev and not args.train:
+        raise InputError("--dev requires --train.")
+    if args.task in SQUAD and args.train and not args.dev:
+        raise InputError(f"--train with --task {args.task} requires --dev.")
+    if args.data_dir and args.train:
+        raise InputError("--data_dir, --train: expected one of them, got both.")
+    if reader_options(args) and not args.data_dir and not args.train:
+        raise InputError("--encoding, --sep and --header require --train or --data_dir.")
+    has_columns = args.text is not None or args.label is not None or args.regression
+    if args.task != "own" and has_columns:
         raise InputError("--text, --label, --regression: expected files of your own, got --task "
                          f"{args.task}.")
 
 
 def fill_flags(args, checkpoint, config):
     """Set the flags that were left out and follow from the model or from other flags."""
+    if args.text is None:
+        args.text = "text"
+    if args.label is None:
+        args.label = "label"
     is_small = config.width < 512
     if args.lr is None:
         args.lr = 1e-3 if is_small else 3e-5  # [HF Table 5]

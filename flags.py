@@ -1,6 +1,6 @@
 """Settings of pretrain.py: its flags, and where the value of a setting comes from.
 
-    args, start = parse_flags(["--emb", "pool", "--steps", "500"])
+    args, initial = parse_flags(["--emb", "pool", "--steps", "500"])
 
 A setting is a flag, a field of model.Config, or both. Where several of these set it, the last one
 counts: default, preset, what follows from other settings, checkpoint of --init_from, flag.
@@ -19,18 +19,18 @@ from data.corpus import name_data
 from data.rows import add_reader_flags
 from embeddings import EMBEDDINGS
 from model import CHOICES, PRESETS, Config, Model
-from objectives import OBJECTIVES
+from objectives import OBJECTIVES, SampledWords
 from tokenizer import HASHES, SPLITS
 
-DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
-DEFAULTS |= dict(
-    data="python", vocab=50_000, cache="cache", hash="lsh", features=50_000, hash_seed=0,
-    preset="tiny", alpha=25, coherent=0, mask=0.15, noise=0.10, samples=8_192, short=0.0,
-    schedule="linear", decay=0.01, beta2=0.999, clip=1.0, seed=0, device="auto", dtype="auto",
-    eval_every=1_000, save_every=1_000, quiet=False)
+# Fields of Config are settings too, those without a flag as well: head, order, grams and others.
 # None: not set, or choose_settings derives it from others
-UNSET = "split field encoding sep header key emb objective init_from lr_mlm compile workers out"
-DEFAULTS |= dict.fromkeys(UNSET.split())
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} | dict(
+    data="python", split=None, field=None, encoding=None, sep=None, header=None, vocab=50_000,
+    cache="cache", hash="lsh", features=50_000, key=None, hash_seed=0, preset="tiny", emb=None,
+    alpha=25, coherent=0, objective=None, mask=0.15, noise=0.10, samples=8_192, short=0.0,
+    init_from=None, lr_mlm=None, schedule="linear", decay=0.01, beta2=0.999, clip=1.0, seed=0,
+    device="auto", dtype="auto", compile=None, workers=None, out=None, eval_every=1_000,
+    save_every=1_000, quiet=False)
 # With --init_from these settings come from the other run, as the fields of Config do
 INHERITED = "preset split vocab hash features key hash_seed alpha coherent objective".split()
 HASHED = ("index", "chunks", "bits")  # code formats that --hash makes
@@ -40,36 +40,38 @@ PREDICTED = ("digest", "sketch")  # code formats that the default objective pred
 def parse_flags(argv=None, description=None):
     """Return all settings as a Namespace, and the checkpoint of --init_from or None."""
     flags = vars(build_parser(description).parse_args(argv))  # only those on the command line
-    start = None
+    initial = None
     inherited = {}
     if "init_from" in flags:
-        start = load_checkpoint(flags["init_from"])
-        inherited = inherit_settings(start, flags)
+        initial = load_checkpoint(flags["init_from"])
+        inherited = inherit_settings(initial, flags)
     args = choose_settings(flags, inherited)
     check_flags(args, flags)
     if args.out is None:
         args.out = name_output(args)
-    return args, start
+    return args, initial
 
 
-def inherit_settings(start, flags):
+def inherit_settings(initial, flags):
     """Return what the checkpoint of --init_from decides, a dict: the model, hashes and words.
 
     It does not decide about data, batch, steps and rates, which are those of its preset.
     """
-    run = start["run"]  # settings of pretrain.py, or results of finetune.py
+    run = initial["run"]  # settings of pretrain.py, or results of finetune.py
     source = f"--init_from {flags['init_from']}"
     if any(name not in run for name in INHERITED):
         raise InputError(f"{source}: expected a checkpoint of pretrain.py.")
     with blame(source, Exception):  # fields of an older Config
-        inherited = dataclasses.asdict(Config(**start["config"]))
+        inherited = dataclasses.asdict(Config(**initial["config"]))
     for name in INHERITED:
         inherited[name] = run[name]
     for name, value in flags.items():
-        may_differ = name in ("preset", "dropout")  # the weights fit all the same
-        if inherited.get(name, value) != value and not may_differ:
-            raise InputError(f"--{name}: expected {inherited[name]}, as in {source}, got {value}. "
-                             "Remove one of the two flags.")
+        if name in ("preset", "dropout"):  # the weights fit all the same
+            continue
+        if name in inherited and value != inherited[name]:
+            difference = "" if name == "key" else f", {inherited[name]}, got {value}"  # a secret
+            raise InputError(f"--{name}: expected that of {source}{difference}. Remove one of the "
+                             "two flags.")
     return inherited
 
 
@@ -86,6 +88,7 @@ def choose_settings(flags, inherited):
 
     # What a sequence is, and what a word is. A table with a row for each word has none for a new
     # word, so it reads pieces. Any word has a hash, so hashes read whole words
+    # a set: --split items, or without --split a preset of item sets
     is_set = args.split == "items" or (args.split is None and not args.order)
     if args.emb is None:
         args.emb = "bloom" if is_set else "proj"
@@ -100,14 +103,15 @@ def choose_settings(flags, inherited):
     args.order = args.split != "items"
 
     # What is predicted. A set has no order that shuffling could change
-    predicts_words = args.head != "sr" or not args.order
     if args.objective is None:
-        if code_format == "row" and predicts_words:
-            args.objective = "mlm"
-        elif code_format in PREDICTED or predicts_words:
+        if code_format in PREDICTED:
             args.objective = "hash-mlm"
-        else:
+        elif args.head == "sr" and args.order:
             args.objective = "sr"
+        elif code_format == "row":
+            args.objective = "mlm"
+        else:
+            args.objective = "hash-mlm"
     args.head = OBJECTIVES[args.objective].head
 
     # Sizes and rates that follow from these, unless they are fixed
@@ -121,18 +125,23 @@ def choose_settings(flags, inherited):
         follows["ffn"] = 4 * args.width
     if args.head != "sr" and args.lr_mlm is not None:
         follows["lr"] = args.lr_mlm
+    follows["features"] = max(args.features, num_hyperplanes(args))
     vars(args).update(follows | fixed)
-    # LSH needs a hyperplane for each bit or row. They are the rotations of one random vector of F
-    # numbers, so there are F of them (hashing.NgramLSH)
-    num_hyperplanes = args.rows if code_format == "index" else args.bits
-    args.features = max(args.features, num_hyperplanes)
     return args
+
+
+def num_hyperplanes(args):
+    """Return how many hyperplanes LSH needs: one for each bit or row.
+
+    They are the rotations of one random vector of F numbers, --features (hashing.NgramLSH).
+    """
+    if EMBEDDINGS[args.emb].code_format == "index":
+        return args.rows
+    return args.bits
 
 
 def check_flags(args, flags):
     """Raise InputError for settings that contradict each other, or flags that have no effect.
-
-    Flags that set a size of another method, such as --chunk, pass: they change nothing.
 
     Args:
         args: Namespace, all settings.
@@ -140,20 +149,39 @@ def check_flags(args, flags):
     """
     code_format = EMBEDDINGS[args.emb].code_format
     is_hashed = code_format in HASHED
-    if "hash" in flags and not is_hashed:
-        raise InputError(f"--hash: {args.emb} has no such hash. Use another --emb.")
-    if "key" in flags:  # it is for secrets
-        is_lsh = is_hashed and args.hash == "lsh" and args.head != "hash-mlm"
-        if is_lsh or code_format in ("row", "digest"):
-            raise InputError("--key requires --hash md5, a sketch, or --objective hash-mlm.")
-    if "vocab" in flags and args.split in ("regex", "space") and is_hashed:
-        raise InputError(f"--vocab: {args.emb} reads any word. Use --split bpe.")
-    if "mask" in flags and args.head == "sr":
-        raise InputError("--mask requires --objective mlm, sampled or hash-mlm.")
+    is_lsh = is_hashed and args.hash == "lsh"
+    is_sampled = issubclass(OBJECTIVES[args.objective], SampledWords)
+    predicts_hashes = args.head == "hash-mlm"
+    is_fixed = code_format in ("row", "digest")  # a vocabulary, which has rows and buckets
+    uses_key = not is_fixed and (not is_lsh or predicts_hashes)
+    uses_buckets = not is_fixed and (code_format == "sketch" or predicts_hashes)
+    # flag -> whether it has an effect, and what it requires
+    requirements = dict(
+        hash=(is_hashed, "--emb emb, pool, add, proj or linear"),
+        key=(uses_key, "--hash md5, a sketch, or --objective hash-mlm"),
+        bits=(code_format in ("bits", "chunks"), "--emb pool, add, proj or linear"),
+        chunk=(code_format == "chunks", "--emb pool"),
+        features=(is_lsh, "--hash lsh"),
+        rows=(code_format in ("index", "weighted", "ngrams"), "--emb emb, weighted or ngram"),
+        hashes=(code_format in ("digest", "sketch", "weighted") or predicts_hashes,
+                "--emb bloom, median, mean or weighted, or --objective hash-mlm"),
+        weights=(code_format == "weighted", "--emb weighted"),
+        buckets=(uses_buckets, "--emb median or mean, or --objective hash-mlm"),
+        alpha=(code_format == "digest", "--emb bloom"),
+        vocab=(is_fixed or args.split in ("bpe", "phrases"), "--split bpe"),
+        short=(args.order, "texts, not --split items"),
+        mask=(args.head != "sr", "--objective mlm, sampled or hash-mlm"),
+        noise=(args.head == "sr", "--objective sr"),
+        samples=(is_sampled, "--objective sampled"))
+    for name, (has_effect, requirement) in requirements.items():
+        if name in flags and not has_effect:
+            raise InputError(f"--{name} requires {requirement}; it has no effect on --emb "
+                             f"{args.emb} with --objective {args.objective}.")
+    if is_lsh and args.features < num_hyperplanes(args):
+        raise InputError(f"--features: expected {num_hyperplanes(args):,} at least, as many as "
+                         f"--bits, or --rows of --emb emb, got {args.features:,}.")
     if args.attn != "lsh" and any(name.startswith("lsh_") for name in flags):
         raise InputError("--lsh_... requires --attn lsh.")
-    if args.short > 0 and not args.order:
-        raise InputError("--short requires texts, got --split items.")
     with blame(), torch.device("meta"):
         config = Config.choose(vars(args))
         Model(config)  # takes no memory, and raises where sizes do not fit each other
@@ -213,8 +241,8 @@ def build_parser(description=None):
 
     group = parser.add_argument_group("words: every distinct word gets an ID [HF §3.1]")
     add("--data", "python: docstrings of the installed Python; stdlib: of its library; "
-        "python-names: sets of names; wikipedia or any hub ID; a file or folder; several, "
-        "joined by + (item sets default to python-names)", str)
+        "python-names: sets of names, the default for item sets; wikipedia or any hub ID; a file "
+        "or folder; several, joined by +", str)
     add("--split", "regex: runs of letters or punctuation; space: at white space; bpe: BPE pieces; "
         "phrases: frequent words and pairs, and pieces for the rest; items: item sets "
         "(default: regex, bpe with lookup, items with bloom)", SPLITS)
@@ -253,7 +281,7 @@ def build_parser(description=None):
     group = parser.add_argument_group(
         "Bloom digests: --emb bloom [SB §3.2]. Sketches: --emb median and mean [CM], weighted "
         "[SV], and --objective hash-mlm")
-    add("--alpha", "items that share a Bloom token, at most √N")
+    add("--alpha", "items that share a Bloom token, at most about √N / 2")
     add("--coherent", "Bloom maps that put items of a page together", index)
     add("--hashes", "m hashes of an item (default: 2), or k of a sketch (default: 5)",
         at_least(1, maximum=99))

@@ -35,7 +35,7 @@ import torch.nn.functional as F
 
 from bloom import SketchMap, beam_search, hash_logp
 from common import InputError, at_least, blame, find_device, load_checkpoint, run_script, send
-from data.batches import length_batches, pad_batch
+from data.batches import divide, length_batches, pad_batch
 from data.corpus import choose_columns, is_document, item_names
 from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
 from data.squad import V2, cut_windows, find_answers
@@ -48,7 +48,7 @@ MASK_WORD = SPECIALS[MASK]
 BATCH = 32  # rows; on a CPU 8 to 64 are best, as more have more padding
 MAX_UNKNOWN = 0.1  # share of the words of a text; above it there is a note
 NEAR_BITS = 1_024  # hash bits that neighbors compares at most
-PART = 256  # rows of a file that are predicted at a time
+PART = 256  # rows whose outputs are in memory at a time
 OUTPUT = ("prediction", "notes", "error")  # what --file adds to a row
 
 
@@ -97,30 +97,36 @@ class Predictor:
         checkpoint = load_checkpoint(path)
         with blame(path, Exception):
             self.model = load_model(checkpoint)
-            self.model.to(device).requires_grad_(False)
             self.config = self.model.config
             self.tokenizer = HashTokenizer.load(checkpoint["tokenizer"], self.config)
             self.set_candidates(checkpoint["words"])
+        self.model.to(device).requires_grad_(False)
         self.tokenizer.id_of_word[MASK_WORD] = MASK
         self.task = checkpoint.get("task", {})
         self.columns = self.task.get("texts", ["text"])
         self.truncate = truncate
 
     def set_candidates(self, words):
-        """Set what the methods search among, list[str]. A fixed vocabulary keeps its own items."""
+        """Set what the methods search among, list[str].
+
+            neighbors          words; those of a fixed vocabulary alone
+            fill_mask          the fixed vocabulary, which has a row for each word
+            predict_missing    the fixed vocabulary of a Bloom map, else words: any has hashes
+        """
         self.words = words
+        self.items = []  # of a head that predicts no words
+        self.candidates = None  # what neighbors compares, when it is first called
         if self.tokenizer.is_fixed:
             self.words = [word for word in words if word in self.tokenizer.id_of_word]
             self.items = self.tokenizer.words
             self.item_map = self.tokenizer.bloom_map
             self.id_of_item = self.tokenizer.id_of_word
-        elif self.config.head == "hash-mlm":  # any word has hashes
+        elif self.config.head == "hash-mlm":
             self.items = words
             self.item_map = SketchMap(self.tokenizer.sketch_targets(words), self.config.buckets)
             self.id_of_item = {word: i for i, word in enumerate(words, FIRST_WORD_ID)}
 
-    # Predictions: an example is a row as token IDs, an output is what the model says about it.
-    # Outputs come batch by batch, so each result is put in the place of its row
+    # Predictions: an example is a row as token IDs, an output is what the model says about it
 
     @takes_one_row
     def detect(self, rows):
@@ -131,11 +137,11 @@ class Predictor:
             spans: list[(start, end)], the characters of each word.
             probabilities: float (words, 3), in the order of objectives.KINDS.
         """
-        results = [None] * len(rows)
-        for i, example, logits in self.run(rows, "sr", self.model):  # (L, 3)
+        results = []
+        for example, logits in self.run(rows, "sr", self.model):  # (L, 3)
             num_read = len(example.ids) - 2  # without [CLS] and [SEP]
             probabilities = logits[1:1 + num_read].softmax(-1).cpu()
-            results[i] = (example.words[:num_read], example.spans[:num_read], probabilities)
+            results.append((example.words[:num_read], example.spans[:num_read], probabilities))
         return results
 
     @takes_one_row
@@ -146,8 +152,8 @@ class Predictor:
             For each [MASK] a list of the k best (word, probability). An item that the set shows is
             not among them.
         """
-        results = [None] * len(rows)
-        for i, example, logits in self.run(rows, "mlm", self.score_masks):  # (M, N)
+        results = []
+        for example, logits in self.run(rows, "mlm", self.score_masks):  # (M, N)
             if not self.config.order:
                 logits[:, example.ids] = -torch.inf  # what the set shows
             probabilities = logits[:, FIRST_WORD_ID:].softmax(-1)  # no special tokens
@@ -156,7 +162,7 @@ class Predictor:
             for values, numbers in zip(best.values.tolist(), best.indices.tolist()):
                 # an item that is left out has 0, or NaN if the set shows all items
                 masks.append([(self.items[n], p) for n, p in zip(numbers, values) if p > 0])
-            results[i] = masks
+            results.append(masks)
         return results
 
     @takes_one_row
@@ -170,15 +176,10 @@ class Predictor:
             scored: int, how many items the search scored to certify that these are the best.
             total: int, how many items there are.
         """
-        results = [None] * len(rows)
+        results = []
         # logits (M, m, m·R), or (M, k, R) for words
-        for i, example, logits in self.run(rows, "hash-mlm", self.score_masks):
-            shown = []  # numbers of items
-            if not self.config.order:
-                for name in example.words:
-                    if name in self.id_of_item:
-                        shown.append(self.id_of_item[name] - FIRST_WORD_ID)
-            exclude = torch.tensor([shown] * len(logits), dtype=torch.int64, device=logits.device)
+        for example, logits in self.run(rows, "hash-mlm", self.score_masks):
+            exclude = self.list_shown(example).to(logits.device).expand(len(logits), -1)  # (M, E)
             logp = hash_logp(logits, self.item_map)  # (M, m, R)
             # without a limit of rounds the search goes on until the k best are certified
             best, scores, _, num_scored = beam_search(
@@ -188,8 +189,17 @@ class Predictor:
                 # -1: fewer than k items are left
                 items = [(self.items[n], value) for n, value in zip(numbers, values) if n >= 0]
                 masks.append(dict(items=items, scored=scored, total=len(self.items)))
-            results[i] = masks
+            results.append(masks)
         return results
+
+    def list_shown(self, example):
+        """Return the numbers of the items that a set shows, int64 (E,); none for a text."""
+        shown = []
+        if not self.config.order:
+            for name in example.words:
+                if name in self.id_of_item:
+                    shown.append(self.id_of_item[name] - FIRST_WORD_ID)
+        return torch.tensor(shown, dtype=torch.int64)
 
     @takes_one_row
     def classify(self, rows, k=None):
@@ -200,14 +210,15 @@ class Predictor:
             one (name of the label column, number).
         """
         labels = self.task.get("labels")
-        results = [None] * len(rows)
-        for i, _, logits in self.run(rows, "classify", self.model):  # (labels,)
+        results = []
+        for _, logits in self.run(rows, "classify", self.model):  # (labels,)
             if labels is None:
                 mean, deviation = self.task["scale"]
-                results[i] = [(self.task["label"], logits.item() * deviation + mean)]
+                pairs = [(self.task["label"], logits.item() * deviation + mean)]
             else:
                 pairs = zip(labels, logits.softmax(-1).tolist())
-                results[i] = sorted(pairs, key=lambda pair: -pair[1])[:k]
+                pairs = sorted(pairs, key=lambda pair: -pair[1])[:k]
+            results.append(pairs)
         return results
 
     @takes_one_row
@@ -234,9 +245,9 @@ class Predictor:
     def embed(self, rows):
         """Return float32 (rows, d), the mean of the encoder's outputs for each; (d,) for one."""
         vectors = np.empty((len(rows), self.config.width), np.float32)
-        for i, example, outputs in self.run(rows, None, self.model.encode):  # (L·m, d)
+        for i, (example, outputs) in enumerate(self.run(rows, None, self.model.encode)):
             size = len(example.ids) * self.model.vectors_per_item  # the rest is padding
-            vectors[i] = outputs[:size].mean(0).cpu()
+            vectors[i] = outputs[:size].mean(0).cpu()  # outputs (L·m, d)
         return vectors
 
     @takes_one_row
@@ -250,15 +261,23 @@ class Predictor:
         Returns:
             A list of the k best (word, cosine). Among equals the more frequent word comes first.
         """
-        words = [self.read_word(word) for word in words]
-        x = self.word_vectors([*words, *self.words])
-        if not isinstance(self.tokenizer.hash, NgramLSH):
-            x = x - x[len(words):].mean(0)
-        x = F.normalize(x)
-        candidates = x[len(words):]  # (V, T) or (V, m·d)
+        queries = []  # as the tokenizer writes them
+        for text in words:
+            found, _ = self.tokenizer.split(text)
+            if len(found) != 1 or not is_known(self.tokenizer, found[0]):
+                raise InputError("expected one word that this model can compare, got "
+                                 f"{text!r:.60}.")
+            queries += found
+        if self.candidates is None:
+            x = self.word_vectors(self.words)  # (V, T) or (V, m·d)
+            self.mean = 0
+            if not isinstance(self.tokenizer.hash, NgramLSH):
+                self.mean = x.mean(0)
+            self.candidates = F.normalize(x - self.mean)
+        x = F.normalize(self.word_vectors(queries) - self.mean)
         results = []
-        for word, query in zip(words, x):
-            cosines = candidates @ query  # (V,)
+        for word, query in zip(queries, x):
+            cosines = self.candidates @ query  # (V,)
             best = cosines.argsort(descending=True, stable=True)[:k + 1].tolist()
             pairs = [(self.words[i], cosines[i].item()) for i in best if self.words[i] != word]
             results.append(pairs[:k])
@@ -293,12 +312,13 @@ class Predictor:
     # Rows to the outputs of the model
 
     def run(self, rows, head, forward):
-        """Yield the index, the Example and the output of each row, in the order of the batches."""
-        examples = self.read_all(rows, head)
-        inputs = [example.ids for example in examples]
-        for chosen, outputs in self.run_batches(inputs, forward):
-            for i, output in zip(chosen, outputs):
-                yield i, examples[i], output
+        """Yield the Example and the output of each row."""
+        for part in divide(self.read_all(rows, head), PART):
+            outputs = [None] * len(part)
+            for chosen, batch in self.run_batches([example.ids for example in part], forward):
+                for i, output in zip(chosen, batch):  # batches are sorted by length
+                    outputs[i] = output
+            yield from zip(part, outputs)
 
     def run_batches(self, inputs, forward):
         """Yield the indices of a batch of inputs of similar length, (B,), and its outputs.
@@ -349,9 +369,11 @@ class Predictor:
             raise ValueError(f"expected at most {length} positions, got "
                              f"{length + example.num_cut}. With truncate the start is read.")
         fills_masks = head in ("mlm", "hash-mlm")
-        if head is not None and fills_masks != (MASK in example.ids):
-            raise ValueError("expected [MASK] for a model that predicts masked words, and for no "
-                             f"other, got {row!r:.60}.")
+        has_mask = MASK in example.ids
+        if fills_masks and not has_mask:
+            raise ValueError(f"expected [MASK], which this model fills, got {row!r:.60}.")
+        if head is not None and has_mask and not fills_masks:
+            raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks.")
         return example
 
     def read_texts(self, row, head):
@@ -415,18 +437,12 @@ class Predictor:
         first, *others = re.split(r" ?\[MASK\]", text)
         words, spans = self.tokenizer.split(first)
         for part in others:
-            # subtle: BPE puts a space before a text, here before a line break that is left out
+            # subtle: BPE writes a space before any text. Prefix each part with a line break, so
+            # that the space is on it, and drop that piece
             more, places = self.tokenizer.split("\n" + part)
             words.append(MASK_WORD)
             words += [word for word, (start, _) in zip(more, places) if start > 0]
         return words, spans
-
-    def read_word(self, text):
-        """Return the only word of a text, as the tokenizer writes it; an InputError without one."""
-        words, _ = self.tokenizer.split(text)
-        if len(words) != 1 or not is_known(self.tokenizer, words[0]):
-            raise InputError(f"expected one word that this model can compare, got {text!r:.60}.")
-        return words[0]
 
 
 @functools.lru_cache(1 << 20)  # an LSH looks up each n-gram of a word
@@ -442,11 +458,11 @@ def print_result(predictor, row, result, k):
     """Print the result of a row, of Predictor.predict."""
     head = predictor.config.head
     if head == "sr":
-        print_words(row, *result, k)
+        print_words(predictor, row, *result, k)
     elif head == "classify":
-        print_pairs(result)
+        print_pairs(predictor, result)
     elif head == "span":
-        print_pairs([result])
+        print_pairs(predictor, [result])
     else:
         for number, found in enumerate(result, 1):
             title = f"[MASK] {number}"
@@ -455,19 +471,26 @@ def print_result(predictor, row, result, k):
                           "log-probabilities, certified: provably the best")
                 found = found["items"]
             print(title)
-            print_pairs(found)
+            print_pairs(predictor, found)
 
 
-def print_pairs(pairs):
+def clean(predictor, word):
+    """Return a word as people write it: BPE marks a space in its pieces by Ġ."""
+    if predictor.tokenizer.subwords is not None:
+        word = word.replace("Ġ", " ")
+    return word
+
+
+def print_pairs(predictor, pairs):
     """Print pairs (name, number), the names aligned at their right ends."""
     for name, value in pairs:
-        name = name.replace("Ġ", " ")  # the sign of a space in pieces of BPE
+        name = clean(predictor, name)
         if not name:
             name = "(no answer)"
         print(f"  {name:>16}   {value:.3f}")
 
 
-def print_words(text, words, spans, probabilities, k):
+def print_words(predictor, text, words, spans, probabilities, k):
     """Print a text with misplaced words as {word:kind}, then the k words least likely intact."""
     marked = ""
     last = 0  # the first character that is not in `marked` yet
@@ -480,7 +503,7 @@ def print_words(text, words, spans, probabilities, k):
     ranking = probabilities[:, 0].argsort(stable=True)
     for i in ranking[:k].tolist():
         intact, shuffled, random = probabilities[i].tolist()
-        print(f"  {words[i].replace('Ġ', ' '):>16}   intact {intact:5.1%}   "
+        print(f"  {clean(predictor, words[i]):>16}   intact {intact:5.1%}   "
               f"shuffled {shuffled:5.1%}   random {random:5.1%}")
 
 
@@ -515,7 +538,7 @@ def write_rows(args, predictor):
 
 
 def read_parts(rows):
-    """Yield lists of PART rows. The last is shorter, also where the file is damaged."""
+    """Yield lists of at most PART rows. A damaged file still gives the rows before the damage."""
     part = []
     try:
         for row in rows:
@@ -543,8 +566,10 @@ def read_file(args, predictor):
         names = list_names(args.columns)
     elif is_sets or (len(names) == 1 and names[0] not in examples):
         names = choose_columns(args.file, examples, None, is_sets)
+    if not examples:
+        raise InputError(f"{args.file}: expected rows, got none.")
     if not set(names) <= set(examples) or len(names) != len(predictor.columns):
-        raise InputError(f"{args.file}: expected the columns {', '.join(predictor.columns)}, got "
+        raise InputError(f"{args.file}: expected the columns {', '.join(names)}, got "
                          f"{', '.join(examples)}. Name {len(predictor.columns)} of them by --text.")
     print(f"columns: {', '.join(names)} of {args.file}", file=sys.stderr)
     for columns in rows:
@@ -577,7 +602,7 @@ def main(argv=None):
 def infer(args):
     """Check the flags, load the model, and print what it says."""
     file_flags = [args.vectors, args.columns, args.encoding, args.sep, args.header]
-    if args.file is None and file_flags != [None] * 5:
+    if args.file is None and any(flag is not None for flag in file_flags):
         raise InputError("--vectors, --text, --encoding, --sep and --header require --file.")
     if hasattr(sys.stdout, "reconfigure"):  # UTF-8, whatever the locale says
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
@@ -596,7 +621,7 @@ def infer(args):
     elif args.near is not None:
         for word, pairs in zip(args.near, predictor.neighbors(args.near, args.top_k)):
             print(word)
-            print_pairs(pairs)
+            print_pairs(predictor, pairs)
     else:
         rows = args.texts
         if len(predictor.columns) == 2:  # a pair is two texts
@@ -628,7 +653,7 @@ def build_parser():
              "a TEXT has [MASK], else models/english-detect.pt, which finds misplaced words)")
     add("--vectors", metavar="OUT.npy",
         help="write a vector for each row of --file, float32 (n, d), and print nothing")
-    add("--text", "--field", dest="columns", metavar="A[,B]",
+    add("--text", dest="columns", metavar="A[,B]",
         help="columns to read in --file (default: the task's, text, or the only one)")
     add_reader_flags(add)
     add("--truncate", action="store_true", help="cut texts too long for a pre-trained model")

@@ -9,11 +9,12 @@ import os
 from common import blame
 
 
-def draw_losses(folder, uniform_loss, unigram_loss):
+def draw_losses(folder, objective, uniform_loss, unigram_loss):
     """Draw the losses of a run over its steps, where matplotlib is installed.
 
     Args:
         folder: str, --out of pretrain.py. log.jsonl is read, and loss.png is written.
+        objective: str, of --objective. The training loss of sampled is an estimate.
         uniform_loss, unigram_loss: float, of guessing, and of knowing only frequencies.
 
     Returns:
@@ -23,20 +24,24 @@ def draw_losses(folder, uniform_loss, unigram_loss):
     try:
         from matplotlib.figure import Figure  # takes a while to import
     except ImportError:
-        return f"For a picture, {path}: pip install matplotlib, and start the same command again."
+        return (f"For a picture, {path}: pip install matplotlib, and rerun the same command: a "
+                "finished run only draws.")
     log_path = os.path.join(folder, "log.jsonl")
     with open(log_path) as file, blame(log_path, Exception):
         log = [json.loads(line) for line in file]
 
     figure = Figure(figsize=(6.4, 4))
     axis = figure.subplots()
-    for key, style, label in (("loss", "-", "training"), ("eval_loss", "o-", "held-out text")):
+    training = "training"
+    if objective == "sampled":
+        training = "training, estimated from samples"
+    for key, style, label in (("loss", "-", training), ("eval_loss", "o-", "held-out set")):
         rows = [row for row in log if key in row]
         steps = [row["step"] for row in rows]
         losses = [row[key] for row in rows]
         axis.plot(steps, losses, style, linewidth=1, markersize=3, label=label)
     axis.axhline(uniform_loss, color="gray", linestyle="--", label="uniform baseline")
-    axis.axhline(unigram_loss, color="gray", linestyle=":", label="frequencies alone")
+    axis.axhline(unigram_loss, color="gray", linestyle=":", label="unigram entropy")
     axis.set(xlabel="optimizer steps", ylabel="cross-entropy, nats")
     axis.legend()
     figure.savefig(path)

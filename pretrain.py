@@ -12,8 +12,8 @@
 
 One training step of the default run, B = 32 sequences of L = 128 positions, d = 128:
 
-    ids, noise, random      batches.get_batch(step, rows): a function of seed and step, so that a
-                            resumed run reads the same batches
+    ids, key_mask,          batches.get_batch(step, rows): a function of seed and step, so that a
+    noise, random_words     resumed run reads the same batches
     inputs, labels (B, L)   objective.corrupt: some words are shuffled, others are random. So far
                             nothing needs the model: workers of the DataLoader are steps ahead
     codes (B, L, T / 8)     model.codes[inputs]. Nothing is hashed here: each distinct word was
@@ -32,7 +32,6 @@ import os
 import shlex
 import signal
 import time
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,16 +42,16 @@ from torch.utils.data import DataLoader
 from common import InputError, autocast, blame, catch_signals
 from common import gather_from_ranks, load_checkpoint, lock_output, read_ranks, remove
 from common import resolve_device, run_script, save_checkpoint, sum_over_ranks
-from data.batches import Batches, ItemSetBatches, TextBatches, divide
+from data.batches import ItemSetBatches, TextBatches, divide
 from data.codes import build_codes, build_targets, build_tokenizer, list_vocabulary, load_tokenizer
 from data.codes import report_unknown
 from data.corpus import Corpus, prepare
 from data.rows import reader_options
-from flags import parse_flags
+from flags import DEFAULTS, INHERITED, parse_flags
 from model import Config, Model, count_operations, count_parameters, parameter_groups
 from objectives import OBJECTIVES
 from plot import draw_losses
-from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
+from tokenizer import FIRST_WORD_ID, MASK
 
 LOG = "log.jsonl"
 LOG_EVERY = 10  # steps
@@ -68,51 +67,73 @@ GPU_WORKERS = 4  # processes that make batches: a GPU takes them faster than one
 # seed of a step in common, unless they are longer than the stride
 SEED_STRIDE = 1_000_003
 RANK_STRIDE = 4_099  # the same for the ranks of a step
-# Settings that may change when a run resumes. The text behind --data is compared, not its path
-FREE = ("data field encoding sep header cache out device dtype compile micro workers eval_every "
-        "save_every quiet").split()
+# Settings that may change when a run resumes. data and how it is read are among them because
+# run["corpus"], a digest of the text, is compared instead: the same file may lie elsewhere
+MAY_CHANGE = ("data field encoding sep header cache out device dtype compile micro workers "
+              "eval_every save_every quiet").split()
 
 
-def train(args, start):
-    """Train with the settings args from start, a checkpoint or None; return the last evaluation."""
+def train(args, initial, rank, world, local_rank):
+    """Train a model; return the last evaluation.
+
+    Args:
+        args: Namespace, all settings.
+        initial: dict, the checkpoint of --init_from, or None.
+        rank, world, local_rank: int, as read_ranks returns them.
+    """
     # torchrun starts a process, a rank, for each GPU. Rank 0 alone prints and writes files
-    rank, world, local_rank = read_ranks()
     is_first = rank == 0
     device, dtype, use_compile = resolve_device(args, local_rank)
     host_group = join_ranks(args, world, device)
     args.quiet = args.quiet or not is_first
     args.micro = min(args.micro, args.batch // world)
 
-    # The same command resumes where its last checkpoint ends, --init_from starts another run
-    run = {name: value for name, value in vars(args).items() if name not in FREE}
-    if start is not None:
-        run["init_from"] = f"{os.path.normpath(args.init_from)} at step {start['step']}"
+    # `run` is what two processes must agree on to be one run. Settings are known now and checked
+    # now, before hours of preparation; the text and the Bloom map are known after load_data
+    run = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
+    if initial is not None:
+        run["init_from"] = f"{os.path.normpath(args.init_from)} at step {initial['step']}"
     path = os.path.join(args.out, "ckpt.pt")
-    saved = None
+    resumed = None  # the last checkpoint of this very run
     if os.path.exists(path):
-        saved = load_checkpoint(path)
-        refuse_another_run(path, saved, run)  # before hours of preparation
+        resumed = load_checkpoint(path)
+        refuse_another_run(path, resumed, run)
 
-    data = load_data(args, start)
-    config = data.config  # final: nothing changes it from here on
-    model, objective, optimizer = build(args, start, data, device)
-    run["corpus"] = data.corpus.meta["digest"]
-    if data.tokenizer.bloom_map is not None:
-        run["bloom"] = data.tokenizer.bloom_map.checksum()
+    corpus, tokenizer, config, codes, targets, batches = load_data(args, initial)
+    word_counts = corpus.counts[FIRST_WORD_ID:len(codes)]  # (V,) of each known word
+    run["corpus"] = corpus.meta["digest"]
+    if tokenizer.bloom_map is not None:
+        run["bloom"] = tokenizer.bloom_map.checksum()
+
+    # Model, objective and optimizer. The config is final: nothing changes it from here on
+    torch.manual_seed(args.seed)
+    model = Model(config)
+    if initial is not None:
+        model.load_state_dict(initial["model"])
+    model.to(device).train()
+    model.set_codes(codes)
+    if targets is not None:
+        targets = targets.to(device)
+    objective = OBJECTIVES[args.objective](
+        config, mask_rate=args.mask, noise_rate=args.noise, mask_id=MASK,
+        first_word_id=FIRST_WORD_ID, targets=targets, bloom_map=tokenizer.bloom_map,
+        num_samples=args.samples)
+    groups = parameter_groups(model, args.decay)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, args.beta2), fused=True)
 
     # Start from nothing, or where the checkpoint ends
     step = 0
     best = math.inf  # lowest eval_loss
     log_size = 0  # bytes of log.jsonl
-    if saved is not None:
-        refuse_another_run(path, saved, run)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step = saved["step"]
-        best = saved["best"]
-        log_size = saved["log_size"]
+    if resumed is not None:
+        refuse_another_run(path, resumed, run)
+        model.load_state_dict(resumed["model"])
+        optimizer.load_state_dict(resumed["optimizer"])
+        step = resumed["step"]
+        best = resumed["best"]
+        log_size = resumed["log_size"]
         if args.dtype == "auto":
-            dtype = saved["dtype"]
+            dtype = resumed["dtype"]
     log_path = os.path.join(args.out, LOG)
     if is_first:
         if step == 0:  # best.pt is of a run that ended before its first ckpt.pt
@@ -125,40 +146,46 @@ def train(args, start):
         model.encode = torch.compile(model.encode, dynamic=not config.order)
     ddp_model = model
     if world > 1:
-        state = [step, dtype, run]
-        if gather_from_ranks(state, host_group).count(state) < world:
+        states = gather_from_ranks([step, dtype, run], host_group)
+        if any(state != states[0] for state in states):
             raise InputError("--out, --cache: expected a folder that all nodes see, got ranks that "
                              "differ in steps, data, hashes or dtypes.")
         # takes the mean of the gradients over ranks, while backward still computes others
         ddp_model = DistributedDataParallel(model)
-    loader, held_out = read_batches(args, data.batches, objective, step, device)
+    rows = np.array_split(np.arange(args.batch), world)[rank]  # this rank's of a global batch
+    loader = build_loader(args, batches, objective, rows, step, device)
+    held_out = []  # corrupted once for all evaluations
+    held_out_rows = np.array_split(np.arange(batches.num_eval), world)[rank]
+    for part in divide(held_out_rows, args.micro):
+        held_out.append(objective.corrupt_batch(*batches.eval_batch(part)))
 
     # What is about to run, and the loss that theory expects of an untrained model
-    show(args, describe(args, model, data, world, f"{device}, {dtype}, compile {use_compile}"))
+    runtime = f"{device}, {dtype}, compile {use_compile}"
+    show(args, describe(args, model, corpus, batches, world, runtime))
     result, sums = evaluate(model, objective, held_out, dtype)
-    num_classes, unigram_loss = objective.expected_loss(data.word_counts, sums)
+    num_classes, unigram_loss = objective.expected_loss(word_counts, sums)
     uniform_loss = math.log(num_classes)
     show(args, f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
          f"{uniform_loss:.3f} = ln {num_classes:,}, frequencies alone {unigram_loss:.3f}")
-    frequent_words = data.corpus.frequent(50_000)  # infer.py searches among these
+    frequent_words = corpus.frequent(50_000)  # infer.py searches among these
 
-    def save(name, **state):
-        """Write a checkpoint of the run as it is now."""
+    def save(name, step, best, **state):
+        """Write a checkpoint of the run."""
         if is_first:
             save_checkpoint(
-                os.path.join(args.out, name), model, data.tokenizer.state(), run=run, dtype=dtype,
+                os.path.join(args.out, name), model, tokenizer.state(), run=run, dtype=dtype,
                 words=frequent_words, step=step, best=best, log_size=os.path.getsize(log_path),
                 **state)
 
     # -----------------------------------------------------------------------------
     # Training loop
     max_norm = args.clip if args.clip > 0 else math.inf  # inf: measured, not clipped
-    words = args.batch * data.batches.words_per_sequence  # of a step
+    words = args.batch * batches.words_per_sequence  # of a step
     operations = words * count_operations(model) / world  # of a step and device
-    was_finished = step == args.steps
     shown = time.perf_counter()  # when the last line of progress was printed
-    clock = shown  # when the timed steps began, after clock_step
-    clock_step = step
+    clock = shown  # when training went on after the last pause
+    train_seconds = 0.0  # of the steps since the last row of the log, without pauses
+    train_steps = 0  # their number
     with catch_signals() as signals:
         for micro_batches in loader:
             # Sum over the ranks, on the host: the scored positions of the whole batch, and the
@@ -167,7 +194,7 @@ def train(args, start):
             totals = sum_over_ranks(torch.tensor([num_scored, len(signals)]))
             num_scored, num_signals = totals.tolist()
             if num_signals > 0:
-                save("ckpt.pt", optimizer=optimizer.state_dict())
+                save("ckpt.pt", step, best, optimizer=optimizer.state_dict())
                 break
 
             # Dropout and sampled rows depend on seed, step and rank alone: a resumed run draws the
@@ -177,10 +204,8 @@ def train(args, start):
             if config.lsh_redraw:
                 model.redraw_hyperplanes(step_seed)
 
-            # The loss of a step is the mean over the scored positions of the whole batch: the sum
-            # of each micro-batch is divided by num_scored, and gradients add up. A mean of means
-            # would give a micro-batch with few scored positions too much weight.
-            # subtle: DDP takes the mean of the ranks' gradients. Times world it is their sum
+            # loss of a step = (sum of the losses of all ranks) / num_scored, not a mean of means.
+            # subtle: DDP divides gradients by world, hence the factor world
             num_scored = max(num_scored, 1)
             scale = world / num_scored
             optimizer.zero_grad()
@@ -198,13 +223,22 @@ def train(args, start):
                 group["lr"] = lr
             optimizer.step()
             step += 1
+            train_steps += 1
 
-            # Now and then log, evaluate and save. No other step waits for the GPU
+            # Now and then pause to log, evaluate or save. No other step waits for the GPU
             is_last = step == args.steps
-            if step % LOG_EVERY == 0 or is_last:
-                mean_loss = sum_over_ranks(total_loss.cpu()).item() / num_scored
-                # subtle: the clock is read after the loss, which waits for the GPU
-                seconds = (time.perf_counter() - clock) / (step - clock_step)  # of a step
+            is_logged = step % LOG_EVERY == 0 or is_last
+            is_evaluated = step % args.eval_every == 0 or is_last
+            is_saved = step % args.save_every == 0 or is_last
+            if not (is_logged or is_evaluated or is_saved):
+                continue
+            mean_loss = sum_over_ranks(total_loss.cpu()).item() / num_scored
+            # subtle: the clock is read after the loss, which waits for the GPU
+            train_seconds += time.perf_counter() - clock
+            if is_logged:
+                seconds = train_seconds / train_steps  # of a step
+                train_seconds = 0.0
+                train_steps = 0
                 gpu = {}
                 if device.type == "cuda":
                     gpu = measure_gpu(operations / seconds, dtype)
@@ -219,19 +253,17 @@ def train(args, start):
                     show(args, f"step {step:,} of {args.steps:,}: loss {mean_loss:.3f}, {speed}, "
                          f"{left} left")
                     shown = time.perf_counter()
-            if step % args.eval_every == 0 or is_last:
+            if is_evaluated:
                 result, _ = evaluate(model, objective, held_out, dtype)
                 write_log(log_path, step, result, is_first)
                 if result["eval_loss"] < best:
                     best = result["eval_loss"]
-                    save("best.pt")
+                    save("best.pt", step, best)
                 metrics = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
                 show(args, f"step {step:,}: {metrics}")
-            if step % args.save_every == 0 or is_last:
-                save("ckpt.pt", optimizer=optimizer.state_dict())
-            if step % LOG_EVERY == 0:  # evaluating and saving do not count for the next row
-                clock = time.perf_counter()
-                clock_step = step
+            if is_saved:
+                save("ckpt.pt", step, best, optimizer=optimizer.state_dict())
+            clock = time.perf_counter()
 
     # End
     if world > 1:
@@ -241,12 +273,11 @@ def train(args, start):
              "bit for bit on the same device, ranks, threads and --micro.")
         number = signals[0] if signals else signal.SIGTERM  # another rank received it
         raise SystemExit(128 + number)
-    word = "Finished before:" if was_finished else "Saved"
-    show(args, f"{word} {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
+    show(args, f"Saved {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
     if result["eval_loss"] >= unigram_loss:
         show(args, "warning: no better than frequencies alone. Use more --steps, or more text.")
     if is_first:
-        show(args, draw_losses(args.out, uniform_loss, unigram_loss))
+        show(args, draw_losses(args.out, args.objective, uniform_loss, unigram_loss))
     example = "the cat sat mat the on"  # which words are out of order?
     if objective.head != "sr":
         example = "the cat sat on the [MASK]"
@@ -274,57 +305,59 @@ def join_ranks(args, world, device):
 
 def refuse_another_run(path, saved, run):
     """Raise InputError unless the settings in run, a dict, are those of a saved checkpoint."""
-    changes = []
+    if "emb" not in saved["run"]:
+        raise InputError(f"{path}: expected a checkpoint of pretrain.py. Use another --out.")
+    changes = {}  # setting -> how it changed
     for name, value in run.items():
-        old = saved["run"].get(name)
+        old = saved["run"].get(name, DEFAULTS.get(name))  # an older run lacks a new setting
         if old != value:
-            changes.append(f"{name} was {old} and is {value}")
+            changes[name] = f"{name} was {old} and is {value}"
+            if name == "key":  # a secret
+                changes[name] = "key differs"
     if "optimizer" not in saved:  # such as a copy of best.pt
-        changes.append("it has no state of the optimizer")
+        changes["optimizer"] = "it has no state of the optimizer"
     if changes:
+        advice = "Use another --out."
+        if not any(name in INHERITED or name in saved["config"] for name in changes):
+            advice += f" There --init_from {os.path.dirname(path)} starts from these weights."
         raise InputError(f"{path}: expected a checkpoint of this run, got another: "
-                         f"{'; '.join(changes)}. Use another --out. There --init_from "
-                         f"{os.path.dirname(path)} starts from these weights, of the same sizes.")
+                         f"{'; '.join(changes.values())}. {advice}")
 
 
-class Data(NamedTuple):
-    """What load_data returns."""
+def load_data(args, initial):
+    """Prepare the corpus, make the config final, and hash each distinct word once.
 
-    corpus: Corpus
-    config: Config
-    tokenizer: HashTokenizer
-    codes: torch.Tensor  # integer (5 + V, C), by token ID
-    targets: torch.Tensor | None  # integer (5 + V, k), what hash-mlm predicts
-    word_counts: np.ndarray  # int (V,), how often each known word occurs
-    batches: Batches
-
-
-def load_data(args, start):
-    """Prepare the corpus, make the config final, and hash each distinct word once; return Data."""
+    Returns:
+        corpus: data.corpus.Corpus.
+        tokenizer: HashTokenizer.
+        config: model.Config.
+        codes: integer (5 + V, C), by token ID.
+        targets: integer (5 + V, k), what hash-mlm predicts; None for other objectives.
+        batches: data.batches.Batches.
+    """
     with blame():
         folder = prepare(args.data, args.split, args.cache, args.vocab, args.quiet, args.field,
                          **reader_options(args))
         corpus = Corpus(folder)
         config = finalize(args, corpus)
-        if start is None:
+        if initial is None:
             tokenizer = build_tokenizer(args, config, corpus)
         else:
-            tokenizer = load_tokenizer(start["tokenizer"], config, corpus)
+            tokenizer = load_tokenizer(initial["tokenizer"], config, corpus)
         codes = build_codes(config, tokenizer, corpus, args.quiet)
         targets = build_targets(config, tokenizer, corpus, codes)
     # a hash that was just fitted to this corpus knows it
-    if config.order and not args.quiet and (start is not None or tokenizer.is_fixed):
+    if config.order and not args.quiet and (initial is not None or tokenizer.is_fixed):
         report_unknown(tokenizer, corpus.words, corpus.counts)
 
-    word_counts = corpus.counts[FIRST_WORD_ID:len(codes)]
+    counts = corpus.counts[FIRST_WORD_ID:len(codes)]
+    sizes = [counts, config.length, args.batch, args.seed]
     with blame("--data, --batch, --length"):
         if config.order:
-            batches = TextBatches(corpus.ids, word_counts, config.length, args.batch, args.seed,
-                                  args.short)
+            batches = TextBatches(corpus.ids, *sizes, args.short)
         else:
-            batches = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(),
-                                     word_counts, config.length, args.batch, args.seed)
-    return Data(corpus, config, tokenizer, codes, targets, word_counts, batches)
+            batches = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), *sizes)
+    return corpus, tokenizer, config, codes, targets, batches
 
 
 def finalize(args, corpus):
@@ -340,45 +373,13 @@ def finalize(args, corpus):
     return config
 
 
-def build(args, start, data, device):
-    """Return model, objective and optimizer; the weights are those of start unless it is None."""
-    torch.manual_seed(args.seed)
-    model = Model(data.config)
-    if start is not None:
-        model.load_state_dict(start["model"])
-    model.to(device).train()
-    model.set_codes(data.codes)
-    targets = data.targets
-    if targets is not None:
-        targets = targets.to(device)
-    objective = OBJECTIVES[args.objective](
-        data.config, mask_rate=args.mask, noise_rate=args.noise, mask_id=MASK,
-        first_word_id=FIRST_WORD_ID, targets=targets, bloom_map=data.tokenizer.bloom_map,
-        num_samples=args.samples)
-    groups = parameter_groups(model, args.decay)
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, args.beta2), fused=True)
-    return model, objective, optimizer
+def build_loader(args, batches, objective, rows, step, device):
+    """Return a DataLoader of this rank's steps from `step` on.
 
-
-# -----------------------------------------------------------------------------
-# Batches of a rank
-
-
-def read_batches(args, batches, objective, step, device):
-    """Return this rank's corrupted micro-batches, lists of objectives.Batch.
-
-    The first result is a DataLoader with a list for each step from `step` on. The second is the
-    list of held-out micro-batches, corrupted once for all evaluations.
+    A step is a list of corrupted micro-batches, objectives.Batch, of `rows` of its global batch.
     """
-    rank, world, _ = read_ranks()
-    rows = np.array_split(np.arange(args.batch), world)[rank]  # of each global batch
-    held_out_rows = np.array_split(np.arange(batches.num_eval), world)[rank]
-    held_out = []
-    for part in divide(held_out_rows, args.micro):
-        held_out.append(objective.corrupt_batch(*batches.eval_batch(part)))
-
-    def read_step(step):
-        """Return the micro-batches of a step, the same whichever worker reads it."""
+    def corrupt_step(step):
+        """Return the micro-batches of a step, the same whichever worker makes them."""
         micro_batches = []
         for part in batches.divide_rows(step, rows, args.micro):
             micro_batches.append(objective.corrupt_batch(*batches.get_batch(step, part)))
@@ -388,13 +389,13 @@ def read_batches(args, batches, objective, step, device):
     num_workers = args.workers
     if num_workers is None:
         num_workers = GPU_WORKERS if is_gpu else 0
-    loader = DataLoader(
-        range(step, args.steps), batch_size=None, collate_fn=read_step,  # for each step a list
+    # the data set is the step numbers; collate_fn turns a number into its batches
+    return DataLoader(
+        range(step, args.steps), batch_size=None, collate_fn=corrupt_step,
         num_workers=num_workers, pin_memory=is_gpu,
         # a worker lives until this process ends it: torch would end it at SIGTERM
         worker_init_fn=lambda worker: signal.signal(signal.SIGTERM, signal.SIG_IGN),
         multiprocessing_context="fork" if num_workers > 0 else None)  # fork copies no corpus
-    return loader, held_out
 
 
 # -----------------------------------------------------------------------------
@@ -468,40 +469,33 @@ def show(args, text):
             print(text, flush=True)
 
 
-def describe(args, model, data, world, runtime):
+def describe(args, model, corpus, batches, world, runtime):
     """Return the first lines of a run, about its model, corpus and steps."""
     c = model.config
     size = count_parameters(model)
-    meta = data.corpus.meta
+    meta = corpus.meta
     lines = [
         f"model: emb {args.emb}, split {args.split}, objective {args.objective}, {c.layers} "
         f"layers, width {c.width}, length {c.length}, attention {args.attn}",
         f"parameters: {size['total']:,}; embedding {size['embedding']:,} "
         f"(PoEP {100 * size['poep']:.2f} %)",
         f"corpus: {meta['data']}, {meta['words']:,} words, {meta['distinct']:,} distinct, "
-        f"{meta['documents']:,} documents; {data.batches.num_eval:,} held-out sequences",
-        f"steps: {args.steps:,} = {args.steps / data.batches.steps_per_epoch:.1f} epochs, "
+        f"{meta['documents']:,} documents; {batches.num_eval:,} held-out sequences",
+        f"steps: {args.steps:,} = {args.steps / batches.steps_per_epoch:.1f} epochs, "
         f"lr {args.lr:g}, warm-up {args.warmup:,}",
         f"batch: {args.batch} = {world} ranks × {math.ceil(args.batch // world / args.micro)} "
         f"micro-batches of at most {args.micro}",
         f"device: {runtime}, torch {torch.__version__}, seed {args.seed}"]
-    if c.attn == "lsh" and c.dropout > 0:
-        lines.append("dropout: not of attention weights, with --attn lsh")
-    bloom_map = data.tokenizer.bloom_map
-    if bloom_map is not None:
-        lines.append(f"Bloom map: {bloom_map.n_items:,} items in {bloom_map.m} maps of "
-                     f"{bloom_map.buckets:,} buckets of {bloom_map.alpha}; with special tokens "
-                     f"{bloom_map.m * c.buckets:,} rows")
     return "\n".join(lines)
 
 
 def pretrain(argv):
     """Parse the flags, hold --out, and train; return the last evaluation."""
     commands = (__doc__ or "").split("\nOne training step")[0]  # no __doc__: python -OO
-    args, start = parse_flags(argv, description=commands)
-    rank, _, _ = read_ranks()
+    args, initial = parse_flags(argv, description=commands)
+    rank, world, local_rank = read_ranks()
     with lock_output(args.out, rank):  # another run may be saving the checkpoint there
-        return train(args, start)
+        return train(args, initial, rank, world, local_rank)
 
 
 def main(argv=None):

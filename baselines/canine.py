@@ -38,8 +38,7 @@ import torch.nn.functional as F
 
 from common import InputError, blame, fingerprint, resolve_device, run_script
 from common import write_json
-from data.squad import SQUAD
-from data.tasks import SequenceClassification, read_task
+from data.tasks import TASKS, SequenceClassification, read_task
 from finetune import add_run_flags, check_flags, check_out, fill_flags, print_results, summarize
 from finetune import score, train
 from model import Config, TransformerLayer, count_parameters
@@ -385,12 +384,12 @@ def released_names(config):
 def build_parser():
     """Return the parser of all flags: those of finetune.py, except --ckpt and --from_scratch."""
     p = argparse.ArgumentParser(
-        allow_abbrev=False, prog="canine.py", description=__doc__,
+        allow_abbrev=False, prog="python -m baselines.canine", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--preset", choices=tuple(SHAPES), default="canine",
                    help="size of a model with fresh weights (default: canine)")
     p.add_argument("--weights", help="folder of the released CANINE-C (default: fresh weights)")
-    add_run_flags(p.add_argument)
+    add_run_flags(p.add_argument, ("own", *TASKS))
     p.set_defaults(ckpt=None, from_scratch=False, pool="cls", compile=False)
     return p
 
@@ -398,10 +397,9 @@ def build_parser():
 def finetune_canine(args):
     """Fine-tune on one task with each seed, then write and print the means, as finetune.py does."""
     check_flags(args)
-    if args.task in ("glue", *SQUAD):
-        raise InputError(f"--task: expected one task with labels for CANINE, got {args.task}.")
-    if args.pool != "cls" or args.epochs == 0:
-        raise InputError("--pool, --epochs: expected cls, and 1 or more, for CANINE.")
+    if args.pool != "cls" or args.epochs == 0 or args.compile:
+        raise InputError("--pool, --epochs, --compile: expected cls, 1 or more, and none, for "
+                         "CANINE.")
     config = SHAPES[args.preset]
     weights = {}
     if args.weights:
@@ -423,12 +421,18 @@ def finetune_canine(args):
         torch.manual_seed(seed)  # for fresh weights and dropout
         labels = data["train"].num_outputs
         model = Canine(dataclasses.replace(config, labels=labels))
-        model.load_state_dict(model.state_dict() | weights)  # released weights have no head
+        state = model.state_dict()
+        state.update(weights)  # released weights have no head
+        model.load_state_dict(state)
         model.to(runtime.device)
         title = f"{args.task}, seed {seed}"
         best_weights, log = train(args, runtime, model, data, seed, args.lr, title)
-        result = score(runtime, model, data, best_weights, log)
-        results.append(result | dict(seed=seed, size=count_parameters(model)))
+        result = score(runtime, model, data, log)
+        last = result["best"]
+        if best_weights is not None:
+            model.load_state_dict(best_weights)
+            result = score(runtime, model, data, log)
+        results.append(result | dict(last=last, seed=seed, size=count_parameters(model)))
 
     # results
     content = dict(tasks={args.task: summarize(results)}, settings=settings)

@@ -155,7 +155,8 @@ def text_windows(num_ids, length):
         middle = end - max((end - start) // HELD_OUT, window_size)
         if middle - start < 2 * window_size:
             raise ValueError(f"expected at least {3 * window_size:,} words for windows of "
-                             f"{length}, got {num_ids:,}. Use shorter windows or more text.")
+                             f"{length}, got {num_ids:,}. Use shorter windows, more text, "
+                             "or --split bpe.")
         # one window fewer than fits: a shifted one must not reach into held-out text
         train.extend(range(start, middle - 2 * window_size + 1, window_size))
         held_out.extend(range(middle, end - window_size + 1, window_size))
@@ -186,7 +187,8 @@ class TextBatches(Batches):
         self.ids = ids
         self.short = short
         self.has_padding = short > 0
-        self.words_per_sequence = float(length - 1)
+        cut_size = (min(3, length) + length) / 2 - 2  # mean of read_step's, less [CLS] and [SEP]
+        self.words_per_sequence = (1 - short) * (length - 1) + short * cut_size
         self.starts, self.eval_starts = text_windows(len(ids), length)
         self.num_eval = len(self.eval_starts)
         self.steps_per_epoch = len(self.starts) // batch_size

@@ -44,8 +44,8 @@ class Task:
             files or of pydoc.
         metrics: list of str, keys of METRICS. The first one is the task's score.
         label_column: str.
-        folder: str, where the original files of a GLUE task are, or "" for other tasks. A label
-            there may be the number of a class, and -1 is a hidden label.
+        folder: str, where the original files of a task of GLUE are below --data_dir, or "" for
+            other tasks. A label there may be the number of a class, and -1 is a hidden label.
         renamed: dict, a column's name in the original files -> its name here and on the hub.
         dev_split: str, the split to score, as the original files call it.
         header: list of str, the columns of original files without a header line, or None.
@@ -191,7 +191,12 @@ def read_records(args, split, original, hub, columns=None):
     if path:
         return list(read_rows(path, columns, **reader_options(args))), path
     split = split.replace("dev", "validation")  # as the hub calls it
-    return list(read_hub(*hub, split=split)), f"{'/'.join(hub)}, {split}"
+    source = f"{'/'.join(hub)}, {split}"
+    try:
+        return list(read_hub(*hub, split=split)), source
+    except InputError as error:
+        raise InputError(f"{error} Without the hub, use --data_dir, or --train and "
+                         "--dev.") from error
 
 
 # --------------------------------------------------------------------------------------------------

@@ -235,7 +235,8 @@ def test_fine_tuning_starts_from_released_weights(flags, tmp_path, monkeypatch):
     ("--pool mean", "pool"),  # only the first position is trained to classify
     ("--epochs 0", "--epochs"),  # nothing is saved that could be scored
     ("--weights .", "config.json"),  # a folder without a release
-    ("--task squad", "--task: expected one task with labels"),  # no answers
+    ("--task squad", "--task: invalid choice"),  # no answers
+    ("--compile", "--compile: expected"),  # it would change nothing
 ])
 def test_flags_that_do_not_fit_are_refused(more, fragment, flags):
     assert_refused(canine.main, [*flags, *more.split()], fragment)

@@ -58,6 +58,14 @@ def test_run_script_error_of_the_program_keeps_its_traceback():
         common.run_script("pretrain.py", raise_error, ValueError("x"))
 
 
+def test_run_script_whose_reader_leaves_ends_quietly():
+    code = "import common; common.run_script('x.py', lambda: print('x' * 99_999))"
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as run:
+        run.stdout.close()
+        assert run.stderr.read() == b""
+
+
 def test_run_script_prints_what_the_encoding_lacks():
     code = "import common; common.run_script('x.py', print, 'F1 ± 3')"
     environment = os.environ | dict(PYTHONIOENCODING="ascii")
@@ -93,6 +101,11 @@ def test_device_that_is_not_here_is_refused(name):
         common.find_device(name)
 
 
+def test_one_gpu_for_all_ranks_is_refused():
+    with pytest.raises(InputError, match="^--device: expected cuda, one for each rank"):
+        common.find_device("cuda:0", local_rank=1)
+
+
 @pytest.mark.parametrize("feature, dtype", [("avx512_bf16", "bfloat16"), ("avx2", "float32")])
 def test_dtype_auto_follows_the_processor(monkeypatch, feature, dtype):
     # raising=False: torch 2.8 has no such function
@@ -106,10 +119,13 @@ def test_dtype_auto_is_float32_where_torch_cannot_say(monkeypatch):
     assert not common.has_fast_bfloat16(torch.device("cpu"))
 
 
-def test_several_ranks_require_the_variables_of_torchrun(monkeypatch):
+@pytest.mark.parametrize("missing", ["RANK", "LOCAL_RANK"])
+def test_several_ranks_require_the_variables_of_torchrun(monkeypatch, missing):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(InputError, match="^WORLD_SIZE: requires RANK. Start"):
+    monkeypatch.delenv(missing)
+    with pytest.raises(InputError, match=f"^WORLD_SIZE: requires {missing}. Start"):
         common.read_ranks()
 
 

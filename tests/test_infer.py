@@ -116,7 +116,8 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
 
 @pytest.mark.parametrize("name, call, message", [
     ("detect", lambda p: p.fill_mask("a [MASK]"), "a model with head mlm, got one with sr"),
-    ("detect", lambda p: p.detect("the [MASK]"), "expected [MASK] for a model that predicts"),
+    ("detect", lambda p: p.detect("the [MASK]"), "expected no [MASK]. Remove it"),
+    ("fill", lambda p: p.fill_mask("the cat"), "expected [MASK], which this model fills"),
     ("detect", lambda p: p.detect("a " * 63), "expected at most 64 positions, got 65"),
     ("detect", lambda p: p.detect(["a", " "]), "row 2: expected words, got none"),
     ("detect", lambda p: p.embed(["a", ["b"]]), "row 2: expected text (text), got ['b']"),
@@ -263,6 +264,30 @@ def test_neighbors_of_other_hashes_are_the_largest_cosines(untrained):
     expected = [p.words[i] for i in best]
     assert list(words) == expected
     assert found == pytest.approx(values.tolist(), abs=1e-4)
+
+
+def test_neighbors_hash_the_candidates_once(untrained, monkeypatch):
+    p = untrained["classify"]
+    p.set_candidates(p.words)
+    sizes = []
+    word_vectors = p.word_vectors
+
+    def record(words):
+        sizes.append(len(words))
+        return word_vectors(words)
+
+    monkeypatch.setattr(p, "word_vectors", record)
+    p.neighbors("cats")
+    p.neighbors(["cats", "mat"])
+    assert sizes == [len(p.words), 1, 2]
+
+
+def test_sign_of_a_space_is_printed_as_a_space_for_pieces_alone(untrained, capsys):
+    infer.print_pairs(untrained["fill"], [("Ġcat", 1.0)])
+    infer.print_pairs(untrained["classify"], [("Ġcat", 1.0)])
+    pieces, words = capsys.readouterr().out.splitlines()
+    assert "Ġ" not in pieces
+    assert "Ġcat" in words
 
 
 @pytest.mark.parametrize("name", ["detect", "classify"])
@@ -413,7 +438,8 @@ def test_file_is_read_as_training_reads_it(
 
 @pytest.mark.parametrize("model, content, flags, message", [
     ("classify", TABLE, [], "expected one column of text, got n, title, body"),
-    ("classify", TABLE, ["--text", "gone"], "got n, title, body. Name 1 of them by --text"),
+    ("classify", TABLE, ["--text", "gone"], "the columns gone, got n, title, body. Name 1 of them"),
+    ("answer", "", [], "expected rows, got none"),
     ("answer", TABLE, [], "expected the columns question, context, got n, title, body"),
     ("classify", "text,notes\na,b\n", [], "expected no column prediction, notes, error"),
     ("fixed_set", "order,item\n7,x\n", [], "got order, item. Name 1 of them by --text"),

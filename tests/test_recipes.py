@@ -9,7 +9,7 @@ import pytest
 import pretrain
 from model import Config
 from tests.commands import RUNS, list_run_commands, split_command
-from tests.support import assert_refused
+from tests.support import assert_refused, run_main
 
 
 def resolve(flags):
@@ -107,7 +107,7 @@ def test_flags_resolve_to_words_embedding_objective_and_out(flags, expected):
     ("--split phrases", dict(vocab=1_000_000)),
     ("--steps 50", dict(warmup=5)),
     ("--steps 50 --warmup 0", dict(warmup=0)),
-    ("--emb emb --rows 777 --features 9", dict(features=777)),
+    ("--emb emb --rows 70000", dict(features=70_000)),
     ("--preset hashformer --emb lookup --objective mlm", dict(lr=1e-4)),
 ])
 def test_sizes_and_recipe_resolve_to(flags, expected):
@@ -126,6 +126,14 @@ def test_sizes_and_recipe_resolve_to(flags, expected):
     ("--vocab 9", ["--vocab", "proj"]),
     ("--mask 0.5", ["--mask requires --objective mlm"]),
     ("--lsh_bands 2", ["requires --attn lsh"]),
+    ("--noise 0.3 --emb median", ["--noise requires --objective sr"]),
+    ("--samples 5", ["--samples requires --objective sampled"]),
+    ("--chunk 3", ["--chunk requires --emb pool"]),
+    ("--alpha 7", ["--alpha requires --emb bloom"]),
+    ("--buckets 7 --emb bloom", ["--buckets requires --emb median"]),
+    ("--rows 9", ["--rows requires --emb emb"]),
+    ("--features 999 --hash md5", ["--features requires --hash lsh"]),
+    ("--features 9", ["--features: expected 128 at least"]),
     ("--key secret", ["--key requires --hash md5"]),
     ("--coherent 3 --split items", ["--coherent", "3"]),
     ("--split items --short 0.1", ["--short", "items"]),
@@ -143,6 +151,13 @@ def test_flags_that_contradict_are_refused_before_any_file_is_made(tmp_path, fla
 def test_init_from_with_another_size_or_hash_is_refused(sr_run, flag, value):
     flags = ["--init_from", sr_run, f"--{flag}", value]
     assert_refused(pretrain.main, flags, f"--{flag}: expected", "--init_from", f"got {value}")
+
+
+def test_init_from_with_another_key_does_not_print_it(sr_run):
+    flags = ["--init_from", sr_run, "--key", "guess"]
+    done = run_main(pretrain.main, *flags)
+    assert "--key: expected" in done.err
+    assert "guess" not in done.err
 
 
 def test_init_from_may_cut_another_share_of_windows(sr_run):
