@@ -316,7 +316,7 @@ class Model(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
         if c.order and not self.positions.weight.is_meta:  # meta tensors have no numbers
-            std = POSITION_SCALE * self.embedding.initial_std(c)
+            std = POSITION_SCALE * self.embedding.initial_std()
             self.positions.weight.data.copy_(std * sinusoids(*self.positions.weight.shape))
 
     @property

@@ -343,7 +343,7 @@ def test_sinusoids_match_hand_example():
 def test_positions_start_as_sinusoids_at_one_ratio_to_words(emb):
     """2.25 standard deviations of a word's vector, which test_embeddings.py measures."""
     net = tiny_model(emb=emb)
-    std = net.embedding.initial_std(net.config)
+    std = net.embedding.initial_std()
     expected = 2.25 * std * model.sinusoids(9, 12)
     assert_near(net.positions.weight, expected)
 
