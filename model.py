@@ -150,7 +150,7 @@ SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2
 BERT_LSH = dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="upper", layers=2,
                 width=128, heads=2, ffn=512, length=512, rows=32_000, types=2, vocab=31_995)
 # A preset has the sizes of a paper's model and the recipe that trains it: values of Config's fields
-# and of pretrain.py's flags, by their names. flags.py reads those that are no fields: batch, lr, ...
+# and of pretrain.py's flags, by their names. flags.py reads what is no field: batch, lr.
 # micro: sequences a device holds at once. lr_mlm: the learning rate of mlm, sampled and hash-mlm
 PRESETS = {
     # Ours, for two cores
