@@ -79,14 +79,6 @@ def test_bloom_map_is_the_same_on_every_machine():
     assert BloomMap(10_007, 13, seed=3).checksum() == "e785400f"  # after swaps
 
 
-def test_random_order_sorts_by_the_published_numbers_of_splitmix64():
-    """With the seed 0 they are 0, E220..., 6E78..., 06C4..."""
-    i = np.arange(4, dtype=np.uint64)
-    numbers = bloom.mix_bits(i * bloom.GOLDEN_STEP)
-    assert numbers.tolist() == [0, 0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert bloom.random_order(4).tolist() == [0, 3, 2, 1]
-
-
 def test_bloom_map_state_is_its_seed():
     bloom_map = BloomMap(1_009, 11, 3, seed=4)
     text = json.dumps(bloom_map.state())

@@ -114,13 +114,6 @@ def test_sketch_hash_functions_are_independent():
             assert abs(chi_square - freedom) < 5 * math.sqrt(2 * freedom)
 
 
-def test_multiplicative_hash_functions_are_not_independent():
-    """The family h_j(x) = x · prime_j mod R: a pair that collides once collides always."""
-    x = np.arange(20_000)
-    pairs = set(zip(x * 31 % 23, x * 37 % 23))
-    assert len(pairs) == 23  # of 23² = 529
-
-
 def test_bits_to_chunks_reads_binary_digits():
     """Erratum [HF §3.4]: the paper's example of 12 bits has 11. 15 bits are the most."""
     bits = np.array([list("10100100001")]).astype(np.uint8)
