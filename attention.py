@@ -331,7 +331,8 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
             outside, which changes their sum little.
         impl: "dense": the literal formula. "blocks": bucket by bucket, in float32 or float64; on a
             GPU do not allow TF32, which rounds log c to 10 bits. "flex": FlexAttention, for a GPU,
-            where it requires a C compiler and heads of at least 16. "auto": see choose_impl.
+            where it requires a C compiler, heads of at least 16, and hash buckets below 2^62.
+            "auto": see choose_impl.
 
     Returns:
         float (B, H, L, e), differentiable. A row whose every key is padding is 0.
