@@ -5,30 +5,17 @@ Sources:
     [BL] Li & Yip 2024, BERT-LSH
 Out of scope: causal masks; cross-attention, since q, k and v have one length.
 Deviations:
-    1. The paper fills a dense matrix of scores. lsh_attention_blocks, for a CPU, and
-       lsh_attention_flex, for a GPU, compute the scores of colliding pairs alone. The result is the
-       same, up to rounding.
+    1. The paper fills a dense matrix of scores. The fast forms compute the scores of colliding
+       pairs alone. The result is the same, up to rounding.
     2. Hyperplanes are drawn once, and again where you call SelfAttention.redraw. The authors' code
        draws them in every forward pass.
     3. The default is pairs="all". The authors' code has "upper".
-    4. SelfAttention trains without dropout of the weights of LSH attention: FlexAttention has none.
-       lsh_attention has it, but with fill="zero" lsh_attention_blocks drops keys of the query's
-       bucket alone. The literal formula also drops keys outside, which changes their sum little.
+    4. LSH attention is trained without attention dropout.
 Notation:
-    B batch   H heads   L positions   e head size   d hidden size   N = B·H·L rows
-    n hash functions   r hyperplanes of a function ("bands" in the paper)   m buckets of a function
+    B batch   H heads   L positions   e head size   d hidden size   i query   j key
+    n hash functions   r hyperplanes of a function ("bands" in the paper)
     hq, hk hash buckets of queries and keys, int64 (B, H, n, L)
-    G buckets of a group   x queries and y keys of a bucket   c keys outside a bucket
-    i query   j key   s score
 Demo: python attention.py
-
-The whole idea in one example. One query has the score s = ln 3 with the only key in its bucket.
-Two keys lie outside, where the paper's score is 0. The three values are 1, 2, 3:
-
-    literal formula        weights exp(s), exp(0), exp(0) = 3, 1, 1  (3·1 + 1·2 + 1·3) / 5 = 1.6
-    bucket and extra key   weights exp(s), exp(ln 2) = 3, 2          (3·1 + 2·2.5)     / 5 = 1.6
-
-The extra key stands for the c = 2 keys outside. Its score is ln c, its value is their mean, 2.5.
 """
 
 import functools
@@ -43,14 +30,7 @@ from torch.nn.attention import flex_attention as flex
 
 FILLS = ("zero", "mask")  # a pair that does not collide has the score 0, or no weight
 PAIRS = ("all", "upper")  # each pair has its own score, or (j, i) has that of (i, j), i <= j
-NO_SCORE = -1e30  # score of a key that does not count; finite, because -inf · 0 is NaN
-NO_BUCKET = 2**62  # bucket of padding in lsh_attention_flex: it sorts last, and no query has it
-# These sizes change the speed, and the result by rounding alone (with dropout, see deviation 4)
-MAX_FORMULA_BF16 = 1024  # positions up to which bfloat16 on a CPU takes the formula, not the kernel
-MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
-MAX_PRODUCT = 64  # queries of a bucket up to which attend takes the formula, not PyTorch's kernel
-FLEX_BLOCK = 128  # queries, and keys, of a block of FlexAttention
-MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
+MAX_FORMULA_BF16 = 1024  # positions up to which full_attention of bfloat16 on a CPU is the formula
 
 
 # Attention over all pairs
@@ -113,19 +93,21 @@ def draw_hyperplanes(num_heads, num_functions, num_hyperplanes, head_size, num_b
     """Sample the random hyperplanes and coefficients of simhash.
 
     Args:
-        num_heads, num_functions, num_hyperplanes, head_size, num_buckets: int, H, n, r, e and m.
+        num_heads, num_functions, num_hyperplanes, head_size, num_buckets: int, H, n, r, e and
+            the number of hash buckets.
         generator: torch.Generator on the CPU, so that a seed gives the same hash functions on every
             device. None takes PyTorch's own.
 
     Returns:
-        planes float32 (H, n, r, e), standard normal, and coef int64 (H, n, r), uniform in [0, m).
+        planes float32 (H, n, r, e), standard normal, and coef int64 (H, n, r), uniform in
+        [0, num_buckets).
 
     Raises:
         ValueError: A number is 0. Without hyperplanes all vectors would share a bucket.
     """
     sizes = (num_heads, num_functions, num_hyperplanes, head_size, num_buckets)
     if min(sizes) < 1:
-        raise ValueError(f"hyperplanes: expected H, n, r, e and m of at least 1, got {sizes}.")
+        raise ValueError(f"hyperplanes: expected sizes of at least 1, got {sizes}.")
     shape = (num_heads, num_functions, num_hyperplanes)
     planes = torch.randn(*shape, head_size, generator=generator, dtype=torch.float32, device="cpu")
     coef = torch.randint(num_buckets, shape, generator=generator, device="cpu")
@@ -136,9 +118,10 @@ def draw_hyperplanes(num_heads, num_functions, num_hyperplanes, head_size, num_b
 def simhash(x, planes, coef, num_buckets):
     """Return the hash buckets of vectors. [BL §2.1]
 
-    A vector's bucket is the sum, mod m, of coef over the hyperplanes that the vector lies above:
+    A vector's bucket is the sum, mod num_buckets, of coef over the hyperplanes that the vector lies
+    above:
 
-        coef of 3 hyperplanes    9      12     3       bucket, m = 16
+        coef of 3 hyperplanes    9      12     3       bucket, num_buckets = 16
         a vector lies            above  above  below   (9 + 12) mod 16 = 5
         another lies             above  below  above   (9 + 3)  mod 16 = 12
 
@@ -147,10 +130,11 @@ def simhash(x, planes, coef, num_buckets):
     Args:
         x: float (B, H, L, e). A vector with NaN is above no hyperplane, so it has bucket 0.
         planes, coef: float32 (H, n, r, e) and int64 (H, n, r), from draw_hyperplanes.
-        num_buckets: int, m.
+        num_buckets: int.
 
     Returns:
-        int64 (B, H, n, L) in [0, m), computed in float32 under any autocast, without a gradient.
+        int64 (B, H, n, L) in [0, num_buckets), computed in float32 under any autocast, without a
+        gradient.
 
     Raises:
         ValueError: planes or coef has another size, or planes is rounded: in bfloat16 they would
@@ -175,15 +159,15 @@ def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
 
     A random hyperplane passes between two vectors with probability angle/π, so they lie on the
     same side of all r hyperplanes of a function with probability p = (1 - angle/π)^r.
-    Otherwise their sums still agree with probability 1/m. The paper prints p + 1/m, which can
-    exceed 1.
+    Otherwise their sums still agree with probability 1/num_buckets. The paper prints
+    p + 1/num_buckets, which can exceed 1.
 
     Args:
         angle: float or tensor, angle between the vectors in radians.
-        num_hyperplanes, num_buckets, num_functions: int, r, m and n.
+        num_hyperplanes, num_buckets, num_functions: int, r, the number of hash buckets, and n.
 
     Returns:
-        1 - (1 - P)^n with P = p + (1 - p)/m.
+        1 - (1 - P)^n with P = p + (1 - p)/num_buckets.
     """
     p = (1 - angle / math.pi) ** num_hyperplanes
     P = p + (1 - p) / num_buckets
@@ -203,10 +187,21 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
                             dropout=0.0):
     """Return LSH attention by the literal formula. [BL §2.2.2]
 
-    A pair that does not collide has the score 0 with fill="zero". With fill="mask" it has no
-    weight, except that a position always attends to itself. With pairs="upper", the score of query
-    i and key j, i <= j, also serves query j and key i.
-    The arguments are those of lsh_attention.
+    Args:
+        q, k, v: float (B, H, L, e).
+        hq, hk: int64 (B, H, n, L), hash buckets of queries and keys, from simhash with the same
+            hyperplanes.
+        fill: "zero": a pair that does not collide has the score 0, as in the paper, so its weight
+            is exp(0) = 1 before normalization. "mask": it has no weight, but a position always
+            attends to itself.
+        pairs: "all": each pair has its own score. "upper": <q_i, k_j> and its collision for i <= j
+            also serve (j, i), as in the authors' code. Then the result differs from full attention
+            even if all pairs collide.
+        key_mask: bool (B, L), True = attend, or None.
+        dropout: share of the attention weights set to 0. Pass it in training only.
+
+    Returns:
+        float (B, H, L, e). A row whose every key is padding is 0.
     """
     check_choices(fill, pairs)
     L, e = q.shape[2:]
@@ -227,26 +222,117 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
     return F.dropout(weights, dropout) @ v
 
 
+def check_choices(fill, pairs):
+    """Raise a ValueError unless fill and pairs are among FILLS and PAIRS."""
+    if fill not in FILLS:
+        raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
+    if pairs not in PAIRS:
+        raise ValueError(f"pairs: expected all or upper, got {pairs!r}.")
+
+
+# A layer to copy
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention over all pairs, or over colliding pairs. [V §3.2.2] [BL Alg. 1]
+
+    Under torch.compile LSH attention is a graph break. To train in bfloat16 use torch.autocast: the
+    hyperplanes, buffers that are saved with the weights, have to stay float32.
+
+    Args:
+        hidden_size, num_heads: int, d and H. d is a multiple of H.
+        attn: "full" or "lsh". The arguments after dropout are for "lsh" alone.
+        dropout: share of the attention weights that training sets to 0, for "full" alone.
+        num_functions, num_hyperplanes, num_buckets, generator: n, r and more, as in
+            draw_hyperplanes.
+        fill, pairs: as in lsh_attention.
+
+    Shape:
+        x float (B, L, d) and key_mask bool (B, L), True = attend, or None, to float (B, L, d).
+
+    Raises:
+        ValueError: A choice is unknown, or a number for simhash is 0.
+
+    Example:
+        layer = SelfAttention(512, 8, attn="lsh")
+        y = layer(torch.randn(2, 1024, 512))
+    """
+
+    def __init__(self, hidden_size, num_heads, *, attn="full", dropout=0.0, num_functions=1,
+                 num_hyperplanes=8, num_buckets=256, fill="zero", pairs="all", generator=None):
+        super().__init__()
+        if attn not in ("full", "lsh"):
+            raise ValueError(f"attn: expected full or lsh, got {attn!r}.")
+        check_choices(fill, pairs)
+        self.num_heads = num_heads
+        self.attn = attn
+        self.dropout = dropout
+        self.num_buckets = num_buckets
+        self.fill = fill
+        self.pairs = pairs
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
+        if attn == "lsh":
+            shape = (num_heads, num_functions, num_hyperplanes)
+            planes = torch.empty(*shape, hidden_size // num_heads, dtype=torch.float32)
+            self.register_buffer("planes", planes)  # (H, n, r, e)
+            self.register_buffer("coef", torch.empty(shape, dtype=torch.int64))  # (H, n, r)
+            self.redraw(generator)
+
+    def redraw(self, generator=None):
+        """Draw new hyperplanes and coefficients, in place, for attn="lsh" alone. [BL §2.1]"""
+        assert self.attn == "lsh", 'redraw: requires attn="lsh"'
+        planes, coef = draw_hyperplanes(*self.planes.shape, self.num_buckets, generator)
+        self.planes.copy_(planes)
+        self.coef.copy_(coef)
+
+    def project(self, x):
+        """Return queries, keys and values, each (B, H, L, e), of x (B, L, d)."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, L, 3, H, e)
+        return qkv.permute(2, 0, 3, 1, 4).unbind()
+
+    def hash_buckets(self, q, k):
+        """Return the hash buckets of queries and of keys, each int64 (B, H, n, L). [BL §2.1]"""
+        hq = simhash(q, self.planes, self.coef, self.num_buckets)
+        hk = simhash(k, self.planes, self.coef, self.num_buckets)
+        return hq, hk
+
+    def forward(self, x, key_mask=None):
+        """Map x (B, L, d) to (B, L, d)."""
+        q, k, v = self.project(x)
+        if self.attn == "full":
+            dropout = self.dropout if self.training else 0.0
+            a = full_attention(q, k, v, key_mask=key_mask, dropout=dropout)
+        else:
+            hq, hk = self.hash_buckets(q, k)
+            a = lsh_attention(  # without dropout, as FlexAttention has none
+                q, k, v, hq, hk, fill=self.fill, pairs=self.pairs, key_mask=key_mask)
+        return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)
+
+
+# The same result, faster. If the literal formula is all you need, stop here
+
+
+NO_SCORE = -1e30  # score of a key that does not count; finite, because -inf · 0 is NaN
+# These sizes change the speed, and the result by rounding alone (with dropout, see lsh_attention)
+MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
+MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
+
+
 @torch.compiler.disable  # shapes depend on the data; lsh_attention_flex compiles its own kernel
 def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, dropout=0.0,
                   impl="auto"):
     """Return attention with the scores of pairs that collide. [BL Alg. 1]
 
     Args:
-        q, k, v: float (B, H, L, e).
-        hq, hk: int64 (B, H, n, L), hash buckets of queries and keys, from simhash with the same
-            hyperplanes.
-        fill: "zero": a pair that does not collide has the score 0, as in the paper, so its weight
-            is exp(0) = 1 before normalization. "mask": it has no weight, but a position always
-            attends to itself.
-        pairs: "all": each pair has its own score. "upper": <q_i, k_j> and its collision for i <= j
-            also serve (j, i), as in the authors' code. Then the result differs from full attention
-            even if all pairs collide.
-        key_mask: bool (B, L), True = attend, or None.
-        dropout: share of the attention weights set to 0. Pass it in training only.
+        q, k, v, hq, hk, fill, pairs, key_mask: as in lsh_attention_reference.
+        dropout: share of the attention weights set to 0. Pass it in training only. With fill="zero"
+            "blocks" drops keys of the query's bucket alone. The literal formula also drops keys
+            outside, which changes their sum little.
         impl: "dense": the literal formula. "blocks": bucket by bucket, in float32 or float64; on a
             GPU do not allow TF32, which rounds log c to 10 bits. "flex": FlexAttention, for a GPU,
-            where it requires a C compiler and heads of at least 16. "auto": see choose_impl.
+            where it requires a C compiler, heads of at least 16, and hash buckets below 2^62.
+            "auto": see choose_impl.
 
     Returns:
         float (B, H, L, e), differentiable. A row whose every key is padding is 0.
@@ -301,94 +387,22 @@ def choose_impl(q, n, pairs, dropout):
     return "blocks"
 
 
-def check_choices(fill, pairs):
-    """Raise a ValueError unless fill and pairs are among FILLS and PAIRS."""
-    if fill not in FILLS:
-        raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
-    if pairs not in PAIRS:
-        raise ValueError(f"pairs: expected all or upper, got {pairs!r}.")
+@functools.cache
+def has_compiler():
+    """Return whether a C compiler for FlexAttention is here; warn once if none is."""
+    if shutil.which("gcc") or shutil.which("clang"):
+        return True
+    warnings.warn("LSH attention: found no C compiler for FlexAttention. It runs bucket by bucket, "
+                  "which is slower on a GPU.")
+    return False
 
 
-# A layer to copy
+# Bucket by bucket, for one hash function and pairs="all"
 
 
-class SelfAttention(nn.Module):
-    """Multi-head self-attention over all pairs, or over colliding pairs. [V §3.2.2] [BL Alg. 1]
-
-    Under torch.compile LSH attention is a graph break. To train in bfloat16 use torch.autocast: the
-    hyperplanes, buffers that are saved with the weights, have to stay float32.
-
-    Args:
-        hidden_size, num_heads: int, d and H. d is a multiple of H.
-        attn: "full" or "lsh". The arguments after dropout are for "lsh" alone.
-        dropout: share of the attention weights that training sets to 0, for "full" alone.
-        num_functions, num_hyperplanes, num_buckets, generator: n, r, m, as in draw_hyperplanes.
-        fill, pairs: as in lsh_attention.
-
-    Shape:
-        x float (B, L, d) and key_mask bool (B, L), True = attend, or None, to float (B, L, d).
-
-    Raises:
-        ValueError: A choice is unknown, or a number for simhash is 0.
-
-    Example:
-        layer = SelfAttention(512, 8, attn="lsh")
-        y = layer(torch.randn(2, 1024, 512))
-    """
-
-    def __init__(self, hidden_size, num_heads, *, attn="full", dropout=0.0, num_functions=1,
-                 num_hyperplanes=8, num_buckets=256, fill="zero", pairs="all", generator=None):
-        super().__init__()
-        if attn not in ("full", "lsh"):
-            raise ValueError(f"attn: expected full or lsh, got {attn!r}.")
-        check_choices(fill, pairs)
-        self.num_heads = num_heads
-        self.attn = attn
-        self.dropout = dropout
-        self.num_buckets = num_buckets
-        self.fill = fill
-        self.pairs = pairs
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
-        self.out = nn.Linear(hidden_size, hidden_size)
-        if attn == "lsh":
-            shape = (num_heads, num_functions, num_hyperplanes)
-            planes = torch.empty(*shape, hidden_size // num_heads, dtype=torch.float32)
-            self.register_buffer("planes", planes)  # (H, n, r, e)
-            self.register_buffer("coef", torch.empty(shape, dtype=torch.int64))  # (H, n, r)
-            self.redraw(generator)
-
-    def redraw(self, generator=None):
-        """Draw new hyperplanes and coefficients, in place, for attn="lsh" alone. [BL §2.1]"""
-        planes, coef = draw_hyperplanes(*self.planes.shape, self.num_buckets, generator)
-        self.planes.copy_(planes)
-        self.coef.copy_(coef)
-
-    def project(self, x):
-        """Return queries, keys and values, each (B, H, L, e), of x (B, L, d)."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, L, 3, H, e)
-        return qkv.permute(2, 0, 3, 1, 4).unbind()
-
-    def hash_buckets(self, q, k):
-        """Return the hash buckets of queries and of keys, each int64 (B, H, n, L). [BL §2.1]"""
-        hq = simhash(q, self.planes, self.coef, self.num_buckets)
-        hk = simhash(k, self.planes, self.coef, self.num_buckets)
-        return hq, hk
-
-    def forward(self, x, key_mask=None):
-        """Map x (B, L, d) to (B, L, d)."""
-        q, k, v = self.project(x)
-        if self.attn == "full":
-            dropout = self.dropout if self.training else 0.0
-            a = full_attention(q, k, v, key_mask=key_mask, dropout=dropout)
-        else:
-            hq, hk = self.hash_buckets(q, k)
-            a = lsh_attention(  # without dropout: deviation 4
-                q, k, v, hq, hk, fill=self.fill, pairs=self.pairs, key_mask=key_mask)
-        return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)
-
-
-# The same result, faster, for one hash function and pairs="all": bucket by bucket. If the literal
-# formula is all you need, stop here
+# N = B·H·L rows   G buckets of a group   x queries and y keys of a bucket
+# hash bucket: a number of hq or hk   bucket: a hash bucket of one sequence, numbered 0, 1, 2, ...
+MAX_PRODUCT = 64  # queries of a bucket up to which attend takes the formula, not PyTorch's kernel
 
 
 def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
@@ -396,14 +410,20 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
 
     Dense attention over a query's bucket and one extra key is exact. With fill="zero" the extra key
     stands for the c keys outside the bucket: they have score 0 and weigh c · exp(0) = exp(log c)
-    together, so its score is log c and its value is their mean. With fill="mask" it is the key at
-    the query's own position, if that is in another bucket.
+    together, so its score is log c and its value is their mean. Here a query has the score ln 3
+    with the only key in its bucket, two keys lie outside, and the values are 1, 2, 3:
+
+        literal formula        weights exp(ln 3), exp(0), exp(0) = 3, 1, 1  (3·1 + 1·2 + 1·3) / 5
+        bucket and extra key   weights exp(ln 3), exp(ln 2) = 3, 2          (3·1 + 2·2.5)     / 5
+
+    Both are 1.6. With fill="mask" the extra key is that at the query's own position, if it is in
+    another bucket.
 
     The memory grows with L, not L², even if all positions share a bucket. With dropout, however,
     attend holds an (x, y) matrix of a bucket.
 
-    The shapes depend on the data, so the host waits twice for a GPU: for the number of buckets, in
-    `unique`, and for their sizes, in group_buckets.
+    The shapes depend on the data, so the host waits for a GPU: for the range of hash buckets, for
+    the number of buckets, in `unique`, and for their sizes, in group_buckets.
     """
     B, H, L, e = q.shape
     N = B * H * L
@@ -413,11 +433,11 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
     v = v.to(dtype)
 
     # 1. Number the buckets, and find the extra key of each query
-    bucket, num_buckets = number_buckets(hq, hk, key_mask)
-    extra_score, extra_value = find_extra_key(q, k, v, bucket, num_buckets, key_mask, fill)
+    bucket, num_occurring = number_buckets(hq, hk, key_mask)
+    extra_score, extra_value = find_extra_key(q, k, v, bucket, num_occurring, key_mask, fill)
 
     # 2. Gather the rows of the buckets, those of similar size in one group
-    queries, keys = group_buckets(bucket.flatten(1), num_buckets)  # row numbers
+    queries, keys = group_buckets(bucket.flatten(1), num_occurring)  # row numbers
     scaled_q = q / math.sqrt(e)
     q_groups = gather_groups(scaled_q, queries)
     k_groups = gather_groups(k, keys)
@@ -462,9 +482,11 @@ def attend(q, k, v, is_key, extra_score, extra_value, dropout, fill):
     scores = q @ k.transpose(1, 2)  # (G, x, y)
     scores = scores.masked_fill(~is_key, NO_SCORE)
     weights = torch.cat([scores, extra_score], 2).softmax(2)  # (G, x, y + 1)
-    inside, extra = F.dropout(weights, dropout).tensor_split([-1], 2)
+    dropped = F.dropout(weights, dropout)
+    inside = dropped[..., :-1]  # (G, x, y)
+    extra = dropped[..., -1:]  # (G, x, 1)
     if fill == "zero":
-        extra = weights[..., -1:]  # (G, x, 1)
+        extra = weights[..., -1:]
     return inside @ v + extra * extra_value
 
 
@@ -472,7 +494,7 @@ def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
     """Return attend by PyTorch's kernel, which holds no matrix of scores (G, x, y + 1).
 
     The kernel has no scores of our own, so the product q kᵀ must give them, in two more columns.
-    The example of the header with e = 1, and one key of padding:
+    The example of lsh_attention_blocks with e = 1, and one key of padding:
 
                    column 0   e         e + 1    product with the query     weight
         query      1          1         ln 2
@@ -485,13 +507,13 @@ def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
     """
     e = q.shape[2]
     num_zeros = -(e + 2) % 4  # on a GPU the kernel wants a width that is a multiple of 4
-    q = torch.cat([q, torch.ones_like(extra_score), extra_score], 2)
+    q = torch.cat([q, torch.ones_like(extra_score), extra_score], 2)  # columns e and e + 1
     q = F.pad(q, (0, num_zeros))  # (G, x, width)
     padding_score = NO_SCORE * ~is_key.transpose(1, 2)  # (G, y, 1)
-    k = torch.cat([k, padding_score], 2)
-    k = F.pad(k, (0, 1 + num_zeros, 0, 1))  # (G, y + 1, width)
+    k = torch.cat([k, padding_score], 2)  # column e
+    k = F.pad(k, (0, 1 + num_zeros, 0, 1))  # column e + 1 and zeros, and the row of the extra key
     k[:, -1, e + 1] = 1
-    v = F.pad(v, (0, 2 + num_zeros, 0, 1))  # (G, y + 1, width)
+    v = F.pad(v, (0, 2 + num_zeros, 0, 1))  # columns e and e + 1 and zeros, and that row
     v[:, -1, e] = 1
     # the kernel wants a dimension of heads
     out = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], scale=1.0)
@@ -522,32 +544,37 @@ def number_buckets(hq, hk, key_mask):
     Returns:
         bucket int64 (2, B, H, L), of queries and keys; and how many there are, int. Padding has the
         last bucket, without queries.
+
+    Raises:
+        ValueError: The hash buckets have a range with which labels would overflow.
     """
     B, H, _, L = hq.shape
     h = torch.stack([hq, hk]).squeeze(3)  # (2, B, H, L)
-    h = h - h.min()
-    span = h.max() + 1  # h is in 0 .. span - 1, so the labels of two sequences differ
+    low, high = torch.stack(h.aminmax()).tolist()
+    span = high - low + 1  # h - low is in 0 .. span - 1, so the labels of two sequences differ
+    if B * H * span >= 2**63:
+        raise ValueError(f"hq, hk: expected a range of less than 2^63 / (B · H), got {span}.")
     sequence = torch.arange(B * H, device=h.device).view(B, H, 1)
-    labels = sequence * span + h  # (2, B, H, L)
+    labels = sequence * span + (h - low)  # (2, B, H, L)
     is_padding = ~key_mask.unsqueeze(1)  # (B, 1, L)
     labels[1].masked_fill_(is_padding, B * H * span)
     occurring, bucket = labels.unique(return_inverse=True)
     return bucket, len(occurring)
 
 
-def find_extra_key(q, k, v, bucket, num_buckets, key_mask, fill):
+def find_extra_key(q, k, v, bucket, num_occurring, key_mask, fill):
     """Return the score (B, H, L, 1) and value (B, H, L, e) of each query's extra key.
 
     Without one, the score is NO_SCORE and the value is 0.
 
     Args:
         q, k, v: float32 or float64 (B, H, L, e).
-        bucket: int64 (2, B, H, L), the bucket of each query, and of each key, below num_buckets.
+        bucket: int64 (2, B, H, L), the bucket of each query, and of each key, below num_occurring.
         key_mask: bool (B, L), False = padding.
     """
     is_key = key_mask[:, None, :, None]  # (B, 1, L, 1)
     if fill == "zero":
-        count, mean = average_outside(v, is_key, bucket, num_buckets)
+        count, mean = average_outside(v, is_key, bucket, num_occurring)
         score = count.log().clamp(min=NO_SCORE)
         return score, mean
     is_extra = is_key & (bucket[0] != bucket[1]).unsqueeze(3)  # (B, H, L, 1)
@@ -556,7 +583,7 @@ def find_extra_key(q, k, v, bucket, num_buckets, key_mask, fill):
     return score, v.masked_fill(~is_extra, 0.0)
 
 
-def average_outside(v, is_key, bucket, num_buckets):
+def average_outside(v, is_key, bucket, num_occurring):
     """Return how many keys are outside each query's bucket, (B, H, L, 1), and their mean value.
 
     A sum outside is the sum of the sequence minus that of the bucket. The difference loses digits
@@ -566,7 +593,7 @@ def average_outside(v, is_key, bucket, num_buckets):
     v = F.pad(v, (0, 1), value=1.0)  # (B, H, L, e + 1), the last column counts keys
     v = v.masked_fill(~is_key, 0.0)
     rows = v.flatten(0, 2)  # (N, e + 1)
-    sums = rows.new_zeros(num_buckets, rows.shape[1]).index_add(0, bucket_k, rows)
+    sums = rows.new_zeros(num_occurring, rows.shape[1]).index_add(0, bucket_k, rows)
     inside = sums.index_select(0, bucket_q).view_as(v)
     outside = v.sum(2, keepdim=True) - inside
     count = outside[..., -1:].detach()
@@ -596,23 +623,27 @@ def group_buckets(bucket, num_occurring):
     Returns:
         queries, list of int64 (G, x), and keys, list of int64 (G, y), one of each for a group.
     """
-    # in each of these, row 0 is about the queries and row 1 about the keys
-    rows = bucket.argsort(1)  # (2, N), bucket by bucket
-    count = bucket.new_zeros(2, num_occurring).scatter_add(1, bucket, torch.ones_like(bucket))
-    first = count.cumsum(1) - count  # the place in rows where a bucket begins
-    sizes = count.cpu()  # the host waits for a GPU
+    rows_q, first_q, count_q = sort_by_bucket(bucket[0], num_occurring)
+    rows_k, first_k, count_k = sort_by_bucket(bucket[1], num_occurring)
+    sizes = torch.stack([count_q, count_k]).cpu()  # (2, num_occurring); the host waits for a GPU
 
     queries = []
     keys = []
-    for group in split_by_size(sizes):  # (G,), numbers of buckets
+    for group in split_by_size(sizes):  # (G,), buckets
         x, y = sizes[:, group].amax(1).tolist()
         # subtle: else the host would wait for the GPU once more for each group
         group = group.to(bucket.device, non_blocking=bucket.is_cuda)
-        first_q, first_k = first[:, group]  # (G,) each
-        count_q, count_k = count[:, group]
-        queries.append(pad_buckets(rows[0], first_q, count_q, x))
-        keys.append(pad_buckets(rows[1], first_k, count_k, y))
+        queries.append(pad_buckets(rows_q, first_q[group], count_q[group], x))
+        keys.append(pad_buckets(rows_k, first_k[group], count_k[group], y))
     return queries, keys
+
+
+def sort_by_bucket(bucket, num_occurring):
+    """Return the rows (N,) by bucket, and for each bucket where its rows begin and how many."""
+    rows = bucket.argsort()
+    count = bucket.new_zeros(num_occurring).scatter_add(0, bucket, torch.ones_like(bucket))
+    first = count.cumsum(0) - count
+    return rows, first, count
 
 
 def split_by_size(sizes):
@@ -662,7 +693,11 @@ def gather_groups(x, groups):
     return [part.unflatten(0, group.shape) for part, group in zip(parts, groups)]
 
 
-# The same result on a GPU, by FlexAttention: no shape depends on the data, so the host never waits
+# On a GPU, by FlexAttention: no shape depends on the data, so the host never waits
+
+
+FLEX_BLOCK = 128  # queries, and keys, of a block of FlexAttention
+NO_BUCKET = 2**62  # hash bucket of padding: it sorts last, and no query has it
 
 
 def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
@@ -677,13 +712,13 @@ def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
     N = B * H * L
     kernel = compile_flex() if q.is_cuda else attend_flex
     is_padding = ~key_mask.unsqueeze(1)  # (B, 1, L)
-    bucket_q = hq.squeeze(2)  # (B, H, L)
-    bucket_k = hk.squeeze(2).masked_fill(is_padding, NO_BUCKET)
+    hash_q = hq.squeeze(2)  # (B, H, L)
+    hash_k = hk.squeeze(2).masked_fill(is_padding, NO_BUCKET)
     v = v.masked_fill(is_padding.unsqueeze(3), 0.0)
 
-    # 1. Sort the rows by bucket, attend within buckets, and put the queries back in order
-    sorted_q, order_q = bucket_q.sort()
-    sorted_k, order_k = bucket_k.sort()
+    # 1. Sort the rows by hash bucket, attend within buckets, and put the queries back in order
+    sorted_q, order_q = hash_q.sort()
+    sorted_k, order_k = hash_k.sort()
     blocks = find_blocks(sorted_q, sorted_k)
     inside, lse = kernel(
         take_rows(q, order_q),
@@ -692,19 +727,20 @@ def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
         blocks)
     place = order_q.argsort()
     inside = take_rows(inside, place)
-    lse = lse.gather(2, place).unsqueeze(3)  # (B, H, L, 1), -inf for a bucket without keys,
-    inside = inside.masked_fill(lse == -torch.inf, 0.0)  # where the result may be NaN
+    lse = lse.gather(2, place).unsqueeze(3)  # (B, H, L, 1)
+    # a bucket without keys has lse -inf, and its result may be NaN
+    inside = inside.masked_fill(lse == -torch.inf, 0.0)
 
-    # 2. Find the extra key of each query. The number of a bucket is the row where its sorted keys
-    # start: 0 and 2 for the buckets 4 and 7, if the first sequence has the sorted keys 4 4 7 7 7.
-    # All buckets without keys have the number N, which is no row
-    start_q = torch.searchsorted(sorted_k, bucket_q)  # a place in its sequence, 0 to L
-    end_q = torch.searchsorted(sorted_k, bucket_q, right=True)
-    start_k = torch.searchsorted(sorted_k, bucket_k)
+    # 2. Find the extra key of each query. Number a bucket by the first of its sorted keys, counted
+    # over all sequences: 0 and 2 for the hash buckets 4 and 7, if the first sequence has the keys
+    # 4 4 7 7 7. Buckets without keys share the number N
+    start_q = torch.searchsorted(sorted_k, hash_q)  # a place in its sequence, 0 to L
+    end_q = torch.searchsorted(sorted_k, hash_q, right=True)
+    start_k = torch.searchsorted(sorted_k, hash_k)
     first_row = torch.arange(0, N, L, device=q.device).view(B, H, 1)  # of each sequence
-    number_q = (first_row + start_q).masked_fill(start_q == end_q, N)
-    number_k = first_row + start_k
-    bucket = torch.stack([number_q, number_k])  # (2, B, H, L)
+    bucket_q = (first_row + start_q).masked_fill(start_q == end_q, N)
+    bucket_k = first_row + start_k
+    bucket = torch.stack([bucket_q, bucket_k])  # (2, B, H, L)
     extra_score, extra_value = find_extra_key(
         q.float(), k.float(), v.float(), bucket, N + 1, key_mask, fill)
 
@@ -768,16 +804,6 @@ def compile_flex():
     return torch.compile(attend_flex)
 
 
-@functools.cache
-def has_compiler():
-    """Return whether a C compiler for FlexAttention is here; warn once if none is."""
-    if shutil.which("gcc") or shutil.which("clang"):
-        return True
-    warnings.warn("LSH attention: found no C compiler for FlexAttention. It runs bucket by bucket, "
-                  "which is slower on a GPU.")
-    return False
-
-
 def main():
     """Print which pairs of queries and keys collide."""
     generator = torch.Generator().manual_seed(0)
@@ -787,7 +813,7 @@ def main():
     hq = simhash(q, planes, coef, 64)
     hk = simhash(k, planes, coef, 64)
     print("12 positions in 3 groups of 4 similar vectors. Rows are queries, columns are keys.\n"
-          "Vectors on the same side of r = 4 random hyperplanes share one of m = 64 buckets;\n"
+          "Vectors on the same side of r = 4 random hyperplanes share one of 64 buckets;\n"
           "similar vectors usually do, unless a hyperplane passes between them.\n"
           "#  query and key share a bucket: LSH attention computes their score   .  it does not\n")
     for row in collisions(hq, hk)[0, 0].tolist():

@@ -12,8 +12,8 @@ Deviations:
     3. The beam width doubles. The paper's grows by B.
 Notation:
     N items   m hashes of an item   R buckets of a map   alpha items of a bucket
-    P positions, the places of a batch where an item is asked for   k items returned   B beam width
-    C candidates   E excluded items   S rows of a map's block in a model: R, and special tokens
+    s special tokens   P positions, the places of a batch where an item is asked for
+    k items returned (the top k)   B beam width   C candidates   E excluded items
 Demo: python bloom.py
 
 A model gives a probability to each of the R buckets of each map. The score of an item adds the
@@ -77,7 +77,7 @@ class ItemMap:
 
 
 class SketchMap(ItemMap):
-    """Words and their buckets by k hash functions, as hashing.sketch_index returns them. [CM]
+    """Words and their buckets by m hash functions, as hashing.sketch_index returns them. [CM]
 
     Words may share all their buckets.
     """
@@ -102,16 +102,21 @@ class BloomMap(ItemMap):
     """
 
     def __init__(self, n_items, alpha, m=2, seed=0, orders=None):
+        if min(n_items, alpha, m) < 1:
+            raise ValueError("n_items, alpha, m: expected at least 1, "
+                             f"got {n_items}, {alpha}, {m}.")
         self.seed = seed
         self.orders = orders
         if orders is None:
             orders = [random_order(n_items, seed, j) for j in range(m)]
         else:
             is_permutation = np.sort(orders) == np.arange(n_items)  # (m, N)
-            assert is_permutation.all() and len(orders) == m, "orders: expected m permutations"
+            if len(orders) != m or not is_permutation.all():
+                raise ValueError(f"orders: expected {m} permutations of the items.")
         columns = [cut_order(order, alpha) for order in orders]
         digest = np.stack(columns).T  # (N, m); in memory each map's column is in one piece
-        if not swap_repeated(digest, seed):
+        is_unique = swap_repeated(digest, seed)  # changes the last column
+        if not is_unique:
             # four digests for each item, R^m = 4 · N, are enough; R = N / alpha
             largest = int((n_items ** (m - 1) / 4) ** (1 / m))
             raise ValueError(f"alpha: expected about {max(largest, 1):,} at most, got {alpha}.")
@@ -165,6 +170,7 @@ def swap_repeated(digest, seed):
     n_items, m = digest.shape
     last = digest[:, -1]  # (N,), a view
     for turn in range(MAX_SWAP_ROUNDS):
+        # lexsort sorts by its last row first, hence [::-1]
         by_digest = np.lexsort(digest.T[::-1])  # (N,): items of one digest are neighbors
         is_equal = np.diff(digest[by_digest], axis=0) == 0  # (N - 1, m)
         repeated = by_digest[1:][is_equal.all(1)]  # all items of a digest but one
@@ -203,14 +209,8 @@ def list_members(digest, num_buckets, alpha):
 def random_order(n, *key):
     """Return 0 .. n-1 in random order, int64 (n,), a function of n and the ints of key alone.
 
-    Each of 0 .. n-1 gets a random number, and they are sorted by it. random_order(4), without key:
-
-        i                  0   1                   2                   3
-        its number         0   E220A8397B1DCDAF    6E789E6AA1B965F4    06C45D188009454F
-        sorted             0   3   2   1
-
-    The numbers after the 0 are the first that the generator splitmix64 gives with the seed 0. With
-    a key, the seed is a number that mixes the ints of the key, one after another.
+    Each of 0 .. n-1 gets a random number of the generator splitmix64, and they are sorted by it.
+    The seed of the generator is a number that mixes the ints of the key, one after another.
     """
     start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2^64
     for part in key:
@@ -233,10 +233,9 @@ def mix_bits(x):
 # Hash tokens to items
 
 
-# gamma(parts) -> score. parts are m tensors, the log-probabilities of an item's buckets.
-# Certificates require that the score never falls where a part grows, and that all positions have
-# one rule. An item with the score -inf is never returned. A further score is a line here.
-# [SB App. C]
+# gamma(parts) -> score. parts are m tensors, the log-probabilities of an item's buckets. gamma must
+# not fall when a part grows, else certificates are wrong, and must treat all positions alike. An
+# item with the score -inf is never returned. A further score is a line here. [SB App. C]
 SCORES = {
     "sum": sum,
     "min": lambda parts: torch.stack(parts).amin(0),
@@ -245,13 +244,15 @@ SCORES = {
 
 
 def hash_logp(logits, bloom_map):
-    """Return the log-probabilities of each map's buckets, float (P, m, R).
+    """Return the log-probabilities of each map's buckets, float32 (P, m, R).
 
-    For each position a model has m rows of logits. Row j predicts the bucket in map j, and has
-    either R logits, with a softmax for each map [CM], or m·S, with one softmax over the blocks of
-    all maps [SB §2.3]. A block has S logits: of R buckets, and then of special tokens. Row j is
-    trained on the class j·S + digest[item, j], so only the buckets of block j are read. With m = 2,
-    R = 2 and S = 3 these are
+    For each position a model has m rows of logits. Row j predicts the bucket in map j:
+
+        (P, m, R)            a softmax over the R buckets of map j [CM]
+        (P, m, m·(R + s))    a softmax over m blocks, of R buckets and s special tokens [SB §2.3]
+
+    In the second form row j is trained on the class j·(R + s) + digest[item, j], so only the
+    buckets of block j are read. With m = 2, R = 2 and s = 1 these are
 
         row 0    + + .  . . .
         row 1    . . .  + + .
@@ -260,37 +261,17 @@ def hash_logp(logits, bloom_map):
     that; the order by "min" or "max" may.
 
     Args:
-        logits: float (P, m, R) or (P, m, m·S).
+        logits: float, in one of these forms. Those of bfloat16 become float32, so that fewer tie.
         bloom_map: the model's own BloomMap or SketchMap.
     """
     m = bloom_map.m
     R = bloom_map.buckets
     assert logits.shape[1] == m, f"logits: expected {m} rows of each position"
-    logp = logits.log_softmax(-1)
+    logp = logits.log_softmax(-1, dtype=torch.float32)
     if logits.shape[2] == R:
         return logp
-    blocks = logp.unflatten(-1, (m, -1))  # (P, m rows, m blocks, S)
+    blocks = logp.unflatten(-1, (m, -1))  # (P, m rows, m blocks, R + s)
     return torch.stack([blocks[:, j, j, :R] for j in range(m)], 1)
-
-
-@torch.no_grad()
-def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
-    """Return the k best of all items, ids int64 (P, k) and scores (P, k); see beam_search."""
-    exclude = check_search(logp, bloom_map, exclude, k)
-    gamma = SCORES[score]
-    P, m, _ = logp.shape
-    k = min(k, bloom_map.n_items)
-    digest, _ = bloom_map.to(logp.device)  # (N, m)
-    ids = torch.empty(P, k, dtype=torch.int64, device=logp.device)
-    scores = logp.new_empty(P, k)
-    for p in range(P):
-        parts = [logp[p, j].index_select(0, digest[:, j]) for j in range(m)]
-        every = gamma(parts)  # (N,)
-        is_item = exclude[p] >= 0
-        every[exclude[p, is_item]] = -torch.inf
-        scores[p], ids[p] = every.topk(k)
-    refuse_nan(scores)
-    return ids.masked_fill(scores == -torch.inf, -1), scores
 
 
 def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclude=()):
@@ -320,8 +301,6 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
     certified = False
     turn = 0
     while not certified and (rounds is None or turn < rounds):  # line 3: B, 2B, 4B, ... buckets
-        if turn > 0 and m * beam * bloom_map.alpha >= N:
-            beam = R  # a beam that may have all items scores all
         # line 4: the beam of each map, and the score of the last buckets of the beams
         beams = [buckets[:beam] for buckets in ranked]
         bound = score_buckets([buckets[-1] for buckets in beams])
@@ -341,6 +320,8 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
         certified = beam >= R or last_value >= bound
         turn += 1
         beam *= 2
+        if m * beam * bloom_map.alpha >= N:
+            beam = R  # a beam that may have all items scores all
     ids = [item for _, item in best]  # line 8
     scores = [value for value, _ in best]
     return ids, scores, certified
@@ -389,8 +370,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     m = bloom_map.m
     k = min(k, bloom_map.n_items)
     # line 3: B, 2B, 4B, ... buckets, for the positions without a certificate
-    result = search_beam(logp, bloom_map, k, beam, score, exclude)
-    *_, certified, _ = result
+    ids, scores, certified, num_scored = search_beam(logp, bloom_map, k, beam, score, exclude)
     turn = 1
     while (rounds is None or turn < rounds) and not certified.all():
         beam *= 2
@@ -398,10 +378,9 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
             beam = bloom_map.buckets
         todo = (~certified).nonzero().squeeze(1)
         again = search_beam(logp[todo], bloom_map, k, beam, score, exclude[todo])
-        for old, new in zip(result, again):
-            old[todo] = new
+        ids[todo], scores[todo], certified[todo], num_scored[todo] = again
         turn += 1
-    return result  # line 8
+    return ids, scores, certified, num_scored  # line 8
 
 
 def search_beam(logp, bloom_map, k, beam, score, exclude):
@@ -418,11 +397,33 @@ def search_beam(logp, bloom_map, k, beam, score, exclude):
     items = list_candidates(bloom_map, buckets, exclude, k)  # (P, C)
     item_scores = score_items(logp, bloom_map, items, gamma)  # (P, C)
     scores, place = item_scores.topk(k)  # (P, k)
-    refuse_nan(scores)
+    if scores.isnan().any():  # topk ranks NaN first
+        raise ValueError("logp: expected log-probabilities, got NaN.")
     ids = items.gather(1, place).masked_fill(scores == -torch.inf, -1)
     # line 7: stop where the k-th item reaches the bound
     certified = scores[:, -1] >= bound
     return ids, scores, certified, (items >= 0).sum(1)
+
+
+@torch.no_grad()
+def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
+    """Return the k best of all items, ids int64 (P, k) and scores (P, k); see beam_search."""
+    exclude = check_search(logp, bloom_map, exclude, k)
+    gamma = SCORES[score]
+    P, m, _ = logp.shape
+    k = min(k, bloom_map.n_items)
+    digest, _ = bloom_map.to(logp.device)  # (N, m)
+    ids = torch.empty(P, k, dtype=torch.int64, device=logp.device)
+    scores = logp.new_empty(P, k)
+    for p in range(P):
+        parts = [logp[p, j].index_select(0, digest[:, j]) for j in range(m)]
+        every = gamma(parts)  # (N,)
+        is_item = exclude[p] >= 0
+        every[exclude[p, is_item]] = -torch.inf
+        scores[p], ids[p] = every.topk(k)
+    if scores.isnan().any():  # topk ranks NaN first
+        raise ValueError("logp: expected log-probabilities, got NaN.")
+    return ids.masked_fill(scores == -torch.inf, -1), scores
 
 
 def top_buckets(logp, num):
@@ -487,13 +488,10 @@ def check_search(logp, bloom_map, exclude, k, beam=1, rounds=None):
     if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
         raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
                          f"got {exclude.dtype} {[*exclude.shape]}.")
+    if (exclude >= bloom_map.n_items).any():
+        raise ValueError(f"exclude: expected items below {bloom_map.n_items}, "
+                         f"got {exclude.max()}.")
     return exclude
-
-
-def refuse_nan(scores):
-    """Raise a ValueError if the best scores have NaN, which topk ranks first."""
-    if scores.isnan().any():
-        raise ValueError("logp: expected log-probabilities, got NaN, or score made it.")
 
 
 # Similar items in one bucket
@@ -566,24 +564,21 @@ def pick_similar(left, vectors, earlier, alpha):
 def item_vectors(items, sizes, n_items, width=64, seed=0):
     """Return a vector for each item: items of the same item sets point the same way. [SB App. D]
 
-    A is the sparse matrix (sets, items) of
+    A is a sparse matrix (sets, items) that has, for each item of each set,
 
-        A[set, item] = 1 / √(number of sets of the item · number of items of the set).
+        1 / √(number of sets of the item · number of items of the set).
 
-    The product of two columns of A adds up over the sets that have both items: a set counts for
-    less if it is large, an item if it is in many sets. The sets {0, 1}, {0, 1} and {1, 2}:
+    So a large set counts for less, and so does an item of many sets. The similarity of two items
+    is the cosine of their columns. The sets {0, 1}, {0, 1} and {1, 2}:
 
         A   0.50  0.41  0         columns 0 and 1   2 · 0.50 · 0.41 = 0.41      cosine 0.82
             0.50  0.41  0         columns 1 and 2       0.41 · 0.71 = 0.29      cosine 0.58
             0     0.41  0.71      columns 0 and 2                     0         cosine 0
 
-    A column has a number for each set, which may be millions. With A = U Σ Vᵀ the rows of V Σ have
-    the same products, since (V Σ)(V Σ)ᵀ = AᵀA, and the columns of V Σ with the largest Σ
-    approximate them. These, scaled to length 1, are the vectors.
-
-    Power iteration, V <- qr(Aᵀ A V), turns random vectors towards the leading singular vectors, as
-    Aᵀ A stretches these most, by Σ². qr keeps the columns apart, which would all turn towards the
-    first. The matrix Aᵀ A is never formed.
+    A column has a number for each set, which may be millions. Its projection on the leading left
+    singular vectors is short, and about as similar to others. With A = U Σ Vᵀ the projections are
+    the rows of V Σ. Power iteration, V <- qr(Aᵀ A V), turns random vectors into a basis of the
+    leading columns of V, without a matrix Aᵀ A.
 
     Args:
         items: int (links,), the items of all sets, set after set.
@@ -597,21 +592,21 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     num_sets = np.bincount(items, minlength=n_items)  # (N,), of each item
     weight = 1 / np.sqrt(num_sets[items] * sizes[sets])  # (links,), the numbers of A
 
-    def multiply(source, target, num_targets, vectors):
-        """Return A · vectors, from items to sets, or Aᵀ · vectors, from sets to items."""
+    def multiply(vectors, source, target, num_targets):
+        """Add each link's weight · vector of its source to the vector of its target."""
         products = []
-        for vector in vectors.T:  # each link adds its weight · number of its source to its target
+        for vector in vectors.T:
             products.append(np.bincount(target, weight * vector[source], num_targets))
         return np.stack(products, 1)
 
     V = np.random.default_rng(seed).standard_normal((n_items, min(width, n_items)))
     for _ in range(POWER_ITERATIONS):
-        AV = multiply(items, sets, len(sizes), V)  # (sets, width)
-        AAV = multiply(sets, items, n_items, AV)  # (N, width), Aᵀ A V
+        AV = multiply(V, items, sets, len(sizes))  # (sets, width)
+        AAV = multiply(AV, sets, items, n_items)  # (N, width), Aᵀ A V
         V, _ = np.linalg.qr(AAV)
-    # Each column of V is now a mixture of the leading singular vectors. The eigenvectors of
-    # (AV)ᵀ AV, (width, width), are the rotation that separates them, its eigenvalues their Σ²
-    AV = multiply(items, sets, len(sizes), V)
+    # The columns of V are still mixtures. The eigenvectors of (AV)ᵀ AV, (width, width), are the
+    # rotation that separates them, and its eigenvalues are Σ²
+    AV = multiply(V, items, sets, len(sizes))
     squares, rotation = np.linalg.eigh(AV.T @ AV)
     vectors = (V @ rotation) * np.sqrt(np.maximum(squares, 0))  # V Σ
     length = np.linalg.norm(vectors, axis=1, keepdims=True)

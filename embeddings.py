@@ -14,7 +14,7 @@ Deviations:
        0.02. In the released code they have std 0.0005 and 0.1: all vectors are nearly 0.
 Notation:
     d width of a vector   C code numbers of a word   T bits of a word   J chunks   N rows of a table
-    m hashes of an item   k hash functions, or bits of a chunk   R rows of a block
+    m hashes of an item   k hash functions   R buckets of a block   s special tokens
     K rows of the importance table   G n-grams that a word may have
 Demo: python embeddings.py
 
@@ -42,24 +42,24 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 INIT_STD = 0.02  # of tables, as in BERT
-MAX_CHUNK = 15  # bits of a chunk, so that codes fit into int16
+MAX_CHUNK = 15  # bits of a chunk; equals that of hashing.py, as this file imports no other
 
 
 class Embedding(nn.Module):
     """Base class of the methods. A subclass makes its tables, and has its formula in `embed`.
 
     The class attributes below have the values of a method that reads bits; a subclass states where
-    it differs. c is a model.Config, or anything with the config_fields.
+    it differs.
 
     Args:
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
     """
 
-    config_fields = ("bits", "width")  # fields of c that are the arguments of the class
+    options = {"bits": "bits", "width": "width"}  # argument of the class -> field of model.Config
     code_format = "bits"  # how a word's codes are laid out: tokenizer.py lists the formats
     needs_specials = True  # special tokens need vectors from outside of this module
-    # whether the model adds one learned vector, the same for all, to every ordinary word. Rows that
-    # belong to one word, or to few, can learn it themselves
+    # True: the model adds one learned vector to every word. Not for lookup and emb, whose rows can
+    # learn it, nor for bloom
     has_word_row = True
     tie = "no"  # whether the output layer may use the rows, too: no, optional, or yes, by default
     is_stacked = False  # whether an item has m vectors, which take m places in the sequence
@@ -69,11 +69,11 @@ class Embedding(nn.Module):
         self.code_limits = code_limits
 
     @classmethod
-    def from_config(cls, c):
-        """Return the module for a config."""
-        return cls(*[getattr(c, name) for name in cls.config_fields])
+    def from_config(cls, config):
+        """Return the module for a model.Config, or anything with the fields of options."""
+        return cls(**{name: getattr(config, field) for name, field in cls.options.items()})
 
-    def initial_std(self, c):
+    def initial_std(self):
         """Return about the std of vectors before training; the model scales positions by it."""
         return INIT_STD
 
@@ -121,7 +121,7 @@ class LookupEmbedding(Embedding):
         codes (..., 1), each below N, to (..., d).
     """
 
-    config_fields = ("rows", "width")
+    options = {"rows": "rows", "width": "width"}
     code_format = "row"
     needs_specials = False
     has_word_row = False
@@ -155,18 +155,19 @@ class PoolEmbedding(Embedding):
 
         e = Σ_j P_j ⊙ B[c_j]        P (J, d): the softmax of W over the chunks
 
-    W (J, d) has a weight for each chunk and dimension. Each forward pass makes J · 2^k · d numbers.
+    W (J, d) has a weight for each chunk and dimension. Each forward pass makes J · 2^chunk · d
+    numbers.
 
     Args:
         bits: int, T.
-        chunk: int, k, up to 15. The last chunk may be short: 128 = 12 · 10 + 8.
+        chunk: int, bits of a chunk, up to 15. The last chunk may be short: 128 = 12 · 10 + 8.
         width: int, d.
 
     Shape:
-        codes (..., J), each below 2^k, to (..., d).
+        codes (..., J), each below 2^chunk, to (..., d).
     """
 
-    config_fields = ("bits", "chunk", "width")
+    options = {"bits": "bits", "chunk": "chunk", "width": "width"}
     code_format = "chunks"
 
     def __init__(self, bits, chunk, width):
@@ -174,16 +175,18 @@ class PoolEmbedding(Embedding):
             raise ValueError(f"chunk: expected 1 to {MAX_CHUNK} bits, got {chunk}.")
         num_chunks = math.ceil(bits / chunk)
         super().__init__([2**chunk] * num_chunks)
-        self.codebook = nn.Parameter(init_normal(torch.empty(2**chunk, width)))  # (2^k, d)
+        self.bits = bits
+        self.chunk = chunk
+        self.codebook = nn.Parameter(init_normal(torch.empty(2**chunk, width)))  # (2^chunk, d)
         # subtle: with equal weights, words with the same chunks in another order would be equal
         self.weight = nn.Parameter(init_normal(torch.empty(num_chunks, width)))  # (J, d)
 
-    def initial_std(self, c):
-        return INIT_STD * math.sqrt(c.chunk / c.bits)  # of the mean of about T/k rows
+    def initial_std(self):
+        return INIT_STD * math.sqrt(self.chunk / self.bits)  # of the mean of about J rows
 
     def embed(self, codes):
         # the weights go into the codebook, once for all words: a table for each chunk
-        tables = self.weight.softmax(0).unsqueeze(1) * self.codebook  # (J, 2^k, d)
+        tables = self.weight.softmax(0).unsqueeze(1) * self.codebook  # (J, 2^chunk, d)
         e = 0
         for j, table in enumerate(tables):
             e = e + F.embedding(codes[..., j].long(), table)  # (..., d)
@@ -234,8 +237,9 @@ class ProjEmbedding(Embedding):
         super().__init__([2] * bits)
         self.weight = nn.Parameter(init_normal(torch.empty(width, bits)))  # (d, T): w^j is row j
 
-    def initial_std(self, c):
-        return 1 / math.sqrt(max(c.bits - 1, 1))  # of the correlation of T random pairs
+    def initial_std(self):
+        bits = self.weight.shape[1]  # T
+        return 1 / math.sqrt(max(bits - 1, 1))  # of the correlation of T random pairs
 
     def embed(self, codes):
         bits = standardize(codes.to(self.weight.dtype))  # (..., T)
@@ -267,10 +271,10 @@ class LinearEmbedding(Embedding):
         super().__init__([2] * bits)
         self.weight = nn.Parameter(init_normal(torch.empty(bits, width)))  # (T, d)
 
-    def initial_std(self, c):
+    def initial_std(self):
         # A bit is 1/2 ± 1/2. The sum of T rows times 1/2 is a mean that all words share. Words
         # differ by the sum of T rows times ±1/2, and this is its std.
-        return INIT_STD / 2 * math.sqrt(c.bits)
+        return INIT_STD / 2 * math.sqrt(len(self.weight))
 
     def embed(self, codes):
         return codes.to(self.weight.dtype) @ self.weight
@@ -286,15 +290,15 @@ class BloomEmbedding(Embedding):
 
     Args:
         hashes: int, m.
-        rows: int, R, of a block: the buckets of a map, and the special tokens after them. bloom.py
-            calls it S.
+        rows: int, R + s, of a block: the buckets of a map, and the special tokens after them.
         width: int, d.
 
     Shape:
-        codes (..., m), each below R, of bloom.BloomMap.digest or of special tokens, to (..., m, d).
+        codes (..., m), each below R + s, of bloom.BloomMap.digest or of special tokens, to
+        (..., m, d).
     """
 
-    config_fields = ("hashes", "buckets", "width")
+    options = {"hashes": "hashes", "rows": "buckets", "width": "width"}
     code_format = "digest"
     needs_specials = False
     has_word_row = False
@@ -303,7 +307,7 @@ class BloomEmbedding(Embedding):
 
     def __init__(self, hashes, rows, width):
         super().__init__([rows] * hashes)
-        self.weight = nn.Parameter(init_normal(torch.empty(hashes * rows, width)))  # (m·R, d)
+        self.weight = nn.Parameter(init_normal(torch.empty(hashes * rows, width)))  # (m·(R + s), d)
 
     def embed(self, codes):
         return gather_rows(codes, self.weight)
@@ -313,8 +317,8 @@ def gather_rows(codes, table):
     """Return row codes[..., j] of block j, for all m blocks of a table.
 
     Args:
-        codes: integer (..., m), each below R.
-        table: float (m·R, d), m blocks of R rows. A sketch has k blocks.
+        codes: integer (..., m), each below the rows of a block.
+        table: float (m · rows, d), m blocks. A sketch has k blocks.
 
     Returns:
         float (..., m, d).
@@ -322,7 +326,7 @@ def gather_rows(codes, table):
     m = codes.shape[-1]
     rows = []
     # a lookup in each block, so that a code beyond its block raises and never reads the next block
-    for j, block in enumerate(table.unflatten(0, (m, -1)).unbind()):  # (R, d)
+    for j, block in enumerate(table.unflatten(0, (m, -1)).unbind()):  # (rows, d)
         rows.append(F.embedding(codes[..., j].long(), block))
     return torch.stack(rows, -2)
 
@@ -346,7 +350,7 @@ class SketchEmbedding(Embedding):
 
     Args:
         hashes: int, k, odd: an even number of rows has no middle one.
-        rows: int, R, of a block.
+        rows: int, R.
         width: int, d.
         aggregate: a key of AGGREGATES.
 
@@ -354,7 +358,8 @@ class SketchEmbedding(Embedding):
         codes (..., k), each below R, as hashing.sketch_index returns them, to (..., d).
     """
 
-    config_fields = ("hashes", "buckets", "width", "emb")  # emb is median or mean
+    # the field emb is median or mean
+    options = {"hashes": "hashes", "rows": "buckets", "width": "width", "aggregate": "emb"}
     code_format = "sketch"
     tie = "optional"
 
@@ -365,13 +370,14 @@ class SketchEmbedding(Embedding):
         self.aggregate = aggregate
         self.weight = nn.Parameter(init_normal(torch.empty(hashes * rows, width)))  # (k·R, d)
 
-    def initial_std(self, c):
+    def initial_std(self):
         return measure_std(self)
 
     def embed(self, codes):
         if not codes.is_cpu or torch.compiler.is_compiling():  # the size of unique is not fixed
             return self.aggregate_rows(codes)
-        # a word occurs about twice in a batch: compute its median, which is slow, once
+        # the median is slow, and a word occurs about twice in a batch: compute it for distinct
+        # words
         *shape, k = codes.shape
         words, places = codes.reshape(-1, k).unique(dim=0, return_inverse=True)
         return F.embedding(places.view(shape), self.aggregate_rows(words))
@@ -400,7 +406,7 @@ class WeightedEmbedding(Embedding):
         codes (..., k + 1) to (..., d): k rows below N, and last the row of p, below K.
     """
 
-    config_fields = ("hashes", "rows", "weights", "width")  # weights is K
+    options = {"hashes": "hashes", "rows": "rows", "importance_rows": "weights", "width": "width"}
     code_format = "weighted"
 
     def __init__(self, hashes, rows, importance_rows, width):
@@ -409,7 +415,7 @@ class WeightedEmbedding(Embedding):
         importance = init_normal(torch.empty(importance_rows, hashes), std=1.0)
         self.importance = nn.Parameter(importance)  # (K, k)
 
-    def initial_std(self, c):
+    def initial_std(self):
         # measure_std takes the same row k times, but its weights are independent, and so the std
         # is that of k different rows
         return measure_std(self)
@@ -437,7 +443,7 @@ class NgramEmbedding(Embedding):
         is 0 where all codes are padding.
     """
 
-    config_fields = ("rows", "grams", "width")
+    options = {"rows": "rows", "grams": "grams", "width": "width"}
     code_format = "ngrams"
 
     def __init__(self, rows, grams, width):
@@ -446,7 +452,7 @@ class NgramEmbedding(Embedding):
             raise ValueError(f"rows: expected at least 2, one of them for padding, got {rows}.")
         self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
 
-    def initial_std(self, c):
+    def initial_std(self):
         return INIT_STD * math.sqrt(22)  # of the sum of 22 rows, the n-grams of "<hello>"
 
     def embed(self, codes):
@@ -514,7 +520,7 @@ def main():
         vectors = module(torch.stack(columns, 1))  # (100, d), or (100, m, d)
         num_parameters = sum(p.numel() for p in module.parameters())
         print(f"{name:>8}  {str([*vectors.shape]):>13}  {num_parameters:10,}  "
-              f"{module.initial_std(c):8.4f}  {vectors.std():8.4f}")
+              f"{module.initial_std():8.4f}  {vectors.std():8.4f}")
 
 
 if __name__ == "__main__":

@@ -8,19 +8,15 @@ Out of scope: vocabularies and token IDs (tokenizer.py), Bloom maps (bloom.py), 
     (attention.py).
 Deviations:
     1. A word is a run of letters or of symbols, in lower case and in Unicode's form NFC ("regex").
-       "space" splits as the paper does. A combining mark belongs to the character before it.
+       "space" splits as the paper does. A combining mark, a joiner or a soft hyphen belongs to the
+       character before it.
     2. NgramLSH rounds its random numbers to 1/4096. Sums are then exact integers, the same on
        every machine with one version of numpy.
     3. The seed and the key are arguments, and state() returns them. The paper withholds its key.
-    4. The same hyperplanes serve index (§3.3) and bits (§3.5). The paper draws T others for the
-       bits. (See NgramLSH.)
-    5. NgramLSH.fit shuffles the n-grams, as neighbors in their vector would give shifted copies of
-       the same bits (docs/hashformers.md).
-    6. A byte order mark or a NUL separates words, as white space does. So no word equals another
-       word with a suffix of md5_digests, which begins with a NUL.
+    4. PATTERNS, NgramLSH and NgramLSH.fit name three more.
 Notation:
-    V words   T bits   N hash buckets, or hyperplanes   F features, n-grams   G n-grams of a word
-    k bits of a chunk, or hash functions of a sketch   R buckets of one hash function of a sketch
+    V words   T bits   N rows that an index chooses from: hash buckets, or hyperplanes
+    F features, n-grams   G n-grams of a word   k hash functions of a sketch   R buckets of each
 Demo: python hashing.py "play plays played"
 
 The hash functions take lists of words, in lower case as split_words returns them, and return numpy
@@ -40,8 +36,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 MD5_BITS = 128  # bits of a digest
 MAX_CHUNK = 15  # bits of a chunk: 16 overflow int16
+JOINERS = "\u200c\u200d\u00ad"  # zero-width non-joiner and joiner, soft hyphen
 MAX_GRAM = 4  # characters of the longest n-gram
 ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
+# Deviation: a byte order mark or a NUL separates words, as white space does. So no word equals
+# another word with a suffix of md5_digests, which begins with a NUL
 PATTERNS = {
     "regex": re.compile(r"\w+|[^\w\s\ufeff\0]+"),
     "space": re.compile(r"[^\s\ufeff\0]+"),
@@ -84,7 +83,7 @@ def list_words(text, how="regex"):
 
 
 def replace_marks(text):
-    """Replace each combining mark by the character before it; the length stays the same.
+    """Replace each mark by the character before it; the length stays the same.
 
     Accents may be marks, and vowels of Hindi, Thai and Arabic are. PATTERNS would cut words there,
     as they take a mark for a symbol.
@@ -100,8 +99,8 @@ def replace_marks(text):
 
 
 def is_mark(letter):
-    """Return whether a character is a combining mark, of the Unicode categories Mn, Mc and Me."""
-    return unicodedata.category(letter)[0] == "M"
+    """Return whether a character is a combining mark (Mn, Mc, Me), a joiner or a soft hyphen."""
+    return unicodedata.category(letter)[0] == "M" or letter in JOINERS
 
 
 # MD5
@@ -199,12 +198,11 @@ def sketch_index(words, k, buckets, seed=0, key=None):
     Example:
         sketch_index(["play"], 5, 500)  # [[409, 489, 306, 104, 165]]
     """
-    assert k >= 1 and buckets >= 1, "k, buckets: expected 1 or more"  # numpy: x % 0 is 0
+    if k < 1 or buckets < 1:  # numpy: x % 0 is 0
+        raise ValueError(f"k, buckets: expected at least 1, got {k}, {buckets}.")
     secret = None
-    if key is not None:
-        secret = f"{key} sketch {seed}"
-    elif seed != 0:
-        secret = f" sketch {seed}"
+    if key is not None or seed != 0:
+        secret = f"{key or ''} sketch {seed}"
     digests = md5_digests(words, math.ceil(k / 2), secret)  # 16 bytes each, for two functions
     slices = digests.view(">u8")[:, :k]  # (V, k), numbers of 64 bits
     return (slices % np.uint64(buckets)).astype(np.int64)
@@ -249,26 +247,26 @@ def ngram_index(words, n, length, seed=0, key=None):
 # Bits to chunks
 
 
-def bits_to_chunks(bits, k):
-    """Cut rows of bits into numbers of k bits. The last has the remaining bits, unpadded. [HF §3.4]
+def bits_to_chunks(bits, size):
+    """Cut rows of bits into numbers of some bits. The last has the rest, unpadded. [HF §3.4]
 
     Args:
         bits: uint8 (V, T) of 0 and 1.
-        k: int, 1 .. 15.
+        size: int, bits of a chunk, 1 .. 15.
 
     Returns:
-        int16 (V, ceil(T/k)).
+        int16 (V, ceil(T / size)).
 
     Example:
-        1010 0100 001 with k = 4 gives 10 4 1
+        1010 0100 001 with size 4 gives 10 4 1
     """
-    assert 1 <= k <= MAX_CHUNK, f"k: expected 1 to {MAX_CHUNK}"
+    assert 1 <= size <= MAX_CHUNK, f"size: expected 1 to {MAX_CHUNK}"
     assert bits.ndim == 2 and bits.max(initial=0) <= 1, "bits: expected (V, T) of 0 and 1"
     columns = bits.astype(np.int16).T  # (T, V)
     chunks = []
-    for start in range(0, len(columns), k):
+    for start in range(0, len(columns), size):
         chunk = np.zeros(len(bits), np.int16)  # (V,)
-        for digit in columns[start:start + k]:
+        for digit in columns[start:start + size]:
             chunk = 2 * chunk + digit
         chunks.append(chunk)
     return np.stack(chunks, 1)
@@ -282,7 +280,8 @@ def bits_to_chunks(bits, k):
 #   options         argument of fit -> command-line flag without dashes
 #   needs_counts    whether fit learns from the counts of words; a caller then saves the state
 #   fit             (counts, **options) -> instance; counts is a dict, word -> count in the corpus
-#   bits, index     (words, T) -> uint8 (V, T), and (words, N) -> int64 (V,)
+#   bits            (words, T) -> uint8 (V, T) of 0 and 1
+#   index           (words, N) -> int64 (V,) in 0 .. N-1
 #   state           () -> dict of plain types: cls(**state) is the same hash
 
 
@@ -315,15 +314,16 @@ class MD5:
 class NgramLSH:
     """Locality-sensitive hashing: words that share character n-grams share bits. [HF §3.3]
 
-    The features are the F most frequent n-grams of the corpus, n = 1 .. 4. A word is the vector
-    x (F,) of its feature counts. The normal of hyperplane j is the random vector eta (F,), rotated
-    by j: r^j[f] = eta[(f + j) mod F]. So feature f has the values eta[f], eta[f + 1], ... in the
-    normals 0, 1, ..., which are a window of eta, and no matrix is ever stored:
+    The vector x (F,) of a word counts its n-grams, n = 1 .. 4, among the F most frequent of the
+    corpus. Bit j says on which side of a random hyperplane x lies: whether x · r^j > 0. The normals
+    r^j are rotations of one random vector eta (F,), r^j[f] = eta[(f + j) mod F], so no matrix is
+    stored: an n-gram f adds eta[f : f + T] to the T products at once.
 
-        x · [r^0 r^1 r^2 ...] = sum over the word's n-grams of eta[f : f + T]
+    A random hyperplane passes between two vectors with probability angle / π, so two words differ
+    in that share of the bits: play and plays in about 23 of 128.
 
-    A random hyperplane passes between two vectors with probability angle / π. So the law is
-    E[Hamming distance] / T = angle(x, y) / π. play and plays differ in about 23 of 128 bits.
+    Deviation: the same hyperplanes serve index (§3.3) and bits (§3.5). The paper draws T others for
+    the bits.
 
     Args:
         grams: list[str], feature f is grams[f]; at most F.
@@ -365,9 +365,9 @@ class NgramLSH:
         # ties: the shorter n-gram, then the one with the smaller code points
         grams = sorted(frequency, key=lambda gram: (-frequency[gram], len(gram), gram))
         grams = grams[:features]
-        # Features f and f + 1 have the same window, shifted by one. Frequent n-grams occur
-        # together, and as neighbors they would make bits depend on each other. The 1 is for a
-        # random stream that is not that of eta
+        # Deviation: shuffle. Features f and f + 1 have the same window of eta, shifted by one.
+        # Frequent n-grams occur together, and as neighbors they would make bits depend on each
+        # other (docs/hashformers.md). The 1 is for a random stream that is not that of eta
         np.random.default_rng([seed, 1]).shuffle(grams)
         return cls(grams, features, seed)
 
@@ -411,7 +411,7 @@ class NgramLSH:
         index = np.empty(len(words), np.int64)
         for i, word in enumerate(words):
             products = np.zeros(N, np.int64)
-            for f in self.list_features(word):  # N is large: a sum of copies would be slower
+            for f in self.list_features(word):  # for a large N faster than the windows of bits
                 products += self.eta[f:f + N]
             index[i] = products.argmax()
         return index
@@ -433,7 +433,8 @@ def main(argv=None):
     if not words:
         words = ["play", "plays", "played", "zebra"]
 
-    # The header of this file as a corpus. Few words have few n-grams, all neighbors in eta
+    # Add the header of this file to the corpus. The n-grams of a few words alone would be neighbors
+    # in eta, and their bits would depend on each other
     counts = Counter(words + list_words(__doc__))
     print("differ: bits unlike the first word's, by chance 64. law: 128 · angle of n-gram counts "
           "/ pi,\nwhich lsh follows and md5 does not.")

@@ -16,8 +16,7 @@ Deviations:
 Notation:
     B batch   L positions   d hidden size (width)   H heads   e d/H   V token IDs   N rows
     C code numbers of a word   m vectors of an item (1, or as many as bloom has)
-    M masked positions   S rows to score (in bloom.py another number)
-    k hash functions of R buckets each   T bits of a word's hash
+    s special tokens   M masked positions   k hash functions of R buckets each   T bits of a word
 Demo: python model.py
 """
 
@@ -55,9 +54,12 @@ class Config:
     rows: int = 50_260  # N: rows of lookup (with special tokens), emb, weighted, ngram
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # bits of a chunk (pool)
-    hashes: int | None = None  # m of bloom (default 2), k of sketch, weighted, hash-mlm (default 5)
-    # R: rows of a block (mean, median, bloom), or classes of a hash (hash-mlm). A block of bloom
-    # has a row for each bucket of its map and each special token; bloom.py calls their number S
+    #              hashes            buckets
+    # bloom        m (default 2)     R + s: rows of a block, for a map's buckets and special tokens
+    # mean, median, and head hash-mlm of other embeddings
+    #              k (default 5)     R: rows of a block, or classes of a hash
+    # weighted     k (default 5)     not read
+    hashes: int | None = None
     buckets: int = 500
     weights: int = 50_000  # rows of the importance table (weighted)
     grams: int = 64  # G: n-grams that a word keeps (ngram)
@@ -74,7 +76,9 @@ class Config:
     sep_id: int = 2  # token ID of [SEP]; type row 1 begins at the second of [SEP] [SEP]
     dropout: float = 0.1
     head: str = "sr"
-    tied: bool | None = None  # mlm, hash-mlm score rows of the embedding (default: by its `tie`)
+    # True: heads mlm and hash-mlm score the rows of the embedding, and have no table of their own;
+    # None: as the embedding's `tie` says. Other heads ignore it
+    tied: bool | None = None
     labels: int = 2  # classes of classify; 1: a regression
     pool: str = "cls"  # classify sees cls, the first position, or the mean of all positions
     attn: str = "full"  # full: all pairs; lsh: pairs that collide
@@ -116,6 +120,11 @@ def validate(c):
         value = getattr(c, name)
         if value not in choices:
             raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}.")
+    for field in fields(c):
+        value = getattr(c, field.name)
+        least = 0 if field.name in ("layers", "rows", "spare_positions", "sep_id") else 1
+        if type(value) is int and value < least:  # a bool is no size
+            raise ValueError(f"{field.name}: expected at least {least}, got {value}.")
     if c.width % c.heads != 0:
         raise ValueError(f"width: expected a multiple of {c.heads} heads, got {c.width}.")
     if not 0 <= c.dropout < 1:  # nn.Dropout allows 1, which trains nothing
@@ -131,7 +140,7 @@ def validate(c):
     if c.order:  # the others need a text
         heads = ["sr", masked, "classify", "span"]
     if c.head not in heads:
-        raise ValueError(f"head (--objective): expected {' or '.join(heads[:2])} for {c.emb}, "
+        raise ValueError(f"head (--objective): expected {' or '.join(heads)} for {c.emb}, "
                          f"got {c.head}.")
 
 
@@ -141,7 +150,7 @@ SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2
 BERT_LSH = dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="upper", layers=2,
                 width=128, heads=2, ffn=512, length=512, rows=32_000, types=2, vocab=31_995)
 # A preset has the sizes of a paper's model and the recipe that trains it: values of Config's fields
-# and of pretrain.py's flags, by their names.
+# and of pretrain.py's flags, by their names. flags.py reads what is no field: batch, lr.
 # micro: sequences a device holds at once. lr_mlm: the learning rate of mlm, sampled and hash-mlm
 PRESETS = {
     # Ours, for two cores
@@ -223,7 +232,7 @@ class MaskedLMHead(nn.Module):
 
     Shape:
         x float (..., d) and table float (N, d), the head's own or that of the embedding, to logits
-        (..., N), or (..., S) of the rows int64 (S,).
+        (..., N), or (..., num_sampled) of the rows int64 (num_sampled,).
     """
 
     def __init__(self, c, num_rows):
@@ -294,8 +303,8 @@ class Model(nn.Module):
             self.layers.append(TransformerLayer(c, number))
         self.head = build_head(c)
         self.init_weights()
-        # (V, C), from set_codes. It is no buffer, so `.to` does not move it: all ranks have the
-        # codes, but DistributedDataParallel would send a buffer, and nccl cannot send int16
+        # (V, C), from set_codes. Not a buffer: DistributedDataParallel would broadcast it, and nccl
+        # cannot send int16. So `.to` does not move it
         self.codes = None
 
     def init_weights(self):
@@ -316,7 +325,7 @@ class Model(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
         if c.order and not self.positions.weight.is_meta:  # meta tensors have no numbers
-            std = POSITION_SCALE * self.embedding.initial_std(c)
+            std = POSITION_SCALE * self.embedding.initial_std()
             self.positions.weight.data.copy_(std * sinusoids(*self.positions.weight.shape))
 
     @property
@@ -357,13 +366,11 @@ class Model(nn.Module):
             x = x.flatten(-3, -2)  # (..., L·m, d)
         if self.specials is None:
             return x
-        # a special token reads its row, and a word the last one, which is added to it if it is the
-        # row of all words
-        last_row = self.specials.num_embeddings - 1
-        special = self.specials(ids.clamp(max=last_row))  # (..., L, d)
+        is_word = (ids >= c.special_tokens).unsqueeze(-1)  # (..., L, 1)
+        row = ids.clamp(max=self.specials.num_embeddings - 1)  # every word: the last row
+        special = self.specials(row)  # (..., L, d)
         if self.embedding.has_word_row:
             x = x + special
-        is_word = (ids >= c.special_tokens).unsqueeze(-1)  # (..., L, 1)
         return torch.where(is_word, x, special)
 
     def embed_inputs(self, ids):
@@ -371,6 +378,7 @@ class Model(nn.Module):
         c = self.config
         m = self.vectors_per_item
         L = ids.shape[1]
+        assert L <= c.length, f"ids: expected at most {c.length} positions, got {L}"
         x = self.embed(ids)  # (B, L·m, d)
         if c.order and c.types > 1:
             types = self.types(self.find_second_text(ids)).repeat_interleave(m, 1)  # (B, L·m, d)
@@ -379,15 +387,15 @@ class Model(nn.Module):
         x = x + types
         if c.order:  # an item's m vectors share one position
             positions = self.positions.weight[c.spare_positions:][:L]
-            x = x + positions.repeat_interleave(m, 0)  # raises where L is beyond c.length
+            x = x + positions.repeat_interleave(m, 0)
         return self.dropout(self.norm(x))
 
     def find_second_text(self, ids):
         """Return 0 for the first text and 1 for the second, int64 (B, L).
 
-        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. In a
-        window of text a document ends with one [SEP]. If the window ends there too, it has two,
-        and its last position counts as a second text.
+        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. Known
+        error: a training window that ends exactly with a document ends in [SEP] [SEP], so its last
+        position has type 1.
         """
         is_sep = ids == self.config.sep_id
         is_divided = is_sep[:, 1:] & is_sep[:, :-1]  # (B, L - 1)
@@ -427,7 +435,7 @@ class Model(nn.Module):
             ids: int64 (B, L), token IDs.
             key_mask: bool (B, L), True = attend, or None without padding.
             masked_positions: int64 (M,), in the flattened batch; for heads mlm and hash-mlm alone.
-            rows: int64 (S,), the rows to score, for head mlm and for bloom; None: all.
+            rows: int64 (num_sampled,), the rows to score, for head mlm and for bloom; None: all.
 
         Returns:
             Logits. Each of the m hashes of bloom is scored among the rows of all blocks [SB §2.3],
@@ -436,14 +444,14 @@ class Model(nn.Module):
                 sr          (B, L, 3)
                 span        (B, L, 2)
                 classify    (B, labels)
-                mlm         (M, N) or (M, S)
-                hash-mlm    (M, m, m·R) or (M, m, S) of bloom, else (M, k, R)
+                mlm         (M, N) or (M, num_sampled)
+                hash-mlm    (M, m, m·(R + s)) or (M, m, num_sampled) of bloom, else (M, k, R)
         """
+        assert (masked_positions is not None) == self.config.predicts_rows, (
+            "masked_positions: required by heads mlm and hash-mlm, and for no other")
         x = self.encode(ids, key_mask)  # (B, L·m, d)
         if self.embedding.is_stacked:
             x = x.unflatten(1, (-1, self.vectors_per_item))  # (B, L, m, d)
-        assert (masked_positions is not None) == self.config.predicts_rows, (
-            "masked_positions: required by heads mlm and hash-mlm, and for no other")
         if self.config.predicts_rows:
             return self.predict_rows(x, masked_positions, rows)
         if self.embedding.is_stacked:

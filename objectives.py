@@ -15,9 +15,13 @@ Deviations:
     4. At least one item of a set is masked. The loss of an item is the mean over its m tokens.
 Notation:
     B batch   L positions   M masked positions   V token IDs   W words, or items: IDs from
-    first_word_id on   N rows of a table   S sampled rows   E excluded items   m hashes of an item
-    k hash functions of a sketch   R buckets of one, or of a Bloom map with its special tokens
+    first_word_id on   N rows of a table   E excluded items   m hashes of an item, one for each map
+    k hash functions of a sketch   R buckets of each, or of a map   s special tokens
 Demo: python objectives.py
+
+Recall counts words that are among the best. Words of a vocabulary, and items of a Bloom map, with
+equal scores come in any order. Words of a sketch, which may share all buckets, count as better
+than the correct one.
 """
 
 import math
@@ -72,12 +76,22 @@ class Objective:
     """Base class: what is predicted, and how it is scored.
 
     An objective corrupts a batch, scores the positions that it corrupted, and counts what its
-    metrics need. A subclass has
+    metrics need. An evaluation adds up the counts of its batches:
+
+        totals = collections.Counter()
+        for ids, key_mask, noise, random_words in held_out:
+            batch = objective.corrupt_batch(ids, key_mask, noise, random_words)
+            for name, value in objective.evaluate(model, batch).items():
+                totals[name] += value
+        metrics = objective.metrics(totals)
+
+    A subclass has
 
         head            one of model.py's heads
         score           (model, Batch) -> logits, and the loss summed over scored positions
-        count           (logits, Batch) -> dict of tensors, which are summed over batches
-        metrics         dict of these sums and those of evaluate -> dict of float
+        count           (logits, Batch) -> dict of tensors: table for sr; rec@1, rec@10, rec@20 for
+                        the others; hashes_right for hash-mlm; certified for a Bloom map
+        metrics         dict of these sums, and of loss and scored from evaluate -> dict of float
         expected_loss   word_counts (W,), sums -> the number of classes n, and the loss of a model
                         that knows only how frequent each class is. A class is a label, a word or
                         a hash bucket. An untrained model has a loss of about ln n
@@ -91,7 +105,7 @@ class Objective:
     first_word_id: int | None = None  # token ID of the first word
     targets: torch.Tensor | None = None  # (V, k) by token ID, the buckets that hash-mlm predicts
     bloom_map: BloomMap | None = None  # of items, for emb bloom alone
-    num_samples: int | None = None  # S, of sampled softmax
+    num_samples: int | None = None  # of sampled softmax
     noise_rate: float = 0.10  # share of words that sr shuffles, and of the others that it replaces
 
     def corrupt(self, ids, noise, random_words):
@@ -134,26 +148,29 @@ class ShuffleRandom(Objective):
     def corrupt(self, ids, noise, random_words):
         """Shuffle some words among themselves and replace others.
 
-        noise[0] chooses 10 % of the words to be shuffled, noise[1] chooses 10 % of the others to be
-        replaced, and noise[2] is the new order:
+        Noise chooses 10 % of the words to be shuffled, 10 % of the others to be replaced, and the
+        new order:
 
             ids              a b c d e f
             is_shuffled      . x . x . x
             in_order         1 3 5 0 2 4    the shuffled positions, then the others
-            in_random_order  5 1 3 0 2 4    the same, but the shuffled ones in the order of noise[2]
+            in_random_order  5 1 3 0 2 4    the same, but the shuffled ones in the new order
             moved            f b d a c e    ids at in_random_order
             inputs           a f c b e d    position 1 gets f, 3 gets b, 5 gets d
 
         Returns:
             inputs and labels int64 (B, L): 0 intact, 1 shuffled, 2 random.
         """
+        shuffle, replace, order = noise  # (B, L) each
         is_word = ids >= self.first_word_id
-        is_shuffled = is_word & (noise[0] < self.noise_rate)
-        is_random = is_word & ~is_shuffled & (noise[1] < self.noise_rate)
+        is_shuffled = is_word & (shuffle < self.noise_rate)
+        is_random = is_word & ~is_shuffled & (replace < self.noise_rate)
 
+        # all rows at once of: places = is_shuffled[b].nonzero().squeeze(1)
+        #                      inputs[b, places] = ids[b, places[order[b, places].argsort()]]
         # stable sorts leave the others in one order, so that each gets its own word back
         in_order = (~is_shuffled).int().argsort(dim=1, stable=True)
-        keys = noise[2].masked_fill(~is_shuffled, LAST)
+        keys = order.masked_fill(~is_shuffled, LAST)
         in_random_order = keys.argsort(dim=1, stable=True)
         moved = ids.gather(1, in_random_order)
         inputs = ids.scatter(1, in_order, moved)
@@ -207,8 +224,8 @@ def mask_words(ids, noise, random_words, p, mask_id, first_word_id, is_set=False
 
     Args:
         ids, random_words: int64 (B, L).
-        noise: float (3, B, L) in [0, 1): row 0 chooses words, row 1 masks most of them, row 2 says
-            which of the others are replaced.
+        noise: float (3, B, L) in [0, 1), which chooses words, masks most of them, and replaces some
+            of the others.
         p: float, share of words, or a tensor (B, L) with one for each.
         mask_id, first_word_id: int, token IDs.
         is_set: bool.
@@ -216,14 +233,15 @@ def mask_words(ids, noise, random_words, p, mask_id, first_word_id, is_set=False
     Returns:
         inputs and labels int64 (B, L).
     """
+    choose, mask, replace = noise  # (B, L) each
     is_word = ids >= first_word_id
-    is_chosen = noise[0] < p
+    is_chosen = choose < p
     if is_set:
-        lowest = noise[0].masked_fill(~is_word, LAST).argmin(1, keepdim=True)  # (B, 1)
+        lowest = choose.masked_fill(~is_word, LAST).argmin(1, keepdim=True)  # (B, 1)
         is_chosen = is_chosen.scatter(1, lowest, True)
     is_chosen = is_chosen & is_word
-    is_masked = is_chosen & (noise[1] < 0.8)
-    is_random = is_chosen & ~is_masked & (noise[2] < 0.5)  # half of the other 20 %
+    is_masked = is_chosen & (mask < 0.8)
+    is_random = is_chosen & ~is_masked & (replace < 0.5)  # half of the other 20 %
 
     inputs = ids.masked_fill(is_masked, mask_id)
     inputs = torch.where(is_random, random_words, inputs)
@@ -272,20 +290,19 @@ class MaskedWords(Objective):
             return None
         row = batch.positions // batch.inputs.shape[1]  # (M,)
         items = batch.inputs[row]  # (M, L)
+        is_special = items < self.first_word_id
         # subtle: 10 % of the words to predict stay in the input, and must not be excluded
-        words = batch.scored_labels()
-        items = items.masked_fill(items == words.unsqueeze(1), 0)  # 0 is a special token
-        items = items - self.first_word_id
-        return items.clamp(min=-1)  # special tokens are no items
+        is_answer = items == batch.scored_labels().unsqueeze(1)
+        return torch.where(is_special | is_answer, -1, items - self.first_word_id)
 
 
 def exclude_items(scores, items):
     """Return scores (M, W) with -inf at items, int64 (M, E), -1 for none, or None."""
     if items is None:
         return scores
-    scores = F.pad(scores, (0, 1))  # one more column, the last, is for -1
+    scores = F.pad(scores, (0, 1))
     row = torch.arange(len(scores), device=scores.device).unsqueeze(1)  # (M, 1)
-    scores[row, items] = -torch.inf
+    scores[row, items] = -torch.inf  # -1 indexes the extra column, which is cut off again
     return scores[:, :-1]
 
 
@@ -293,14 +310,14 @@ class SampledWords(MaskedWords):
     """Masked words against a few thousand sampled rows instead of all: sampled softmax. [SB §3.3]
 
     The cross-entropy of a word needs the sum of exp(logit) over all words. Its own term is exact.
-    The sum over the others is estimated from S samples: a word that is drawn with probability q
-    adds exp(logit) / (S q). For S = 1 and two other words with exp(logit) 6 and 2, the sum is 8:
+    The sum over the others is estimated from n samples: a word that is drawn with probability q
+    adds exp(logit) / (n q). For n = 1 and two other words with exp(logit) 6 and 2, the sum is 8:
 
         drawn     q       estimate
         6         0.5     6 / 0.5 = 12
         2         0.5     2 / 0.5 =  4        mean 0.5 · 12 + 0.5 · 4 = 8
 
-    The mean is the sum for every q > 0. To divide exp(logit) by S q is to subtract log(S q) from
+    The mean is the sum for every q > 0. To divide exp(logit) by n q is to subtract log(n q) from
     the logit. A sample that is the correct word adds nothing.
 
     BPE pieces are not numbered by frequency, so the estimate is noisier for them. Evaluation scores
@@ -314,22 +331,23 @@ class SampledWords(MaskedWords):
         if words.is_cuda:  # else the host would wait for the copies
             ranks = ranks.pin_memory()
             log_q = log_q.pin_memory()
-        samples = ranks.to(words.device, non_blocking=True) + self.first_word_id  # (S,)
+        samples = ranks.to(words.device, non_blocking=True) + self.first_word_id  # (num_samples,)
         log_q = log_q.to(words.device, non_blocking=True)
 
+        # one call scores everything: column i of the first M is word i, of which row i is needed
         M = len(words)
-        rows = torch.cat([words, samples])
-        logits = model(batch.inputs, batch.key_mask, batch.positions, rows).float()  # (M, M + S)
-        correct = logits[:, :M].diagonal()  # (M,): column i is the i-th word
-        others = logits[:, M:] - (log_q + math.log(self.num_samples))  # (M, S)
+        rows = torch.cat([words, samples])  # (M + num_samples,)
+        logits = model(batch.inputs, batch.key_mask, batch.positions, rows).float()
+        correct = logits[:, :M].diagonal()  # (M,)
+        others = logits[:, M:] - (log_q + math.log(self.num_samples))  # (M, num_samples)
         others = others.masked_fill(samples == words.unsqueeze(1), -torch.inf)
-        every = torch.cat([correct.unsqueeze(1), others], 1)  # (M, 1 + S)
+        every = torch.cat([correct.unsqueeze(1), others], 1)  # (M, 1 + num_samples)
         losses = every.logsumexp(1) - correct  # (M,)
         return losses.sum()
 
 
 def sample_ranks(num_samples, n):
-    """Draw from n words by rank, frequent ones more often; return ranks int64 (S,), q float64.
+    """Draw from n words by rank, frequent ones more often; return ranks int64, q float64.
 
     Rank r, from 0, has probability q = log((r + 2) / (r + 1)) / log(n + 1), which is about
     proportional to 1 / (r + 1). The q of ranks 0 .. r add up to log(r + 2) / log(n + 1). For n = 3:
@@ -341,7 +359,8 @@ def sample_ranks(num_samples, n):
     A uniform u draws the first rank whose sum exceeds u. It is (n + 1)^u - 1, rounded down: u = 0.6
     draws rank 1, since 4^0.6 - 1 = 1.3.
     """
-    # on the CPU: the same samples on every device, and MPS has no float64
+    # on the CPU: the same samples on every device, and MPS has no float64. The generator is that of
+    # PyTorch, which pretrain.py seeds before each step
     u = torch.rand(num_samples, dtype=torch.float64)
     rank = (u * math.log(n + 1)).exp().long() - 1
     rank = rank.clamp(max=n - 1)  # where exp was rounded up to n + 1
@@ -363,7 +382,7 @@ class MaskedHashes(MaskedWords):
 
     def score(self, model, batch):
         logits = model(batch.inputs, batch.key_mask, batch.positions).float()
-        # logits (M, k, R), or (M, m, m·R) for a Bloom map
+        # logits (M, k, R), or (M, m, m·(R + s)) for a Bloom map
         targets = self.hash_targets(batch.scored_labels())  # (M, k)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return logits, loss / targets.shape[1]  # the loss of a word is the mean over its k hashes
@@ -372,7 +391,7 @@ class MaskedHashes(MaskedWords):
         """Return the classes to predict of words, token IDs (M,), int64 (M, k)."""
         targets = self.targets[words].long()
         if self.config.code_format == "digest":
-            # each token is predicted among the rows of all m maps: map j begins at row j·R
+            # each token is predicted among the rows of all m maps: map j begins at row j·(R + s)
             starts = self.config.buckets * torch.arange(targets.shape[1], device=words.device)
             targets = targets + starts
         return targets
@@ -382,23 +401,24 @@ class MaskedHashes(MaskedWords):
         words = batch.scored_labels()  # (M,)
         items = words - self.first_word_id
         visible = self.visible_items(batch)
-        sums = {}
+        certified = None
         if self.config.code_format == "digest":
             rank, certified = self.search_items(logits, items, visible)
-            sums["certified"] = certified.sum()
         else:
             item_targets = self.targets[self.first_word_id:]
             rank = rank_words(logits.log_softmax(-1), item_targets, items, visible)  # (M,)
+        sums = {f"rec@{k}": (rank < k).sum() for k in RECALL}
+        if certified is not None:
+            sums["certified"] = certified.sum()
         is_right = logits.argmax(-1) == self.hash_targets(words)  # (M, k)
-        recall = {f"rec@{k}": (rank < k).sum() for k in RECALL}
-        return dict(**recall, **sums, hashes_right=is_right.sum())
+        sums["hashes_right"] = is_right.sum()
+        return sums
 
     def search_items(self, logits, items, visible):
         """Return the rank of each correct item, from 0 to 20 at most, and what is certified.
 
         certified is bool (M,): a beam of 20 proved that it found the best 20. The ranks come from
-        searches that go on until they have a proof. Items with equal scores come in any order
-        here; in rank_words they count as better.
+        searches that go on until they have a proof.
         """
         logp = hash_logp(logits, self.bloom_map)
         _, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=visible)
@@ -439,7 +459,8 @@ def rank_words(logp, digests, words, exclude=None):
         least = scores.gather(1, words[part].unsqueeze(1))  # (P, 1), of the correct words
         if exclude is not None:
             scores = exclude_items(scores, exclude[part])
-        ranks[part] = (scores >= least).sum(1) - 1  # all but the correct one
+        # subtle: not >=, which is never true for NaN, so that diverged logits would have recall 1
+        ranks[part] = (~(scores < least)).sum(1) - 1  # all but the correct one
     return ranks
 
 

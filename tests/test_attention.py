@@ -407,12 +407,12 @@ def test_number_buckets_matches_docstring_example():
     hq = torch.tensor([4, 7, 4, 4, 7, 7])
     hk = torch.tensor([7, 7, 4, 4, 4, 5])
     buckets = (hq.view(2, 1, 1, 3), hk.view(2, 1, 1, 3))
-    bucket, num_buckets = attention.number_buckets(*buckets, first_keys(3, 2, L=3))
+    bucket, num_occurring = attention.number_buckets(*buckets, first_keys(3, 2, L=3))
     assert bucket.flatten(1).tolist() == [
         [0, 1, 0, 2, 3, 3],
         [1, 1, 0, 2, 2, 4],
     ]
-    assert num_buckets == 5
+    assert num_occurring == 5
 
 
 def test_group_buckets_matches_docstring_example():
@@ -452,6 +452,8 @@ TWO_HASHES = torch.zeros(2, 3, 2, 37, dtype=torch.int64)
     (dict(impl="fast"), "impl: expected auto, dense, blocks or flex, got 'fast'"),
     (dict(impl="blocks", pairs="upper"), "impl: blocks requires one hash .* 'upper'"),
     (dict(impl="flex", hq=TWO_HASHES, hk=TWO_HASHES), "impl: flex requires one .*, got 2"),
+    # labels of sequence and hash bucket would overflow
+    (dict(impl="blocks", hq=TWO_HASHES[:, :, :1] + 2**61), "hq, hk: expected a range of less than"),
     (dict(impl="flex", dropout=0.1), "impl: flex requires dropout 0, got 0.1"),
 ])
 def test_lsh_attention_refuses_what_would_be_silently_wrong(change, message):
@@ -502,11 +504,16 @@ def test_self_attention_over_no_sequence_is_empty():
     (dict(attn="sparse"), "attn: expected full or lsh, got 'sparse'"),
     (dict(fill="zeros"), "fill: expected zero or mask, got 'zeros'"),
     (dict(pairs="lower"), "pairs: expected all or upper, got 'lower'"),
-    (dict(num_hyperplanes=0), "hyperplanes: expected H, n, r, e and m of at least 1"),
+    (dict(num_hyperplanes=0), "hyperplanes: expected sizes of at least 1"),
 ])
 def test_self_attention_refuses_what_it_cannot_be(changes, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         SelfAttention(8, 2, **dict(attn="lsh") | changes)
+
+
+def test_redraw_of_full_attention_is_refused():
+    with pytest.raises(AssertionError, match="^redraw: requires attn"):
+        SelfAttention(8, 2).redraw()
 
 
 def test_self_attention_cast_to_bfloat16_refuses_to_hash():

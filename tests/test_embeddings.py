@@ -239,7 +239,7 @@ def test_initial_std_agrees_with_measured_std(emb):
     """Up to 10 %, so that truncation, 12 %, shows."""
     module = make_module(emb)
     measured = module(random_codes(module, 400)).std()
-    ratio = measured / module.initial_std(Config(emb=emb, **SIZES))
+    ratio = measured / module.initial_std()
     assert ratio.item() == pytest.approx(STD_RATIOS.get(emb, TRUNCATED), rel=0.1)
 
 

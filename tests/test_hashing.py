@@ -62,6 +62,7 @@ def test_split_words_keeps_offsets_and_all_characters(how, text):
     ("e\u0301te\u0301 vu", ["été", "vu"], [(0, 5), (6, 8)]),  # decomposed accents
     ("❤\ufe0f!", ["❤\ufe0f!"], [(0, 3)]),  # a mark of a symbol
     ("a \u0301", ["a", "\u0301"], [(0, 1), (2, 3)]),  # of nothing
+    ("می\u200cرود so\u00adon", ["می\u200cرود", "so\u00adon"], [(0, 6), (7, 12)]),  # joiners
 ])
 def test_marks_belong_to_the_character_before(text, words, spans):
     assert hashing.split_words(text) == (words, spans)
@@ -111,13 +112,6 @@ def test_sketch_hash_functions_are_independent():
             table = np.bincount(cell, minlength=R**2)
             chi_square = ((table - expected) ** 2).sum() / expected
             assert abs(chi_square - freedom) < 5 * math.sqrt(2 * freedom)
-
-
-def test_multiplicative_hash_functions_are_not_independent():
-    """The family h_j(x) = x · prime_j mod R: a pair that collides once collides always."""
-    x = np.arange(20_000)
-    pairs = set(zip(x * 31 % 23, x * 37 % 23))
-    assert len(pairs) == 23  # of 23² = 529
 
 
 def test_bits_to_chunks_reads_binary_digits():
@@ -237,9 +231,9 @@ def test_hash_class_is_restored_from_its_state(name):
     (hashing.md5_index, ("play", 9), ValueError, "words: expected a list of str, got 'play'"),
     (NgramLSH(["a"], 9).bits, ("play", 9), ValueError, "words: expected a list of str, got 'play'"),
     # numpy gives 0 for every word
-    (hashing.sketch_index, (["a"], 3, 0), AssertionError, "k, buckets: expected 1 or more"),
+    (hashing.sketch_index, (["a"], 3, 0), ValueError, "k, buckets: expected at least 1"),
     # int16 would overflow
-    (hashing.bits_to_chunks, (np.ones((1, 20), np.uint8), 16), AssertionError, "k: expected 1 to"),
+    (hashing.bits_to_chunks, (np.ones((1, 20), np.uint8), 16), AssertionError, "size: expected"),
     # a window would run over the end of eta
     (NgramLSH(["a"], 9).index, (["a"], 10), AssertionError, "T, N: expected 1 to F, 9"),
 ])

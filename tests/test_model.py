@@ -104,12 +104,16 @@ def test_config_refuses_an_unknown_choice(field):
 
 
 @pytest.mark.parametrize("changes, message", [
+    # sizes that would build a model without an error
+    (dict(layers=-1), "layers: expected at least 0, got -1"),
+    (dict(head="classify", labels=0), "labels: expected at least 1, got 0"),
+    (dict(attn="lsh", lsh_bands=0), "lsh_bands: expected at least 1, got 0"),
     (dict(dropout=1.0), "dropout: expected at least 0 and less than 1, got 1.0"),
     (dict(emb="bloom", head="hash-mlm", order=False, attn="lsh", lsh_pairs="upper"),
      "lsh_pairs: expected all for sets"),
     # no row for each word; no hashes; nothing to shuffle
-    (dict(head="mlm"), "head (--objective): expected sr or hash-mlm for proj"),
-    (dict(emb="lookup", head="hash-mlm"), "head (--objective): expected sr or mlm for lookup"),
+    (dict(head="mlm"), "head (--objective): expected sr or hash-mlm or"),
+    (dict(emb="lookup", head="hash-mlm"), "head (--objective): expected sr or mlm or"),
     (dict(order=False, head="sr"), "head (--objective): expected hash-mlm for proj"),
     (dict(head="hash-mlm", tied=True), "tied requires an embedding with rows of words or hashes"),
 ])
@@ -171,10 +175,15 @@ def test_model_refuses_masked_positions_of_another_head(head, positions):
         net(random_ids(2, 7), masked_positions=positions)
 
 
-def test_model_fails_at_more_positions_than_it_has():
-    net = tiny_model(spare_positions=2)  # spare rows are none of them
-    with pytest.raises(RuntimeError, match=r"\(10\) must match .* \(9\)"):
-        net(random_ids(1, 10))
+@pytest.mark.parametrize("sizes", [
+    dict(length=9, spare_positions=2),  # spare rows are none of them
+    dict(length=1),  # one position would be broadcast
+    dict(length=9, emb="bloom", head="hash-mlm", order=False),
+])
+def test_model_fails_at_more_positions_than_it_has(sizes):
+    net = tiny_model(**sizes)
+    with pytest.raises(AssertionError, match="^ids: expected at most . positions, got 10"):
+        net.encode(random_ids(1, 10))
 
 
 # Encoder
@@ -343,7 +352,7 @@ def test_sinusoids_match_hand_example():
 def test_positions_start_as_sinusoids_at_one_ratio_to_words(emb):
     """2.25 standard deviations of a word's vector, which test_embeddings.py measures."""
     net = tiny_model(emb=emb)
-    std = net.embedding.initial_std(net.config)
+    std = net.embedding.initial_std()
     expected = 2.25 * std * model.sinusoids(9, 12)
     assert_near(net.positions.weight, expected)
 

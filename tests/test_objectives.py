@@ -237,6 +237,13 @@ def test_rank_words_matches_loops():
         assert ranks[i] == expected
 
 
+def test_words_without_a_score_are_ranked_last():
+    """NaN is neither more nor less: a model that diverged would have recall 1."""
+    logp = torch.full((1, 3, 3), torch.nan)
+    ranks = rank_words(logp, torch.randint(0, 3, (50, 3)), torch.tensor([7]))
+    assert ranks.tolist() == [49]
+
+
 # Sampled softmax
 
 
