@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import finetune
@@ -18,6 +19,7 @@ from common import InputError, load_checkpoint, lock_output, share_by_size
 from data.corpus import read_rows
 from data.tasks import Task
 from infer import Predictor
+from model import Model
 from tests.pretend_gpu import pretend_gpu
 from tests.support import assert_refused, equal_weights, make_words, run_main, torchrun
 from tests.test_squad import make_rows
@@ -304,6 +306,27 @@ def test_recipe_reaches_the_optimizer(tune, own, tmp_path, before_step):
     assert rates[10::15] == pytest.approx([0.75] * 5)
     assert groups[0]["eps"] == 1e-6
     assert groups[0]["weight_decay"] == 0
+
+
+def test_seeds_and_epochs_differ_and_only_steps_have_dropout(tune, own, tmp_path):
+    """Each seed has a head and orders of its own. A batch has all rows, so an epoch is a step."""
+    modes = set()
+    batches = []
+    heads = []
+
+    def record(model, inputs, output):
+        if isinstance(model, Model):
+            modes.add((output.requires_grad, model.training))
+            if model.training:
+                batches.append(inputs[0].tolist())
+                heads.append(model.head[1].weight.sum().item())
+
+    with register_module_forward_hook(record):
+        tune(tmp_path, *own, *"--seeds 2 --epochs 2 --batch 357".split())
+    assert modes == {(True, True), (False, False)}
+    assert len(batches) == 4
+    assert all(batches.count(batch) == 1 for batch in batches)
+    assert heads[0] != heads[2]
 
 
 def test_weights_that_are_not_finite_are_refused(tune, refuse, own, tmp_path, before_step):
