@@ -128,7 +128,7 @@ def test_workers_change_nothing(small, tmp_path, data):
 
 
 @pytest.mark.parametrize("data, flags", [
-    ("text", "--hash md5 --attn lsh --lsh_bands 2"),  # hyperplanes come with the weights
+    ("text", "--hash md5 --attn lsh --lsh_bands 2 --dropout 0.1"),  # hyperplanes come with the weights
     ("sets", "--coherent 1"),
 ])
 def test_run_from_a_checkpoint_begins_with_its_evaluation(small, tmp_path, data, flags):
@@ -233,6 +233,16 @@ def test_hyperplanes_are_redrawn_only_by_flag(small, tmp_path, flags, is_redrawn
     initial = Model(Config(**checkpoint["config"])).layers[0].attention.planes
     planes = checkpoint["model"]["layers.0.attention.planes"]
     assert torch.equal(planes, initial) == (not is_redrawn)
+
+
+def test_seed_decides_the_weights_and_each_step_has_its_own_draws(small, tmp_path):
+    """At a learning rate of 0 the weights are those of the start."""
+    seeds = []
+    with register_optimizer_step_pre_hook(lambda *_: seeds.append(torch.initial_seed())):
+        for seed in ("1", "2"):
+            pretrain.main(small("--seed", seed, "--lr", "0", out=seed))
+    assert len(set(seeds)) == 2 * 6  # steps
+    assert not equal_weights(tmp_path / "1", tmp_path / "2")
 
 
 # Resuming
