@@ -181,6 +181,12 @@ def test_set_epoch_reads_a_segment_of_each_page_once():
     assert pages != sorted(pages)
 
 
+def test_set_epochs_read_other_segments():
+    batches = set_batches(batch_size=1)
+    first, second = [read_epoch(batches, epoch) for epoch in (0, 1)]
+    assert {str(ids) for ids in first} != {str(ids) for ids in second}
+
+
 def test_set_segments_begin_anywhere_in_their_page():
     page = SIZES.argmax()
     fractions = np.linspace(0, 1, 100, endpoint=False)
