@@ -145,6 +145,7 @@ def test_init_from_with_another_size_or_hash_is_refused(sr_run, flag, value):
     assert_refused(pretrain.main, flags, f"--{flag}: expected", "--init_from", f"got {value}")
 
 
-def test_init_from_may_cut_another_share_of_windows(sr_run):
-    args, _ = pretrain.parse_flags(["--init_from", str(sr_run), "--short", "0"])
-    assert args.short == 0
+def test_init_from_may_have_another_share_of_short_windows_and_dropout(sr_run):
+    flags = f"--init_from {sr_run} --short 0 --dropout 0.3"
+    args, _ = pretrain.parse_flags(flags.split())
+    assert (args.short, args.dropout) == (0, 0.3)
