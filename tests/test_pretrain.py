@@ -128,7 +128,7 @@ def test_workers_change_nothing(small, tmp_path, data):
 
 
 @pytest.mark.parametrize("data, flags", [
-    ("text", "--hash md5 --attn lsh --lsh_bands 2 --dropout 0.1"),  # hyperplanes come with the weights
+    ("text", "--hash md5 --attn lsh --lsh_bands 2 --dropout 0.1"),  # its hyperplanes are saved
     ("sets", "--coherent 1"),
 ])
 def test_run_from_a_checkpoint_begins_with_its_evaluation(small, tmp_path, data, flags):
