@@ -137,6 +137,7 @@ def test_simhash_matches_definition_for_each_head_and_function():
     """[BL §2.1] h(x) = sum, mod m, of coef over the hyperplanes that x lies above."""
     planes, coef = attention.draw_hyperplanes(3, 4, 6, 5, 97)
     x = torch.randn(2, 3, 11, 5)
+    x[0, 0, 0] = 0  # above none
     h = simhash(x, planes, coef, 97)
     assert h.shape == (2, 3, 4, 11)
     for head in range(3):

@@ -171,9 +171,11 @@ def test_eval_batch_is_the_same_for_every_seed(make):
 
 
 def test_set_epoch_reads_a_segment_of_each_page_once():
-    """[SB §3.1] At most L items; pages of one item are left out."""
+    """[SB §3.1] At most L items; pages of one item are left out. The next epoch has others."""
     pages = []
-    for ids in read_epoch(set_batches(batch_size=1)):
+    first, second = [read_epoch(set_batches(batch_size=1), epoch) for epoch in (0, 1)]
+    assert set(map(str, first)) != set(map(str, second))
+    for ids in first:
         [page] = pages_of(ids)
         assert ids.shape == (1, min(5, SIZES[page]))
         pages.append(page)

@@ -127,7 +127,8 @@ def count_pure(members):
     return num_pure
 
 
-def test_item_vectors_are_singular_vectors():
+@pytest.mark.parametrize("width", [2, 40])  # of topics, of single items
+def test_item_vectors_are_singular_vectors(width):
     """[SB App. D] The same cosines as with numpy's decomposition of the whole matrix."""
     items, sizes = sets_of_two_topics()
     sets = np.repeat(np.arange(300), sizes)
@@ -135,9 +136,9 @@ def test_item_vectors_are_singular_vectors():
     A[sets, items] = 1
     A /= np.sqrt(A.sum(0) * sizes[:, None])
     _, s, Vt = np.linalg.svd(A)
-    expected = Vt[:2].T * s[:2]  # (items, width), the leading two
+    expected = Vt[:width].T * s[:width]  # (items, width), the leading ones
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    vectors = item_vectors(items, sizes, 40, width=2)
+    vectors = item_vectors(items, sizes, 40, width)
     difference = vectors @ vectors.T - expected @ expected.T
     assert np.abs(difference).max() < 1e-3
 

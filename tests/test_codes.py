@@ -8,7 +8,7 @@ import pytest
 
 from common import InputError
 from data import codes
-from hashing import MD5
+from hashing import MD5, NgramLSH
 from model import Config
 from tests.support import make_words
 from tokenizer import FIRST_WORD_ID, SEP, HashTokenizer
@@ -24,7 +24,7 @@ def make_corpus(folder):
     """Return a Corpus of 60 pages of two words each, of which the first six are held out."""
     pages = FIRST_WORD_ID + np.arange(120).reshape(60, 2)
     ids = np.insert(pages, 2, SEP, axis=1).flatten()
-    counts = np.ones(FIRST_WORD_ID + 120, np.int64)
+    counts = np.arange(FIRST_WORD_ID + 120)
     return SimpleNamespace(folder=str(folder), words=WORDS, counts=counts, subwords=None, ids=ids,
                            offsets=np.arange(0, 181, 3),
                            split_pages=lambda: (np.arange(6, 60), np.arange(6)))
@@ -61,6 +61,13 @@ def test_targets_are_the_codes_of_digests_and_none_of_other_heads(tmp_path):
     _, table, targets = build(make_corpus(tmp_path), "bloom", "hash-mlm")
     assert targets is table
     assert build(make_corpus(tmp_path), "proj", "sr")[2] is None
+
+
+def test_hash_is_fitted_to_the_counts_of_the_corpus(tmp_path):
+    corpus = make_corpus(tmp_path)
+    tokenizer, _, _ = build(corpus, features=70)
+    counts = dict(zip(WORDS, corpus.counts[FIRST_WORD_ID:]))
+    assert tokenizer.hash.grams == NgramLSH.fit(counts, 70).grams
 
 
 def test_files_of_other_hashes_are_kept_apart(tmp_path):

@@ -233,7 +233,8 @@ def test_cell_of_a_whole_article_is_read_where_a_long_has_32_bits(write):
 @pytest.mark.parametrize("start", ["text,label\n", ""])
 def test_header_of_a_table_that_may_have_none_is_no_row(start, write):
     path = write("a.csv", start + "x,1\n")
-    assert list(read_rows(path, columns=["text", "label"])) == [dict(text="x", label="1")]
+    [row] = read_rows(path, columns=["n", "label"])  # the last name tells a header
+    assert row["label"] == "1"
 
 
 def test_row_that_a_line_break_has_cut_goes_with_its_second_half(write, capsys):

@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import finetune
@@ -19,6 +20,7 @@ from data.corpus import read_rows
 from data.tasks import Task
 from finetune import share_by_size
 from infer import Predictor
+from model import Model
 from tests.pretend_gpu import pretend_gpu
 from tests.support import assert_refused, equal_weights, make_words, run_main, torchrun
 from tests.test_squad import make_rows
@@ -152,18 +154,18 @@ def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
 
     def run_job(args, runtime, config, start, data, seed):
         name = data["train"].task.name
-        (tmp_path / f"{name}-seed-{seed}.pt").touch()
+        (tmp_path / f"{name}-seed-{seed}.pt").write_text(str(seed))
         scores = dict(accuracy=len(name) + seed)
         size = dict(total=1, poep=0)
         return dict(metric="accuracy", rows={}, size=size, majority=0, best=scores, last=scores,
-                    f1_per_label={}, selection=0, seed=seed)
+                    f1_per_label={}, selection=-seed, seed=seed)
 
     monkeypatch.setattr(finetune, "read_task", read_task)
     monkeypatch.setattr(finetune, "run_job", run_job)
     results = tune(tmp_path, "--task", "glue", "--seeds", 2)
     assert " ".join(results["tasks"]) == "mnli qnli qqp rte sst2 mrpc cola stsb"
     assert results["average"] == (3.75 + 4.75) / 2
-    assert (tmp_path / "stsb.pt").exists()
+    assert (tmp_path / "stsb.pt").read_text() == "0"  # dev rows, on which 1 is better, choose none
 
 
 # Rows that choose, rows that are scored
@@ -273,10 +275,15 @@ def test_head_is_kept_for_the_very_same_task(tune, own, tmp_path):
 def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):
     small = finetune.PRESETS["proformer"] | dict(width=32, heads=4, ffn=64)
     monkeypatch.setitem(finetune.PRESETS, "proformer", small)
-    done = run_main(finetune.main, "--preset", "proformer", *QUICK, *own, "--seeds", 1,
-                    "--out", tmp_path)
-    assert done.result["tasks"]["own"]["mean"] > 90
-    assert len(Predictor(str(tmp_path)).classify("zebra")) == 2
+    rows = [("text", "label"), ("zebra жираф", "up"), ("quagga", "down")]
+    dev = write_table(tmp_path / "dev.tsv", rows)
+    out = tmp_path / "out"
+    done = run_main(finetune.main, "--preset", "proformer", *QUICK, *own, "--dev", dev,
+                    "--seeds", 1, "--out", out)
+    assert done.result["tasks"]["own"]["mean"] == 100
+    tokenizer = Predictor(str(out)).tokenizer
+    # dev rows have no part in the hash
+    assert tokenizer.is_known(["zebra", "жираф"]).tolist() == [True, False]
 
 
 # Training
@@ -298,12 +305,26 @@ def test_recipe_reaches_the_optimizer(tune, own, tmp_path, before_step):
     rates, actions = before_step
     actions[80] = groups.append
     tune(tmp_path, *own, *"--batch 25 --epochs 5 --lr 1 --seeds 1 --select 0".split())
-    assert len(rates) == 80
-    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
-    assert rates[5::15] == [1] * 5
-    assert rates[10::15] == pytest.approx([0.75] * 5)
+    assert rates == [finetune.learning_rate(step, 80, 5) for step in range(80)]
     assert groups[0]["eps"] == 1e-6
     assert groups[0]["weight_decay"] == 0
+
+
+def test_seeds_and_epochs_differ_and_only_steps_have_dropout(tune, own, tmp_path):
+    """Each seed has a head and orders of its own. A batch has all rows, so an epoch is a step."""
+    steps = []
+
+    def record(model, inputs, output):
+        if isinstance(model, Model):
+            assert model.training == output.requires_grad
+            if model.training:
+                steps.append((str(inputs[0].tolist()), model.head[1].weight.sum().item()))
+
+    with register_module_forward_hook(record):
+        tune(tmp_path, *own, *"--seeds 2 --epochs 2 --batch 357".split())
+    batches, heads = zip(*steps)
+    assert len(set(batches)) == len(steps) == 4
+    assert heads[0] != heads[2]
 
 
 def test_weights_that_are_not_finite_are_refused(tune, refuse, own, tmp_path, before_step):

@@ -160,6 +160,7 @@ def test_init_from_with_another_key_does_not_print_it(sr_run):
     assert "guess" not in done.err
 
 
-def test_init_from_may_cut_another_share_of_windows(sr_run):
-    args, _ = pretrain.parse_flags(["--init_from", str(sr_run), "--short", "0"])
-    assert args.short == 0
+def test_init_from_may_have_another_share_of_short_windows_and_dropout(sr_run):
+    flags = f"--init_from {sr_run} --short 0 --dropout 0.3"
+    args, _ = pretrain.parse_flags(flags.split())
+    assert (args.short, args.dropout) == (0, 0.3)

@@ -129,7 +129,8 @@ def test_normalize_answer_removes_whole_articles():
 
 
 @pytest.mark.parametrize("answer, truths, allow_no_answer, expected", [
-    (["cat", "cat"], [["cat"]], True, (0, 2 / 3)),  # a word counts as often as in both
+    # a word counts as often as in both
+    (["cat", "cat", "cat"], [["cat", "cat", "dog"]], True, (0, 2 / 3)),
     ([], [[]], True, (1, 1)),
     ([], [["dog"]], True, (0, 0)),
     (["dog"], [[]], True, (0, 0)),
@@ -236,7 +237,8 @@ def test_targets_read_as_answers_score_100(split, length, name, no_answer, bpe):
     assert "0 answers found in none" in data.notes
 
     logits = [torch.zeros(len(ids), 2) for ids in data.examples]
-    for scores, (start, end) in zip(logits, data.targets):
+    for scores, ids, (start, end) in zip(logits, data.examples, data.targets):
+        assert SEP not in ids[[start, end]]
         scores[start, 0] = 1
         scores[end, 1] = 1
     scores, texts = data.evaluate(batches(logits))

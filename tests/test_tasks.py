@@ -259,7 +259,7 @@ def test_pydoc_holds_out_whole_files(tmp_path, monkeypatch):
         assert name[0] == label
         names.append(name)
     held_out = [text.split()[-2] for (text,), _ in splits["dev"]]
-    assert len(held_out) > 0
+    assert {"a/1", "b/9"} <= set(held_out)  # by name, on every machine
     assert not set(names) & set(held_out)
     assert len(names + held_out) == 2 * 60 * 2
 
