@@ -192,7 +192,7 @@ def label_windows(rows, windows, spans):
     for number, window in windows:
         words = answers.get(number, [])
         if words and window.start <= words[0] and words[-1] < window.stop:
-            shift = window.first - window.start  # from words of the context to positions
+            shift = window.offset - window.start  # from words of the context to positions
             targets.append([words[0] + shift, words[-1] + shift])
             found.add(number)
         else:
@@ -229,7 +229,7 @@ def mark_contexts(windows, logits):
     is_context = torch.zeros(logits.shape[:2], dtype=torch.bool)
     for row, (_, window) in enumerate(windows):
         size = window.stop - window.start
-        is_context[row, window.first:window.first + size] = True
+        is_context[row, window.offset:window.offset + size] = True
     return send(is_context, logits.device)
 
 
@@ -303,7 +303,7 @@ def find_answers(pairs, windows, spans, batches):
             null[question] = min(null[question], no_answer)
             if score > best[question]:
                 best[question] = score
-                shift = window.start - window.first  # from positions to words of the context
+                shift = window.start - window.offset  # from positions to words of the context
                 first_character, _ = spans[question][start + shift]
                 _, last_character = spans[question][end + shift]
                 _, context = pairs[question]

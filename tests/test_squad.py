@@ -261,9 +261,9 @@ def test_answers_are_the_best_over_all_windows():
     best = {}  # question -> (score, first word, last word)
     null = {}
     for scores, (number, window) in zip(logits, windows):
-        shift = window.start - window.first  # from positions to words of the context
+        shift = window.start - window.offset  # from positions to words of the context
         stop = window.stop - shift
-        score, i, j = list_pairs(scores, window.first, stop, 30)[0]
+        score, i, j = list_pairs(scores, window.offset, stop, 30)[0]
         pair = (score, i + shift, j + shift)
         no_answer = scores[0].sum().item()
         best[number] = max(best.get(number, pair), pair)
