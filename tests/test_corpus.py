@@ -177,6 +177,10 @@ def test_read_rows_reads_every_format(name, content, write):
     assert [row["text"] for row in rows] == TEXTS
 
 
+def test_json_of_one_object_is_one_row(write):
+    assert list(read_rows(write("a.json", to_lines(ROWS[:1])))) == ROWS[:1]
+
+
 def test_read_rows_reads_parquet(tmp_path):
     path = str(tmp_path / "a.parquet")
     datasets.Dataset.from_list(ROWS).to_parquet(path)
@@ -247,6 +251,11 @@ def test_row_that_a_line_break_has_cut_goes_with_its_second_half(write, capsys):
     rows = list(read_rows(path))
     assert [row["text"] for row in rows] == ["fine"] * 100 + ["end"]
     assert "another number in 1 of 103 rows, the first in row 101" in capsys.readouterr().err
+
+
+def test_file_of_carriage_returns_is_reported(write, capsys):
+    assert list(read_rows(write("a.txt", "one\rtwo\rthree"))) == [dict(text="one two three")]
+    assert "2 carriage returns were read as spaces" in capsys.readouterr().err
 
 
 def test_carriage_return_alone_is_a_space(write):
@@ -424,7 +433,7 @@ def test_copied_code_counts_once(name, split, write, load, monkeypatch):
     ("h.txt.gz", b"not zipped", "h.txt.gz: could not be read as .txt.*copy it again"),
     ("j.txt", "日本".encode("utf-16"), "j.txt: expected UTF-8, got UTF-16"),
     ("k.csv", "text".encode("utf-16-le"), "k.csv: expected UTF-8, got UTF-16 or NULs"),  # no mark
-    ("l.json", '{"train": [{"text": "a"}]}', "l.json: expected a list .* object with train"),
+    ("l.json", '{"train": [{"text": "a"}]}', "l.json: expected one column of text, got train"),
 ])
 def test_damaged_files_are_named(name, content, message, write, load):
     with pytest.raises(InputError, match=message):
