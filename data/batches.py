@@ -113,8 +113,8 @@ class Batches:
             size: int, rows of the batch.
 
         Returns:
-            noise: float32 (3, size, L), uniform in [0, 1), from which Objective.corrupt decides. For
-                masked words, noise[0] is low where a word is chosen, noise[1] where a chosen one
+            noise: float32 (3, size, L), uniform in [0, 1), from which Objective.corrupt decides:
+                for masked words noise[0] is low where a word is chosen, noise[1] where a chosen one
                 becomes [MASK], noise[2] where another chosen one becomes a random word.
             random_words: int64 (size, L), uniform over word_ids.
         """
@@ -270,8 +270,8 @@ class ItemSetBatches(Batches):
         self.steps_per_epoch = len(self.train_pages) // batch_size
         if self.steps_per_epoch == 0 or self.num_eval == 0:
             raise ValueError(f"expected {batch_size:,} training sets of two items or more and a "
-                             f"held-out one, got {len(self.train_pages):,} and {self.num_eval:,}. Use "
-                             "smaller batches, more sets, or tabs between items.")
+                             f"held-out one, got {len(self.train_pages):,} and {self.num_eval:,}. "
+                             "Use smaller batches, more sets, or tabs between items.")
         by_size = np.argsort(self.page_sizes[eval_pages], kind="stable")
         self.eval_pages = eval_pages[by_size]  # pages of one size together need little padding
         self.words_per_sequence = float(self.segment_sizes[self.train_pages].mean())
