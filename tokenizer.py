@@ -41,25 +41,16 @@ class HashTokenizer:
         ids = tokenizer.ids(words)                 5 6
         codes = tokenizer.codes()[ids]             (2, C), which an embedding reads
 
+    Other libraries call the first two steps "encode"; ids_of_texts is both, for many texts.
+
     The word list grows with the text and has no parameters: a new word gets the next free ID, and
     is hashed once. In the code formats "row" and "digest" the vocabulary is fixed, and every other
-    word is [UNK]. In parentheses is the name of the embedding that reads a format:
-
-        code_format   dtype   C          code numbers of a word
-        row           int32   1          its row in a vocabulary, the token ID (lookup)
-        index         int32   1          its hash bucket, 0 .. N-1 (emb)
-        chunks        int16   ceil(T/k)  chunks of k bits (pool)
-        bits          uint8   ceil(T/8)  T bits in bytes, most significant first (add, proj, linear)
-        digest        int32   m          its bucket in each map, 0 .. R-1 (bloom)
-        sketch        int32   k          its bucket by each hash function, 0 .. R-1 (mean, median)
-        weighted      int32   k + 1      k rows 0 .. N-1, a row of the importance table (weighted)
-        ngrams        int32   G          buckets 1 .. N-1 of its n-grams, then 0 (ngram)
-
-    A checkpoint holds the state of one tokenizer.
+    word is [UNK]. A checkpoint holds the state of one tokenizer.
 
     Args:
-        config: model.Config: its code_format, and the sizes that the format needs: bits T, chunk k,
-            rows N, hashes m or k, buckets R, weights (rows of the importance table) and grams G.
+        config: model.Config: its code_format, see hash_words, and the sizes that the format needs:
+            bits T, chunk k, rows N, hashes m or k, buckets R, weights (rows of the importance
+            table) and grams G.
         split: one of SPLITS: regex, space, bpe, phrases, items. "items" cuts text at the names in
             the vocabulary, so it is meant for a fixed one.
         hash_name, hash: a key of HASHES and its fitted instance, for index, chunks and bits.
@@ -69,7 +60,7 @@ class HashTokenizer:
         hash_seed: int, key: str or None, both for sketches and n-grams; hash has its own.
 
     Raises:
-        ValueError: If the parts do not fit each other.
+        ValueError: If the hash, the vocabulary and the map do not fit each other or the config.
     """
 
     separator = (SEP, SEP)  # between two texts in build_inputs; a character tokenizer has another
@@ -77,8 +68,9 @@ class HashTokenizer:
     def __init__(self, config, split="regex", hash_name="md5", hash=None, subwords=None,
                  vocabulary=None, bloom_map=None, hash_seed=0, key=None):
         # a checkpoint with another name could not be loaded
-        if hash is not None and not isinstance(hash, HASHES[hash_name]):
-            raise ValueError(f"hash_name: expected that of {hash!r:.60}, got {hash_name!r}.")
+        needs_hash = config.code_format in ("index", "chunks", "bits")
+        if needs_hash and not isinstance(hash, HASHES[hash_name]):
+            raise ValueError(f"hash: expected one of hash_name {hash_name!r}, got {hash!r:.60}.")
         self.config = config
         self.split_name = split
         self.subwords = subwords
@@ -126,7 +118,8 @@ class HashTokenizer:
                 self.max_words = max(self.max_words, 1 + word.count(" "))
 
     def ids_of_texts(self, texts):
-        """Return int32 (words,) for each text, faster than split and ids; not for split items."""
+        """Return the token IDs of each text, int32 (n,), faster than split and ids."""
+        assert self.split_name != "items", "expected a tokenizer of texts, not of item sets"
         if self.subwords is not None:
             return [self.ids(words) for words in self.subwords.split_texts(texts)]
         return [self.ids(list_words(text, self.split_name)) for text in texts]
@@ -155,7 +148,18 @@ class HashTokenizer:
         return self.code_table
 
     def hash_words(self, words):
-        """Return the codes (len(words), C) of words, with the dtype and C of their format."""
+        """Return the codes (V, C) of words. In parentheses is the embedding that reads a format.
+
+            code_format   dtype   C          code numbers of a word
+            row           int32   1          its row in a vocabulary, the token ID (lookup)
+            digest        int32   m          its bucket in each map, 0 .. R-1 (bloom)
+            index         int32   1          its hash bucket, 0 .. N-1 (emb)
+            bits          uint8   ceil(T/8)  T bits in bytes, first bit highest (add, proj, linear)
+            chunks        int16   ceil(T/k)  chunks of k bits (pool)
+            sketch        int32   k          its bucket by each function, 0 .. R-1 (mean, median)
+            weighted      int32   k + 1      k rows 0 .. N-1, a row of importances (weighted)
+            ngrams        int32   G          buckets 1 .. N-1 of its n-grams, then 0 (ngram)
+        """
         c = self.config
         if self.is_fixed:
             return self.fixed_codes(self.ids(words))
@@ -176,7 +180,7 @@ class HashTokenizer:
         if c.code_format == "ngrams":
             index = ngram_index(words, c.rows, c.grams, self.hash_seed, self.key)  # (V, G)
             return index.astype(np.int32)
-        raise ValueError("code_format: expected one that HashTokenizer lists, "
+        raise ValueError("code_format: expected one that hash_words lists, "
                          f"got {c.code_format!r}.")
 
     def sketch(self, words, k, rows):
@@ -189,13 +193,14 @@ class HashTokenizer:
 
     def fixed_codes(self, ids):
         """Return the codes (n, C) of token IDs (n,), special tokens too, in a fixed vocabulary."""
-        ids = ids[:, None]
         if self.config.code_format == "row":
-            return ids
-        # each map has rows of its own: R for its buckets, then one for each special token
-        items = np.maximum(ids[:, 0] - FIRST_WORD_ID, 0)
-        digests = self.bloom_map.digest[items]  # (n, m)
-        return np.where(ids < FIRST_WORD_ID, self.bloom_map.buckets + ids, digests)
+            return ids[:, None]
+        # each of the m maps has R rows for its buckets, then a row for each special token
+        is_special = ids < FIRST_WORD_ID  # (n,)
+        codes = np.empty((len(ids), self.bloom_map.m), np.int32)
+        codes[is_special] = self.bloom_map.buckets + ids[is_special, None]
+        codes[~is_special] = self.bloom_map.digest[ids[~is_special] - FIRST_WORD_ID]
+        return codes
 
     def special_codes(self):
         """Return the codes of the special tokens, (FIRST_WORD_ID, C).
@@ -227,24 +232,25 @@ class HashTokenizer:
     def load(cls, state, config):
         """Return the tokenizer of a state() and a model's config; ValueError if they do not fit."""
         try:
-            parts = dict(state)
-            if parts["hash"] is not None:
-                parts["hash"] = HASHES[parts["hash_name"]](**parts["hash"])
-            if parts["subwords"] is not None:
-                parts["subwords"] = SUBWORDS[parts["split"]](parts["subwords"])
-            if parts["bloom_map"] is not None:
-                parts["bloom_map"] = BloomMap.load(parts["bloom_map"])
-            return cls(config, **parts)
-        except Exception as error:  # numpy and the BPE library raise many types
+            options = dict(state)
+            if options["hash"] is not None:
+                options["hash"] = HASHES[options["hash_name"]](**options["hash"])
+            if options["subwords"] is not None:
+                options["subwords"] = SUBWORDS[options["split"]](options["subwords"])
+            if options["bloom_map"] is not None:
+                options["bloom_map"] = BloomMap.load(options["bloom_map"])
+            return cls(config, **options)
+        except Exception as error:  # the BPE library raises plain Exception
             raise ValueError(f"not the state of a tokenizer for this model: {error!r}") from error
 
 
-# Text to units that are learned from a corpus: BPE pieces, phrases
+# Text to tokens that are learned from a corpus: BPE pieces, phrases
 
 
 def make_encodable(text):
-    """Return text of equal length for the BPE library: lone surrogates become ?, İ becomes i."""
-    # İ alone has a lower case of two characters: the library would add pieces for its dot
+    """Replace by one character each what the BPE library cannot read."""
+    # İ lower-cases to two characters, which would shift all later spans; lone surrogates are not
+    # UTF-8, and become ?
     return text.encode("utf-8", "replace").decode().replace("İ", "i")
 
 
@@ -306,7 +312,7 @@ class Phrases:
         text: str, JSON, the attribute `json` of another Phrases.
 
     Attributes:
-        units: list[str], phrases and then pieces.
+        units: list[str], phrases and then pieces, which are its tokens.
     """
 
     MAX_COUNTED = 10_000_000  # words and pairs in memory; beyond it the rarer half is dropped
@@ -316,7 +322,7 @@ class Phrases:
         self.json = text
         self.bpe = BPE(state["bpe"])
         self.phrases = set(state["phrases"])
-        # subtle: a piece that is spelled like a phrase shares its unit
+        # a piece spelled like a phrase is listed once, so both have one token ID
         pieces = [piece for piece in self.bpe.units if piece not in self.phrases]
         self.units = state["phrases"] + pieces
 
@@ -324,7 +330,7 @@ class Phrases:
     def train(cls, open_texts, size=1_000_000, max_pieces=30_000):
         """Learn phrases, then pieces, from texts that are read twice, see BPE.train.
 
-        At most max_pieces of the `size` units are pieces, and at least 256.
+        At most max_pieces of the `size` tokens are pieces, and at least 256.
         """
         counts = Counter()
         for text in open_texts():
@@ -332,8 +338,7 @@ class Phrases:
             counts.update(words)
             counts.update(" ".join(pair) for pair in zip(words, words[1:]))
             if len(counts) > cls.MAX_COUNTED:
-                median = sorted(counts.values())[len(counts) // 2]
-                counts = Counter({key: n for key, n in counts.items() if n > median})
+                counts = Counter(dict(counts.most_common(cls.MAX_COUNTED // 2)))
         bpe = BPE.train(open_texts, min(max_pieces, size))
         phrases = [phrase for phrase in counts if counts[phrase] > 1]
         phrases.sort(key=lambda phrase: (-counts[phrase], phrase))
@@ -341,7 +346,7 @@ class Phrases:
         return cls(json.dumps(dict(phrases=phrases, bpe=bpe.json)))
 
     def split(self, text):
-        """Return units list[str] and spans list[(start, end)]; parts of a letter have its span."""
+        """Return tokens list[str] and spans list[(start, end)], which bytes of a letter share."""
         words, spans = split_words(text)
         units = []
         places = []
@@ -359,7 +364,7 @@ class Phrases:
         return units, places
 
     def split_texts(self, texts):
-        """Return the units of each text, list[list[str]]."""
+        """Return the tokens of each text, list[list[str]]."""
         return [self.split(text)[0] for text in texts]
 
 
@@ -440,25 +445,26 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator):
     if length < 3 + len(separator):
         raise ValueError(f"length: expected {3 + len(separator)} or more, got {length}.")
     if second is None:
-        second = []
-        separator = []
+        num_cut = max(len(first) - (length - 2), 0)
+        ids = np.concatenate([[CLS], first[:length - 2], [SEP]])
+        return ids.astype(np.int32), num_cut
     room = length - 2 - len(separator)  # for words
     # the first gets what the second leaves, or half of the room if that is more
     num_first = min(len(first), max(room - len(second), (room + 1) // 2))
     num_second = min(len(second), room - num_first)
-    parts = [[CLS], first[:num_first], separator, second[:num_second], [SEP]]
-    num_cut = len(first) - num_first + len(second) - num_second
-    return np.concatenate(parts).astype(np.int32), num_cut
+    num_cut = len(first) + len(second) - num_first - num_second
+    ids = np.concatenate([[CLS], first[:num_first], separator, second[:num_second], [SEP]])
+    return ids.astype(np.int32), num_cut
 
 
 class Window(NamedTuple):
-    """Token IDs of a question and a part of its context: the words start .. stop-1.
+    """Token IDs of a question and the words start .. stop-1 of its context.
 
-    These are at positions first, first + 1, ... of ids.
+    ids[offset] is word `start` of the context, ids[offset + 1] the next one.
     """
 
     ids: np.ndarray  # int32 (L at most,)
-    first: int
+    offset: int
     start: int
     stop: int
 

@@ -83,6 +83,9 @@ SHAPES = {  # --preset; the tiny one is ours
 class Canine(nn.Module):
     """Classify texts by their characters.
 
+    forward does not call upsample, up, up_norm and final: the released weights and the paper's
+    parameter count have them, and the tests compare them with the Transformers library.
+
     Args:
         config: CanineConfig.
 
@@ -116,12 +119,13 @@ class Canine(nn.Module):
         self.head = nn.Sequential(nn.Dropout(config.dropout), nn.Linear(d, config.labels))
 
         self.apply(self.init_weights)
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):  # those of the transformer layers too
+                module.eps = NORM_EPS
 
     def init_weights(self, module):
         """Draw the first weights of one of the modules."""
-        if isinstance(module, nn.LayerNorm):
-            module.eps = NORM_EPS
-        elif isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         elif isinstance(module, (nn.Linear, nn.Conv1d)):
             nn.init.normal_(module.weight, std=0.02 * (768 / self.config.width) ** 0.5)
@@ -150,8 +154,11 @@ class Canine(nn.Module):
         windows = self.downsample(x)  # (B, W, d)
 
         # subtle: windows move one place to the right, their mask does not, as in the released
-        # model. Since forward always pads, no position attends to a text's last window: the layers
-        # see its characters through local attention alone.
+        # model. With four windows of characters and two of padding:
+        #     window  [CLS]  1  2  3  4  5
+        #     mask        1  1  1  1  0  0
+        # So no position attends to the text's last window, 4: the layers see its characters
+        # through local attention alone.
         W = windows.shape[1]
         window_mask = key_mask[:, :RATE * W].unflatten(1, (W, RATE)).any(-1)  # (B, W)
         for layer in self.layers:

@@ -190,8 +190,9 @@ def score_neighbors(args):
     num_ids = len(corpus.counts)
     pages_of = collections.defaultdict(list)  # item -> its training pages
     # held-out sets must not vote for their own items
-    for i in sets.train:
-        page = sets.ids[sets.first[i]:sets.first[i] + sets.size[i]]
+    for i in sets.train_pages:
+        start = sets.page_starts[i]
+        page = sets.ids[start:start + sets.page_sizes[i]]
         for item in page.tolist():
             pages_of[item].append(page)
     frequency = np.array([len(pages_of[item]) for item in range(num_ids)])

@@ -43,20 +43,11 @@ class Batches:
         batch_size: int, B, of the global batch.
         seed: int, of order and noise.
 
-    A subclass sets
-
-        steps_per_epoch     int
-        num_eval            int, held-out sequences
-        words_per_sequence  float, words of a training sequence, on average
-        has_padding         bool
-
-    and has three methods:
-
-        draw_order(epoch)       the order of all training examples, int64: starts of windows, or
-                                numbers of pages
-        read_step(step, rows)   some rows of a step's batch, int64 (rows, L)
-        eval_batch(rows)        some of the num_eval held-out rows, as get_batch returns them; their
-                                noise is the same in every run
+    Attributes, which a subclass sets:
+        steps_per_epoch: int.
+        num_eval: int, held-out sequences.
+        words_per_sequence: float, words of a training sequence, on average.
+        has_padding: bool.
     """
 
     def __init__(self, word_counts, length, batch_size, seed):
@@ -67,8 +58,20 @@ class Batches:
         # random words are drawn from those that occur; some pieces of BPE do not
         self.word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)
         # the last result is kept: for the steps of an epoch, and the micro-batches of a step
-        self.read_order = functools.lru_cache(maxsize=1)(self.draw_order)
-        self.read_noise = functools.lru_cache(maxsize=1)(self.draw_noise)
+        self.cached_order = functools.lru_cache(maxsize=1)(self.draw_order)
+        self.cached_noise = functools.lru_cache(maxsize=1)(self.draw_noise)
+
+    def draw_order(self, epoch):
+        """Return the order of all training examples, int64: starts of windows, or page numbers."""
+        raise NotImplementedError
+
+    def read_step(self, step, rows):
+        """Return some rows of a step's batch, int64 (rows, L)."""
+        raise NotImplementedError
+
+    def eval_batch(self, rows):
+        """Return some of the num_eval held-out rows as get_batch does, with noise of no seed."""
+        raise NotImplementedError
 
     def get_batch(self, step, rows):
         """Return some rows of a step's global batch.
@@ -78,12 +81,13 @@ class Batches:
             rows: slice or int array.
 
         Returns:
-            ids int64 (rows, L), 0 as padding; key_mask bool (rows, L), False = padding, or None
-            where no row is ever padded; and their part of what draw_noise returns. L is that of
-            the longest row.
+            ids: int64 (rows, L), 0 as padding. L is that of the longest row.
+            key_mask: bool (rows, L), False = padding, or None where no row is ever padded.
+            noise: float32 (3, rows, L), see draw_noise.
+            random_words: int64 (rows, L).
         """
         ids = self.read_step(step, rows)
-        noise, random_words = self.read_noise((self.seed, NOISE, step), self.batch_size)
+        noise, random_words = self.cached_noise((self.seed, NOISE, step), self.batch_size)
         L = ids.shape[1]
         return ids, self.key_mask(ids), noise[:, rows, :L], random_words[rows, :L]
 
@@ -97,7 +101,7 @@ class Batches:
         """Return the training examples of a step, int64 (B,); each epoch shuffles them."""
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
-        return self.read_order(epoch)[first:first + self.batch_size]
+        return self.cached_order(epoch)[first:first + self.batch_size]
 
     def draw_noise(self, seed, size):
         """Draw the noise and random words of a whole batch.
@@ -109,8 +113,9 @@ class Batches:
             size: int, rows of the batch.
 
         Returns:
-            noise: float32 (3, size, L), uniform in [0, 1): three numbers for each word, from which
-                Objective.corrupt decides what becomes of it.
+            noise: float32 (3, size, L), uniform in [0, 1), from which Objective.corrupt decides:
+                for masked words noise[0] is low where a word is chosen, noise[1] where a chosen one
+                becomes [MASK], noise[2] where another chosen one becomes a random word.
             random_words: int64 (size, L), uniform over word_ids.
         """
         rng = np.random.default_rng(seed)
@@ -158,7 +163,8 @@ def text_windows(num_ids, length):
                              f"{length}, got {num_ids:,}. Use shorter windows, more text, "
                              "or --split bpe.")
         # one window fewer than fits: a shifted one must not reach into held-out text
-        train.extend(range(start, middle - 2 * window_size + 1, window_size))
+        num_fit = (middle - start) // window_size
+        train.extend(start + window_size * np.arange(num_fit - 1))
         held_out.extend(range(middle, end - window_size + 1, window_size))
     # at most MAX_EVAL_WORDS positions are scored: windows at equal distances in a large text
     num_windows = min(len(held_out), max(1, MAX_EVAL_WORDS // length))
@@ -169,9 +175,9 @@ def text_windows(num_ids, length):
 class TextBatches(Batches):
     """Windows of text, each behind a [CLS].
 
-    A model that reads full windows alone finds next to nothing in a short text. So a share of the
-    training windows is cut to a random length, ends with [SEP], as a text does, and is padded.
-    One in ten windows of [BERT] is short as well: short_seq_prob in its code.
+    Some training windows are cut short, since users' texts are short: a model trained on full
+    windows does badly on them. A short window has a random length, ends with [SEP], as a text does,
+    and is padded. One in ten windows of [BERT] is short as well: short_seq_prob in its code.
 
     Args:
         ids: integer (n,), token IDs of the corpus. Unknown ones are read as [UNK].
@@ -204,7 +210,7 @@ class TextBatches(Batches):
 
     def read_step(self, step, rows):
         """Read windows of a step, and cut a share of them. [BERT]"""
-        ids = self.read(self.examples(step)[rows])
+        ids = self.read_windows(self.examples(step)[rows])
         rng = np.random.default_rng([self.seed, LENGTHS, step])
         is_cut = rng.random(self.batch_size) < self.short
         # [CLS], a word and [SEP] at least
@@ -216,11 +222,11 @@ class TextBatches(Batches):
         return ids
 
     def eval_batch(self, rows):
-        ids = self.read(self.eval_starts[rows])
-        noise, random_words = self.read_noise((0, EVALUATION), self.num_eval)
+        ids = self.read_windows(self.eval_starts[rows])
+        noise, random_words = self.cached_noise((0, EVALUATION), self.num_eval)
         return ids, self.key_mask(ids), noise[:, rows], random_words[rows]
 
-    def read(self, starts):
+    def read_windows(self, starts):
         """Return int64 (B, L): the windows that begin at starts, int64 (B,)."""
         places = starts[:, None] + np.arange(self.length - 1)  # (B, L - 1)
         ids = self.ids[places].astype(np.int64)
@@ -257,30 +263,30 @@ class ItemSetBatches(Batches):
         self.ids = ids[is_item]
         num_before = np.append(0, np.cumsum(is_item))  # (n + 1,), items before each place
         edges = num_before[offsets]  # (P + 1,)
-        self.first = edges[:-1]  # of each page, in self.ids
-        self.size = np.diff(edges)  # (P,), items of each page
-        self.segment_size = np.minimum(self.size, length)
-        self.train = train_pages[self.size[train_pages] > 1]
-        held_out = eval_pages[self.size[eval_pages] > 1][:MAX_EVAL_PAGES]
-        self.num_eval = len(held_out)
-        self.steps_per_epoch = len(self.train) // batch_size
+        self.page_starts = edges[:-1]  # (P,), in self.ids
+        self.page_sizes = np.diff(edges)  # (P,), items of each page
+        self.segment_sizes = np.minimum(self.page_sizes, length)
+        self.train_pages = train_pages[self.page_sizes[train_pages] > 1]
+        eval_pages = eval_pages[self.page_sizes[eval_pages] > 1][:MAX_EVAL_PAGES]
+        self.num_eval = len(eval_pages)
+        self.steps_per_epoch = len(self.train_pages) // batch_size
         if self.steps_per_epoch == 0 or self.num_eval == 0:
             raise ValueError(f"expected {batch_size:,} training sets of two items or more and a "
-                             f"held-out one, got {len(self.train):,} and {self.num_eval:,}. Use "
-                             "smaller batches, more sets, or tabs between items.")
-        by_size = np.argsort(self.size[held_out], kind="stable")
-        self.held_out = held_out[by_size]  # pages of one size together need little padding
-        self.words_per_sequence = float(self.segment_size[self.train].mean())
+                             f"held-out one, got {len(self.train_pages):,} and {self.num_eval:,}. "
+                             "Use smaller batches, more sets, or tabs between items.")
+        by_size = np.argsort(self.page_sizes[eval_pages], kind="stable")
+        self.eval_pages = eval_pages[by_size]  # pages of one size together need little padding
+        self.words_per_sequence = float(self.segment_sizes[self.train_pages].mean())
 
     def draw_order(self, epoch):
         rng = np.random.default_rng([self.seed, ORDER, epoch])
-        return rng.permutation(self.train)
+        return rng.permutation(self.train_pages)
 
     def read_step(self, step, rows):
         pages = self.examples(step)[rows]
         rng = np.random.default_rng([self.seed, SEGMENTS, step])
         fractions = rng.random(self.batch_size)[rows]  # where the segments begin
-        return self.read(pages, fractions)
+        return self.read_segments(pages, fractions)
 
     def divide_rows(self, step, rows, size):
         """Return the rows of each micro-batch, sorted by the size of their page.
@@ -288,29 +294,28 @@ class ItemSetBatches(Batches):
         Pages of equal size need no padding. Rows 0 .. 3 with 5 2 4 2 items, two in a micro-batch:
         rows 1 and 3, then rows 2 and 0.
         """
-        sizes = self.segment_size[self.examples(step)[rows]]
+        sizes = self.segment_sizes[self.examples(step)[rows]]
         by_size = np.argsort(sizes, kind="stable")
         return divide(rows[by_size], size)
 
     def eval_batch(self, rows):
         """Return held-out pages, with noise that masks one item of each.
 
-        An objective masks an item whose noise is low, and leaves it alone where the noise is high.
-        So the noise is 0 for the one item, and 1 for all others.
+        The noise is 0 for that item and 1 for all others, see draw_noise.
         """
-        pages = self.held_out[rows]
+        pages = self.eval_pages[rows]
         rng = np.random.default_rng([0, EVALUATION])
         fractions = rng.random(self.num_eval)[rows]  # where the segments begin
         places = rng.random(self.num_eval)[rows]  # which of their items are masked
-        ids = self.read(pages, fractions)
-        column = (places * self.segment_size[pages]).astype(np.int64)  # (rows,)
+        ids = self.read_segments(pages, fractions)
+        column = (places * self.segment_sizes[pages]).astype(np.int64)  # (rows,)
         row = torch.arange(len(ids))
         noise = torch.ones(3, *ids.shape)
-        noise[:2, row, column] = 0.0  # chosen, and masked
+        noise[:2, row, column] = 0.0
         random_words = torch.full_like(ids, self.word_ids[0])  # none is used
         return ids, self.key_mask(ids), noise, random_words
 
-    def read(self, pages, fractions):
+    def read_segments(self, pages, fractions):
         """Read a segment of each page.
 
         Args:
@@ -320,9 +325,9 @@ class ItemSetBatches(Batches):
         Returns:
             int64 (B, longest).
         """
-        sizes = self.segment_size[pages]
-        num_starts = self.size[pages] - sizes + 1
-        starts = self.first[pages] + (fractions * num_starts).astype(np.int64)
+        sizes = self.segment_sizes[pages]
+        num_starts = self.page_sizes[pages] - sizes + 1
+        starts = self.page_starts[pages] + (fractions * num_starts).astype(np.int64)
         segments = [self.ids[start:start + size] for start, size in zip(starts, sizes)]
         ids, _ = pad_batch(segments)
         return ids

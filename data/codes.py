@@ -12,10 +12,13 @@ Notation:
                                  build_targets -> the objective hash-mlm
 
 The folder of the corpus keeps what takes long: fitted hashes, coherent maps and tables of codes.
-The name of a file has a fingerprint of everything that its content depends on.
+The name of a file has a fingerprint of everything that its content depends on, the source of the
+hash functions too: an edit of theirs takes effect in the next run.
 """
 
 import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +29,9 @@ from common import InputError, blame, build_once, fingerprint, start_workers
 from data.batches import divide
 from tokenizer import FIRST_WORD_ID, HASHES, UNK, HashTokenizer
 
-PART = 20_000  # words that a process hashes at a time
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = [ROOT / "bloom.py", ROOT / "hashing.py", ROOT / "tokenizer.py"]  # they decide on codes
+MAX_HASHED = 20_000  # words that a process hashes at a time
 MAX_UNKNOWN = 0.1  # share of a text's words, above which report_unknown warns
 
 
@@ -48,16 +53,17 @@ def build_tokenizer(args, config, corpus):
     Returns:
         HashTokenizer.
     """
-    parts = dict(split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed, key=args.key)
+    options = dict(
+        split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed, key=args.key)
     if config.code_format in ("index", "chunks", "bits"):
-        parts["hash_name"] = args.hash
-        parts["hash"] = fit_hash(args, corpus)
+        options["hash_name"] = args.hash
+        options["hash"] = fit_hash(args, corpus)
     elif config.code_format in ("row", "digest"):
-        parts["vocabulary"] = list_vocabulary(args, corpus)
+        options["vocabulary"] = list_vocabulary(args, corpus)
     if config.code_format == "digest":
-        num_items = len(parts["vocabulary"])
-        parts["bloom_map"] = build_bloom_map(args, config.hashes, corpus, num_items)
-    return HashTokenizer(config, **parts)
+        num_items = len(options["vocabulary"])
+        options["bloom_map"] = build_bloom_map(args, config.hashes, corpus, num_items)
+    return HashTokenizer(config, **options)
 
 
 def load_tokenizer(state, config, corpus):
@@ -84,23 +90,23 @@ def build_codes(config, tokenizer, corpus, quiet=False):
     if tokenizer.is_fixed:  # it has made its codes
         return torch.from_numpy(tokenizer.codes())
     c = config
-    sizes = [c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights,
-             c.grams]
+    # not all of the config: models with other layers share the codes
+    sizes = [c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights, c.grams]
     identity = [sizes, tokenizer.state()]
-    return cached(corpus, "codes", identity, hash_corpus, tokenizer, corpus, quiet)
+    return cached(corpus, "codes", identity, lambda: hash_corpus(tokenizer, corpus, quiet))
 
 
 def hash_corpus(tokenizer, corpus, quiet):
     """Return the codes of special tokens and words, (5 + V, C). Many are hashed on all cores."""
     codes = [tokenizer.special_codes()]
-    parts = divide(corpus.words, PART)
-    if len(parts) == 1:  # done before processes would have started
+    jobs = divide(corpus.words, MAX_HASHED)
+    if len(jobs) == 1:  # done before processes would have started
         codes.append(tokenizer.hash_words(corpus.words))
     else:
-        hidden = True if quiet else None  # None: tqdm shows its bar on a terminal alone
+        is_hidden = quiet or not sys.stderr.isatty()
         with start_workers() as pool:
-            hashed = pool.imap(tokenizer.hash_words, parts)
-            codes.extend(tqdm(hashed, "hashing words", len(parts), disable=hidden))
+            hashed = pool.imap(tokenizer.hash_words, jobs)
+            codes.extend(tqdm(hashed, "hashing words", len(jobs), disable=is_hidden))
     return torch.from_numpy(np.concatenate(codes))
 
 
@@ -112,7 +118,7 @@ def build_targets(config, tokenizer, corpus, codes):
     """
     if config.head != "hash-mlm":
         return None
-    if tokenizer.is_fixed or config.code_format == "sketch":
+    if config.code_format in ("digest", "sketch"):
         return codes
     specials = np.zeros((FIRST_WORD_ID, config.hashes), np.int32)  # never predicted
     sketches = tokenizer.sketch_targets(corpus.words)
@@ -122,33 +128,34 @@ def build_targets(config, tokenizer, corpus, codes):
 def fit_hash(args, corpus):
     """Return the hash of --hash, fitted to the words of the corpus. [HF §3.3]"""
     cls = HASHES[args.hash]
-    options = {name: getattr(args, flag) for name, flag in cls.options.items()}
+    # cls.options has the arguments of fit, and the flag that sets each
+    fit_arguments = {name: getattr(args, flag) for name, flag in cls.options.items()}
     if not cls.needs_counts:
-        return cls.fit(None, **options)
+        return cls.fit(None, **fit_arguments)
 
     def fit():
-        if len(corpus.words) > PART and not args.quiet:  # it takes seconds
+        if len(corpus.words) > MAX_HASHED and not args.quiet:  # it takes seconds
             print(f"fitting {args.hash} to {len(corpus.words):,} words", flush=True)
         counts = {}
         for word, count in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()):
             if count > 0:  # some pieces of BPE do not occur
                 counts[word] = count
-        return cls.fit(counts, **options).state()
+        return cls.fit(counts, **fit_arguments).state()
 
-    return cls(**cached(corpus, f"fit-{args.hash}", options, fit))
+    return cls(**cached(corpus, f"fit-{args.hash}", fit_arguments, fit))
 
 
 def build_bloom_map(args, m, corpus, num_items):
     """Return the Bloom map of the first num_items words: random, or by --coherent. [SB App. D]"""
     shape = dict(n_items=num_items, alpha=args.alpha, m=m, seed=args.hash_seed)
-
-    def learn_map():
-        items, sizes = list_training_items(corpus, num_items)
-        return coherent_map(items, sizes, coherent=args.coherent, **shape).state()
-
     with blame(f"--alpha for {num_items:,} items"):
         if not args.coherent:
             return BloomMap(**shape)
+
+        def learn_map():
+            items, sizes = list_training_items(corpus, num_items)
+            return coherent_map(items, sizes, coherent=args.coherent, **shape).state()
+
         state = cached(corpus, "coherent", [shape, args.coherent], learn_map)
         return BloomMap.load(state)
 
@@ -171,20 +178,22 @@ def list_training_items(corpus, num_items):
     return np.concatenate(pages), sizes
 
 
-def cached(corpus, name, identity, build, *args):
-    """Return what build(*args) returns, which is kept in a file beside the corpus.
+def cached(corpus, name, identity, build):
+    """Return what build() returns, which is kept in a file beside the corpus.
 
     Args:
         corpus: data.corpus.Corpus.
         name: str, how the name of the file begins.
-        identity: value of plain types, all that the result depends on besides the corpus.
-        build: function of args that returns plain types and tensors.
+        identity: value of plain types, all that the result depends on besides the corpus and the
+            code in SOURCES.
+        build: function without arguments that returns plain types and tensors.
 
     Raises:
         InputError: The file is damaged.
     """
-    path = os.path.join(corpus.folder, f"{name}-{fingerprint(identity)}.pt")
-    build_once(path, lambda temporary: torch.save(build(*args), temporary))
+    code = [path.read_text("utf-8") for path in SOURCES]
+    path = os.path.join(corpus.folder, f"{name}-{fingerprint([identity, code])}.pt")
+    build_once(path, lambda temporary: torch.save(build(), temporary))
     with blame(path, Exception):
         return torch.load(path, weights_only=True)
 
@@ -204,5 +213,6 @@ def report_unknown(tokenizer, words, counts):
     if share > 0:
         text = f"unknown words, all alike to the model: {share:.1%}"
         if share > MAX_UNKNOWN:
-            text = f"warning: {text}. Use --hash md5, or pre-train on such text."
+            method = "an embedding of hashes" if tokenizer.is_fixed else "--hash md5"
+            text = f"warning: {text}. Use {method}, or pre-train on such text."
         print(text, flush=True)

@@ -6,7 +6,7 @@ Out of scope: the formats of files (data/rows.py), batches (data/batches.py).
 
 From a row to token IDs:
 
-    read_rows -> read_documents -> read_work -> split_work, in several processes
+    find_files -> read_rows -> read_documents -> read_jobs -> split_job, in several processes
     -> number_words -> numbers.bin -> renumber -> ids.bin, which Corpus reads
 
 Example: the documents "the cat" and "a cat a cat" become
@@ -22,6 +22,7 @@ import itertools
 import json
 import os
 import re
+import sys
 from collections import defaultdict, deque
 from pathlib import Path
 
@@ -45,13 +46,15 @@ HUB = {  # name -> data set on the hub, and its configuration
     "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
     "bookcorpus": ("rojagtap/bookcorpus",),
 }
-FORMAT = 9  # prepared corpora of another format are built again
-PIECE = 1 << 24  # token IDs in memory at a time
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = [ROOT / "hashing.py", ROOT / "tokenizer.py"]  # they split text; an edit takes effect
+FORMAT = 9  # what the code in data/ makes; prepared corpora of another format are built again
+BLOCK = 1 << 24  # token IDs in memory at a time
 HELD_OUT_KEY = 90  # seed of the order of documents: every run holds out the same ones
 
 
 # -------------------------------------------------------------------------------------------------
-# Documents to token IDs on disk
+# --data to a folder
 
 
 def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **reading):
@@ -61,7 +64,7 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
     a whole .json file, and for Python sources every distinct document.
 
     Args:
-        data: str, see read_work.
+        data: str, names, paths or hub IDs, joined by +.
         split: str, one of tokenizer.SPLITS.
         cache: str, the folder of all corpora.
         max_subwords: int, pieces of a BPE or phrases at most.
@@ -70,15 +73,16 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
         reading: encoding, sep and header of read_rows.
 
     Returns:
-        str, the folder that Corpus reads. A change of a file makes another one.
+        str, the folder that Corpus reads.
 
     Raises:
         InputError: Data cannot be read, or has no words.
     """
-    # another content, split or column is another folder
+    # the folder's name has a fingerprint of all that decides its content
     num_subwords = max_subwords if split in SUBWORDS else None
     identity = [FORMAT, data, split, num_subwords, field, reading]
-    for part in split_parts(data):
+    identity += [source.read_text("utf-8") for source in SOURCES]
+    for part in data.split("+"):
         for file in find_files(part):
             stat = os.stat(file)
             identity.append((os.path.abspath(file), stat.st_size, stat.st_mtime_ns))
@@ -93,7 +97,7 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
     """Write all files of a prepared corpus to a new folder. The arguments are those of prepare."""
     folder = Path(folder)
     folder.mkdir()
-    hidden = True if quiet else None  # None: tqdm shows its bars on a terminal alone
+    is_hidden = quiet or not sys.stderr.isatty()
     is_sets = split == "items"
 
     # Subwords are learned from the texts first, and have numbers before any text is split
@@ -101,44 +105,300 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
     number_of = {}  # word -> its number
     if split in SUBWORDS:
         def open_texts():
-            works = read_work(data, is_sets, field, **reading)
-            texts = itertools.chain.from_iterable(map(list_documents, works))
-            return tqdm(texts, f"training {split}", unit=" documents", disable=hidden)
+            jobs = read_jobs(data, is_sets, field, **reading)
+            texts = itertools.chain.from_iterable(map(list_documents, jobs))
+            return tqdm(texts, f"training {split}", unit=" documents", disable=is_hidden)
 
         subwords = SUBWORDS[split].train(open_texts, max_subwords)
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
-        number_of = {unit: i for i, unit in enumerate(subwords.units, FIRST_WORD_ID)}
+        number_of = {word: i for i, word in enumerate(subwords.units, FIRST_WORD_ID)}
 
     # Read and split all documents once, on all cores. The frequency of a word is known at the end:
     # number words by first appearance now, and by frequency then
-    works = read_work(data, is_sets, field, **reading)
-    units = tqdm(split_all(works, split, subwords), f"preparing {data}", disable=hidden)
-    number_words(units, number_of, is_sets, folder / "numbers.bin")
+    jobs = read_jobs(data, is_sets, field, **reading)
+    results = tqdm(split_all(jobs, split, subwords), f"preparing {data}", disable=is_hidden)
+    number_words(results, number_of, is_sets, folder / "numbers.bin")
     if os.path.getsize(folder / "numbers.bin") == 0:
         raise InputError(f"--data {data}: expected text, got no words.")
     sizes = renumber(folder, list(number_of), by_frequency=subwords is None)
     write_json(folder / "meta.json", dict(data=data, split=split, **sizes))
 
 
-def number_words(units, number_of, is_sets, path):
+# -------------------------------------------------------------------------------------------------
+# The files and data sets that --data names
+
+
+def find_files(part):
+    """Return the paths of the files of a part of --data: a name in PYTHON, a file, a folder.
+
+    A hub ID has none, []. Linked folders in a folder are left out.
+    """
+    if part in PYTHON:
+        return list(python_files(PYTHON[part]).values())
+    if os.path.isfile(part):
+        return [part]
+    files = {}
+    other_endings = []
+    for file in sorted(walk_files(part)):
+        ending = get_ending(file)
+        if ending in ENDINGS:
+            # a file and a link to it count once, or one would be held out and the other trained on
+            files[os.path.realpath(file)] = file
+        else:
+            other_endings.append(ending)
+    if files and other_endings:
+        endings = ", ".join(sorted(set(other_endings)))
+        note_once(f"{part}: {len(files):,} files; {len(other_endings):,} of other kinds are left "
+                  f"out: {endings}")
+    return list(files.values())
+
+
+def list_sources(part, **reading):
+    """Return (name, rows) of each file at a path, or of a hub data set. Rows are read later."""
+    files = find_files(part)
+    if files:
+        return [(file, read_rows(file, **reading)) for file in files]
+    # a mistyped path does not go to the hub, which would answer after half a minute
+    is_path = os.path.exists(part) or get_ending(part) in ENDINGS
+    if part not in HUB and (is_path or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part)):
+        raise InputError(f"--data {part}: expected files in {', '.join(ENDINGS)} (or .gz), a hub "
+                         f"ID or one of {', '.join((*PYTHON, *HUB))}. Nothing was found there.")
+    hub = HUB.get(part, (part,))
+    return [(part, read_hub(*hub))]
+
+
+def name_data(data):
+    """Return a name of --data for files: my_texts/+python gives my_texts+python."""
+    names = [Path(part).resolve().stem for part in data.split("+")]
+    return "+".join(names)[:40]
+
+
+# -------------------------------------------------------------------------------------------------
+# Rows to documents: str, or a list of item names
+
+
+def read_documents(part, is_sets, field, **reading):
+    """Yield the documents of a part of --data, in files or on the hub, without empty ones."""
+    pages = defaultdict(list)  # page -> its items, which may be in several files
+    for source, rows in list_sources(part, **reading):
+        examples, rows = peek_columns(rows)
+        if not examples:
+            continue
+        columns = choose_columns(source, examples, field, is_sets)
+        if columns != ["text"]:
+            note_once(f"columns: {', '.join(columns)} of {part}")
+        if len(columns) == 2:
+            collect_pairs(source, rows, columns, pages)
+        else:
+            yield from read_cells(source, rows, columns, is_sets)
+    yield from pages.values()
+
+
+def read_cells(source, rows, columns, is_sets):
+    """Yield the cells of one column, each a document: a text, or where is_sets a list."""
+    for number, row in enumerate(rows, 1):
+        document = row.get(columns[0])
+        if not is_document(document, is_sets):
+            raise bad_row(source, number, columns, document)
+        if document:
+            yield document
+
+
+def collect_pairs(source, rows, columns, pages):
+    """Add the items of a table, with a row for each page and item, to pages: page -> items."""
+    for number, row in enumerate(rows, 1):
+        cells = [row.get(name) for name in columns]
+        page, item = cells
+        # an item without a page is in no set
+        if page in (None, "") or not is_document(cells, is_sets=True):
+            raise bad_row(source, number, columns, cells)
+        pages[page].append(item)
+
+
+def is_document(value, is_sets):
+    """Return whether a cell is a text, or a list of names or whole numbers, or empty."""
+    if is_sets and isinstance(value, list):
+        return all(isinstance(name, (str, int, type(None))) for name in value)
+    return value is None or isinstance(value, str)
+
+
+def bad_row(source, number, columns, value):
+    """Return the error of a row without a document."""
+    return InputError(f"{source}, row {number:,}: expected text, or in an item set names or whole "
+                      f"numbers, in {', '.join(columns)}, got {value!r:.60}. Use --field: one "
+                      "column of text or of lists, or PAGE,ITEM.")
+
+
+def choose_columns(source, row, field=None, is_sets=False):
+    """Choose the columns of the documents.
+
+    Args:
+        source: str, for the message of an error.
+        row: dict, the columns and a value of each.
+        field: str, names joined by commas, or None: a text is the column "text", else the only one
+            of strings; an item set is the only one of lists, else the only one or two at all.
+        is_sets: bool, documents are item sets.
+
+    Returns:
+        list of str: one name, or for item sets two, a page and one of its items.
+
+    Raises:
+        InputError: There is no such column, or there are several.
+    """
+    if field is not None:
+        expected = f"columns {field}"
+        names = list_names(field)
+        max_names = 2 if is_sets else 1
+        if set(names) <= set(row) and len(names) <= max_names:
+            return names
+    elif is_sets:
+        expected = "a list of items, or two columns, a page and an item"
+        names = [name for name in row if isinstance(row[name], list)]
+        if len(names) == 1:
+            return names
+        if not names and len(row) <= 2:
+            return list(row)
+    else:
+        expected = "one column of text"
+        if "text" in row:
+            return ["text"]
+        names = [name for name in row if isinstance(row[name], str)]
+        if len(names) == 1:
+            return names
+    raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
+                     "Use --field NAME, or for item sets PAGE,ITEM.")
+
+
+# -------------------------------------------------------------------------------------------------
+# Documents to words, on all cores
+
+
+def read_jobs(data, is_sets=False, field=None, **reading):
+    """Yield the work of one core at a time: a million characters, or 64 files of Python.
+
+    Args:
+        data: str, as in prepare.
+        is_sets: bool, rows are lists of names, or pairs of a page and a name.
+        field: str or None, see choose_columns.
+        reading: encoding, sep and header of read_rows.
+
+    Yields:
+        (kind, payload): "texts" and a list of documents, or a name in PYTHON and a list of paths.
+    """
+    for part in data.split("+"):
+        if part in PYTHON:
+            if field is not None or reading:
+                raise InputError("--field, --encoding, --sep, --header: require files, "
+                                 f"got {part}.")
+            for paths in divide(find_files(part), 64):  # workers parse them, which takes longest
+                yield part, paths
+            continue
+        texts = []
+        size = 0  # characters, or names in lists
+        for text in read_documents(part, is_sets, field, **reading):
+            texts.append(text)
+            size += len(text)
+            if size > 1_000_000:
+                yield "texts", texts
+                texts = []
+                size = 0
+        yield "texts", texts
+
+
+def split_all(jobs, split, subwords):
+    """Yield split_job of each job, in order, on all cores where that pays."""
+    # a small file is one job; processes start in 0.1 s, on macOS and Windows in seconds
+    head = list(itertools.islice(jobs, 2))
+    jobs = itertools.chain(head, jobs)
+    if len(head) < 2 or subwords is not None:  # the BPE library has threads of its own
+        for job in jobs:
+            yield split_job(job, split, subwords)
+        return
+    with start_workers() as pool:
+        pending = deque()
+        for job in jobs:
+            pending.append(pool.apply_async(split_job, (job, split)))
+            if len(pending) > 4 * num_cores():  # else the reader runs ahead without limit
+                yield pending.popleft().get()
+        for result in pending:
+            yield result.get()
+
+
+def split_job(job, split, subwords=None):
+    """Split the documents of a job into words, in a worker process.
+
+    Args:
+        job: (kind, payload) from read_jobs.
+        split: str, one of tokenizer.SPLITS; subwords: its BPE or Phrases, or None.
+
+    Returns:
+        kind, as in job.
+        documents: list[str], the words of each joined by line breaks, which are in no word. A str
+            is faster to send than a list.
+    """
+    kind, _ = job
+    texts = list_documents(job)
+    if subwords is not None:
+        documents = subwords.split_texts(texts)
+    elif split == "items":
+        documents = [item_names(text) for text in texts]
+    else:
+        documents = [list_words(text, split) for text in texts]
+    return kind, ["\n".join(words) for words in documents if words]
+
+
+def list_documents(job):
+    """Return the documents of a job from read_jobs."""
+    kind, payload = job
+    if kind == "texts":
+        return payload
+    read = python_names if kind == "python-names" else python_texts
+    texts = []
+    for path in payload:
+        texts.extend(read(path))
+    return texts
+
+
+def item_names(document):
+    """Return the distinct names of a set, in order.
+
+    Args:
+        document: list of str, int or None, or a str with tabs or else spaces between names.
+    """
+    if isinstance(document, list):
+        parts = document
+    elif "\t" in document:  # then names may have spaces
+        parts = document.split("\t")
+    else:
+        parts = document.split()
+    names = [" ".join(str(part).split()) for part in parts if part is not None]
+    return [name for name in dict.fromkeys(names) if name]
+
+
+# -------------------------------------------------------------------------------------------------
+# Words to token IDs on disk
+
+
+def number_words(results, number_of, is_sets, path):
     """Write documents as the numbers of their words, uint32. SEP ends each document.
 
     Code is copied about, so its docstrings and sets of names repeat, and held-out text would be
     seen in training: only the first of equal documents in Python sources is written.
 
     Args:
-        units: iterable of (kind, documents), see split_work.
+        results: iterable of (kind, documents), see split_job.
         number_of: dict, word -> its number. A new word gets the next one.
         is_sets: bool, documents are item sets, which are equal in any order.
         path: of the new file.
     """
     seen = set()
     with open(path, "wb") as file:
-        for kind, documents in units:
+        for kind, documents in results:
+            is_code = kind in PYTHON
             numbers = []
             for document in documents:
                 words = document.split("\n")
-                if kind in PYTHON:
+                if is_code:
                     key = tuple(sorted(words)) if is_sets else document
                     if key in seen:
                         continue
@@ -165,18 +425,19 @@ def renumber(folder, words, by_frequency):
     # Count the words
     numbers = np.memmap(folder / "numbers.bin", np.uint32, "r")
     num_ids = FIRST_WORD_ID + len(words)
-    counts = np.zeros(num_ids, np.int64)  # by number, then by ID
-    for part in divide(numbers, PIECE):
-        counts += np.bincount(part, minlength=num_ids)
+    counts_by_number = np.zeros(num_ids, np.int64)
+    for block in divide(numbers, BLOCK):
+        counts_by_number += np.bincount(block, minlength=num_ids)
+    word_counts = counts_by_number[FIRST_WORD_ID:]
 
-    # Sort them
+    # Sort them: words[order[i]] is the i-th most frequent one
     order = np.arange(len(words))
     if by_frequency:
-        order = np.argsort(-counts[FIRST_WORD_ID:], kind="stable")
+        order = np.argsort(-word_counts, kind="stable")
     dtype = "uint16" if num_ids <= 1 << 16 else "uint32"
     id_of_number = np.arange(num_ids).astype(dtype)
     id_of_number[FIRST_WORD_ID + order] = np.arange(FIRST_WORD_ID, num_ids)
-    counts[FIRST_WORD_ID:] = counts[FIRST_WORD_ID + order]
+    counts = np.append(counts_by_number[:FIRST_WORD_ID], word_counts[order])
     np.save(folder / "counts.npy", counts)
     text = "".join([words[i] + "\n" for i in order])
     text = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
@@ -187,8 +448,8 @@ def renumber(folder, words, by_frequency):
     num_written = 0
     offsets = [[0]]
     with open(folder / "ids.bin", "wb") as file:
-        for part in divide(numbers, PIECE):
-            ids = id_of_number[part]
+        for block in divide(numbers, BLOCK):
+            ids = id_of_number[block]
             ids.tofile(file)
             digest.update(ids)
             offsets.append(num_written + 1 + np.flatnonzero(ids == SEP))  # behind each SEP
@@ -196,7 +457,6 @@ def renumber(folder, words, by_frequency):
     digest.update(text)
     np.save(folder / "offsets.npy", np.concatenate(offsets))
     os.remove(folder / "numbers.bin")
-    word_counts = counts[FIRST_WORD_ID:]
     return dict(documents=int(counts[SEP]), words=int(word_counts.sum()), dtype=dtype,
                 distinct=int((word_counts > 0).sum()), digest=digest.hexdigest())
 
@@ -246,243 +506,3 @@ class Corpus:
         order = random_order(self.meta["documents"], HELD_OUT_KEY)
         num_held_out = max(len(order) // 10, 1)
         return order[num_held_out:], order[:num_held_out]
-
-
-# -------------------------------------------------------------------------------------------------
-# Documents to words, on all cores
-
-
-def read_work(data, is_sets=False, field=None, **reading):
-    """Yield units of work, each for one core: a million characters, or 64 files of Python.
-
-    Args:
-        data: str, names, paths or hub IDs, joined by +.
-        is_sets: bool, rows are lists of names, or pairs of a page and a name.
-        field: str or None, see choose_columns.
-        reading: encoding, sep and header of read_rows.
-
-    Yields:
-        (kind, payload): "texts" and a list of documents, or a name in PYTHON and a list of paths.
-    """
-    for part in split_parts(data):
-        if part in PYTHON:
-            if field is not None or reading:
-                raise InputError("--field, --encoding, --sep, --header: require files, "
-                                 f"got {part}.")
-            for unit in divide(find_files(part), 64):  # workers parse them, which takes longest
-                yield part, unit
-            continue
-        texts = []
-        size = 0  # characters, or names in lists
-        for text in read_documents(part, is_sets, field, **reading):
-            texts.append(text)
-            size += len(text)
-            if size > 1_000_000:
-                yield "texts", texts
-                texts = []
-                size = 0
-        yield "texts", texts
-
-
-def split_all(works, split, subwords):
-    """Yield split_work of each unit, in order, on all cores where that pays."""
-    # a small file is one unit; processes start in 0.1 s, on macOS and Windows in seconds
-    head = list(itertools.islice(works, 2))
-    works = itertools.chain(head, works)
-    if len(head) < 2 or subwords is not None:  # the BPE library has threads of its own
-        for work in works:
-            yield split_work(work, split, subwords)
-        return
-    with start_workers() as pool:
-        pending = deque()
-        for work in works:
-            pending.append(pool.apply_async(split_work, (work, split)))
-            if len(pending) > 4 * num_cores():  # else the reader runs ahead without limit
-                yield pending.popleft().get()
-        for result in pending:
-            yield result.get()
-
-
-def split_work(work, split, subwords=None):
-    """Split one unit of work into words, in a worker process.
-
-    Args:
-        work: (kind, payload) from read_work.
-        split: str, one of tokenizer.SPLITS; subwords: its BPE or Phrases, or None.
-
-    Returns:
-        kind, as in work.
-        documents: list[str], the words of each joined by line breaks, which are in no word. A str
-            is faster to send than a list.
-    """
-    kind, _ = work
-    texts = list_documents(work)
-    if subwords is not None:
-        documents = subwords.split_texts(texts)
-    elif split == "items":
-        documents = [item_names(text) for text in texts]
-    else:
-        documents = [list_words(text, split) for text in texts]
-    return kind, ["\n".join(words) for words in documents if words]
-
-
-def list_documents(work):
-    """Return the documents of a unit of work from read_work."""
-    kind, payload = work
-    if kind == "texts":
-        return payload
-    read = python_names if kind == "python-names" else python_texts
-    texts = []
-    for path in payload:
-        texts.extend(read(path))
-    return texts
-
-
-# -------------------------------------------------------------------------------------------------
-# The files and data sets that --data names
-
-
-def split_parts(data):
-    """Return the parts of --data, which + joins. A path that exists may have a + in its name."""
-    if os.path.exists(data):
-        return [data]
-    return data.split("+")
-
-
-def name_data(data):
-    """Return a name of --data for files: my_texts/+python gives my_texts+python."""
-    names = [Path(part).resolve().stem for part in split_parts(data)]
-    return "+".join(names)[:40]
-
-
-def list_sources(part, **reading):
-    """Return (name, rows) of each file at a path, or of a hub data set. Rows are read later."""
-    files = find_files(part)
-    if files:
-        return [(file, read_rows(file, **reading)) for file in files]
-    # a mistyped path does not go to the hub, which would answer after half a minute
-    is_path = os.path.exists(part) or get_ending(part) in ENDINGS
-    if part not in HUB and (is_path or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part)):
-        raise InputError(f"--data {part}: expected files in {', '.join(ENDINGS)} (or .gz), a hub "
-                         f"ID or one of {', '.join((*PYTHON, *HUB))}. Nothing was found there.")
-    hub = HUB.get(part, (part,))
-    return [(part, read_hub(*hub))]
-
-
-def find_files(part):
-    """Return the paths of the files of a part of --data, [] for a hub ID.
-
-    They are the .py files of a name in PYTHON, the file at a path, or the data files in a folder,
-    but for linked folders.
-    """
-    if part in PYTHON:
-        return list(python_files(PYTHON[part]).values())
-    if os.path.isfile(part):
-        return [part]
-    files = {}
-    others = []  # endings
-    for file in sorted(walk_files(part)):
-        ending = get_ending(file)
-        if ending in ENDINGS:
-            # a file and a link to it count once, or one would be held out and the other trained on
-            files[os.path.realpath(file)] = file
-        else:
-            others.append(ending)
-    if files and others:
-        note_once(f"{part}: {len(files):,} files; {len(others):,} of other kinds are left out: "
-                  f"{', '.join(sorted(set(others)))}")
-    return list(files.values())
-
-
-# -------------------------------------------------------------------------------------------------
-# Rows to documents: str, or a list of item names
-
-
-def read_documents(part, is_sets, field, **reading):
-    """Yield the documents of a part of --data, in files or on the hub, without empty ones."""
-    for source, rows in list_sources(part, **reading):
-        examples, rows = peek_columns(rows)
-        if not examples:
-            continue
-        columns = choose_columns(source, examples, field, is_sets)
-        if columns != ["text"]:
-            note_once(f"columns: {', '.join(columns)} of {part}")
-        is_table = len(columns) == 2  # with a row for each page and item
-        pages = defaultdict(list)  # page -> its items
-        for number, row in enumerate(rows, 1):
-            cells = [row.get(name) for name in columns]
-            document = cells if is_table else cells[0]
-            has_page = not is_table or cells[0] not in (None, "")  # items without one are no set
-            if not has_page or not is_document(document, is_sets):
-                raise InputError(f"{source}, row {number:,}: expected text, or in an item "
-                                 f"set names or whole numbers, in {', '.join(columns)}, got "
-                                 f"{document!r:.60}. Use --field.")
-            if is_table:
-                page, item = cells
-                pages[page].append(item)
-            elif document:
-                yield document
-        yield from pages.values()
-
-
-def is_document(value, is_sets):
-    """Return whether a cell is a text, or a list of names or whole numbers, or empty."""
-    if is_sets and isinstance(value, list):
-        # by type: for isinstance True is a whole number, too
-        return all(type(name) in (str, int, type(None)) for name in value)
-    return value is None or isinstance(value, str)
-
-
-def choose_columns(source, row, field=None, is_sets=False):
-    """Choose the columns of the documents.
-
-    Args:
-        source: str, for the message of an error.
-        row: dict, the columns and a value of each.
-        field: str, names joined by commas, or None: a text is the column "text", else the only one
-            of strings; an item set is the only one of lists, else the only one or two at all.
-        is_sets: bool, documents are item sets.
-
-    Returns:
-        list of str: one name, or for item sets two, a page and one of its items.
-
-    Raises:
-        InputError: There is no such column, or there are several.
-    """
-    max_names = 1
-    if field is not None:
-        expected = f"columns {field}"
-        names = list_names(field)
-        if is_sets:
-            max_names = 2
-    elif is_sets:
-        expected = "a list of items, or two columns, a page and an item"
-        names = [name for name in row if isinstance(row[name], list)]
-        if not names:
-            names = list(row)
-            max_names = 2
-    else:
-        expected = "one column of text"
-        names = [name for name in row if isinstance(row[name], str)]
-        if "text" in row:
-            names = ["text"]
-    if not 1 <= len(names) <= max_names or not set(names) <= set(row):
-        raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
-                         "Use --field NAME, or for item sets PAGE,ITEM.")
-    return names
-
-
-def item_names(document):
-    """Return the distinct names of a set, in order.
-
-    Args:
-        document: list of str, int or None, or a str with tabs or else spaces between names.
-    """
-    if isinstance(document, list):
-        parts = document
-    elif "\t" in document:  # then names may have spaces
-        parts = document.split("\t")
-    else:
-        parts = document.split()
-    names = [" ".join(str(part).split()) for part in parts if part is not None]
-    return [name for name in dict.fromkeys(names) if name]

@@ -39,19 +39,22 @@ def walk_files(folder):
 def python_files(places=PLACES):
     """Return name -> path of the .py files of Python and its installed packages, without tests.
 
-    Tests are files and folders whose names begin with test. Names are relative, such as
-    json/decoder.py, and sorted, so that all machines have one order.
+    Names are relative, such as json/decoder.py, and sorted, so that all machines have one order.
 
     Args:
-        places: names in sysconfig. The last one wins.
+        places: names in sysconfig. Where two places have a file of one name, the later place is
+            read.
     """
     files = {}
     for place in places:
         root = sysconfig.get_path(place)
         for path in walk_files(root):
             name = os.path.relpath(path, root)
+            # files and folders whose names begin with test, which drops numpy/testing too
+            is_test = "/test" in f"/{name}"
             # the folder of the standard library holds site-packages, too
-            if name.endswith(".py") and "site-packages" not in name and "/test" not in f"/{name}":
+            is_package = "site-packages" in name
+            if name.endswith(".py") and not is_test and not is_package:
                 files[name] = path
     return dict(sorted(files.items()))
 
@@ -78,8 +81,9 @@ def python_names(path):
         if not isinstance(function, FUNCTIONS):
             continue
         names = {}  # a dict keeps the order
-        todo = list(function.body)
-        for node in todo:  # breadth first: the list grows while it is read
+        todo = collections.deque(function.body)
+        while todo:  # breadth first
+            node = todo.popleft()
             if isinstance(node, ast.Name):
                 names[node.id] = True
             elif isinstance(node, ast.Attribute):
@@ -129,12 +133,9 @@ def write_pydoc(folder, files):
                 texts[split][module].append(text)
                 seen.add(text)
 
-    # the modules with most texts among those with texts in both splits
-    modules = texts["train"].keys() & texts["dev"].keys()
-    modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
     rng = np.random.default_rng(0)
     lines = {"train": [], "dev": []}
-    for module in modules[:PYDOC_MODULES]:
+    for module in choose_modules(texts):
         for split, max_rows in PYDOC_ROWS.items():
             docstrings = texts[split][module]
             for i in rng.permutation(len(docstrings))[:max_rows]:
@@ -144,3 +145,10 @@ def write_pydoc(folder, files):
     for split in lines:
         with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
             file.writelines(lines[split])
+
+
+def choose_modules(texts):
+    """Return the modules with most texts among those with texts in both splits."""
+    modules = texts["train"].keys() & texts["dev"].keys()
+    modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
+    return modules[:PYDOC_MODULES]

@@ -29,8 +29,8 @@ def read_rows(path, columns=None, keep_wrong=False, encoding=None, sep=None, hea
 
     Args:
         path: str, a file with one of ENDINGS, or with .gz after it.
-        columns: list[str], the columns of a table whose file may have no header: its first line is
-            a header if it has the last of these names.
+        columns: list[str], names for a file without a header line (CoLA). If the first line
+            contains the last of these names, it is taken as a header instead.
         keep_wrong: bool, yield {} for a bad row, so that rows keep their numbers.
         encoding: str, one that Python knows. None: UTF-8, and UTF-16 is refused.
         sep: str, the character between the cells of a table. None: a tab in a .tsv, else a comma.
@@ -40,8 +40,8 @@ def read_rows(path, columns=None, keep_wrong=False, encoding=None, sep=None, hea
 
     Yields:
         dict, column -> value. A line of a .txt has the column "text": a str, or with sep a list of
-        str. A .json is a list of objects, such a list as "data" of an object, or an object a line.
-        Cells of a .csv or .tsv stay str. Lines end at a line feed.
+        str. A .json is an object, a list of objects, such a list as "data" of an object, or an
+        object a line. Cells of a .csv or .tsv stay str. Lines end at a line feed.
 
     Raises:
         InputError: The file is damaged, or of another kind. Rows count from 1.
@@ -91,9 +91,10 @@ def parse_file(path, ending, columns, keep_wrong, encoding, sep, header):
                 if line.strip():
                     yield parse_line(line)
         elif ending == ".json":
-            yield from parse_json(path, "".join(lines))
+            yield from parse_json("".join(lines))
         else:
-            yield from parse_table(path, lines, ending, columns, keep_wrong, sep, header)
+            table = split_cells(lines, ending, sep)
+            yield from parse_table(path, table, columns, keep_wrong, header)
 
 
 def read_lines(path, file, encoding):
@@ -102,17 +103,26 @@ def read_lines(path, file, encoding):
     Lines end with \\n alone. A carriage return inside a line becomes a space.
     """
     if encoding is None:
+        # UTF-16 would decode to replacement characters
         start = file.peek(4096)
-        if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:  # else read as noise
+        if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
             raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. Use --encoding utf-16, "
                              "or utf-8 to keep the NULs.")
         encoding = "utf-8"
     if codecs.lookup(encoding).name == "utf-8":
         encoding = "utf-8-sig"  # skips a byte-order mark
     num_replaced = 0
+    num_returns = 0
+    num_lines = 0
     for line in io.TextIOWrapper(file, encoding, errors="replace", newline="\n"):
         num_replaced += line.count("\ufffd")
-        yield line.replace("\r\n", "\n").replace("\r", " ")
+        line = line.replace("\r\n", "\n")
+        num_returns += line.count("\r")
+        num_lines += 1
+        yield line.replace("\r", " ")
+    if num_returns > num_lines:
+        note_once(f"warning: {path}: {num_returns:,} carriage returns were read as spaces. If they "
+                  "end lines, replace them by line feeds.")
     if num_replaced > 0:
         note_once(f"warning: {path}: {num_replaced:,} characters could not be decoded and were "
                   "replaced, or are U+FFFD in the file. If it is not UTF-8, use --encoding, for "
@@ -127,26 +137,19 @@ def parse_line(line):
         return line
 
 
-def parse_json(path, text):
-    """Return the rows of a .json: a list, alone or as "data" of an object, or an object a line."""
+def parse_json(text):
+    """Return the rows of a .json: an object, a list, such a list as "data", or an object a line."""
     try:
         rows = json.loads(text)
     except ValueError:
         rows = [json.loads(line) for line in text.split("\n") if line.strip()]
     if isinstance(rows, dict):
-        if "data" not in rows:
-            raise InputError(f"{path}: expected a list of objects, or one as data of an object, "
-                             f"got an object with {', '.join(rows)}.")
-        rows = rows["data"]  # as SQuAD's own files have it
+        rows = rows.get("data", [rows])  # SQuAD's own files have data
     return rows
 
 
-def parse_table(path, lines, ending, columns, keep_wrong, sep, header):
-    """Yield the rows of a .csv or .tsv. A few may be damaged: they have another number of cells.
-
-    A line break in a text that is not quoted cuts a row in two. The second half may have as many
-    cells as a whole row, so the row after a short one is left out too.
-    """
+def split_cells(lines, ending, sep):
+    """Yield the cells of each row of a .csv or .tsv, list[str]. An empty line is no row."""
     csv.field_size_limit(2**31 - 1)  # a cell may be a whole article; a C long may have 32 bits
     if sep is None:
         sep = "\t" if ending == ".tsv" else ","
@@ -155,10 +158,19 @@ def parse_table(path, lines, ending, columns, keep_wrong, sep, header):
     quoting = csv.QUOTE_NONE if ending == ".tsv" else csv.QUOTE_MINIMAL
     # strict: without it the cell of a stray quote takes in all rows up to the next quote
     table = csv.reader(lines, delimiter=sep, quoting=quoting, strict=True)
-    rows = (cells for cells in table if cells)  # an empty line is no row
+    for cells in table:
+        if cells:
+            yield cells
 
+
+def parse_table(path, table, columns, keep_wrong, header):
+    """Yield the rows of a table. A few may be damaged: they have another number of cells.
+
+    A raw line break cuts "a bad film,neg" into rows "a bad" and "film,neg". The second looks whole,
+    so a row after a short one is left out too.
+    """
     # The names of the columns; a first line without names is a row
-    head = list(itertools.islice(rows, 1 + PEEK))
+    head = list(itertools.islice(table, 1 + PEEK))
     if not head:
         return
     names = [name.strip() for name in head[0]]
@@ -173,7 +185,7 @@ def parse_table(path, lines, ending, columns, keep_wrong, sep, header):
     # The rows
     wrong = []  # numbers of those with another number of cells
     is_after_short = False
-    for number, cells in enumerate(itertools.chain(head, rows), 1):
+    for number, cells in enumerate(itertools.chain(head, table), 1):
         if len(cells) != len(names):
             wrong.append(number)
         if len(cells) == len(names) and not is_after_short:
@@ -256,7 +268,7 @@ def list_names(flag):
 
 
 def peek_columns(rows):
-    """Look at the first rows. A single one may lack a column, or have an empty cell in it.
+    """Look at the first 100 rows, since one row alone may lack a column or a value.
 
     Args:
         rows: iterable of dict.

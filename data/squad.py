@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from common import InputError, blame, send
 from data.rows import note_once
-from data.tasks import Task, divide_rows, parse_rows, read_records
+from data.tasks import Task, parse_rows, read_records, split_train
 from tokenizer import sliding_windows
 
 V2 = "squad_v2"  # questions may have no answer
@@ -55,9 +55,9 @@ def read_squad(name, args):
     """
     task = Task(["question", "context"], None, ["f1"], "answers", name=name)
     splits = {}
-    for split in ("train", "dev"):
+    for split, path in (("train", args.train), ("dev", args.dev)):
         original = f"{split}-{SQUAD[name]}.json"
-        records, source = read_records(args, split, original, (f"rajpurkar/{name}",))
+        records, source = read_records(args, split, path, original, (f"rajpurkar/{name}",))
         with blame(source, Exception):
             questions = list(list_questions(records))
         rows = parse_rows(questions, task, source, parse_answers)
@@ -68,7 +68,8 @@ def read_squad(name, args):
             rows = drop_misplaced(rows, source)
         splits[split] = rows
     # questions about one context, the second text, stay together
-    return task, divide_rows(splits["train"], args, start=1) | dict(dev=splits["dev"])
+    train = split_train(splits["train"], args, group_of=lambda texts: texts[1])
+    return task, train | dict(dev=splits["dev"])
 
 
 def list_questions(records):
@@ -78,9 +79,11 @@ def list_questions(records):
         hub    {"context": ..., "question": ..., "answers": ...}
     """
     for record in records:
-        # a flat record is its own paragraph and its own question
-        for paragraph in record.get("paragraphs", [record]):
-            for question in paragraph.get("qas", [paragraph]):
+        if "paragraphs" not in record:
+            yield record
+            continue
+        for paragraph in record["paragraphs"]:
+            for question in paragraph["qas"]:
                 yield paragraph | question
 
 
@@ -91,7 +94,8 @@ def parse_answers(cell, task, place):
             answers = list(zip(cell["text"], cell["answer_start"], strict=True))
         else:
             answers = [(answer["text"], answer["answer_start"]) for answer in cell]
-        is_good = all(type(text) is str and type(start) is int for text, start in answers)
+        is_good = all(type(text) is str and text != "" and type(start) is int
+                      for text, start in answers)
     except (KeyError, TypeError, ValueError):
         is_good = False
     if not is_good:
@@ -111,9 +115,10 @@ def find_place(context, text, start):
 def drop_misplaced(rows, source):
     """Return the training rows without those whose answer is not in their context; count them.
 
-    They would be trained as "no answer". A start may also be wrong by a little, such as one that
-    was counted in UTF-16, where an emoji is two characters. label_windows then takes the nearest
-    place where the answer stands.
+    They would be trained as "no answer".
+
+    A start may also be wrong by a little, such as one that was counted in UTF-16, where an emoji is
+    two characters. label_windows then takes the nearest place where the answer stands.
     """
     good = []
     num_answered = 0
@@ -179,8 +184,8 @@ def label_windows(rows, windows, spans):
         windows, spans: as cut_windows returns them.
 
     Returns:
-        targets: int64 (W, 2), the positions of the answer's first and last word, or twice 0, the
-            position of [CLS], in a window that has not all of the answer.
+        targets: int64 (W, 2), the positions of the answer's first and last word; (0, 0), the
+            [CLS], where the window lacks a part of the answer.
         num_lost: int, the answers that are whole in no window.
     """
     answers = {}  # question -> the words of its answer, as numbers of words of the context
@@ -192,7 +197,7 @@ def label_windows(rows, windows, spans):
     for number, window in windows:
         words = answers.get(number, [])
         if words and window.start <= words[0] and words[-1] < window.stop:
-            shift = window.first - window.start  # from words of the context to positions
+            shift = window.offset - window.start  # from words of the context to positions
             targets.append([words[0] + shift, words[-1] + shift])
             found.add(number)
         else:
@@ -229,7 +234,7 @@ def mark_contexts(windows, logits):
     is_context = torch.zeros(logits.shape[:2], dtype=torch.bool)
     for row, (_, window) in enumerate(windows):
         size = window.stop - window.start
-        is_context[row, window.first:window.first + size] = True
+        is_context[row, window.offset:window.offset + size] = True
     return send(is_context, logits.device)
 
 
@@ -269,7 +274,8 @@ def best_spans(logits, is_context, max_words):
     start = logits[..., 0]  # (B, L)
     end = logits[..., 1]
 
-    # pairs[:, i, j] is the span of j + 1 words from i on: start[i] + end[i + j]
+    # pairs[:, i, j] = start[i] + end[i + j] is the span of j + 1 words from i on. Three words, two
+    # in a span at most:  s0 + e0  s0 + e1 | s1 + e1  s1 + e2 | s2 + e2  -inf
     end = F.pad(end, (0, max_words - 1), value=-torch.inf)  # no span ends behind the window
     next_ends = end.unfold(1, max_words, 1)  # (B, L, max_words): at i are end[i], end[i + 1], ...
     pairs = start.unsqueeze(-1) + next_ends  # (B, L, max_words)
@@ -297,19 +303,24 @@ def find_answers(pairs, windows, spans, batches):
     for indices, logits in batches:
         chosen = [windows[i] for i in indices]
         is_context = mark_contexts(chosen, logits)
-        scores, starts, ends, nulls = best_spans(logits, is_context, MAX_ANSWER)  # (B,)
-        found = zip(chosen, scores.tolist(), starts.tolist(), ends.tolist(), nulls.tolist())
-        for (question, window), score, start, end, no_answer in found:
-            null[question] = min(null[question], no_answer)
-            if score > best[question]:
-                best[question] = score
-                shift = window.start - window.first  # from positions to words of the context
-                first_character, _ = spans[question][start + shift]
-                _, last_character = spans[question][end + shift]
+        found = best_spans(logits, is_context, MAX_ANSWER)  # four tensors (B,)
+        scores, starts, ends, nulls = [values.tolist() for values in found]
+        for i, (question, window) in enumerate(chosen):
+            null[question] = min(null[question], nulls[i])
+            if scores[i] > best[question]:
+                best[question] = scores[i]
+                shift = window.start - window.offset  # from positions to words of the context
+                words = spans[question][starts[i] + shift:ends[i] + shift + 1]
                 _, context = pairs[question]
-                # a piece of BPE begins with the space before it
-                texts[question] = context[first_character:last_character].strip()
+                texts[question] = answer_text(context, words)
     return texts, best - null
+
+
+def answer_text(context, words):
+    """Return the text of a context from the first to the last of words, (start, end) of each."""
+    start, _ = words[0]
+    _, end = words[-1]
+    return context[start:end].strip()  # a piece of BPE begins with the space before it
 
 
 # --------------------------------------------------------------------------------------------------
@@ -364,9 +375,9 @@ def score_answers(scores, silent_scores, margins):
         the threshold that is best for it and these questions; and threshold, that of best_f1.
     """
     em, f1 = mean_scores(scores, silent_scores, margins > 0)
-    gains = scores - silent_scores  # (n, 2), of an answer over none
-    em_threshold = choose_threshold(gains[:, 0], margins)
-    f1_threshold = choose_threshold(gains[:, 1], margins)
+    em_gains, f1_gains = (scores - silent_scores).T  # (n,), of an answer over none
+    em_threshold = choose_threshold(em_gains, margins)
+    f1_threshold = choose_threshold(f1_gains, margins)
     best_em, _ = mean_scores(scores, silent_scores, margins >= em_threshold)
     _, best_f1 = mean_scores(scores, silent_scores, margins >= f1_threshold)
     return dict(f1=f1, em=em, best_f1=best_f1, best_em=best_em, threshold=f1_threshold)
@@ -385,7 +396,7 @@ def choose_threshold(gains, margins):
         gains, margins: float (n,), as in score_answers.
     """
     best_total = 0.0  # where nothing is answered
-    best_threshold = margins.max() + 1
+    best_threshold = max(margins.max(), 0) + 1  # margins are -inf if all contexts are empty
     total = 0.0
     for margin in np.unique(margins)[::-1]:  # answers of equal margins are given together
         total += gains[margins == margin].sum()

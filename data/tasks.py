@@ -9,15 +9,15 @@ Deviations:
 Notation:
     B batch   n rows of a split
 
-A record is what data/rows.py reads from a file or the hub: dict, column -> cell. A row is what a
-task needs of it, (texts, label): texts is a tuple of one text or of two, label is the name of a
-class or a float. An example is the token IDs of a row's texts; a target is its label as a number.
+    record   dict, column -> cell, as data/rows.py reads it from a file or the hub
+    row      (texts, label): a tuple of one text or two, and the name of a class or a float
+    example  the token IDs of a row's texts
+    target   a row's label as a number
 
     records -> read_task -> Task and rows -> SequenceClassification -> examples, targets -> metrics
 """
 
 import collections
-import copy
 import dataclasses
 import math
 import os
@@ -64,6 +64,14 @@ class Task:
     header: list | None = None
     name: str = ""
     scale: list | None = None
+
+    @property
+    def is_regression(self):
+        return self.labels is None
+
+    @property
+    def is_glue(self):
+        return self.folder != ""
 
     def identity(self):
         """Return what tells this task from others, dict; checkpoints store it."""
@@ -125,27 +133,28 @@ def read_task(name, args):
         InputError: a file cannot be read, or does not fit the task.
     """
     task = choose_task(name, args)
+    train_path = args.train
+    dev_path = args.dev
     if name == "pydoc":  # its files are made here
         folder = build_pydoc(args.cache)
-        args = copy.copy(args)
-        args.train = f"{folder}/train.jsonl"
-        args.dev = f"{folder}/dev.jsonl"
-    train = read_split(task, args, "train")
+        train_path = f"{folder}/train.jsonl"
+        dev_path = f"{folder}/dev.jsonl"
+
+    train = read_split(task, args, "train", train_path)
     if task.labels == []:
         task = dataclasses.replace(task, labels=find_classes(train))
-
-    if args.train and not args.dev:
+    if train_path and not dev_path:
         dev, train = draw_groups(train, round(DEV_SHARE * len(train)), DEV_SEED)
-        if not dev:
-            raise InputError(f"--train {args.train}: expected enough rows to score a tenth of "
-                             "them, which --dev leaves out. Use a file of its own as --dev.")
-    else:
-        dev = read_split(task, args, task.dev_split)  # raises for a class that train does not have
-    if args.dev:
-        warn_of_leak(train, dev, args.dev)
+    else:  # raises for a class that train does not have
+        dev = read_split(task, args, task.dev_split, dev_path)
+    if len(dev) < 2:  # a score of one row has no error
+        raise InputError(f"--dev: expected two rows to score or more, got {len(dev)}. Without "
+                         "--dev they are a tenth of --train.")
+    if dev_path:
+        warn_of_leak(train, dev, dev_path)
 
-    splits = divide_rows(train, args) | dict(dev=dev)
-    if task.labels is None:
+    splits = split_train(train, args) | dict(dev=dev)
+    if task.is_regression:
         task = dataclasses.replace(task, scale=measure_scale(splits["train"]))
     return task, splits
 
@@ -163,21 +172,22 @@ def choose_task(name, args):
     return Task(texts, labels, metrics, args.label, name=name)
 
 
-def read_split(task, args, split):
-    """Return the rows of a split: train, or the task's dev_split."""
+def read_split(task, args, split, path):
+    """Return the rows of a split: train, or the task's dev_split; path is that of its flag."""
     original = os.path.join(task.folder, f"{split}.tsv")
     hub = ("nyu-mll/glue", task.name)
-    records, source = read_records(args, split, original, hub, task.header)
-    parse = parse_number if task.labels is None else parse_class
+    records, source = read_records(args, split, path, original, hub, task.header)
+    parse = parse_number if task.is_regression else parse_class
     return parse_rows(records, task, source, parse)
 
 
-def read_records(args, split, original, hub, columns=None):
-    """Read the records of a split: from the file of a flag, the original file, or the hub.
+def read_records(args, split, path, original, hub, columns=None):
+    """Read the records of a split: from a file of the user, the original file, or the hub.
 
     Args:
-        args: Namespace with the flags train, dev, data_dir, and of the reader.
+        args: Namespace with the flag data_dir, and those of the reader.
         split: str, train, or a name that begins with dev.
+        path: str or None, the file that --train or --dev names.
         original: str, a path below --data_dir.
         hub: tuple of str, a data set on the hub and, if it has one, its configuration.
         columns: list of str, for files without a header line, or None.
@@ -185,7 +195,6 @@ def read_records(args, split, original, hub, columns=None):
     Returns:
         list of dict, column -> cell; and the name of the source, for messages.
     """
-    path = args.train if split == "train" else args.dev
     if not path and args.data_dir is not None:
         path = os.path.join(args.data_dir, original)
     if path:
@@ -210,7 +219,7 @@ def parse_number(cell, task, place):
     except ValueError:
         number = math.nan
     # NaN is not below 1e38; above it, float32 is infinite
-    if not abs(number) < 1e38 or (task.folder and number == -1):
+    if not abs(number) < 1e38 or (task.is_glue and number == -1):
         raise InputError(f"{place}: expected a label (a number below 1e38; GLUE hides labels as "
                          f"-1), got {cell!r:.60}.")
     return number
@@ -221,7 +230,7 @@ def parse_class(cell, task, place):
     label = read_label(cell)
     names = task.labels
     # GLUE's files may have the number of a class; in your own files, 1 is a name
-    if task.folder and label.isdecimal() and int(label) < len(names):
+    if task.is_glue and label.isdecimal() and int(label) < len(names):
         label = names[int(label)]
     if label == "" or (names and label not in names):
         expected = ", ".join(names) if names else "any text"
@@ -231,6 +240,8 @@ def parse_class(cell, task, place):
 
 def read_label(cell):
     """Return the text of a label cell. It is "" if the cell is empty, a list or an object."""
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)  # JSON may have 1 and 1.0, which are one class
     if isinstance(cell, (str, int, float)) and cell == cell:  # NaN is an empty cell of numbers
         return str(cell).strip()
     return ""
@@ -290,13 +301,13 @@ def find_classes(rows):
 # Rows to train on, and rows to score
 
 
-def divide_rows(train, args, start=0):
+def split_train(train, args, group_of=tuple):
     """Draw --limit rows, and of these a share, --select, that chooses the weights.
 
     Args:
         train: list of (texts, label).
         args: Namespace with the flags limit and select.
-        start: int, as in draw_groups.
+        group_of: as in draw_groups.
 
     Returns:
         dict, split -> rows: train, and select unless it is empty.
@@ -305,31 +316,30 @@ def divide_rows(train, args, start=0):
         order = np.random.default_rng(LIMIT_SEED).permutation(len(train))
         train = [train[i] for i in np.sort(order[:args.limit])]
     num_select = round(args.select * len(train))
-    select, train = draw_groups(train, num_select, SELECT_SEED, start)
+    select, train = draw_groups(train, num_select, SELECT_SEED, group_of)
     splits = dict(train=train)
     if select:
         splits["select"] = select
     return splits
 
 
-def draw_groups(rows, count, seed, start=0):
+def draw_groups(rows, count, seed, group_of=tuple):
     """Draw at most `count` rows at random; return them and the others, both in their old order.
 
-    Rows with equal texts stay together, drawn or not: a model that was trained on one of them would
+    The rows of a group are all drawn, or none is: a model that was trained on one of them would
     score high on the others.
 
     Args:
         rows: list of (texts, label).
         count: int.
         seed: int.
-        start: int, the first text that is compared. 0: all are. 1: of (question, context) the
-            context alone, so that the questions about it stay together.
+        group_of: function of a row's texts that returns its group. tuple: rows with equal texts.
     """
     order = np.random.default_rng(seed).permutation(len(rows))
-    groups = collections.defaultdict(list)  # texts -> indices of the rows that have them
+    groups = collections.defaultdict(list)  # group -> indices of its rows
     for i in order.tolist():
         texts, _ = rows[i]
-        groups[texts[start:]].append(i)
+        groups[group_of(texts)].append(i)
 
     # in random order, each group that still fits
     drawn = []
@@ -428,6 +438,7 @@ def standard_error(metric, truth, predicted, others):
             gain = score(model[rows], truth[rows]) - score(other[rows], truth[rows])
             differences.append(100 * gain)
     differences = np.reshape(differences, (-1, num_groups))  # (S, groups)
+    # delete-a-group jackknife: (g - 1)/g * sum (d_i - mean)^2 = (g - 1) * variance
     variance = (num_groups - 1) * differences.mean(0).var()
     if len(differences) > 1:
         variance += differences.mean(1).var(ddof=1) / len(differences)
@@ -467,7 +478,7 @@ class SequenceClassification:
         self.task = task
         self.tokenizer = tokenizer
         self.length = length
-        self.num_outputs = 1 if task.labels is None else len(task.labels)
+        self.num_outputs = 1 if task.is_regression else len(task.labels)
         self.examples, num_cut = self.build_examples(rows)
         self.targets = self.build_targets(rows)
         self.notes = f"{num_cut:,} texts cut to {length} positions"
@@ -493,16 +504,16 @@ class SequenceClassification:
     def build_targets(self, rows):
         """Return the labels of rows (n,): the numbers of classes, or units of the scale."""
         labels = [label for _, label in rows]
-        if self.task.labels is not None:
-            return np.array([self.task.labels.index(label) for label in labels])
-        mean, deviation = self.task.scale
-        targets = (np.array(labels) - mean) / deviation
-        return targets.astype(np.float32)
+        if self.task.is_regression:
+            mean, deviation = self.task.scale
+            targets = (np.array(labels) - mean) / deviation
+            return targets.astype(np.float32)
+        return np.array([self.task.labels.index(label) for label in labels])
 
     def loss(self, logits, indices):
         """Return the mean loss of the examples with these indices; logits is (B, num_outputs)."""
         targets = send(torch.from_numpy(self.targets[indices]), logits.device)  # (B,)
-        if self.task.labels is None:
+        if self.task.is_regression:
             return F.mse_loss(logits[:, 0], targets)
         return F.cross_entropy(logits, targets)
 
@@ -519,7 +530,7 @@ class SequenceClassification:
         for indices, part in batches:
             logits[indices] = part.cpu().numpy()
         predicted = logits.argmax(1)
-        if self.task.labels is None:
+        if self.task.is_regression:
             predicted = logits[:, 0]
         scores = {name: 100 * METRICS[name](predicted, self.targets) for name in self.task.metrics}
         loss = self.loss(torch.from_numpy(logits), np.arange(len(self)))
@@ -531,7 +542,7 @@ class SequenceClassification:
 
         QuestionAnswering has this method too: the score that needs no model.
         """
-        if self.task.labels is None:
+        if self.task.is_regression:
             return 0.0  # the correlation of a constant
         most_frequent = np.bincount(train.targets).argmax()
         metric = METRICS[self.task.metrics[0]]

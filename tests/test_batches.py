@@ -72,7 +72,7 @@ def test_text_epochs_differ_in_order_and_shift():
 
 def test_held_out_text_is_never_trained_on():
     batches = text_batches()
-    held_out = batches.read(batches.eval_starts)[:, 1:]
+    held_out = batches.read_windows(batches.eval_starts)[:, 1:]
     for epoch in range(20):  # each has its own shift
         places = torch.cat(read_epoch(batches, epoch))[:, 1:]
         assert not torch.isin(places, held_out).any()
@@ -186,7 +186,7 @@ def test_set_epoch_reads_a_segment_of_each_page_once():
 def test_set_segments_begin_anywhere_in_their_page():
     page = SIZES.argmax()
     fractions = np.linspace(0, 1, 100, endpoint=False)
-    segments = set_batches().read(np.full(100, page), fractions)
+    segments = set_batches().read_segments(np.full(100, page), fractions)
     starts = segments[:, 0].unique()
     assert len(starts) == SIZES[page] - 5 + 1
 

@@ -88,6 +88,19 @@ def test_files_of_other_hashes_are_kept_apart(tmp_path):
         assert table == build(corpus, **variants[i])[1].tolist()  # from its file
 
 
+def test_edit_of_a_hash_function_takes_effect(tmp_path, monkeypatch):
+    """The codes of before the edit would be read without an error."""
+    corpus = make_corpus(tmp_path)
+    _, before, _ = build(corpus, hash="md5")
+    source = tmp_path / "hashing.py"
+    source.write_text("# edited")
+    monkeypatch.setattr(codes, "SOURCES", [source])
+    monkeypatch.setattr(MD5, "bits", lambda self, words, T: np.ones((len(words), T), np.uint8))
+    _, after, _ = build(corpus, hash="md5")
+    assert (after[FIRST_WORD_ID:] == 255).all()
+    assert not (before[FIRST_WORD_ID:] == 255).all()
+
+
 @pytest.mark.parametrize("name", ["fit-lsh-*", "codes-*"])
 def test_damaged_file_is_refused_by_name(tmp_path, name):
     corpus = make_corpus(tmp_path)
@@ -116,7 +129,7 @@ def test_coherent_map_learns_from_training_pages_alone(tmp_path):
 
 def test_words_that_are_hashed_in_several_processes_keep_their_order(monkeypatch):
     monkeypatch.setattr(codes, "start_workers", lambda: ThreadPool(2))
-    monkeypatch.setattr(codes, "PART", 50)
+    monkeypatch.setattr(codes, "MAX_HASHED", 50)
     tokenizer = HashTokenizer(Config(), hash=MD5())
     table = codes.hash_corpus(tokenizer, SimpleNamespace(words=WORDS), quiet=True)
     assert np.array_equal(table[FIRST_WORD_ID:], tokenizer.hash_words(WORDS))

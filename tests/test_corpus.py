@@ -13,7 +13,7 @@ import pytest
 import data.corpus
 from common import InputError
 from data.corpus import Corpus, choose_columns, find_files, item_names, list_documents
-from data.corpus import prepare, split_parts
+from data.corpus import prepare
 from data.python_source import python_files, python_names
 from data.rows import read_hub, read_rows
 from hashing import list_words
@@ -66,7 +66,7 @@ def list_pages(corpus):
 
 
 def test_prepare_loses_no_word_and_numbers_them_by_frequency(text_path, load, monkeypatch):
-    monkeypatch.setattr(data.corpus, "PIECE", 1_001)  # its border is inside a document
+    monkeypatch.setattr(data.corpus, "BLOCK", 1_001)  # its border is inside a document
     corpus = load(text_path)
     text = text_path.read_text()
     counts = Counter(list_words(text, "regex"))
@@ -76,7 +76,7 @@ def test_prepare_loses_no_word_and_numbers_them_by_frequency(text_path, load, mo
     assert corpus.meta["distinct"] == len(counts)
 
 
-def test_units_of_work_stay_in_order(write, load):
+def test_jobs_stay_in_order(write, load):
     """There are three of them, and more words than uint16 has numbers."""
     text = "".join(f"w{i} w{i} w{i} w{i} w{i}\n" for i in range(70_001))
     assert len(text) > 2_000_000
@@ -102,12 +102,12 @@ def test_frequent_units_are_those_that_occur(write, load):
 
 def test_error_in_a_worker_ends_the_preparation(write, load, monkeypatch):
     """Nobody waits for anybody, and the reader does not read to the end first."""
-    works = iter([("texts", None)] + [("texts", ["a b"])] * 500)
-    monkeypatch.setattr(data.corpus, "read_work", lambda *args: works)
+    jobs = iter([("texts", None)] + [("texts", ["a b"])] * 500)
+    monkeypatch.setattr(data.corpus, "read_jobs", lambda *args: jobs)
     monkeypatch.setattr(data.corpus, "num_cores", lambda: 2)
     with pytest.raises(TypeError):
         load(write("x.txt", "a b"))
-    assert len(list(works)) > 400
+    assert len(list(jobs)) > 400
 
 
 def test_changed_file_is_another_corpus(write, load):
@@ -144,15 +144,20 @@ def test_same_file_in_another_encoding_is_another_corpus(write, load):
     assert load(path, encoding="latin-1").words == ["caf\u00e9"]
 
 
-@pytest.mark.parametrize("data, parts", [
-    ("python+x.txt", ["python", "x.txt"]),
-    ("a+b.txt", ["a+b.txt"]),
-    ("a+b", ["a", "b"]),  # no such path
-])
-def test_plus_joins_sources_but_for_paths_that_have_one(data, parts, write, tmp_path, monkeypatch):
-    write("a+b.txt", "x")
-    monkeypatch.chdir(tmp_path)
-    assert split_parts(data) == parts
+def test_edit_of_the_splitting_is_another_corpus(write, load, tmp_path, monkeypatch):
+    """Words of before the edit would be read without an error."""
+    path = write("a.txt", "a b")
+    load(path)
+    source = tmp_path / "hashing.py"
+    source.write_text("# edited")
+    monkeypatch.setattr(data.corpus, "SOURCES", [source])
+    monkeypatch.setattr(data.corpus, "list_words", lambda text, how: [text])
+    assert load(path).words == ["a b"]
+
+
+def test_plus_joins_sources(write, load):
+    corpus = load(write("a.txt", "x") + "+" + write("b.txt", "y"))
+    assert list_pages(corpus) == [["x"], ["y"]]
 
 
 # Rows of files
@@ -170,6 +175,10 @@ def test_plus_joins_sources_but_for_paths_that_have_one(data, parts, write, tmp_
 def test_read_rows_reads_every_format(name, content, write):
     rows = read_rows(write(name, content))
     assert [row["text"] for row in rows] == TEXTS
+
+
+def test_json_of_one_object_is_one_row(write):
+    assert list(read_rows(write("a.json", to_lines(ROWS[:1])))) == ROWS[:1]
 
 
 def test_read_rows_reads_parquet(tmp_path):
@@ -243,6 +252,11 @@ def test_row_that_a_line_break_has_cut_goes_with_its_second_half(write, capsys):
     rows = list(read_rows(path))
     assert [row["text"] for row in rows] == ["fine"] * 100 + ["end"]
     assert "another number in 1 of 103 rows, the first in row 101" in capsys.readouterr().err
+
+
+def test_file_of_carriage_returns_is_reported(write, capsys):
+    assert list(read_rows(write("a.txt", "one\rtwo\rthree"))) == [dict(text="one two three")]
+    assert "2 carriage returns were read as spaces" in capsys.readouterr().err
 
 
 def test_carriage_return_alone_is_a_space(write):
@@ -340,6 +354,12 @@ def test_item_sets_of_every_kind(name, content, field, expected, write, load):
     assert list_pages(corpus) == expected
 
 
+def test_page_of_two_files_is_one_set(write, load, tmp_path):
+    write("all/a.csv", "page,item\n1,x\n2,y\n")
+    write("all/b.csv", "page,item\n1,z\n")
+    assert list_pages(load(tmp_path / "all", "items")) == [["x", "z"], ["y"]]
+
+
 @pytest.mark.parametrize("options", [dict(sep=";"), dict(encoding="latin-1"), dict(field="a")])
 def test_flags_of_files_require_files(options, load):
     with pytest.raises(InputError, match="require files, got python"):
@@ -352,7 +372,7 @@ def test_flags_of_files_require_files(options, load):
     ("c.csv", "order,sku\n1,30\n", "order,day", "columns order,day, got order, sku"),
     ("d.jsonl", '{"l": [1]}\n{"l": [[1]]}\n', None, "row 2: expected .* names"),
     ("e.csv", "page,item\n1,x\n,y\n", None, "row 2: expected .* names"),  # an item without a page
-    ("f.jsonl", '{"l": [1]}\n{"l": [true]}\n', None, "row 2: expected .* names"),  # no int
+    ("f.jsonl", '{"p": 1, "l": [2]}\n', "p,l", "row 1: expected .*: one column of text or"),
 ])
 def test_item_sets_without_a_clear_column_are_refused(name, content, field, message, write, load):
     with pytest.raises(InputError, match=f"{name}.*{message}"):
@@ -414,7 +434,7 @@ def test_copied_code_counts_once(name, split, write, load, monkeypatch):
     ("h.txt.gz", b"not zipped", "h.txt.gz: could not be read as .txt.*copy it again"),
     ("j.txt", "日本".encode("utf-16"), "j.txt: expected UTF-8, got UTF-16"),
     ("k.csv", "text".encode("utf-16-le"), "k.csv: expected UTF-8, got UTF-16 or NULs"),  # no mark
-    ("l.json", '{"train": [{"text": "a"}]}', "l.json: expected a list .* object with train"),
+    ("l.json", '{"train": [{"text": "a"}]}', "l.json: expected one column of text, got train"),
 ])
 def test_damaged_files_are_named(name, content, message, write, load):
     with pytest.raises(InputError, match=message):

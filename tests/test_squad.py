@@ -91,6 +91,7 @@ def test_questions_are_nested_as_published_or_flat_as_on_the_hub(tmp_path):
     (dict(context=5), "own.json, row 1: expected text, got 5"),
     (dict(answers=dict(text=["a"], answer_start=["x"])), "expected answers as .* got "),
     (dict(answers=dict(text=["a", "b"], answer_start=[0])), "expected answers as .* got "),
+    (dict(answers=dict(text=[""], answer_start=[0])), "expected answers as .* got "),
     (dict(answers=[]), "Use --task squad_v2"),
     (dict(answers=[dict(text="d", answer_start=0)]),
      "own.json: 0 of 1 answers stand elsewhere .*, 1 nowhere"),
@@ -168,6 +169,12 @@ def test_best_thresholds_by_hand():
     margins = np.array([3, 1, 0, 0])
     result = score_answers(scores, 1 - scores, margins)
     assert result == dict(f1=25, em=75, best_f1=75, best_em=100, threshold=0)
+
+
+def test_no_answer_is_given_where_all_contexts_are_empty():
+    scores = np.array([[0, 0]])
+    result = score_answers(scores, 1 - scores, np.array([-np.inf]))
+    assert result == dict(f1=100, em=100, best_f1=100, best_em=100, threshold=1)
 
 
 # Spans
@@ -263,9 +270,9 @@ def test_answers_are_the_best_over_all_windows():
     best = {}  # question -> (score, first word, last word)
     null = {}
     for scores, (number, window) in zip(logits, windows):
-        shift = window.start - window.first  # from positions to words of the context
+        shift = window.start - window.offset  # from positions to words of the context
         stop = window.stop - shift
-        score, i, j = list_pairs(scores, window.first, stop, 30)[0]
+        score, i, j = list_pairs(scores, window.offset, stop, 30)[0]
         pair = (score, i + shift, j + shift)
         no_answer = scores[0].sum().item()
         best[number] = max(best.get(number, pair), pair)

@@ -66,6 +66,7 @@ def write_table(path, rows):
     (TASKS["sst2"], 1, "positive"),  # by number
     (UP_OR_DOWN, " up ", "up"),
     (OWN, 1, "1"),  # in your own files, a number is a name
+    (OWN, 1.0, "1"),  # of the same class
 ])
 def test_parse_class_gives_a_name(task, cell, label):
     assert parse_class(cell, task, "here") == label
@@ -121,17 +122,14 @@ def test_draw_groups_draws_at_random():
     assert drawn not in (other_seed, rows[:7])
 
 
-@pytest.mark.parametrize("start", [
-    0,  # both texts are equal
-    1,  # the second ones are, as of questions about one context
+@pytest.mark.parametrize("num_questions, group_of", [
+    (1, tuple),  # both texts are equal
+    (60, lambda texts: texts[1]),  # the second ones are, as of questions about one context
 ])
-def test_draw_groups_keeps_equal_texts_together(start):
+def test_draw_groups_keeps_equal_texts_together(num_questions, group_of):
     """Law: each text is on one side, in the order of the file; at most `count` rows are drawn."""
-    rows = []
-    for i in range(60):
-        question = str(i) if start == 1 else "?"
-        rows.append(((question, str(i % 12)), i))
-    drawn, others = draw_groups(rows, 23, 1, start)
+    rows = [((str(i % num_questions), str(i % 12)), i) for i in range(60)]
+    drawn, others = draw_groups(rows, 23, 1, group_of)
     assert len(drawn) == 20  # four groups of five
     drawn_contexts = {texts[1] for texts, _ in drawn}
     assert drawn == [row for row in rows if row[0][1] in drawn_contexts]
@@ -188,6 +186,13 @@ def test_without_dev_a_tenth_of_train_is_held_out_and_shares_no_text(tmp_path):
     assert not {texts for texts, _ in splits["train"]} & {texts for texts, _ in splits["dev"]}
 
 
+def test_fewer_than_two_rows_to_score_are_refused(tmp_path):
+    """Their score would have no standard error, which would be found out after the training."""
+    args = own_flags(tmp_path, [("a", "b", "x"), ("c", "d", "y")], [("e", "f", "x")])
+    with pytest.raises(InputError, match="--dev: expected two rows to score or more, got 1"):
+        read_task("own", args)
+
+
 def test_limit_and_select_divide_the_training_rows(tmp_path):
     rows = [(str(i), "b", "xy"[i % 2]) for i in range(60)]
     args = own_flags(tmp_path, rows, rows)
@@ -215,22 +220,22 @@ def test_dev_rows_with_a_text_of_train_are_counted(tmp_path, capsys, text, num_s
 def test_original_files_of_cola_have_no_header(tmp_path):
     for split in ("train", "dev"):
         path = tmp_path / "CoLA" / f"{split}.tsv"
-        write_table(path, [("gj04", 0, "*", f"A {split}.")])
+        write_table(path, [("gj04", 0, "*", f"A {split}.")] * 2)
     _, splits = read_task("cola", flags(data_dir=str(tmp_path)))
-    assert splits == dict(train=[(("A train.",), "unacceptable")],
-                          dev=[(("A dev.",), "unacceptable")])
+    assert splits == dict(train=[(("A train.",), "unacceptable")] * 2,
+                          dev=[(("A dev.",), "unacceptable")] * 2)
 
 
 def test_splits_of_the_hub_are_its_own(monkeypatch):
     """test_corpus.py has the names of its labels."""
     def read_hub(name, config, split):
         assert (name, config) == ("nyu-mll/glue", "rte")
-        return [dict(sentence1=split, sentence2="b", label="entailment")]
+        return [dict(sentence1=split, sentence2="b", label="entailment")] * 2
 
     monkeypatch.setattr(data.tasks, "read_hub", read_hub)
     _, splits = read_task("rte", flags())
-    assert splits == dict(train=[(("train", "b"), "entailment")],
-                          dev=[(("validation", "b"), "entailment")])
+    assert splits == dict(train=[(("train", "b"), "entailment")] * 2,
+                          dev=[(("validation", "b"), "entailment")] * 2)
 
 
 def test_pydoc_holds_out_whole_files(tmp_path, monkeypatch):

@@ -97,7 +97,12 @@ def test_phrases_split_takes_the_longest_and_pieces_for_the_rest(phrases):
 def test_phrases_drop_the_rare_where_memory_is_short(monkeypatch):
     monkeypatch.setattr(Phrases, "MAX_COUNTED", 9)
     texts = [f"new york x{i % 20}" for i in range(40)]
-    assert Phrases.train(lambda: texts, 300, 270).phrases == {"new york", "new", "york"}
+    assert Phrases.train(lambda: texts, 300, 270).phrases >= {"new york", "new", "york"}
+
+
+def test_phrases_of_equal_counts_are_not_all_dropped(monkeypatch):
+    monkeypatch.setattr(Phrases, "MAX_COUNTED", 9)
+    assert len(Phrases.train(lambda: ["a b c d e f"] * 9, 300, 270).phrases) > 0
 
 
 # Names of items
@@ -249,7 +254,8 @@ def test_load_refuses_a_damaged_state(config, change):
 
 @pytest.mark.parametrize("config, options, message", [
     # a checkpoint would be saved that cannot be loaded
-    (BITS, dict(hash=NgramLSH(["a"], 99)), "hash_name: expected that of <.*NgramLSH"),
+    (BITS, dict(hash=NgramLSH(["a"], 99)), "hash: expected one of .*md5', got <.*NgramLSH"),
+    (BITS, {}, "hash: expected one of .*md5', got None"),
     # the digests of all words after the second "cat" would be those of their neighbors
     (ROW, dict(vocabulary=["cat", "cat", "dog"]), "vocabulary: expected each word once"),
     (DIGEST, dict(vocabulary=["cat"], bloom_map=BloomMap(23, 3)), "bloom_map: expected that of 1"),
@@ -295,10 +301,10 @@ def test_sliding_windows_hold_every_word_and_the_question(num_question, num_cont
     room = 16 - len(question)
     context = np.arange(num_context)
     windows = sliding_windows(np.arange(1000, 1000 + num_question), context, 20, stride)
-    for i, (ids, first, start, stop) in enumerate(windows):
+    for i, (ids, offset, start, stop) in enumerate(windows):
         assert start == i * min(stride, room)
         assert stop == min(start + room, num_context)
         assert ids.tolist() == [CLS, *question, SEP, SEP, *range(start, stop), SEP]
-        assert ids[first] == start
+        assert ids[offset] == start
     stops = [window.stop for window in windows]
     assert stops.index(num_context) == len(windows) - 1  # the first at the end is the last
