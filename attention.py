@@ -538,24 +538,20 @@ def number_buckets(hq, hk, key_mask):
         labels that occur        0  3  4  7  8
 
     Args:
-        hq, hk: int64 (B, H, 1, L), hash buckets of queries and keys.
+        hq, hk: int64 (B, H, 1, L), hash buckets of queries and keys, in a range below
+            2^63 / (B · H), or labels overflow (to check it, a GPU would have to wait).
         key_mask: bool (B, L), False = padding.
 
     Returns:
         bucket int64 (2, B, H, L), of queries and keys; and how many there are, int. Padding has the
         last bucket, without queries.
-
-    Raises:
-        ValueError: The hash buckets have a range with which labels would overflow.
     """
     B, H, _, L = hq.shape
     h = torch.stack([hq, hk]).squeeze(3)  # (2, B, H, L)
-    low, high = torch.stack(h.aminmax()).tolist()
-    span = high - low + 1  # h - low is in 0 .. span - 1, so the labels of two sequences differ
-    if B * H * span >= 2**63:
-        raise ValueError(f"hq, hk: expected a range of less than 2^63 / (B · H), got {span}.")
+    h = h - h.min()
+    span = h.max() + 1  # h is in 0 .. span - 1, so the labels of two sequences differ
     sequence = torch.arange(B * H, device=h.device).view(B, H, 1)
-    labels = sequence * span + (h - low)  # (2, B, H, L)
+    labels = sequence * span + h  # (2, B, H, L)
     is_padding = ~key_mask.unsqueeze(1)  # (B, 1, L)
     labels[1].masked_fill_(is_padding, B * H * span)
     occurring, bucket = labels.unique(return_inverse=True)

@@ -212,6 +212,21 @@ def sum_over_ranks(numbers):
     return numbers
 
 
+def share_by_size(items, sizes, world):
+    """Return a list of items for each rank. The largest comes first, to the least busy rank.
+
+    Example:
+        Sizes 9 5 4 2 on two ranks give 9 2 and 5 4.
+    """
+    shares = [[] for _ in range(world)]
+    loads = [0] * world
+    for i in sorted(range(len(items)), key=lambda i: -sizes[i]):
+        rank = loads.index(min(loads))
+        shares[rank].append(items[i])
+        loads[rank] += sizes[i]
+    return shares
+
+
 def wait_for_ranks():
     """Barrier."""
     gather_from_ranks(None)

@@ -43,7 +43,7 @@ import torch.nn as nn
 
 from common import InputError, add_device_flags, at_least, autocast, blame, find_checkpoint
 from common import fingerprint, load_checkpoint, lock_output, read_json, read_ranks, remove
-from common import resolve_device, run_script, save_checkpoint, send
+from common import resolve_device, run_script, save_checkpoint, send, share_by_size
 from common import wait_for_ranks, write_json
 from data.batches import length_batches, pad_batch
 from data.codes import report_unknown
@@ -344,21 +344,6 @@ def drop_other_head(checkpoint, task):
     weights = {name: weight for name, weight in checkpoint["model"].items()
                if not name.startswith("head.")}
     return checkpoint | dict(model=weights, task={})  # a new dict: other tasks share the old one
-
-
-def share_by_size(items, sizes, world):
-    """Return a list of items for each rank. The largest comes first, to the least busy rank.
-
-    Example:
-        Sizes 9 5 4 2 on two ranks give 9 2 and 5 4.
-    """
-    shares = [[] for _ in range(world)]
-    loads = [0] * world
-    for i in sorted(range(len(items)), key=lambda i: -sizes[i]):
-        rank = loads.index(min(loads))
-        shares[rank].append(items[i])
-        loads[rank] += sizes[i]
-    return shares
 
 
 def encode_splits(config, checkpoint, task, splits):

@@ -15,10 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import finetune
 from bench import compare
-from common import InputError, load_checkpoint, lock_output
+from common import InputError, load_checkpoint, lock_output, share_by_size
 from data.corpus import read_rows
 from data.tasks import Task
-from finetune import share_by_size
 from infer import Predictor
 from model import Model
 from tests.pretend_gpu import pretend_gpu
