@@ -5,12 +5,12 @@
     python infer.py --ckpt out/bloom-items "socket bind listen"                 complete an item set
     python infer.py --ckpt out/proj-lsh-sst2 "a charming journey" "a bad film"  classify two texts
     python infer.py --ckpt out/proj-lsh-squad "Who wrote it?" "It was written by Ada Lovelace."
-    python infer.py --ckpt out/proj-lsh --near initalization                    list similar words
+    python infer.py --near initalization                                        list similar words
     python infer.py --ckpt out/proj-lsh-sst2 --file reviews.csv > labels.jsonl  an object a row
-    python infer.py --ckpt out/proj-lsh --file reviews.csv --vectors out.npy    a vector a row
+    python infer.py --file reviews.csv --vectors out.npy                        a vector a row
 
     from infer import Predictor
-    predictor = Predictor("out/proj-lsh")
+    predictor = Predictor("models/english-detect.pt")
     words, spans, probabilities = predictor.detect("a text")
     results = predictor.detect(["a text", "another"])  # in batches, a result for each
 
@@ -638,7 +638,7 @@ def build_parser():
     """Return the parser of all flags."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False, prog="infer.py", description=__doc__,
-        usage="python infer.py --ckpt DIR (TEXT ... | --file FILE | --near WORD ...) [flags]",
+        usage="python infer.py [--ckpt DIR] (TEXT ... | --file FILE | --near WORD ...) [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True).add_argument
