@@ -19,6 +19,16 @@ python pretrain.py --preset bert-lsh --vocab 8192 --length 128 --batch 32 --lr 1
     --warmup 250 --steps 2500 --dropout 0 --eval_every 250 --out out/curves/LSH
 python -m bench.attention curves --runs out/curves/dense out/curves/LSH
 
+# the last of these losses, three seeds (docs-train.txt: docs/operations.md)
+for attn in full lsh; do
+    python pretrain.py --preset bert-lsh --attn $attn --data docs-train.txt --vocab 8192 --length 128 \
+        --batch 32 --lr 1e-3 --warmup 250 --steps 2500 --dropout 0 --seed 0 --out out/docs-$attn-0
+    python pretrain.py --preset bert-lsh --attn $attn --data docs-train.txt --vocab 8192 --length 128 \
+        --batch 32 --lr 1e-3 --warmup 250 --steps 2500 --dropout 0 --seed 1 --out out/docs-$attn-1
+    python pretrain.py --preset bert-lsh --attn $attn --data docs-train.txt --vocab 8192 --length 128 \
+        --batch 32 --lr 1e-3 --warmup 250 --steps 2500 --dropout 0 --seed 2 --out out/docs-$attn-2
+done
+
 # the pairs of trained models that collide
 for attn in full lsh; do
     python pretrain.py --preset bert-lsh --attn $attn --data text/ --vocab 8192 --lr 1e-3 \
