@@ -85,7 +85,7 @@ DTYPES = pytest.mark.parametrize("dtype, tolerance", [
 
 
 @DTYPES
-@pytest.mark.parametrize("L", [37, 1100])  # above 1,024 bfloat16 takes PyTorch's kernel too
+@pytest.mark.parametrize("L", [37, 600])  # above 512 bfloat16 takes PyTorch's kernel too
 def test_full_attention_matches_reference_and_is_zero_without_keys(L, dtype, tolerance):
     vectors = random_vectors(L=L)
     key_mask = first_keys(20, 0, L=L)
