@@ -49,8 +49,7 @@ from data.batches import length_batches, pad_batch
 from data.codes import report_unknown
 from data.rows import add_reader_flags, reader_options
 from data.squad import SQUAD, QuestionAnswering, read_squad
-from data.tasks import GLUE, TASKS, SequenceClassification, f1, read_task
-from data.tasks import standard_error
+from data.tasks import GLUE, TASKS, SequenceClassification, f1, read_task, standard_error
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, Model, count_parameters, load_model
 from tokenizer import FIRST_WORD_ID, HashTokenizer

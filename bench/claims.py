@@ -36,29 +36,33 @@ def judge(claim, here, control):
 
     A claim that one number is higher (or lower) holds if the lead is more than LIMIT standard
     errors. One seed decides nothing, because its spread is not known. The rules "at least" and
-    "equal" compare with a number that has no error, and have no lead.
+    "equal" compare numbers that have no error, so they have no lead.
 
     Args:
-        claim: dict, a row of docs/claims.json.
+        claim: dict, a row of docs/claims.json. Its share (default: 1) multiplies the control.
         here, control: dict with mean, error (standard error of the mean) and seeds.
     """
     rule = claim.get("rule", "higher")
-    if rule == "at least":
-        return ("holds" if here["mean"] >= control["mean"] else "does not hold"), None
-    if rule == "equal":
-        is_equal = round(here["mean"] - control["mean"], 2) == 0
-        return ("holds" if is_equal else "does not hold"), None
-    if here["seeds"] == 1 or control["seeds"] == 1:
-        return "not decided, one seed", None
     difference = here["mean"] - claim.get("share", 1) * control["mean"]
+    if rule == "at least":
+        return name_verdict(difference >= 0), None
+    if rule == "equal":
+        return name_verdict(round(difference, 2) == 0), None
     if rule == "lower":
         difference = -difference
+    elif rule != "higher":
+        raise ValueError(f"rule: expected higher, lower, at least or equal, got {rule}.")
+    if here["seeds"] == 1 or control["seeds"] == 1:
+        return "not decided, one seed", None
     lead = difference / math.hypot(here["error"], control["error"])
-    if lead > LIMIT:
-        return "holds", lead
-    if lead < -LIMIT:
-        return "does not hold", lead
-    return "not decided", lead
+    if abs(lead) <= LIMIT:
+        return "not decided", lead
+    return name_verdict(lead > 0), lead
+
+
+def name_verdict(is_true):
+    """Return the word of the tables for a decided claim."""
+    return "holds" if is_true else "does not hold"
 
 
 def read_cell(cell, claim):
@@ -69,7 +73,8 @@ def read_cell(cell, claim):
 
     Args:
         cell: file, row (its name, or its L) and key; or a number, which has no error.
-        claim: dict with n (None: not a share of rows) and whole, which 100 % is (1 or 100).
+        claim: dict with n (rows; None: their sampling is left out), whole (what 100 % is, 1 or 100)
+            and is_correlation (False: a share of the rows).
     """
     if isinstance(cell, int | float):
         return dict(mean=cell, std=None, error=0, seeds=None)
@@ -80,10 +85,14 @@ def read_cell(cell, claim):
     std = row.get(f"{key}_std")
     variance = 0
     if std is not None:
-        variance += std**2 / row.get("seeds", 3)
+        variance += std**2 / seeds
     if "n" in claim:
         whole = claim.get("whole", 100)
-        variance += row[key] * (whole - row[key]) / claim["n"]
+        share = row[key] / whole
+        of_row = share * (1 - share)
+        if claim.get("is_correlation"):
+            of_row = (1 - share**2) ** 2
+        variance += whole**2 * of_row / claim["n"]
     return dict(mean=row[key], std=std, error=math.sqrt(variance), seeds=seeds)
 
 
@@ -106,7 +115,7 @@ def list_claims(claims):
                    script=f"`runs/{script}.sh`")
         if "cost" in claim:
             row |= dict(here="not run", control="not run",
-                        verdict=f"not run: {claim['cost']} hours of a core")
+                        verdict=f"not run: {claim['cost']} of a core")
         else:
             here = read_cell(claim["here"], claim)
             control = read_cell(claim["control"], claim)

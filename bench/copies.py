@@ -60,7 +60,9 @@ def attend_to_copies(model, tokenizer, pair):
     layers = len(model.layers)
     if num_cut > 0 or not places:
         return np.empty((layers, 0, 3))
-    starts = 1, len(first) + 3  # [CLS] A [SEP] [SEP] B [SEP]
+    # [CLS] A [SEP] [SEP] B [SEP]
+    first_start = 1
+    second_start = len(first) + 3
     model.set_codes(torch.from_numpy(tokenizer.codes()))
     x = model.embed_inputs(torch.from_numpy(ids).long().unsqueeze(0))  # (1, L, d)
     shares = np.empty((layers, 2 * len(places), 3))
@@ -70,10 +72,10 @@ def attend_to_copies(model, tokenizer, pair):
         weights = scores.softmax(-1).mean(1)[0]  # (L, L)
         row = 0
         for i, j in places:
-            i += starts[0]
-            j += starts[1]
-            for query, key, start, size in [(i, j, starts[1], len(second)),
-                                            (j, i, starts[0], len(first))]:
+            i += first_start
+            j += second_start
+            for query, key, start, size in [(i, j, second_start, len(second)),
+                                            (j, i, first_start, len(first))]:
                 copy = weights[query, key].item()
                 others = weights[query, start:start + size].sum().item() - copy
                 neighbors = (weights[query, query - 1] + weights[query, query + 1]).item()

@@ -40,3 +40,10 @@ def test_error_has_seeds_and_rows():
     of_rows = row["sst2"] * (100 - row["sst2"]) / 872
     assert cell["error"] == pytest.approx(math.sqrt(of_seeds + of_rows))
     assert cell["seeds"] == 3
+
+
+def test_error_of_a_correlation():
+    cell = claims.read_cell(["glue", "proj, lsh", "stsb"], dict(n=1500, is_correlation=True))
+    r = cell["mean"] / 100
+    of_rows = 100 * (1 - r**2) / math.sqrt(1500)  # its standard error, for normal variables
+    assert cell["error"] == pytest.approx(math.hypot(cell["std"] / math.sqrt(3), of_rows))
