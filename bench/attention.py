@@ -61,15 +61,6 @@ def random_qkv(*shape, **options):
     return [torch.randn(*shape, requires_grad=True, **options) for _ in range(3)]
 
 
-def keep_freed_memory():
-    """Make glibc keep what is freed from now on.
-
-    pretrain.py does not do this, so a training step may take longer than these tables suggest.
-    """
-    # subtle: once a block of 30 MiB was freed, glibc takes smaller ones from the heap, not by mmap
-    torch.empty(30 * 2**20, dtype=torch.uint8)
-
-
 # Operations
 
 
@@ -185,7 +176,6 @@ ATTENTION = """
 def bench_attention(args, *, positions=16_384, rounds=5,
                     lengths=(64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)):
     """Time attention by length, with hashing: float32, two heads of 64, r 8, m 256, n 1."""
-    keep_freed_memory()
     generator = torch.Generator().manual_seed(0)
     # new hyperplanes in every round: how evenly one draw fills the buckets is luck
     draws = [attention.draw_hyperplanes(2, 1, 8, 64, 256, generator) for _ in range(16)]
@@ -268,7 +258,6 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
     """Time impl="auto" beside the better of its two ways, with hashing: e 64, r 8, m 256, n 1."""
     # a missing device is refused before the work
     resolve_device(argparse.Namespace(device=args.device, dtype="float32", compile=False))
-    keep_freed_memory()
     draw = [part.to(args.device) for part in draw_functions(heads)]
     for dtype, L in itertools.product((torch.float32, torch.bfloat16), lengths):
         B = max(positions // (heads * L), 1)
