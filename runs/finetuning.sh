@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # More epochs, and other pre-trainings, of the default run.
-# Makes: the tables of docs/finetuning.md under "More epochs" and "Other pre-trainings".
+# Makes: the tables of docs/scores.md under "Default run" on more epochs; results/pretrainings.json.
 # Data: the docstrings of your Python; MRPC from the hub; topics/, built by default.sh, whose model
 #     out/proj-lsh the first part fine-tunes.
 # Hardware: two CPU cores, about two hours.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Speed on a GPU: attention, training steps, words per second, ranks.
-# Makes: results/gpu.json, for the tables of docs/operations.md under "One GPU", and of README under
+# Makes: results/gpu.json, for the tables of docs/speed.md under "One GPU", and of README under
 #     "Several GPUs".
 # Data: none. Rows of Hugging Face BERT need `pip install transformers`.
 # Hardware: one GPU, six minutes. Where two are, two ranks are measured, too.

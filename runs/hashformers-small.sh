@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # HashFormers, Tables 1, 2 and 6 in small: every row as a model of 2 layers, 2,000 steps.
-# Makes: the tables of docs/finetuning.md, "HashFormers' Tables 1, 2 and 6, small" and above it.
+# Makes: the tables of docs/scores.md, "HashFormers' Tables 1, 2 and 6, small" and above it.
 # Data: the docstrings of your Python, and GLUE's own files in glue/ (SST-2/train.tsv, ...).
 # Hardware: two CPU cores, three hours. Three seeds, each pre-trained and fine-tuned anew.
 # Differs from the paper: width 128, docstrings, five of its eight tasks, SST-2 for one epoch.

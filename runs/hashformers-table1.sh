@@ -3,7 +3,7 @@
 # Paper: arXiv 2210.07904, sizes of Section 4.2, recipes of Tables 4 and 5.
 # Data: Wikipedia, BookCorpus and GLUE from the hub.
 # Hardware: written for eight GPUs. Never run at this size.
-# Cost: 33 billion positions a row. One step of Proj was measured on one H200 (docs/operations.md);
+# Cost: 33 billion positions a row. One step of Proj was measured on one H200 (docs/speed.md);
 #     at that speed a row takes 15 hours there.
 # Differs from the paper: Emb (50K) and Emb (1K) have 50,260 and 1,038 rows, as many as the
 #     printed parameters give. ProFormer is not pre-trained there either. CANINE-C: canine.sh.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Misspelled words: what Proj, Add and Emb of LSH bits, Proj of MD5 bits and BPE pieces still score.
-# Makes: the table of docs/hashformers.md under "Misspelled words". No paper has it.
+# Makes: the table of docs/tables.md under "Misspelled words". No paper has it.
 # Data: the docstrings of your Python; SST-2 from the hub; topics/, built by default.sh.
 # Hardware: two CPU cores, about an hour.
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Speed: attention, hashing, embeddings, beam search and training steps.
-# Makes: the tables of docs/operations.md under "Speed", "Attention alone" and "Training steps" of
-#     docs/bert-lsh.md, and "Search" of docs/superbloom.md. HashFormers' Table 3 is among them.
+# Makes: the tables of docs/speed.md, "Attention alone" of docs/bert-lsh.md, and "Search" of
+#     docs/superbloom.md. HashFormers' Table 3 is among them.
 # Data: text/, 100 MB of novels and Wikipedia, and glue/ with GLUE's own files, for `inference`.
 # Hardware: an idle machine, here two CPU cores; about two hours. For a GPU there is gpu.sh.
 # Differs from the papers: their processors are GPUs.
