@@ -1,4 +1,4 @@
-"""docs/reading.md is true: the functions to read exist, and its commands select tests."""
+"""docs/reading.md and docs/reading-2.md are true: the functions to read exist, and its commands select tests."""
 
 import ast
 import re
@@ -8,7 +8,9 @@ import pytest
 from tests.commands import list_page_commands, split_command
 from tests.support import ROOT
 
-PAGE = (ROOT / "docs/reading.md").read_text(encoding="utf-8")
+PAGE = ""
+for name in ("reading", "reading-2"):
+    PAGE += (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
 
 
 def list_functions():
