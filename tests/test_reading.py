@@ -1,4 +1,4 @@
-"""docs/reading.md and docs/reading-2.md are true: the functions to read exist, and its commands select tests."""
+"""docs/reading.md and reading-2.md are true: the functions to read exist, commands select tests."""
 
 import ast
 import re
