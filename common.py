@@ -41,14 +41,14 @@ def run_script(name, function, *args):
     Ctrl-C exits with code 130. An error of the program itself keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack a character that we print
-            stream.reconfigure(errors="backslashreplace")
+        if isinstance(stream, io.TextIOWrapper):  # UTF-8, whatever the locale says
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         result = function(*args)
         sys.stdout.flush()
         return result
     except BrokenPipeError:  # what read the output has left, such as head
-        # subtle: Python flushes what is left at its end, and would report the same again
+        # subtle: at exit Python flushes stdout again and would raise again: point it at /dev/null
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1)
     except KeyboardInterrupt:
@@ -70,25 +70,30 @@ def run_script(name, function, *args):
 
 
 @contextlib.contextmanager
-def blame(source="", errors=ValueError):
-    """Turn errors of the block into an InputError that begins with `source`.
+def blame(source=""):
+    """Turn a ValueError of the block into an InputError: "source: what the ValueError says"."""
+    try:
+        yield
+    except InputError:  # it names the flag or the file already
+        raise
+    except ValueError as error:
+        text = f"{source}: {error}" if source else str(error)
+        raise InputError(text) from error
 
-    Args:
-        source: str, the flag or the file that is at fault; "" where the errors name it.
-        errors: ValueError for our own code, whose text says what is wrong. Exception for libraries
-            that raise many types about a file, which the message then calls unreadable.
+
+@contextlib.contextmanager
+def reading(source):
+    """Turn any error of the block into an InputError: "source: could not be read".
+
+    For libraries that raise many types about a file. Their text is cut at 200 characters.
     """
     try:
         yield
-    except (InputError, FileNotFoundError, PermissionError):  # these name the flag or the file
+    except (InputError, FileNotFoundError, PermissionError):  # these name the file already
         raise
-    except errors as error:
-        reason = str(error)
-        if errors is not ValueError:
-            reason = f"could not be read ({type(error).__name__}: {error})"[:200]
-        if source:
-            reason = f"{source}: {reason}"
-        raise InputError(reason) from error
+    except Exception as error:
+        reason = f"could not be read ({type(error).__name__}: {error})"[:200]
+        raise InputError(f"{source}: {reason}") from error
 
 
 def at_least(minimum, kind=int, maximum=2**31 - 1):
@@ -106,10 +111,10 @@ def at_least(minimum, kind=int, maximum=2**31 - 1):
 
 
 def add_device_flags(add):
-    """Add --device, --dtype and --compile by `add`, the add_argument of a parser."""
-    add("--device", default="auto", metavar="NAME",
+    """Add --device, --dtype and --compile, without defaults, by `add`, a parser's add_argument."""
+    add("--device", metavar="NAME",
         help="cpu, cuda, or auto: CUDA if present (default: auto)")
-    add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
+    add("--dtype", choices=("auto", "float32", "bfloat16"),
         help="dtype of matrix products; auto: bfloat16 where the hardware has it (default: auto)")
     add("--compile", action=argparse.BooleanOptionalAction,
         help="compile the encoder with torch.compile (default: pretrain.py does, on CUDA)")
@@ -182,16 +187,9 @@ def send(tensor, device):
 
 
 def read_ranks():
-    """Return rank, world size and local rank as torchrun sets them, 0, 1 and 0 without torchrun.
-
-    Raises:
-        InputError: There are several ranks, and a variable is missing that they need to meet.
-    """
+    """Return rank, world size and local rank as torchrun sets them; 0, 1 and 0 without torchrun."""
     rank = int(os.environ.get("RANK", 0))
     world = int(os.environ.get("WORLD_SIZE", 1))
-    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        if world > 1 and name not in os.environ:
-            raise InputError(f"WORLD_SIZE: requires {name}. Start the ranks with torchrun.")
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     return rank, world, local_rank
 
@@ -203,13 +201,6 @@ def gather_from_ranks(value, group=None):
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value, group)
     return values
-
-
-def sum_over_ranks(numbers):
-    """Return the sum of every rank's tensor. It is on the host, and is changed in place."""
-    if dist.is_initialized():
-        dist.all_reduce(numbers)
-    return numbers
 
 
 def share_by_size(items, sizes, world):
@@ -325,7 +316,7 @@ def fingerprint(value):
 
 def read_json(path):
     """Return the content of a .json file of ours, a dict."""
-    with blame(path, Exception):
+    with reading(path):
         return dict(json.loads(Path(path).read_text()))
 
 

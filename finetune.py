@@ -2,16 +2,15 @@
 
     python finetune.py --ckpt out/proj-lsh --task pydoc         offline: the module of a docstring
     python finetune.py --ckpt out/proj-lsh --task sst2          a task of GLUE, from the hub
-    python finetune.py --ckpt out/proj-lsh --task glue --data_dir glue/     eight, from their files
     python finetune.py --ckpt out/proj-lsh --task squad         the words that answer a question
     python finetune.py --ckpt out/proj-lsh --train a.csv --dev b.csv --text title,body --label topic
     python finetune.py --preset proformer --task sst2           without pre-training
-    torchrun --nproc_per_node=8 finetune.py --ckpt out/proj-lsh --task glue
+    torchrun --nproc_per_node=8 finetune.py --ckpt out/proj-lsh --task glue     eight tasks
 
 A job is one task with one seed. It trains the model, and a bag of words as the control, and scores
 both on the dev rows. It writes TASK-seed-N.json to --out: scores, predictions and losses. The same
-command skips finished jobs. At the end --out has the means over the seeds, results.json, and the
-model of the best seed, ckpt.pt, for infer.py.
+command skips finished jobs; more seeds need a new --out. At the end --out has the means over the
+seeds, results.json, and the model of the best seed, ckpt.pt, for infer.py.
 
 Sources: [HF] Xue & Aletras 2022, HashFormers
 Deviations:
@@ -34,6 +33,7 @@ import hashlib
 import itertools
 import math
 import os
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,7 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from common import InputError, add_device_flags, at_least, autocast, blame, find_checkpoint
-from common import fingerprint, load_checkpoint, lock_output, read_json, read_ranks, remove
+from common import fingerprint, load_checkpoint, lock_output, read_json, read_ranks, reading, remove
 from common import resolve_device, run_script, save_checkpoint, send, share_by_size
 from common import wait_for_ranks, write_json
 from data.batches import length_batches, pad_batch
@@ -59,7 +59,8 @@ CYCLES = 5  # cosines after the warm-up; each restarts at the peak
 BAG_LR = 0.1  # for the bag of words: the best of 0.03, 0.1 and 0.3 on MRPC, CoLA and STS-B
 EVAL_POSITIONS = 32_768  # positions in a batch of an evaluation
 SEED_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
-# A rerun may change these flags: the contents of the texts and of the checkpoint are compared
+# A rerun may change these flags: the contents of the texts and of the checkpoint are compared. The
+# dtype stays, as a mean over seeds has one
 PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
 
 
@@ -80,11 +81,12 @@ def finetune(args):
     names = GLUE if args.task == "glue" else [args.task]
     tasks = {}
     splits = {}  # task -> split -> rows
+    starts = {}  # task -> the checkpoint that its jobs start from
     for name in names:
         read = read_squad if name in SQUAD else read_task
         tasks[name], splits[name] = read(name, args)
-        task_checkpoint = drop_other_head(checkpoint, tasks[name])
-        if args.epochs == 0 and not task_checkpoint["task"]:
+        starts[name] = drop_other_head(checkpoint, tasks[name])
+        if args.epochs == 0 and not starts[name]["task"]:
             raise InputError("--epochs 0 requires --ckpt of a model that was fine-tuned for this "
                              f"very task, {name}, with its columns and labels.")
 
@@ -105,13 +107,11 @@ def finetune(args):
 
         # Ranks share the jobs that are left by size, the longest first
         sizes = [len(splits[name]["train"]) for name, _ in jobs]
-        encoded_name = None
+        data = None  # of the last job: jobs of a task follow each other and share its token IDs
         for name, seed in share_by_size(jobs, sizes, world)[rank]:
-            if name != encoded_name:  # jobs of a task follow each other and share its token IDs
-                task_checkpoint = drop_other_head(checkpoint, tasks[name])
-                data = encode_splits(config, task_checkpoint, tasks[name], splits[name])
-                encoded_name = name
-            result = run_job(args, runtime, config, task_checkpoint, data, seed)
+            if data is None or data["train"].task.name != name:
+                data = encode_splits(config, starts[name], tasks[name], splits[name])
+            result = run_job(args, runtime, config, starts[name], data, seed)
             write_json(f"{job_path(args.out, name, seed)}.json", result)
             gc.collect()  # a compiled model refers to itself, and would stay in memory
         wait_for_ranks()
@@ -130,47 +130,41 @@ def finetune(args):
             content["average"] = np.mean(np.mean(values, axis=0))
         write_json(Path(args.out, "results.json"), content)
     print_results(content)
-    print(f"Saved {args.out}/results.json. Next: python infer.py --ckpt {best_path}")
+    command = ["python", "infer.py", "--ckpt", best_path]
+    command += [f"some {column}" for column in tasks[name].text_columns]
+    print(f"Saved {args.out}/results.json. Next: {shlex.join(command)}")
     return content
 
 
-def run_job(args, runtime, config, task_checkpoint, data, seed):
+def run_job(args, runtime, config, start, data, seed):
     """Train, score and save a model, train and score its control; return the results, dict."""
     train_data = data["train"]
     task = train_data.task
-    codes = torch.from_numpy(train_data.tokenizer.codes())
+    tokenizer = train_data.tokenizer
     title = f"{task.name}, seed {seed}"
 
+    # Model: the weights of the checkpoint; those that it lacks, such as a new head, stay fresh
     torch.manual_seed(seed)  # for fresh weights and dropout
     config = dataclasses.replace(config, head=train_data.head, labels=train_data.num_outputs,
                                  pool=args.pool)
     model = Model(config)
-    weights = model.state_dict()
-    weights.update(task_checkpoint["model"])  # the head stays fresh where the checkpoint has none
-    model.load_state_dict(weights)
+    model.load_state_dict(model.state_dict() | start["model"])
     model.to(runtime.device)
-    model.set_codes(codes)  # after .to, which does not move codes
+    model.set_codes(tokenizer.codes())  # after .to, which does not move codes
     if runtime.use_compile:
         model.encode = torch.compile(model.encode, dynamic=True)  # batches differ in length
-    best_weights, log = train(args, runtime, model, data, seed, args.lr, title)
-    result = score(runtime, model, data, log)
-    last = result["best"]  # the scores of the last weights, for comparison
-    if best_weights is not None:
-        model.load_state_dict(best_weights)
-        result = score(runtime, model, data, log)
-    result |= dict(last=last, seed=seed, size=count_parameters(model))
+    result = train_and_score(args, runtime, model, data, seed, args.lr, title)
+    result |= dict(seed=seed, size=count_parameters(model))
     path = f"{job_path(args.out, task.name, seed)}.pt"
-    save_checkpoint(path, model, train_data.tokenizer.state(), run=result["best"],
-                    task=task.identity() | dict(scale=task.scale),
-                    words=task_checkpoint.get("words", []))
+    words = start.get("words", tokenizer.words[:50_000])  # infer.py --near searches among these
+    save_checkpoint(path, model, tokenizer.state(), run=result["best"], words=words,
+                    task=task.identity() | dict(scale=task.scale))
 
     # Control. SQuAD has none: a bag of words does not know where in the text a word stands
     if args.epochs > 0 and train_data.head == "classify":
-        bag = BagOfWords(len(codes), train_data.num_outputs).to(runtime.device)
-        best_weights, log = train(args, runtime, bag, data, seed, BAG_LR, f"{title}, bag of words")
-        if best_weights is not None:
-            bag.load_state_dict(best_weights)
-        result["control"] = score(runtime, bag, data, log)
+        bag = BagOfWords(len(model.codes), train_data.num_outputs).to(runtime.device)
+        result["control"] = train_and_score(
+            args, runtime, bag, data, seed, BAG_LR, f"{title}, bag of words")
         result["truth"] = data["dev"].targets.tolist()
     return result
 
@@ -184,6 +178,34 @@ class BagOfWords(nn.EmbeddingBag):
 
     def forward(self, ids, key_mask=None):  # ids (B, L), 0 is padding -> (B, num_outputs)
         return super().forward(ids)
+
+
+def train_and_score(args, runtime, model, data, seed, lr, title):
+    """Train a model as train does; return its scores on data["dev"], a part of the job's file."""
+    best_weights, log = train(args, runtime, model, data, seed, lr, title)
+    dev = data["dev"]
+    last, predicted = evaluate(runtime, model, dev)  # the scores of the last weights
+    best = last
+    if best_weights is not None:
+        model.load_state_dict(best_weights)
+        best, predicted = evaluate(runtime, model, dev)
+
+    f1_per_label = {}
+    if dev.task.labels is not None:
+        for number, label in enumerate(dev.task.labels):
+            f1_per_label[label] = 100 * f1(predicted, dev.targets, number)
+    metric = dev.task.metrics[0]
+    selection_scores = [row.get(metric, 0.0) for row in log]
+    return dict(
+        metric=metric,
+        rows={split: len(part) for split, part in data.items()},
+        majority=dev.majority(data["train"]),
+        best=best,
+        last=last,
+        predicted=np.asarray(predicted).tolist(),
+        f1_per_label=f1_per_label,
+        selection=max(selection_scores, default=0.0),
+        log=log)
 
 
 def train(args, runtime, model, data, seed, lr, title):
@@ -250,31 +272,6 @@ def train(args, runtime, model, data, seed, lr, title):
     return best_weights, log
 
 
-def score(runtime, model, data, log):
-    """Return a part of the job's file, dict: the scores of a model on data["dev"].
-
-    log is what train returns: the evaluations on the selection rows, if there are any.
-    """
-    dev = data["dev"]
-    task = dev.task
-    scores, predicted = evaluate(runtime, model, dev)
-    f1_per_label = {}
-    if task.labels is not None:
-        for number, label in enumerate(task.labels):
-            f1_per_label[label] = 100 * f1(predicted, dev.targets, number)
-    metric = task.metrics[0]
-    selection = [row.get(metric, 0.0) for row in log]
-    return dict(
-        metric=metric,
-        rows={split: len(part) for split, part in data.items()},
-        majority=dev.majority(data["train"]),
-        best=scores,
-        predicted=np.asarray(predicted).tolist(),
-        f1_per_label=f1_per_label,
-        selection=max(selection, default=0.0),
-        log=log)
-
-
 def learning_rate(step, num_steps, warmup):
     """Return the factor of the peak: a linear rise, then five cosines from 1 to 0. [HF Table 5]"""
     if step < warmup:
@@ -322,7 +319,7 @@ def load_start(args):
     """
     if args.preset:
         return dict(model={}, task={}, digest=None), Config.choose(PRESETS[args.preset])
-    with blame(args.ckpt, Exception):
+    with reading(args.ckpt):
         checkpoint = load_checkpoint(args.ckpt)
         config = load_model(checkpoint).config  # raises where the weights do not fit it
         content = Path(find_checkpoint(args.ckpt)).read_bytes()
@@ -353,8 +350,12 @@ def encode_splits(config, checkpoint, task, splits):
     with blame("--ckpt, --preset"):
         if "tokenizer" in checkpoint:
             tokenizer = HashTokenizer.load(checkpoint["tokenizer"], config)
-        else:
-            tokenizer = HashTokenizer(config, hash_name="lsh", hash=fit_hash(splits["train"]))
+        else:  # --preset: the hash knows the words of the training rows
+            word_counts = collections.Counter()
+            for texts, _ in splits["train"]:
+                for text in texts:
+                    word_counts.update(list_words(text))
+            tokenizer = HashTokenizer(config, hash_name="lsh", hash=NgramLSH.fit(word_counts))
         kind = QuestionAnswering if task.name in SQUAD else SequenceClassification
         for split, rows in splits.items():
             data[split] = kind(task, rows, tokenizer, config.length)
@@ -364,15 +365,6 @@ def encode_splits(config, checkpoint, task, splits):
     sizes = ", ".join(f"{split} {len(part):,}" for split, part in data.items())
     print(f"{task.name}: rows {sizes}; of train {data['train'].notes}", flush=True)
     return data
-
-
-def fit_hash(rows):
-    """Fit an n-gram LSH to the words of rows, list of (texts, label), and return it."""
-    counts = collections.Counter()
-    for texts, _ in rows:
-        for text in texts:
-            counts.update(list_words(text))
-    return NgramLSH.fit(counts)
 
 
 def check_out(out, settings):
@@ -417,7 +409,7 @@ def keep_best_weights(args, name, results):
 
 
 def summarize(results):
-    """Return the results of a task, dict: the means over its seeds, whose results are given."""
+    """Return the results of a task, dict: means over results, a list of what run_job returns."""
     first = results[0]
     metric = first["metric"]
     values = [result["best"][metric] for result in results]
@@ -504,7 +496,8 @@ def build_parser():
     p.add_argument("--from_scratch", action="store_true",
                    help="use the sizes and the hash of the checkpoint, with fresh weights")
     add_run_flags(p.add_argument, ("own", *TASKS, "glue", *SQUAD))
-    p.set_defaults(compile=False)  # on an H200, two epochs of MRPC: 89 s with it, 34 s without
+    p.set_defaults(device="auto", dtype="auto",
+                   compile=False)  # on an H200, two epochs of MRPC: 89 s with it, 34 s without
     return p
 
 
@@ -548,6 +541,8 @@ def add_run_flags(add, tasks):
 
 def check_flags(args):
     """Raise InputError where a flag is missing, or would be ignored and the result be wrong."""
+    if args.preset and args.from_scratch:
+        raise InputError("--from_scratch requires --ckpt.")
     if args.task == "own" and not args.train:
         raise InputError("--task: expected a task, or your own files as --train and --dev.")
     if args.train and args.task in ("glue", "pydoc"):
@@ -585,7 +580,10 @@ def fill_flags(args, checkpoint, config):
     if args.out is None:
         start = args.preset
         if args.ckpt:
-            start = Path(args.ckpt).absolute().name.removesuffix(".pt")
+            path = Path(args.ckpt).absolute()
+            if path.name in ("ckpt.pt", "best.pt"):  # every run has them
+                path = path.parent
+            start = path.name.removesuffix(".pt")
         if args.from_scratch:
             start += "-scratch"
         args.out = f"out/{start}-{args.task}"

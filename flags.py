@@ -14,7 +14,7 @@ import os
 
 import torch
 
-from common import InputError, add_device_flags, at_least, blame, load_checkpoint
+from common import InputError, add_device_flags, at_least, blame, load_checkpoint, reading
 from data.corpus import name_data
 from data.rows import add_reader_flags
 from embeddings import EMBEDDINGS
@@ -61,7 +61,7 @@ def inherit_settings(initial, flags):
     source = f"--init_from {flags['init_from']}"
     if any(name not in run for name in INHERITED):
         raise InputError(f"{source}: expected a checkpoint of pretrain.py.")
-    with blame(source, Exception):  # fields of an older Config
+    with reading(source):  # fields of an older Config
         inherited = dataclasses.asdict(Config(**initial["config"]))
     for name in INHERITED:
         inherited[name] = run[name]
@@ -69,7 +69,9 @@ def inherit_settings(initial, flags):
         if name in ("preset", "dropout"):  # the weights fit all the same
             continue
         if name in inherited and value != inherited[name]:
-            difference = "" if name == "key" else f", {inherited[name]}, got {value}"  # a secret
+            difference = f", {inherited[name]}, got {value}"
+            if name == "key":  # a secret
+                difference = ""
             raise InputError(f"--{name}: expected that of {source}{difference}. Remove one of the "
                              "two flags.")
     return inherited
@@ -86,27 +88,25 @@ def choose_settings(flags, inherited):
     preset = PRESETS[fixed.get("preset", DEFAULTS["preset"])]
     args = argparse.Namespace(**DEFAULTS | preset | fixed)
 
-    # What a sequence is, and what a word is. A table with a row for each word has none for a new
-    # word, so it reads pieces. Any word has a hash, so hashes read whole words
-    # a set: --split items, or without --split a preset of item sets
-    is_set = args.split == "items" or (args.split is None and not args.order)
+    # emb, split and objective are None where nobody has set them: each follows from those before
+    # it, and from order and head, which are still those of the preset
+    is_set = not args.order
+    if args.split is not None:
+        is_set = args.split == "items"
     if args.emb is None:
         args.emb = "bloom" if is_set else "proj"
     code_format = EMBEDDINGS[args.emb].code_format
     if args.split is None:
         if is_set or code_format == "digest":
             args.split = "items"
-        elif code_format == "row":
+        elif code_format == "row":  # a table has no row for a new word, so it reads pieces
             args.split = "bpe"
-        else:
+        else:  # any word has a hash
             args.split = "regex"
     args.order = args.split != "items"
-
-    # What is predicted. A set has no order that shuffling could change
     if args.objective is None:
-        if code_format in PREDICTED:
-            args.objective = "hash-mlm"
-        elif args.head == "sr" and args.order:
+        # a set has no order to shuffle
+        if args.head == "sr" and args.order and code_format not in PREDICTED:
             args.objective = "sr"
         elif code_format == "row":
             args.objective = "mlm"
@@ -115,26 +115,23 @@ def choose_settings(flags, inherited):
     args.head = OBJECTIVES[args.objective].head
 
     # Sizes and rates that follow from these, unless they are fixed
-    follows = dict(warmup=min(args.warmup, args.steps // 10))
-    if not args.order:
-        # lsh_pairs upper would give a pair one score, by the order of its items: sets have none
-        follows |= dict(data="python-names", vocab=None, length=32, lsh_pairs="all", short=0.0)
+    derived = dict(warmup=min(args.warmup, args.steps // 10),
+                   features=max(args.features, num_hyperplanes(args)))
     if args.split == "phrases":
-        follows["vocab"] = 1_000_000
+        derived["vocab"] = 1_000_000
+    if args.split == "items":
+        # lsh_pairs upper would give a pair one score, by the order of its items: sets have none
+        derived.update(data="python-names", vocab=None, length=32, lsh_pairs="all", short=0.0)
     if "width" in fixed:
-        follows["ffn"] = 4 * args.width
+        derived["ffn"] = 4 * args.width
     if args.head != "sr" and args.lr_mlm is not None:
-        follows["lr"] = args.lr_mlm
-    follows["features"] = max(args.features, num_hyperplanes(args))
-    vars(args).update(follows | fixed)
+        derived["lr"] = args.lr_mlm
+    vars(args).update(derived | fixed)
     return args
 
 
 def num_hyperplanes(args):
-    """Return how many hyperplanes LSH needs: one for each bit or row.
-
-    They are the rotations of one random vector of F numbers, --features (hashing.NgramLSH).
-    """
+    """Return how many hyperplanes LSH needs, one for each bit or row: --features at least."""
     if EMBEDDINGS[args.emb].code_format == "index":
         return args.rows
     return args.bits
@@ -149,26 +146,30 @@ def check_flags(args, flags):
     """
     code_format = EMBEDDINGS[args.emb].code_format
     is_hashed = code_format in HASHED
-    is_lsh = is_hashed and args.hash == "lsh"
-    is_sampled = issubclass(OBJECTIVES[args.objective], SampledWords)
+    hash_flags = HASHES[args.hash].options.values() if is_hashed else ()  # flags that it reads
+    has_vocabulary = code_format in ("row", "digest")
     predicts_hashes = args.head == "hash-mlm"
-    is_fixed = code_format in ("row", "digest")  # a vocabulary, which has rows and buckets
-    uses_key = not is_fixed and (not is_lsh or predicts_hashes)
-    uses_buckets = not is_fixed and (code_format == "sketch" or predicts_hashes)
+    # hash functions of their own, which --hash does not make
+    has_sketch = not has_vocabulary and (predicts_hashes or not is_hashed)
+    is_sampled = issubclass(OBJECTIVES[args.objective], SampledWords)
     # flag -> whether it has an effect, and what it requires
     requirements = dict(
         hash=(is_hashed, "--emb emb, pool, add, proj or linear"),
-        key=(uses_key, "--hash md5, a sketch, or --objective hash-mlm"),
+        key=("key" in hash_flags or has_sketch, "--hash md5, a sketch, or --objective hash-mlm"),
+        hash_seed=("hash_seed" in hash_flags or has_sketch or code_format == "digest",
+                   "--hash lsh, bloom, a sketch, ngram, or --objective hash-mlm"),
         bits=(code_format in ("bits", "chunks"), "--emb pool, add, proj or linear"),
         chunk=(code_format == "chunks", "--emb pool"),
-        features=(is_lsh, "--hash lsh"),
+        features=("features" in hash_flags, "--hash lsh"),
         rows=(code_format in ("index", "weighted", "ngrams"), "--emb emb, weighted or ngram"),
         hashes=(code_format in ("digest", "sketch", "weighted") or predicts_hashes,
                 "--emb bloom, median, mean or weighted, or --objective hash-mlm"),
         weights=(code_format == "weighted", "--emb weighted"),
-        buckets=(uses_buckets, "--emb median or mean, or --objective hash-mlm"),
+        buckets=(not has_vocabulary and (code_format == "sketch" or predicts_hashes),
+                 "--emb median or mean, or --objective hash-mlm"),
         alpha=(code_format == "digest", "--emb bloom"),
-        vocab=(is_fixed or args.split in ("bpe", "phrases"), "--split bpe"),
+        vocab=(has_vocabulary or args.split in ("bpe", "phrases"),
+               "--emb lookup or bloom, or --split bpe or phrases"),
         short=(args.order, "texts, not --split items"),
         mask=(args.head != "sr", "--objective mlm, sampled or hash-mlm"),
         noise=(args.head == "sr", "--objective sr"),
@@ -177,14 +178,14 @@ def check_flags(args, flags):
         if name in flags and not has_effect:
             raise InputError(f"--{name} requires {requirement}; it has no effect on --emb "
                              f"{args.emb} with --objective {args.objective}.")
-    if is_lsh and args.features < num_hyperplanes(args):
+    if "features" in hash_flags and args.features < num_hyperplanes(args):
         raise InputError(f"--features: expected {num_hyperplanes(args):,} at least, as many as "
                          f"--bits, or --rows of --emb emb, got {args.features:,}.")
     if args.attn != "lsh" and any(name.startswith("lsh_") for name in flags):
         raise InputError("--lsh_... requires --attn lsh.")
     with blame(), torch.device("meta"):
         config = Config.choose(vars(args))
-        Model(config)  # takes no memory, and raises where sizes do not fit each other
+        Model(config)  # raises where sizes do not fit each other, and takes no memory
     if args.coherent > 0:
         if code_format != "digest" or args.order or args.coherent > config.hashes:
             raise InputError("--coherent requires --emb bloom over item sets, and at most as many "
@@ -199,6 +200,7 @@ def name_output(args):
         parts.append(args.hash)
     if args.split != "regex":
         parts.append(args.split)
+    # "sr" even for presets that predict words: the name then says what they predict
     usual_objective = "hash-mlm" if code_format in PREDICTED else "sr"
     if args.objective != usual_objective:
         parts.append(args.objective)
@@ -222,13 +224,14 @@ def build_parser(description=None):
         usage="python pretrain.py [flags]        (--help explains them)",
         description=description)
     defaults = DEFAULTS | PRESETS["tiny"]
+    group = None  # of flags, the one that `add` adds to
     count = at_least(1)
     index = at_least(0)
     rate = at_least(0, float)
     share = at_least(0.001, float, 0.999)
 
     def add(flag, help, kind=count):
-        """Add a flag to the last group. kind: its choices, bool, or a type as in argparse."""
+        """Add a flag to the current group. kind: its choices, bool, or a type as in argparse."""
         if kind is bool:
             options = dict(action=argparse.BooleanOptionalAction)
         elif isinstance(kind, tuple):
@@ -308,7 +311,8 @@ def build_parser(description=None):
     add("--short", "share of text windows cut in training, as short texts", at_least(0, float, 1))
 
     group = parser.add_argument_group("training, device and files")
-    add("--init_from", "start from weights of another run, whose words and sizes stay", str)
+    add("--init_from", "start from weights of another run, whose words and sizes stay; keep its "
+        "checkpoint until this run ends", str)
     add("--batch", "sequences per step, all ranks")
     add("--micro", "sequences a device holds at once")
     add("--steps", "optimizer steps; for more of them, later, --init_from and a new --out")

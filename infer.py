@@ -23,6 +23,7 @@ Notation: B batch   L positions   M masked positions   V candidate words   d hid
 
 import argparse
 import functools
+import itertools
 import json
 import re
 import sys
@@ -34,7 +35,8 @@ import torch
 import torch.nn.functional as F
 
 from bloom import SketchMap, beam_search, hash_logp
-from common import InputError, at_least, blame, find_device, load_checkpoint, run_script, send
+from common import InputError, at_least, blame, find_device, load_checkpoint, reading
+from common import run_script, send
 from data.batches import divide, length_batches, pad_batch
 from data.corpus import choose_columns, is_document, item_names
 from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
@@ -57,7 +59,7 @@ class Example(NamedTuple):
 
     ids: np.ndarray  # int32 (L,), token IDs with special tokens
     words: list  # str, of the text or both texts, [MASK] is one; or the names of a set
-    spans: list  # (start, end), characters of each word of a text without [MASK]
+    spans: list  # (start, end), characters of words up to a [MASK], in the second text of a pair
     num_cut: int  # words or items that were cut off, as they did not fit
 
 
@@ -95,7 +97,7 @@ class Predictor:
 
     def __init__(self, path, device="cpu", truncate=False):
         checkpoint = load_checkpoint(path)
-        with blame(path, Exception):
+        with reading(path):
             self.model = load_model(checkpoint)
             self.config = self.model.config
             self.tokenizer = HashTokenizer.load(checkpoint["tokenizer"], self.config)
@@ -107,24 +109,22 @@ class Predictor:
         self.truncate = truncate
 
     def set_candidates(self, words):
-        """Set what the methods search among, list[str].
+        """Set what the methods search among: words, list[str], or the model's fixed vocabulary.
 
-            neighbors          words; those of a fixed vocabulary alone
-            fill_mask          the fixed vocabulary, which has a row for each word
-            predict_missing    the fixed vocabulary of a Bloom map, else words: any has hashes
+        neighbors searches self.words, fill_mask and predict_missing search self.items.
         """
         self.words = words
-        self.items = []  # of a head that predicts no words
-        self.candidates = None  # what neighbors compares, when it is first called
-        if self.tokenizer.is_fixed:
+        self.items = words  # any word has hashes
+        self.item_map = None  # the hash buckets of each item, which predict_missing reads
+        if self.tokenizer.is_fixed:  # no other word has a row or a Bloom digest
             self.words = [word for word in words if word in self.tokenizer.id_of_word]
             self.items = self.tokenizer.words
             self.item_map = self.tokenizer.bloom_map
-            self.id_of_item = self.tokenizer.id_of_word
         elif self.config.head == "hash-mlm":
-            self.items = words
             self.item_map = SketchMap(self.tokenizer.sketch_targets(words), self.config.buckets)
-            self.id_of_item = {word: i for i, word in enumerate(words, FIRST_WORD_ID)}
+        self.item_numbers = {name: number for number, name in enumerate(self.items)}
+        self.word_matrix = None  # what neighbors compares, made when it is first called
+        self.word_mean = 0  # subtracted from it
 
     # Predictions: an example is a row as token IDs, an output is what the model says about it
 
@@ -197,8 +197,8 @@ class Predictor:
         shown = []
         if not self.config.order:
             for name in example.words:
-                if name in self.id_of_item:
-                    shown.append(self.id_of_item[name] - FIRST_WORD_ID)
+                if name in self.item_numbers:
+                    shown.append(self.item_numbers[name])
         return torch.tensor(shown, dtype=torch.int64)
 
     @takes_one_row
@@ -230,7 +230,7 @@ class Predictor:
         Returns:
             The answer, "" for none; and its score minus that of none, float.
         """
-        self.read_all(rows, "span")
+        self.read_all(rows, "span")  # only raises for a row that cannot be read
         windows, spans = cut_windows(rows, self.tokenizer, self.config.length)
         batches = self.run_batches([window.ids for _, window in windows], self.model)
         texts, margins = find_answers(rows, windows, spans, batches)
@@ -252,11 +252,10 @@ class Predictor:
 
     @takes_one_row
     def neighbors(self, words, k=8):
-        """Find the candidates that are most similar to a word, seen in training or not. [HF §3.3]
+        """Find the words that are most similar to a word, seen in training or not. [HF §3.3]
 
         Words are compared by their hash bits, +1 or -1, if the hash is an n-gram LSH: similar words
-        are spelled alike. Otherwise they are compared by their embeddings, less the mean embedding
-        of the candidates.
+        are spelled alike. Otherwise they are compared by their embeddings, less the mean embedding.
 
         Returns:
             A list of the k best (word, cosine). Among equals the more frequent word comes first.
@@ -264,20 +263,18 @@ class Predictor:
         queries = []  # as the tokenizer writes them
         for text in words:
             found, _ = self.tokenizer.split(text)
-            if len(found) != 1 or not is_known(self.tokenizer, found[0]):
-                raise InputError("expected one word that this model can compare, got "
-                                 f"{text!r:.60}.")
+            if len(found) != 1 or not self.tokenizer.is_known(found)[0]:
+                raise InputError(f"expected one word that this model knows, got {text!r:.60}.")
             queries += found
-        if self.candidates is None:
+        if self.word_matrix is None:
             x = self.word_vectors(self.words)  # (V, T) or (V, m·d)
-            self.mean = 0
             if not isinstance(self.tokenizer.hash, NgramLSH):
-                self.mean = x.mean(0)
-            self.candidates = F.normalize(x - self.mean)
-        x = F.normalize(self.word_vectors(queries) - self.mean)
+                self.word_mean = x.mean(0)
+            self.word_matrix = F.normalize(x - self.word_mean)
+        x = F.normalize(self.word_vectors(queries) - self.word_mean)
         results = []
         for word, query in zip(queries, x):
-            cosines = self.candidates @ query  # (V,)
+            cosines = self.word_matrix @ query  # (V,)
             best = cosines.argsort(descending=True, stable=True)[:k + 1].tolist()
             pairs = [(self.words[i], cosines[i].item()) for i in best if self.words[i] != word]
             results.append(pairs[:k])
@@ -345,10 +342,7 @@ class Predictor:
     # Rows to token IDs
 
     def read_all(self, rows, head):
-        """Return the Example of each row, or raise an InputError that names the row.
-
-        head is the head that a method requires, None if it works with any.
-        """
+        """Return the Example of each row, for a method that requires a head, or None: any head."""
         if head not in (None, self.config.head):
             raise InputError(f"expected a model with head {head}, got one with {self.config.head}.")
         examples = []
@@ -404,7 +398,8 @@ class Predictor:
         elif isinstance(row, tuple) and is_document(list(row), is_sets=True):
             names = item_names(list(row))
         names = [name for name in dict.fromkeys(names) if name != MASK_WORD]
-        known = [name for name in names if is_known(self.tokenizer, name)]
+        is_known = self.tokenizer.is_known(names)
+        known = [name for name, is_good in zip(names, is_known) if is_good]
         if not known:
             raise ValueError(f"expected items that this model knows, got {row!r:.60}.")
         ids = self.tokenizer.ids(known)
@@ -416,11 +411,12 @@ class Predictor:
     def list_notes(self, row):
         """Return what a user has to know about how a row is read, list[str]."""
         example = self.read(row, self.config.head)
-        words = example.words
-        unknown = [word for word in words if not is_known(self.tokenizer, word)]
         notes = []
-        if not words:
+        if not example.words:
             notes.append("the text has no words")
+        words = [word for word in example.words if word != MASK_WORD]
+        is_known = self.tokenizer.is_known(words)
+        unknown = [word for word, is_good in zip(words, is_known) if not is_good]
         if unknown and not self.config.order:
             notes.append(f"unknown items were left out: {', '.join(unknown)}")
         elif len(unknown) > MAX_UNKNOWN * len(words):
@@ -437,18 +433,12 @@ class Predictor:
         first, *others = re.split(r" ?\[MASK\]", text)
         words, spans = self.tokenizer.split(first)
         for part in others:
-            # subtle: BPE writes a space before any text. Prefix each part with a line break, so
-            # that the space is on it, and drop that piece
+            # subtle: BPE puts a space before any text. A line break first takes it, and is dropped:
+            # it starts at 0
             more, places = self.tokenizer.split("\n" + part)
             words.append(MASK_WORD)
             words += [word for word, (start, _) in zip(more, places) if start > 0]
         return words, spans
-
-
-@functools.lru_cache(1 << 20)  # an LSH looks up each n-gram of a word
-def is_known(tokenizer, word):
-    """Return whether a HashTokenizer knows a word; [MASK] is one."""
-    return word == MASK_WORD or tokenizer.is_known([word])[0]
 
 
 # Results for people
@@ -514,11 +504,15 @@ def write_rows(args, predictor):
     """Print a JSON object for each row of --file: its columns, notes, and prediction or error."""
     num_rows = 0
     errors = []
-    for part in read_parts(read_file(args, predictor)):
+    rows = read_file(args, predictor)
+    while True:
+        part = list(itertools.islice(rows, PART))
+        if not part:
+            break
         good = []  # rows that the model can read, and their columns
         for row, columns in part:
             num_rows += 1
-            try:
+            try:  # predict reads the row again
                 columns["notes"] = predictor.list_notes(row)
                 good.append((row, columns))
             except ValueError as error:  # a bad row stops no other
@@ -537,40 +531,11 @@ def write_rows(args, predictor):
     print(summary, file=sys.stderr)
 
 
-def read_parts(rows):
-    """Yield lists of at most PART rows. A damaged file still gives the rows before the damage."""
-    part = []
-    try:
-        for row in rows:
-            part.append(row)
-            if len(part) == PART:
-                yield part
-                part = []
-    except InputError:
-        yield part
-        raise
-    yield part
-
-
 def read_file(args, predictor):
     """Yield for each row of --file what the Predictor reads, and the columns of the row, a dict."""
-    is_sets = not predictor.config.order
     rows = read_rows(args.file, keep_wrong=True, **reader_options(args))
     examples, rows = peek_columns(rows)
-    if not set(OUTPUT).isdisjoint(examples):
-        raise InputError(f"{args.file}: expected no column {', '.join(OUTPUT)}, which infer.py "
-                         f"writes, got {', '.join(examples)}.")
-    # the columns of --text, those that the model was fine-tuned on, or the only one that fits
-    names = predictor.columns
-    if args.columns is not None:
-        names = list_names(args.columns)
-    elif is_sets or (len(names) == 1 and names[0] not in examples):
-        names = choose_columns(args.file, examples, None, is_sets)
-    if not examples:
-        raise InputError(f"{args.file}: expected rows, got none.")
-    if not set(names) <= set(examples) or len(names) != len(predictor.columns):
-        raise InputError(f"{args.file}: expected the columns {', '.join(names)}, got "
-                         f"{', '.join(examples)}. Name {len(predictor.columns)} of them by --text.")
+    names = choose_names(args, predictor, examples)
     print(f"columns: {', '.join(names)} of {args.file}", file=sys.stderr)
     for columns in rows:
         row = [columns.get(name) for name in names]
@@ -579,6 +544,25 @@ def read_file(args, predictor):
         if isinstance(row, list):  # a pair of texts, or an item set
             row = tuple(row)
         yield row, columns
+
+
+def choose_names(args, predictor, examples):
+    """Return the names of the columns to read, list[str]; examples has a value of each column."""
+    if not examples:
+        raise InputError(f"{args.file}: expected rows, got none.")
+    if not set(OUTPUT).isdisjoint(examples):
+        raise InputError(f"{args.file}: expected no column {', '.join(OUTPUT)}, which infer.py "
+                         f"writes, got {', '.join(examples)}.")
+    is_sets = not predictor.config.order
+    names = predictor.columns  # those that the model was fine-tuned on, or "text"
+    if args.columns is not None:
+        names = list_names(args.columns)
+    elif is_sets or (len(names) == 1 and names[0] not in examples):  # the only one that fits
+        names = choose_columns(args.file, examples, None, is_sets, flag="--text")
+    if not set(names) <= set(examples) or len(names) != len(predictor.columns):
+        raise InputError(f"{args.file}: expected the columns {', '.join(names)}, got "
+                         f"{', '.join(examples)}. Name {len(predictor.columns)} of them by --text.")
+    return names
 
 
 def to_json(row):
@@ -604,8 +588,6 @@ def infer(args):
     file_flags = [args.vectors, args.columns, args.encoding, args.sep, args.header]
     if args.file is None and any(flag is not None for flag in file_flags):
         raise InputError("--vectors, --text, --encoding, --sep and --header require --file.")
-    if hasattr(sys.stdout, "reconfigure"):  # UTF-8, whatever the locale says
-        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     if args.ckpt is None:
         # a model either fills masks or judges words
         is_masked = any(MASK_WORD in text for text in args.texts)
@@ -651,8 +633,7 @@ def build_parser():
     add("--ckpt", metavar="DIR",
         help="folder or file of pretrain.py or finetune.py (default: models/english-fill.pt where "
              "a TEXT has [MASK], else models/english-detect.pt, which finds misplaced words)")
-    add("--vectors", metavar="OUT.npy",
-        help="write a vector for each row of --file, float32 (n, d), and print nothing")
+    add("--vectors", metavar="OUT.npy", help="write a vector of each row of --file, float32 (n, d)")
     add("--text", dest="columns", metavar="A[,B]",
         help="columns to read in --file (default: the task's, text, or the only one)")
     add_reader_flags(add)

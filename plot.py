@@ -6,7 +6,7 @@ Out of scope: several runs in a figure, and the figures of assets/ (bench/figure
 import json
 import os
 
-from common import blame
+from common import reading
 
 
 def draw_losses(folder, objective, uniform_loss, unigram_loss):
@@ -15,7 +15,8 @@ def draw_losses(folder, objective, uniform_loss, unigram_loss):
     Args:
         folder: str, --out of pretrain.py. log.jsonl is read, and loss.png is written.
         objective: str, of --objective. The training loss of sampled is an estimate.
-        uniform_loss, unigram_loss: float, of guessing, and of knowing only frequencies.
+        uniform_loss: float, the loss of guessing.
+        unigram_loss: float, the loss of knowing only how frequent each label or word is.
 
     Returns:
         str, a line that says where the picture is, or how to get it.
@@ -24,10 +25,10 @@ def draw_losses(folder, objective, uniform_loss, unigram_loss):
     try:
         from matplotlib.figure import Figure  # takes a while to import
     except ImportError:
-        return (f"For a picture, {path}: pip install matplotlib, and rerun the same command: a "
-                "finished run only draws.")
+        return (f"For a picture, {path}: pip install matplotlib, and rerun the same command. A "
+                "finished run evaluates once and draws.")
     log_path = os.path.join(folder, "log.jsonl")
-    with open(log_path) as file, blame(log_path, Exception):
+    with open(log_path) as file, reading(log_path):
         log = [json.loads(line) for line in file]
 
     figure = Figure(figsize=(6.4, 4))
@@ -41,7 +42,7 @@ def draw_losses(folder, objective, uniform_loss, unigram_loss):
         losses = [row[key] for row in rows]
         axis.plot(steps, losses, style, linewidth=1, markersize=3, label=label)
     axis.axhline(uniform_loss, color="gray", linestyle="--", label="uniform baseline")
-    axis.axhline(unigram_loss, color="gray", linestyle=":", label="unigram entropy")
+    axis.axhline(unigram_loss, color="gray", linestyle=":", label="frequencies alone")
     axis.set(xlabel="optimizer steps", ylabel="cross-entropy, nats")
     axis.legend()
     figure.savefig(path)

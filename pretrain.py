@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader
 
 from common import InputError, autocast, blame, catch_signals
 from common import gather_from_ranks, load_checkpoint, lock_output, read_ranks, remove
-from common import resolve_device, run_script, save_checkpoint, sum_over_ranks
+from common import resolve_device, run_script, save_checkpoint
 from data.batches import ItemSetBatches, TextBatches, divide
 from data.codes import build_codes, build_targets, build_tokenizer, list_vocabulary, load_tokenizer
 from data.codes import report_unknown
@@ -63,9 +63,7 @@ PEAK_TFLOPS = {  # of dense products in bfloat16, by the name that PyTorch gives
     "NVIDIA H200": 989,
 }
 GPU_WORKERS = 4  # processes that make batches: a GPU takes them faster than one process makes them
-# The seed of a step is --seed · SEED_STRIDE + step, so that two runs with different seeds have no
-# seed of a step in common, unless they are longer than the stride
-SEED_STRIDE = 1_000_003
+SEED_STRIDE = 1_000_003  # two runs with different --seed share no seed of a step below the stride
 RANK_STRIDE = 4_099  # the same for the ranks of a step
 # Settings that may change when a run resumes. data and how it is read are among them because
 # run["corpus"], a digest of the text, is compared instead: the same file may lie elsewhere
@@ -83,29 +81,38 @@ def train(args, initial, rank, world, local_rank):
     """
     # torchrun starts a process, a rank, for each GPU. Rank 0 alone prints and writes files
     is_first = rank == 0
-    device, dtype, use_compile = resolve_device(args, local_rank)
-    host_group = join_ranks(args, world, device)
     args.quiet = args.quiet or not is_first
+    device, dtype, use_compile = resolve_device(args, local_rank)
+    if args.batch % world != 0:
+        raise InputError(f"--batch: expected a multiple of {world} ranks, got {args.batch}.")
     args.micro = min(args.micro, args.batch // world)
+    host_group = None  # in which ranks wait for each other
+    if world > 1:
+        # nccl adds up gradients; gloo what the host counts, so that no step waits for the GPU
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        # one node prepares the corpus, and the others are patient
+        host_group = dist.new_group(backend="gloo", timeout=datetime.timedelta(hours=12))
 
-    # `run` is what two processes must agree on to be one run. Settings are known now and checked
-    # now, before hours of preparation; the text and the Bloom map are known after load_data
+    # `run` is what two processes must agree on to be one run. A checkpoint in --out has to be of
+    # this run: its settings are compared now, before hours of preparation
     run = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
     if initial is not None:
         run["init_from"] = f"{os.path.normpath(args.init_from)} at step {initial['step']}"
     path = os.path.join(args.out, "ckpt.pt")
-    resumed = None  # the last checkpoint of this very run
+    resumed = None
     if os.path.exists(path):
         resumed = load_checkpoint(path)
         refuse_another_run(path, resumed, run)
 
+    # Words, their hashes, and batches of token IDs. The config is final from here on
     corpus, tokenizer, config, codes, targets, batches = load_data(args, initial)
-    word_counts = corpus.counts[FIRST_WORD_ID:len(codes)]  # (V,) of each known word
     run["corpus"] = corpus.meta["digest"]
     if tokenizer.bloom_map is not None:
         run["bloom"] = tokenizer.bloom_map.checksum()
+    if resumed is not None:
+        refuse_another_run(path, resumed, run)  # again: of the text and the Bloom map
 
-    # Model, objective and optimizer. The config is final: nothing changes it from here on
+    # Model, objective and optimizer
     torch.manual_seed(args.seed)
     model = Model(config)
     if initial is not None:
@@ -126,7 +133,6 @@ def train(args, initial, rank, world, local_rank):
     best = math.inf  # lowest eval_loss
     log_size = 0  # bytes of log.jsonl
     if resumed is not None:
-        refuse_another_run(path, resumed, run)
         model.load_state_dict(resumed["model"])
         optimizer.load_state_dict(resumed["optimizer"])
         step = resumed["step"]
@@ -138,7 +144,8 @@ def train(args, initial, rank, world, local_rank):
     if is_first:
         if step == 0:  # best.pt is of a run that ended before its first ckpt.pt
             remove(os.path.join(args.out, "best.pt"))
-        with open(log_path, "a") as file:  # the steps after the checkpoint are logged again
+        # subtle: cut the rows after the checkpoint; those steps are logged again
+        with open(log_path, "a") as file:
             file.truncate(min(log_size, file.tell()))
 
     if use_compile:
@@ -152,10 +159,12 @@ def train(args, initial, rank, world, local_rank):
                              "differ in steps, data, hashes or dtypes.")
         # takes the mean of the gradients over ranks, while backward still computes others
         ddp_model = DistributedDataParallel(model)
-    rows = np.array_split(np.arange(args.batch), world)[rank]  # this rank's of a global batch
+
+    # This rank's rows of each global batch, and of the held-out set, which is corrupted once
+    rows = np.array_split(np.arange(args.batch), world)[rank]
     loader = build_loader(args, batches, objective, rows, step, device)
-    held_out = []  # corrupted once for all evaluations
     held_out_rows = np.array_split(np.arange(batches.num_eval), world)[rank]
+    held_out = []
     for part in divide(held_out_rows, args.micro):
         held_out.append(objective.corrupt_batch(*batches.eval_batch(part)))
 
@@ -163,14 +172,15 @@ def train(args, initial, rank, world, local_rank):
     runtime = f"{device}, {dtype}, compile {use_compile}"
     show(args, describe(args, model, corpus, batches, world, runtime))
     result, sums = evaluate(model, objective, held_out, dtype)
+    word_counts = corpus.counts[FIRST_WORD_ID:len(codes)]  # (V,) of each known word
     num_classes, unigram_loss = objective.expected_loss(word_counts, sums)
     uniform_loss = math.log(num_classes)
     show(args, f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
          f"{uniform_loss:.3f} = ln {num_classes:,}, frequencies alone {unigram_loss:.3f}")
     frequent_words = corpus.frequent(50_000)  # infer.py searches among these
 
-    def save(name, step, best, **state):
-        """Write a checkpoint of the run."""
+    def save(name, **state):
+        """Write a checkpoint of the run as it is now."""
         if is_first:
             save_checkpoint(
                 os.path.join(args.out, name), model, tokenizer.state(), run=run, dtype=dtype,
@@ -184,17 +194,18 @@ def train(args, initial, rank, world, local_rank):
     operations = words * count_operations(model) / world  # of a step and device
     shown = time.perf_counter()  # when the last line of progress was printed
     clock = shown  # when training went on after the last pause
-    train_seconds = 0.0  # of the steps since the last row of the log, without pauses
-    train_steps = 0  # their number
+    clock_step = step  # and at which step
     with catch_signals() as signals:
         for micro_batches in loader:
-            # Sum over the ranks, on the host: the scored positions of the whole batch, and the
-            # signals, since a signal to one rank has to stop all of them before the same step
-            num_scored = sum(len(batch.positions) for batch in micro_batches)
-            totals = sum_over_ranks(torch.tensor([num_scored, len(signals)]))
+            # Two sums over the ranks, on the host: the scored positions of the whole batch, and
+            # the signals, since a signal to one rank has to stop all of them before the same step
+            own_scored = sum(len(batch.positions) for batch in micro_batches)
+            totals = torch.tensor([own_scored, len(signals)])
+            if world > 1:
+                dist.all_reduce(totals)
             num_scored, num_signals = totals.tolist()
             if num_signals > 0:
-                save("ckpt.pt", step, best, optimizer=optimizer.state_dict())
+                save("ckpt.pt", optimizer=optimizer.state_dict())
                 break
 
             # Dropout and sampled rows depend on seed, step and rank alone: a resumed run draws the
@@ -206,7 +217,7 @@ def train(args, initial, rank, world, local_rank):
 
             # loss of a step = (sum of the losses of all ranks) / num_scored, not a mean of means.
             # subtle: DDP divides gradients by world, hence the factor world
-            num_scored = max(num_scored, 1)
+            num_scored = max(num_scored, 1)  # a divisor
             scale = world / num_scored
             optimizer.zero_grad()
             total_loss = torch.zeros((), device=device)
@@ -223,7 +234,6 @@ def train(args, initial, rank, world, local_rank):
                 group["lr"] = lr
             optimizer.step()
             step += 1
-            train_steps += 1
 
             # Now and then pause to log, evaluate or save. No other step waits for the GPU
             is_last = step == args.steps
@@ -232,38 +242,32 @@ def train(args, initial, rank, world, local_rank):
             is_saved = step % args.save_every == 0 or is_last
             if not (is_logged or is_evaluated or is_saved):
                 continue
-            mean_loss = sum_over_ranks(total_loss.cpu()).item() / num_scored
-            # subtle: the clock is read after the loss, which waits for the GPU
-            train_seconds += time.perf_counter() - clock
+            total_loss = total_loss.cpu()  # waits for the GPU
+            if world > 1:
+                dist.all_reduce(total_loss)
+            # subtle: the clock is read after that wait
+            seconds = (time.perf_counter() - clock) / (step - clock_step)  # of a step
             if is_logged:
-                seconds = train_seconds / train_steps  # of a step
-                train_seconds = 0.0
-                train_steps = 0
-                gpu = {}
+                row = dict(loss=total_loss.item() / num_scored, lr=lr, grad_norm=norm.item(),
+                           words_per_s=words / seconds)
                 if device.type == "cuda":
-                    gpu = measure_gpu(operations / seconds, dtype)
-                row = dict(loss=mean_loss, lr=lr, grad_norm=norm.item(),
-                           words_per_s=words / seconds, **gpu)
+                    row |= measure_gpu(operations / seconds, dtype)
                 write_log(log_path, step, row, is_first)
                 if time.perf_counter() - shown >= SHOW_EVERY:
-                    speed = f"{words / seconds:,.0f} words/s"
-                    for name, value in gpu.items():
-                        speed += f", {name} {value:.3g}"
-                    left = datetime.timedelta(seconds=round((args.steps - step) * seconds))
-                    show(args, f"step {step:,} of {args.steps:,}: loss {mean_loss:.3f}, {speed}, "
-                         f"{left} left")
+                    show(args, describe_progress(row, step, args.steps, seconds))
                     shown = time.perf_counter()
             if is_evaluated:
                 result, _ = evaluate(model, objective, held_out, dtype)
                 write_log(log_path, step, result, is_first)
                 if result["eval_loss"] < best:
                     best = result["eval_loss"]
-                    save("best.pt", step, best)
+                    save("best.pt")
                 metrics = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
                 show(args, f"step {step:,}: {metrics}")
             if is_saved:
-                save("ckpt.pt", step, best, optimizer=optimizer.state_dict())
+                save("ckpt.pt", optimizer=optimizer.state_dict())
             clock = time.perf_counter()
+            clock_step = step
 
     # End
     if world > 1:
@@ -288,19 +292,7 @@ def train(args, initial, rank, world, local_rank):
 
 
 # -----------------------------------------------------------------------------
-# Before the loop: ranks, data, the last checkpoint
-
-
-def join_ranks(args, world, device):
-    """Connect the ranks; return the group in which they wait for each other, None for one rank."""
-    if args.batch % world != 0:
-        raise InputError(f"--batch: expected a multiple of {world} ranks, got {args.batch}.")
-    if world == 1:
-        return None
-    # nccl adds up gradients; gloo what the host counts, so that no step waits for the GPU
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    # one node prepares the corpus, and the others are patient
-    return dist.new_group(backend="gloo", timeout=datetime.timedelta(hours=12))
+# Before the loop: the last checkpoint, data
 
 
 def refuse_another_run(path, saved, run):
@@ -312,8 +304,8 @@ def refuse_another_run(path, saved, run):
         old = saved["run"].get(name, DEFAULTS.get(name))  # an older run lacks a new setting
         if old != value:
             changes[name] = f"{name} was {old} and is {value}"
-            if name == "key":  # a secret
-                changes[name] = "key differs"
+    if "key" in changes:  # a secret
+        changes["key"] = "key differs"
     if "optimizer" not in saved:  # such as a copy of best.pt
         changes["optimizer"] = "it has no state of the optimizer"
     if changes:
@@ -393,7 +385,8 @@ def build_loader(args, batches, objective, rows, step, device):
     return DataLoader(
         range(step, args.steps), batch_size=None, collate_fn=corrupt_step,
         num_workers=num_workers, pin_memory=is_gpu,
-        # a worker lives until this process ends it: torch would end it at SIGTERM
+        # a worker lives until this process ends it: it inherits the handlers of catch_signals, but
+        # torch sets another for SIGTERM
         worker_init_fn=lambda worker: signal.signal(signal.SIGTERM, signal.SIG_IGN),
         multiprocessing_context="fork" if num_workers > 0 else None)  # fork copies no corpus
 
@@ -460,6 +453,17 @@ def measure_gpu(operations_per_s, dtype):
     if peak is not None and dtype == "bfloat16":
         numbers["mfu"] = tflops / peak
     return numbers
+
+
+def describe_progress(row, step, num_steps, seconds):
+    """Return a line of progress: row is that of the log, seconds those of a step."""
+    text = (f"step {step:,} of {num_steps:,}: loss {row['loss']:.3f}, "
+            f"{row['words_per_s']:,.0f} words/s")
+    for name in ("tflops", "peak_gib", "mfu"):  # on a GPU
+        if name in row:
+            text += f", {name} {row[name]:.3g}"
+    left = datetime.timedelta(seconds=round((num_steps - step) * seconds))
+    return f"{text}, {left} left"
 
 
 def show(args, text):

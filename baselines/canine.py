@@ -36,11 +36,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import InputError, blame, fingerprint, resolve_device, run_script
+from common import InputError, fingerprint, reading, resolve_device, run_script
 from common import write_json
 from data.tasks import TASKS, SequenceClassification, read_task
 from finetune import add_run_flags, check_flags, check_out, fill_flags, print_results, summarize
-from finetune import score, train
+from finetune import train_and_score
 from model import Config, TransformerLayer, count_parameters
 from tokenizer import FIRST_WORD_ID, SEP
 
@@ -305,7 +305,7 @@ def load_released(folder):
         FileNotFoundError: a file is missing.
         InputError: a file is damaged, or of another model.
     """
-    with blame(folder, Exception):
+    with reading(folder):
         config = read_released_config(folder)
         released = read_released_weights(folder)
         weights = {}
@@ -397,7 +397,8 @@ def build_parser():
                    help="size of a model with fresh weights (default: canine)")
     p.add_argument("--weights", help="folder of the released CANINE-C (default: fresh weights)")
     add_run_flags(p.add_argument, ("own", *TASKS))
-    p.set_defaults(ckpt=None, from_scratch=False, pool="cls", compile=False)
+    p.set_defaults(device="auto", dtype="auto", ckpt=None, from_scratch=False, pool="cls",
+                   compile=False)
     return p
 
 
@@ -433,13 +434,8 @@ def finetune_canine(args):
         model.load_state_dict(state)
         model.to(runtime.device)
         title = f"{args.task}, seed {seed}"
-        best_weights, log = train(args, runtime, model, data, seed, args.lr, title)
-        result = score(runtime, model, data, log)
-        last = result["best"]
-        if best_weights is not None:
-            model.load_state_dict(best_weights)
-            result = score(runtime, model, data, log)
-        results.append(result | dict(last=last, seed=seed, size=count_parameters(model)))
+        result = train_and_score(args, runtime, model, data, seed, args.lr, title)
+        results.append(result | dict(seed=seed, size=count_parameters(model)))
 
     # results
     content = dict(tasks={args.task: summarize(results)}, settings=settings)

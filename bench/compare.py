@@ -9,7 +9,7 @@ Out of scope: the fine-tunings. Both folders are an --out of finetune.py.
 
 import argparse
 
-from common import InputError, blame, read_json, run_script
+from common import InputError, read_json, reading, run_script
 
 
 def compare(results, baseline):
@@ -68,7 +68,7 @@ def print_comparison(*folders):
     """Print each ratio of two fine-tunings on a line."""
     # scores and sizes stand there, so no checkpoint is read
     results, baseline = [read_json(f"{folder}/results.json") for folder in folders]
-    with blame(" or ".join(folders), Exception):  # results of another program
+    with reading(" or ".join(folders)):  # results of another program
         compared = compare(results, baseline)
     lines = {f"PRR {task}": ratio for task, ratio in compared["prr"].items()}
     lines["PRR average"] = compared["prr_average"]

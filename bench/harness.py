@@ -27,7 +27,7 @@ import torch
 
 import finetune
 import pretrain
-from common import InputError, at_least, blame, has_fast_bfloat16, load_checkpoint, num_cores
+from common import InputError, at_least, has_fast_bfloat16, load_checkpoint, num_cores, reading
 from common import read_json, run_script
 from data.corpus import Corpus, prepare
 from data.tasks import read_task
@@ -236,7 +236,7 @@ def compare(args, variants, shared=(), train=train_variant):
         standard deviation, and KEY_all, the values by seed.
     """
     # names hold spaces and commas, so --only is a pattern
-    with blame("--only", re.error):
+    with reading("--only"):
         names = [name for name in variants if re.search(args.only, name)]
     if not names:
         raise InputError(f"--only: expected a regular expression of {', '.join(variants)}, "

@@ -19,7 +19,7 @@ import re
 
 import numpy as np
 
-from common import blame, run_script
+from common import reading, run_script
 from data.rows import read_rows
 
 NATIONS = ("American", "English", "British", "German", "Canadian", "Australian", "French",
@@ -84,7 +84,7 @@ def write_task(folder, examples, num_train, num_dev):
 def build(kind, source, out):
     """Read the rows of a file, and write the task to the folder OUT/KIND."""
     rows = list(read_rows(source))
-    with blame(source, Exception):  # a row without the columns
+    with reading(source):  # a row without the columns
         if kind == "articles":
             examples = list_questions(rows)
         else:

@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 from bloom import BloomMap, coherent_map
-from common import InputError, blame, build_once, fingerprint, start_workers
+from common import InputError, blame, build_once, fingerprint, reading, start_workers
 from data.batches import divide
 from tokenizer import FIRST_WORD_ID, HASHES, UNK, HashTokenizer
 
@@ -194,7 +194,7 @@ def cached(corpus, name, identity, build):
     code = [path.read_text("utf-8") for path in SOURCES]
     path = os.path.join(corpus.folder, f"{name}-{fingerprint([identity, code])}.pt")
     build_once(path, lambda temporary: torch.save(build(), temporary))
-    with blame(path, Exception):
+    with reading(path):
         return torch.load(path, weights_only=True)
 
 

@@ -30,7 +30,8 @@ import numpy as np
 from tqdm import tqdm
 
 from bloom import random_order
-from common import InputError, blame, build_once, fingerprint, num_cores, start_workers, write_json
+from common import InputError, build_once, fingerprint, num_cores, reading, start_workers
+from common import write_json
 from data.batches import divide
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
 from data.rows import ENDINGS, get_ending, list_names, note_once, peek_columns, read_hub, read_rows
@@ -229,7 +230,7 @@ def bad_row(source, number, columns, value):
                       "column of text or of lists, or PAGE,ITEM.")
 
 
-def choose_columns(source, row, field=None, is_sets=False):
+def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
     """Choose the columns of the documents.
 
     Args:
@@ -238,6 +239,7 @@ def choose_columns(source, row, field=None, is_sets=False):
         field: str, names joined by commas, or None: a text is the column "text", else the only one
             of strings; an item set is the only one of lists, else the only one or two at all.
         is_sets: bool, documents are item sets.
+        flag: str, the flag that sets field, for the message.
 
     Returns:
         list of str: one name, or for item sets two, a page and one of its items.
@@ -266,7 +268,7 @@ def choose_columns(source, row, field=None, is_sets=False):
         if len(names) == 1:
             return names
     raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
-                     "Use --field NAME, or for item sets PAGE,ITEM.")
+                     f"Use {flag} NAME, or for item sets PAGE,ITEM.")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -478,7 +480,7 @@ class Corpus:
     def __init__(self, folder):
         self.folder = folder
         self.subwords = None
-        with blame(f"{folder} (damaged corpus; remove it and it is built again)", Exception):
+        with reading(f"{folder} (damaged corpus; remove it and it is built again)"):
             folder = Path(folder)
             self.meta = json.loads((folder / "meta.json").read_text())
             # memmap: the IDs stay on disk until a batch reads them

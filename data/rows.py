@@ -17,7 +17,7 @@ import os
 import re
 import sys
 
-from common import InputError, blame
+from common import InputError, reading
 
 ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")  # each may end in .gz too
 PEEK = 100  # rows that decide on the columns
@@ -232,7 +232,7 @@ def read_hub(name, config=None, split="train"):
         InputError: The data set could not be loaded.
     """
     import datasets  # takes seconds to import
-    with blame(name, Exception):
+    with reading(name):
         yield from datasets.load_dataset(name, config, split=split, streaming=True)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import InputError, blame, send
+from common import InputError, reading, send
 from data.rows import note_once
 from data.tasks import Task, parse_rows, read_records, split_train
 from tokenizer import sliding_windows
@@ -58,7 +58,7 @@ def read_squad(name, args):
     for split, path in (("train", args.train), ("dev", args.dev)):
         original = f"{split}-{SQUAD[name]}.json"
         records, source = read_records(args, split, path, original, (f"rajpurkar/{name}",))
-        with blame(source, Exception):
+        with reading(source):
             questions = list(list_questions(records))
         rows = parse_rows(questions, task, source, parse_answers)
         # v1 has no score for "no answer": such a question could not be answered right

@@ -223,7 +223,7 @@ def test_fine_tuning_starts_from_released_weights(flags, tmp_path, monkeypatch):
         starts.append({name: weight.clone() for name, weight in model.state_dict().items()})
         raise InputError("stop")
 
-    monkeypatch.setattr(canine, "train", train)
+    monkeypatch.setattr(canine, "train_and_score", train)
     run_main(canine.main, *flags, "--weights", folder)
 
     [start] = starts

@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import random
+import shlex
 import shutil
 import weakref
 
@@ -14,12 +15,13 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import finetune
+import infer
 from bench import compare
 from common import InputError, load_checkpoint, lock_output, share_by_size
 from data.corpus import read_rows
 from data.tasks import Task
 from infer import Predictor
-from model import Model
+from model import Config, Model
 from tests.pretend_gpu import pretend_gpu
 from tests.support import assert_refused, equal_weights, make_words, run_main, torchrun
 from tests.test_squad import make_rows
@@ -276,13 +278,17 @@ def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):
     monkeypatch.setitem(finetune.PRESETS, "proformer", small)
     rows = [("text", "label"), ("zebra жираф", "up"), ("quagga", "down")]
     dev = write_table(tmp_path / "dev.tsv", rows)
-    out = tmp_path / "out"
+    out = tmp_path / "my run"
     done = run_main(finetune.main, "--preset", "proformer", *QUICK, *own, "--dev", dev,
                     "--seeds", 1, "--out", out)
     assert done.result["tasks"]["own"]["mean"] == 100
     tokenizer = Predictor(str(out)).tokenizer
     # dev rows have no part in the hash
     assert tokenizer.is_known(["zebra", "жираф"]).tolist() == [True, False]
+    [(neighbor, _)] = Predictor(str(out)).neighbors("quaggas", 1)
+    assert neighbor == "quagga"  # among the words of the task
+    _, command = done.out.split("Next: python infer.py ")
+    assert run_main(infer.main, *shlex.split(command)).code == 0
 
 
 # Training
@@ -510,6 +516,24 @@ def test_bad_input_is_refused_before_anything_is_written(
     flags = flags.replace("OWN", " ".join(own)).replace("SETS", str(sets_run))
     refuse(tmp_path / "out", flags.split(), fragment)
     assert not (tmp_path / "out").exists()
+
+
+def test_from_scratch_requires_a_checkpoint(own):
+    flags = ["--preset", "proformer", "--from_scratch", *own]
+    assert_refused(finetune.main, flags, "--from_scratch requires --ckpt")
+
+
+@pytest.mark.parametrize("flags, out", [
+    ("--ckpt runs/a", "out/a-sst2"),
+    ("--ckpt runs/a/ckpt.pt", "out/a-sst2"),  # not that of every run
+    ("--ckpt runs/a/best.pt --from_scratch", "out/a-scratch-sst2"),
+    ("--ckpt models/words.pt", "out/words-sst2"),
+    ("--preset proformer", "out/proformer-sst2"),
+])
+def test_default_out_is_named_after_the_start(flags, out):
+    args = finetune.build_parser().parse_args(["--task", "sst2", *flags.split()])
+    finetune.fill_flags(args, dict(task={}), Config())
+    assert args.out == out
 
 
 def test_words_that_the_hash_does_not_know_are_warned_of(sr_run, tmp_path):

@@ -135,6 +135,8 @@ def test_sizes_and_recipe_resolve_to(flags, expected):
     ("--features 999 --hash md5", ["--features requires --hash lsh"]),
     ("--features 9", ["--features: expected 128 at least"]),
     ("--key secret", ["--key requires --hash md5"]),
+    ("--hash md5 --hash_seed 3", ["--hash_seed requires --hash lsh"]),
+    ("--emb lookup --hash_seed 3", ["--hash_seed requires --hash lsh"]),
     ("--coherent 3 --split items", ["--coherent", "3"]),
     ("--split items --short 0.1", ["--short", "items"]),
 ])
