@@ -122,8 +122,6 @@ def add_device_flags(add):
 
 def find_device(name, local_rank=0):
     """Return the torch.device of a name: cpu, cuda, or auto."""
-    if local_rank > 0 and name.startswith("cuda:"):
-        raise InputError(f"--device: expected cuda, one for each rank, got {name} for all.")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
@@ -201,26 +199,6 @@ def gather_from_ranks(value, group=None):
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value, group)
     return values
-
-
-def share_by_size(items, sizes, world):
-    """Return a list of items for each rank. The largest comes first, to the least busy rank.
-
-    Example:
-        Sizes 9 5 4 2 on two ranks give 9 2 and 5 4.
-    """
-    shares = [[] for _ in range(world)]
-    loads = [0] * world
-    for i in sorted(range(len(items)), key=lambda i: -sizes[i]):
-        rank = loads.index(min(loads))
-        shares[rank].append(items[i])
-        loads[rank] += sizes[i]
-    return shares
-
-
-def wait_for_ranks():
-    """Barrier."""
-    gather_from_ranks(None)
 
 
 # -----------------------------------------------------------------------------

@@ -43,8 +43,7 @@ import torch.nn as nn
 
 from common import InputError, add_device_flags, at_least, autocast, blame, find_checkpoint
 from common import fingerprint, load_checkpoint, lock_output, read_json, read_ranks, reading, remove
-from common import resolve_device, run_script, save_checkpoint, send, share_by_size
-from common import wait_for_ranks, write_json
+from common import resolve_device, run_script, save_checkpoint, send, write_json
 from data.batches import length_batches, pad_batch
 from data.codes import report_unknown
 from data.rows import add_reader_flags, reader_options
@@ -102,19 +101,22 @@ def finetune(args):
                 print(f"{name}: {value}")
         jobs = [job for job in itertools.product(names, seeds)
                 if not os.path.exists(f"{job_path(args.out, *job)}.json")]
+        # Ranks share the jobs that are left, the longest first: ranks 0 1 2 2 1 0 0 1 ... take one
+        jobs.sort(key=lambda job: -len(splits[job[0]]["train"]))
+        turns = (rank, 2 * world - 1 - rank)
+        own_jobs = [job for i, job in enumerate(jobs) if i % (2 * world) in turns]
         # No job starts, or ends, before rank 0 holds the folder and all ranks have the same jobs
-        wait_for_ranks()
-
-        # Ranks share the jobs that are left by size, the longest first
-        sizes = [len(splits[name]["train"]) for name, _ in jobs]
+        if world > 1:
+            dist.barrier()
         data = None  # of the last job: jobs of a task follow each other and share its token IDs
-        for name, seed in share_by_size(jobs, sizes, world)[rank]:
+        for name, seed in own_jobs:
             if data is None or data["train"].task.name != name:
                 data = encode_splits(config, starts[name], tasks[name], splits[name])
             result = run_job(args, runtime, config, starts[name], data, seed)
             write_json(f"{job_path(args.out, name, seed)}.json", result)
             gc.collect()  # a compiled model refers to itself, and would stay in memory
-        wait_for_ranks()
+        if world > 1:
+            dist.barrier()
         if rank > 0:
             return None
 

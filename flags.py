@@ -69,10 +69,7 @@ def inherit_settings(initial, flags):
         if name in ("preset", "dropout"):  # the weights fit all the same
             continue
         if name in inherited and value != inherited[name]:
-            difference = f", {inherited[name]}, got {value}"
-            if name == "key":  # a secret
-                difference = ""
-            raise InputError(f"--{name}: expected that of {source}{difference}. Remove one of the "
+            raise InputError(f"--{name}: expected that of {source}, got another. Remove one of the "
                              "two flags.")
     return inherited
 
@@ -115,8 +112,9 @@ def choose_settings(flags, inherited):
     args.head = OBJECTIVES[args.objective].head
 
     # Sizes and rates that follow from these, unless they are fixed
-    derived = dict(warmup=min(args.warmup, args.steps // 10),
-                   features=max(args.features, num_hyperplanes(args)))
+    derived = dict(warmup=min(args.warmup, args.steps // 10))
+    if code_format == "index":
+        derived["features"] = max(args.features, args.rows)
     if args.split == "phrases":
         derived["vocab"] = 1_000_000
     if args.split == "items":
@@ -128,13 +126,6 @@ def choose_settings(flags, inherited):
         derived["lr"] = args.lr_mlm
     vars(args).update(derived | fixed)
     return args
-
-
-def num_hyperplanes(args):
-    """Return how many hyperplanes LSH needs, one for each bit or row: --features at least."""
-    if EMBEDDINGS[args.emb].code_format == "index":
-        return args.rows
-    return args.bits
 
 
 def check_flags(args, flags):
@@ -178,9 +169,10 @@ def check_flags(args, flags):
         if name in flags and not has_effect:
             raise InputError(f"--{name} requires {requirement}; it has no effect on --emb "
                              f"{args.emb} with --objective {args.objective}.")
-    if "features" in hash_flags and args.features < num_hyperplanes(args):
-        raise InputError(f"--features: expected {num_hyperplanes(args):,} at least, as many as "
-                         f"--bits, or --rows of --emb emb, got {args.features:,}.")
+    num_hyperplanes = args.rows if code_format == "index" else args.bits
+    if "features" in hash_flags and args.features < num_hyperplanes:
+        raise InputError(f"--features: expected {num_hyperplanes:,} at least, as many as --bits, "
+                         f"or --rows of --emb emb, got {args.features:,}.")
     if args.attn != "lsh" and any(name.startswith("lsh_") for name in flags):
         raise InputError("--lsh_... requires --attn lsh.")
     with blame(), torch.device("meta"):
@@ -274,9 +266,7 @@ def build_parser(description=None):
     add("--heads", "attention heads")
     add("--ffn", "feed-forward size; 4 d if --width is given")
     add("--length", "positions, [CLS] included", at_least(2))
-    add("--types", "rows of the token type table")
     add("--rows", "hash buckets of emb, weighted and ngram")
-    add("--act", "feed-forward activation", CHOICES["act"])
     add("--dropout", "dropout rate, of attention weights too unless --attn lsh", float)
     add("--tied", "share the rows of lookup, bloom, median or mean with the output layer "
         "(default: with lookup and bloom)", bool)

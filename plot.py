@@ -6,8 +6,6 @@ Out of scope: several runs in a figure, and the figures of assets/ (bench/figure
 import json
 import os
 
-from common import reading
-
 
 def draw_losses(folder, objective, uniform_loss, unigram_loss):
     """Draw the losses of a run over its steps, where matplotlib is installed.
@@ -28,7 +26,7 @@ def draw_losses(folder, objective, uniform_loss, unigram_loss):
         return (f"For a picture, {path}: pip install matplotlib, and rerun the same command. A "
                 "finished run evaluates once and draws.")
     log_path = os.path.join(folder, "log.jsonl")
-    with open(log_path) as file, reading(log_path):
+    with open(log_path) as file:
         log = [json.loads(line) for line in file]
 
     figure = Figure(figsize=(6.4, 4))

@@ -24,6 +24,7 @@ One training step of the default run, B = 32 sequences of L = 128 positions, d =
                             the batch of all ranks, then come backward and optimizer.step
 """
 
+import collections
 import contextlib
 import datetime
 import json
@@ -47,7 +48,7 @@ from data.codes import build_codes, build_targets, build_tokenizer, list_vocabul
 from data.codes import report_unknown
 from data.corpus import Corpus, prepare
 from data.rows import reader_options
-from flags import DEFAULTS, INHERITED, parse_flags
+from flags import parse_flags
 from model import Config, Model, count_operations, count_parameters, parameter_groups
 from objectives import OBJECTIVES
 from plot import draw_losses
@@ -297,23 +298,20 @@ def train(args, initial, rank, world, local_rank):
 
 def refuse_another_run(path, saved, run):
     """Raise InputError unless the settings in run, a dict, are those of a saved checkpoint."""
-    if "emb" not in saved["run"]:
-        raise InputError(f"{path}: expected a checkpoint of pretrain.py. Use another --out.")
     changes = {}  # setting -> how it changed
     for name, value in run.items():
-        old = saved["run"].get(name, DEFAULTS.get(name))  # an older run lacks a new setting
+        old = saved["run"].get(name)
         if old != value:
             changes[name] = f"{name} was {old} and is {value}"
     if "key" in changes:  # a secret
         changes["key"] = "key differs"
-    if "optimizer" not in saved:  # such as a copy of best.pt
+    if "optimizer" not in saved:  # a copy of best.pt, or a checkpoint of finetune.py
         changes["optimizer"] = "it has no state of the optimizer"
     if changes:
-        advice = "Use another --out."
-        if not any(name in INHERITED or name in saved["config"] for name in changes):
-            advice += f" There --init_from {os.path.dirname(path)} starts from these weights."
         raise InputError(f"{path}: expected a checkpoint of this run, got another: "
-                         f"{'; '.join(changes.values())}. {advice}")
+                         f"{'; '.join(changes.values())}. Use another --out. There --init_from "
+                         f"{os.path.dirname(path)} starts from these weights, if sizes and hashes "
+                         "are the same.")
 
 
 def load_data(args, initial):
@@ -406,10 +404,9 @@ def evaluate(model, objective, held_out, dtype):
         parts.append({name: value.cpu().double().numpy() for name, value in sums.items()})
     model.train()
 
-    totals = {}
+    totals = collections.Counter()
     for sums in sum(gather_from_ranks(parts), []):  # a rank may have no held-out batch
-        for name, value in sums.items():
-            totals[name] = totals.get(name, 0) + value
+        totals.update(sums)  # adds arrays too
     if totals["scored"] == 0:
         raise InputError("--data: expected words to predict in the held-out text, got none. "
                          "Use more text or a larger --mask.")

@@ -6,7 +6,6 @@ test_finetune.py; that a misspelling is near its word in test_all.py.
 
 import contextlib
 import json
-import re
 import unicodedata
 
 import hypothesis
@@ -22,7 +21,6 @@ from common import InputError, save_checkpoint
 from hashing import MD5, sketch_index
 from infer import Predictor
 from model import Config, Model
-from tests.pretend_gpu import pretend_gpu
 from tests.support import assert_refused, make_words, run_main
 from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
@@ -183,14 +181,6 @@ def test_batch_is_equal_to_one_by_one(untrained, monkeypatch, name, method):
         assert leaves(result) == pytest.approx(leaves(alone), abs=1e-4)
 
 
-def test_inputs_are_sent_to_the_gpu_without_a_wait(paths):
-    with pretend_gpu() as waits:
-        predictor = Predictor(paths["detect"], "cuda")
-        waits.clear()
-        predictor.detect(["the", "the cat"])
-    assert not re.search(r"infer.py:\d+ to", " ".join(waits))
-
-
 # Words
 
 
@@ -287,21 +277,10 @@ def test_notes_say_how_a_row_is_read(untrained, name, row, notes):
     ("classify", "日本 фильм", False),  # MD5 knows all words
     ("detect", "the " * 9 + "日本", False),  # a tenth
     ("detect", "the " * 8 + "日本", True),
-    ("index", "the " * 8 + "日本", True),
 ])
 def test_unknown_words_are_noted_above_a_tenth(untrained, name, row, is_noted):
     notes = untrained[name].list_notes(row)
     assert ["1 of 9 words" in note for note in notes] == [True] * is_noted
-
-
-def test_known_words_in_the_first_bucket_are_known(untrained):
-    """An index of 0 is that of a word without a known n-gram, too."""
-    p = untrained["index"]
-    words = make_words(3_000)
-    index = p.tokenizer.hash.index(words, 50)
-    word = words[index.tolist().index(0)]
-    assert p.list_notes(word) == []
-    assert len(p.neighbors(word, 3)) == 3
 
 
 def test_truncated_text_is_judged_as_its_start(paths, untrained):

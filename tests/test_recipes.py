@@ -152,7 +152,7 @@ def test_flags_that_contradict_are_refused_before_any_file_is_made(tmp_path, fla
 ])
 def test_init_from_with_another_size_or_hash_is_refused(sr_run, flag, value):
     flags = ["--init_from", sr_run, f"--{flag}", value]
-    assert_refused(pretrain.main, flags, f"--{flag}: expected", "--init_from", f"got {value}")
+    assert_refused(pretrain.main, flags, f"--{flag}: expected", "--init_from")
 
 
 def test_init_from_with_another_key_does_not_print_it(sr_run):
