@@ -85,7 +85,7 @@ def blame(source=""):
 def reading(source):
     """Turn any error of the block into an InputError: "source: could not be read".
 
-    For libraries that raise many types about a file. Their text is cut at 200 characters.
+    For libraries that raise many types of errors about a file. The line is cut at 200 characters.
     """
     try:
         yield
