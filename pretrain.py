@@ -48,7 +48,7 @@ from data.codes import build_codes, build_targets, build_tokenizer, list_vocabul
 from data.codes import report_unknown
 from data.corpus import Corpus, prepare
 from data.rows import reader_options
-from flags import parse_flags
+from flags import DEFAULTS, parse_flags
 from model import Config, Model, count_operations, count_parameters, parameter_groups
 from objectives import OBJECTIVES
 from plot import draw_losses
@@ -300,7 +300,7 @@ def refuse_another_run(path, saved, run):
     """Raise InputError unless the settings in run, a dict, are those of a saved checkpoint."""
     changes = {}  # setting -> how it changed
     for name, value in run.items():
-        old = saved["run"].get(name)
+        old = saved["run"].get(name, DEFAULTS.get(name))  # an older run lacks a new setting
         if old != value:
             changes[name] = f"{name} was {old} and is {value}"
     if "key" in changes:  # a secret

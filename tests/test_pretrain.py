@@ -335,6 +335,18 @@ def test_init_from_takes_a_model_that_this_repository_has(small, text_path):
     assert result["accuracy"] > 0.5
 
 
+def test_setting_that_a_saved_run_lacks_counts_as_its_default(small, tmp_path):
+    """A run that is older than a flag resumes, unless the flag now has another value."""
+    pretrain.main(small())
+    path = tmp_path / "run" / "ckpt.pt"
+    checkpoint = load_checkpoint(str(path))
+    del checkpoint["run"]["coherent"]
+    del checkpoint["run"]["noise"]
+    torch.save(checkpoint, path)
+    pretrain.main(small())
+    assert_refused(pretrain.main, small("--noise", 0.2), "noise was 0.1 and is 0.2")
+
+
 def test_resume_with_another_key_does_not_print_a_key(small, tmp_path):
     flags = "--emb pool --hash md5 --key".split()
     pretrain.main(small(*flags, "hunter2"))
