@@ -314,7 +314,8 @@ class SelfAttention(nn.Module):
 
 
 NO_SCORE = -1e30  # score of a key that does not count; finite, because -inf · 0 is NaN
-# These sizes change the speed, and the result by rounding alone (with dropout, see lsh_attention)
+NO_BUCKET = 2**62  # hash bucket of padding: it sorts last, and no query has it
+# These sizes change the speed, and the result by rounding alone
 MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
 MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
 
@@ -326,20 +327,19 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
 
     Args:
         q, k, v, hq, hk, fill, pairs, key_mask: as in lsh_attention_reference.
-        dropout: share of the attention weights set to 0. Pass it in training only. With fill="zero"
-            "blocks" drops keys of the query's bucket alone. The literal formula also drops keys
-            outside, which changes their sum little.
+        dropout: share of the attention weights set to 0, for "dense" alone. Pass it in training
+            only.
         impl: "dense": the literal formula. "blocks": bucket by bucket, in float32 or float64; on a
-            GPU do not allow TF32, which rounds log c to 10 bits. "flex": FlexAttention, for a GPU,
-            where it requires a C compiler, heads of at least 16, and hash buckets below 2^62.
-            "auto": see choose_impl.
+            GPU do not allow TF32, which rounds the weight of the keys outside. "flex":
+            FlexAttention, for a GPU, where it requires a C compiler and heads of at least 16.
+            "auto": see choose_impl. "blocks" and "flex" require hash buckets below 2^62.
 
     Returns:
         float (B, H, L, e), differentiable. A row whose every key is padding is 0.
 
     Raises:
-        ValueError: hq, hk or key_mask has another shape, a choice is unknown, or impl does not
-            serve: "blocks" and "flex" require n = 1 and pairs="all", "flex" also dropout 0.
+        ValueError: An argument has another shape, a choice is unknown, or impl does not serve:
+            "blocks" and "flex" require n = 1, pairs="all" and dropout 0.
 
     Example:
         planes, coef = draw_hyperplanes(H, 1, 8, e, 256, torch.Generator().manual_seed(0))
@@ -349,6 +349,9 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
     """
     B, H, L, _ = q.shape
     n = hq.shape[2]
+    if k.shape != q.shape or v.shape != q.shape:
+        raise ValueError("q, k, v: expected one shape, got "
+                         f"{[*q.shape]}, {[*k.shape]} and {[*v.shape]}.")
     if hq.shape != (B, H, n, L) or hk.shape != hq.shape:  # a size of 1 would be broadcast
         raise ValueError(f"hq, hk: expected ({B}, {H}, n, {L}), got "
                          f"{[*hq.shape]} and {[*hk.shape]}.")
@@ -362,27 +365,29 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
                                        key_mask=key_mask, dropout=dropout)
     if impl not in ("blocks", "flex"):
         raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
-    if n > 1 or pairs == "upper":
-        raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
-                         f"got {n} and {pairs!r}.")
-    if impl == "flex" and dropout > 0:
-        raise ValueError(f"impl: flex requires dropout 0, got {dropout}.")
+    if n > 1 or pairs == "upper" or dropout > 0:
+        raise ValueError(f"impl: {impl} requires one hash function, pairs='all' and dropout 0, "
+                         f"got {n}, {pairs!r} and {dropout}.")
     if key_mask is None:
         key_mask = torch.ones(B, L, dtype=torch.bool, device=q.device)
+    hq = hq.squeeze(2)  # (B, H, L)
+    hk = hk.squeeze(2).masked_fill(~key_mask.unsqueeze(1), NO_BUCKET)
     with torch.autocast(q.device.type, enabled=False):
         if impl == "blocks":
-            out = lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout)
+            out = lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask)
         else:
             out = lsh_attention_flex(q, k, v, hq, hk, fill, key_mask)
     return out.to(q.dtype)
 
 
 def choose_impl(q, n, pairs, dropout):
-    """Return what impl="auto" takes: dense for short sequences, flex on a GPU, or else blocks."""
+    """Return what impl="auto" takes: dense if it must or L is short, flex on a GPU, else blocks."""
     B, _, L, e = q.shape
-    if n > 1 or pairs == "upper" or L <= MAX_LITERAL or B == 0:  # B = 0: there is no bucket
+    if n > 1 or pairs == "upper" or dropout > 0:
         return "dense"
-    if q.is_cuda and dropout == 0 and e >= MIN_FLEX_HEAD and has_compiler():
+    if L <= MAX_LITERAL or B == 0:  # B = 0: there is no bucket
+        return "dense"
+    if q.is_cuda and e >= MIN_FLEX_HEAD and has_compiler():
         return "flex"
     return "blocks"
 
@@ -400,30 +405,32 @@ def has_compiler():
 # Bucket by bucket, for one hash function and pairs="all"
 
 
-# N = B·H·L rows   G buckets of a group   x queries and y keys of a bucket
-# hash bucket: a number of hq or hk   bucket: a hash bucket of one sequence, numbered 0, 1, 2, ...
-MAX_PRODUCT = 64  # queries of a bucket up to which attend takes the formula, not PyTorch's kernel
+# cell: the queries and keys of one sequence, a head of a text, that share a hash bucket
+# N = B·H·L rows   G cells of a group   x queries and y keys of a cell
+MAX_PRODUCT = 64  # queries of a cell up to which attend takes the formula, not PyTorch's kernel
 
 
-def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
+def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
     """Return lsh_attention without an (L, L) matrix, in float32 or float64.
 
-    Dense attention over a query's bucket and one extra key is exact. With fill="zero" the extra key
-    stands for the c keys outside the bucket: they have score 0 and weigh c · exp(0) = exp(log c)
-    together, so its score is log c and its value is their mean. Here a query has the score ln 3
-    with the only key in its bucket, two keys lie outside, and the values are 1, 2, 3:
+    Dense attention over the keys of a query's cell and one extra key is exact. With fill="zero" the
+    extra key stands for the c keys outside the cell. They have the score 0, so together they weigh
+    c · exp(0) = exp(log c): the score of the extra key is log c, and its value is their mean. Here
+    a query has the score ln 3 with the only key of its cell, two keys lie outside, and the values
+    are 1, 2, 3:
 
-        literal formula        weights exp(ln 3), exp(0), exp(0) = 3, 1, 1  (3·1 + 1·2 + 1·3) / 5
-        bucket and extra key   weights exp(ln 3), exp(ln 2) = 3, 2          (3·1 + 2·2.5)     / 5
+        literal formula      weights exp(ln 3), exp(0), exp(0) = 3, 1, 1  (3·1 + 1·2 + 1·3) / 5
+        cell and extra key   weights exp(ln 3), exp(ln 2) = 3, 2          (3·1 + 2·2.5)     / 5
 
     Both are 1.6. With fill="mask" the extra key is that at the query's own position, if it is in
-    another bucket.
+    another cell.
 
-    The memory grows with L, not L², even if all positions share a bucket. With dropout, however,
-    attend holds an (x, y) matrix of a bucket.
+    The memory grows with L, not L², even if all positions share a bucket. The shapes depend on the
+    data, so the host waits for a GPU.
 
-    The shapes depend on the data, so the host waits for a GPU: for the range of hash buckets, for
-    the number of buckets, in `unique`, and for their sizes, in group_buckets.
+    Args:
+        hq, hk: int64 (B, H, L), hash buckets; NO_BUCKET for keys that are padding.
+        q, k, v, fill, key_mask: as in lsh_attention.
     """
     B, H, L, e = q.shape
     N = B * H * L
@@ -432,32 +439,26 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
     k = k.to(dtype)
     v = v.to(dtype)
 
-    # 1. Number the buckets, and find the extra key of each query
-    bucket, num_occurring = number_buckets(hq, hk, key_mask)
-    extra_score, extra_value = find_extra_key(q, k, v, bucket, num_occurring, key_mask, fill)
+    # 1. Number the cells, and find the extra key of each query
+    sorted_k, _ = hk.sort()
+    cell_q, cell_k = number_cells(hq, hk, sorted_k)  # (B, H, L) each
+    extra_score, extra_value = find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill)
 
-    # 2. Gather the rows of the buckets, those of similar size in one group
-    queries, keys = group_buckets(bucket.flatten(1), num_occurring)  # row numbers
-    scaled_q = q / math.sqrt(e)
-    q_groups = gather_groups(scaled_q, queries)
-    k_groups = gather_groups(k, keys)
-    v_groups = gather_groups(v, keys)
-    score_groups = gather_groups(extra_score, queries)
-    value_groups = gather_groups(extra_value, queries)
+    # 2. Gather the rows of the cells, those of similar size in one group
+    queries, keys = group_cells(cell_q.flatten(), cell_k.flatten())  # row numbers
+    groups = zip(
+        gather_groups(q / math.sqrt(e), queries),
+        gather_groups(k, keys),
+        gather_groups(v, keys),
+        gather_groups(extra_score, queries),
+        gather_groups(extra_value, queries),
+        keys)
 
-    # 3. Attend within the buckets
+    # 3. Attend within the cells
     outputs = []
-    for i, rows in enumerate(keys):
-        is_key = (rows < N).unsqueeze(1)  # (G, 1, y); row N is padding
-        out = attend(
-            q_groups[i],
-            k_groups[i],
-            v_groups[i],
-            is_key,
-            score_groups[i],
-            value_groups[i],
-            dropout,
-            fill)  # (G, x, e)
+    for q_rows, k_rows, v_rows, scores, values, numbers in groups:
+        is_key = (numbers < N).unsqueeze(1)  # (G, 1, y); row N is padding
+        out = attend(q_rows, k_rows, v_rows, is_key, scores, values)  # (G, x, e)
         outputs.append(out.flatten(0, 1))
 
     # 4. Put the rows back in order. The padding of all groups writes to row N, which is cut off
@@ -467,34 +468,97 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask, dropout):
     return out[:N].view(B, H, L, e)
 
 
-def attend(q, k, v, is_key, extra_score, extra_value, dropout, fill):
-    """Return attention over the keys of a bucket and the extra key of each query, (G, x, e).
+def number_cells(hq, hk, sorted_k):
+    """Number the cells; return that of each query and of each key, int64 (B, H, L) each.
+
+    The first key of a cell, in sorted order over all sequences, numbers the cell. All queries whose
+    hash bucket has no key get the number N. Two sequences of L = 3, N = 6; the last key is padding:
+
+        sequence                0  0  0   1  1  1
+        hash buckets of keys    7  7  4   4  4  padding
+        sorted                  4  7  7   4  4  padding
+        place in sorted order   0  1  2   3  4  5
+        cells of keys           1  1  0   3  3  5
+
+        hash buckets of queries 4  7  4   4  7  7
+        cells of queries        0  1  0   3  6  6
+
+    Args:
+        hq, hk: as in lsh_attention_blocks.
+        sorted_k: hk, sorted in each sequence.
+    """
+    B, H, L = hq.shape
+    N = B * H * L
+    first_place = torch.arange(0, N, L, device=hq.device).view(B, H, 1)  # of each sequence
+    cell_k = first_place + torch.searchsorted(sorted_k, hk)
+    place = torch.searchsorted(sorted_k, hq)  # 0 to L: of the first key that is not less
+    has_key = sorted_k.gather(2, place.clamp(max=L - 1)) == hq
+    cell_q = (first_place + place).masked_fill(~has_key, N)
+    return cell_q, cell_k
+
+
+def find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill):
+    """Return the score (B, H, L, 1) and value (B, H, L, e) of each query's extra key.
+
+    Without one, the score is NO_SCORE and the value is 0.
+
+    Args:
+        q, k, v: float32 or float64 (B, H, L, e).
+        cell_q, cell_k: from number_cells.
+        key_mask: bool (B, L), False = padding.
+    """
+    is_key = key_mask[:, None, :, None]  # (B, 1, L, 1)
+    if fill == "zero":
+        count, mean = average_outside(v, is_key, cell_q, cell_k)
+        return count.log().clamp(min=NO_SCORE), mean
+    # the key at the query's own position
+    score = (q * k).sum(3, keepdim=True) / math.sqrt(q.shape[3])  # (B, H, L, 1)
+    is_outside = (cell_q != cell_k).unsqueeze(3)  # (B, H, L, 1)
+    is_extra = is_key & is_outside
+    return score.masked_fill(~is_extra, NO_SCORE), v.masked_fill(~is_extra, 0.0)
+
+
+def average_outside(v, is_key, cell_q, cell_k):
+    """Return how many keys are outside each query's cell, (B, H, L, 1), and their mean value.
+
+    A sum outside is the sum of the sequence minus that of the cell. The difference loses digits
+    where nearly all keys are in the cell and their values are far from 0.
+    """
+    v = F.pad(v, (0, 1), value=1.0)  # (B, H, L, e + 1), the last column counts keys
+    v = v.masked_fill(~is_key, 0.0)
+    rows = v.flatten(0, 2)  # (N, e + 1)
+    sums = rows.new_zeros(len(rows) + 1, rows.shape[1])  # of each cell; 0 for cell N
+    sums = sums.index_add(0, cell_k.flatten(), rows)
+    inside = sums.index_select(0, cell_q.flatten()).view_as(v)
+    outside = v.sum(2, keepdim=True) - inside
+    count = outside[..., -1:].detach()
+    total = outside[..., :-1]
+    return count, total / count.clamp(min=1)
+
+
+def attend(q, k, v, is_key, extra_score, extra_value):
+    """Return attention over the keys of a cell and the extra key of each query, (G, x, e).
 
     Args:
         q, k, v: float (G, x, e), (G, y, e) and (G, y, e), q divided by √e.
         is_key: bool (G, 1, y), False = padding.
         extra_score, extra_value: float (G, x, 1) and (G, x, e).
-        fill: with "zero" dropout spares the extra key. It stands for many keys, so to drop it would
-            drop most of a query's weight at once.
     """
-    if dropout == 0 and q.shape[1] > MAX_PRODUCT:
+    if q.shape[1] > MAX_PRODUCT:
         return attend_by_kernel(q, k, v, is_key, extra_score, extra_value)
     scores = q @ k.transpose(1, 2)  # (G, x, y)
     scores = scores.masked_fill(~is_key, NO_SCORE)
     weights = torch.cat([scores, extra_score], 2).softmax(2)  # (G, x, y + 1)
-    dropped = F.dropout(weights, dropout)
-    inside = dropped[..., :-1]  # (G, x, y)
-    extra = dropped[..., -1:]  # (G, x, 1)
-    if fill == "zero":
-        extra = weights[..., -1:]
+    inside = weights[..., :-1]  # (G, x, y)
+    extra = weights[..., -1:]  # (G, x, 1)
     return inside @ v + extra * extra_value
 
 
 def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
     """Return attend by PyTorch's kernel, which holds no matrix of scores (G, x, y + 1).
 
-    The kernel has no scores of our own, so the product q kᵀ must give them, in two more columns.
-    The example of lsh_attention_blocks with e = 1, and one key of padding:
+    The kernel takes no scores of ours, so the product q kᵀ must give them, in two more columns. The
+    example of lsh_attention_blocks with e = 1, and one key of padding:
 
                    column 0   e         e + 1    product with the query     weight
         query      1          1         ln 2
@@ -505,149 +569,78 @@ def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
     The value of the extra key differs from query to query, so v has one more column, which is 1 at
     the extra key alone: there the output has its weight.
     """
-    e = q.shape[2]
-    num_zeros = -(e + 2) % 4  # on a GPU the kernel wants a width that is a multiple of 4
-    q = torch.cat([q, torch.ones_like(extra_score), extra_score], 2)  # columns e and e + 1
-    q = F.pad(q, (0, num_zeros))  # (G, x, width)
-    padding_score = NO_SCORE * ~is_key.transpose(1, 2)  # (G, y, 1)
-    k = torch.cat([k, padding_score], 2)  # column e
-    k = F.pad(k, (0, 1 + num_zeros, 0, 1))  # column e + 1 and zeros, and the row of the extra key
-    k[:, -1, e + 1] = 1
-    v = F.pad(v, (0, 2 + num_zeros, 0, 1))  # columns e and e + 1 and zeros, and that row
-    v[:, -1, e] = 1
+    G, x, e = q.shape
+    y = k.shape[1]
+    width = 4 * math.ceil((e + 2) / 4)  # on a GPU the kernel wants a multiple of 4
+    wide_q = q.new_zeros(G, x, width)
+    wide_q[:, :, e] = 1
+    wide_q[:, :, :e] = q
+    wide_q[:, :, e + 1] = extra_score.squeeze(2)
+
+    wide_k = k.new_zeros(G, y + 1, width)
+    wide_k[:, :y, e] = NO_SCORE * ~is_key.squeeze(1)
+    wide_k[:, y, e + 1] = 1  # row y is the extra key
+    wide_k[:, :y, :e] = k
+
+    wide_v = v.new_zeros(G, y + 1, width)
+    wide_v[:, y, e] = 1
+    wide_v[:, :y, :e] = v
+
     # the kernel wants a dimension of heads
-    out = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], scale=1.0)
+    out = F.scaled_dot_product_attention(
+        wide_q.unsqueeze(1), wide_k.unsqueeze(1), wide_v.unsqueeze(1), scale=1.0)
     out = out.squeeze(1)  # (G, x, width)
-    weight = out[..., e:e + 1]
-    return out[..., :e] + weight * extra_value
+    weight = out[:, :, e:e + 1]  # of the extra key
+    return out[:, :, :e] + weight * extra_value
 
 
-def number_buckets(hq, hk, key_mask):
-    """Number the buckets that occur, 0, 1, 2, ... A bucket is one hash bucket of one sequence.
+def group_cells(cell_q, cell_k):
+    """Return the rows of queries and of keys in each cell, cells of similar size in one group.
 
-    A sequence is one head of one text: its queries see its keys alone. Two sequences of L = 3
-    positions. The last key is padding. The hash buckets are 4 to 7, so a label is sequence · 4 +
-    (hash bucket - 4), and padding has the first label beyond all others:
+    The cells of a group are padded to one size, with row N. Here N = 4, and the cells are 0, 1, 3:
 
-                                 queries              keys
-        sequence                 0  0  0   1  1  1    0  0  0   1  1  1
-        hash bucket              4  7  4   4  7  7    7  7  4   4  4  padding
-        label                    0  3  0   4  7  7    3  3  0   4  4  8
-        bucket, place of label   0  1  0   2  3  3    1  1  0   2  2  4
+        row             0  1  2  3
+        cell of query   0  1  0  0        group    queries      keys
+        cell of key     1  0  3  1        cell 0   0  2  3      1  4
+                                          cell 1   1  4  4      0  3
 
-        labels that occur        0  3  4  7  8
+    Cell 3 has no queries, so it is in no group.
 
     Args:
-        hq, hk: int64 (B, H, 1, L), hash buckets of queries and keys, in a range below
-            2^63 / (B · H), or labels overflow (to check it, a GPU would have to wait).
-        key_mask: bool (B, L), False = padding.
-
-    Returns:
-        bucket int64 (2, B, H, L), of queries and keys; and how many there are, int. Padding has the
-        last bucket, without queries.
-    """
-    B, H, _, L = hq.shape
-    h = torch.stack([hq, hk]).squeeze(3)  # (2, B, H, L)
-    h = h - h.min()
-    span = h.max() + 1  # h is in 0 .. span - 1, so the labels of two sequences differ
-    sequence = torch.arange(B * H, device=h.device).view(B, H, 1)
-    labels = sequence * span + h  # (2, B, H, L)
-    is_padding = ~key_mask.unsqueeze(1)  # (B, 1, L)
-    labels[1].masked_fill_(is_padding, B * H * span)
-    occurring, bucket = labels.unique(return_inverse=True)
-    return bucket, len(occurring)
-
-
-def find_extra_key(q, k, v, bucket, num_occurring, key_mask, fill):
-    """Return the score (B, H, L, 1) and value (B, H, L, e) of each query's extra key.
-
-    Without one, the score is NO_SCORE and the value is 0.
-
-    Args:
-        q, k, v: float32 or float64 (B, H, L, e).
-        bucket: int64 (2, B, H, L), the bucket of each query, and of each key, below num_occurring.
-        key_mask: bool (B, L), False = padding.
-    """
-    is_key = key_mask[:, None, :, None]  # (B, 1, L, 1)
-    if fill == "zero":
-        count, mean = average_outside(v, is_key, bucket, num_occurring)
-        score = count.log().clamp(min=NO_SCORE)
-        return score, mean
-    is_extra = is_key & (bucket[0] != bucket[1]).unsqueeze(3)  # (B, H, L, 1)
-    score = (q * k).sum(3, keepdim=True) / math.sqrt(q.shape[3])  # (B, H, L, 1)
-    score = score.masked_fill(~is_extra, NO_SCORE)
-    return score, v.masked_fill(~is_extra, 0.0)
-
-
-def average_outside(v, is_key, bucket, num_occurring):
-    """Return how many keys are outside each query's bucket, (B, H, L, 1), and their mean value.
-
-    A sum outside is the sum of the sequence minus that of the bucket. The difference loses digits
-    where nearly all keys are in the bucket and their values are far from 0.
-    """
-    bucket_q, bucket_k = bucket.flatten(1)  # (N,) each
-    v = F.pad(v, (0, 1), value=1.0)  # (B, H, L, e + 1), the last column counts keys
-    v = v.masked_fill(~is_key, 0.0)
-    rows = v.flatten(0, 2)  # (N, e + 1)
-    sums = rows.new_zeros(num_occurring, rows.shape[1]).index_add(0, bucket_k, rows)
-    inside = sums.index_select(0, bucket_q).view_as(v)
-    outside = v.sum(2, keepdim=True) - inside
-    count = outside[..., -1:].detach()
-    total = outside[..., :-1]
-    return count, total / count.clamp(min=1)
-
-
-def group_buckets(bucket, num_occurring):
-    """Return the rows of queries and of keys in each bucket, buckets of similar size in one group.
-
-    The buckets of a group are padded to one size, with row N. Four rows (N = 4) and three buckets:
-
-        bucket of row   0  1  2  3     rows, by bucket    first, and count, of buckets 0, 1, 2
-        queries         0  1  0  0     0 2 3 | 1 |        0 3 4    3 1 0
-        keys            1  0  2  1     1 | 0 3 | 2        0 1 3    1 2 1
-
-        group           queries      keys
-        bucket 0        0  2  3      1  4
-        bucket 1        1  4  4      0  3
-
-    Bucket 2 has no queries, so it is in no group.
-
-    Args:
-        bucket: int64 (2, N), the number of the bucket of each query, and of each key.
-        num_occurring: int, number of buckets.
+        cell_q, cell_k: int64 (N,), the cell of each query and of each key.
 
     Returns:
         queries, list of int64 (G, x), and keys, list of int64 (G, y), one of each for a group.
     """
-    rows_q, first_q, count_q = sort_by_bucket(bucket[0], num_occurring)
-    rows_k, first_k, count_k = sort_by_bucket(bucket[1], num_occurring)
-    sizes = torch.stack([count_q, count_k]).cpu()  # (2, num_occurring); the host waits for a GPU
+    rows_q, first_q, count_q = sort_by_cell(cell_q)
+    rows_k, first_k, count_k = sort_by_cell(cell_k)
+    sizes = torch.stack([count_q, count_k]).cpu()  # (2, N + 1); the host waits for a GPU
 
     queries = []
     keys = []
-    for group in split_by_size(sizes):  # (G,), buckets
+    for group in split_by_size(sizes):  # (G,), cells
         x, y = sizes[:, group].amax(1).tolist()
         # subtle: else the host would wait for the GPU once more for each group
-        group = group.to(bucket.device, non_blocking=bucket.is_cuda)
-        queries.append(pad_buckets(rows_q, first_q[group], count_q[group], x))
-        keys.append(pad_buckets(rows_k, first_k[group], count_k[group], y))
+        group = group.to(cell_q.device, non_blocking=cell_q.is_cuda)
+        queries.append(pad_cells(rows_q, first_q[group], count_q[group], x))
+        keys.append(pad_cells(rows_k, first_k[group], count_k[group], y))
     return queries, keys
 
 
-def sort_by_bucket(bucket, num_occurring):
-    """Return the rows (N,) by bucket, and for each bucket where its rows begin and how many."""
-    rows = bucket.argsort()
-    count = bucket.new_zeros(num_occurring).scatter_add(0, bucket, torch.ones_like(bucket))
+def sort_by_cell(cell):
+    """Return the rows (N,) by cell; and where the rows of each cell begin, and how many it has."""
+    rows = cell.argsort()
+    count = torch.bincount(cell, minlength=len(cell) + 1)  # (N + 1,)
     first = count.cumsum(0) - count
     return rows, first, count
 
 
 def split_by_size(sizes):
-    """Return the numbers of buckets of 1 to 4 rows, 5 to 6, 7 to 9, 10 to 13, ..., int64 (G,) each.
+    """Return the cells of 1 to 4 rows, of 5 to 6, 7 to 9, 10 to 13, ..., int64 (G,) each.
 
     Args:
-        sizes: int64 (2, num_occurring), how many queries and keys a bucket has. The larger decides.
-            A bucket without queries is left out.
+        sizes: int64 (2, N + 1), how many queries and keys a cell has. The larger decides. A cell
+            without queries is left out.
     """
     size = sizes.amax(0)
     size[sizes[0] == 0] = 0
@@ -664,13 +657,13 @@ def split_by_size(sizes):
     return groups
 
 
-def pad_buckets(rows, first, count, size):
-    """Return the rows of G buckets, int64 (G, size), from their starts and sizes (G,).
+def pad_cells(rows, first, count, size):
+    """Return the rows of G cells, int64 (G, size), from where they begin and how many, (G,) each.
 
-    Behind the end of a bucket is row N.
+    Behind the end of a cell is row N.
     """
     place = torch.arange(size, device=rows.device)
-    index = first.unsqueeze(1) + place  # (G, size); behind the end are rows of the next bucket
+    index = first.unsqueeze(1) + place  # (G, size); behind the end are rows of the next cell
     padded = rows[index.clamp(max=len(rows) - 1)]
     return padded.masked_fill(place >= count.unsqueeze(1), len(rows))
 
@@ -693,28 +686,22 @@ def gather_groups(x, groups):
 
 
 FLEX_BLOCK = 128  # queries, and keys, of a block of FlexAttention
-NO_BUCKET = 2**62  # hash bucket of padding: it sorts last, and no query has it
 
 
 def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
-    """Return lsh_attention without dropout, as the merge of two parts, in float32.
+    """Return lsh_attention as the merge of two parts, in float32.
 
-    FlexAttention returns attention over the keys of a query's bucket, and the log-sum-exp of their
-    scores. The keys outside are one extra key, as in lsh_attention_blocks. One key with the
-    log-sum-exp as its score weighs as much as the whole bucket, so the softmax of the two scores
-    has the weights of the two parts.
+    FlexAttention returns attention over the keys of a query's cell, and the log-sum-exp of their
+    scores. The keys outside are one extra key, as in lsh_attention_blocks, whose arguments it has.
+    The keys of the cell act together as one key whose score is their log-sum-exp. A softmax of it
+    and the extra score gives the weights of both.
     """
-    B, H, L, _ = q.shape
-    N = B * H * L
     kernel = compile_flex() if q.is_cuda else attend_flex
-    is_padding = ~key_mask.unsqueeze(1)  # (B, 1, L)
-    hash_q = hq.squeeze(2)  # (B, H, L)
-    hash_k = hk.squeeze(2).masked_fill(is_padding, NO_BUCKET)
-    v = v.masked_fill(is_padding.unsqueeze(3), 0.0)
+    v = v.masked_fill(~key_mask[:, None, :, None], 0.0)
 
-    # 1. Sort the rows by hash bucket, attend within buckets, and put the queries back in order
-    sorted_q, order_q = hash_q.sort()
-    sorted_k, order_k = hash_k.sort()
+    # 1. Sort the rows by hash bucket, attend within cells, and put the queries back in order
+    sorted_q, order_q = hq.sort()
+    sorted_k, order_k = hk.sort()
     blocks = find_blocks(sorted_q, sorted_k)
     inside, lse = kernel(
         take_rows(q, order_q),
@@ -724,21 +711,13 @@ def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
     place = order_q.argsort()
     inside = take_rows(inside, place)
     lse = lse.gather(2, place).unsqueeze(3)  # (B, H, L, 1)
-    # a bucket without keys has lse -inf, and its result may be NaN
+    # a query without keys has lse -inf, and its result may be NaN
     inside = inside.masked_fill(lse == -torch.inf, 0.0)
 
-    # 2. Find the extra key of each query. Number a bucket by the first of its sorted keys, counted
-    # over all sequences: 0 and 2 for the hash buckets 4 and 7, if the first sequence has the keys
-    # 4 4 7 7 7. Buckets without keys share the number N
-    start_q = torch.searchsorted(sorted_k, hash_q)  # a place in its sequence, 0 to L
-    end_q = torch.searchsorted(sorted_k, hash_q, right=True)
-    start_k = torch.searchsorted(sorted_k, hash_k)
-    first_row = torch.arange(0, N, L, device=q.device).view(B, H, 1)  # of each sequence
-    bucket_q = (first_row + start_q).masked_fill(start_q == end_q, N)
-    bucket_k = first_row + start_k
-    bucket = torch.stack([bucket_q, bucket_k])  # (2, B, H, L)
+    # 2. Find the extra key of each query
+    cell_q, cell_k = number_cells(hq, hk, sorted_k)
     extra_score, extra_value = find_extra_key(
-        q.float(), k.float(), v.float(), bucket, N + 1, key_mask, fill)
+        q.float(), k.float(), v.float(), cell_q, cell_k, key_mask, fill)
 
     # 3. Merge. Both parts are 0 for a query without any key
     scores = torch.cat([lse.clamp(min=NO_SCORE), extra_score], 3)
