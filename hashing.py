@@ -9,11 +9,13 @@ Out of scope: vocabularies and token IDs (tokenizer.py), Bloom maps (bloom.py), 
 Deviations:
     1. A word is a run of letters or of symbols, in lower case and in Unicode's form NFC ("regex").
        "space" splits as the paper does. A combining mark, a joiner or a soft hyphen belongs to the
-       character before it.
+       character before it, and stays in the word.
     2. NgramLSH rounds its random numbers to 1/4096. Sums are then exact integers, the same on
        every machine with one version of numpy.
     3. The seed and the key are arguments, and state() returns them. The paper withholds its key.
-    4. PATTERNS, NgramLSH and NgramLSH.fit name three more.
+    4. A byte order mark or a NUL separates words, as white space does.
+    5. NgramLSH.index and .bits share hyperplanes. The paper draws T others for the bits.
+    6. NgramLSH.fit shuffles the features.
 Notation:
     V words   T bits   N rows that an index chooses from: hash buckets, or hyperplanes
     F features, n-grams   G n-grams of a word   k hash functions of a sketch   R buckets of each
@@ -39,8 +41,8 @@ MAX_CHUNK = 15  # bits of a chunk: 16 overflow int16
 JOINERS = "\u200c\u200d\u00ad"  # zero-width non-joiner and joiner, soft hyphen
 MAX_GRAM = 4  # characters of the longest n-gram
 ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
-# Deviation: a byte order mark or a NUL separates words, as white space does. So no word equals
-# another word with a suffix of md5_digests, which begins with a NUL
+# A word never contains a NUL. md5_digests appends suffixes that begin with one, so a word with a
+# suffix never equals another word
 PATTERNS = {
     "regex": re.compile(r"\w+|[^\w\s\ufeff\0]+"),
     "space": re.compile(r"[^\s\ufeff\0]+"),
@@ -85,8 +87,9 @@ def list_words(text, how="regex"):
 def replace_marks(text):
     """Replace each mark by the character before it; the length stays the same.
 
-    Accents may be marks, and vowels of Hindi, Thai and Arabic are. PATTERNS would cut words there,
-    as they take a mark for a symbol.
+    Accents may be marks, and vowels of Hindi, Thai and Arabic are. PATTERNS takes a mark for a
+    symbol, so it would cut a word there. Replaced by its letter, the mark stays in the word.
+    split_words then reads the original text at the same positions.
     """
     if text.isascii() or not any(is_mark(letter) for letter in set(text)):
         return text
@@ -223,7 +226,7 @@ def list_ngrams(word):
 def ngram_index(words, n, length, seed=0, key=None):
     """Return the hash buckets of each word's n-grams, and zeros after them. [FT §3.2]
 
-    Boundary marks are part of the n-grams: <cat> has the "at" of <at>, but not its "<a" and "<at>".
+    Boundary marks tell beginnings and ends: "at>" occurs in <cat> and <at>, "<at" in <at> alone.
 
     Args:
         words: list[str], V words.
@@ -300,11 +303,9 @@ class MD5:
         return cls(key)
 
     def bits(self, words, T):
-        """Return md5_bits: uint8 (V, T) of 0 and 1."""
         return md5_bits(words, T, self.key)
 
     def index(self, words, N):
-        """Return md5_index: int64 (V,) in 0 .. N-1."""
         return md5_index(words, N, self.key)
 
     def state(self):
@@ -317,13 +318,11 @@ class NgramLSH:
     The vector x (F,) of a word counts its n-grams, n = 1 .. 4, among the F most frequent of the
     corpus. Bit j says on which side of a random hyperplane x lies: whether x · r^j > 0. The normals
     r^j are rotations of one random vector eta (F,), r^j[f] = eta[(f + j) mod F], so no matrix is
-    stored: an n-gram f adds eta[f : f + T] to the T products at once.
+    stored. An n-gram f adds eta[f : f + T] to the T products at once, because r^0[f], r^1[f], ...
+    are eta[f], eta[f + 1], ...
 
     A random hyperplane passes between two vectors with probability angle / π, so two words differ
     in that share of the bits: play and plays in about 23 of 128.
-
-    Deviation: the same hyperplanes serve index (§3.3) and bits (§3.5). The paper draws T others for
-    the bits.
 
     Args:
         grams: list[str], feature f is grams[f]; at most F.
@@ -331,6 +330,7 @@ class NgramLSH:
         seed: int, of eta.
 
     Example:
+        # fit a corpus: the bits of a few words alone depend on each other
         lsh = NgramLSH.fit({"play": 3, "plays": 2})  # counts of lower-case words
         lsh.bits(["play", "plays"], 128)  # uint8 (2, 128)
         lsh.bits(["PLAY"], 128)  # all 0: its n-grams are unknown
@@ -365,9 +365,9 @@ class NgramLSH:
         # ties: the shorter n-gram, then the one with the smaller code points
         grams = sorted(frequency, key=lambda gram: (-frequency[gram], len(gram), gram))
         grams = grams[:features]
-        # Deviation: shuffle. Features f and f + 1 have the same window of eta, shifted by one.
-        # Frequent n-grams occur together, and as neighbors they would make bits depend on each
-        # other (docs/hashformers.md). The 1 is for a random stream that is not that of eta
+        # Features f and f + 1 have the same window of eta, shifted by one. Frequent n-grams occur
+        # together, and as neighbors they would make bits depend on each other
+        # (docs/hashformers.md), so shuffle. The 1 gives another random stream than that of eta
         np.random.default_rng([seed, 1]).shuffle(grams)
         return cls(grams, features, seed)
 
@@ -393,7 +393,8 @@ class NgramLSH:
         windows = sliding_window_view(self.eta, T)  # row f is eta[f : f + T]; nothing is copied
         bits = np.empty((len(words), T), np.uint8)
         for i, word in enumerate(words):
-            products = windows[self.list_features(word)].sum(0)  # (T,)
+            rows = windows[self.list_features(word)]  # (n-grams, T)
+            products = rows.sum(0)  # (T,), x · r^j for each j
             bits[i] = products > 0
         return bits
 
@@ -410,8 +411,8 @@ class NgramLSH:
         self.check(words, N)
         index = np.empty(len(words), np.int64)
         for i, word in enumerate(words):
-            products = np.zeros(N, np.int64)
-            for f in self.list_features(word):  # for a large N faster than the windows of bits
+            products = np.zeros(N, np.int64)  # x · r^j for each j
+            for f in self.list_features(word):  # for a large N faster than rows, as in bits
                 products += self.eta[f:f + N]
             index[i] = products.argmax()
         return index
@@ -426,7 +427,7 @@ HASHES = {"md5": MD5, "lsh": NgramLSH}  # a new hash is one class like these two
 
 
 def main(argv=None):
-    """Show the MD5 and LSH bits of the words of a text, and how many differ, beside the law."""
+    """Show MD5 and LSH bits of the words of a text, and how many differ from the first word's."""
     if argv is None:
         argv = sys.argv[1:]
     words = list_words(" ".join(argv))
@@ -436,25 +437,13 @@ def main(argv=None):
     # Add the header of this file to the corpus. The n-grams of a few words alone would be neighbors
     # in eta, and their bits would depend on each other
     counts = Counter(words + list_words(__doc__))
-    print("differ: bits unlike the first word's, by chance 64. law: 128 · angle of n-gram counts "
-          "/ pi,\nwhich lsh follows and md5 does not.")
     for name, hash_class in HASHES.items():
-        print(f"\n{name:>12}  {'40 of 128 bits: # is 1, . is 0':40}  differ  law")
+        print(f"{name:>12}  {'40 of 128 bits: # is 1, . is 0':40}  differ, by chance 64")
         bits = hash_class.fit(counts).bits(words, MD5_BITS)  # (V, 128)
         for word, row in zip(words, bits):
             signs = "".join(".#"[bit] for bit in row[:40])
             num_different = (row != bits[0]).sum()
-            law = MD5_BITS * ngram_angle(words[0], word) / math.pi
-            print(f"{word:>12}  {signs}  {num_different:6d}{law:5.0f}")
-
-
-def ngram_angle(a, b):
-    """Return the angle between the n-gram counts of two words, in radians."""
-    x = Counter(list_ngrams(a))
-    y = Counter(list_ngrams(b))
-    product = sum(x[gram] * y[gram] for gram in x)
-    lengths = math.hypot(*x.values()) * math.hypot(*y.values())
-    return math.acos(min(product / lengths, 1))
+            print(f"{word:>12}  {signs}  {num_different:6d}")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ import hmac
 import json
 import math
 import re
-import sysconfig
 import unicodedata
 from collections import Counter
-from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
@@ -19,7 +17,6 @@ import numpy as np
 import pytest
 
 import hashing
-from data.python_source import python_texts
 from hashing import HASHES, NgramLSH
 from tests.support import make_words, run_main
 
@@ -149,40 +146,10 @@ def test_ngram_lsh_fit_chooses_the_most_frequent_ngrams(features):
     words = make_words(67) + ["日本", "naïve", "\ud800x"]
     counts = {word: 1 + 3 * i % 17 for i, word in enumerate(words)}
     grams = NgramLSH.fit(counts, features).grams
-    assert set(grams) == set(rank_grams(counts)[:features])
-    assert len(grams) == len(set(grams))
-
-
-def effective_bits(lsh, words, T=128):
-    """Return T² / Σ_ij c_ij², with c_ij the correlation of bits i and j over random eta.
-
-    Bits are signs of normal variables, so c = 2/π · arcsin r, with r the autocorrelation at lag
-    j - i of the word's n-gram counts, by feature. The sum is averaged over words.
-    """
-    lags = np.arange(T)
-    sums = []
-    for word in words:
-        features = [lsh.feature_of_gram[gram] for gram in hashing.list_ngrams(word)]
-        lag = np.subtract.outer(features, features)
-        lag = lag[(lag >= 0) & (lag < T)]
-        r = np.bincount(lag, minlength=T)
-        c = 2 / np.pi * np.arcsin(r / r[0])
-        sums.append(T + 2 * (T - lags)[1:] @ c[1:] ** 2)
-    return T**2 / np.mean(sums)
-
-
-def test_ngram_lsh_bits_are_nearly_independent():
-    """Of 128 bits 126 are effective, on words of docstrings; 110 if numbered by frequency."""
-    counts = Counter()
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("[a-h]*.py")):
-        for text in python_texts(str(path)):
-            counts.update(hashing.list_words(text))
-    words = sorted(word for word in counts if word.isalpha() and len(word) > 2)
-    words = words[::len(counts) // 400]
-    assert len(words) > 200
-    ranked = NgramLSH(rank_grams(counts), 50_000)
-    assert 126 <= effective_bits(NgramLSH.fit(counts), words) < 128
-    assert 100 < effective_bits(ranked, words) < 116
+    ranked = rank_grams(counts)[:features]
+    assert sorted(grams) == sorted(ranked)
+    # shuffled: as neighbors in eta, frequent n-grams would make bits depend on each other
+    assert np.mean([a == b for a, b in zip(grams, ranked)]) < 0.1
 
 
 def test_ngram_lsh_without_features_is_zero():
@@ -242,9 +209,8 @@ def test_silently_wrong_arguments_are_refused(function, args, error, message):
         function(*args)
 
 
-def test_demo_shows_the_law_that_lsh_follows():
-    """play and plays differ in 74 bits of MD5, and in about 23 of LSH, as the law says."""
+def test_demo_shows_that_similar_words_share_bits_of_lsh():
     lines = run_main(hashing.main, "play plays played").out.splitlines()
-    md5, lsh = [line.split()[-2:] for line in lines if line.strip().startswith("plays")]
-    assert md5 == ["74", "23"]
-    assert abs(int(lsh[0]) - 23) < 12
+    md5, lsh = [int(line.split()[-1]) for line in lines if line.strip().startswith("plays")]
+    assert md5 == 74
+    assert lsh < 40
