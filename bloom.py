@@ -93,7 +93,7 @@ class BloomMap(ItemMap):
 
     Args:
         n_items, alpha, m: int, N, the items of a bucket, and the number of maps.
-        seed: int, of the random orders.
+        seed: int, 0 or more, of the random orders.
         orders: int (m, N), a permutation of the items for each map; None: random orders. The last
             map is changed where items would share all m buckets.
 
@@ -102,21 +102,20 @@ class BloomMap(ItemMap):
     """
 
     def __init__(self, n_items, alpha, m=2, seed=0, orders=None):
-        if min(n_items, alpha, m) < 1:
-            raise ValueError("n_items, alpha, m: expected at least 1, "
-                             f"got {n_items}, {alpha}, {m}.")
+        if min(n_items, alpha, m) < 1 or seed < 0:
+            raise ValueError("n_items, alpha, m, seed: expected at least 1, 1, 1 and 0, "
+                             f"got {n_items}, {alpha}, {m} and {seed}.")
         self.seed = seed
         self.orders = orders
         if orders is None:
             orders = [random_order(n_items, seed, j) for j in range(m)]
         else:
-            is_permutation = np.sort(orders) == np.arange(n_items)  # (m, N)
-            if len(orders) != m or not is_permutation.all():
-                raise ValueError(f"orders: expected {m} permutations of the items.")
+            all_items = np.tile(np.arange(n_items), (m, 1))  # (m, N)
+            if not np.array_equal(np.sort(orders), all_items):
+                raise ValueError(f"orders: expected {m} permutations of {n_items} items.")
         columns = [cut_order(order, alpha) for order in orders]
         digest = np.stack(columns).T  # (N, m); in memory each map's column is in one piece
-        is_unique = swap_repeated(digest, seed)  # changes the last column
-        if not is_unique:
+        if not swap_repeated(digest, seed):  # changes the last column
             # four digests for each item, R^m = 4 · N, are enough; R = N / alpha
             largest = int((n_items ** (m - 1) / 4) ** (1 / m))
             raise ValueError(f"alpha: expected about {max(largest, 1):,} at most, got {alpha}.")
@@ -157,8 +156,8 @@ def swap_repeated(digest, seed):
                 2 0 | 3 4 | 1 5     after
 
     For m = 2, random maps leave about (alpha - 1)² / 2 pairs that share both buckets. The new
-    digest of a moved item is free with probability 1 - N / R^m. If that is above about 1/2, each
-    round leaves fewer pairs.
+    digest of a moved item is already taken with probability N / R^m. Below about 1/2, each round
+    leaves fewer pairs.
 
     Args:
         digest: int (N, m), which is changed.
@@ -176,9 +175,9 @@ def swap_repeated(digest, seed):
         repeated = by_digest[1:][is_equal.all(1)]  # all items of a digest but one
         if len(repeated) == 0:
             return True
-        # subtle: an item in both `repeated` and `partners` would move twice. Draw 2n items for the
-        # n repeated ones: at most n of them are repeated themselves, so n partners are left. If
-        # there are less than 2n items, some of `repeated` wait for the next turn
+        # subtle: an item in both lists would move twice, so partners exclude the repeated ones. At
+        # most n of 2n random items are repeated, which leaves n partners. If there are less than 2n
+        # items, some of `repeated` wait for the next turn
         partners = random_order(n_items, seed, m, turn)
         partners = partners[:2 * len(repeated)]
         partners = partners[~np.isin(partners, repeated)]
@@ -234,8 +233,9 @@ def mix_bits(x):
 
 
 # gamma(parts) -> score. parts are m tensors, the log-probabilities of an item's buckets. gamma must
-# not fall when a part grows, else certificates are wrong, and must treat all positions alike. An
-# item with the score -inf is never returned. A further score is a line here. [SB App. C]
+# not fall when a part grows, else certificates are wrong. It must work elementwise: parts are (),
+# (P,), (N,) or (P, C). An item with the score -inf is never returned. A further score is a line
+# here. [SB App. C]
 SCORES = {
     "sum": sum,
     "min": lambda parts: torch.stack(parts).amin(0),
@@ -251,14 +251,15 @@ def hash_logp(logits, bloom_map):
         (P, m, R)            a softmax over the R buckets of map j [CM]
         (P, m, m·(R + s))    a softmax over m blocks, of R buckets and s special tokens [SB §2.3]
 
-    In the second form row j is trained on the class j·(R + s) + digest[item, j], so only the
-    buckets of block j are read. With m = 2, R = 2 and s = 1 these are
+    In the second form row 0 is trained on the buckets of block 0, row 1 on those of block 1, so
+    only the buckets marked + are read. Here m = 2, R = 2 and s = 1:
 
-        row 0    + + .  . . .
-        row 1    . . .  + + .
+                 block 0   block 1
+        row 0    + + .     . . .
+        row 1    . . .     + + .
 
-    and their probabilities add up to less than 1. The order of items by "sum" does not depend on
-    that; the order by "min" or "max" may.
+    The probabilities of a row's + add up to less than 1. That lowers all scores by "sum" alike. It
+    does not lower those by "min" or "max" alike, so the order of items may change.
 
     Args:
         logits: float, in one of these forms. Those of bfloat16 become float32, so that fewer tie.
@@ -314,17 +315,21 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
                     pairs.append((value, item))
         best = sorted(pairs, reverse=True)[:k]
         # line 7: stop if the k-th item scores what no other item can exceed
-        last_value = -math.inf
-        if len(best) == min(k, N):
-            last_value, _ = best[-1]
-        certified = beam >= R or last_value >= bound
+        reaches_bound = len(best) == min(k, N) and best[-1][0] >= bound
+        certified = beam >= R or reaches_bound
         turn += 1
-        beam *= 2
-        if m * beam * bloom_map.alpha >= N:
-            beam = R  # a beam that may have all items scores all
+        beam = next_beam(beam, bloom_map)
     ids = [item for _, item in best]  # line 8
     scores = [value for value, _ in best]
     return ids, scores, certified
+
+
+def next_beam(beam, bloom_map):
+    """Return twice the beam width, or all R buckets if such a beam may have all items."""
+    beam *= 2
+    if bloom_map.m * beam * bloom_map.alpha >= bloom_map.n_items:
+        return bloom_map.buckets
+    return beam
 
 
 # The same result, faster: all positions at once, and only the items of the beam
@@ -339,16 +344,14 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     items are certified: no other item scores more than the last of them. A certificate is about
     the search, not about the model. Items with equal scores come in any order.
 
-    A beam of all buckets scores all N items. After the first round, so does a beam that may have
-    all items, m·B·alpha >= N.
-
     Args:
-        logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp. With
-            score "sum" any logits of a softmax per map give the same items.
+        logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp.
+            Unnormalized logits (P, m, R) do as well with "sum".
         bloom_map: the model's own BloomMap or SketchMap. A map of another seed is not detected.
         k: int, items to return, N at most.
         beam: int, B, buckets of each map to look into.
-        rounds: int, tries with B, 2B, 4B, ... buckets; None: until the certificate holds.
+        rounds: int, tries with B, 2B, 4B, ... buckets, see next_beam; None: until the certificate
+            holds.
         score: a key of SCORES.
         exclude: int64 (P, E), items that may not be returned, -1 for none; or None.
 
@@ -366,16 +369,13 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         logp = hash_logp(logits, bloom_map)
         ids, scores, certified, num_scored = beam_search(logp, bloom_map)
     """
-    exclude = check_search(logp, bloom_map, exclude, k, beam, rounds)
-    m = bloom_map.m
+    exclude = check_search(logp, bloom_map, exclude, score, k, beam, rounds)
     k = min(k, bloom_map.n_items)
     # line 3: B, 2B, 4B, ... buckets, for the positions without a certificate
     ids, scores, certified, num_scored = search_beam(logp, bloom_map, k, beam, score, exclude)
     turn = 1
     while (rounds is None or turn < rounds) and not certified.all():
-        beam *= 2
-        if m * beam * bloom_map.alpha >= bloom_map.n_items:
-            beam = bloom_map.buckets
+        beam = next_beam(beam, bloom_map)
         todo = (~certified).nonzero().squeeze(1)
         again = search_beam(logp[todo], bloom_map, k, beam, score, exclude[todo])
         ids[todo], scores[todo], certified[todo], num_scored[todo] = again
@@ -397,8 +397,7 @@ def search_beam(logp, bloom_map, k, beam, score, exclude):
     items = list_candidates(bloom_map, buckets, exclude, k)  # (P, C)
     item_scores = score_items(logp, bloom_map, items, gamma)  # (P, C)
     scores, place = item_scores.topk(k)  # (P, k)
-    if scores.isnan().any():  # topk ranks NaN first
-        raise ValueError("logp: expected log-probabilities, got NaN.")
+    refuse_nan(scores)
     ids = items.gather(1, place).masked_fill(scores == -torch.inf, -1)
     # line 7: stop where the k-th item reaches the bound
     certified = scores[:, -1] >= bound
@@ -408,7 +407,7 @@ def search_beam(logp, bloom_map, k, beam, score, exclude):
 @torch.no_grad()
 def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
     """Return the k best of all items, ids int64 (P, k) and scores (P, k); see beam_search."""
-    exclude = check_search(logp, bloom_map, exclude, k)
+    exclude = check_search(logp, bloom_map, exclude, score, k)
     gamma = SCORES[score]
     P, m, _ = logp.shape
     k = min(k, bloom_map.n_items)
@@ -417,12 +416,11 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
     scores = logp.new_empty(P, k)
     for p in range(P):
         parts = [logp[p, j].index_select(0, digest[:, j]) for j in range(m)]
-        every = gamma(parts)  # (N,)
-        is_item = exclude[p] >= 0
-        every[exclude[p, is_item]] = -torch.inf
-        scores[p], ids[p] = every.topk(k)
-    if scores.isnan().any():  # topk ranks NaN first
-        raise ValueError("logp: expected log-probabilities, got NaN.")
+        item_scores = gamma(parts)  # (N,)
+        is_excluded = exclude[p] >= 0
+        item_scores[exclude[p, is_excluded]] = -torch.inf
+        scores[p], ids[p] = item_scores.topk(k)
+    refuse_nan(scores)
     return ids.masked_fill(scores == -torch.inf, -1), scores
 
 
@@ -474,8 +472,16 @@ def score_items(logp, bloom_map, items, gamma):
     return gamma(parts).masked_fill(items < 0, -torch.inf)
 
 
-def check_search(logp, bloom_map, exclude, k, beam=1, rounds=None):
+def refuse_nan(scores):
+    """Raise a ValueError if scores of topk have NaN, which it ranks first."""
+    if scores.isnan().any():
+        raise ValueError("logp: expected log-probabilities, got NaN.")
+
+
+def check_search(logp, bloom_map, exclude, score, k, beam=1, rounds=None):
     """Return exclude (P, E), with E = 0 for None; raise a ValueError for what does not fit."""
+    if score not in SCORES:
+        raise ValueError(f"score: expected one of {', '.join(SCORES)}, got {score!r}.")
     if k < 1 or beam < 1 or (rounds is not None and rounds < 1):
         raise ValueError(f"k, beam, rounds: expected at least 1, got {k}, {beam}, {rounds}.")
     expected = (bloom_map.m, bloom_map.buckets)
@@ -516,11 +522,11 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
     digest = np.empty((n_items, coherent), np.int32)
     for j in range(coherent):
         order = []
-        left = by_frequency
-        while len(left) > 0:
-            chosen = pick_similar(left, vectors, digest[:, :j], alpha)
+        free = by_frequency
+        while len(free) > 0:
+            chosen = pick_similar(free, vectors, digest[:, :j], alpha)
             order.extend(chosen)
-            left = left[~np.isin(left, chosen)]
+            free = free[~np.isin(free, chosen)]
         orders.append(order)
         digest[:, j] = cut_order(order, alpha)
     for j in range(coherent, m):
@@ -528,36 +534,38 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
     return BloomMap(n_items, alpha, m, seed, orders)
 
 
-def pick_similar(left, vectors, earlier, alpha):
+def pick_similar(free, vectors, earlier, alpha):
     """Return the first free item and its alpha - 1 nearest.
 
-    Items that share a bucket of an earlier map with a chosen one come last. An item has the rank 2
-    if it is chosen, 1 if it shares a bucket with a chosen one, else 0. Here alpha is 4, the earlier
-    map is 0 1 | 2 3 | 4 5, and 0 to 4 are free, sorted by their distance from 0:
+    An item that shares a bucket of an earlier map with a chosen one is chosen last. Here alpha is
+    4, and the free items are 0 to 4:
 
-        item             0  1  2  3  4
-        0 is chosen      2  1  0  0  0
-        2 is chosen      2  1  2  1  0
-        4 is chosen      2  1  2  1  2
-        1 is chosen      2  2  2  1  2     no item of rank 0 was left
+        item (nearest first)         0    1    2    3    4
+        bucket in the earlier map    0    0    1    1    2
+        chosen                       1st  4th  2nd       3rd
+
+    1 and 3 share a bucket with 0 and with 2, so they wait until no other item is left.
 
     Args:
-        left: int (number of free items,), the most frequent first.
+        free: int (number of free items,), the most frequent first.
         vectors: float (N, width).
         earlier: int (N, maps), the buckets of each item in earlier maps.
     """
-    similarity = vectors[left] @ vectors[left[0]]
+    similarity = vectors[free] @ vectors[free[0]]
     similarity[0] = np.inf  # itself first
-    near = left[np.argsort(-similarity, kind="stable")]
+    near = free[np.argsort(-similarity, kind="stable")]  # nearest first
     near_buckets = earlier[near]  # (n, maps)
-    rank = np.zeros(len(near), np.int8)
+    is_free = np.ones(len(near), bool)
+    is_sharing = np.zeros(len(near), bool)  # a bucket, with a chosen item
     chosen = []
     for _ in range(min(alpha, len(near))):
-        best = rank.argmin()  # the first, that is the nearest, of the lowest rank
+        candidates = is_free & ~is_sharing
+        if not candidates.any():
+            candidates = is_free
+        best = candidates.argmax()  # the first True, the nearest candidate
         chosen.append(near[best])
-        shares_bucket = (near_buckets == near_buckets[best]).any(1)
-        rank = np.maximum(rank, shares_bucket)  # 0 becomes 1 where a bucket is shared
-        rank[best] = 2
+        is_free[best] = False
+        is_sharing |= (near_buckets == near_buckets[best]).any(1)
     return chosen
 
 
@@ -575,10 +583,9 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
             0.50  0.41  0         columns 1 and 2       0.41 · 0.71 = 0.29      cosine 0.58
             0     0.41  0.71      columns 0 and 2                     0         cosine 0
 
-    A column has a number for each set, which may be millions. Its projection on the leading left
-    singular vectors is short, and about as similar to others. With A = U Σ Vᵀ the projections are
-    the rows of V Σ. Power iteration, V <- qr(Aᵀ A V), turns random vectors into a basis of the
-    leading columns of V, without a matrix Aᵀ A.
+    A column has a number for each set, which may be millions. The singular value decomposition
+    A = U Σ Vᵀ replaces it by `width` numbers: the rows of V Σ, with the largest singular values
+    alone, have about the same cosines as the columns of A.
 
     Args:
         items: int (links,), the items of all sets, set after set.
@@ -588,31 +595,38 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     Returns:
         float32 (N, width). An item of no set is 0.
     """
-    sets = np.repeat(np.arange(len(sizes)), sizes)  # (links,), the set of each link
-    num_sets = np.bincount(items, minlength=n_items)  # (N,), of each item
-    weight = 1 / np.sqrt(num_sets[items] * sizes[sets])  # (links,), the numbers of A
+    num_sets = len(sizes)
+    sets = np.repeat(np.arange(num_sets), sizes)  # (links,), the set of each link
+    sets_of_item = np.bincount(items, minlength=n_items)  # (N,)
+    weight = 1 / np.sqrt(sets_of_item[items] * sizes[sets])  # (links,), the numbers of A
 
-    def multiply(vectors, source, target, num_targets):
-        """Add each link's weight · vector of its source to the vector of its target."""
-        products = []
-        for vector in vectors.T:
-            products.append(np.bincount(target, weight * vector[source], num_targets))
-        return np.stack(products, 1)
-
+    # Power iteration: products with Aᵀ A turn random vectors to those of large singular values
     V = np.random.default_rng(seed).standard_normal((n_items, min(width, n_items)))
     for _ in range(POWER_ITERATIONS):
-        AV = multiply(V, items, sets, len(sizes))  # (sets, width)
-        AAV = multiply(AV, sets, items, n_items)  # (N, width), Aᵀ A V
-        V, _ = np.linalg.qr(AAV)
-    # The columns of V are still mixtures. The eigenvectors of (AV)ᵀ AV, (width, width), are the
-    # rotation that separates them, and its eigenvalues are Σ²
-    AV = multiply(V, items, sets, len(sizes))
+        AV = multiply_sparse(sets, items, weight, V, num_sets)  # (sets, width)
+        AAV = multiply_sparse(items, sets, weight, AV, n_items)  # (N, width), Aᵀ A V
+        V, _ = np.linalg.qr(AAV)  # orthogonal columns of length 1
+
+    # The columns of V span the right space, but are mixtures of the singular vectors. The
+    # eigenvectors of (A V)ᵀ A V, (width, width), separate them, and its eigenvalues are Σ²
+    AV = multiply_sparse(sets, items, weight, V, num_sets)
     squares, rotation = np.linalg.eigh(AV.T @ AV)
-    vectors = (V @ rotation) * np.sqrt(np.maximum(squares, 0))  # V Σ
+    sigma = np.sqrt(np.maximum(squares, 0))  # rounding may make 0 negative
+    vectors = (V @ rotation) * sigma  # V Σ
+
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     vectors = vectors / np.maximum(length, 1e-12)
-    vectors[num_sets == 0] = 0
+    vectors[sets_of_item == 0] = 0
     return vectors.astype(np.float32)
+
+
+def multiply_sparse(rows, columns, numbers, x, num_rows):
+    """Return A @ x, (num_rows, width); A has numbers[i] at row rows[i] and column columns[i]."""
+    products = []
+    for vector in x.T:
+        terms = numbers * vector[columns]
+        products.append(np.bincount(rows, terms, num_rows))  # the sum of the terms of each row
+    return np.stack(products, 1)
 
 
 DEMO_ORDERS = [
@@ -626,22 +640,21 @@ def main():
     bloom_map = BloomMap(12, alpha=3, orders=DEMO_ORDERS)
     probabilities = torch.tensor([[0.64, 0.19, 0.14, 0.03], [0.56, 0.02, 0.22, 0.20]])  # (m, R)
     print("Two maps of 12 items in buckets of 3, and the probability that a model gives to each "
-          "bucket:\n")
+          "bucket:")
     for j in range(2):
-        print(f"map {j}")
+        print(f"\nmap {j}")
         for p, items in zip(probabilities[j], bloom_map.members[j]):
             print(f"    {p:.2f}  {items}")
-    print(f"""
-Item 9 has the digest {bloom_map.digest[9]}, a bucket in each map, and the score
-log 0.64 + log 0.22 = -1.96. A beam of B scores the items of the B best buckets of each map. All
-others have at most the score of the B-th best buckets. If the last answer reaches it, the answers
-are certified: provably the best of all items.
+    print("""
+Item 9 has the digest (0, 2), a bucket in each map, and the score log 0.64 + log 0.22 = -1.96. A
+beam of B scores the items of the B best buckets of each map. All others have at most the score of
+the B-th best buckets. If the last answer reaches it, the answers are certified: provably the best.
 """)
     logp = probabilities.log().unsqueeze(0)  # (P 1, m, R)
     for beam in (1, 2):
         ids, _, certified, num_scored = beam_search(logp, bloom_map, 2, beam)
-        print(f"Beam of {beam}: best items {ids[0].tolist()}, {num_scored[0]} items scored, "
-              f"certified: {certified[0]}")
+        print(f"Beam of {beam}: best items {ids.tolist()}, {num_scored.item()} items scored, "
+              f"certified: {certified.item()}")
 
 
 if __name__ == "__main__":

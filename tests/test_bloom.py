@@ -94,9 +94,10 @@ def test_bloom_map_of_another_seed_is_refused_at_load():
 
 @pytest.mark.parametrize("arguments, message", [
     (dict(n_items=100, alpha=11), "alpha: expected about 5 at most, got 11."),
-    (dict(n_items=0, alpha=1), "n_items, alpha, m: expected at least 1, got 0, 1, 2."),
-    (dict(n_items=2, alpha=0), "n_items, alpha, m: expected at least 1, got 2, 0, 2."),
-    (dict(n_items=2, alpha=1, orders=[[0, 1]]), "orders: expected 2 permutations"),
+    (dict(n_items=0, alpha=1), "n_items, alpha, m, seed: expected at least 1, 1, 1 and 0"),
+    (dict(n_items=2, alpha=1, seed=-1), "n_items, alpha, m, seed: expected at least 1, 1, 1 and 0"),
+    (dict(n_items=2, alpha=1, orders=[[0, 1]]), "orders: expected 2 permutations of 2 items"),
+    (dict(n_items=3, alpha=1, orders=[[0, 1], [0, 1]]), "orders: expected 2 permutations"),
     (dict(n_items=2, alpha=1, orders=[[0, 1], [1, 1]]), "orders: expected 2 permutations"),
 ])
 def test_bloom_map_that_cannot_be_is_refused(arguments, message):
@@ -289,9 +290,14 @@ def test_search_with_other_positions_or_items_is_refused(search, logp, exclude, 
         search(logp, BloomMap(6, 2), exclude=torch.tensor(exclude))
 
 
-@pytest.mark.parametrize("options", [dict(k=0), dict(beam=-1), dict(rounds=0)])
-def test_search_for_nothing_is_refused(options):
-    with pytest.raises(ValueError, match="^k, beam, rounds: expected at least 1"):
+@pytest.mark.parametrize("options, message", [
+    (dict(k=0), "k, beam, rounds: expected at least 1"),
+    (dict(beam=-1), "k, beam, rounds: expected at least 1"),
+    (dict(rounds=0), "k, beam, rounds: expected at least 1"),
+    (dict(score="avg"), "score: expected one of sum, min, max, got 'avg'"),
+])
+def test_search_with_impossible_options_is_refused(options, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         beam_search(torch.zeros(1, 2, 3), BloomMap(6, 2), **options)
 
 
