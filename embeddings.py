@@ -6,12 +6,12 @@ Sources:
     [CM] Median is all you need, a proposal
     [SV] Svenstrup et al. 2017, Hash Embeddings
     [FT] Bojanowski et al. 2017, Enriching Word Vectors with Subword Information
-Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of special tokens and of
-    [PAD] (model.py): it has no row of zeros here.
+Out of scope: how words get their codes (hashing.py, tokenizer.py), vectors of special tokens, [PAD]
+    included (model.py).
 Deviations:
     1. No dropout inside. The authors' code has some in Pool, the paper has none.
     2. Weighted starts with importance weights of normal(0, 1), truncated at ±2, and rows of std
-       0.02. In the released code they have std 0.0005 and 0.1: all vectors are nearly 0.
+       0.02. The released code has importance std 0.0005 and row std 0.1: all vectors are nearly 0.
 Notation:
     d width of a vector   C code numbers of a word   T bits of a word   J chunks   N rows of a table
     m hashes of an item   k hash functions   R buckets of a block   s special tokens
@@ -48,8 +48,7 @@ MAX_CHUNK = 15  # bits of a chunk; equals that of hashing.py, as this file impor
 class Embedding(nn.Module):
     """Base class of the methods. A subclass makes its tables, and has its formula in `embed`.
 
-    The class attributes below have the values of a method that reads bits; a subclass states where
-    it differs.
+    The defaults below are those of a method that reads bits.
 
     Args:
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
@@ -61,7 +60,9 @@ class Embedding(nn.Module):
     # True: the model adds one learned vector to every word. Not for lookup and emb, whose rows can
     # learn it, nor for bloom
     has_word_row = True
-    tie = "no"  # whether the output layer may use the rows, too: no, optional, or yes, by default
+    # whether the output layer may use the rows, too: "no", "optional" (untied unless Config.tied),
+    # or "yes" (tied unless Config.tied is False)
+    tie = "no"
     is_stacked = False  # whether an item has m vectors, which take m places in the sequence
 
     def __init__(self, code_limits):
@@ -174,7 +175,8 @@ class PoolEmbedding(Embedding):
         if not 1 <= chunk <= MAX_CHUNK:
             raise ValueError(f"chunk: expected 1 to {MAX_CHUNK} bits, got {chunk}.")
         num_chunks = math.ceil(bits / chunk)
-        super().__init__([2**chunk] * num_chunks)
+        last_chunk = bits - chunk * (num_chunks - 1)  # bits
+        super().__init__([2**chunk] * (num_chunks - 1) + [2**last_chunk])
         self.bits = bits
         self.chunk = chunk
         self.codebook = nn.Parameter(init_normal(torch.empty(2**chunk, width)))  # (2^chunk, d)
@@ -290,7 +292,7 @@ class BloomEmbedding(Embedding):
 
     Args:
         hashes: int, m.
-        rows: int, R + s, of a block: the buckets of a map, and the special tokens after them.
+        buckets: int, R + s, rows of a block: the buckets of a map, then the special tokens.
         width: int, d.
 
     Shape:
@@ -298,16 +300,17 @@ class BloomEmbedding(Embedding):
         (..., m, d).
     """
 
-    options = {"hashes": "hashes", "rows": "buckets", "width": "width"}
+    options = {"hashes": "hashes", "buckets": "buckets", "width": "width"}
     code_format = "digest"
     needs_specials = False
     has_word_row = False
     tie = "yes"
     is_stacked = True
 
-    def __init__(self, hashes, rows, width):
-        super().__init__([rows] * hashes)
-        self.weight = nn.Parameter(init_normal(torch.empty(hashes * rows, width)))  # (m·(R + s), d)
+    def __init__(self, hashes, buckets, width):
+        super().__init__([buckets] * hashes)
+        weight = torch.empty(hashes * buckets, width)
+        self.weight = nn.Parameter(init_normal(weight))  # (m·(R + s), d)
 
     def embed(self, codes):
         return gather_rows(codes, self.weight)
@@ -350,7 +353,7 @@ class SketchEmbedding(Embedding):
 
     Args:
         hashes: int, k, odd: an even number of rows has no middle one.
-        rows: int, R.
+        buckets: int, R, rows of a block.
         width: int, d.
         aggregate: a key of AGGREGATES.
 
@@ -359,31 +362,32 @@ class SketchEmbedding(Embedding):
     """
 
     # the field emb is median or mean
-    options = {"hashes": "hashes", "rows": "buckets", "width": "width", "aggregate": "emb"}
+    options = {"hashes": "hashes", "buckets": "buckets", "width": "width", "aggregate": "emb"}
     code_format = "sketch"
     tie = "optional"
 
-    def __init__(self, hashes, rows, width, aggregate="median"):
-        super().__init__([rows] * hashes)
+    def __init__(self, hashes, buckets, width, aggregate="median"):
+        super().__init__([buckets] * hashes)
         if hashes % 2 == 0:
             raise ValueError(f"hashes: expected an odd number for a sketch, got {hashes}.")
         self.aggregate = aggregate
-        self.weight = nn.Parameter(init_normal(torch.empty(hashes * rows, width)))  # (k·R, d)
+        self.weight = nn.Parameter(init_normal(torch.empty(hashes * buckets, width)))  # (k·R, d)
 
     def initial_std(self):
         return measure_std(self)
 
     def embed(self, codes):
-        if not codes.is_cpu or torch.compiler.is_compiling():  # the size of unique is not fixed
-            return self.aggregate_rows(codes)
-        # the median is slow, and a word occurs about twice in a batch: compute it for distinct
-        # words
-        *shape, k = codes.shape
-        words, places = codes.reshape(-1, k).unique(dim=0, return_inverse=True)
-        return F.embedding(places.view(shape), self.aggregate_rows(words))
+        # The median is slow on a CPU, and a word occurs about twice in a batch: compute it once for
+        # each distinct word. A compiled module cannot, as it does not know how many are distinct
+        if codes.is_cpu and not torch.compiler.is_compiling():
+            *shape, k = codes.shape
+            words, places = codes.reshape(-1, k).unique(dim=0, return_inverse=True)
+            vectors = self.aggregate_rows(words)  # (distinct words, d)
+            return F.embedding(places.view(shape), vectors)  # (..., d)
+        return self.aggregate_rows(codes)
 
     def aggregate_rows(self, codes):
-        """Return the vectors of codes, each computed by itself."""
+        """Return the median or mean of the k rows of each word: codes (..., k) to (..., d)."""
         rows = gather_rows(codes, self.weight)  # (..., k, d)
         return AGGREGATES[self.aggregate](rows)
 
@@ -399,20 +403,20 @@ class WeightedEmbedding(Embedding):
     Args:
         hashes: int, k.
         rows: int, N.
-        importance_rows: int, K.
+        weights: int, K, rows of the importance table.
         width: int, d.
 
     Shape:
         codes (..., k + 1) to (..., d): k rows below N, and last the row of p, below K.
     """
 
-    options = {"hashes": "hashes", "rows": "rows", "importance_rows": "weights", "width": "width"}
+    options = {"hashes": "hashes", "rows": "rows", "weights": "weights", "width": "width"}
     code_format = "weighted"
 
-    def __init__(self, hashes, rows, importance_rows, width):
-        super().__init__([rows] * hashes + [importance_rows])
+    def __init__(self, hashes, rows, weights, width):
+        super().__init__([rows] * hashes + [weights])
         self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
-        importance = init_normal(torch.empty(importance_rows, hashes), std=1.0)
+        importance = init_normal(torch.empty(weights, hashes), std=1.0)
         self.importance = nn.Parameter(importance)  # (K, k)
 
     def initial_std(self):
@@ -488,7 +492,7 @@ def init_normal(weight, std=INIT_STD):
 
 @torch.no_grad()
 def measure_std(embedding):
-    """Return the std of the vectors of up to 4,096 codes: 0 0 0, 1 1 1, 2 2 2, ..."""
+    """Return the std of the vectors of the codes (0, 0, ...), (1, 1, ...), ..., 4,096 at most."""
     limits = embedding.code_limits
     numbers = torch.arange(min(4_096, *limits))
     codes = numbers.unsqueeze(1).expand(-1, len(limits))  # (words, C)

@@ -159,7 +159,7 @@ def test_forward_of_code_without_row_raises(emb, number):
     """A code beyond its block never reads the block before or after."""
     module = make_module(emb)
     codes = random_codes(module, 1)
-    for bad in (module.code_limits[number], -1):
+    for bad in (max(module.code_limits), -1):
         codes[0, number] = bad
         with pytest.raises((IndexError, RuntimeError)):
             module(codes)
@@ -172,6 +172,15 @@ def test_check_accepts_the_codes_that_have_vectors(emb):
     module.check(codes)
     module.check(torch.zeros_like(codes))
     assert module(codes).isfinite().all()
+
+
+def test_check_of_pool_knows_that_the_last_chunk_is_short():
+    """128 bits are 12 chunks of 10 bits, and one of 8."""
+    module = embeddings.PoolEmbedding(128, 10, 3)
+    codes = torch.tensor([[1023] * 12 + [255]])
+    module.check(codes)
+    with pytest.raises(ValueError, match="codes: expected"):
+        module.check(codes + torch.tensor([0] * 12 + [1]))
 
 
 @pytest.mark.parametrize("codes", [
