@@ -39,6 +39,8 @@ CHOICES = {
     "lsh_fill": FILLS,
     "lsh_pairs": PAIRS,
 }
+# a model without layers, a table of words that is not read, no spare rows, and a token ID
+MAY_BE_ZERO = ("layers", "rows", "spare_positions", "sep_id")
 BERT_WIDTH = 768  # the hidden size that INIT_STD is for [BERT §3]
 # Amplitude of the position sinusoids, in units of the std of a word's vector. With an amplitude of
 # 0.1, or random positions of std 0.02, the F1 of shuffled words stays 0 (docs/hashformers.md)
@@ -54,13 +56,8 @@ class Config:
     rows: int = 50_260  # N: rows of lookup (with special tokens), emb, weighted, ngram
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
     chunk: int = 10  # bits of a chunk (pool)
-    #              hashes            buckets
-    # bloom        m (default 2)     R + s: rows of a block, for a map's buckets and special tokens
-    # mean, median, and head hash-mlm of other embeddings
-    #              k (default 5)     R: rows of a block, or classes of a hash
-    # weighted     k (default 5)     not read
-    hashes: int | None = None
-    buckets: int = 500
+    hashes: int | None = None  # m of bloom (default 2); k of sketches and weighted (5)
+    buckets: int = 500  # R of a sketch; of bloom R + s, a map's buckets and the special tokens
     weights: int = 50_000  # rows of the importance table (weighted)
     grams: int = 64  # G: n-grams that a word keeps (ngram)
     layers: int = 12
@@ -122,9 +119,11 @@ def validate(c):
             raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}.")
     for field in fields(c):
         value = getattr(c, field.name)
-        least = 0 if field.name in ("layers", "rows", "spare_positions", "sep_id") else 1
-        if type(value) is int and value < least:  # a bool is no size
-            raise ValueError(f"{field.name}: expected at least {least}, got {value}.")
+        if field.type in (int, int | None) and value is not None:
+            least = 0 if field.name in MAY_BE_ZERO else 1
+            if type(value) is not int or value < least:
+                raise ValueError(f"{field.name}: expected an integer of at least {least}, "
+                                 f"got {value}.")
     if c.width % c.heads != 0:
         raise ValueError(f"width: expected a multiple of {c.heads} heads, got {c.width}.")
     if not 0 <= c.dropout < 1:  # nn.Dropout allows 1, which trains nothing
@@ -136,9 +135,10 @@ def validate(c):
 
     # a masked word is predicted as a row, where each word has one, else as hashes
     masked = "mlm" if c.code_format == "row" else "hash-mlm"
-    heads = [masked]
-    if c.order:  # the others need a text
+    if c.order:
         heads = ["sr", masked, "classify", "span"]
+    else:
+        heads = [masked]  # a set has no text to label
     if c.head not in heads:
         raise ValueError(f"head (--objective): expected {' or '.join(heads)} for {c.emb}, "
                          f"got {c.head}.")
@@ -213,8 +213,7 @@ class TransformerLayer(nn.Module):
 
     def make_generator(self, seed):
         """Return the generator of this layer's hyperplanes."""
-        seed = (seed * SEED_STRIDE + self.number) % 2**63
-        return torch.Generator("cpu").manual_seed(seed)
+        return torch.Generator("cpu").manual_seed((seed * SEED_STRIDE + self.number) % 2**63)
 
     def forward(self, x, key_mask=None):
         a = self.attention(x, key_mask)
@@ -289,9 +288,10 @@ class Model(nn.Module):
         self.embedding = EMBEDDINGS[c.emb].from_config(c)
         self.vectors_per_item = c.hashes if self.embedding.is_stacked else 1  # m
         self.specials = None
-        if self.embedding.needs_specials:  # a row each, then the one that is added to every word
-            self.specials = nn.Embedding(
-                c.special_tokens + int(self.embedding.has_word_row), c.width)
+        if self.embedding.needs_specials:
+            # a row for each special token; the last row, if has_word_row, is added to every word
+            num_rows = c.special_tokens + int(self.embedding.has_word_row)
+            self.specials = nn.Embedding(num_rows, c.width)
         self.positions = None
         if c.order:
             self.positions = nn.Embedding(c.length + c.spare_positions, c.width)
@@ -313,12 +313,10 @@ class Model(nn.Module):
         Tables of words and of MaskedLMHead are plain parameters, which their modules have filled.
         """
         c = self.config
-        scaled = ["layers"]
-        if c.head in ("classify", "span"):
-            scaled.append("head")
         for name, module in self.named_modules():
+            part = name.split(".")[0]
             std = INIT_STD
-            if name.split(".")[0] in scaled:
+            if part == "layers" or (part == "head" and c.head in ("classify", "span")):
                 std = INIT_STD * math.sqrt(BERT_WIDTH / c.width)
             if isinstance(module, (nn.Embedding, nn.Linear)):
                 init_normal(module.weight, std)
@@ -366,12 +364,13 @@ class Model(nn.Module):
             x = x.flatten(-3, -2)  # (..., L·m, d)
         if self.specials is None:
             return x
-        is_word = (ids >= c.special_tokens).unsqueeze(-1)  # (..., L, 1)
-        row = ids.clamp(max=self.specials.num_embeddings - 1)  # every word: the last row
-        special = self.specials(row)  # (..., L, d)
+        is_word = ids >= c.special_tokens  # (..., L)
+        last_row = self.specials.num_embeddings - 1
+        rows = ids.masked_fill(is_word, last_row)  # a special token's own row, a word's the last
+        special = self.specials(rows)  # (..., L, d)
         if self.embedding.has_word_row:
             x = x + special
-        return torch.where(is_word, x, special)
+        return torch.where(is_word.unsqueeze(-1), x, special)
 
     def embed_inputs(self, ids):
         """Return the input of the first layer, (B, L·m, d): word + type + position, normed."""
@@ -426,7 +425,7 @@ class Model(nn.Module):
         if key_mask is None:
             return x.mean(1)
         weight = key_mask.unsqueeze(-1).to(x)  # (B, L, 1)
-        return (x * weight).sum(1) / weight.sum(1)
+        return (x * weight).sum(1) / weight.sum(1).clamp(min=1)  # 0 for a text of padding alone
 
     def forward(self, ids, key_mask=None, masked_positions=None, rows=None):
         """Encode and apply the head.
