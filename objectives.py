@@ -19,9 +19,8 @@ Notation:
     k hash functions of a sketch   R buckets of each, or of a map   s special tokens
 Demo: python objectives.py
 
-Recall counts words that are among the best. Words of a vocabulary, and items of a Bloom map, with
-equal scores come in any order. Words of a sketch, which may share all buckets, count as better
-than the correct one.
+Recall counts words that are among the best. A word with the same score as the correct one counts as
+better; items of a Bloom map with equal scores come in any order.
 """
 
 import math
@@ -92,9 +91,9 @@ class Objective:
         count           (logits, Batch) -> dict of tensors: table for sr; rec@1, rec@10, rec@20 for
                         the others; hashes_right for hash-mlm; certified for a Bloom map
         metrics         dict of these sums, and of loss and scored from evaluate -> dict of float
-        expected_loss   word_counts (W,), sums -> the number of classes n, and the loss of a model
-                        that knows only how frequent each class is. A class is a label, a word or
-                        a hash bucket. An untrained model has a loss of about ln n
+        expected_loss   (word_counts (W,), sums) -> (n, loss): the number of classes, which are
+                        labels, words or hash buckets, and the loss of knowing their frequencies
+                        alone. An untrained model has a loss of about ln n
 
     and a corrupt of its own, unless it masks words.
     """
@@ -115,7 +114,7 @@ class Objective:
                           self.first_word_id, is_set)
 
     def corrupt_batch(self, ids, key_mask, noise, random_words):
-        """Return the Batch of what get_batch or eval_batch of data.batches returns."""
+        """Corrupt what get_batch or eval_batch of data.batches returns; return it as a Batch."""
         inputs, labels = self.corrupt(ids, noise, random_words)
         return make_batch(inputs, labels, key_mask)
 
@@ -151,12 +150,9 @@ class ShuffleRandom(Objective):
         Noise chooses 10 % of the words to be shuffled, 10 % of the others to be replaced, and the
         new order:
 
-            ids              a b c d e f
-            is_shuffled      . x . x . x
-            in_order         1 3 5 0 2 4    the shuffled positions, then the others
-            in_random_order  5 1 3 0 2 4    the same, but the shuffled ones in the new order
-            moved            f b d a c e    ids at in_random_order
-            inputs           a f c b e d    position 1 gets f, 3 gets b, 5 gets d
+            ids           a b c d e f
+            is_shuffled   . x . x . x    places 1, 3, 5; in the new order 5, 1, 3
+            inputs        a f c b e d    1 gets f, 3 gets b, 5 gets d
 
         Returns:
             inputs and labels int64 (B, L): 0 intact, 1 shuffled, 2 random.
@@ -166,15 +162,11 @@ class ShuffleRandom(Objective):
         is_shuffled = is_word & (shuffle < self.noise_rate)
         is_random = is_word & ~is_shuffled & (replace < self.noise_rate)
 
-        # all rows at once of: places = is_shuffled[b].nonzero().squeeze(1)
-        #                      inputs[b, places] = ids[b, places[order[b, places].argsort()]]
-        # stable sorts leave the others in one order, so that each gets its own word back
-        in_order = (~is_shuffled).int().argsort(dim=1, stable=True)
-        keys = order.masked_fill(~is_shuffled, LAST)
-        in_random_order = keys.argsort(dim=1, stable=True)
-        moved = ids.gather(1, in_random_order)
-        inputs = ids.scatter(1, in_order, moved)
-        inputs = torch.where(is_random, random_words, inputs)
+        inputs = torch.where(is_random, random_words, ids)
+        for b in range(len(ids)):
+            places = is_shuffled[b].nonzero().squeeze(1)
+            new_order = order[b, places].argsort(stable=True)
+            inputs[b, places] = ids[b, places[new_order]]
 
         labels = is_shuffled.long()
         labels[is_random] = 2
@@ -264,10 +256,7 @@ class MaskedWords(Objective):
         """Return how many of the words are among the model's best 1, 10 and 20."""
         scores = logits[:, self.first_word_id:]  # (M, W): special tokens are never predicted
         scores = exclude_items(scores, self.visible_items(batch))
-        num_best = min(MAX_RECALL, scores.shape[1])
-        best = scores.topk(num_best).indices + self.first_word_id  # (M, 20)
-        is_hit = best == batch.scored_labels().unsqueeze(1)
-        return {f"rec@{k}": is_hit[:, :k].sum() for k in RECALL}
+        return count_hits(rank_items(scores, batch.scored_labels() - self.first_word_id))
 
     def metrics(self, sums):
         """Return each count as a share of the scored positions, such as recall@10."""
@@ -306,6 +295,23 @@ def exclude_items(scores, items):
     return scores[:, :-1]
 
 
+def rank_items(scores, items):
+    """Return how many other words score at least as much as the correct one, int64 (M,).
+
+    Args:
+        scores: float (M, W).
+        items: int64 (M,), the correct words, counted without special tokens.
+    """
+    correct = scores.gather(1, items.unsqueeze(1))  # (M, 1)
+    # subtle: not >=, which is never true for NaN, so that diverged logits would have recall 1
+    return (~(scores < correct)).sum(1) - 1  # all but the correct one
+
+
+def count_hits(rank):
+    """Return how many of the correct words, by their rank from 0, are among the best 1, 10, 20."""
+    return {f"rec@{k}": (rank < k).sum() for k in RECALL}
+
+
 class SampledWords(MaskedWords):
     """Masked words against a few thousand sampled rows instead of all: sampled softmax. [SB §3.3]
 
@@ -334,7 +340,8 @@ class SampledWords(MaskedWords):
         samples = ranks.to(words.device, non_blocking=True) + self.first_word_id  # (num_samples,)
         log_q = log_q.to(words.device, non_blocking=True)
 
-        # one call scores everything: column i of the first M is word i, of which row i is needed
+        # One call scores everything: the columns are the M correct words, then the samples.
+        # Position i needs column i, its own word, and all samples
         M = len(words)
         rows = torch.cat([words, samples])  # (M + num_samples,)
         logits = model(batch.inputs, batch.key_mask, batch.positions, rows).float()
@@ -391,7 +398,7 @@ class MaskedHashes(MaskedWords):
         """Return the classes to predict of words, token IDs (M,), int64 (M, k)."""
         targets = self.targets[words].long()
         if self.config.code_format == "digest":
-            # each token is predicted among the rows of all m maps: map j begins at row j·(R + s)
+            # the m maps share one table: map j begins at row j·(R + s)
             starts = self.config.buckets * torch.arange(targets.shape[1], device=words.device)
             targets = targets + starts
         return targets
@@ -401,15 +408,14 @@ class MaskedHashes(MaskedWords):
         words = batch.scored_labels()  # (M,)
         items = words - self.first_word_id
         visible = self.visible_items(batch)
-        certified = None
         if self.config.code_format == "digest":
-            rank, certified = self.search_items(logits, items, visible)
+            rank, certified = self.search_items(logits, items, visible)  # (M,) each
+            sums = count_hits(rank)
+            sums["certified"] = certified.sum()
         else:
             item_targets = self.targets[self.first_word_id:]
             rank = rank_words(logits.log_softmax(-1), item_targets, items, visible)  # (M,)
-        sums = {f"rec@{k}": (rank < k).sum() for k in RECALL}
-        if certified is not None:
-            sums["certified"] = certified.sum()
+            sums = count_hits(rank)
         is_right = logits.argmax(-1) == self.hash_targets(words)  # (M, k)
         sums["hashes_right"] = is_right.sum()
         return sums
@@ -423,7 +429,8 @@ class MaskedHashes(MaskedWords):
         logp = hash_logp(logits, self.bloom_map)
         _, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=visible)
         best, _, _, _ = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=visible)
-        is_before = (best == items.unsqueeze(1)).cumsum(1) == 0  # (M, 20)
+        is_hit = best == items.unsqueeze(1)  # (M, 20)
+        is_before = is_hit.cumsum(1) == 0  # the items before the hit: all 20 if there is none
         return is_before.sum(1), certified
 
     def metrics(self, sums):
@@ -442,7 +449,7 @@ class MaskedHashes(MaskedWords):
 
 
 def rank_words(logp, digests, words, exclude=None):
-    """Return the rank of each correct word: how many others score at least as much, int64 (M,).
+    """Return the rank of each correct word, see rank_items, by its hash buckets, int64 (M,).
 
     Args:
         logp: float (M, k, R). The score of a word is the sum of logp at its k buckets.
@@ -456,11 +463,9 @@ def rank_words(logp, digests, words, exclude=None):
         scores = 0
         for j in range(logp.shape[1]):
             scores = scores + logp[part, j].index_select(1, digests[:, j].int())  # (P, W)
-        least = scores.gather(1, words[part].unsqueeze(1))  # (P, 1), of the correct words
         if exclude is not None:
             scores = exclude_items(scores, exclude[part])
-        # subtle: not >=, which is never true for NaN, so that diverged logits would have recall 1
-        ranks[part] = (~(scores < least)).sum(1) - 1  # all but the correct one
+        ranks[part] = rank_items(scores, words[part])
     return ranks
 
 
@@ -479,27 +484,21 @@ def main():
     ids = torch.arange(2, len(names)).unsqueeze(0)  # (1, 9)
     random_words = torch.randint(2, len(names), ids.shape, generator=generator)
     noise = torch.rand(3, *ids.shape, generator=generator)
-    noise[0] /= 4  # chooses 4 times as many words, as the text is short
-    masked, answers = mask_words(ids, noise, random_words, 0.15, mask_id=1, first_word_id=2)
-    noise[1] /= 4
-    inputs, labels = ShuffleRandom(None, first_word_id=2).corrupt(ids, noise, random_words)
-    hashes = ["", "", *map(str, BloomMap(9, 3).digest.tolist())]
+    # rates 4 times as high as usual, as the text is short
+    masked, answers = mask_words(ids, noise, random_words, 0.60, mask_id=1, first_word_id=2)
+    shuffle = ShuffleRandom(None, first_word_id=2, noise_rate=0.40)
+    inputs, labels = shuffle.corrupt(ids, noise, random_words)
 
-    def show(title, row, texts):
-        line = f"{title:15}"
+    for title, row, texts in (
+        ("text", ids, names),
+        ("Shuffle+Random", inputs, names),
+        ("  labels", labels, KINDS),
+        ("Masked words", masked, names),
+        ("  labels", answers, names),
+    ):
         texts = [*texts, "-"]  # the last one, for IGNORE_INDEX
-        for i in row[0].clamp(min=-1).tolist():
-            line += f"{texts[i]:>9}"
-        print(line)
-
-    show("text", ids, names)
-    show("Shuffle+Random", inputs, names)
-    show("  labels", labels, KINDS)
-    show("Masked words", masked, names)
-    show("  labels", answers, names)
-    show("  or hashes", answers, hashes)
-    print("\nA label of - is not scored. Hashes are buckets of two Bloom maps. "
-          "Words are chosen 4 times as often\nas usual.")
+        print(f"{title:15}" + "".join(f"{texts[max(i, -1)]:>9}" for i in row[0].tolist()))
+    print("\nA label of - is not scored. Words are chosen 4 times as often as usual.")
 
 
 if __name__ == "__main__":

@@ -83,22 +83,6 @@ def test_masking_of_a_set_chooses_at_least_one_item(noise, expected):
 # Losses and counts by hand
 
 
-def test_shuffle_random_metrics_by_hand():
-    """Predictions 0 0 2 for the labels 0 1 2; test_all.py has a position that is not scored."""
-    logits = F.one_hot(torch.tensor([[0, 0, 2]]), 3)
-    batch = make_batch(None, torch.tensor([[0, 1, 2]]))
-    sums = SHUFFLE.evaluate(fixed_model(logits), batch)
-    assert sums["table"].tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]  # a row for each label
-    assert SHUFFLE.metrics(sums) == pytest.approx(dict(
-        accuracy=2 / 3,
-        majority=1 / 3,
-        f1_intact=2 / 3,  # predicted twice, once rightly, and once the label
-        f1_shuffled=0,
-        f1_random=1,
-        macro_f1=5 / 9,
-    ))
-
-
 def test_masked_words_loss_and_recall_by_hand():
     """Special tokens, three of which score more than all words, have a share in the loss alone."""
     num_better = torch.tensor([0, 1, 9, 10, 19, 20])
@@ -237,9 +221,14 @@ def test_rank_words_matches_loops():
         assert ranks[i] == expected
 
 
-def test_words_without_a_score_are_ranked_last():
-    """NaN is neither more nor less: a model that diverged would have recall 1."""
-    logp = torch.full((1, 3, 3), torch.nan)
+@pytest.mark.parametrize("score", [0.0, torch.nan])
+def test_equal_scores_and_nan_have_no_recall(score):
+    """NaN is neither more nor less: a model that diverged would have recall 1, or that of ties."""
+    labels = torch.tensor([[F0, F0 + 1]])  # the most frequent words, which topk takes first
+    logits = torch.full((2, 40), score)
+    sums = masked_words().evaluate(fixed_model(logits), make_batch(labels, labels))
+    assert sums["rec@20"] == 0
+    logp = torch.full((1, 3, 3), score)
     ranks = rank_words(logp, torch.randint(0, 3, (50, 3)), torch.tensor([7]))
     assert ranks.tolist() == [49]
 
