@@ -11,7 +11,7 @@ Deviations:
     2. [SB §4] Phrases falls back on pieces of byte-level BPE; the paper uses WordPiece.
 Notation:
     V words   C code numbers of a word   T bits   L positions   N rows of a table
-    k bits of a chunk, or hash functions   m hashes of an item   R buckets of a hash function or map
+    k hash functions   c bits of a chunk   m hashes of an item   R buckets of a hash function or map
 Demo: python tokenizer.py
 """
 
@@ -49,7 +49,7 @@ class HashTokenizer:
 
     Args:
         config: model.Config: its code_format, see hash_words, and the sizes that the format needs:
-            bits T, chunk k, rows N, hashes m or k, buckets R, weights (rows of the importance
+            bits T, chunk c, rows N, hashes m or k, buckets R, weights (rows of the importance
             table) and grams G.
         split: one of SPLITS: regex, space, bpe, phrases, items. "items" cuts text at the names in
             the vocabulary, so it is meant for a fixed one.
@@ -67,9 +67,11 @@ class HashTokenizer:
 
     def __init__(self, config, split="regex", hash_name="md5", hash=None, subwords=None,
                  vocabulary=None, bloom_map=None, hash_seed=0, key=None):
-        # a checkpoint with another name could not be loaded
-        needs_hash = config.code_format in ("index", "chunks", "bits")
-        if needs_hash and not isinstance(hash, HASHES[hash_name]):
+        if split not in SPLITS:
+            raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}.")
+        # hash_name must name the class of hash: load builds the hash from the name
+        self.uses_hash = config.code_format in ("index", "chunks", "bits")
+        if self.uses_hash and not isinstance(hash, HASHES[hash_name]):
             raise ValueError(f"hash: expected one of hash_name {hash_name!r}, got {hash!r:.60}.")
         self.config = config
         self.split_name = split
@@ -81,15 +83,17 @@ class HashTokenizer:
         self.bloom_map = bloom_map
         self.words = []  # their IDs are FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
         self.id_of_word = {}  # word -> ID
-        self.max_words = 1  # words of the longest item name, "New York" has 2
+        self.max_words = 1  # words of the longest name: 2 for "New York"
         self.is_fixed = config.code_format in ("row", "digest")
         if self.is_fixed:
+            if vocabulary is None:
+                raise ValueError(f"vocabulary: required by code format {config.code_format}.")
             self.add_words(vocabulary)
             if len(self.words) < len(vocabulary):  # the IDs of all later words would shift
                 raise ValueError("vocabulary: expected each word once, got one twice.")
-            if bloom_map is not None and bloom_map.n_items != len(self.words):
-                raise ValueError(f"bloom_map: expected that of {len(self.words)} words, "
-                                 f"got one of {bloom_map.n_items}.")
+        if config.code_format == "digest":
+            if bloom_map is None or bloom_map.n_items != len(self.words):
+                raise ValueError(f"bloom_map: expected that of {len(self.words)} words.")
         self.code_table = self.special_codes()  # by token ID; codes() appends those of words
 
     # Text to words, and words to token IDs
@@ -132,7 +136,7 @@ class HashTokenizer:
         """
         if self.is_fixed:
             return np.array([word in self.id_of_word for word in words], bool)
-        if isinstance(self.hash, NgramLSH):
+        if self.uses_hash and isinstance(self.hash, NgramLSH):
             return np.array([len(self.hash.list_features(word)) > 0 for word in words], bool)
         return np.ones(len(words), bool)
 
@@ -155,7 +159,7 @@ class HashTokenizer:
             digest        int32   m          its bucket in each map, 0 .. R-1 (bloom)
             index         int32   1          its hash bucket, 0 .. N-1 (emb)
             bits          uint8   ceil(T/8)  T bits in bytes, first bit highest (add, proj, linear)
-            chunks        int16   ceil(T/k)  chunks of k bits (pool)
+            chunks        int16   ceil(T/c)  chunks of c bits (pool)
             sketch        int32   k          its bucket by each function, 0 .. R-1 (mean, median)
             weighted      int32   k + 1      k rows 0 .. N-1, a row of importances (weighted)
             ngrams        int32   G          buckets 1 .. N-1 of its n-grams, then 0 (ngram)
@@ -209,7 +213,7 @@ class HashTokenizer:
         """
         if self.is_fixed:
             return self.fixed_codes(np.arange(FIRST_WORD_ID, dtype=np.int32))
-        no_codes = self.hash_words([])  # (0, C), which has the dtype and C of the format
+        no_codes = self.hash_words([])  # (0, C): hash no words, to learn the format's dtype and C
         return np.zeros((FIRST_WORD_ID, no_codes.shape[1]), no_codes.dtype)
 
     # Checkpoints
@@ -346,7 +350,10 @@ class Phrases:
         return cls(json.dumps(dict(phrases=phrases, bpe=bpe.json)))
 
     def split(self, text):
-        """Return tokens list[str] and spans list[(start, end)], which bytes of a letter share."""
+        """Return tokens list[str] and spans list[(start, end)] in characters.
+
+        Pieces that are bytes of one letter have the same span.
+        """
         words, spans = split_words(text)
         units = []
         places = []
@@ -432,7 +439,7 @@ def split_names(text, names, max_words):
 def build_inputs(first, second, length, separator=HashTokenizer.separator):
     """Build [CLS] A [SEP], or [CLS] A [SEP] [SEP] B [SEP]. Cut the longer text first.
 
-        n 10, m 3, room 8 -> 5 and 3      n 10, m 10, room 7 -> 4 and 3
+        first 10, second 3, room for 8 -> 5 and 3      first 10, second 10, room for 7 -> 4 and 3
 
     Args:
         first, second: int32 (n,), and int32 (m,) or None, token IDs.
@@ -445,14 +452,17 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator):
     if length < 3 + len(separator):
         raise ValueError(f"length: expected {3 + len(separator)} or more, got {length}.")
     if second is None:
-        num_cut = max(len(first) - (length - 2), 0)
-        ids = np.concatenate([[CLS], first[:length - 2], [SEP]])
-        return ids.astype(np.int32), num_cut
-    room = length - 2 - len(separator)  # for words
-    # the first gets what the second leaves, or half of the room if that is more
-    num_first = min(len(first), max(room - len(second), (room + 1) // 2))
-    num_second = min(len(second), room - num_first)
-    num_cut = len(first) + len(second) - num_first - num_second
+        separator = ()
+        second = first[:0]
+    num_first = len(first)
+    num_second = len(second)
+    num_cut = 0
+    while num_first + num_second > length - 2 - len(separator):
+        num_cut += 1
+        if num_first > num_second:
+            num_first -= 1
+        else:
+            num_second -= 1
     ids = np.concatenate([[CLS], first[:num_first], separator, second[:num_second], [SEP]])
     return ids.astype(np.int32), num_cut
 
@@ -483,7 +493,8 @@ def sliding_windows(question, context, length, stride):
     Returns:
         list of Window.
     """
-    if length < 8 or stride < 1:  # two words of each would not fit, or the windows would not move
+    # two words of question and context would not fit, or the windows would not move
+    if length < 8 or stride < 1:
         raise ValueError("length, stride: expected at least 8 and 1, "
                          f"got {length} and {stride}.")
     # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three before the context

@@ -180,18 +180,10 @@ def test_lsh_knows_the_words_with_an_ngram_of_its_corpus(code_format):
 
 def test_other_hashes_know_all_words_and_a_vocabulary_its_own():
     assert HashTokenizer(BITS, hash=MD5()).is_known(["фильм"]).all()
+    lsh = NgramLSH.fit({"play": 1})  # which codes of a sketch do not depend on
+    assert HashTokenizer(SKETCH, hash_name="lsh", hash=lsh).is_known(["фильм"]).all()
     tokenizer = HashTokenizer(ROW, vocabulary=["cat"])
     assert tokenizer.is_known(["cat", "фильм"]).tolist() == [True, False]
-
-
-def test_codes_are_computed_once_per_word():
-    tokenizer = HashTokenizer(BITS, hash=MD5())
-    tokenizer.ids(["a", "b", "a"])
-    codes = tokenizer.codes()
-    tokenizer.hash_words = None  # a second hashing would fail
-    tokenizer.ids(["b", "a"])
-    assert tokenizer.codes() is codes
-    assert len(codes) == FIRST_WORD_ID + 2
 
 
 def test_row_codes_are_ids():
@@ -259,6 +251,9 @@ def test_load_refuses_a_damaged_state(config, change):
     # the digests of all words after the second "cat" would be those of their neighbors
     (ROW, dict(vocabulary=["cat", "cat", "dog"]), "vocabulary: expected each word once"),
     (DIGEST, dict(vocabulary=["cat"], bloom_map=BloomMap(23, 3)), "bloom_map: expected that of 1"),
+    (DIGEST, dict(vocabulary=["cat"]), "bloom_map: expected that of 1"),
+    (ROW, {}, "vocabulary: required by code format row"),
+    (SKETCH, dict(split="item"), "split: expected one of .*, got 'item'"),
     (make_config("new"), {}, "code_format: expected one"),
 ])
 def test_parts_that_do_not_fit_are_refused(config, options, message):
