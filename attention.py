@@ -281,7 +281,6 @@ class SelfAttention(nn.Module):
 
     def redraw(self, generator=None):
         """Draw new hyperplanes and coefficients, in place, for attn="lsh" alone. [BL §2.1]"""
-        assert self.attn == "lsh", 'redraw: requires attn="lsh"'
         planes, coef = draw_hyperplanes(*self.planes.shape, self.num_buckets, generator)
         self.planes.copy_(planes)
         self.coef.copy_(coef)
@@ -569,26 +568,20 @@ def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
     The value of the extra key differs from query to query, so v has one more column, which is 1 at
     the extra key alone: there the output has its weight.
     """
-    G, x, e = q.shape
-    y = k.shape[1]
-    width = 4 * math.ceil((e + 2) / 4)  # on a GPU the kernel wants a multiple of 4
-    wide_q = q.new_zeros(G, x, width)
-    wide_q[:, :, e] = 1
-    wide_q[:, :, :e] = q
-    wide_q[:, :, e + 1] = extra_score.squeeze(2)
-
-    wide_k = k.new_zeros(G, y + 1, width)
-    wide_k[:, :y, e] = NO_SCORE * ~is_key.squeeze(1)
-    wide_k[:, y, e + 1] = 1  # row y is the extra key
-    wide_k[:, :y, :e] = k
-
-    wide_v = v.new_zeros(G, y + 1, width)
-    wide_v[:, y, e] = 1
-    wide_v[:, :y, :e] = v
-
+    e = q.shape[2]
+    num_columns = 2 + -(e + 2) % 4  # on a GPU the kernel wants a width that is a multiple of 4
+    # add columns of zeros, and to k and v a row of zeros, the extra key
+    q = F.pad(q, (0, num_columns))  # (G, x, width)
+    k = F.pad(k, (0, num_columns, 0, 1))  # (G, y + 1, width)
+    v = F.pad(v, (0, num_columns, 0, 1))
+    # fill in what is not 0
+    q[:, :, e] = 1
+    q[:, :, e + 1] = extra_score.squeeze(2)
+    k[:, :-1, e] = NO_SCORE * ~is_key.squeeze(1)
+    k[:, -1, e + 1] = 1
+    v[:, -1, e] = 1
     # the kernel wants a dimension of heads
-    out = F.scaled_dot_product_attention(
-        wide_q.unsqueeze(1), wide_k.unsqueeze(1), wide_v.unsqueeze(1), scale=1.0)
+    out = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], scale=1.0)
     out = out.squeeze(1)  # (G, x, width)
     weight = out[:, :, e:e + 1]  # of the extra key
     return out[:, :, :e] + weight * extra_value
@@ -620,8 +613,7 @@ def group_cells(cell_q, cell_k):
     keys = []
     for group in split_by_size(sizes):  # (G,), cells
         x, y = sizes[:, group].amax(1).tolist()
-        # subtle: else the host would wait for the GPU once more for each group
-        group = group.to(cell_q.device, non_blocking=cell_q.is_cuda)
+        group = group.to(cell_q.device, non_blocking=cell_q.is_cuda)  # else the host waits
         queries.append(pad_cells(rows_q, first_q[group], count_q[group], x))
         keys.append(pad_cells(rows_k, first_k[group], count_k[group], y))
     return queries, keys
@@ -781,10 +773,10 @@ def compile_flex():
 
 def main():
     """Print which pairs of queries and keys collide."""
-    generator = torch.Generator().manual_seed(0)
-    centers = torch.randn(3, 64, generator=generator).repeat_interleave(4, 0)  # (12, e)
-    q, k = centers + 0.3 * torch.randn(2, 1, 1, 12, 64, generator=generator)  # (B, H, L, e) each
-    planes, coef = draw_hyperplanes(1, 1, 4, 64, 64, generator)
+    torch.manual_seed(0)
+    centers = torch.randn(3, 64).repeat_interleave(4, 0)  # (12, e)
+    q, k = centers + 0.3 * torch.randn(2, 1, 1, 12, 64)  # (B, H, L, e) each
+    planes, coef = draw_hyperplanes(1, 1, 4, 64, 64)
     hq = simhash(q, planes, coef, 64)
     hk = simhash(k, planes, coef, 64)
     print("12 positions in 3 groups of 4 similar vectors. Rows are queries, columns are keys.\n"

@@ -398,14 +398,6 @@ def test_number_cells_matches_docstring_example():
     assert cell_k.flatten().tolist() == [1, 1, 0, 3, 3, 5]
 
 
-def test_group_cells_matches_docstring_example():
-    cell_q = torch.tensor([0, 1, 0, 0])
-    cell_k = torch.tensor([1, 0, 3, 1])
-    [queries], [keys] = attention.group_cells(cell_q, cell_k)
-    assert queries.tolist() == [[0, 2, 3], [1, 4, 4]]
-    assert keys.tolist() == [[1, 4], [0, 3]]
-
-
 def test_find_blocks_matches_docstring_example(monkeypatch):
     monkeypatch.setattr(attention, "FLEX_BLOCK", 4)
     queries = torch.tensor([[[1, 1, 1, 2, 2, 2, 4, 4, 4, 5, 5, 7]]])
@@ -458,15 +450,6 @@ def test_self_attention_drops_weights_of_dense_attention_in_training(attn, is_tr
     x = torch.randn(1, 9, 8)
     has_changed = not torch.equal(layer(x), layer(x))
     assert has_changed == is_random
-
-
-def test_self_attention_is_built_on_the_meta_device():
-    """As a model is that takes its weights from a checkpoint."""
-    with torch.device("meta"):
-        layer = SelfAttention(16, 2, attn="lsh")
-    layer = layer.to_empty(device="cpu")
-    layer.load_state_dict(SelfAttention(16, 2, attn="lsh").state_dict())
-    assert layer(torch.randn(1, 9, 16)).isfinite().all()
 
 
 def test_self_attention_compiles():
