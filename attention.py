@@ -413,10 +413,10 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
     """Return lsh_attention without an (L, L) matrix, in float32 or float64.
 
     Dense attention over the keys of a query's cell and one extra key is exact. With fill="zero" the
-    extra key stands for the c keys outside the cell. They have the score 0, so together they weigh
-    c · exp(0) = exp(log c): the score of the extra key is log c, and its value is their mean. Here
-    a query has the score ln 3 with the only key of its cell, two keys lie outside, and the values
-    are 1, 2, 3:
+    extra key stands for the c keys of the sequence outside the cell. They have the score 0, so
+    together they weigh c · exp(0) = exp(ln c): the score of the extra key is ln c, and its value is
+    their mean. Here a query has the score ln 3 with the only key of its cell, two keys lie outside,
+    and the values are 1, 2, 3:
 
         literal formula      weights exp(ln 3), exp(0), exp(0) = 3, 1, 1  (3·1 + 1·2 + 1·3) / 5
         cell and extra key   weights exp(ln 3), exp(ln 2) = 3, 2          (3·1 + 2·2.5)     / 5
@@ -433,7 +433,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
     """
     B, H, L, e = q.shape
     N = B * H * L
-    dtype = torch.promote_types(q.dtype, torch.float32)  # log c needs more than 8 bits
+    dtype = torch.promote_types(q.dtype, torch.float32)  # ln c needs more than 8 bits
     q = q.to(dtype)
     k = k.to(dtype)
     v = v.to(dtype)
@@ -569,12 +569,12 @@ def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
     the extra key alone: there the output has its weight.
     """
     e = q.shape[2]
-    num_columns = 2 + -(e + 2) % 4  # on a GPU the kernel wants a width that is a multiple of 4
-    # add columns of zeros, and to k and v a row of zeros, the extra key
-    q = F.pad(q, (0, num_columns))  # (G, x, width)
-    k = F.pad(k, (0, num_columns, 0, 1))  # (G, y + 1, width)
-    v = F.pad(v, (0, num_columns, 0, 1))
-    # fill in what is not 0
+    width = 4 * math.ceil((e + 2) / 4)  # on a GPU the kernel wants a multiple of 4
+    # add columns of zeros, and to k and v a row of zeros for the extra key
+    q = F.pad(q, (0, width - e))  # (G, x, width)
+    k = F.pad(k, (0, width - e, 0, 1))  # (G, y + 1, width)
+    v = F.pad(v, (0, width - e, 0, 1))
+    # fill in the numbers of the table that are not 0
     q[:, :, e] = 1
     q[:, :, e + 1] = extra_score.squeeze(2)
     k[:, :-1, e] = NO_SCORE * ~is_key.squeeze(1)
@@ -622,7 +622,8 @@ def group_cells(cell_q, cell_k):
 def sort_by_cell(cell):
     """Return the rows (N,) by cell; and where the rows of each cell begin, and how many it has."""
     rows = cell.argsort()
-    count = torch.bincount(cell, minlength=len(cell) + 1)  # (N + 1,)
+    count = cell.new_zeros(len(cell) + 1)  # (N + 1,); bincount would wait for a GPU
+    count = count.index_add(0, cell, torch.ones_like(cell))
     first = count.cumsum(0) - count
     return rows, first, count
 
@@ -684,9 +685,9 @@ def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
     """Return lsh_attention as the merge of two parts, in float32.
 
     FlexAttention returns attention over the keys of a query's cell, and the log-sum-exp of their
-    scores. The keys outside are one extra key, as in lsh_attention_blocks, whose arguments it has.
-    The keys of the cell act together as one key whose score is their log-sum-exp. A softmax of it
-    and the extra score gives the weights of both.
+    scores. They act together as one key with that score. One extra key stands for the keys outside,
+    as in lsh_attention_blocks, whose arguments this function has. A softmax of the two scores gives
+    the weights of the two parts.
     """
     kernel = compile_flex() if q.is_cuda else attend_flex
     v = v.masked_fill(~key_mask[:, None, :, None], 0.0)

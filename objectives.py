@@ -496,8 +496,9 @@ def main():
         ("Masked words", masked, names),
         ("  labels", answers, names),
     ):
-        texts = [*texts, "-"]  # the last one, for IGNORE_INDEX
-        print(f"{title:15}" + "".join(f"{texts[max(i, -1)]:>9}" for i in row[0].tolist()))
+        texts = [*texts, "-"]
+        columns = [f"{texts[max(i, -1)]:>9}" for i in row[0].tolist()]  # the last for IGNORE_INDEX
+        print(f"{title:15}", *columns, sep="")
     print("\nA label of - is not scored. Words are chosen 4 times as often as usual.")
 
 
