@@ -215,6 +215,21 @@ def test_bloom_map_by_hand():
     ]
 
 
+@pytest.mark.parametrize("num_items, alpha, m", [
+    (1_000, 7, 2),  # two random orders alone would give about (7 - 1)² / 2 = 18 digests twice
+    (27, 5, 3),  # 27 of 6³ digests, and a last bucket of two
+])
+def test_bloom_map_fills_buckets_and_tells_items_apart(num_items, alpha, m):
+    bloom_map = BloomMap(num_items, alpha, m, seed=5)
+    num_full = bloom_map.buckets - 1
+    sizes = [alpha] * num_full
+    sizes.append(num_items - alpha * num_full)
+    for j in range(m):
+        column = bloom_map.digest[:, j]
+        assert np.bincount(column).tolist() == sizes
+    assert len(np.unique(bloom_map.digest, axis=0)) == num_items
+
+
 def test_coherent_map_keeps_companions_together():
     """Items that occur in the same sets share a bucket, here 0 with 3, 1 with 2. [SB App. D]"""
     items = np.array([0, 3, 1, 2, 4, 7, 5, 6] * 2)  # of eight sets, one after another
