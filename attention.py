@@ -509,12 +509,15 @@ def find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill):
     is_key = key_mask[:, None, :, None]  # (B, 1, L, 1)
     if fill == "zero":
         count, mean = average_outside(v, is_key, cell_q, cell_k)
-        return count.log().clamp(min=NO_SCORE), mean
+        score = count.log().clamp(min=NO_SCORE)
+        return score, mean
     # the key at the query's own position
     score = (q * k).sum(3, keepdim=True) / math.sqrt(q.shape[3])  # (B, H, L, 1)
     is_outside = (cell_q != cell_k).unsqueeze(3)  # (B, H, L, 1)
     is_extra = is_key & is_outside
-    return score.masked_fill(~is_extra, NO_SCORE), v.masked_fill(~is_extra, 0.0)
+    score = score.masked_fill(~is_extra, NO_SCORE)
+    value = v.masked_fill(~is_extra, 0.0)
+    return score, value
 
 
 def average_outside(v, is_key, cell_q, cell_k):

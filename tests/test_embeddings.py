@@ -106,12 +106,6 @@ def test_ngram_matches_loop_and_has_gradients_at_its_rows_alone():
 # Sizes
 
 
-def test_weighted_from_config_has_tables_of_rows_and_of_weights():
-    module = make_module("weighted")
-    assert module.weight.shape == (901, 192)
-    assert module.importance.shape == (797, 5)
-
-
 @pytest.mark.parametrize("cls, arguments, message", [
     (embeddings.PoolEmbedding, (128, 0, 3), "chunk: expected 1 to 15 bits, got 0"),
     (embeddings.PoolEmbedding, (128, 16, 3), "chunk: expected 1 to 15 bits, got 16"),

@@ -226,10 +226,12 @@ def test_equal_scores_and_nan_have_no_recall(score):
     """NaN is neither more nor less: a model that diverged would have recall 1, or that of ties."""
     labels = torch.tensor([[F0, F0 + 1]])  # the most frequent words, which topk takes first
     logits = torch.full((2, 40), score)
-    sums = masked_words().evaluate(fixed_model(logits), make_batch(labels, labels))
+    batch = make_batch(labels, labels)
+    sums = masked_words().evaluate(fixed_model(logits), batch)
     assert sums["rec@20"] == 0
     logp = torch.full((1, 3, 3), score)
-    ranks = rank_words(logp, torch.randint(0, 3, (50, 3)), torch.tensor([7]))
+    digests = torch.randint(0, 3, (50, 3))
+    ranks = rank_words(logp, digests, torch.tensor([7]))
     assert ranks.tolist() == [49]
 
 
