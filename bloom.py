@@ -633,12 +633,13 @@ DEMO_ORDERS = [
     [8, 9, 10, 3, 5, 11, 0, 1, 4, 2, 6, 7],
     [3, 4, 7, 2, 8, 11, 0, 5, 9, 1, 6, 10],
 ]
+DEMO_PROBABILITIES = [[0.64, 0.19, 0.14, 0.03], [0.56, 0.02, 0.22, 0.20]]  # of buckets, (m, R)
 
 
 def main():
     """Show two small Bloom maps, the score of an item, and beam searches."""
     bloom_map = BloomMap(12, alpha=3, orders=DEMO_ORDERS)
-    probabilities = torch.tensor([[0.64, 0.19, 0.14, 0.03], [0.56, 0.02, 0.22, 0.20]])  # (m, R)
+    probabilities = torch.tensor(DEMO_PROBABILITIES)  # (m, R)
     print("Two maps of 12 items in buckets of 3, and the probability that a model gives to each "
           "bucket:")
     for j in range(2):

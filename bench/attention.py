@@ -9,7 +9,6 @@ over that of LSH attention in the same round: above 1, LSH attention is faster.
     python -m bench.attention auto --device cuda
     python -m bench.attention twins --data_dir glue/      an hour
     python -m bench.attention trained --runs out/lookup-bpe-mlm*
-    python -m bench.attention curves --runs out/dense out/LSH out/dense-sst2 out/LSH-sst2
 
 Notation:
     B batch   H heads   L positions   e head size
@@ -165,7 +164,6 @@ ATTENTION = """
     upper           ,.0f    upper, ms
     ratio_upper     .1f     × dense
     ratio_forward   .1f     all, forward alone, × dense
-    random          ,.0f    random buckets, ms
     dense_gflop     ,.1f    dense, GFLOP
     gflop           ,.1f    all, GFLOP
     dense_memory    ,.0f    dense, MiB
@@ -183,31 +181,26 @@ def bench_attention(args, *, positions=16_384, rounds=5,
         q, k, v = random_qkv(max(positions // L, 1), 2, L, 64)
         cotangent = torch.randn_like(q)
 
-        # the number of pairs that collide, a mean over the draws, and as many random pairs
-        permuted = []
+        # the number of pairs that collide, a mean over the draws
         num_pairs = 0
         for draw in draws:
             hq, hk = hash_both(q, k, draw)  # (B, H, 1, L)
-            permuted.append((permute_buckets(hq), permute_buckets(hk)))
             sizes_q = F.one_hot(hq, 256).sum(-2)  # (B, H, 1, m)
             sizes_k = F.one_hot(hk, 256).sum(-2)
             num_pairs += (sizes_q * sizes_k).sum().item()
         num_pairs /= len(draws)
 
         def run(kind, has_backward, turns):
-            draw, random_buckets = next(turns)
             with torch.set_grad_enabled(has_backward):
                 if kind == "dense":
                     out = DENSE(q, k, v)
-                elif kind == "random":
-                    out = attention.lsh_attention(q, k, v, *random_buckets)
                 else:
-                    hq, hk = hash_both(q, k, draw)
+                    hq, hk = hash_both(q, k, next(turns))
                     out = attention.lsh_attention(q, k, v, hq, hk, pairs=kind)
             if has_backward:
                 torch.autograd.grad(out, (q, k, v), cotangent)
 
-        passes = {"ours": ("all", True), "forward": ("all", False), "random": ("random", True)}
+        passes = {"ours": ("all", True), "forward": ("all", False)}
         if L <= 1024:  # the literal formula takes matrices of L x L
             passes["upper"] = ("upper", True)
         if L <= 16_384:
@@ -216,8 +209,7 @@ def bench_attention(args, *, positions=16_384, rounds=5,
         functions = {}
         for name, (kind, has_backward) in passes.items():
             # every pass has the draws in the same order
-            turns = itertools.cycle(zip(draws, permuted))
-            functions[name] = functools.partial(run, kind, has_backward, turns)
+            functions[name] = functools.partial(run, kind, has_backward, itertools.cycle(draws))
         watch = Stopwatch(functions, rounds)
 
         num_vectors = q.shape[:3].numel()  # of queries, and of keys
@@ -295,29 +287,25 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
 # Trained models
 
 
-def list_python_texts():
-    """Yield the docstrings of this Python."""
-    for path in python_files().values():
-        yield from python_texts(path)
-
-
+@torch.no_grad()
 def trained_layers(folder, sequences):
-    """Yield number, layer, q, k, v (B, H, L, e) of each layer of a run, on docstrings of Python."""
+    """Yield number, q, k (B, H, L, e) of each layer of a run, on docstrings of Python."""
     model, tokenizer, _ = harness.load_run(folder)
     num_words = sequences * model.config.length
     ids = []  # of one long text, cut into sequences
-    for text in list_python_texts():
+    for path in python_files().values():
+        for text in python_texts(path):
+            words, _ = tokenizer.split(text)
+            ids += tokenizer.ids(words).tolist()
         if len(ids) >= num_words:
             break
-        words, _ = tokenizer.split(text)
-        ids += tokenizer.ids(words).tolist()
     model.set_codes(torch.from_numpy(tokenizer.codes()))
     ids = torch.tensor(ids[:num_words]).view(sequences, -1)
-    x = model.embed_inputs(ids).detach()  # (B, L, d)
+    x = model.embed_inputs(ids)  # (B, L, d)
     for number, layer in enumerate(model.layers, 1):
-        q, k, v = layer.attention.project(x)
-        yield number, layer, q.detach(), k.detach(), v.detach()
-        x = layer(x).detach()
+        q, k, _ = layer.attention.project(x)
+        yield number, q, k
+        x = layer(x)
 
 
 TRAINED = """
@@ -329,46 +317,37 @@ TRAINED = """
     recall          .1f    of the 16 best keys %
     recall_random   .1f    at random
     largest         .0f    largest bucket, % of a row
-    dense           ,.1f   dense, ms
-    ours            ,.1f   ours, ms
-    ratio           .1f    speed-up
 """
 
 
-def bench_trained(args, *, rounds=5, sequences=8):
+def bench_trained(args, *, sequences=8):
     """Measure the pairs, the attention mass and the best keys in the buckets of trained layers."""
     for folder in args.runs:
-        for number, _, *qkv in trained_layers(folder, sequences):
+        for number, q, k in trained_layers(folder, sequences):
             for bands in (2, 8):
                 name = f"{Path(folder).name}, layer {number}, r {bands}"
-                yield dict(name=name) | measure_layer(qkv, bands, rounds)
+                yield dict(name=name) | measure_layer(q, k, bands)
 
 
-def measure_layer(qkv, bands, rounds):
-    """Return a row of the table: what shares a bucket in a layer, and times of attention."""
-    q, k, v = [x.contiguous().requires_grad_() for x in qkv]  # (B, H, L, e)
+def measure_layer(q, k, bands):
+    """Return a row of the table: what shares a bucket; q, k (B, H, L, e) are those of a layer."""
     _, H, L, e = q.shape
     hq, hk = hash_both(q, k, draw_functions(H, bands, size=e))
     sizes = hk[0, 0, 0].bincount()  # buckets of the first head of the first row
     row = dict(L=L, largest=100 * sizes.max().item() / L)
-    with torch.no_grad():
-        # dense attention: its weights, and the keys that have the largest ones
-        scores = q @ k.transpose(-2, -1) / math.sqrt(e)
-        weights = scores.softmax(-1)  # (B, H, L, L)
-        best = weights.topk(min(16, L)).indices  # (B, H, L, 16)
-        buckets = {"": (hq, hk), "_random": (permute_buckets(hq), permute_buckets(hk))}
-        for suffix, (queries, keys) in buckets.items():
-            is_collision = attention.collisions(queries, keys)  # (B, H, L, L)
-            mass = (weights * is_collision).sum(-1)  # (B, H, L)
-            is_found = is_collision.gather(-1, best)
-            row[f"share{suffix}"] = 100 * is_collision.float().mean().item()
-            row[f"mass{suffix}"] = 100 * mass.mean().item()
-            row[f"recall{suffix}"] = 100 * is_found.float().mean().item()
-    watch = Stopwatch(dict(
-        ours=lambda: attention.lsh_attention(q, k, v, hq, hk).sum().backward(),
-        dense=lambda: DENSE(q, k, v).sum().backward(),
-    ), rounds)
-    return row | watch.ms | dict(ratio=watch.ratio("dense", "ours"))
+    # dense attention: its weights, and the keys that have the largest ones
+    scores = q @ k.transpose(-2, -1) / math.sqrt(e)
+    weights = scores.softmax(-1)  # (B, H, L, L)
+    best = weights.topk(min(16, L)).indices  # (B, H, L, 16)
+    buckets = {"": (hq, hk), "_random": (permute_buckets(hq), permute_buckets(hk))}
+    for suffix, (queries, keys) in buckets.items():
+        is_collision = attention.collisions(queries, keys)  # (B, H, L, L)
+        mass = (weights * is_collision).sum(-1)  # (B, H, L)
+        is_found = is_collision.gather(-1, best)
+        row[f"share{suffix}"] = 100 * is_collision.float().mean().item()
+        row[f"mass{suffix}"] = 100 * mass.mean().item()
+        row[f"recall{suffix}"] = 100 * is_found.float().mean().item()
+    return row
 
 
 CONTROL = "random pairs, equal number"  # the same buckets at random positions
@@ -416,38 +395,13 @@ TWINS_COLUMNS = """
 """
 
 
-def bench_twins(args, *flags):
+def bench_twins(args):
     """Train BERT-LSH, its dense twin, and a control that attends to as many random keys."""
     shared = ["--preset", "bert-lsh", "--vocab", 8_192, "--length", 128, "--batch", 32,
               "--lr", 1e-3, "--warmup", args.steps // 10, "--dropout", 0, "--dtype", "bfloat16"]
     tuning = ["--data_dir", args.data_dir, "--cache", args.cache, "--dtype", "bfloat16"]
     train = functools.partial(train_twin, flags=tuning)
-    return harness.compare(args, TWINS, [*shared, *flags], train)
-
-
-CURVES = """
-    name        s      run
-    step        ,      step
-    loss        .3f    loss in training
-    eval_loss   .3f    held-out loss
-"""
-
-
-def bench_curves(args):
-    """List the losses of runs at each evaluation. [BL Figures 2, 4, 5]
-
-    The held-out loss is that of other text in pre-training, and of the rows of --select in
-    fine-tuning.
-    """
-    for folder in args.runs:
-        losses = []  # in training, since the last evaluation
-        for row in harness.read_log(folder):
-            if "loss" in row:
-                losses.append(row["loss"])
-            if "eval_loss" in row and losses:
-                yield dict(name=Path(folder).name, step=row["step"],
-                           loss=statistics.mean(losses), eval_loss=row["eval_loss"])
-                losses = []
+    return harness.compare(args, TWINS, shared, train)
 
 
 BENCHES = {
@@ -455,15 +409,9 @@ BENCHES = {
     "auto": Bench(bench_auto, AUTO, dict(device="cpu")),
     "flops": Bench(bench_flops, FLOPS),
     "trained": Bench(bench_trained, TRAINED, dict(runs=REQUIRED)),
-    "curves": Bench(bench_curves, CURVES, dict(runs=REQUIRED)),
     "twins": Bench(bench_twins, TWINS_COLUMNS, harness.COMPARE | dict(data_dir=REQUIRED)),
 }
 
 
-def main(argv=None):
-    """Run the command of this file that the command line, or the list argv, names."""
-    harness.run_command("attention", __doc__, BENCHES, argv)
-
-
 if __name__ == "__main__":
-    main()
+    harness.run_command("attention", __doc__, BENCHES)

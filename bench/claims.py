@@ -11,7 +11,8 @@ import math
 from bench.harness import ROOT, markdown
 from common import read_json
 
-# two-sided 95 % of Student's t with four degrees of freedom: three seeds and three of the control
+# Two-sided 95 % of Student's t with four degrees of freedom: three seeds, and three of the control.
+# All rows have it. It is too small where nearly all the spread is that of one side
 LIMIT = 2.78
 COLUMNS = """
     claim     s    claim
@@ -43,7 +44,8 @@ def judge(claim, here, control):
         here, control: dict with mean, error (standard error of the mean) and seeds.
     """
     rule = claim.get("rule", "higher")
-    difference = here["mean"] - claim.get("share", 1) * control["mean"]
+    share = claim.get("share", 1)
+    difference = here["mean"] - share * control["mean"]
     if rule == "at least":
         return name_verdict(difference >= 0), None
     if rule == "equal":
@@ -54,7 +56,10 @@ def judge(claim, here, control):
         raise ValueError(f"rule: expected higher, lower, at least or equal, got {rule}.")
     if here["seeds"] == 1 or control["seeds"] == 1:
         return "not decided, one seed", None
-    lead = difference / math.hypot(here["error"], control["error"])
+    error = math.hypot(here["error"], share * control["error"])
+    if error == 0:
+        raise ValueError(f"rule {rule}: expected numbers with an error. Use at least, or equal.")
+    lead = difference / error
     if abs(lead) <= LIMIT:
         return "not decided", lead
     return name_verdict(lead > 0), lead
@@ -68,23 +73,25 @@ def name_verdict(is_true):
 def read_cell(cell, claim):
     """Return dict of mean, std, error and seeds of a cell of results/.
 
-    The error has the spread over seeds, and, where n rows were scored, the sampling error of n rows
-    as if here and control were scored on different ones.
+    The error is that of a mean over seeds and, where the claim has an n, of n rows.
 
     Args:
         cell: file, row (its name, or its L) and key; or a number, which has no error.
-        claim: dict with n (rows; None: their sampling is left out), whole (what 100 % is, 1 or 100)
-            and is_correlation (False: a share of the rows).
+        claim: dict with, where they differ from these defaults: n (None), the number of rows that
+            were scored, by here and by control as if they were different ones; whole (100), what
+            all of them score; is_correlation (False), whether the score is no share of the rows.
     """
     if isinstance(cell, int | float):
         return dict(mean=cell, std=None, error=0, seeds=None)
     file, name, key = cell
     rows = read_json(ROOT / f"results/{file}.json")["rows"]
     [row] = [row for row in rows if name in (row.get("name"), row.get("L"))]
-    seeds = len(row.get(f"{key}_all", []))  # 0: nothing random
+    # 0: nothing is random, as in counting
+    seeds = row.get("seeds", len(row.get(f"{key}_all", [])))
     std = row.get(f"{key}_std")
     variance = 0
     if std is not None:
+        assert seeds > 0, f"results/{file}.json does not say how many seeds it has"
         variance += std**2 / seeds
     if "n" in claim:
         whole = claim.get("whole", 100)

@@ -1,15 +1,48 @@
-"""Compare two fine-tunings: how much of the score is retained, and how much smaller the model is.
+"""Compare fine-tunings: how much of the score is retained, and how much smaller the model is.
 
-    python -m bench.compare out/proj-lsh-glue out/lookup-bpe-mlm-glue
+    python -m bench.compare retention --runs out/lookup-bpe-mlm-glue out/proj-lsh-glue
+
+The first folder is the baseline, with which the others are compared. Each is an --out of
+finetune.py.
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
-Out of scope: the fine-tunings. Both folders are an --out of finetune.py.
 """
 
-import argparse
+from pathlib import Path
 
-from common import InputError, read_json, reading, run_script
+from bench import harness
+from bench.harness import REQUIRED, Bench
+from common import InputError, read_json, reading
+
+RETENTION = """
+    name       s      model
+    mnli       .1f    MNLI
+    qnli       .1f    QNLI
+    qqp        .1f    QQP
+    rte        .1f    RTE
+    sst2       .1f    SST-2
+    mrpc       .1f    MRPC
+    cola       .1f    CoLA
+    stsb       .1f    STS-B
+    average    .1f    PRR %
+    pcr_all    .1f    PCR all %
+    pcr_emb    .1f    PCR emb %
+    poep       .1f    PoEP %
+"""
+
+
+def bench_retention(args):
+    """Compare the scores and sizes of fine-tunings with those of the first one. [HF Table 2]"""
+    # scores and sizes stand there, so no checkpoint is read
+    runs = [read_json(f"{folder}/results.json") for folder in args.runs]
+    for folder, results in zip(args.runs[1:], runs[1:]):
+        with reading(folder):  # results of another program
+            compared = compare(results, runs[0])
+            *_, last = results["tasks"].values()
+            yield dict(name=Path(folder).name, average=compared["prr_average"],
+                       pcr_all=compared["pcr_all"], pcr_emb=compared["pcr_emb"],
+                       poep=100 * last["size"]["poep"], **compared["prr"])
 
 
 def compare(results, baseline):
@@ -64,34 +97,8 @@ def percent(value, whole):
     return 100 * value / whole
 
 
-def print_comparison(*folders):
-    """Print each ratio of two fine-tunings on a line."""
-    # scores and sizes stand there, so no checkpoint is read
-    results, baseline = [read_json(f"{folder}/results.json") for folder in folders]
-    with reading(" or ".join(folders)):  # results of another program
-        compared = compare(results, baseline)
-    lines = {f"PRR {task}": ratio for task, ratio in compared["prr"].items()}
-    lines["PRR average"] = compared["prr_average"]
-    lines["PCR all"] = compared["pcr_all"]
-    lines["PCR embedding"] = compared["pcr_emb"]
-    # scores of unlike budgets can be compared, but not without a word
-    for flag in ("epochs", "select"):
-        values = [run["settings"][flag] for run in (results, baseline)]
-        if values[0] != values[1]:
-            print(f"not alike: --{flag} {values[0]} against {values[1]}")
-    for name, ratio in lines.items():
-        text = "n/a" if ratio is None else f"{ratio:.1f} %"
-        print(f"{name}: {text}")
-
-
-def main(argv=None):
-    """Compare the two folders of the command line, or of the list argv."""
-    p = argparse.ArgumentParser(description="Compare two fine-tunings: PRR and PCR [HF §4.4].")
-    p.add_argument("folder", help="--out of finetune.py")
-    p.add_argument("baseline", help="--out of another fine-tuning, of the same tasks")
-    args = p.parse_args(argv)
-    run_script("bench.compare", print_comparison, args.folder, args.baseline)
+BENCHES = {"retention": Bench(bench_retention, RETENTION, dict(runs=REQUIRED))}
 
 
 if __name__ == "__main__":
-    main()
+    harness.run_command("compare", __doc__, BENCHES)

@@ -179,10 +179,5 @@ BENCHES = {
 }
 
 
-def main(argv=None):
-    """Run the command of this file that the command line, or the list argv, names."""
-    harness.run_command("controls", __doc__, BENCHES, argv)
-
-
 if __name__ == "__main__":
-    main()
+    harness.run_command("controls", __doc__, BENCHES)

@@ -28,7 +28,7 @@ import torch
 import finetune
 import pretrain
 from common import InputError, at_least, has_fast_bfloat16, load_checkpoint, num_cores, reading
-from common import read_json, run_script
+from common import read_json, run_script, write_json
 from data.corpus import Corpus, prepare
 from data.tasks import read_task
 from hashing import MD5
@@ -122,15 +122,9 @@ def build_model(words, preset, device="cpu", **changes):
 
 
 def read_log(folder):
-    """Return the log of a pre-training or of a fine-tuning, list of dict."""
-    # pretrain.py has one log, finetune.py one for each seed
-    path = Path(folder, "log.jsonl")
-    if path.exists():
-        return [json.loads(line) for line in path.read_text().splitlines()]
-    rows = []
-    for path in sorted(Path(folder).glob("*-seed-*.json")):
-        rows += read_json(path)["log"]
-    return rows
+    """Return the log of a pre-training, list of dict."""
+    lines = Path(folder, "log.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def load_run(folder):
@@ -269,7 +263,7 @@ def name_run(settings, task):
     """Return "model, task" as tables show it; settings are those in results.json of finetune.py."""
     # the folder of the user's file tells one own task from another
     if task == "own":
-        task = Path(settings["train"]).parent.name
+        task = Path(settings["train"]).absolute().parent.name
     name = settings["preset"]
     if name is None:
         name = Path(settings["ckpt"]).name
@@ -325,29 +319,27 @@ def format_cell(row, key, form):
 def describe_machine():
     """Return dict of device, torch, commit and date: where and when a table was measured."""
     processor = platform.processor()
-    if os.path.exists("/proc/cpuinfo"):  # on Linux Python knows no name
+    if torch.cuda.is_available():
+        processor = torch.cuda.get_device_name()
+    elif os.path.exists("/proc/cpuinfo"):  # on Linux Python knows no name
         names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
         if names:
             processor = names[0]
-    device = f"{os.cpu_count()} cores, {processor}"
-    if torch.cuda.is_available():
-        driver = run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
-        device = f"{torch.cuda.get_device_name()}, driver {driver}, {num_cores()} cores"
-    # numbers without their commit cannot be repeated
-    commit = run("git", "rev-parse", "--short", "HEAD")
-    if run("git", "diff", "HEAD", "--", "*.py"):
-        commit += "+changes"  # which nobody can check out
-    return dict(device=device, torch=torch.__version__, commit=commit,
-                date=time.strftime("%Y-%m-%d"))
+    return dict(device=f"{num_cores()} cores, {processor}", torch=torch.__version__,
+                commit=describe_commit(), date=time.strftime("%Y-%m-%d"))
 
 
-def run(*words):
-    """Return what a command prints in this project's folder."""
+def describe_commit():
+    """Return the commit of this project; numbers without it cannot be repeated."""
+    git = ["git", "-C", ROOT]
     try:
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    except FileNotFoundError:  # the program is not installed
+        commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
+        changes = subprocess.check_output([*git, "diff", "HEAD", "--", "*.py"])
+    except (OSError, subprocess.CalledProcessError):  # no git, or no clone
         return "unknown"
-    return done.stdout.strip()
+    if changes:
+        commit += "+changes"  # which nobody can check out
+    return commit
 
 
 def caption(result):
@@ -358,6 +350,10 @@ def caption(result):
 
 # Command line
 
+# A table or a figure that a file can make: function(args) yields rows, dict, which `markdown` shows
+# with columns. flags: dict, flag -> its default, or REQUIRED. Without columns, the function writes
+# files of its own
+Bench = collections.namedtuple("Bench", "function columns flags", defaults=("", {}))
 REQUIRED = "required"  # in place of a flag's default
 COMPARE = dict(data="python", steps=200, seeds=3, only=".", cache="cache")  # defaults of compare
 FLAGS = {  # flag -> options of add_argument
@@ -367,15 +363,11 @@ FLAGS = {  # flag -> options of add_argument
     "data_dir": dict(help="folder with the files of GLUE"),
     "device": dict(help="cpu, or cuda for a GPU"),
     "only": dict(help="regular expression: run the variants whose names match"),
-    "run": dict(help="folder of a run with LSH attention: draw its colliding pairs, too"),
     "runs": dict(nargs="+", help="folders of trained runs"),
     "seeds": dict(type=at_least(1, maximum=1_000), help="number of runs of each variant"),
     "steps": dict(type=at_least(1), help="number of optimizer steps of a run"),
-    "text": dict(help="file of texts, one per line, in which words are hidden"),
+    "text": dict(help="file of texts, a line each, in which words are hidden; no part of --data"),
 }
-# function(args) returns or yields rows, dict; columns as for markdown; flags: dict, name -> default
-# or REQUIRED
-Bench = collections.namedtuple("Bench", "function columns flags", defaults=("", {}))
 
 
 def build_parser(doc, benches):
@@ -387,7 +379,8 @@ def build_parser(doc, benches):
         # the summary of the function is the help of its command
         title = bench.function.__doc__.splitlines()[0]
         command = commands.add_parser(name, help=title, description=title)
-        command.add_argument("--json", metavar="FILE", help="write the table to this file as JSON")
+        if bench.columns:
+            command.add_argument("--json", metavar="FILE", help="write the table to it as JSON")
         for flag, default in bench.flags.items():
             options = FLAGS[flag] | dict(metavar=flag.upper(), required=default == REQUIRED)
             if default not in (None, REQUIRED):
@@ -398,7 +391,7 @@ def build_parser(doc, benches):
 
 
 def run_command(subject, doc, benches, argv=None):
-    """Run the command line of bench/SUBJECT.py. Bad input ends it with one line."""
+    """Run the command line of bench/SUBJECT.py, or argv. Bad input ends it with one line."""
     if argv is None:
         argv = sys.argv[1:]
     run_script(f"bench.{subject}", measure, subject, doc, benches, argv)
@@ -408,15 +401,17 @@ def measure(subject, doc, benches, argv):
     """Measure one table, print it, and write it to --json."""
     args = build_parser(doc, benches).parse_args(argv)
     bench = benches[args.name]
+    if not bench.columns:
+        bench.function(args)
+        return
+    # before the work, which may take hours
+    if args.json and not Path(args.json).absolute().parent.is_dir():
+        raise InputError(f"--json: expected a file in a folder that exists, got {args.json}.")
     command = shlex.join(["python", "-m", f"bench.{subject}", *argv])
     result = dict(bench=args.name, machine=describe_machine(), command=command, rows=[])
-    if args.json:  # before the work, which may take hours
-        open(args.json, "a").close()
     for row in bench.function(args):
         print(row, file=sys.stderr, flush=True)
         result["rows"].append(row)
-    if not result["rows"]:  # figures.py writes files of its own
-        return
+        if args.json:  # after each row: what is measured stays if the next one fails
+            write_json(args.json, result)
     print(f"\n{markdown(result['rows'], bench.columns)}\n{caption(result)}")
-    if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")

@@ -126,10 +126,5 @@ def score_splits(title, runtime, model, data, splits):
 BENCHES = {"scores": Bench(bench_scores, SCORES, dict(runs=REQUIRED, cache="cache"))}
 
 
-def main(argv=None):
-    """Run the command of this file that the command line, or the list argv, names."""
-    harness.run_command("misspell", __doc__, BENCHES, argv)
-
-
 if __name__ == "__main__":
-    main()
+    harness.run_command("misspell", __doc__, BENCHES)

@@ -4,7 +4,6 @@
 """
 
 import argparse
-import sys
 
 import torch
 
@@ -14,28 +13,26 @@ NUM_WORDS = 5_000  # infer.py --near searches among them
 PARTS = ("format", "config", "model", "tokenizer", "run", "step", "words")
 
 
-def shrink(argv):
-    """Write the small copy of a checkpoint."""
+def main(argv=None):
+    """Shrink the checkpoint that the command line, or the list argv, names."""
     p = argparse.ArgumentParser(prog="bench.shrink", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("ckpt", help="folder of a run of pretrain.py, or a checkpoint")
     p.add_argument("out", help="the file to write")
     args = p.parse_args(argv)
-    checkpoint = load_checkpoint(args.ckpt)
+    run_script("bench.shrink", shrink, args.ckpt, args.out)
+
+
+def shrink(ckpt, out):
+    """Write the small copy of a checkpoint."""
+    checkpoint = load_checkpoint(ckpt)
     small = {name: checkpoint[name] for name in PARTS}
     # the most frequent ones come first
     small["words"] = small["words"][:NUM_WORDS]
     for name, weight in small["model"].items():
         if not name.endswith((".planes", ".coef")):  # rounded, they would change the buckets of LSH
             small["model"][name] = weight.half()
-    torch.save(small, args.out)
-
-
-def main(argv=None):
-    """Shrink the checkpoint that the command line, or the list argv, names."""
-    if argv is None:
-        argv = sys.argv[1:]
-    run_script("bench.shrink", shrink, argv)
+    torch.save(small, out)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Training: what a step costs beside Hugging Face Transformers, and scores of fine-tunings.
 
 `steps`, `train` and `inference` measure the time of a step or of a forward pass; "× X" is the time
-of X over that of the row: above 1, the row is faster. `tasks` and `public` collect the scores of
-trained runs, in percent.
+of X over that of the row: above 1, the row is faster. `tasks` collects the scores of trained runs,
+in percent.
 
     python -m bench.training steps               or train
     python -m bench.training inference --data text/ --data_dir glue/
-    python -m bench.training tasks --runs out/*        or public
+    python -m bench.training tasks --runs out/*
 """
 
 import functools
@@ -243,40 +243,13 @@ def bench_tasks(args):
         settings = run["settings"]
         for task, result in run["tasks"].items():
             name = harness.name_run(settings, task)
-            row = dict(name=name, parameters=result["size"]["total"], n=result["rows"]["dev"],
-                       seeds=len(result["values"]))
-            row |= dict(score=result["mean"], score_std=result["std"])
+            row = dict(name=name, n=result["rows"]["dev"], seeds=len(result["values"]),
+                       score=result["mean"], score_std=result["std"])
             for key in ("last", "bag_of_words", "bag_of_words_std", "majority", "over_bag"):
                 row[key] = result.get(key)
             # an error, which tables show behind ±, where they show deviations
             row["over_bag_std"] = result.get("over_bag_error")
             yield row
-
-
-PUBLIC = """
-    name          s      model
-    parameters    ,      parameters
-    sst2          ±1     SST-2
-    mrpc          ±1     MRPC
-"""
-
-
-def bench_public(args):
-    """Collect scores of fine-tunings beside those on the model cards of public models."""
-    rows = {}  # model -> its row, with a column per task
-    for row in bench_tasks(args):
-        name, task = row["name"].rsplit(", ", 1)
-        model = rows.setdefault(name, dict(name=name))
-        model |= {"parameters": row["parameters"], task: row["score"],
-                  f"{task}_std": row["score_std"]}
-    return [
-        *rows.values(),
-        # from their model cards
-        dict(name="bert-hash-femto", parameters=243_000, sst2=78.2, mrpc=68.4),
-        dict(name="bert-hash-pico", parameters=448_000, sst2=78.8, mrpc=70.8),
-        dict(name="bert-hash-nano", parameters=969_000, sst2=81.3, mrpc=70.8),
-        dict(name="bert-tiny", parameters=4_400_000, sst2=82.2, mrpc=73.5),
-    ]
 
 
 BENCHES = {
@@ -285,14 +258,8 @@ BENCHES = {
     "inference": Bench(bench_inference, INFERENCE,
                        dict(data="python", data_dir=REQUIRED, cache="cache")),
     "tasks": Bench(bench_tasks, TASKS, dict(runs=REQUIRED)),
-    "public": Bench(bench_public, PUBLIC, dict(runs=REQUIRED)),
 }
 
 
-def main(argv=None):
-    """Run the command of this file that the command line, or the list argv, names."""
-    harness.run_command("training", __doc__, BENCHES, argv)
-
-
 if __name__ == "__main__":
-    main()
+    harness.run_command("training", __doc__, BENCHES)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # BERT-LSH, Tables 1 to 4 and Figure 2 in small: LSH attention, its dense twin, random pairs.
 # Makes: the tables of docs/bert-lsh.md under "Operations", "Pre-training and fine-tuning quality"
-#     and "Buckets of trained models", and the losses on docstrings of assets/curves.png.
+#     and "Buckets of trained models".
 # Data: the docstrings of your Python; text/, 100 MB of novels and Wikipedia, which is not shipped; glue/ with GLUE's own files
 #     and SQuAD's train-v1.1.json and dev-v1.1.json.
 # Hardware: two CPU cores, about two hours.
@@ -12,14 +12,7 @@ cd "$(dirname "$0")/.."
 python -m bench.attention flops
 python -m bench.attention twins --data text/ --data_dir glue/ --steps 2500 --seeds 3
 
-# losses on docstrings
-python pretrain.py --preset bert-lsh --attn full --vocab 8192 --length 128 --batch 32 --lr 1e-3 \
-    --warmup 250 --steps 2500 --dropout 0 --eval_every 250 --out out/curves/dense
-python pretrain.py --preset bert-lsh --vocab 8192 --length 128 --batch 32 --lr 1e-3 \
-    --warmup 250 --steps 2500 --dropout 0 --eval_every 250 --out out/curves/LSH
-python -m bench.attention curves --runs out/curves/dense out/curves/LSH
-
-# the last of these losses, three seeds (docs-train.txt: docs/operations.md)
+# losses on docstrings (docs-train.txt: docs/operations.md)
 for attn in full lsh; do
     python pretrain.py --preset bert-lsh --attn $attn --data docs-train.txt --vocab 8192 --length 128 \
         --batch 32 --lr 1e-3 --warmup 250 --steps 2500 --dropout 0 --seed 0 --out out/docs-$attn-0

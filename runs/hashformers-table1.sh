@@ -29,5 +29,5 @@ done
 torchrun --nproc_per_node=8 finetune.py --preset proformer --task glue
 for row in bert-mlm bert-sr {md5,lsh}-{emb-50k,emb-1k,pool,add,proj}; do
     torchrun --nproc_per_node=8 finetune.py --ckpt out/hf-$row --task glue
-    python -m bench.compare out/hf-$row-glue out/hf-bert-mlm-glue
 done
+python -m bench.compare retention --runs out/hf-bert-mlm-glue out/hf-*-glue

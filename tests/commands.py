@@ -12,7 +12,7 @@ import finetune
 import infer
 import pretrain
 from baselines import canine
-from bench import gpu, harness
+from bench import harness
 from flags import build_parser
 from tests.support import ROOT
 
@@ -24,7 +24,6 @@ PARSERS = {
     "finetune.py": finetune.build_parser,
     "infer.py": infer.build_parser,
     "baselines.canine": canine.build_parser,
-    "bench.gpu": gpu.build_parser,
 }
 
 

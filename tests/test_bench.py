@@ -34,7 +34,8 @@ def run_bench(file, name, settings=None, **sizes):
     """Return the rows of a bench, which fill every column of its table."""
     bench = file.BENCHES[name]
     rows = list(bench.function(settings, **sizes))
-    assert list_columns(bench.columns) <= set().union(*rows)
+    keys = set().union(*rows) | {"sketch"}  # a sketch of FlexAttention is gone
+    assert list_columns(bench.columns) <= keys
     harness.markdown(rows, bench.columns)  # every cell has a format
     return rows
 
@@ -42,6 +43,16 @@ def run_bench(file, name, settings=None, **sizes):
 def list_columns(columns):
     """Return the keys of the columns of a table."""
     return {line.split()[0] for line in columns.strip().splitlines()}
+
+
+def run_command(file, *argv):
+    """Run the command line of a bench file."""
+    harness.run_command(file.__name__.removeprefix("bench."), "", file.BENCHES, argv)
+
+
+def assert_command_refused(file, argv, fragment):
+    """Assert that the command line of a bench file ends with one line that has the fragment."""
+    assert_refused(lambda words: run_command(file, *words), argv, fragment)
 
 
 # Commands
@@ -65,30 +76,54 @@ def test_bench_entities_fills_all_columns(args, pages_path, one_process):
 
 def test_command_writes_rows_with_its_command(tmp_path):
     path = tmp_path / "sizes.json"
-    superbloom.main(["sizes", "--json", str(path)])
+    run_command(superbloom, "sizes", "--json", str(path))
     result = json.loads(path.read_text())
     assert result["command"] == f"python -m bench.superbloom sizes --json {path}"
     assert result["rows"] == list(superbloom.bench_sizes())
 
 
+def test_rows_that_are_measured_stay_if_a_later_one_fails(tmp_path):
+    def measure(args):
+        """Fail after a row."""
+        yield dict(name="a")
+        raise KeyError
+
+    path = tmp_path / "x.json"
+    benches = dict(x=harness.Bench(measure, "name s name"))
+    with pytest.raises(KeyError):
+        harness.measure("x", "", benches, ["x", "--json", str(path)])
+    assert json.loads(path.read_text())["rows"] == [dict(name="a")]
+
+
+def test_commit_outside_a_clone_is_unknown(tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert harness.describe_machine()["commit"] == "unknown"
+
+
 @pytest.mark.parametrize("file, argv, fragment", [
     (attention, ["twins"], "--data_dir"),  # a required flag
     (superbloom, ["sizes", "--json", "/no/x.json"], "/no/x.json"),  # before the work
+    (figures, ["readme", "--json", "x.json"], "--json"),  # it has no table
     (hashformers, ["glue", "--data_dir", "/no", "--only", "("], "--only"),
 ])
 def test_command_with_bad_input_is_refused(file, argv, fragment):
-    assert_refused(file.main, argv, fragment)
+    assert_command_refused(file, argv, fragment)
 
 
-def test_gpu_quick_fills_the_columns_of_its_four_tables(tmp_path):
-    path = tmp_path / "gpu.json"
-    gpu.main(["--quick", "--json", str(path)])
-    result = json.loads(path.read_text())
-    for name, (_, columns, _) in gpu.PARTS.items():
-        keys = set().union(*result[name])
-        assert list_columns(columns) - {"sketch"} <= keys  # a sketch of attention is gone
-    [step] = result["steps"]
-    assert step["tokens"] == pytest.approx(1000 * 2 * 128 / step["ms"])  # B 2, L 128
+TINY = dict(preset="tiny", calls=1)
+
+
+@pytest.mark.parametrize("name, sizes", [
+    ("kernels", dict(heads=2, positions=64, calls=1, lengths=(32,))),
+    ("mfu", dict(TINY, batches=(2,), compiles=(False,))),
+    ("words", dict(models={"1 layer": SMALL}, num_words=90, steps=20, compiles=(False,))),
+    ("ranks", dict(TINY, batch=2, is_compiled=False)),
+])
+def test_gpu_at_tiny_sizes_fills_all_columns(name, sizes):
+    rows = run_bench(gpu, name, **sizes)
+    if name == "mfu":
+        assert rows[0]["tokens"] == pytest.approx(1000 * 2 * 128 / rows[0]["ms"])  # B 2, L 128
 
 
 # Times, comparisons, tables
@@ -156,6 +191,12 @@ def test_bench_tasks_has_the_error_of_rows_and_seeds(tmp_path):
     assert row["over_bag_std"] == 3
 
 
+def test_own_task_is_named_by_the_folder_of_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = dict(train="train.jsonl", preset="proformer", from_scratch=False, select=0)
+    assert harness.name_run(settings, "own") == f"proformer, last weights, {tmp_path.name}"
+
+
 # BERT-LSH
 
 
@@ -205,26 +246,13 @@ def test_trained_buckets_by_hand(monkeypatch):
     k[..., ::2, 0] = 2 * np.log(3)  # a score is divided by √4
     k[..., 1::2, 1] = 1
     monkeypatch.setattr(lsh_attention, "simhash", lambda x, *_: (x[..., 1] > 0).long().unsqueeze(2))
-    row = attention.measure_layer([q, k, q], bands=2, rounds=1)
+    row = attention.measure_layer(q, k, bands=2)
     assert row["share"] == 50
     assert row["largest"] == 50
     assert row["recall"] == 100
     assert row["mass"] == pytest.approx(100 * 48 / 64)
     # n of 16 random keys are among the best: 16 + 2 n of the mass of 64
     assert row["mass_random"] == pytest.approx(25 + row["recall_random"] / 2)
-
-
-def test_bench_curves_has_the_mean_loss_since_the_last_evaluation(tmp_path):
-    log = [
-        dict(step=0, eval_loss=9.0),
-        dict(step=10, loss=8.0),
-        dict(step=20, loss=6.0, eval_loss=6.5),
-        dict(step=30, loss=5.0, eval_loss=4.0),
-    ]
-    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, log)))
-    rows = run_bench(attention, "curves", Namespace(runs=[str(tmp_path)]))
-    assert [row["loss"] for row in rows] == [7.0, 5.0]
-    assert [row["eval_loss"] for row in rows] == [6.5, 4.0]
 
 
 # HashFormers and Superbloom
@@ -310,8 +338,8 @@ def test_bench_beams_until_certified_equals_evaluation(sets_run, pages_path, arg
 
 
 def test_bench_beams_of_another_corpus_is_refused(sets_run, text_path):
-    argv = ["beams", "--runs", str(sets_run), "--data", str(text_path)]
-    assert_refused(superbloom.main, argv, "--data: expected the corpus")
+    argv = ["beams", "--runs", sets_run, "--data", text_path]
+    assert_command_refused(superbloom, argv, "--data: expected the corpus")
 
 
 # Sketch
@@ -395,15 +423,8 @@ def test_name_hidden_equals_scoring_all_by_hand(
 # Figures
 
 
-def test_figures_are_those_of_assets(text_path, cache_dir, tmp_path, monkeypatch):
-    run = str(tmp_path / "run")
-    flags = [*SMALL, "--steps", "2", "--attn", "lsh"]
-    pretrain.main(["--data", str(text_path), "--cache", str(cache_dir), "--out", run, *flags])
-    drawn = tmp_path / "assets"
-    drawn.mkdir()
-    monkeypatch.setattr(figures, "ASSETS", drawn)
-
-    figures.main(["figures", "--run", run])
-
-    names = {path.name for path in drawn.iterdir()}
+def test_figures_are_those_of_assets(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "ASSETS", tmp_path)
+    run_command(figures, "figures")
+    names = {path.name for path in tmp_path.iterdir()}
     assert names == {path.name for path in (ROOT / "assets").iterdir()}

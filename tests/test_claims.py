@@ -27,6 +27,13 @@ def test_verdict_follows_from_the_error(difference, rule, verdict):
     assert result == verdict
 
 
+def test_share_of_the_control_has_the_share_of_its_error():
+    """A tenth of 100 ± 10 is 10 ± 1: a lead of 3 is 2.99 errors with 0.1 of our own."""
+    control = make_value(100, error=10)
+    _, lead = claims.judge(dict(share=0.1), make_value(13, error=0.1), control)
+    assert lead == pytest.approx(3 / math.hypot(0.1, 1))
+
+
 def test_one_seed_decides_nothing():
     verdict, _ = claims.judge({}, make_value(90, seeds=1), make_value(10))
     assert verdict.startswith("not decided")
