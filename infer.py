@@ -533,7 +533,7 @@ def write_rows(args, predictor):
 
 def read_file(args, predictor):
     """Yield for each row of --file what the Predictor reads, and the columns of the row, a dict."""
-    rows = read_rows(args.file, keep_wrong=True, **reader_options(args))
+    rows = read_rows(args.file, keep_damaged=True, **reader_options(args))
     examples, rows = peek_columns(rows)
     names = choose_names(args, predictor, examples)
     print(f"columns: {', '.join(names)} of {args.file}", file=sys.stderr)

@@ -7,15 +7,13 @@
 Sources:
     [CA] Clark et al. 2021, CANINE
     [HF] Xue & Aletras 2022, HashFormers: CANINE-C is one of their baselines
-Out of scope: pre-training, CANINE-S, n-grams of characters, answers in a context (--task squad),
-    texts of a user (infer.py), several GPUs, resuming.
+Out of scope: pre-training, CANINE-S, n-grams of characters, a vector for each character (which
+    pre-training and tagging read), answers in a context (--task squad), texts of a user (infer.py),
+    several GPUs, resuming.
 Deviations:
     1. Matrices start with std 0.02 · √(768/d) as in model.py, but untruncated. Positions start with
        std 0.02, not with model.py's sinusoids.
-    2. A block of padding attends to nothing; in the Transformers library, to the padding. So the
-       vectors of upsample differ in a text of 128·n or 128·n - 1 characters, most at its end. The
-       logits do not.
-    3. forward pads to full windows and two more: its outputs do not depend on the batch.
+    2. forward pads to full windows, so that its outputs do not depend on the batch.
 Notation:
     B batch   L characters   W windows of 4 characters, L/4   d hidden size
     k hash functions   N rows of a hash table
@@ -68,10 +66,6 @@ class CanineConfig:
     dropout: float = 0.1
     labels: int = 2
 
-    def layer_config(self):
-        """Return the model.Config of the transformer layers."""
-        return Config(width=self.width, heads=self.heads, ffn=self.ffn, dropout=self.dropout)
-
 
 SHAPES = {  # --preset; the tiny one is ours
     "canine": CanineConfig(),
@@ -82,9 +76,6 @@ SHAPES = {  # --preset; the tiny one is ours
 
 class Canine(nn.Module):
     """Classify texts by their characters.
-
-    forward does not call upsample, up, up_norm and final: the released weights and the paper's
-    parameter count have them, and the tests compare them with the Transformers library.
 
     Args:
         config: CanineConfig.
@@ -108,10 +99,11 @@ class Canine(nn.Module):
         self.types = nn.Embedding(config.types, d)
         self.norm = nn.LayerNorm(d)
         self.down_norm = nn.LayerNorm(d)
-        self.up_norm = nn.LayerNorm(d)
+        self.up_norm = nn.LayerNorm(d)  # up_norm, up and final: not used, but released and counted
         self.down = nn.Conv1d(d, d, kernel_size=RATE, stride=RATE)
         self.up = nn.Conv1d(2 * d, d, kernel_size=RATE)
-        sizes = config.layer_config()
+        sizes = Config(
+            width=d, heads=config.heads, ffn=config.ffn, dropout=config.dropout)
         self.local = TransformerLayer(sizes, 0)  # 0: layer number, which LSH attention alone reads
         self.final = TransformerLayer(sizes, 0)
         self.layers = nn.ModuleList([TransformerLayer(sizes, 0) for _ in range(config.layers)])
@@ -132,7 +124,7 @@ class Canine(nn.Module):
             nn.init.zeros_(module.bias)
 
     def forward(self, ids, key_mask=None):
-        _, windows = self.encode(*pad_inputs(ids, key_mask))
+        windows = self.encode(*pad_inputs(ids, key_mask))
         pooled = self.pooler(windows[:, 0]).tanh()  # (B, d), of [CLS]
         return self.head(pooled)
 
@@ -145,7 +137,7 @@ class Canine(nn.Module):
             key_mask: bool (B, L), True = attend.
 
         Returns:
-            characters float (B, L, d), the outputs of the local layer, and windows float (B, W, d).
+            float (B, W, d), the vectors of windows.
         """
         L = ids.shape[1]
         x = self.embed(ids) + self.types(types) + self.positions.weight[:L]  # (B, L, d)
@@ -154,7 +146,8 @@ class Canine(nn.Module):
         windows = self.downsample(x)  # (B, W, d)
 
         # subtle: windows move one place to the right, their mask does not, as in the released
-        # model. With four windows of characters and two of padding:
+        # model: the mask of a window is that of the window to its right in the text. With four
+        # windows of characters and two of padding:
         #     window  [CLS]  1  2  3  4  5
         #     mask        1  1  1  1  0  0
         # So no position attends to the text's last window, 4: the layers see its characters
@@ -163,7 +156,7 @@ class Canine(nn.Module):
         window_mask = key_mask[:, :RATE * W].unflatten(1, (W, RATE)).any(-1)  # (B, W)
         for layer in self.layers:
             windows = layer(windows, window_mask)
-        return x, windows
+        return windows
 
     def embed(self, ids):
         """Return (B, L, d) of ids (B, L): d/k numbers from each of the k tables. [CA §3.1]"""
@@ -194,31 +187,6 @@ class Canine(nn.Module):
         windows = torch.cat([x[:, :1], windows[:, :-1]], dim=1)
         return self.down_norm(windows)
 
-    def upsample(self, x, windows, key_mask):
-        """Return a vector for each character: what pre-training and tagging read. [CA §3.1]
-
-        Args:
-            x, windows: float (B, L, d) and (B, W, d), as encode returns them.
-            key_mask: bool (B, L), True = attend.
-
-        Returns:
-            float (B, L, d).
-        """
-        L = x.shape[1]
-        W = windows.shape[1]
-        # Character i is in window i // 4, which stands one place to the right. The last window was
-        # dropped: its characters read the window before.
-        place = torch.arange(L, device=x.device) // RATE + 1  # (L,)
-        place = place.clamp(max=W - 1)
-        x = torch.cat([x, windows[:, place]], dim=-1)  # (B, L, 2·d)
-        x = x.transpose(1, 2)  # (B, 2·d, L)
-        before = (RATE - 1) // 2
-        after = RATE - 1 - before
-        x = self.up(F.pad(x, (before, after)))  # (B, d, L)
-        x = F.gelu(x).transpose(1, 2)  # (B, L, d)
-        x = self.dropout(self.up_norm(x))
-        return self.final(x, key_mask)
-
 
 def hash_rows(points, num_rows):
     """Return (point + 1) · prime mod N, int64 (..., k): rows of code points (...) in each table."""
@@ -236,9 +204,8 @@ def code_points(ids):
 def pad_inputs(ids, key_mask=None):
     """Return token IDs, token types and attention mask, padded to full windows and two more.
 
-    A character reads its own window and, through the convolution of upsample, the next one. With
-    this padding the end of a text has the same neighbors in every batch. Token types are 1 after
-    the first [SEP].
+    The vectors of characters, which are left out here, need the two more to be the same in every
+    batch; the logits do not. Token types are 1 after the first [SEP].
     """
     if key_mask is None:
         key_mask = torch.ones_like(ids, dtype=torch.bool)
@@ -333,7 +300,7 @@ def read_released_weights(folder):
     """Return the weights in a folder by their released names, float32."""
     path = Path(folder, "pytorch_model.bin")
     if path.exists():
-        content = torch.load(path, map_location="cpu")
+        content = torch.load(path, map_location="cpu", weights_only=True)
     else:
         from safetensors.torch import load_file  # a package that only this format needs
         content = load_file(Path(folder, "model.safetensors"))
@@ -406,12 +373,15 @@ def finetune_canine(args):
     """Fine-tune on one task with each seed, then write and print the means, as finetune.py does."""
     check_flags(args)
     if args.pool != "cls" or args.epochs == 0 or args.compile:
-        raise InputError("--pool, --epochs, --compile: expected cls, 1 or more, and none, for "
-                         "CANINE.")
+        raise InputError("--pool, --epochs, --compile: CANINE pools [CLS], trains one epoch or "
+                         "more, and is not compiled.")
+    if args.weights and args.preset != "canine":
+        raise InputError("--preset: requires no --weights, which has its own size.")
     config = SHAPES[args.preset]
     weights = {}
     if args.weights:
         config, weights = load_released(args.weights)
+    # {}: as for a checkpoint that was not fine-tuned
     fill_flags(args, dict(task={}), config)
     runtime = resolve_device(args)
 
@@ -427,11 +397,8 @@ def finetune_canine(args):
     results = []
     for seed in range(args.seed, args.seed + args.seeds):
         torch.manual_seed(seed)  # for fresh weights and dropout
-        labels = data["train"].num_outputs
-        model = Canine(dataclasses.replace(config, labels=labels))
-        state = model.state_dict()
-        state.update(weights)  # released weights have no head
-        model.load_state_dict(state)
+        model = Canine(dataclasses.replace(config, labels=data["train"].num_outputs))
+        model.load_state_dict(weights, strict=False)  # released weights have no head
         model.to(runtime.device)
         title = f"{args.task}, seed {seed}"
         result = train_and_score(args, runtime, model, data, seed, args.lr, title)

@@ -48,6 +48,12 @@ class Batches:
         num_eval: int, held-out sequences.
         words_per_sequence: float, words of a training sequence, on average.
         has_padding: bool.
+
+    Methods of a subclass:
+        draw_order(epoch): the order of all training examples, int64: starts of windows, or pages.
+        read_step(step, rows): some rows of a step's batch, int64 (rows, L), 0 as padding.
+        eval_batch(rows): some of the num_eval held-out rows as get_batch has them, with the same
+            noise for every run's seed.
     """
 
     def __init__(self, word_counts, length, batch_size, seed):
@@ -57,28 +63,17 @@ class Batches:
         self.num_known = FIRST_WORD_ID + len(word_counts)
         # random words are drawn from those that occur; some pieces of BPE do not
         self.word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)
-        # the last result is kept: for the steps of an epoch, and the micro-batches of a step
+        # the last result is kept: for the steps of an epoch, and the micro-batches of a step. A
+        # decorator on the method would keep every Batches alive
         self.cached_order = functools.lru_cache(maxsize=1)(self.draw_order)
         self.cached_noise = functools.lru_cache(maxsize=1)(self.draw_noise)
-
-    def draw_order(self, epoch):
-        """Return the order of all training examples, int64: starts of windows, or page numbers."""
-        raise NotImplementedError
-
-    def read_step(self, step, rows):
-        """Return some rows of a step's batch, int64 (rows, L)."""
-        raise NotImplementedError
-
-    def eval_batch(self, rows):
-        """Return some of the num_eval held-out rows as get_batch does, with noise of no seed."""
-        raise NotImplementedError
 
     def get_batch(self, step, rows):
         """Return some rows of a step's global batch.
 
         Args:
             step: int, from 0 on.
-            rows: slice or int array.
+            rows: int array or slice.
 
         Returns:
             ids: int64 (rows, L), 0 as padding. L is that of the longest row.
@@ -89,9 +84,9 @@ class Batches:
         ids = self.read_step(step, rows)
         noise, random_words = self.cached_noise((self.seed, NOISE, step), self.batch_size)
         L = ids.shape[1]
-        return ids, self.key_mask(ids), noise[:, rows, :L], random_words[rows, :L]
+        return ids, self.build_key_mask(ids), noise[:, rows, :L], random_words[rows, :L]
 
-    def key_mask(self, ids):
+    def build_key_mask(self, ids):
         """Return which of ids (B, L) are no padding; None where no row is ever padded."""
         if not self.has_padding:
             return None
@@ -124,7 +119,7 @@ class Batches:
         return torch.from_numpy(noise), torch.from_numpy(random_words)
 
     def divide_rows(self, step, rows, size):
-        """Return the rows of each micro-batch, int arrays of at most `size` of the rows."""
+        """Return the rows of each micro-batch: `rows`, an int array, in parts of at most `size`."""
         return divide(rows, size)
 
 
@@ -193,7 +188,8 @@ class TextBatches(Batches):
         self.ids = ids
         self.short = short
         self.has_padding = short > 0
-        cut_size = (min(3, length) + length) / 2 - 2  # mean of read_step's, less [CLS] and [SEP]
+        # sizes of cut windows are uniform in [min(3, L), L]; minus [CLS] and [SEP]
+        cut_size = (min(3, length) + length) / 2 - 2
         self.words_per_sequence = (1 - short) * (length - 1) + short * cut_size
         self.starts, self.eval_starts = text_windows(len(ids), length)
         self.num_eval = len(self.eval_starts)
@@ -224,7 +220,7 @@ class TextBatches(Batches):
     def eval_batch(self, rows):
         ids = self.read_windows(self.eval_starts[rows])
         noise, random_words = self.cached_noise((0, EVALUATION), self.num_eval)
-        return ids, self.key_mask(ids), noise[:, rows], random_words[rows]
+        return ids, self.build_key_mask(ids), noise[:, rows], random_words[rows]
 
     def read_windows(self, starts):
         """Return int64 (B, L): the windows that begin at starts, int64 (B,)."""
@@ -285,11 +281,11 @@ class ItemSetBatches(Batches):
     def read_step(self, step, rows):
         pages = self.examples(step)[rows]
         rng = np.random.default_rng([self.seed, SEGMENTS, step])
-        fractions = rng.random(self.batch_size)[rows]  # where the segments begin
+        fractions = rng.random(self.batch_size)[rows]
         return self.read_segments(pages, fractions)
 
     def divide_rows(self, step, rows, size):
-        """Return the rows of each micro-batch, sorted by the size of their page.
+        """Return the rows of each micro-batch, sorted by the size of their page. rows: int array.
 
         Pages of equal size need no padding. Rows 0 .. 3 with 5 2 4 2 items, two in a micro-batch:
         rows 1 and 3, then rows 2 and 0.
@@ -301,11 +297,12 @@ class ItemSetBatches(Batches):
     def eval_batch(self, rows):
         """Return held-out pages, with noise that masks one item of each.
 
-        The noise is 0 for that item and 1 for all others, see draw_noise.
+        noise[0] and noise[1] are 0 at that item, so it is chosen and becomes [MASK]; all other
+        noise is 1.
         """
         pages = self.eval_pages[rows]
         rng = np.random.default_rng([0, EVALUATION])
-        fractions = rng.random(self.num_eval)[rows]  # where the segments begin
+        fractions = rng.random(self.num_eval)[rows]
         places = rng.random(self.num_eval)[rows]  # which of their items are masked
         ids = self.read_segments(pages, fractions)
         column = (places * self.segment_sizes[pages]).astype(np.int64)  # (rows,)
@@ -313,7 +310,7 @@ class ItemSetBatches(Batches):
         noise = torch.ones(3, *ids.shape)
         noise[:2, row, column] = 0.0
         random_words = torch.full_like(ids, self.word_ids[0])  # none is used
-        return ids, self.key_mask(ids), noise, random_words
+        return ids, self.build_key_mask(ids), noise, random_words
 
     def read_segments(self, pages, fractions):
         """Read a segment of each page.

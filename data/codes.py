@@ -17,7 +17,6 @@ hash functions too: an edit of theirs takes effect in the next run.
 """
 
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,10 +88,10 @@ def build_codes(config, tokenizer, corpus, quiet=False):
     """
     if tokenizer.is_fixed:  # it has made its codes
         return torch.from_numpy(tokenizer.codes())
-    c = config
     # not all of the config: models with other layers share the codes
-    sizes = [c.code_format, c.bits, c.chunk, c.rows, c.hashes, c.buckets, c.weights, c.grams]
-    identity = [sizes, tokenizer.state()]
+    shape = [config.code_format, config.bits, config.chunk, config.rows, config.hashes,
+             config.buckets, config.weights, config.grams]
+    identity = [shape, tokenizer.state()]
     return cached(corpus, "codes", identity, lambda: hash_corpus(tokenizer, corpus, quiet))
 
 
@@ -103,7 +102,7 @@ def hash_corpus(tokenizer, corpus, quiet):
     if len(jobs) == 1:  # done before processes would have started
         codes.append(tokenizer.hash_words(corpus.words))
     else:
-        is_hidden = quiet or not sys.stderr.isatty()
+        is_hidden = True if quiet else None  # None: unless stderr is a terminal
         with start_workers() as pool:
             hashed = pool.imap(tokenizer.hash_words, jobs)
             codes.extend(tqdm(hashed, "hashing words", len(jobs), disable=is_hidden))
@@ -111,10 +110,10 @@ def hash_corpus(tokenizer, corpus, quiet):
 
 
 def build_targets(config, tokenizer, corpus, codes):
-    """Return what hash-mlm predicts for each token ID, int32 tensor (5 + V, k). [CM]
+    """Return the k hash buckets of each token ID, int32 (5 + V, k), which hash-mlm predicts. [CM]
 
-    These are the codes themselves where codes are digests or sketches. None for other objectives,
-    which predict no hashes.
+    Returns `codes` itself where the model already reads digests or sketches, and None for other
+    objectives.
     """
     if config.head != "hash-mlm":
         return None
@@ -127,15 +126,14 @@ def build_targets(config, tokenizer, corpus, codes):
 
 def fit_hash(args, corpus):
     """Return the hash of --hash, fitted to the words of the corpus. [HF §3.3]"""
+    # a class of hashes has options (argument of fit -> flag) and fit(counts, **options), which
+    # returns a hash; its state() is saved, and cls(**state) restores it
     cls = HASHES[args.hash]
-    # cls.options has the arguments of fit, and the flag that sets each
     fit_arguments = {name: getattr(args, flag) for name, flag in cls.options.items()}
     if not cls.needs_counts:
         return cls.fit(None, **fit_arguments)
 
     def fit():
-        if len(corpus.words) > MAX_HASHED and not args.quiet:  # it takes seconds
-            print(f"fitting {args.hash} to {len(corpus.words):,} words", flush=True)
         counts = {}
         for word, count in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()):
             if count > 0:  # some pieces of BPE do not occur
@@ -179,7 +177,7 @@ def list_training_items(corpus, num_items):
 
 
 def cached(corpus, name, identity, build):
-    """Return what build() returns, which is kept in a file beside the corpus.
+    """Return what build() returns, from a file beside the corpus. build runs if there is none.
 
     Args:
         corpus: data.corpus.Corpus.
@@ -213,6 +211,5 @@ def report_unknown(tokenizer, words, counts):
     if share > 0:
         text = f"unknown words, all alike to the model: {share:.1%}"
         if share > MAX_UNKNOWN:
-            method = "an embedding of hashes" if tokenizer.is_fixed else "--hash md5"
-            text = f"warning: {text}. Use {method}, or pre-train on such text."
+            text = f"warning: {text}. Use an embedding of MD5 hashes, or pre-train on such text."
         print(text, flush=True)

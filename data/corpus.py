@@ -22,7 +22,6 @@ import itertools
 import json
 import os
 import re
-import sys
 from collections import defaultdict, deque
 from pathlib import Path
 
@@ -49,8 +48,10 @@ HUB = {  # name -> data set on the hub, and its configuration
 }
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / "hashing.py", ROOT / "tokenizer.py"]  # they split text; an edit takes effect
-FORMAT = 9  # what the code in data/ makes; prepared corpora of another format are built again
+FORMAT = 10  # bump it with any edit in data/ that changes a corpus: all are built again
 BLOCK = 1 << 24  # token IDs in memory at a time
+JOB_FILES = 64  # Python files in the work of one core at a time
+JOB_UNITS = 1_000_000  # characters, or names in lists, in such work
 HELD_OUT_KEY = 90  # seed of the order of documents: every run holds out the same ones
 
 
@@ -98,10 +99,12 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
     """Write all files of a prepared corpus to a new folder. The arguments are those of prepare."""
     folder = Path(folder)
     folder.mkdir()
-    is_hidden = quiet or not sys.stderr.isatty()
+    is_hidden = True if quiet else None  # None: unless stderr is a terminal
     is_sets = split == "items"
 
-    # Subwords are learned from the texts first, and have numbers before any text is split
+    # numbers.bin holds the numbers of words, in the order of the text. Special tokens have 0 to 4,
+    # so the first word has FIRST_WORD_ID. Subwords are learned from the texts first, and have
+    # numbers before any text is split
     subwords = None
     number_of = {}  # word -> its number
     if split in SUBWORDS:
@@ -114,8 +117,8 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
         number_of = {word: i for i, word in enumerate(subwords.units, FIRST_WORD_ID)}
 
-    # Read and split all documents once, on all cores. The frequency of a word is known at the end:
-    # number words by first appearance now, and by frequency then
+    # Read and split all documents once, on all cores. Other words get numbers by first appearance
+    # now, and IDs by frequency, which is known at the end, in renumber
     jobs = read_jobs(data, is_sets, field, **reading)
     results = tqdm(split_all(jobs, split, subwords), f"preparing {data}", disable=is_hidden)
     number_words(results, number_of, is_sets, folder / "numbers.bin")
@@ -139,18 +142,15 @@ def find_files(part):
     if os.path.isfile(part):
         return [part]
     files = {}
-    other_endings = []
+    num_others = 0
     for file in sorted(walk_files(part)):
-        ending = get_ending(file)
-        if ending in ENDINGS:
+        if get_ending(file) in ENDINGS:
             # a file and a link to it count once, or one would be held out and the other trained on
             files[os.path.realpath(file)] = file
         else:
-            other_endings.append(ending)
-    if files and other_endings:
-        endings = ", ".join(sorted(set(other_endings)))
-        note_once(f"{part}: {len(files):,} files; {len(other_endings):,} of other kinds are left "
-                  f"out: {endings}")
+            num_others += 1
+    if files and num_others > 0:
+        note_once(f"{part}: {len(files):,} files; {num_others:,} of other kinds are left out.")
     return list(files.values())
 
 
@@ -236,8 +236,8 @@ def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
     Args:
         source: str, for the message of an error.
         row: dict, the columns and a value of each.
-        field: str, names joined by commas, or None: a text is the column "text", else the only one
-            of strings; an item set is the only one of lists, else the only one or two at all.
+        field: str, names joined by commas. None: for texts the column "text", or else the only one
+            of strings; for item sets the only one of lists, or else the only one at all.
         is_sets: bool, documents are item sets.
         flag: str, the flag that sets field, for the message.
 
@@ -254,11 +254,11 @@ def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
         if set(names) <= set(row) and len(names) <= max_names:
             return names
     elif is_sets:
-        expected = "a list of items, or two columns, a page and an item"
+        expected = "one column of lists"
         names = [name for name in row if isinstance(row[name], list)]
         if len(names) == 1:
             return names
-        if not names and len(row) <= 2:
+        if len(row) == 1:
             return list(row)
     else:
         expected = "one column of text"
@@ -276,7 +276,7 @@ def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
 
 
 def read_jobs(data, is_sets=False, field=None, **reading):
-    """Yield the work of one core at a time: a million characters, or 64 files of Python.
+    """Yield the work of one core at a time.
 
     Args:
         data: str, as in prepare.
@@ -292,19 +292,20 @@ def read_jobs(data, is_sets=False, field=None, **reading):
             if field is not None or reading:
                 raise InputError("--field, --encoding, --sep, --header: require files, "
                                  f"got {part}.")
-            for paths in divide(find_files(part), 64):  # workers parse them, which takes longest
+            # workers parse them, which takes longest
+            for paths in divide(find_files(part), JOB_FILES):
                 yield part, paths
             continue
-        texts = []
-        size = 0  # characters, or names in lists
-        for text in read_documents(part, is_sets, field, **reading):
-            texts.append(text)
-            size += len(text)
-            if size > 1_000_000:
-                yield "texts", texts
-                texts = []
-                size = 0
-        yield "texts", texts
+        documents = []
+        num_units = 0  # characters, or names in lists
+        for document in read_documents(part, is_sets, field, **reading):
+            documents.append(document)
+            num_units += len(document)
+            if num_units > JOB_UNITS:
+                yield "texts", documents
+                documents = []
+                num_units = 0
+        yield "texts", documents
 
 
 def split_all(jobs, split, subwords):
@@ -396,7 +397,7 @@ def number_words(results, number_of, is_sets, path):
     seen = set()
     with open(path, "wb") as file:
         for kind, documents in results:
-            is_code = kind in PYTHON
+            is_code = kind in PYTHON  # the other kind is "texts"
             numbers = []
             for document in documents:
                 words = document.split("\n")
@@ -458,6 +459,7 @@ def renumber(folder, words, by_frequency):
             num_written += len(ids)
     digest.update(text)
     np.save(folder / "offsets.npy", np.concatenate(offsets))
+    del numbers, block  # Windows removes no file that is mapped into memory
     os.remove(folder / "numbers.bin")
     return dict(documents=int(counts[SEP]), words=int(word_counts.sum()), dtype=dtype,
                 distinct=int((word_counts > 0).sum()), digest=digest.hexdigest())

@@ -9,6 +9,7 @@ import json
 import os
 import sysconfig
 import warnings
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -39,7 +40,8 @@ def walk_files(folder):
 def python_files(places=PLACES):
     """Return name -> path of the .py files of Python and its installed packages, without tests.
 
-    Names are relative, such as json/decoder.py, and sorted, so that all machines have one order.
+    Names are relative, such as json/decoder.py on each system, and sorted, so that all machines
+    have one order.
 
     Args:
         places: names in sysconfig. Where two places have a file of one name, the later place is
@@ -49,7 +51,7 @@ def python_files(places=PLACES):
     for place in places:
         root = sysconfig.get_path(place)
         for path in walk_files(root):
-            name = os.path.relpath(path, root)
+            name = Path(path).relative_to(root).as_posix()
             # files and folders whose names begin with test, which drops numpy/testing too
             is_test = "/test" in f"/{name}"
             # the folder of the standard library holds site-packages, too
@@ -60,13 +62,14 @@ def python_files(places=PLACES):
 
 
 def python_texts(path):
-    """Yield the docstrings of a .py file, or the help topics of pydoc."""
+    """Yield the docstrings of a .py file, and the help topics of pydoc_data/topics.py."""
+    is_topics = Path(path).match("pydoc_data/topics.py")
     for node in list_nodes(path):
         if isinstance(node, DOCUMENTED):
             text = ast.get_docstring(node)
             if text:
                 yield text
-        elif isinstance(node, ast.Dict) and path.endswith("topics.py"):
+        elif isinstance(node, ast.Dict) and is_topics:
             for value in node.values:
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
                     yield value.value
@@ -95,7 +98,7 @@ def python_names(path):
 
 
 def list_nodes(path):
-    """Return the nodes of a .py file's syntax tree; [] if it does not parse."""
+    """Iterate over the nodes of a .py file's syntax tree; over none if it does not parse."""
     try:
         with open(path, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's strings
@@ -111,9 +114,10 @@ def list_nodes(path):
 def build_pydoc(cache):
     """Return the folder of train.jsonl and dev.jsonl. They are written once."""
     files = python_files()  # name, such as json/decoder.py -> path
-    # another Python, or another package, is another task
+    # another Python, another package, or another choice of rows is another task
     sizes = [os.path.getsize(path) for path in files.values()]
-    identity = fingerprint([PYDOC_FORMAT, list(files), sizes])
+    choice = [PYDOC_FORMAT, PYDOC_MODULES, PYDOC_ROWS, PYDOC_MIN_WORDS]
+    identity = fingerprint([choice, list(files), sizes])
     return build_once(os.path.join(cache, f"pydoc-{identity}"), write_pydoc, files)
 
 
@@ -124,7 +128,7 @@ def write_pydoc(folder, files):
     texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
     seen = set()  # copied code must not bring a text into both splits
     for name, path in tqdm(files.items(), "reading docstrings", disable=None):
-        module = name.split(os.sep)[0].removesuffix(".py")
+        module = name.split("/")[0].removesuffix(".py")
         # whole files are held out, one in ten, by a hash of the name: new files move no other
         is_held_out = int(fingerprint(name), 16) % 10 == 0
         split = "dev" if is_held_out else "train"
@@ -133,9 +137,13 @@ def write_pydoc(folder, files):
                 texts[split][module].append(text)
                 seen.add(text)
 
+    # the modules with most texts, of those with texts in both splits
+    modules = texts["train"].keys() & texts["dev"].keys()
+    modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
+
     rng = np.random.default_rng(0)
     lines = {"train": [], "dev": []}
-    for module in choose_modules(texts):
+    for module in modules[:PYDOC_MODULES]:
         for split, max_rows in PYDOC_ROWS.items():
             docstrings = texts[split][module]
             for i in rng.permutation(len(docstrings))[:max_rows]:
@@ -145,10 +153,3 @@ def write_pydoc(folder, files):
     for split in lines:
         with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
             file.writelines(lines[split])
-
-
-def choose_modules(texts):
-    """Return the modules with most texts among those with texts in both splits."""
-    modules = texts["train"].keys() & texts["dev"].keys()
-    modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
-    return modules[:PYDOC_MODULES]

@@ -24,14 +24,14 @@ PEEK = 100  # rows that decide on the columns
 MAX_DAMAGED = 0.01  # share of the rows of a table that may be left out
 
 
-def read_rows(path, columns=None, keep_wrong=False, encoding=None, sep=None, header=None):
+def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, header=None):
     """Read a file row by row. Bytes that cannot be decoded are replaced, and counted on stderr.
 
     Args:
         path: str, a file with one of ENDINGS, or with .gz after it.
-        columns: list[str], names for a file without a header line (CoLA). If the first line
-            contains the last of these names, it is taken as a header instead.
-        keep_wrong: bool, yield {} for a bad row, so that rows keep their numbers.
+        columns: list[str], names for a file without a header line. A first line that holds
+            columns[-1] (CoLA: "sentence") is a header after all.
+        keep_damaged: bool, yield {} for a damaged row, so that rows keep their numbers.
         encoding: str, one that Python knows. None: UTF-8, and UTF-16 is refused.
         sep: str, the character between the cells of a table. None: a tab in a .tsv, else a comma.
             In a .txt a sep of any length cuts each line into a list.
@@ -52,26 +52,28 @@ def read_rows(path, columns=None, keep_wrong=False, encoding=None, sep=None, hea
         raise InputError(f"{path}: expected a file in {', '.join(ENDINGS)} (or .gz).")
     num_rows = 0  # that could be read
     try:
-        for row in parse_file(path, ending, columns, keep_wrong, encoding, sep, header):
+        for row in parse_file(path, ending, columns, keep_damaged, encoding, sep, header):
             if isinstance(row, dict):
                 yield row
-            elif keep_wrong:
+            elif keep_damaged:
                 yield {}
             else:
                 raise ValueError(f"expected an object, got {row!r:.60}")
             num_rows += 1
     except (InputError, FileNotFoundError, IsADirectoryError, PermissionError):
         raise  # they say what is wrong
-    except (LookupError, UnicodeError) as error:  # no such encoding, or UTF-16 without its mark
-        raise InputError(f"--encoding: expected that of {path}, got {encoding}: {error}") from error
     except Exception as error:  # gzip, csv, json and pyarrow do not name the file
+        # no such encoding, or UTF-16 without its mark
+        if isinstance(error, (LookupError, UnicodeError)) and ending != ".parquet":
+            raise InputError(f"--encoding: expected that of {path}, got {encoding}: "
+                             f"{error}") from error
         raise InputError(f"{path}: could not be read as {ending} after row {num_rows:,}: "
                          f"{error!r}. If the file was cut, copy it again; in a .csv close each "
                          "quotation mark.") from error
 
 
-def parse_file(path, ending, columns, keep_wrong, encoding, sep, header):
-    """Yield the rows of a file as its format has them. A row that is no dict is bad."""
+def parse_file(path, ending, columns, keep_damaged, encoding, sep, header):
+    """Yield the rows of a file as its format has them. A row that is no dict is damaged."""
     open_file = gzip.open if path.lower().endswith(".gz") else open
     with open_file(path, "rb") as file:
         if ending == ".parquet":
@@ -94,7 +96,7 @@ def parse_file(path, ending, columns, keep_wrong, encoding, sep, header):
             yield from parse_json("".join(lines))
         else:
             table = split_cells(lines, ending, sep)
-            yield from parse_table(path, table, columns, keep_wrong, header)
+            yield from parse_table(path, table, columns, keep_damaged, header)
 
 
 def read_lines(path, file, encoding):
@@ -141,8 +143,11 @@ def parse_json(text):
     """Return the rows of a .json: an object, a list, such a list as "data", or an object a line."""
     try:
         rows = json.loads(text)
-    except ValueError:
-        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    except ValueError as error:
+        try:
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+        except ValueError:
+            raise error from None  # it has the place in the whole file
     if isinstance(rows, dict):
         rows = rows.get("data", [rows])  # SQuAD's own files have data
     return rows
@@ -157,13 +162,12 @@ def split_cells(lines, ending, sep):
         raise InputError(f"--sep: expected one character for {ending}, got {sep!r}.")
     quoting = csv.QUOTE_NONE if ending == ".tsv" else csv.QUOTE_MINIMAL
     # strict: without it the cell of a stray quote takes in all rows up to the next quote
-    table = csv.reader(lines, delimiter=sep, quoting=quoting, strict=True)
-    for cells in table:
+    for cells in csv.reader(lines, delimiter=sep, quoting=quoting, strict=True):
         if cells:
             yield cells
 
 
-def parse_table(path, table, columns, keep_wrong, header):
+def parse_table(path, table, columns, keep_damaged, header):
     """Yield the rows of a table. A few may be damaged: they have another number of cells.
 
     A raw line break cuts "a bad film,neg" into rows "a bad" and "film,neg". The second looks whole,
@@ -183,27 +187,28 @@ def parse_table(path, table, columns, keep_wrong, header):
         check_header(path, names, head, is_named=header == "first")
 
     # The rows
-    wrong = []  # numbers of those with another number of cells
+    damaged = []  # numbers of those with another number of cells
     is_after_short = False
     for number, cells in enumerate(itertools.chain(head, table), 1):
         if len(cells) != len(names):
-            wrong.append(number)
+            damaged.append(number)
         if len(cells) == len(names) and not is_after_short:
             yield dict(zip(names, cells))
-        elif keep_wrong:
+        elif keep_damaged:
             yield None
         is_after_short = len(cells) < len(names)  # for the next row
-    if wrong and not keep_wrong:
+    if damaged and not keep_damaged:
         message = (f"{path}: expected {len(names)} columns ({', '.join(names)}), got another "
-                   f"number in {len(wrong):,} of {number:,} rows, the first in row {wrong[0]:,}.")
+                   f"number in {len(damaged):,} of {number:,} rows, the first in row "
+                   f"{damaged[0]:,}.")
         # few are left out, as the hub's loader of GLUE does; many are a sign of another format
-        if len(wrong) > MAX_DAMAGED * number:
+        if len(damaged) > MAX_DAMAGED * number:
             raise InputError(message)
         note_once(f"{message} They are left out, and so is the row after each short one.")
 
 
 def check_header(path, names, rows, is_named):
-    """Raise InputError where the first line of a table is in one piece, or names no columns.
+    """Raise InputError where no separator cuts the first line, or where it names no columns.
 
     Args:
         names: list[str], the cells of the first line.

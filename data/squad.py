@@ -13,6 +13,9 @@ Deviations:
     1. Words of the question are no candidates for an answer, neither in training nor after it.
 Notation:
     B batch   L positions   W windows   n questions
+
+    Window   ids, the token IDs; ids[offset] is word `start` of the context, and words start to
+             stop - 1 are in the window
 """
 
 import collections
@@ -113,12 +116,10 @@ def find_place(context, text, start):
 
 
 def drop_misplaced(rows, source):
-    """Return the training rows without those whose answer is not in their context; count them.
+    """Return the training rows without those whose first answer is nowhere in the context.
 
-    They would be trained as "no answer".
-
-    A start may also be wrong by a little, such as one that was counted in UTF-16, where an emoji is
-    two characters. label_windows then takes the nearest place where the answer stands.
+    They would be trained as "no answer". Answers beside their answer_start, such as one that was
+    counted in UTF-16, are kept, see find_place. Both are counted on stderr.
     """
     good = []
     num_answered = 0
@@ -311,16 +312,12 @@ def find_answers(pairs, windows, spans, batches):
                 best[question] = scores[i]
                 shift = window.start - window.offset  # from positions to words of the context
                 words = spans[question][starts[i] + shift:ends[i] + shift + 1]
+                start, _ = words[0]  # in characters
+                _, end = words[-1]
                 _, context = pairs[question]
-                texts[question] = answer_text(context, words)
+                # a piece of BPE begins with the space before it
+                texts[question] = context[start:end].strip()
     return texts, best - null
-
-
-def answer_text(context, words):
-    """Return the text of a context from the first to the last of words, (start, end) of each."""
-    start, _ = words[0]
-    _, end = words[-1]
-    return context[start:end].strip()  # a piece of BPE begins with the space before it
 
 
 # --------------------------------------------------------------------------------------------------
@@ -396,7 +393,8 @@ def choose_threshold(gains, margins):
         gains, margins: float (n,), as in score_answers.
     """
     best_total = 0.0  # where nothing is answered
-    best_threshold = max(margins.max(), 0) + 1  # margins are -inf if all contexts are empty
+    # above every margin: nothing is answered. Margins are -inf if all contexts are empty
+    best_threshold = max(margins.max(), 0) + 1
     total = 0.0
     for margin in np.unique(margins)[::-1]:  # answers of equal margins are given together
         total += gains[margins == margin].sum()
@@ -439,7 +437,7 @@ class QuestionAnswering:
         self.allow_no_answer = task.name == V2
         self.pairs = [texts for texts, _ in rows]
         self.truths = [list_truths(answers, self.allow_no_answer) for _, answers in rows]
-        self.silent_scores = self.score([""] * len(rows))
+        self.silent_scores = self.score([""] * len(rows))  # score reads truths alone
         self.windows, self.spans = cut_windows(self.pairs, tokenizer, length)
         self.examples = [window.ids for _, window in self.windows]
         self.targets, num_lost = label_windows(rows, self.windows, self.spans)
@@ -466,11 +464,12 @@ class QuestionAnswering:
         """Score the answers of a model.
 
         Args:
-            batches: list of (indices, logits (B, L, 2)): of all windows, in any order.
+            batches: iterable of (indices, logits (B, L, 2)): of all windows, in any order.
 
         Returns:
             dict of the scores in percent and eval_loss; and the answers, list of str, "" for none.
         """
+        batches = list(batches)  # they are read twice
         total_loss = 0.0
         for indices, logits in batches:
             total_loss += self.loss(logits, indices).item() * len(indices)

@@ -39,9 +39,8 @@ class Task:
 
     Attributes:
         text_columns: list of str, the column of the text, or those of both texts of a pair.
-        labels: list of str, the names of the classes in the hub's order, or None: the labels are
-            numbers, or the answers of SQuAD. [] until read_task has found the classes of your own
-            files or of pydoc.
+        labels: list of str, the names of the classes, in the hub's order. [] until read_task finds
+            them in your own files or in pydoc. None: no classes, but numbers, or SQuAD's answers.
         metrics: list of str, keys of METRICS. The first one is the task's score.
         label_column: str.
         folder: str, where the original files of a task of GLUE are below --data_dir, or "" for
@@ -66,8 +65,8 @@ class Task:
     scale: list | None = None
 
     @property
-    def is_regression(self):
-        return self.labels is None
+    def has_classes(self):
+        return self.labels is not None
 
     @property
     def is_glue(self):
@@ -124,7 +123,8 @@ def read_task(name, args):
     Args:
         name: str, a key of TASKS, or "own": the files of --train and --dev.
         args: Namespace with the flags train, dev, data_dir, text, label, regression, limit,
-            select, cache, encoding and sep. Without dev, a tenth of the rows of train is scored.
+            select, cache, encoding, sep and header. Without dev, a tenth of the rows of train is
+            scored.
 
     Returns:
         the Task; and dict, split -> rows: train, select unless it is empty, and dev.
@@ -143,6 +143,7 @@ def read_task(name, args):
     train = read_split(task, args, "train", train_path)
     if task.labels == []:
         task = dataclasses.replace(task, labels=find_classes(train))
+    # no --dev beside --train: a tenth of it
     if train_path and not dev_path:
         dev, train = draw_groups(train, round(DEV_SHARE * len(train)), DEV_SEED)
     else:  # raises for a class that train does not have
@@ -154,7 +155,7 @@ def read_task(name, args):
         warn_of_leak(train, dev, dev_path)
 
     splits = split_train(train, args) | dict(dev=dev)
-    if task.is_regression:
+    if not task.has_classes:
         task = dataclasses.replace(task, scale=measure_scale(splits["train"]))
     return task, splits
 
@@ -177,7 +178,7 @@ def read_split(task, args, split, path):
     original = os.path.join(task.folder, f"{split}.tsv")
     hub = ("nyu-mll/glue", task.name)
     records, source = read_records(args, split, path, original, hub, task.header)
-    parse = parse_number if task.is_regression else parse_class
+    parse = parse_class if task.has_classes else parse_number
     return parse_rows(records, task, source, parse)
 
 
@@ -265,6 +266,9 @@ def parse_rows(records, task, source, parse):
     # columns are found by name: their order, and other columns, do not matter
     examples, _ = peek_columns(records)
     columns = {task.renamed.get(column, column): column for column in examples}  # ours -> theirs
+    if len(columns) < len(examples):
+        raise InputError(f"{source}: expected a name for each column, got both names of one: "
+                         f"{', '.join(examples)}.")
     for name in (*task.text_columns, task.label_column):
         if name not in columns:
             raise InputError(f"{source}: expected a column {name}, got {', '.join(columns)}. "
@@ -361,7 +365,10 @@ def warn_of_leak(train, dev, path):
 
 
 # --------------------------------------------------------------------------------------------------
-# Metrics: from predictions and truth (n,), int classes or float values, to a fraction; 0/0 is 0
+# Metrics
+#
+# Each takes predictions and truth, arrays (n,) of int classes or of floats. It returns a fraction,
+# not percent, and 0 in place of 0/0
 
 
 def accuracy(predicted, truth):
@@ -433,11 +440,12 @@ def standard_error(metric, truth, predicted, others):
     group = np.random.default_rng(0).permutation(len(truth)) % num_groups  # (n,)
     differences = []
     for model, other in zip(np.array(predicted), np.array(others)):  # (n,), of each seed
+        gains = []
         for left_out in range(num_groups):
             rows = group != left_out
-            gain = score(model[rows], truth[rows]) - score(other[rows], truth[rows])
-            differences.append(100 * gain)
-    differences = np.reshape(differences, (-1, num_groups))  # (S, groups)
+            gains.append(score(model[rows], truth[rows]) - score(other[rows], truth[rows]))
+        differences.append(gains)
+    differences = 100 * np.array(differences)  # (S, groups)
     # delete-a-group jackknife: (g - 1)/g * sum (d_i - mean)^2 = (g - 1) * variance
     variance = (num_groups - 1) * differences.mean(0).var()
     if len(differences) > 1:
@@ -478,7 +486,7 @@ class SequenceClassification:
         self.task = task
         self.tokenizer = tokenizer
         self.length = length
-        self.num_outputs = 1 if task.is_regression else len(task.labels)
+        self.num_outputs = len(task.labels) if task.has_classes else 1
         self.examples, num_cut = self.build_examples(rows)
         self.targets = self.build_targets(rows)
         self.notes = f"{num_cut:,} texts cut to {length} positions"
@@ -504,7 +512,7 @@ class SequenceClassification:
     def build_targets(self, rows):
         """Return the labels of rows (n,): the numbers of classes, or units of the scale."""
         labels = [label for _, label in rows]
-        if self.task.is_regression:
+        if not self.task.has_classes:
             mean, deviation = self.task.scale
             targets = (np.array(labels) - mean) / deviation
             return targets.astype(np.float32)
@@ -513,7 +521,7 @@ class SequenceClassification:
     def loss(self, logits, indices):
         """Return the mean loss of the examples with these indices; logits is (B, num_outputs)."""
         targets = send(torch.from_numpy(self.targets[indices]), logits.device)  # (B,)
-        if self.task.is_regression:
+        if not self.task.has_classes:
             return F.mse_loss(logits[:, 0], targets)
         return F.cross_entropy(logits, targets)
 
@@ -530,7 +538,7 @@ class SequenceClassification:
         for indices, part in batches:
             logits[indices] = part.cpu().numpy()
         predicted = logits.argmax(1)
-        if self.task.is_regression:
+        if not self.task.has_classes:
             predicted = logits[:, 0]
         scores = {name: 100 * METRICS[name](predicted, self.targets) for name in self.task.metrics}
         loss = self.loss(torch.from_numpy(logits), np.arange(len(self)))
@@ -542,7 +550,7 @@ class SequenceClassification:
 
         QuestionAnswering has this method too: the score that needs no model.
         """
-        if self.task.is_regression:
+        if not self.task.has_classes:
             return 0.0  # the correlation of a constant
         most_frequent = np.bincount(train.targets).argmax()
         metric = METRICS[self.task.metrics[0]]

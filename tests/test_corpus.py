@@ -8,6 +8,7 @@ from collections import Counter
 
 import datasets
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 import data.corpus
@@ -187,6 +188,15 @@ def test_read_rows_reads_parquet(tmp_path):
     assert list(read_rows(path)) == ROWS
 
 
+def test_parquet_of_another_encoding_does_not_blame_the_flag(tmp_path):
+    """It has no --encoding."""
+    path = str(tmp_path / "a.parquet")
+    table = pyarrow.table(dict(text=pyarrow.array([b"caf\xe9"]).view(pyarrow.string())))
+    pyarrow.parquet.write_table(table, path)
+    with pytest.raises(InputError, match=f"^{path}: could not be read as .parquet"):
+        list(read_rows(path))
+
+
 @pytest.mark.parametrize("name, content, expected", [
     # 001 and NA are text; a quoted cell may have a line break; an empty line is no row; names of
     # columns are stripped
@@ -288,7 +298,7 @@ def test_table_row_of_another_length_is_never_shifted(wrong, write):
     path = write("a.csv", f"text,n\na,1\n{wrong}\nb,2\n")
     with pytest.raises(InputError, match=r"2 columns \(text, n\).* 1 of 3 rows, .* row 2"):
         list(read_rows(path))
-    rows = list(read_rows(path, keep_wrong=True))
+    rows = list(read_rows(path, keep_damaged=True))
     assert rows[0]["text"] == "a"
     assert rows[1] == {}
 
@@ -317,7 +327,7 @@ def test_find_files_finds_each_file_once(write, tmp_path, capsys):
     (tmp_path / "all/broken.txt").symlink_to("absent")
     found = find_files(str(tmp_path / "all"))
     assert [os.path.realpath(path) for path in found] == expected
-    assert "2 files; 1 of other kinds are left out: .bin" in capsys.readouterr().err
+    assert "2 files; 1 of other kinds are left out" in capsys.readouterr().err
 
 
 def test_bytes_that_are_not_utf8_are_counted_on_stderr(write, load, capsys):
@@ -345,7 +355,8 @@ def test_item_names_are_a_set_in_order():
 
 @pytest.mark.parametrize("name, content, field, expected", [
     ("list.jsonl", '{"t": "y", "l": null}\n{"t": "x", "l": [5, 3, 5]}\n', None, [["5", "3"]]),
-    ("pairs.csv", "page,item\n1,New York\n2,x\n1,7\n", None, [["New York", "7"], ["x"]]),
+    ("item.csv", "items\nb a\n", None, [["b", "a"]]),
+    ("pairs.csv", "item,page\nNew York,1\nx,2\n7,1\n", "page,item", [["New York", "7"], ["x"]]),
     ("three.csv", "o,date,sku\n1,x,30\n2,x,4\n1,y,7\n", "o, sku", [["30", "7"], ["4"]]),
     ("text.txt", "b a b\n\nNew York\tJazz\n", None, [["b", "a"], ["New York", "Jazz"]]),
 ])
@@ -357,7 +368,8 @@ def test_item_sets_of_every_kind(name, content, field, expected, write, load):
 def test_page_of_two_files_is_one_set(write, load, tmp_path):
     write("all/a.csv", "page,item\n1,x\n2,y\n")
     write("all/b.csv", "page,item\n1,z\n")
-    assert list_pages(load(tmp_path / "all", "items")) == [["x", "z"], ["y"]]
+    corpus = load(tmp_path / "all", "items", field="page,item")
+    assert list_pages(corpus) == [["x", "z"], ["y"]]
 
 
 @pytest.mark.parametrize("options", [dict(sep=";"), dict(encoding="latin-1"), dict(field="a")])
@@ -367,11 +379,12 @@ def test_flags_of_files_require_files(options, load):
 
 
 @pytest.mark.parametrize("name, content, field, message", [
-    ("a.csv", "id,url,title\n1,u,t\n", None, "a list of items, .* got id, url, title"),
-    ("b.jsonl", '{"n": [1], "l": [2]}\n', None, "a list of items, .* got n, l"),
+    ("a.csv", "item,page\nx,1\n", None, "one column of lists, got item, page. .*PAGE,ITEM"),
+    ("b.jsonl", '{"n": [1], "l": [2]}\n', None, "one column of lists, got n, l"),
     ("c.csv", "order,sku\n1,30\n", "order,day", "columns order,day, got order, sku"),
     ("d.jsonl", '{"l": [1]}\n{"l": [[1]]}\n', None, "row 2: expected .* names"),
-    ("e.csv", "page,item\n1,x\n,y\n", None, "row 2: expected .* names"),  # an item without a page
+    # an item without a page
+    ("e.csv", "page,item\n1,x\n,y\n", "page,item", "row 2: expected .* names"),
     ("f.jsonl", '{"p": 1, "l": [2]}\n', "p,l", "row 1: expected .*: one column of text or"),
 ])
 def test_item_sets_without_a_clear_column_are_refused(name, content, field, message, write, load):
@@ -386,7 +399,7 @@ def test_python_texts_are_docstrings_and_topics(write):
     """A file is parsed and never run; one that does not parse has no texts."""
     module = write("m.py", '"""About m."""\nraise SystemExit\ndef f(a):\n    """What f does."""\n')
     broken = write("broken.py", "def (:")
-    topics = write("topics.py", 'topics = {"assert": "The statement", "more": 7}\n')
+    topics = write("pydoc_data/topics.py", 'topics = {"assert": "The statement", "more": 7}\n')
     texts = list_documents(("python", [module, broken, "absent.py", topics]))
     assert texts == ["About m.", "What f does.", "The statement"]
 
@@ -435,6 +448,7 @@ def test_copied_code_counts_once(name, split, write, load, monkeypatch):
     ("j.txt", "日本".encode("utf-16"), "j.txt: expected UTF-8, got UTF-16"),
     ("k.csv", "text".encode("utf-16-le"), "k.csv: expected UTF-8, got UTF-16 or NULs"),  # no mark
     ("l.json", '{"train": [{"text": "a"}]}', "l.json: expected one column of text, got train"),
+    ("m.json", '[\n {"text": "a"}\n {"text": "b"}\n]', "Expecting ',' delimiter: line 3 column 2"),
 ])
 def test_damaged_files_are_named(name, content, message, write, load):
     with pytest.raises(InputError, match=message):

@@ -1,6 +1,5 @@
 """Tests of data/tasks.py: labels, columns, sources, metrics by hand, examples, baselines."""
 
-import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -111,6 +110,13 @@ def test_parse_rows_chooses_columns_by_name():
 def test_parse_rows_refuses_other_rows(cells, message):
     with pytest.raises(InputError, match=message):
         parse_rows(cells, TASKS["rte"], "here", parse_class)
+
+
+def test_column_under_both_of_its_names_is_refused():
+    """The later one would win in silence."""
+    row = dict(sentence1="a", sentence2="b", gold_label="neutral", label="entailment")
+    with pytest.raises(InputError, match="both names of one"):
+        parse_rows([row], TASKS["mnli"], "here", parse_class)
 
 
 def test_draw_groups_draws_at_random():
@@ -246,13 +252,13 @@ def test_pydoc_holds_out_whole_files(tmp_path, monkeypatch):
         path = tmp_path / f"{len(files)}.py"
         path.write_text(f'"""The first words of {name} ."""\n'
                         f'def f():\n    """And the second of {name} ."""')
-        files[f"{name}.py".replace("/", os.sep)] = str(path)
+        files[f"{name}.py"] = str(path)
 
     for i in range(60):
         add_file(f"a/{i}")
         add_file(f"b/{i}")
     add_file("lone")
-    files[f"b{os.sep}copy.py"] = files[f"a{os.sep}0.py"]  # code is copied about
+    files["b/copy.py"] = files["a/0.py"]  # code is copied about
     monkeypatch.setattr(data.python_source, "python_files", lambda: files)
 
     task, splits = read_task("pydoc", flags(cache=str(tmp_path / "cache")))
