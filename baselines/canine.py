@@ -24,7 +24,6 @@ Notation:
 
 import argparse
 import dataclasses
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import InputError, fingerprint, reading, resolve_device, run_script
+from common import InputError, fingerprint, read_json, reading, resolve_device, run_script
 from common import write_json
 from data.tasks import TASKS, SequenceClassification, read_task
 from finetune import add_run_flags, check_flags, check_out, fill_flags, print_results, summarize
@@ -287,7 +286,7 @@ def load_released(folder):
 
 def read_released_config(folder):
     """Return the CanineConfig of a released config.json. A size that it lacks is the paper's."""
-    settings = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+    settings = read_json(Path(folder, "config.json"))
     for name, value in FIXED.items():
         if settings.get(name, value) != value:
             raise ValueError(f"{name}: expected {value}, got {settings[name]}")

@@ -16,7 +16,6 @@ Notation:
     hq, hk hash buckets of queries and keys, int64 (B, H, n, L)
 """
 
-import argparse
 import contextlib
 import functools
 import itertools
@@ -32,7 +31,7 @@ import torch.nn.functional as F
 import attention
 from bench import harness
 from bench.harness import REQUIRED, Bench, Stopwatch
-from common import resolve_device
+from common import find_device
 from data.python_source import python_files, python_texts
 
 DENSE = F.scaled_dot_product_attention
@@ -248,12 +247,11 @@ AUTO = """
 def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
                lengths=(64, 128, 256, 512, 1024, 2048, 4096, 16384)):
     """Time impl="auto" beside the better of its two ways, with hashing: e 64, r 8, m 256, n 1."""
-    # a missing device is refused before the work
-    resolve_device(argparse.Namespace(device=args.device, dtype="float32", compile=False))
-    draw = [part.to(args.device) for part in draw_functions(heads)]
+    device = find_device(args.device)
+    draw = [part.to(device) for part in draw_functions(heads)]
     for dtype, L in itertools.product((torch.float32, torch.bfloat16), lengths):
         B = max(positions // (heads * L), 1)
-        q, k, v = random_qkv(B, heads, L, 64, device=args.device, dtype=dtype)
+        q, k, v = random_qkv(B, heads, L, 64, device=device, dtype=dtype)
         cotangent = torch.randn_like(q)
 
         def run(name):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench import harness
 from bench.harness import REQUIRED, Bench
-from common import InputError, read_json, reading
+from common import InputError, read_json
 
 RETENTION = """
     name       s      model
@@ -37,12 +37,11 @@ def bench_retention(args):
     # scores and sizes stand there, so no checkpoint is read
     runs = [read_json(f"{folder}/results.json") for folder in args.runs]
     for folder, results in zip(args.runs[1:], runs[1:]):
-        with reading(folder):  # results of another program
-            compared = compare(results, runs[0])
-            *_, last = results["tasks"].values()
-            yield dict(name=Path(folder).name, average=compared["prr_average"],
-                       pcr_all=compared["pcr_all"], pcr_emb=compared["pcr_emb"],
-                       poep=100 * last["size"]["poep"], **compared["prr"])
+        compared = compare(results, runs[0])
+        *_, last = results["tasks"].values()
+        yield dict(name=Path(folder).name, average=compared["prr_average"],
+                   pcr_all=compared["pcr_all"], pcr_emb=compared["pcr_emb"],
+                   poep=100 * last["size"]["poep"], **compared["prr"])
 
 
 def compare(results, baseline):

@@ -228,7 +228,6 @@ def bench_words(args, *, models=MODELS, num_words=20_000, steps=400, compiles=(T
 
 RANKS = """
     ranks      ,       ranks
-    backend    s       backend
     batch      ,       B, all ranks
     ms         .1f     ms per step
     tokens     ,.0f    positions per second
@@ -237,7 +236,6 @@ RANKS = """
 
 def bench_ranks(args, *, preset="hashformer", batch=64, is_compiled=True, calls=10):
     """Time a training step of one rank, and of two, which add up their gradients."""
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
     worlds = [1]
     if torch.cuda.device_count() > 1:
         worlds.append(2)
@@ -251,7 +249,7 @@ def bench_ranks(args, *, preset="hashformer", batch=64, is_compiled=True, calls=
             ms = read_json(f"{folder}/ms.json")["ms"]
         B = world * batch
         tokens = 1000 * B * PRESETS[preset]["length"] / ms
-        yield dict(ranks=world, backend=backend, batch=B, ms=ms, tokens=tokens)
+        yield dict(ranks=world, batch=B, ms=ms, tokens=tokens)
 
 
 def time_rank(rank, world, folder, preset, batch, is_compiled, calls):

@@ -91,8 +91,8 @@ def build_codes(config, tokenizer, corpus, quiet=False):
     # not all of the config: models with other layers share the codes
     shape = [config.code_format, config.bits, config.chunk, config.rows, config.hashes,
              config.buckets, config.weights, config.grams]
-    identity = [shape, tokenizer.state()]
-    return cached(corpus, "codes", identity, lambda: hash_corpus(tokenizer, corpus, quiet))
+    return cached(corpus, "codes", [shape, tokenizer.state()],
+                  lambda: hash_corpus(tokenizer, corpus, quiet))
 
 
 def hash_corpus(tokenizer, corpus, quiet):

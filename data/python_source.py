@@ -12,7 +12,6 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from common import build_once, fingerprint
 
@@ -63,13 +62,12 @@ def python_files(places=PLACES):
 
 def python_texts(path):
     """Yield the docstrings of a .py file, and the help topics of pydoc_data/topics.py."""
-    is_topics = Path(path).match("pydoc_data/topics.py")
     for node in list_nodes(path):
         if isinstance(node, DOCUMENTED):
             text = ast.get_docstring(node)
             if text:
                 yield text
-        elif isinstance(node, ast.Dict) and is_topics:
+        elif isinstance(node, ast.Dict) and Path(path).match("pydoc_data/topics.py"):
             for value in node.values:
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
                     yield value.value
@@ -127,7 +125,7 @@ def write_pydoc(folder, files):
     # split -> top-level module -> docstrings
     texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
     seen = set()  # copied code must not bring a text into both splits
-    for name, path in tqdm(files.items(), "reading docstrings", disable=None):
+    for name, path in files.items():
         module = name.split("/")[0].removesuffix(".py")
         # whole files are held out, one in ten, by a hash of the name: new files move no other
         is_held_out = int(fingerprint(name), 16) % 10 == 0
