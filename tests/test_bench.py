@@ -50,11 +50,6 @@ def run_command(file, *argv):
     harness.run_command(file.__name__.removeprefix("bench."), "", file.BENCHES, argv)
 
 
-def assert_command_refused(file, argv, fragment):
-    """Assert that the command line of a bench file ends with one line that has the fragment."""
-    assert_refused(lambda words: run_command(file, *words), argv, fragment)
-
-
 # Commands
 
 
@@ -74,14 +69,6 @@ def test_bench_entities_fills_all_columns(args, pages_path, one_process):
     run_bench(superbloom, "entities", settings)
 
 
-def test_command_writes_rows_with_its_command(tmp_path):
-    path = tmp_path / "sizes.json"
-    run_command(superbloom, "sizes", "--json", str(path))
-    result = json.loads(path.read_text())
-    assert result["command"] == f"python -m bench.superbloom sizes --json {path}"
-    assert result["rows"] == list(superbloom.bench_sizes())
-
-
 def test_rows_that_are_measured_stay_if_a_later_one_fails(tmp_path):
     def measure(args):
         """Fail after a row."""
@@ -89,10 +76,12 @@ def test_rows_that_are_measured_stay_if_a_later_one_fails(tmp_path):
         raise KeyError
 
     path = tmp_path / "x.json"
-    benches = dict(x=harness.Bench(measure, "name s name"))
+    benches = dict(bench=harness.Bench(measure, "name s name"))
     with pytest.raises(KeyError):
-        harness.measure("x", "", benches, ["x", "--json", str(path)])
-    assert json.loads(path.read_text())["rows"] == [dict(name="a")]
+        harness.measure("file", "", benches, ["bench", "--json", str(path)])
+    result = json.loads(path.read_text())
+    assert result["rows"] == [dict(name="a")]
+    assert result["command"] == f"python -m bench.file bench --json {path}"
 
 
 def test_commit_outside_a_clone_is_unknown(tmp_path, monkeypatch):
@@ -108,7 +97,7 @@ def test_commit_outside_a_clone_is_unknown(tmp_path, monkeypatch):
     (hashformers, ["glue", "--data_dir", "/no", "--only", "("], "--only"),
 ])
 def test_command_with_bad_input_is_refused(file, argv, fragment):
-    assert_command_refused(file, argv, fragment)
+    assert_refused(lambda words: run_command(file, *words), argv, fragment)
 
 
 TINY = dict(preset="tiny", calls=1)
@@ -166,29 +155,6 @@ def test_markdown_equals_table_made_by_hand():
         "| --- | --: | --- | --- |\n"
         "| a | 1,234 | 0.500 ± 0.012 | 0.5 ± 0.0 |\n"
         "| b | not measured | 2.000 | 2.0 |\n")
-
-
-def test_bench_tasks_has_the_error_of_rows_and_seeds(tmp_path):
-    result = dict(
-        values=[69.0, 70.0, 71.0],
-        mean=70.0,
-        std=1.0,
-        over_bag_error=3.0,
-        rows=dict(dev=7),
-        size=dict(total=9),
-    )
-    settings = dict(
-        ckpt="out/proj-lsh",
-        preset=None,
-        from_scratch=False,
-        select=0.1,
-    )
-    content = dict(settings=settings, tasks=dict(sst2=result))
-    (tmp_path / "results.json").write_text(json.dumps(content))
-    runs = Namespace(runs=[str(tmp_path), "out/none"])  # the other is not fine-tuned
-    [row] = run_bench(training, "tasks", runs)
-    assert row["name"] == "proj-lsh, sst2"
-    assert row["over_bag_std"] == 3
 
 
 def test_own_task_is_named_by_the_folder_of_its_file(tmp_path, monkeypatch):
@@ -335,11 +301,6 @@ def test_bench_beams_until_certified_equals_evaluation(sets_run, pages_path, arg
     assert sure["certified"] == 100
     for k in (1, 10, 20):
         assert sure[f"rec@{k}"] == pytest.approx(evaluation[f"rec@{k}"], abs=1e-4)
-
-
-def test_bench_beams_of_another_corpus_is_refused(sets_run, text_path):
-    argv = ["beams", "--runs", sets_run, "--data", text_path]
-    assert_command_refused(superbloom, argv, "--data: expected the corpus")
 
 
 # Sketch

@@ -16,7 +16,7 @@ from common import InputError
 from data.corpus import Corpus, choose_columns, find_files, item_names, list_documents
 from data.corpus import prepare
 from data.python_source import python_files, python_names
-from data.rows import read_hub, read_rows
+from data.rows import read_rows
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP
 
@@ -139,12 +139,6 @@ def test_cut_corpus_is_refused(name, write, load):
         Corpus(corpus.folder)
 
 
-def test_same_file_in_another_encoding_is_another_corpus(write, load):
-    path = write("a.txt", "caf\u00e9".encode("latin-1"))
-    assert load(path).words == ["caf", "\ufffd"]
-    assert load(path, encoding="latin-1").words == ["caf\u00e9"]
-
-
 def test_edit_of_the_splitting_is_another_corpus(write, load, tmp_path, monkeypatch):
     """Words of before the edit would be read without an error."""
     path = write("a.txt", "a b")
@@ -176,10 +170,6 @@ def test_plus_joins_sources(write, load):
 def test_read_rows_reads_every_format(name, content, write):
     rows = read_rows(write(name, content))
     assert [row["text"] for row in rows] == TEXTS
-
-
-def test_json_of_one_object_is_one_row(write):
-    assert list(read_rows(write("a.json", to_lines(ROWS[:1])))) == ROWS[:1]
 
 
 def test_read_rows_reads_parquet(tmp_path):
@@ -227,11 +217,6 @@ def test_files_are_read_in_their_encoding(name, content, encoding, expected, wri
     assert list(read_rows(write(name, content), encoding=encoding)) == [dict(text=expected)]
 
 
-def test_missing_file_is_not_called_damaged(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        list(read_rows(str(tmp_path / "a.csv")))
-
-
 @pytest.mark.parametrize("encoding, message", [
     ("utf-16", "UTF-16 stream does not start with BOM"),
     ("latin-99", "unknown encoding"),
@@ -269,11 +254,6 @@ def test_file_of_carriage_returns_is_reported(write, capsys):
     assert "2 carriage returns were read as spaces" in capsys.readouterr().err
 
 
-def test_carriage_return_alone_is_a_space(write):
-    path = write("a.tsv", "text\tlabel\r\na bad\rfilm\tneg\r\n")
-    assert list(read_rows(path)) == [dict(text="a bad film", label="neg")]
-
-
 @pytest.mark.parametrize("name, content, message", [
     ("a.csv", "u1,New York\nu1,Jazz\n", "got u1, New York, where u1 looks like a cell"),
     ("b.csv", "1,x\n2,y\n", "where 1 looks like a cell. Use --header none"),
@@ -285,12 +265,6 @@ def test_first_row_is_not_lost_where_a_header_is_missing(name, content, message,
     corpus = load(path, "items", header="none", field="1,2")
     assert sum(map(len, list_pages(corpus))) == 2
     assert len(list(read_rows(path, header="first"))) == 1
-
-
-def test_columns_that_are_read_are_named_once(write, load, capsys):
-    path = write("a.jsonl", '{"n": 1, "body": "a b"}\n')
-    load(path, "bpe", max_subwords=256)  # reads twice
-    assert capsys.readouterr().err == f"columns: body of {path}\n"
 
 
 @pytest.mark.parametrize("wrong", ["x,1,more", "x"])
@@ -461,17 +435,3 @@ def test_data_that_is_nowhere_is_refused(name, write, load, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="--data.*Nothing was found there"):
         load(name)
-
-
-def test_hub_rows_are_those_of_the_data_set(monkeypatch):
-    """Labels are numbers of classes, in the order of data.tasks.TASKS."""
-    features = datasets.Features(label=datasets.ClassLabel(names=["no", "yes"]))
-    data = datasets.Dataset.from_dict(dict(label=[1, -1]), features)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: data)
-    assert list(read_hub("owner/name")) == [dict(label=1), dict(label=-1)]
-
-
-def test_hub_errors_name_the_data_set(monkeypatch):
-    monkeypatch.setattr(datasets, "load_dataset", None)
-    with pytest.raises(InputError, match="owner/name: could not be read"):
-        list(read_hub("owner/name"))

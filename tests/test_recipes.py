@@ -85,10 +85,8 @@ def test_runs_of_the_papers_rows_resolve_to_their_settings():
     ("--emb lookup", "lookup lsh bpe sr python out/lookup-bpe"),
     ("--emb median", "median lsh regex hash-mlm python out/median"),
     ("--emb bloom", "bloom lsh items hash-mlm python-names out/bloom-items"),
-    ("--emb bloom --split phrases", "bloom lsh phrases hash-mlm python out/bloom-phrases"),
     ("--preset bert-lsh", "lookup lsh bpe mlm python out/lookup-bpe-mlm-lsh-attention"),
     ("--preset median --emb proj", "proj lsh regex hash-mlm python out/proj-lsh-hash-mlm"),
-    ("--data my_texts/", "proj lsh regex sr my_texts/ out/proj-lsh-my_texts"),
     ("--data x/a.csv+python", "proj lsh regex sr x/a.csv+python out/proj-lsh-a+python"),
 ])
 def test_flags_resolve_to_words_embedding_objective_and_out(flags, expected):
@@ -104,10 +102,8 @@ def test_flags_resolve_to_words_embedding_objective_and_out(flags, expected):
     # what follows from other flags
     ("--split items --attn lsh", dict(lsh_pairs="all")),
     ("--width 64 --heads 2", dict(ffn=256)),
-    ("--split phrases", dict(vocab=1_000_000)),
     ("--steps 50", dict(warmup=5)),
     ("--steps 50 --warmup 0", dict(warmup=0)),
-    ("--emb emb --rows 70000", dict(features=70_000)),
     ("--preset hashformer --emb lookup --objective mlm", dict(lr=1e-4)),
 ])
 def test_sizes_and_recipe_resolve_to(flags, expected):
@@ -125,14 +121,7 @@ def test_sizes_and_recipe_resolve_to(flags, expected):
     ("--emb lookup --hash md5", ["--hash", "lookup"]),
     ("--vocab 9", ["--vocab", "proj"]),
     ("--mask 0.5", ["--mask requires --objective mlm"]),
-    ("--lsh_bands 2", ["requires --attn lsh"]),
-    ("--noise 0.3 --emb median", ["--noise requires --objective sr"]),
-    ("--samples 5", ["--samples requires --objective sampled"]),
-    ("--chunk 3", ["--chunk requires --emb pool"]),
-    ("--alpha 7", ["--alpha requires --emb bloom"]),
     ("--buckets 7 --emb bloom", ["--buckets requires --emb median"]),
-    ("--rows 9", ["--rows requires --emb emb"]),
-    ("--features 999 --hash md5", ["--features requires --hash lsh"]),
     ("--features 9", ["--features: expected 128 at least"]),
     ("--key secret", ["--key requires --hash md5"]),
     ("--hash md5 --hash_seed 3", ["--hash_seed requires --hash lsh"]),
@@ -160,9 +149,3 @@ def test_init_from_with_another_key_does_not_print_it(sr_run):
     done = run_main(pretrain.main, *flags)
     assert "--key: expected" in done.err
     assert "guess" not in done.err
-
-
-def test_init_from_may_have_another_share_of_short_windows_and_dropout(sr_run):
-    flags = f"--init_from {sr_run} --short 0 --dropout 0.3"
-    args, _ = pretrain.parse_flags(flags.split())
-    assert (args.short, args.dropout) == (0, 0.3)

@@ -102,11 +102,6 @@ def test_read_squad_refuses_other_rows(tmp_path, change, message):
         read(tmp_path / "own.json", [record], "squad")
 
 
-def test_file_without_answers_is_refused_by_its_columns(tmp_path):
-    with pytest.raises(InputError, match="expected a column answers, got question, context"):
-        read(tmp_path / "own.json", [dict(question="x", context="a b c")])
-
-
 def test_misplaced_answer_is_trained_where_it_is_nearest_and_a_missing_one_not(tmp_path, capsys):
     """Each start is one too small, as after an emoji, which UTF-16 counts as two characters."""
     records = []
@@ -302,9 +297,3 @@ def test_eval_loss_is_the_mean_over_the_windows():
         total -= logp[end, 1]
     mean = total.item() / 2 / len(logits)
     assert result["eval_loss"] == pytest.approx(mean)
-
-
-def test_majority_is_the_score_of_no_answer():
-    rows = [(("x", "a b"), answers) for answers in ([], [("b", 2)], [], [])]
-    data = make_data(rows, 20)
-    assert data.majority(data) == 75
