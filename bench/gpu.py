@@ -3,7 +3,7 @@
     python -m bench.gpu kernels         or mfu, words, ranks
 
 A time is the mean of calls in a row between two waits for the GPU: as in training, the host may be
-ahead of it.
+ahead of it. Without a GPU the tables take hours.
 
 Notation:
     B batch   H heads   L positions
