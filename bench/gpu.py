@@ -53,7 +53,7 @@ def measure(function, calls):
 
 # Attention by length
 
-# The column "sketch" is of an earlier script (docs/operations.md); a new table will not have it
+# The column "sketch" is of an earlier script (docs/speed.md); a new table will not have it
 KERNELS = """
     dtype         s       dtype
     data          s       vectors

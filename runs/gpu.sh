@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # Speed on a GPU: attention, training steps, words per second, ranks.
-# Makes: results/gpu.json, for the tables of docs/speed.md under "One GPU", and of README under
-#     "Several GPUs".
+# Makes: the tables of docs/speed.md under "One GPU".
 # Data: none. Rows of Hugging Face BERT need `pip install transformers`.
-# Hardware: one GPU, six minutes. Where two are, two ranks are measured, too.
+# Hardware: one GPU. Where two are, two ranks are measured, too.
+# Cost: six minutes. Each table is stopped after its share of them, and its rows so far are kept.
 # Differs from the papers: they give no such table.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python -m bench.gpu --json results/gpu.json
+timeout 140 python -m bench.gpu kernels --json results/gpu-attention.json || true
+timeout 110 python -m bench.gpu mfu --json results/gpu-steps.json || true
+timeout 70 python -m bench.gpu words --json results/gpu-words.json || true
+timeout 30 python -m bench.gpu ranks --json results/gpu-ranks.json || true
