@@ -390,7 +390,8 @@ def test_file_is_read_as_training_reads_it(
     ("classify", "title,body\n", [], "expected rows, got none"),
     ("answer", TABLE, [], "expected the columns question, context, got n, title, body"),
     ("classify", "text,notes\na,b\n", [], "expected no column prediction, notes, error"),
-    ("fixed_set", "order,item\n7,x\n", [], "got order, item. Name 1 of them by --text"),
+    ("fixed_set", "", [], "expected rows, got none"),
+    ("fixed_set", "order,item\n7,x\n", [], "got order, item. Use --text NAME"),
 ])
 def test_file_without_the_columns_is_refused(paths, tmp_path, model, content, flags, message):
     path = tmp_path / "in.csv"
