@@ -98,7 +98,7 @@ def read_cell(cell, claim):
         share = row[key] / whole
         of_row = share * (1 - share)
         if claim.get("is_correlation"):
-            of_row = (1 - share**2) ** 2
+            of_row = (1 - share**2) ** 2 * (1 + share**2 / 2)  # Spearman's [Bonett and Wright 2000]
         variance += whole**2 * of_row / claim["n"]
     return dict(mean=row[key], std=std, error=math.sqrt(variance), seeds=seeds)
 

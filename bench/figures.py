@@ -9,17 +9,21 @@ for results/attention.json; a test compares the pages with what it writes.
 """
 
 import contextlib
+import math
 import re
+import textwrap
+from collections import Counter
 
 import torch
 
+import attention as lsh
 from bench import attention, claims, controls, copies, gpu, harness, hashformers, misspell
 from bench import sketch, superbloom, training
 from bench.harness import ROOT, Bench, caption, markdown
 from bloom import DEMO_ORDERS, DEMO_PROBABILITIES, BloomMap
 from common import read_json
 from embeddings import ProjEmbedding
-from hashing import NgramLSH, md5_bits
+from hashing import NgramLSH, list_words, md5_bits
 
 ASSETS = ROOT / "assets"
 STYLE = {"savefig.dpi": 110, "figure.constrained_layout.use": True, "axes.spines.top": False,
@@ -31,6 +35,7 @@ def draw_figures(args):
     """Draw the figures of assets/."""
     draw_pipeline()
     draw_maps()
+    draw_buckets()
     draw_attention()
     draw_claims()
 
@@ -67,13 +72,14 @@ def draw_pipeline():
     words = ["play", "plays", "cat"]
     ticks = dict(xticks=[], yticks=range(3), yticklabels=words)
     torch.manual_seed(0)
-    lsh = NgramLSH.fit(dict.fromkeys(words, 1))
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")  # any text will do
+    ngrams = NgramLSH.fit(Counter(list_words(text)))
     proj = ProjEmbedding(128, 16).requires_grad_(False)
     kinds = {  # a row of the figure each
         "MD5 of the whole word": md5_bits(words),
-        "LSH of its n-grams:\np l a y pl la ay\npla lay play": lsh.bits(words, 128),
+        "LSH of its n-grams:\np l a y pl la ay\npla lay play": ngrams.bits(words, 128),
     }
-    with new_figure("pipeline", (8, 3.4), 2, 2) as axes:
+    with new_figure("pipeline", (8.6, 3.6), 2, 2) as axes:
         for (kind, bits), (left, right) in zip(kinds.items(), axes.reshape(2, 2)):
             left.set(ylabel=kind)
             vectors = proj(torch.from_numpy(bits)).numpy()  # (3, 16)
@@ -82,9 +88,10 @@ def draw_pipeline():
                 axis.grid(False)
                 axis.set(**ticks)
             for y, num_different in enumerate((bits != bits[0]).sum(1)):
-                left.text(32, y, f"{num_different} of 128\ndiffer", va="center", fontsize=8)
+                text = "128 bits" if y == 0 else f"{num_different} of them\ndiffer from play"
+                left.text(32.3, y, text, va="center", fontsize=8)
         axes[0].set_title("1. hash a word: 128 bits (32 shown), black = 1")
-        axes[1].set_title("2. vector: correlation of the\nbits with untrained vectors")
+        axes[1].set_title("2. multiply: 16 numbers, dark = large\n(with weights not trained yet)")
 
 
 def draw_maps():
@@ -107,6 +114,27 @@ def draw_maps():
         axis.set_title(title, fontsize=9)
 
 
+def draw_buckets():
+    """Draw which queries and keys share a hash bucket: in the order of the text, and sorted."""
+    generator = torch.Generator().manual_seed(1)
+    q, k = torch.randn(2, 1, 1, 24, 16, generator=generator)
+    draw = lsh.draw_hyperplanes(1, 1, 3, 16, 8, generator)  # 3 hyperplanes: 8 buckets
+    hq, hk = [lsh.simhash(x, *draw, 8).flatten() for x in (q, k)]  # (24,)
+    orders = {
+        "queries and keys in the order of the text": (torch.arange(24), torch.arange(24)),
+        "sorted by bucket: each bucket is a small dense block": (hq.argsort(), hk.argsort()),
+    }
+    with new_figure("buckets", (8, 4), columns=2) as axes:
+        for axis, (title, (rows, columns)) in zip(axes, orders.items()):
+            is_collision = hq[rows, None] == hk[columns]  # (24, 24)
+            axis.imshow(is_collision, cmap="Greys", vmax=1.5)
+            axis.grid(False)
+            axis.set_title(title, fontsize=9)
+            axis.set(xlabel="key, its bucket", ylabel="query, its bucket")
+            axis.set_xticks(range(24), hk[columns].tolist(), fontsize=7)
+            axis.set_yticks(range(24), hq[rows].tolist(), fontsize=7)
+
+
 # Results
 
 
@@ -119,41 +147,48 @@ def draw_attention():
     for row in on_gpu["rows"]:
         if row["dtype"] == "bfloat16" and row["data"] == "random" and row["L"] < 65_536:
             gpu_rows.append(row)
+    gpu, *_ = on_gpu["machine"]["device"].split(",")
     panels = (  # title, rows, key of LSH attention
-        (f"{on_cpu['machine']['device']}: 2 heads", cpu_rows, "ours"),
-        (f"{on_gpu['machine']['device']}: 12 heads", gpu_rows, "blocks"),
+        (f"CPU, {on_cpu['machine']['device']}: 2 heads, float32", cpu_rows, "ours"),
+        (f"GPU, {gpu}: 12 heads, bfloat16", gpu_rows, "blocks"),
     )
     with new_figure("attention", (9, 3.6), columns=2) as axes:
         for axis, (title, rows, key) in zip(axes, panels):
             lengths = [row["L"] for row in rows]
             axis.loglog(lengths, [row["dense"] for row in rows], "o--", label="dense")
             axis.loglog(lengths, [row[key] for row in rows], "s-", label="LSH, bucket by bucket")
-            axis.set(title=title, xlabel="positions of a sequence", ylabel="ms, lower is better")
+            axis.set(title=title, xlabel="positions of a sequence",
+                     ylabel="ms, forward and backward")
             axis.set_xticks(lengths, lengths, fontsize=7)
             axis.minorticks_off()
             axis.legend(fontsize=8)
 
 
 def draw_claims():
-    """Draw by how many standard errors each claim of README leads its control."""
-    looks = {"holds": ("o", "tab:blue"), "not decided": ("D", "0.5"),
-             "does not hold": ("X", "tab:orange")}
-    names = []
-    with new_figure("claims", (9, 4.2), xlabel="lead over the control, standard errors") as [axis]:
-        for paper, rows in read_json(ROOT / "docs/claims.json").items():
-            front = [row for row in rows if "front" in row]
-            for row in claims.list_claims(front):
-                if row.get("lead") is not None:
-                    names.append(f"{row['claim']} [{paper}]")
-                    verdict, *_ = row["verdict"].split(" (")
-                    mark, color = looks[verdict]
-                    axis.plot(row["lead"], names[-1], mark, color=color)
-        for verdict, (mark, color) in looks.items():
-            axis.plot([], [], mark, color=color, label=f"{verdict} here")
-        for limit in (-claims.LIMIT, claims.LIMIT):
-            axis.axvline(limit, color="0.3", linestyle="--")
-        axis.invert_yaxis()
-        axis.legend(fontsize=8)
+    """Draw the claims of README that are decided: what was measured here beside its control."""
+    decided = []
+    for rows in read_json(ROOT / "docs/claims.json").values():
+        for claim in rows:
+            if "front" not in claim:
+                continue
+            here = claims.read_cell(claim["here"], claim)
+            control = claims.read_cell(claim["control"], claim)
+            verdict, _ = claims.judge(claim, here, control)
+            if not verdict.startswith("not decided"):
+                decided.append((claim, verdict, here, control))
+    columns = math.ceil(len(decided) / 2)
+    with new_figure("claims", (2.5 * columns, 6.4), 2, columns) as axes:
+        for axis in axes[len(decided):]:
+            axis.set_axis_off()
+        for axis, (claim, verdict, here, control) in zip(axes, decided):
+            own_color = "tab:blue" if verdict == "holds" else "tab:orange"
+            for x, value, color in ((0, here, own_color), (1, control, "0.8")):
+                mean = value["mean"]
+                axis.bar(x, mean, yerr=value["std"], capsize=4, width=0.7, color=color)
+                axis.text(x, 0, f"{mean:.3g}", ha="center", va="bottom", weight="bold")
+            axis.set_xticks([0, 1], claim["bars"])
+            axis.set_ylabel(claim["unit"])
+            axis.set_title(textwrap.fill(claim["claim"], 30) + f"\n→ {verdict}", fontsize=9)
 
 
 # Tables

@@ -52,5 +52,5 @@ def test_error_has_seeds_and_rows():
 def test_error_of_a_correlation():
     cell = claims.read_cell(["glue", "proj, lsh", "stsb"], dict(n=1500, is_correlation=True))
     r = cell["mean"] / 100
-    of_rows = 100 * (1 - r**2) / math.sqrt(1500)  # its standard error, for normal variables
+    of_rows = 100 * (1 - r**2) * math.sqrt((1 + r**2 / 2) / 1500)  # for normal variables
     assert cell["error"] == pytest.approx(math.hypot(cell["std"] / math.sqrt(3), of_rows))
