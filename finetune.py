@@ -214,7 +214,7 @@ def train(args, runtime, model, data, seed, lr, title):
     """Train a model on data["train"], and evaluate it on data["select"] about twice per epoch.
 
     Args:
-        args: Namespace with the flags epochs, batch and eval_every.
+        args: Namespace with the flags epochs, batch, balanced and eval_every.
         model: nn.Module, maps token IDs (B, L) and an attention mask to logits.
         data: dict, split -> SequenceClassification or QuestionAnswering; may have no select.
         seed: int, decides the order of the examples.
@@ -226,6 +226,8 @@ def train(args, runtime, model, data, seed, lr, title):
         log: list of dict, the scores of each evaluation.
     """
     train_data = data["train"]
+    if args.balanced:
+        train_data.balance()
     metric = train_data.task.metrics[0]
     lengths = [len(ids) for ids in train_data.examples]
     batches = []  # of all epochs; each holds indices of examples of similar length
@@ -416,6 +418,8 @@ def summarize(results):
     metric = first["metric"]
     values = [result["best"][metric] for result in results]
     mean = np.mean(values)
+    labels = enumerate(first["f1_per_label"])  # none unless the task has classes
+    all_predicted = np.concatenate([result["predicted"] for result in results])
     row = dict(
         metric=metric,
         rows=first["rows"],
@@ -426,6 +430,7 @@ def summarize(results):
         last=average(results, "last")[metric],
         all_metrics=average(results, "best"),
         f1_per_label=average(results, "f1_per_label"),
+        never_predicted=[name for number, name in labels if number not in all_predicted],
         majority=first["majority"],
         bag_of_words=None)
     if "control" in first:
@@ -459,6 +464,7 @@ def deviation(values):
 def print_results(content):
     """Print the scores of each task beside its controls."""
     for name, row in content["tasks"].items():
+        scores = [f"{label} {score:.1f}" for label, score in row["f1_per_label"].items()]
         print(f"\n{name}: parameters {row['size']['total']:,}, PoEP {row['size']['poep']:.2%}")
         print(f"{name}: {row['metric']} {show(row['mean'], row['std'])}, last weights "
               f"{row['last']:.2f}, majority class {row['majority']:.2f}")
@@ -469,6 +475,11 @@ def print_results(content):
                 note = ": no better than a bag of words"
             print(f"{name}: bag of words {bag}, difference {row['over_bag']:+.2f} ± "
                   f"{row['over_bag_error']:.2f}, its standard error over rows and seeds{note}")
+        if scores:  # the task has classes
+            print(f"{name}: F1 of each class: {', '.join(scores)}")
+        if row["never_predicted"]:
+            print(f"warning: {name}: never predicted: {', '.join(row['never_predicted'])}. Use "
+                  "--balanced, more --epochs or more rows.")
     if "average" in content:
         print(f"average over the tasks: {content['average']:.2f}")
 
@@ -519,6 +530,8 @@ def add_run_flags(add, tasks):
         help="column of the text in your files, or A,B for two texts (default: text)")
     add("--label", help="column of the label in your files (default: label)")
     add("--regression", action="store_true", help="the labels in your files are numbers")
+    add("--balanced", action="store_true",
+        help="give all classes the same weight, however rare they are; the score is macro F1")
     add("--limit", type=at_least(1),
         help="number of training rows, drawn at random, the same for all seeds (default: all)")
     # the training
@@ -549,6 +562,8 @@ def check_flags(args):
         raise InputError("--task: expected a task, or your own files as --train and --dev.")
     if args.train and args.task in ("glue", "pydoc"):
         raise InputError(f"--train: expected one task of files, got --task {args.task}.")
+    if args.balanced and (args.regression or args.task in ("stsb", "glue", *SQUAD)):
+        raise InputError("--balanced requires a task of classes.")
     if args.dev and not args.train:
         raise InputError("--dev requires --train.")
     if args.task in SQUAD and args.train and not args.dev:

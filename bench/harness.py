@@ -144,7 +144,8 @@ def read_glue(task, args):
     """Return the Task of a name, and its rows by split, from the files of --data_dir."""
     # the flags of finetune.py that read_task looks at
     files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None,
-                               encoding=None, sep=None, header=None, limit=None, select=0.0)
+                               encoding=None, sep=None, header=None, limit=None, select=0.0,
+                               balanced=False)
     return read_task(task, files)
 
 

@@ -122,9 +122,9 @@ def read_task(name, args):
 
     Args:
         name: str, a key of TASKS, or "own": the files of --train and --dev.
-        args: Namespace with the flags train, dev, data_dir, text, label, regression, limit,
-            select, cache, encoding, sep and header. Without dev, a tenth of the rows of train is
-            scored.
+        args: Namespace with the flags train, dev, data_dir, text, label, regression, balanced,
+            limit, select, cache, encoding, sep and header. Without dev, a tenth of the rows of
+            train is scored.
 
     Returns:
         the Task; and dict, split -> rows: train, select unless it is empty, and dev.
@@ -133,6 +133,8 @@ def read_task(name, args):
         InputError: a file cannot be read, or does not fit the task.
     """
     task = choose_task(name, args)
+    if args.balanced:  # classes count alike in the loss, and in the score that chooses the weights
+        task = dataclasses.replace(task, metrics=["macro_f1", "accuracy"])
     train_path = args.train
     dev_path = args.dev
     if name == "pydoc":  # its files are made here
@@ -489,6 +491,7 @@ class SequenceClassification:
         self.num_outputs = len(task.labels) if task.has_classes else 1
         self.examples, num_cut = self.build_examples(rows)
         self.targets = self.build_targets(rows)
+        self.class_weights = None  # float32 (classes,), see balance
         self.notes = f"{num_cut:,} texts cut to {length} positions"
 
     def __len__(self):
@@ -518,12 +521,23 @@ class SequenceClassification:
             return targets.astype(np.float32)
         return np.array([self.task.labels.index(label) for label in labels])
 
+    def balance(self):
+        """Let classes weigh alike in the loss: a row weighs n / (classes · rows of its class)."""
+        counts = np.bincount(self.targets, minlength=self.num_outputs)  # (classes,)
+        weights = len(self.targets) / (self.num_outputs * np.maximum(counts, 1))
+        self.class_weights = torch.from_numpy(weights).float()
+
     def loss(self, logits, indices):
         """Return the mean loss of the examples with these indices; logits is (B, num_outputs)."""
         targets = send(torch.from_numpy(self.targets[indices]), logits.device)  # (B,)
         if not self.task.has_classes:
             return F.mse_loss(logits[:, 0], targets)
-        return F.cross_entropy(logits, targets)
+        if self.class_weights is None:
+            return F.cross_entropy(logits, targets)
+        # subtle: a mean over rows. torch's own mean divides by the weights of the batch, so that
+        # a batch of frequent classes alone would count as much as if there were no weights
+        weights = send(self.class_weights, logits.device)
+        return F.cross_entropy(logits, targets, weights, reduction="none").mean()
 
     def evaluate(self, batches):
         """Score a model by its logits.

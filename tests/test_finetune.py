@@ -148,6 +148,27 @@ def test_predictions_reproduce_the_scores(tune, own, tmp_path):
     assert row["over_bag"] == pytest.approx(np.mean(values) - np.mean(bag_values))
 
 
+def test_balanced_classes_find_a_rare_one(tune, sr_run, tmp_path):
+    """All rare texts have a "zebra", but twice as many usual ones do: one may guess "usual"."""
+    rng = random.Random(6)
+    rows = [("text", "label")]
+    for _ in range(50):
+        rows.append((sentence(rng, "zebra"), "rare"))
+        for word in ["zebra", "zebra", *["quagga"] * 7]:
+            rows.append((sentence(rng, word), "usual"))
+    path = write_table(tmp_path / "rows.tsv", rows)
+    flags = ["--ckpt", sr_run, *QUICK, "--train", path, "--dev", path, "--seeds", 1, "--select", 0]
+
+    plain = run_main(finetune.main, *flags, "--out", tmp_path / "plain")
+    balanced = run_main(finetune.main, *flags, "--balanced", "--out", tmp_path / "balanced")
+
+    assert plain.result["tasks"]["own"]["f1_per_label"]["rare"] == 0
+    assert "warning: own: never predicted: rare." in plain.out
+    # 50 for "rare" at each zebra: precision is 1/3, recall 1
+    assert balanced.result["tasks"]["own"]["f1_per_label"]["rare"] > 40
+    assert "never predicted" not in balanced.out
+
+
 def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
     """Made-up texts and scores: letters of a task's name, plus the seed."""
     rows = [(("a",), "up"), (("b",), "down")]
@@ -162,7 +183,7 @@ def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
         scores = dict(accuracy=len(name) + seed)
         size = dict(total=1, poep=0)
         return dict(metric="accuracy", rows={}, size=size, majority=0, best=scores, last=scores,
-                    f1_per_label={}, selection=-seed, seed=seed)
+                    f1_per_label={}, predicted=[], selection=-seed, seed=seed)
 
     monkeypatch.setattr(finetune, "read_task", read_task)
     monkeypatch.setattr(finetune, "run_job", run_job)
@@ -468,6 +489,8 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
     ("--task sst2 --label=", "--text, --label, --regression: expected files"),  # not read
     ("--task sst2 --text text", "--text, --label, --regression: expected files"),
     ("--task sst2 --dev a", "--dev requires --train"),
+    ("OWN --regression --balanced", "--balanced requires a task of classes"),
+    ("--task glue --balanced", "--balanced requires a task of classes"),  # STS-B has numbers
     ("--task squad --train a", "--train with --task squad requires --dev"),
     ("--task sst2 --train a --data_dir b", "--data_dir, --train: expected one"),
     ("--task sst2 --sep ;", "--encoding, --sep and --header require"),

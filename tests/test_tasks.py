@@ -44,7 +44,7 @@ def flags(**changes):
     """Return what read_task reads of the flags of finetune.py."""
     names = ("train", "dev", "data_dir", "text", "label", "regression", "cache", "encoding",
              "sep", "header", "limit")
-    return SimpleNamespace(**dict.fromkeys(names) | dict(select=0.0) | changes)
+    return SimpleNamespace(**dict.fromkeys(names) | dict(select=0.0, balanced=False) | changes)
 
 
 def write_table(path, rows):
@@ -357,6 +357,16 @@ def test_eval_loss_is_the_mean_over_the_rows(task, labels):
             total -= F.log_softmax(row, 0)[target]
     scores, _ = data.evaluate(two_batches(logits))
     assert scores["eval_loss"] == pytest.approx(total.item() / 4)
+
+
+def test_balanced_loss_weighs_classes_alike():
+    """Of four rows three are up: their weights are 4 / (2 · 3), that of the other is 4 / 2."""
+    data = make_data(UP_OR_DOWN, make_rows("abcd", ["up", "down", "up", "up"]))
+    logits = torch.randn(4, 2)
+    data.balance()
+    losses = -logits.log_softmax(1)
+    assert data.loss(logits[:2], [0, 1]).item() == pytest.approx(
+        (2 / 3 * losses[0, 1].item() + 2 * losses[1, 0].item()) / 2)
 
 
 def test_majority_is_the_most_frequent_class_of_train():
