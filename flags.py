@@ -101,6 +101,7 @@ def choose_settings(flags, inherited):
         else:  # any word has a hash
             args.split = "regex"
     args.order = args.split != "items"
+    args.fit_alpha = "alpha" not in fixed  # pretrain.py lowers alpha for few items
     if args.objective is None:
         # a set has no order to shuffle
         if args.head == "sr" and args.order and code_format not in PREDICTED:
@@ -274,7 +275,8 @@ def build_parser(description=None):
     group = parser.add_argument_group(
         "Bloom digests: --emb bloom [SB §3.2]. Sketches: --emb median and mean [CM], weighted "
         "[SV], and --objective hash-mlm")
-    add("--alpha", "items that share a Bloom token, at most about √N / 2")
+    add("--alpha", "items that share a Bloom token, at most about √N / 2; by default fewer for few "
+        "items")
     add("--coherent", "Bloom maps that put items of a page together", index)
     add("--hashes", "m hashes of an item (default: 2), or k of a sketch (default: 5)",
         at_least(1, maximum=99))

@@ -44,8 +44,8 @@ from common import InputError, autocast, blame, catch_signals
 from common import gather_from_ranks, load_checkpoint, lock_output, read_ranks, remove
 from common import resolve_device, run_script, save_checkpoint
 from data.batches import ItemSetBatches, TextBatches, divide
-from data.codes import build_codes, build_targets, build_tokenizer, list_vocabulary, load_tokenizer
-from data.codes import report_unknown
+from data.codes import build_codes, build_targets, build_tokenizer, fit_alpha, list_vocabulary
+from data.codes import load_tokenizer, report_unknown
 from data.corpus import Corpus, prepare
 from data.rows import reader_options
 from flags import DEFAULTS, parse_flags
@@ -67,9 +67,10 @@ GPU_WORKERS = 4  # processes that make batches: a GPU takes them faster than one
 SEED_STRIDE = 1_000_003  # two runs with different --seed share no seed of a step below the stride
 RANK_STRIDE = 4_099  # the same for the ranks of a step
 # Settings that may change when a run resumes. data and how it is read are among them because
-# run["corpus"], a digest of the text, is compared instead: the same file may lie elsewhere
-MAY_CHANGE = ("data field encoding sep header cache out device dtype compile micro workers "
-              "eval_every save_every quiet").split()
+# run["corpus"], a digest of the text, is compared instead: the same file may lie elsewhere. alpha
+# may follow from the corpus, and is compared when that is known
+MAY_CHANGE = ("data field encoding sep header cache alpha fit_alpha out device dtype compile micro "
+              "workers eval_every save_every quiet").split()
 
 
 def train(args, initial, rank, world, local_rank):
@@ -108,6 +109,7 @@ def train(args, initial, rank, world, local_rank):
     # Words, their hashes, and batches of token IDs. The config is final from here on
     corpus, tokenizer, config, codes, targets, batches = load_data(args, initial)
     run["corpus"] = corpus.meta["digest"]
+    run["alpha"] = args.alpha
     if tokenizer.bloom_map is not None:
         run["bloom"] = tokenizer.bloom_map.checksum()
     if resumed is not None:
@@ -359,6 +361,8 @@ def finalize(args, corpus):
     if config.code_format == "row":
         config.rows = FIRST_WORD_ID + num_words
     if config.code_format == "digest":  # a row for each bucket and special token of a map
+        if args.fit_alpha:
+            args.alpha = fit_alpha(args, config.hashes, num_words)
         config.buckets = FIRST_WORD_ID + math.ceil(num_words / args.alpha)
     return config
 

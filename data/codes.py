@@ -143,6 +143,19 @@ def fit_hash(args, corpus):
     return cls(**cached(corpus, f"fit-{args.hash}", fit_arguments, fit))
 
 
+def fit_alpha(args, m, num_items):
+    """Return the largest alpha, --alpha at most, that gives each item a Bloom digest of its own."""
+    for alpha in range(args.alpha, 0, -1):
+        try:
+            BloomMap(num_items, alpha, m, args.hash_seed)
+        except ValueError:  # too few digests; an alpha of 1 has N
+            continue
+        if alpha < args.alpha and not args.quiet:
+            print(f"alpha: {alpha}, as {num_items:,} items are too few for {args.alpha}",
+                  flush=True)
+        return alpha
+
+
 def build_bloom_map(args, m, corpus, num_items):
     """Return the Bloom map of the first num_items words: random, or by --coherent. [SB App. D]"""
     shape = dict(n_items=num_items, alpha=args.alpha, m=m, seed=args.hash_seed)

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import infer
 import pretrain
+from bloom import BloomMap
 from common import load_checkpoint, lock_output
 from embeddings import EMBEDDINGS
 from model import Config, Model
@@ -345,6 +346,25 @@ def test_setting_that_a_saved_run_lacks_counts_as_its_default(small, tmp_path):
     torch.save(checkpoint, path)
     pretrain.main(small())
     assert_refused(pretrain.main, small("--noise", 0.2), "noise was 0.1 and is 0.2")
+
+
+def test_alpha_fits_few_items_unless_it_is_given(small, tmp_path):
+    """Law: it is the largest that 120 items allow. Another alpha is that of another run."""
+    flags = small(data="sets")
+    place = flags.index("--alpha")
+    del flags[place:place + 2]
+
+    done = run_main(pretrain.main, *flags)
+
+    alpha = load_checkpoint(str(tmp_path / "run"))["run"]["alpha"]
+    assert f"alpha: {alpha}, as 120 items are too few for 25" in done.out
+    assert infer.Predictor(str(tmp_path / "run")).item_map.alpha == alpha
+    with pytest.raises(ValueError):
+        BloomMap(120, alpha + 1)
+    pretrain.main(flags)
+    pretrain.main([*flags, "--alpha", str(alpha)])  # the same run
+    assert_refused(pretrain.main, [*flags, "--alpha", alpha - 1], f"alpha was {alpha} and is")
+    assert_refused(pretrain.main, [*flags, "--alpha", alpha + 1], "--alpha for 120 items: alpha")
 
 
 def test_resume_with_another_key_does_not_print_a_key(small, tmp_path):
