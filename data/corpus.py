@@ -21,7 +21,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 from collections import defaultdict, deque
 from pathlib import Path
 
@@ -33,7 +32,8 @@ from common import InputError, build_once, fingerprint, num_cores, reading, star
 from common import write_json
 from data.batches import divide
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
-from data.rows import ENDINGS, get_ending, list_names, note_once, peek_columns, read_hub, read_rows
+from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, peek_columns
+from data.rows import read_hub, read_rows
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
 
@@ -42,9 +42,9 @@ PYTHON = {  # name -> where its .py files are
     "stdlib": ["stdlib"],  # docstrings of the standard library alone
     "python-names": PLACES,  # for each function the names that it uses
 }
-HUB = {  # name -> data set on the hub, and its configuration
-    "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
-    "bookcorpus": ("rojagtap/bookcorpus",),
+HUB = {  # name -> data set on the hub
+    "wikipedia": "wikimedia/wikipedia:20231101.en",
+    "bookcorpus": "rojagtap/bookcorpus",
 }
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / "hashing.py", ROOT / "tokenizer.py"]  # they split text; an edit takes effect
@@ -159,18 +159,21 @@ def list_sources(part, **reading):
     files = find_files(part)
     if files:
         return [(file, read_rows(file, **reading)) for file in files]
-    # a mistyped path does not go to the hub, which would answer after half a minute
-    is_path = os.path.exists(part) or get_ending(part) in ENDINGS
-    if part not in HUB and (is_path or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", part)):
+    hub_id = HUB.get(part, part)
+    if not is_hub_id(hub_id):
         raise InputError(f"--data {part}: expected files in {', '.join(ENDINGS)} (or .gz), a hub "
                          f"ID or one of {', '.join((*PYTHON, *HUB))}. Nothing was found there.")
-    hub = HUB.get(part, (part,))
-    return [(part, read_hub(*hub))]
+    return [(part, read_hub(hub_id))]
 
 
 def name_data(data):
-    """Return a name of --data for files: my_texts/+python gives my_texts+python."""
-    names = [Path(part).resolve().stem for part in data.split("+")]
+    """Return a name of --data for files: my_texts/+owner/name:de gives my_texts+name-de."""
+    names = []
+    for part in data.split("+"):
+        if is_hub_id(part):
+            names.append(part.split("/")[1].replace(":", "-"))
+        else:
+            names.append(Path(part).resolve().stem)
     return "+".join(names)[:40]
 
 

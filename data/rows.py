@@ -230,15 +230,33 @@ def check_header(path, names, rows, is_named):
                              "--header none, and the columns are 1, 2, ...; or --header first.")
 
 
-def read_hub(name, config=None, split="train"):
+def is_hub_id(text):
+    """Return whether a text is an ID as read_hub takes it, and no path of a file.
+
+    A mistyped path should not go to the hub, which answers after half a minute.
+    """
+    is_path = os.path.exists(text) or get_ending(text) in ENDINGS
+    return not is_path and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(:[^:]*){0,2}", text) is not None
+
+
+def read_hub(hub_id, split="train"):
     """Stream the rows of a Hugging Face data set. A class label is a number.
+
+    Args:
+        hub_id: str, owner/name, owner/name:CONFIG, or owner/name:CONFIG:SPLIT, where CONFIG may be
+            empty, as in owner/name::test.
+        split: str, where hub_id has none.
 
     Raises:
         InputError: The data set could not be loaded.
     """
     import datasets  # takes seconds to import
-    with reading(name):
-        yield from datasets.load_dataset(name, config, split=split, streaming=True)
+    name, _, options = hub_id.partition(":")
+    config, _, own_split = options.partition(":")
+    if own_split != "":
+        split = own_split
+    with reading(hub_id):
+        yield from datasets.load_dataset(name, config or None, split=split, streaming=True)
 
 
 # -------------------------------------------------------------------------------------------------

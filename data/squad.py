@@ -60,7 +60,7 @@ def read_squad(name, args):
     splits = {}
     for split, path in (("train", args.train), ("dev", args.dev)):
         original = f"{split}-{SQUAD[name]}.json"
-        records, source = read_records(args, split, path, original, (f"rajpurkar/{name}",))
+        records, source = read_records(args, split, path, original, f"rajpurkar/{name}")
         with reading(source):
             questions = list(list_questions(records))
         rows = parse_rows(questions, task, source, parse_answers)

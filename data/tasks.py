@@ -29,7 +29,7 @@ import torch.nn.functional as F
 
 from common import InputError, send
 from data.python_source import build_pydoc
-from data.rows import list_names, peek_columns, read_hub, read_rows, reader_options
+from data.rows import is_hub_id, list_names, peek_columns, read_hub, read_rows, reader_options
 from tokenizer import build_inputs
 
 
@@ -178,21 +178,21 @@ def choose_task(name, args):
 def read_split(task, args, split, path):
     """Return the rows of a split: train, or the task's dev_split; path is that of its flag."""
     original = os.path.join(task.folder, f"{split}.tsv")
-    hub = ("nyu-mll/glue", task.name)
-    records, source = read_records(args, split, path, original, hub, task.header)
+    hub_id = f"nyu-mll/glue:{task.name}"
+    records, source = read_records(args, split, path, original, hub_id, task.header)
     parse = parse_class if task.has_classes else parse_number
     return parse_rows(records, task, source, parse)
 
 
-def read_records(args, split, path, original, hub, columns=None):
+def read_records(args, split, path, original, hub_id, columns=None):
     """Read the records of a split: from a file of the user, the original file, or the hub.
 
     Args:
         args: Namespace with the flag data_dir, and those of the reader.
         split: str, train, or a name that begins with dev.
-        path: str or None, the file that --train or --dev names.
+        path: str or None, the file or hub ID that --train or --dev names.
         original: str, a path below --data_dir.
-        hub: tuple of str, a data set on the hub and, if it has one, its configuration.
+        hub_id: str, the task's data set on the hub.
         columns: list of str, for files without a header line, or None.
 
     Returns:
@@ -200,12 +200,13 @@ def read_records(args, split, path, original, hub, columns=None):
     """
     if not path and args.data_dir is not None:
         path = os.path.join(args.data_dir, original)
-    if path:
+    if path and not is_hub_id(path):
         return list(read_rows(path, columns, **reader_options(args))), path
+    if path:
+        hub_id = path
     split = split.replace("dev", "validation")  # as the hub calls it
-    source = f"{'/'.join(hub)}, {split}"
     try:
-        return list(read_hub(*hub, split=split)), source
+        return list(read_hub(hub_id, split)), f"{hub_id} ({split})"
     except InputError as error:
         raise InputError(f"{error} Without the hub, use --data_dir, or --train and "
                          "--dev.") from error

@@ -14,7 +14,7 @@ import pytest
 import data.corpus
 from common import InputError
 from data.corpus import Corpus, choose_columns, find_files, item_names, list_documents
-from data.corpus import prepare
+from data.corpus import name_data, prepare
 from data.python_source import python_files, python_names
 from data.rows import read_rows
 from hashing import list_words
@@ -185,6 +185,29 @@ def test_parquet_of_another_encoding_does_not_blame_the_flag(tmp_path):
     pyarrow.parquet.write_table(table, path)
     with pytest.raises(InputError, match=f"^{path}: could not be read as .parquet"):
         list(read_rows(path))
+
+
+@pytest.mark.parametrize("data, expected", [
+    ("owner/name", ("owner/name", None, "train")),
+    ("owner/na.me:20.de:test", ("owner/na.me", "20.de", "test")),
+    ("owner/name::test", ("owner/name", None, "test")),
+    ("wikipedia", ("wikimedia/wikipedia", "20231101.en", "train")),
+])
+def test_hub_id_may_name_configuration_and_split(data, expected, load, monkeypatch):
+    calls = []
+
+    def load_dataset(name, config, split, streaming):
+        calls.append((name, config, split))
+        return ROWS
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert load(data).words[0] == "fish"
+    assert calls == [expected]
+
+
+def test_name_of_hub_data_has_its_configuration():
+    """Else runs over two languages would share their default --out."""
+    assert name_data("owner/name:20.de+texts/a.csv") == "name-20.de+a"
 
 
 @pytest.mark.parametrize("name, content, expected", [
@@ -429,7 +452,8 @@ def test_damaged_files_are_named(name, content, message, write, load):
         load(write(name, content))
 
 
-@pytest.mark.parametrize("name", ["", "sub/absent.csv", "a.txt+", "my/folder"])  # no hub IDs
+@pytest.mark.parametrize("name", [
+    "", "sub/absent.csv", "a.txt+", "my/folder", "a/b/c:de", "owner/name:de:train:x"])  # no hub IDs
 def test_data_that_is_nowhere_is_refused(name, write, load, tmp_path, monkeypatch):
     write("my/folder/notes.bin", "x")
     monkeypatch.chdir(tmp_path)

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -233,15 +234,32 @@ def test_original_files_of_cola_have_no_header(tmp_path):
 
 
 def test_splits_of_the_hub_are_its_own(monkeypatch):
-    """test_corpus.py has the names of its labels."""
-    def read_hub(name, config, split):
-        assert (name, config) == ("nyu-mll/glue", "rte")
+    def read_hub(hub_id, split):
+        assert hub_id == "nyu-mll/glue:rte"
         return [dict(sentence1=split, sentence2="b", label="entailment")] * 2
 
     monkeypatch.setattr(data.tasks, "read_hub", read_hub)
     _, splits = read_task("rte", flags())
     assert splits == dict(train=[(("train", "b"), "entailment")] * 2,
                           dev=[(("validation", "b"), "entailment")] * 2)
+
+
+def test_train_and_dev_may_be_on_the_hub(monkeypatch):
+    """Law: --train owner/name reads the split train, --dev validation, unless it names one."""
+    calls = []
+
+    def load_dataset(name, config, split, streaming):
+        calls.append((name, config, split))
+        return [dict(text=split, label="up"), dict(text="b", label="down")]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    own = flags(train="a/b:de", dev="a/b", text="text", label="label")
+    _, splits = read_task("own", own)
+    own.dev = "a/b::test"
+    read_task("own", own)
+    assert splits["dev"] == [(("validation",), "up"), (("b",), "down")]
+    assert calls == [("a/b", "de", "train"), ("a/b", None, "validation"),
+                     ("a/b", "de", "train"), ("a/b", None, "test")]
 
 
 def test_pydoc_holds_out_whole_files(tmp_path, monkeypatch):
