@@ -47,6 +47,7 @@ from data.batches import ItemSetBatches, TextBatches, divide
 from data.codes import build_codes, build_targets, build_tokenizer, fit_alpha, list_vocabulary
 from data.codes import load_tokenizer, report_unknown
 from data.corpus import Corpus, prepare
+from data.neighbors import NEIGHBORS, rank_hidden_items
 from data.rows import reader_options
 from flags import DEFAULTS, parse_flags
 from model import Config, Model, count_operations, count_parameters, parameter_groups
@@ -56,6 +57,8 @@ from tokenizer import FIRST_WORD_ID, MASK
 
 LOG = "log.jsonl"
 LOG_EVERY = 10  # steps
+CONTROL_SETS = 500  # held-out item sets whose items neighbors guess, in seconds
+CONTROL_NAMES = 5_000_000  # in all item sets; with more it would take minutes and gigabytes
 SHOW_EVERY = 30  # seconds between lines of progress
 PEAK_TFLOPS = {  # of dense products in bfloat16, by the name that PyTorch gives a GPU
     "NVIDIA A100-SXM4-40GB": 312,
@@ -174,6 +177,9 @@ def train(args, initial, rank, world, local_rank):
     # What is about to run, and the loss that theory expects of an untrained model
     runtime = f"{device}, {dtype}, compile {use_compile}"
     show(args, describe(args, model, corpus, batches, world, runtime))
+    has_control = not config.order and len(batches.ids) <= CONTROL_NAMES
+    if has_control and resumed is None and not args.quiet:
+        show(args, describe_neighbors(batches))
     result, sums = evaluate(model, objective, held_out, dtype)
     word_counts = corpus.counts[FIRST_WORD_ID:len(codes)]  # (V,) of each known word
     num_classes, unigram_loss = objective.expected_loss(word_counts, sums)
@@ -492,6 +498,16 @@ def describe(args, model, corpus, batches, world, runtime):
         f"micro-batches of at most {args.micro}",
         f"device: {runtime}, torch {torch.__version__}, seed {args.seed}"]
     return "\n".join(lines)
+
+
+def describe_neighbors(batches):
+    """Return a line on the control of item sets: recall@10 by neighbors, without training."""
+    num_sets = min(batches.num_eval, CONTROL_SETS)
+    # at equal distances, as they are sorted by size
+    rows = np.linspace(0, batches.num_eval - 1, num_sets).astype(int)
+    is_hit = rank_hidden_items(batches, rows) < 10  # (n, 4)
+    recalls = [f"{name} {share:.3f}" for name, share in zip(NEIGHBORS, is_hit.mean(0))]
+    return f"rec@10 of {num_sets:,} held-out sets without training: {', '.join(recalls)}"
 
 
 def pretrain(argv):

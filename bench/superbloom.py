@@ -12,7 +12,6 @@ Notation:
     N items   m hashes of an item   R buckets   d width   P held-out sets
 """
 
-import collections
 import itertools
 import math
 from pathlib import Path
@@ -25,6 +24,7 @@ from bench.harness import COMPARE, REQUIRED, Bench, compare, count_sizes, load_c
 from bloom import BloomMap, beam_search, exhaustive, hash_logp
 from common import InputError, blame
 from data.batches import ItemSetBatches
+from data.neighbors import NEIGHBORS, rank_hidden_items
 from model import PRESETS
 from objectives import RECALL
 from tokenizer import FIRST_WORD_ID, MASK
@@ -180,76 +180,15 @@ def read_sets(corpus, length):
     return sets, ids, noise[0].argmin(1)
 
 
-NEIGHBORS = ("popularity", "neighbors: counts", "neighbors: cosines", "neighbors: random walks")
-
-
 def score_neighbors(args):
     """Yield rows of recall@k for baselines without training: popularity and neighbors."""
-    corpus = load_corpus(args, "items")
-    sets, ids, masked = read_sets(corpus, 32)
-    num_ids = len(corpus.counts)
-    pages_of = collections.defaultdict(list)  # item -> its training pages
-    # held-out sets must not vote for their own items
-    for i in sets.train_pages:
-        start = sets.page_starts[i]
-        page = sets.ids[start:start + sets.page_sizes[i]]
-        for item in page.tolist():
-            pages_of[item].append(page)
-    frequency = np.array([len(pages_of[item]) for item in range(num_ids)])
-    seen_at = np.zeros(num_ids, int)  # where the corpus names an item first
-    items, places = np.unique(corpus.ids, return_index=True)
-    seen_at[items] = places
-
-    hits = np.zeros((len(NEIGHBORS), len(RECALL)))
-    for row, column in zip(ids.numpy(), masked.tolist()):
-        # the hidden item, which neighbors do not see
-        correct = row[column]
-        visible = np.delete(row, column)
-        scores = score_items(visible.tolist(), pages_of, frequency)  # (4, V)
-        # special tokens, padding among them, and visible items are no candidates
-        scores[:, :FIRST_WORD_ID] = -1
-        scores[:, visible] = -1
-        ranks = count_ahead(scores, correct, seen_at)  # (4,)
-        hits += ranks[:, None] < RECALL
-    for name, line in zip(NEIGHBORS, hits / len(ids)):
+    sets, _, _ = read_sets(load_corpus(args, "items"), 32)
+    ranks = rank_hidden_items(sets, np.arange(sets.num_eval))  # (P, 4)
+    for name, ranks_of_one in zip(NEIGHBORS, ranks.T):
         row = dict(name=name, data=args.data)
-        for k, share in zip(RECALL, line):
-            row[f"rec@{k}"] = float(share)
+        for k in RECALL:
+            row[f"rec@{k}"] = float((ranks_of_one < k).mean())
         yield row
-
-
-def score_items(visible, pages_of, frequency):
-    """Return the scores of all items beside visible ones, a row a name in NEIGHBORS.
-
-    A neighbor scores the sum over the visible items of how often both stand on a training page: as
-    it is, over √(frequency · frequency), or each page as 1 / (its size · the visible item's
-    frequency), as a random walk would reach it.
-    """
-    num_ids = len(frequency)
-    scores = np.zeros((len(NEIGHBORS), num_ids))
-    scores[0] = frequency
-    for item in visible:
-        pages = pages_of.get(item)
-        if pages:  # not of padding
-            others = np.concatenate(pages)
-            sizes = np.array([len(page) for page in pages])
-            both = np.bincount(others, minlength=num_ids)
-            scores[1] += both
-            scores[2] += both / np.sqrt(np.maximum(frequency, 1) * len(pages))
-            scores[3] += np.bincount(others, np.repeat(1 / sizes, sizes), num_ids) / len(pages)
-    return scores
-
-
-def count_ahead(scores, correct, seen_at):
-    """Count the items that are ahead of the correct one in each row of scores, (rows, V).
-
-    The correct item loses a tie to an item with a smaller seen_at.
-    """
-    # a rank is a count: nothing is sorted
-    least = scores[:, [correct]]
-    is_tied = (scores == least) & (seen_at < seen_at[correct])
-    is_ahead = (scores > least) | is_tied
-    return is_ahead.sum(1)
 
 
 ENTITIES = """

@@ -269,30 +269,6 @@ def test_bench_bloom_compares_times_per_position():
         assert row["ratio"] == pytest.approx(row["plain"] / row["beam"])
 
 
-def test_score_items_by_hand():
-    pages = [np.array(page) for page in ([0, 1], [0, 1, 2], [2, 3], [2])]
-    pages_of = {
-        0: pages[:2],
-        1: pages[:2],
-        2: pages[1:],
-        3: pages[2:3],
-    }
-    frequency = np.array([2, 2, 3, 1])
-    popularity, counts, cosines, walks = superbloom.score_items([0], pages_of, frequency)
-    assert popularity.tolist() == [2, 2, 3, 1]
-    # the visible item 0 stands with 1 on two pages, with 2 on one
-    assert counts.tolist() == [2, 2, 1, 0]
-    assert cosines == pytest.approx([1, 1, 1 / np.sqrt(6), 0])
-    # a walk from 0 takes each of its pages with 1/2, then an item there: 1 has (1/2 + 1/3) / 2
-    assert walks == pytest.approx([5 / 12, 5 / 12, 1 / 6, 0])
-
-
-def test_count_ahead_gives_a_tie_to_the_item_seen_first():
-    scores = np.array([[5, 3, 3, 3, 1]])
-    seen_at = np.array([4, 1, 2, 0, 3])
-    assert superbloom.count_ahead(scores, 2, seen_at) == 3
-
-
 def test_bench_beams_until_certified_equals_evaluation(sets_run, pages_path, args):
     settings = args(runs=[str(sets_run)], data=str(pages_path))
     rows = {row["name"]: row for row in run_bench(superbloom, "beams", settings)}

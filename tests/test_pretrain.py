@@ -348,6 +348,16 @@ def test_setting_that_a_saved_run_lacks_counts_as_its_default(small, tmp_path):
     assert_refused(pretrain.main, small("--noise", 0.2), "noise was 0.1 and is 0.2")
 
 
+def test_control_of_item_sets_is_printed_once(small):
+    """The names of a group stand together; there are twelve groups of ten."""
+    first = run_main(pretrain.main, *small(data="sets"))
+    again = run_main(pretrain.main, *small(data="sets"))
+    recalls = re.search(r"without training: popularity (\S+), .* cosines (\S+), ", first.out)
+    assert float(recalls[1]) < 0.4
+    assert float(recalls[2]) > 0.9
+    assert "without training" not in again.out
+
+
 def test_alpha_fits_few_items_unless_it_is_given(small, tmp_path):
     """Law: it is the largest that 120 items allow. Another alpha is that of another run."""
     flags = small(data="sets")
