@@ -4,7 +4,6 @@
     python finetune.py --ckpt out/proj-lsh --task sst2          a task of GLUE, from the hub
     python finetune.py --ckpt out/proj-lsh --task squad         the words that answer a question
     python finetune.py --ckpt out/proj-lsh --train a.csv --dev b.csv --text title,body --label topic
-    python finetune.py --preset proformer --task sst2           without pre-training
     torchrun --nproc_per_node=8 finetune.py --ckpt out/proj-lsh --task glue     eight tasks
 
 A job is one task with one seed. It trains the model, and a bag of words as the control, and scores
@@ -498,16 +497,15 @@ def show(mean, std):
 def build_parser():
     """Return the parser of all flags."""
     p = argparse.ArgumentParser(
-        allow_abbrev=False, prog="finetune.py", description=__doc__,
+        allow_abbrev=False, prog="finetune.py",
+        description=(__doc__ or "").split("\nSources")[0],  # no __doc__: python -OO
         usage="python finetune.py (--ckpt DIR | --preset NAME) --task NAME [flags]  (see --help)",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     start = p.add_mutually_exclusive_group(required=True)
-    start.add_argument("--ckpt",
-                       help="folder of a run of pretrain.py, or its ckpt.pt")
+    start.add_argument("--ckpt", help="folder of a run of pretrain.py, or its ckpt.pt")
     start.add_argument("--preset", choices=("proformer", "proformer-tiny"),
-                       help="a model with fresh weights, instead of --ckpt [HF §4.1]")
-    p.add_argument("--from_scratch", action="store_true",
-                   help="use the sizes and the hash of the checkpoint, with fresh weights")
+                       help="a model with fresh weights, instead of --ckpt")
+    p.add_argument("--from_scratch", action="store_true", help="fresh weights, hash of --ckpt")
     add_run_flags(p.add_argument, ("own", *TASKS, "glue", *SQUAD))
     p.set_defaults(device="auto", dtype="auto",
                    compile=False)  # on an H200, two epochs of MRPC: 89 s with it, 34 s without
@@ -518,36 +516,27 @@ def add_run_flags(add, tasks):
     """Add the flags of a task and its training by `add`, the add_argument of a parser."""
     # the task
     add("--task", choices=tasks, default="own",
-        help="own: your files; pydoc: a docstring's module; glue: the paper's eight (default: own)")
-    add("--data_dir",
-        help="folder of original files, such as SST-2/train.tsv (default: the hub)")
-    add("--train",
-        help="file of training rows, .tsv .csv .jsonl .json .parquet; with --task in its columns")
-    add("--dev",
-        help="file of rows to score (default: a tenth of --train, which then does not train)")
+        help="own: your files; pydoc: a docstring's module; glue: eight (default: own)")
+    add("--data_dir", help="folder of original files, as SST-2/train.tsv (default: the hub)")
+    add("--train", help="table of training rows: a file, or a hub ID owner/name:CONFIG:SPLIT")
+    add("--dev", help="table of rows to score (default: a tenth of --train, not trained on)")
     add_reader_flags(add)
-    add("--text",
-        help="column of the text in your files, or A,B for two texts (default: text)")
+    add("--text", help="column of the text in your files, or A,B for two texts (default: text)")
     add("--label", help="column of the label in your files (default: label)")
     add("--regression", action="store_true", help="the labels in your files are numbers")
-    add("--balanced", action="store_true",
-        help="give all classes the same weight, however rare they are; the score is macro F1")
-    add("--limit", type=at_least(1),
-        help="number of training rows, drawn at random, the same for all seeds (default: all)")
+    add("--balanced", action="store_true", help="weigh classes alike in the loss; score macro F1")
+    add("--limit", type=at_least(1), help="training rows, drawn at random (default: all)")
     # the training
     add("--epochs", type=at_least(0), default=5, help="0: only score (default: 5)")
     add("--batch", type=at_least(1), default=32, help="examples per step (default: 32)")
-    add("--lr", type=at_least(0, float),
-        help="peak learning rate (default: 3e-5, or 1e-3 for a width below 512)")
+    add("--lr", type=at_least(0, float), help="peak rate (default: 3e-5; 1e-3 below width 512)")
     add("--pool", choices=("cls", "mean"),
-        help="what the head reads: the first position, or the mean of all (default: as a "
-        "fine-tuned checkpoint, else cls, or mean for a width below 512)")
+        help="the head reads the first position, or the mean (default: mean below a width of 512)")
     add("--select", type=at_least(0, float, 0.5), default=0.1,
         help="share of the training rows that chooses the weights; 0: the last (default: 0.1)")
     add("--seeds", type=at_least(1), default=3, help="seeds per task (default: 3)")
     add("--seed", type=at_least(0), default=0, help="the first of the seeds (default: 0)")
-    add("--eval_every", type=at_least(1),
-        help="steps between evaluations (default: half an epoch, rounded down)")
+    add("--eval_every", type=at_least(1), help="steps between evaluations (default: half an epoch)")
     # device and files
     add_device_flags(add)
     add("--cache", default="cache", help="folder of prepared texts (default: cache)")
@@ -574,8 +563,7 @@ def check_flags(args):
         raise InputError("--encoding, --sep and --header require --train or --data_dir.")
     has_columns = args.text is not None or args.label is not None or args.regression
     if args.task != "own" and has_columns:
-        raise InputError("--text, --label, --regression: expected files of your own, got --task "
-                         f"{args.task}.")
+        raise InputError("--text, --label, --regression: expected files of your own.")
 
 
 def fill_flags(args, checkpoint, config):

@@ -215,7 +215,9 @@ def build_parser(description=None):
         prog="pretrain.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="python pretrain.py [flags]        (--help explains them)",
-        description=description)
+        description=description,
+        epilog="Sections of the papers: [HF] HashFormers, [SB] Superbloom, [CM] count-median "
+        "sketch, [SV] hash embeddings, [BL] BERT-LSH, [BERT] BERT. Formats: docs/operations.md")
     defaults = DEFAULTS | PRESETS["tiny"]
     group = None  # of flags, the one that `add` adds to
     count = at_least(1)
@@ -236,11 +238,9 @@ def build_parser(description=None):
         action.help = help if default is None else f"{help} (default: {default})"
 
     group = parser.add_argument_group("words: every distinct word gets an ID [HF §3.1]")
-    add("--data", "python: docstrings of the installed Python; stdlib: of its library; "
-        "python-names: sets of names, the default for item sets; wikipedia or any hub ID; a file "
-        "or folder; several, joined by +", str)
-    add("--split", "regex: runs of letters or punctuation; space: at white space; bpe: BPE pieces; "
-        "phrases: frequent words and pairs, and pieces for the rest; items: item sets "
+    add("--data", "python, stdlib, python-names, wikipedia, bookcorpus, a file, a folder, or a hub "
+        "ID owner/name:CONFIG:SPLIT; several joined by +", str)
+    add("--split", "what a word is; bpe and phrases learn --vocab pieces, items are those of sets "
         "(default: regex, bpe with lookup, items with bloom)", SPLITS)
     add("--field", "column of text or lists, or PAGE,ITEM for item sets (default: text)", str)
     add_reader_flags(group.add_argument)
@@ -275,8 +275,7 @@ def build_parser(description=None):
     group = parser.add_argument_group(
         "Bloom digests: --emb bloom [SB §3.2]. Sketches: --emb median and mean [CM], weighted "
         "[SV], and --objective hash-mlm")
-    add("--alpha", "items that share a Bloom token, at most about √N / 2; by default fewer for few "
-        "items")
+    add("--alpha", "items that share a Bloom token; fewer by default for few items")
     add("--coherent", "Bloom maps that put items of a page together", index)
     add("--hashes", "m hashes of an item (default: 2), or k of a sketch (default: 5)",
         at_least(1, maximum=99))

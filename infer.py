@@ -2,11 +2,8 @@
 
     python infer.py "She looked out of the kubernetes."                         judge each word
     python infer.py "She opened the [MASK] and looked out of the window."       fill a mask
-    python infer.py --ckpt out/bloom-items "socket bind listen"                 complete an item set
-    python infer.py --ckpt out/proj-lsh-sst2 "a charming journey" "a bad film"  classify two texts
-    python infer.py --ckpt out/proj-lsh-squad "Who wrote it?" "It was written by Ada Lovelace."
-    python infer.py --near initalization                                        list similar words
-    python infer.py --ckpt out/proj-lsh-sst2 --file reviews.csv > labels.jsonl  an object a row
+    python infer.py --ckpt models/names.pt "socket bind listen"                 complete an item set
+    python infer.py --ckpt out/proj-lsh-sst2 --file reviews.csv > labels.jsonl  classify each row
     python infer.py --file reviews.csv --vectors out.npy                        a vector a row
 
     from infer import Predictor
@@ -619,7 +616,8 @@ def infer(args):
 def build_parser():
     """Return the parser of all flags."""
     parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog="infer.py", description=__doc__,
+        allow_abbrev=False, prog="infer.py",
+        description=(__doc__ or "").split("\nSources")[0],  # no __doc__: python -OO
         usage="python infer.py [--ckpt DIR] (TEXT ... | --file FILE | --near WORD ...) [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -628,12 +626,12 @@ def build_parser():
            help="a text, or an item set; for a model of pairs both texts of each pair")
     source("--near", nargs="+", metavar="WORD", help="list the words most similar to these")
     source("--file",
-           help="predict each row of a .txt .csv .tsv .jsonl .json .parquet (or .gz): print a JSON "
-                "object with its columns, notes, and prediction or error")
+           help="print a JSON object for each row of a table or text: columns, notes, prediction")
     add("--ckpt", metavar="DIR",
-        help="folder or file of pretrain.py or finetune.py (default: models/english-fill.pt where "
-             "a TEXT has [MASK], else models/english-detect.pt, which finds misplaced words)")
-    add("--vectors", metavar="OUT.npy", help="write a vector of each row of --file, float32 (n, d)")
+        help="folder or file of a trained model (default: models/english-fill.pt where a TEXT has "
+             "[MASK], else models/english-detect.pt)")
+    add("--vectors", metavar="OUT.npy",
+        help="write a vector for each row of --file, in its order, float32 (rows, d)")
     add("--text", dest="columns", metavar="A[,B]",
         help="columns to read in --file (default: the task's, text, or the only one)")
     add_reader_flags(add)

@@ -1,14 +1,10 @@
 """Pre-train a transformer over hashed words.
 
-    python pretrain.py                                            laptop: docstrings of your Python
-    python pretrain.py --emb pool --hash md5 --data my_texts/     your own files
-    torchrun --nproc_per_node=8 pretrain.py --emb proj --hash lsh            eight GPUs or processes
-    torchrun --nproc_per_node=8 pretrain.py --preset hashformer --emb proj --hash lsh \\
-        --data wikipedia+bookcorpus                               the paper's size and data
-    python pretrain.py --emb median                               masked words, predicted by hashes
-    python pretrain.py --preset superbloom-small                  masked names of item sets
-    python pretrain.py --preset superbloom-small --data pages.jsonl --alpha 50       your own sets
-    python pretrain.py --init_from out/proj-lsh --data my_texts/  from the weights of another run
+    python pretrain.py                                              docstrings of your Python
+    python pretrain.py --emb pool --hash md5 --data my_texts/       your own files
+    python pretrain.py --objective hash-mlm                         masked words, by their hashes
+    python pretrain.py --preset superbloom-small --data pages.jsonl      your own item sets
+    torchrun --nproc_per_node=8 pretrain.py --emb proj --hash lsh   eight GPUs or processes
 
 One training step of the default run, B = 32 sequences of L = 128 positions, d = 128:
 

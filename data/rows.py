@@ -268,13 +268,11 @@ def add_reader_flags(add):
     add("--encoding", metavar="NAME",
         help="encoding of text files, such as latin-1 or utf-16 (default: utf-8)")
     add("--sep", metavar="CHARACTER", type=lambda text: text.replace("\\t", "\t"),  # typed as \t
-        help="what separates the cells of a .csv or .tsv, or the items or texts in a line of a "
-        ".txt (default: a comma in a .csv; a tab in a .tsv, and between texts; between items a "
-        "tab, or else spaces)")
+        help="what separates cells, or items in a line of a .txt (default: comma in a .csv, else "
+        "tab)")
     add("--header", choices=("first", "none"),
-        help="first: the first line of a .csv or .tsv names the columns, whatever it looks like; "
-        "none: it is a row, and the columns are 1, 2, ... (default: first, and a line that looks "
-        "like a row is refused)")
+        help="the first line of a table names columns, or none does: they are 1, 2, ... (default: "
+        "first, but a line that looks like a row is refused)")
 
 
 def reader_options(args):
