@@ -122,12 +122,10 @@ def drop_misplaced(rows, source):
     counted in UTF-16, are kept, see find_place. Both are counted on stderr.
     """
     good = []
-    num_answered = 0
     num_moved = 0
     for row in rows:
         (_, context), answers = row
         if answers:
-            num_answered += 1
             text, start = answers[0]
             place = find_place(context, text, start)
             if place is None:
@@ -136,6 +134,7 @@ def drop_misplaced(rows, source):
                 num_moved += 1
         good.append(row)
     num_lost = len(rows) - len(good)
+    num_answered = sum(answers != [] for _, answers in rows)
     message = (f"{source}: {num_moved:,} of {num_answered:,} answers stand elsewhere in the "
                f"context than at answer_start, {num_lost:,} nowhere.")
     if num_lost > num_answered / 2:
@@ -166,7 +165,8 @@ def cut_windows(pairs, tokenizer, length):
     spans = []
     last_context = None
     for number, (question, context) in enumerate(pairs):
-        if context != last_context:  # questions about one text follow each other: split it once
+        # kept from the last question where the context is the same
+        if context != last_context:
             words, context_spans = tokenizer.split(context)
             context_ids = tokenizer.ids(words)
             last_context = context
@@ -189,21 +189,22 @@ def label_windows(rows, windows, spans):
             [CLS], where the window lacks a part of the answer.
         num_lost: int, the answers that are whole in no window.
     """
-    answers = {}  # question -> the words of its answer, as numbers of words of the context
-    for number, ((_, context), truths) in enumerate(rows):
-        if truths:
-            answers[number] = find_answer_words(context, spans[number], *truths[0])
+    answer_words = {}  # question -> the words of its answer, as numbers of words of the context
+    for number, ((_, context), answers) in enumerate(rows):
+        if answers:
+            text, start = answers[0]
+            answer_words[number] = find_answer_words(context, spans[number], text, start)
     targets = []
     found = set()  # questions with the whole answer in some window
     for number, window in windows:
-        words = answers.get(number, [])
+        words = answer_words.get(number, [])
         if words and window.start <= words[0] and words[-1] < window.stop:
-            shift = window.offset - window.start  # from words of the context to positions
-            targets.append([words[0] + shift, words[-1] + shift])
+            word_to_position = window.offset - window.start
+            targets.append([words[0] + word_to_position, words[-1] + word_to_position])
             found.add(number)
         else:
             targets.append([0, 0])
-    return np.array(targets), len(answers) - len(found)
+    return np.array(targets), len(answer_words) - len(found)
 
 
 def find_answer_words(context, spans, text, start):
@@ -310,10 +311,10 @@ def find_answers(pairs, windows, spans, batches):
             null[question] = min(null[question], nulls[i])
             if scores[i] > best[question]:
                 best[question] = scores[i]
-                shift = window.start - window.offset  # from positions to words of the context
-                words = spans[question][starts[i] + shift:ends[i] + shift + 1]
-                start, _ = words[0]  # in characters
-                _, end = words[-1]
+                position_to_word = window.start - window.offset
+                # in characters
+                start, _ = spans[question][starts[i] + position_to_word]
+                _, end = spans[question][ends[i] + position_to_word]
                 _, context = pairs[question]
                 # a piece of BPE begins with the space before it
                 texts[question] = context[start:end].strip()
@@ -360,50 +361,6 @@ def exact_and_f1(answer, truths, allow_no_answer=True):
     return float(answer in truths), best_f1
 
 
-def score_answers(scores, silent_scores, margins):
-    """Return the scores of a model that gives an answer only where its margin is high enough.
-
-    Args:
-        scores, silent_scores: float (n, 2), EM and F1 of each answer, and of none in its place.
-        margins: float (n,), score of the answer minus that of none.
-
-    Returns:
-        dict: f1 and em, in percent, of answers with margins above 0; best_f1 and best_em, each with
-        the threshold that is best for it and these questions; and threshold, that of best_f1.
-    """
-    em, f1 = mean_scores(scores, silent_scores, margins > 0)
-    em_gains, f1_gains = (scores - silent_scores).T  # (n,), of an answer over none
-    em_threshold = choose_threshold(em_gains, margins)
-    f1_threshold = choose_threshold(f1_gains, margins)
-    best_em, _ = mean_scores(scores, silent_scores, margins >= em_threshold)
-    _, best_f1 = mean_scores(scores, silent_scores, margins >= f1_threshold)
-    return dict(f1=f1, em=em, best_f1=best_f1, best_em=best_em, threshold=f1_threshold)
-
-
-def mean_scores(scores, silent_scores, is_answered):
-    """Return EM and F1 in percent, list; is_answered, bool (n,), says which answers are given."""
-    chosen = np.where(is_answered[:, None], scores, silent_scores)  # (n, 2)
-    return (100 * chosen.mean(0)).tolist()
-
-
-def choose_threshold(gains, margins):
-    """Return the threshold, float: answers with margins from it on have the largest sum of gains.
-
-    Args:
-        gains, margins: float (n,), as in score_answers.
-    """
-    best_total = 0.0  # where nothing is answered
-    # above every margin: nothing is answered. Margins are -inf if all contexts are empty
-    best_threshold = max(margins.max(), 0) + 1
-    total = 0.0
-    for margin in np.unique(margins)[::-1]:  # answers of equal margins are given together
-        total += gains[margins == margin].sum()
-        if total > best_total:
-            best_total = total
-            best_threshold = margin
-    return float(best_threshold)  # a checkpoint holds plain numbers alone
-
-
 # --------------------------------------------------------------------------------------------------
 # A split of the data: all of this as one object
 
@@ -423,7 +380,6 @@ class QuestionAnswering:
         examples: list of W int32 token IDs, one of each window.
         targets: int64 (W, 2), as label_windows returns them.
         truths: for each question its right answers, see list_truths.
-        silent_scores: float (n, 2), EM and F1 of giving no answer.
         notes: str, what was lost.
     """
 
@@ -437,7 +393,6 @@ class QuestionAnswering:
         self.allow_no_answer = task.name == V2
         self.pairs = [texts for texts, _ in rows]
         self.truths = [list_truths(answers, self.allow_no_answer) for _, answers in rows]
-        self.silent_scores = self.score([""] * len(rows))  # score reads truths alone
         self.windows, self.spans = cut_windows(self.pairs, tokenizer, length)
         self.examples = [window.ids for _, window in self.windows]
         self.targets, num_lost = label_windows(rows, self.windows, self.spans)
@@ -474,16 +429,12 @@ class QuestionAnswering:
         for indices, logits in batches:
             total_loss += self.loss(logits, indices).item() * len(indices)
         texts, margins = find_answers(self.pairs, self.windows, self.spans, batches)
-        scores = self.score(texts)
         if self.allow_no_answer:
-            result = score_answers(scores, self.silent_scores, margins)
             texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]
-        else:
-            em, f1 = (100 * scores.mean(0)).tolist()
-            result = dict(f1=f1, em=em)
-        result["eval_loss"] = total_loss / len(self.examples)
-        return result, texts
+        em, f1 = (100 * self.score(texts).mean(0)).tolist()
+        return dict(f1=f1, em=em, eval_loss=total_loss / len(self.examples)), texts
 
     def majority(self, train):
         """Return the F1 in percent of giving no answer, as SequenceClassification.majority does."""
-        return 100 * float(self.silent_scores[:, 1].mean())
+        scores = self.score([""] * len(self))  # (n, 2)
+        return 100 * float(scores[:, 1].mean())

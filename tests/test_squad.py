@@ -10,7 +10,7 @@ import torch
 
 from common import InputError
 from data.squad import QuestionAnswering, best_spans, cut_windows, exact_and_f1, find_answer_words
-from data.squad import find_answers, find_place, normalize_answer, read_squad, score_answers
+from data.squad import find_answers, find_place, normalize_answer, read_squad
 from data.tasks import Task
 from hashing import MD5, split_words
 from model import Config
@@ -136,11 +136,11 @@ def test_exact_and_f1_by_hand(answer, truths, allow_no_answer, expected):
     assert exact_and_f1(answer, truths, allow_no_answer) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name, silent_scores", [
+@pytest.mark.parametrize("name, expected", [
     ("squad_v2", [[0, 0], [1, 1]]),
     ("squad", [[1, 0], [1, 0]]),
 ])
-def test_answer_of_punctuation_is_no_answer_in_v2(name, silent_scores):
+def test_answer_of_punctuation_is_no_answer_in_v2(name, expected):
     """As in the official script: giving none is right only if all answers normalize to nothing."""
     texts = ("x", "a b .")
     rows = [
@@ -148,28 +148,7 @@ def test_answer_of_punctuation_is_no_answer_in_v2(name, silent_scores):
         (texts, [(".", 4)]),
     ]
     data = make_data(rows, 20, name)
-    assert data.score(["", ""]).tolist() == silent_scores
-
-
-def test_best_thresholds_by_hand():
-    """Four questions by falling margin; the last two answer together. EM has its own threshold.
-
-        margin             3   1   0   0
-        F1 of the answer   1   0   1   1
-        F1 of no answer    0   1   0   0    all answer: 3/4; above 1: 2/4; margins above 0: 1/4
-        EM of the answer   1   0   0   0
-        EM of no answer    0   1   1   1    above 1: 4/4; margins above 0: 3/4
-    """
-    scores = np.array([[1, 1], [0, 0], [0, 1], [0, 1]])  # EM and F1
-    margins = np.array([3, 1, 0, 0])
-    result = score_answers(scores, 1 - scores, margins)
-    assert result == dict(f1=25, em=75, best_f1=75, best_em=100, threshold=0)
-
-
-def test_no_answer_is_given_where_all_contexts_are_empty():
-    scores = np.array([[0, 0]])
-    result = score_answers(scores, 1 - scores, np.array([-np.inf]))
-    assert result == dict(f1=100, em=100, best_f1=100, best_em=100, threshold=1)
+    assert data.score(["", ""]).tolist() == expected
 
 
 # Spans
@@ -244,7 +223,7 @@ def test_targets_read_as_answers_score_100(split, length, name, no_answer, bpe):
         scores[start, 0] = 1
         scores[end, 1] = 1
     scores, texts = data.evaluate(iter(batches(logits)))
-    assert scores["f1"] == scores["em"] == scores.get("best_f1", 100) == 100
+    assert scores["f1"] == scores["em"] == 100
     assert data.score(texts).min() == 1
 
 
