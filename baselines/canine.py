@@ -380,8 +380,9 @@ def finetune_canine(args):
     weights = {}
     if args.weights:
         config, weights = load_released(args.weights)
-    # {}: as for a checkpoint that was not fine-tuned
-    fill_flags(args, dict(task={}), config)
+        if args.out is None:  # not that of fresh weights
+            args.out = f"out/{Path(args.weights).absolute().name}-{args.task}"
+    fill_flags(args, dict(task={}), config)  # as for a checkpoint that was not fine-tuned
     runtime = resolve_device(args)
 
     # texts

@@ -224,6 +224,17 @@ def test_fine_tuning_starts_from_released_weights(flags, tmp_path, monkeypatch):
     assert_equal_weights(weights, model)
 
 
+def test_released_weights_have_an_out_of_their_own(flags, tmp_path, monkeypatch):
+    """Else a run after one from fresh weights would be refused."""
+    def check_out(out, settings):
+        raise InputError(out)
+
+    monkeypatch.setattr(canine, "check_out", check_out)
+    folder = write_release(tmp_path, release(make_canine()))
+    without_out = flags[:-2]
+    assert_refused(canine.main, [*without_out, "--weights", folder], f"out/{tmp_path.name}-own")
+
+
 @pytest.mark.parametrize("more, fragment", [
     ("--pool mean", "pool"),  # only the first position is trained to classify
     ("--epochs 0", "--epochs"),  # nothing is saved that could be scored
