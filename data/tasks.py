@@ -29,7 +29,7 @@ import torch.nn.functional as F
 
 from common import InputError, send
 from data.python_source import build_pydoc
-from data.rows import is_hub_id, list_names, peek_columns, read_hub, read_rows, reader_options
+from data.rows import is_hub_id, list_names, read_hub, read_rows, reader_options
 from tokenizer import build_inputs
 
 
@@ -266,21 +266,20 @@ def parse_rows(records, task, source, parse):
     """
     if not records:
         raise InputError(f"{source}: expected rows, got none.")
-    # columns are found by name: their order, and other columns, do not matter
-    examples, _ = peek_columns(records)
-    columns = {task.renamed.get(column, column): column for column in examples}  # ours -> theirs
-    if len(columns) < len(examples):
-        raise InputError(f"{source}: expected a name for each column, got both names of one: "
-                         f"{', '.join(examples)}.")
-    for name in (*task.text_columns, task.label_column):
-        if name not in columns:
-            raise InputError(f"{source}: expected a column {name}, got {', '.join(columns)}. "
-                             "--text and --label choose those of your own files.")
     rows = []
     for number, record in enumerate(records, 1):
         place = f"{source}, row {number:,}"
-        texts = [parse_text(record.get(columns[name]), place) for name in task.text_columns]
-        label = parse(record.get(columns[task.label_column]), task, place)
+        # columns are found by our names: their order, and other columns, do not matter
+        cells = {task.renamed.get(column, column): cell for column, cell in record.items()}
+        if len(cells) < len(record):
+            raise InputError(f"{place}: expected one name for each column, got both names of one: "
+                             f"{', '.join(record)}.")
+        for name in (*task.text_columns, task.label_column):
+            if name not in cells:
+                raise InputError(f"{place}: expected a column {name}, got {', '.join(cells)}. "
+                                 "--text and --label choose those of your own files.")
+        texts = [parse_text(cells[name], place) for name in task.text_columns]
+        label = parse(cells[task.label_column], task, place)
         rows.append((tuple(texts), label))
     return rows
 

@@ -107,6 +107,8 @@ def test_parse_rows_chooses_columns_by_name():
     ([], "here: expected rows, got none"),
     ([dict(sentence1="a", label=0)], "expected a column sentence2, got sentence1"),
     ([dict(sentence1="a", sentence2=5, label=0)], "here, row 1: expected text, got 5"),
+    ([dict(sentence1="a", sentence2="b", label=0), dict(sentence1="a", label=0)],
+     "here, row 2: expected a column sentence2"),  # else it would train on an empty text
 ])
 def test_parse_rows_refuses_other_rows(cells, message):
     with pytest.raises(InputError, match=message):
