@@ -37,10 +37,10 @@ from data.rows import read_hub, read_rows
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
 
-PYTHON = {  # name -> where its .py files are
-    "python": PLACES,  # docstrings of the installed Python
-    "stdlib": ["stdlib"],  # docstrings of the standard library alone
-    "python-names": PLACES,  # for each function the names that it uses
+PYTHON = {  # name -> where its .py files are, and what reads the documents of one
+    "python": (PLACES, python_texts),  # docstrings of the installed Python
+    "stdlib": (["stdlib"], python_texts),  # docstrings of the standard library alone
+    "python-names": (PLACES, python_names),  # for each function the names that it uses
 }
 HUB = {  # name -> data set on the hub
     "wikipedia": "wikimedia/wikipedia:20231101.en",
@@ -59,7 +59,7 @@ HELD_OUT_KEY = 90  # seed of the order of documents: every run holds out the sam
 # --data to a folder
 
 
-def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **reading):
+def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **reader):
     """Turn corpora into one array of token IDs on disk, once. [HF §3.1]
 
     Memory holds the distinct words, where each document starts, the item sets of a table of pairs,
@@ -72,7 +72,7 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
         max_subwords: int, pieces of a BPE or phrases at most.
         quiet: bool, no progress bar.
         field: str or None, see choose_columns.
-        reading: encoding, sep and header of read_rows.
+        reader: encoding, sep and header of read_rows.
 
     Returns:
         str, the folder that Corpus reads.
@@ -82,20 +82,27 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
     """
     # the folder's name has a fingerprint of all that decides its content
     num_subwords = max_subwords if split in SUBWORDS else None
-    identity = [FORMAT, data, split, num_subwords, field, reading]
+    identity = [FORMAT, data, split, num_subwords, field, reader]
     identity += [source.read_text("utf-8") for source in SOURCES]
-    for part in data.split("+"):
+    parts = data.split("+")
+    files = []
+    for part in parts:
         for file in find_files(part):
             stat = os.stat(file)
             identity.append((os.path.abspath(file), stat.st_size, stat.st_mtime_ns))
+            if part not in PYTHON:  # its documents count once, see number_words
+                files.append(os.path.realpath(file))
+    # a text that is read twice may be held out and trained on
+    if len(set(parts)) < len(parts) or len(set(files)) < len(files):
+        raise InputError(f"--data {data}: expected each file or name once.")
     path = os.path.join(cache, f"{name_data(data)}-{split}-{fingerprint(identity)}")
 
     if not quiet and not os.path.exists(path):
         print(f"preparing {data}, once for all runs, in {cache}", flush=True)
-    return build_once(path, write_corpus, data, split, max_subwords, quiet, field, reading)
+    return build_once(path, write_corpus, data, split, max_subwords, quiet, field, reader)
 
 
-def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
+def write_corpus(folder, data, split, max_subwords, quiet, field, reader):
     """Write all files of a prepared corpus to a new folder. The arguments are those of prepare."""
     folder = Path(folder)
     folder.mkdir()
@@ -109,9 +116,9 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
     number_of = {}  # word -> its number
     if split in SUBWORDS:
         def open_texts():
-            jobs = read_jobs(data, is_sets, field, **reading)
-            texts = itertools.chain.from_iterable(map(list_documents, jobs))
-            return tqdm(texts, f"training {split}", unit=" documents", disable=is_hidden)
+            jobs = read_jobs(data, is_sets, field, **reader)
+            for job in tqdm(jobs, f"training {split}", disable=is_hidden):
+                yield from list_documents(job)
 
         subwords = SUBWORDS[split].train(open_texts, max_subwords)
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
@@ -119,7 +126,7 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, reading):
 
     # Read and split all documents once, on all cores. Other words get numbers by first appearance
     # now, and IDs by frequency, which is known at the end, in renumber
-    jobs = read_jobs(data, is_sets, field, **reading)
+    jobs = read_jobs(data, is_sets, field, **reader)
     results = tqdm(split_all(jobs, split, subwords), f"preparing {data}", disable=is_hidden)
     number_words(results, number_of, is_sets, folder / "numbers.bin")
     if os.path.getsize(folder / "numbers.bin") == 0:
@@ -138,7 +145,8 @@ def find_files(part):
     A hub ID has none, []. Linked folders in a folder are left out.
     """
     if part in PYTHON:
-        return list(python_files(PYTHON[part]).values())
+        places, _ = PYTHON[part]
+        return list(python_files(places).values())
     if os.path.isfile(part):
         return [part]
     files = {}
@@ -154,15 +162,17 @@ def find_files(part):
     return list(files.values())
 
 
-def list_sources(part, **reading):
+def list_sources(part, **reader):
     """Return (name, rows) of each file at a path, or of a hub data set. Rows are read later."""
     files = find_files(part)
     if files:
-        return [(file, read_rows(file, **reading)) for file in files]
+        return [(file, read_rows(file, **reader)) for file in files]
     hub_id = HUB.get(part, part)
     if not is_hub_id(hub_id):
         raise InputError(f"--data {part}: expected files in {', '.join(ENDINGS)} (or .gz), a hub "
                          f"ID or one of {', '.join((*PYTHON, *HUB))}. Nothing was found there.")
+    if reader:
+        raise InputError(f"--encoding, --sep, --header: require files, got {part}.")
     return [(part, read_hub(hub_id))]
 
 
@@ -181,10 +191,10 @@ def name_data(data):
 # Rows to documents: str, or a list of item names
 
 
-def read_documents(part, is_sets, field, **reading):
+def read_documents(part, is_sets, field, **reader):
     """Yield the documents of a part of --data, in files or on the hub, without empty ones."""
     pages = defaultdict(list)  # page -> its items, which may be in several files
-    for source, rows in list_sources(part, **reading):
+    for source, rows in list_sources(part, **reader):
         examples, rows = peek_columns(rows)
         if not examples:
             continue
@@ -200,12 +210,18 @@ def read_documents(part, is_sets, field, **reading):
 
 def read_cells(source, rows, columns, is_sets):
     """Yield the cells of one column, each a document: a text, or where is_sets a list."""
+    [column] = columns
+    num_missing = 0
     for number, row in enumerate(rows, 1):
-        document = row.get(columns[0])
+        if column not in row:
+            num_missing += 1
+        document = row.get(column)
         if not is_document(document, is_sets):
             raise bad_row(source, number, columns, document)
         if document:
             yield document
+    if num_missing > 0:
+        note_once(f"warning: {source}: {num_missing:,} of {number:,} rows have no {column}.")
 
 
 def collect_pairs(source, rows, columns, pages):
@@ -213,10 +229,11 @@ def collect_pairs(source, rows, columns, pages):
     for number, row in enumerate(rows, 1):
         cells = [row.get(name) for name in columns]
         page, item = cells
-        # an item without a page is in no set
+        # both cells are names or numbers, like the members of a list; an item without a page is
+        # in no set
         if page in (None, "") or not is_document(cells, is_sets=True):
             raise bad_row(source, number, columns, cells)
-        pages[page].append(item)
+        pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
 
 
 def is_document(value, is_sets):
@@ -278,21 +295,21 @@ def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
 # Documents to words, on all cores
 
 
-def read_jobs(data, is_sets=False, field=None, **reading):
+def read_jobs(data, is_sets=False, field=None, **reader):
     """Yield the work of one core at a time.
 
     Args:
         data: str, as in prepare.
         is_sets: bool, rows are lists of names, or pairs of a page and a name.
         field: str or None, see choose_columns.
-        reading: encoding, sep and header of read_rows.
+        reader: encoding, sep and header of read_rows.
 
     Yields:
         (kind, payload): "texts" and a list of documents, or a name in PYTHON and a list of paths.
     """
     for part in data.split("+"):
         if part in PYTHON:
-            if field is not None or reading:
+            if field is not None or reader:
                 raise InputError("--field, --encoding, --sep, --header: require files, "
                                  f"got {part}.")
             # workers parse them, which takes longest
@@ -301,7 +318,7 @@ def read_jobs(data, is_sets=False, field=None, **reading):
             continue
         documents = []
         num_units = 0  # characters, or names in lists
-        for document in read_documents(part, is_sets, field, **reading):
+        for document in read_documents(part, is_sets, field, **reader):
             documents.append(document)
             num_units += len(document)
             if num_units > JOB_UNITS:
@@ -358,7 +375,7 @@ def list_documents(job):
     kind, payload = job
     if kind == "texts":
         return payload
-    read = python_names if kind == "python-names" else python_texts
+    _, read = PYTHON[kind]
     texts = []
     for path in payload:
         texts.extend(read(path))
@@ -436,7 +453,8 @@ def renumber(folder, words, by_frequency):
         counts_by_number += np.bincount(block, minlength=num_ids)
     word_counts = counts_by_number[FIRST_WORD_ID:]
 
-    # Sort them: words[order[i]] is the i-th most frequent one
+    # Sort them: words[order[i]] has ID FIRST_WORD_ID + i. id_of_number is the inverse, and keeps
+    # the special tokens
     order = np.arange(len(words))
     if by_frequency:
         order = np.argsort(-word_counts, kind="stable")

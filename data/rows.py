@@ -6,7 +6,6 @@
 Out of scope: which columns are documents (data/corpus.py), texts and labels (data/tasks.py).
 """
 
-import codecs
 import csv
 import functools
 import gzip
@@ -111,13 +110,13 @@ def read_lines(path, file, encoding):
             raise InputError(f"{path}: expected UTF-8, got UTF-16 or NULs. Use --encoding utf-16, "
                              "or utf-8 to keep the NULs.")
         encoding = "utf-8"
-    if codecs.lookup(encoding).name == "utf-8":
-        encoding = "utf-8-sig"  # skips a byte-order mark
     num_replaced = 0
     num_returns = 0
     num_lines = 0
     for line in io.TextIOWrapper(file, encoding, errors="replace", newline="\n"):
         num_replaced += line.count("\ufffd")
+        if num_lines == 0:
+            line = line.removeprefix("\ufeff")  # a byte-order mark
         line = line.replace("\r\n", "\n")
         num_returns += line.count("\r")
         num_lines += 1
@@ -149,7 +148,9 @@ def parse_json(text):
         except ValueError:
             raise error from None  # it has the place in the whole file
     if isinstance(rows, dict):
-        rows = rows.get("data", [rows])  # SQuAD's own files have data
+        # SQuAD's own files have a list as data; a column beside the text may have that name too
+        is_list = isinstance(rows.get("data"), list)
+        rows = rows["data"] if is_list and "text" not in rows else [rows]
     return rows
 
 

@@ -165,7 +165,7 @@ def cut_windows(pairs, tokenizer, length):
     spans = []
     last_context = None
     for number, (question, context) in enumerate(pairs):
-        # kept from the last question where the context is the same
+        # questions about one context follow each other: it is split once
         if context != last_context:
             words, context_spans = tokenizer.split(context)
             context_ids = tokenizer.ids(words)

@@ -155,6 +155,15 @@ def test_plus_joins_sources(write, load):
     assert list_pages(corpus) == [["x"], ["y"]]
 
 
+@pytest.mark.parametrize("again", ["a.txt", "./a.txt", "../all"])
+def test_file_that_is_named_twice_is_refused(again, write, load, monkeypatch):
+    """Its texts would be held out and trained on."""
+    path = write("all/a.txt", "x")
+    monkeypatch.chdir(os.path.dirname(path))
+    with pytest.raises(InputError, match="expected each file or name once"):
+        load(f"a.txt+{again}")
+
+
 # Rows of files
 
 
@@ -185,6 +194,12 @@ def test_parquet_of_another_encoding_does_not_blame_the_flag(tmp_path):
     pyarrow.parquet.write_table(table, path)
     with pytest.raises(InputError, match=f"^{path}: could not be read as .parquet"):
         list(read_rows(path))
+
+
+@pytest.mark.parametrize("value", [{}, "", [1]])
+def test_column_data_of_one_row_is_no_list_of_rows(value, write):
+    row = dict(text="x", data=value)
+    assert list(read_rows(write("a.json", json.dumps(row)))) == [row]
 
 
 @pytest.mark.parametrize("data, expected", [
@@ -235,6 +250,7 @@ def test_sep_is_between_the_cells(name, content, sep, expected, write):
     ("a.csv", "text\nnaïve\n".encode("utf-16"), "utf-16", "naïve"),
     ("a.txt", b"a\0b\n", "utf-8", "a\0b"),  # NULs are kept where UTF-8 is named
     ("a.csv", b"\xef\xbb\xbftext\nx\n", "UTF8", "x"),  # and its mark is no text
+    ("a.txt", "\ufeffx\n".encode("utf-16-le"), "utf-16-le", "x"),
 ])
 def test_files_are_read_in_their_encoding(name, content, encoding, expected, write):
     assert list(read_rows(write(name, content), encoding=encoding)) == [dict(text=expected)]
@@ -316,6 +332,11 @@ def test_empty_cells_do_not_decide_on_the_column(write, load):
         load(path)
 
 
+def test_rows_without_the_column_are_counted(write, load, capsys):
+    load(write("a.jsonl", '{"text": "x"}\n{"Text": "y"}\n{"text": null}\n'))
+    assert "a.jsonl: 1 of 3 rows have no text" in capsys.readouterr().err
+
+
 def test_find_files_finds_each_file_once(write, tmp_path, capsys):
     expected = [write("all/a[1].txt", "x"), write("all/sub.csv", "x")]
     for name in (".hidden.txt", ".git/x.txt", "notes.bin"):
@@ -364,15 +385,19 @@ def test_item_sets_of_every_kind(name, content, field, expected, write, load):
 
 def test_page_of_two_files_is_one_set(write, load, tmp_path):
     write("all/a.csv", "page,item\n1,x\n2,y\n")
-    write("all/b.csv", "page,item\n1,z\n")
+    write("all/b.jsonl", '{"page": 1, "item": "z"}\n')
     corpus = load(tmp_path / "all", "items", field="page,item")
     assert list_pages(corpus) == [["x", "z"], ["y"]]
 
 
-@pytest.mark.parametrize("options", [dict(sep=";"), dict(encoding="latin-1"), dict(field="a")])
-def test_flags_of_files_require_files(options, load):
-    with pytest.raises(InputError, match="require files, got python"):
-        load("python", **options)
+@pytest.mark.parametrize("data, options", [
+    ("python", dict(sep=";")),
+    ("python", dict(field="a")),
+    ("owner/name", dict(encoding="latin-1")),
+])
+def test_flags_of_files_require_files(data, options, load):
+    with pytest.raises(InputError, match=f"require files, got {data}"):
+        load(data, **options)
 
 
 @pytest.mark.parametrize("name, content, field, message", [
