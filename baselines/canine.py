@@ -33,7 +33,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import InputError, fingerprint, read_json, reading, resolve_device, run_script
+from common import InputError, fingerprint, reading, resolve_device, run_script
 from common import write_json
 from data.tasks import TASKS, SequenceClassification, read_task
 from finetune import add_run_flags, check_flags, check_out, fill_flags, print_results, summarize
@@ -43,7 +43,6 @@ from tokenizer import FIRST_WORD_ID, SEP
 
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # one for each of the k hash functions
 RATE = 4  # characters of a window: width and stride of the convolution
-MAX_PADDING = 3 * RATE - 1  # positions that pad_inputs adds at most
 BLOCK = 128  # characters of a block of local attention
 NORM_EPS = 1e-12  # in all layer norms, as released
 # Code points of [PAD] [CLS] [SEP] [UNK] [MASK], by token ID. CANINE has no [UNK]: 0xE004, which it
@@ -144,13 +143,11 @@ class Canine(nn.Module):
         x = self.attend_locally(x, key_mask)
         windows = self.downsample(x)  # (B, W, d)
 
-        # subtle: windows move one place to the right, their mask does not, as in the released
-        # model: the mask of a window is that of the window to its right in the text. With four
-        # windows of characters and two of padding:
+        # subtle: as in the released model, windows moved one place to the right (the first is
+        # [CLS]), but their mask did not. So the last window of the text is masked, and its
+        # characters count only through local attention. Four windows of text, two of padding:
         #     window  [CLS]  1  2  3  4  5
         #     mask        1  1  1  1  0  0
-        # So no position attends to the text's last window, 4: the layers see its characters
-        # through local attention alone.
         W = windows.shape[1]
         window_mask = key_mask[:, :RATE * W].unflatten(1, (W, RATE)).any(-1)  # (B, W)
         for layer in self.layers:
@@ -238,41 +235,21 @@ class CharacterTokenizer:
 
 # The released checkpoint
 
-SIZES = {  # our field -> name in config.json
-    "layers": "num_hidden_layers",
-    "width": "hidden_size",
-    "heads": "num_attention_heads",
-    "ffn": "intermediate_size",
-    "rows": "num_hash_buckets",
-    "positions": "num_hash_buckets",  # as the Transformers library sizes its position table
-    "types": "type_vocab_size",
-}
-FIXED = {  # entries of config.json that have one value here
-    "model_type": "canine",
-    "hidden_act": "gelu",
-    "layer_norm_eps": NORM_EPS,
-    "num_hash_functions": len(PRIMES),
-    "downsampling_rate": RATE,
-    "upsampling_kernel_size": RATE,
-    "local_transformer_stride": BLOCK,
-}
-
-
-def load_released(folder):
+def load_released(folder, config):
     """Read a released CANINE-C, as Hugging Face Transformers saves it.
 
     Args:
-        folder: str, with config.json, and pytorch_model.bin or model.safetensors.
+        folder: str, with pytorch_model.bin or model.safetensors.
+        config: CanineConfig, with the sizes of the release.
 
     Returns:
-        CanineConfig and dict of weights by our names, float32, without those of a head.
+        dict of weights by our names, float32, without those of a head.
 
     Raises:
         FileNotFoundError: a file is missing.
         InputError: a file is damaged, or of another model.
     """
     with reading(folder):
-        config = read_released_config(folder)
         released = read_released_weights(folder)
         weights = {}
         for ours, theirs in released_names(config).items():
@@ -281,28 +258,18 @@ def load_released(folder):
             raise ValueError(f"weights of no part of the model: {list(released)[:3]}")
         with torch.device("meta"):  # allocates nothing; raises where shapes differ
             Canine(config).load_state_dict(weights, strict=False, assign=True)
-    return config, weights
-
-
-def read_released_config(folder):
-    """Return the CanineConfig of a released config.json. A size that it lacks is the paper's."""
-    settings = read_json(Path(folder, "config.json"))
-    for name, value in FIXED.items():
-        if settings.get(name, value) != value:
-            raise ValueError(f"{name}: expected {value}, got {settings[name]}")
-    sizes = {ours: settings[theirs] for ours, theirs in SIZES.items() if theirs in settings}
-    positions = sizes.get("positions", CanineConfig.positions)
-    return CanineConfig(**sizes, length=min(CanineConfig.length, positions - MAX_PADDING))
+    return weights
 
 
 def read_released_weights(folder):
     """Return the weights in a folder by their released names, float32."""
-    path = Path(folder, "pytorch_model.bin")
+    path = Path(folder, "model.safetensors")
     if path.exists():
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    else:
         from safetensors.torch import load_file  # a package that only this format needs
-        content = load_file(Path(folder, "model.safetensors"))
+        content = load_file(path)
+    else:
+        path = Path(folder, "pytorch_model.bin")
+        content = torch.load(path, map_location="cpu", weights_only=True)
     weights = {}
     for name, weight in content.items():
         if not name.endswith("position_ids"):  # 0, 1, 2, ...: a buffer of older versions
@@ -360,7 +327,7 @@ def build_parser():
         allow_abbrev=False, prog="python -m baselines.canine", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--preset", choices=tuple(SHAPES), default="canine",
-                   help="size of a model with fresh weights (default: canine)")
+                   help="size of the model (default: canine, that of the release)")
     p.add_argument("--weights", help="folder of the released CANINE-C (default: fresh weights)")
     add_run_flags(p.add_argument, ("own", *TASKS))
     p.set_defaults(device="auto", dtype="auto", ckpt=None, from_scratch=False, pool="cls",
@@ -371,15 +338,16 @@ def build_parser():
 def finetune_canine(args):
     """Fine-tune on one task with each seed, then write and print the means, as finetune.py does."""
     check_flags(args)
-    if args.pool != "cls" or args.epochs == 0 or args.compile:
-        raise InputError("--pool, --epochs, --compile: CANINE pools [CLS], trains one epoch or "
-                         "more, and is not compiled.")
-    if args.weights and args.preset != "canine":
-        raise InputError("--preset: requires no --weights, which has its own size.")
+    if args.pool != "cls":
+        raise InputError("--pool: expected cls.")
+    if args.epochs == 0:
+        raise InputError("--epochs: expected one or more.")
+    if args.compile:
+        raise InputError("--compile: CANINE is not compiled.")
     config = SHAPES[args.preset]
     weights = {}
     if args.weights:
-        config, weights = load_released(args.weights)
+        weights = load_released(args.weights, config)
         if args.out is None:  # not that of fresh weights
             args.out = f"out/{Path(args.weights).absolute().name}-{args.task}"
     fill_flags(args, dict(task={}), config)  # as for a checkpoint that was not fine-tuned

@@ -15,8 +15,9 @@ from tokenizer import CLS, SEP, build_inputs
 
 SIZES = dict(layers=2, width=24, heads=3, ffn=40, rows=320, positions=320, length=300, types=3,
              dropout=0.0)
-RELEASED_SIZES = dict(num_hidden_layers=2, hidden_size=24, num_attention_heads=3,
-                      intermediate_size=40, num_hash_buckets=320, type_vocab_size=3)
+RELEASED_SIZES = dict(model_type="canine", num_hidden_layers=2, hidden_size=24,
+                      num_attention_heads=3, intermediate_size=40, num_hash_buckets=320,
+                      type_vocab_size=3)
 
 
 def make_canine():
@@ -40,11 +41,10 @@ def release(model):
     return weights
 
 
-def write_release(folder, weights, **settings):
+def write_release(folder, weights):
     """Write the files of a release; return the folder."""
     torch.save(weights, folder / "pytorch_model.bin")
-    settings = RELEASED_SIZES | dict(model_type="canine") | settings
-    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps(RELEASED_SIZES))  # transformers reads it
     return str(folder)
 
 
@@ -87,13 +87,11 @@ def test_outputs_equal_those_of_transformers(length, library_model):
 
 
 def test_release_of_transformers_is_read(library_model, tmp_path):
-    """Law: what save_pretrained writes, model.safetensors, gives the config and weights back."""
+    """Law: what save_pretrained writes, model.safetensors, gives the weights back."""
     library_model.save_pretrained(tmp_path / "safe")
 
-    config, weights = load_released(tmp_path / "safe")
+    weights = load_released(tmp_path / "safe", CanineConfig(**SIZES))
 
-    # a text leaves 11 positions of the 320 to padding
-    assert config == CanineConfig(**SIZES | dict(length=309, dropout=0.1))
     assert_equal_weights(weights, make_canine())
 
 
@@ -169,26 +167,25 @@ def test_released_weights_round_trip(tmp_path):
     weights = {f"canine.{name}": weight for name, weight in release(model).items()}
     weights["canine.char_embeddings.position_ids"] = torch.arange(320)
 
-    _, ours = load_released(write_release(tmp_path, weights))
+    ours = load_released(write_release(tmp_path, weights), CanineConfig(**SIZES))
 
     assert len(ours) == 63
     assert_equal_weights(ours, model)
 
 
-@pytest.mark.parametrize("name, weight, settings", [
-    ("pooler.dense.bias", None, {}),  # a missing weight
-    ("x", torch.ones(24), {}),  # a weight of no part
-    ("pooler.dense.bias", torch.ones(23), {}),  # another size
-    ("pooler.dense.bias", torch.ones(24), {"downsampling_rate": 2}),  # another architecture
+@pytest.mark.parametrize("name, weight", [
+    ("pooler.dense.bias", None),  # a missing weight
+    ("x", torch.ones(24)),  # a weight of no part
+    ("pooler.dense.bias", torch.ones(23)),  # another size
 ])
-def test_release_of_another_model_is_refused(name, weight, settings, tmp_path):
+def test_release_of_another_model_is_refused(name, weight, tmp_path):
     weights = release(make_canine())
     weights[name] = weight
     if weight is None:
         del weights[name]
-    folder = write_release(tmp_path, weights, **settings)
+    folder = write_release(tmp_path, weights)
     with pytest.raises(InputError, match=folder):
-        load_released(folder)
+        load_released(folder, CanineConfig(**SIZES))
 
 
 @pytest.fixture
@@ -208,6 +205,7 @@ def test_fine_tuning_from_scratch_learns_a_word(flags):
 
 def test_fine_tuning_starts_from_released_weights(flags, tmp_path, monkeypatch):
     """Law: the first forward pass has the weights of the release, but for the head."""
+    monkeypatch.setitem(canine.SHAPES, "canine", CanineConfig(**SIZES))
     model = make_canine()
     folder = write_release(tmp_path, release(model))
     starts = []
@@ -224,22 +222,21 @@ def test_fine_tuning_starts_from_released_weights(flags, tmp_path, monkeypatch):
     assert_equal_weights(weights, model)
 
 
-def test_released_weights_have_an_out_of_their_own(flags, tmp_path, monkeypatch):
+def test_released_weights_have_an_out_of_their_own(flags, monkeypatch):
     """Else a run after one from fresh weights would be refused."""
     def check_out(out, settings):
         raise InputError(out)
 
     monkeypatch.setattr(canine, "check_out", check_out)
-    folder = write_release(tmp_path, release(make_canine()))
+    monkeypatch.setattr(canine, "load_released", lambda folder, config: {})
     without_out = flags[:-2]
-    assert_refused(canine.main, [*without_out, "--weights", folder], f"out/{tmp_path.name}-own")
+    assert_refused(canine.main, [*without_out, "--weights", "in/release"], "out/release-own")
 
 
 @pytest.mark.parametrize("more, fragment", [
-    ("--pool mean", "pool"),  # only the first position is trained to classify
+    ("--pool mean", "--pool"),  # only the first position is trained to classify
     ("--epochs 0", "--epochs"),  # nothing is saved that could be scored
-    ("--weights .", "config.json"),  # a folder without a release
-    ("--weights . --preset canine-tiny", "--preset"),  # the release has its own size
+    ("--weights .", "pytorch_model.bin"),  # a folder without a release
     ("--task squad", "--task: invalid choice"),  # no answers
     ("--compile", "--compile"),  # it would change nothing
 ])
