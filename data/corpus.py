@@ -142,7 +142,7 @@ def write_corpus(folder, data, split, max_subwords, quiet, field, reader):
 def find_files(part):
     """Return the paths of the files of a part of --data: a name in PYTHON, a file, a folder.
 
-    A hub ID has none, []. Linked folders in a folder are left out.
+    A hub ID has none, []. A folder's linked folders, and files of other kinds, are left out.
     """
     if part in PYTHON:
         places, _ = PYTHON[part]
@@ -150,15 +150,10 @@ def find_files(part):
     if os.path.isfile(part):
         return [part]
     files = {}
-    num_others = 0
     for file in sorted(walk_files(part)):
         if get_ending(file) in ENDINGS:
             # a file and a link to it count once, or one would be held out and the other trained on
             files[os.path.realpath(file)] = file
-        else:
-            num_others += 1
-    if files and num_others > 0:
-        note_once(f"{part}: {len(files):,} files; {num_others:,} of other kinds are left out.")
     return list(files.values())
 
 
@@ -201,39 +196,28 @@ def read_documents(part, is_sets, field, **reader):
         columns = choose_columns(source, examples, field, is_sets)
         if columns != ["text"]:
             note_once(f"columns: {', '.join(columns)} of {part}")
-        if len(columns) == 2:
-            collect_pairs(source, rows, columns, pages)
-        else:
-            yield from read_cells(source, rows, columns, is_sets)
+        num_incomplete = 0
+        for number, row in enumerate(rows, 1):
+            cells = [row.get(name) for name in columns]  # a document; or a page and an item
+            if not set(columns) <= set(row):
+                num_incomplete += 1
+            is_pair = len(cells) == 2
+            document = cells if is_pair else cells[0]
+            # an item without a page is in no set
+            if not is_document(document, is_sets) or (is_pair and cells[0] in (None, "")):
+                raise InputError(f"{source}, row {number:,}: expected text, or in an item set "
+                                 f"names or whole numbers, in {', '.join(columns)}, got "
+                                 f"{document!r:.60}. Use --field: one column of text or of lists, "
+                                 "or PAGE,ITEM.")
+            if is_pair:
+                page, item = cells
+                pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
+            elif document:
+                yield document
+        if num_incomplete > 0:
+            note_once(f"warning: {source}: {num_incomplete:,} of {number:,} rows have no "
+                      f"{', '.join(columns)}.")
     yield from pages.values()
-
-
-def read_cells(source, rows, columns, is_sets):
-    """Yield the cells of one column, each a document: a text, or where is_sets a list."""
-    [column] = columns
-    num_missing = 0
-    for number, row in enumerate(rows, 1):
-        if column not in row:
-            num_missing += 1
-        document = row.get(column)
-        if not is_document(document, is_sets):
-            raise bad_row(source, number, columns, document)
-        if document:
-            yield document
-    if num_missing > 0:
-        note_once(f"warning: {source}: {num_missing:,} of {number:,} rows have no {column}.")
-
-
-def collect_pairs(source, rows, columns, pages):
-    """Add the items of a table, with a row for each page and item, to pages: page -> items."""
-    for number, row in enumerate(rows, 1):
-        cells = [row.get(name) for name in columns]
-        page, item = cells
-        # both cells are names or numbers, like the members of a list; an item without a page is
-        # in no set
-        if page in (None, "") or not is_document(cells, is_sets=True):
-            raise bad_row(source, number, columns, cells)
-        pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
 
 
 def is_document(value, is_sets):
@@ -241,13 +225,6 @@ def is_document(value, is_sets):
     if is_sets and isinstance(value, list):
         return all(isinstance(name, (str, int, type(None))) for name in value)
     return value is None or isinstance(value, str)
-
-
-def bad_row(source, number, columns, value):
-    """Return the error of a row without a document."""
-    return InputError(f"{source}, row {number:,}: expected text, or in an item set names or whole "
-                      f"numbers, in {', '.join(columns)}, got {value!r:.60}. Use --field: one "
-                      "column of text or of lists, or PAGE,ITEM.")
 
 
 def choose_columns(source, row, field=None, is_sets=False, flag="--field"):

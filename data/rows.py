@@ -28,14 +28,15 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
 
     Args:
         path: str, a file with one of ENDINGS, or with .gz after it.
-        columns: list[str], names for a file without a header line. A first line that holds
-            columns[-1] (CoLA: "sentence") is a header after all.
+        columns: list[str], names for a table without a header line, such as the original files of
+            CoLA. A first line that holds columns[-1] is a header after all.
         keep_damaged: bool, yield {} for a damaged row, so that rows keep their numbers.
         encoding: str, one that Python knows. None: UTF-8, and UTF-16 is refused.
         sep: str, the character between the cells of a table. None: a tab in a .tsv, else a comma.
             In a .txt a sep of any length cuts each line into a list.
         header: "none": a table has no header, and its columns are "1", "2", ...; "first": the
-            first line is the header. None: it is, but is refused where it looks like a row.
+            first line is the header. None: the first line is the header, and one that looks like a
+            row is refused.
 
     Yields:
         dict, column -> value. A line of a .txt has the column "text": a str, or with sep a list of
@@ -62,13 +63,9 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
     except (InputError, FileNotFoundError, IsADirectoryError, PermissionError):
         raise  # they say what is wrong
     except Exception as error:  # gzip, csv, json and pyarrow do not name the file
-        # no such encoding, or UTF-16 without its mark
-        if isinstance(error, (LookupError, UnicodeError)) and ending != ".parquet":
-            raise InputError(f"--encoding: expected that of {path}, got {encoding}: "
-                             f"{error}") from error
         raise InputError(f"{path}: could not be read as {ending} after row {num_rows:,}: "
                          f"{error!r}. If the file was cut, copy it again; in a .csv close each "
-                         "quotation mark.") from error
+                         "quotation mark; check --encoding if you use it.") from error
 
 
 def parse_file(path, ending, columns, keep_damaged, encoding, sep, header):
@@ -196,7 +193,7 @@ def parse_table(path, table, columns, keep_damaged, header):
         if len(cells) == len(names) and not is_after_short:
             yield dict(zip(names, cells))
         elif keep_damaged:
-            yield None
+            yield cells
         is_after_short = len(cells) < len(names)  # for the next row
     if damaged and not keep_damaged:
         message = (f"{path}: expected {len(names)} columns ({', '.join(names)}), got another "
@@ -283,9 +280,7 @@ def reader_options(args):
 
 
 def list_names(flag):
-    """Return the names of columns in a flag such as "a,b"; [] for None."""
-    if flag is None:
-        return []
+    """Return the names of columns in a flag such as "a,b"."""
     return [name.strip() for name in flag.split(",")]
 
 
