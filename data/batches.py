@@ -6,6 +6,7 @@ Sources:
 Out of scope: files (data/corpus.py), what an objective does to a batch (objectives.py).
 Notation:
     B batch   L positions   n token IDs of a corpus   V words   W windows   P pages, item sets
+    r rows of a batch that a rank or a micro-batch reads
 
 A batch and its noise are a function of (seed, step) alone, so a resumed run sees the same batches
 as one that never stopped. They are defined for the global batch. A rank asks for its rows of it, so
@@ -51,7 +52,7 @@ class Batches:
 
     Methods of a subclass:
         draw_order(epoch): the order of all training examples, int64: starts of windows, or pages.
-        read_step(step, rows): some rows of a step's batch, int64 (rows, L), 0 as padding.
+        read_step(step, rows): some rows of a step's batch, int64 (r, L), 0 as padding.
         eval_batch(rows): some of the num_eval held-out rows as get_batch has them, with the same
             noise for every run's seed.
     """
@@ -76,10 +77,10 @@ class Batches:
             rows: int array or slice.
 
         Returns:
-            ids: int64 (rows, L), 0 as padding. L is that of the longest row.
-            key_mask: bool (rows, L), False = padding, or None where no row is ever padded.
-            noise: float32 (3, rows, L), see draw_noise.
-            random_words: int64 (rows, L).
+            ids: int64 (r, L), 0 as padding. L is that of the longest row.
+            key_mask: bool (r, L), False = padding, or None where no row is ever padded.
+            noise: float32 (3, r, L), see draw_noise.
+            random_words: int64 (r, L).
         """
         ids = self.read_step(step, rows)
         noise, random_words = self.cached_noise((self.seed, NOISE, step), self.batch_size)
@@ -170,9 +171,9 @@ def text_windows(num_ids, length):
 class TextBatches(Batches):
     """Windows of text, each behind a [CLS].
 
-    Some training windows are cut short, since users' texts are short: a model trained on full
-    windows does badly on them. A short window has a random length, ends with [SEP], as a text does,
-    and is padded. One in ten windows of [BERT] is short as well: short_seq_prob in its code.
+    Some training windows are cut, since users' texts are short: a model trained on full windows
+    does badly on them. A cut window has a random length, ends with [SEP], as a text does, and is
+    padded. [BERT] cuts one in ten as well: short_seq_prob in its code.
 
     Args:
         ids: integer (n,), token IDs of the corpus. Unknown ones are read as [UNK].
@@ -211,8 +212,8 @@ class TextBatches(Batches):
         is_cut = rng.random(self.batch_size) < self.short
         # [CLS], a word and [SEP] at least
         sizes = rng.integers(min(3, self.length), self.length + 1, self.batch_size)
-        for window, is_short, size in zip(ids, is_cut[rows], sizes[rows]):
-            if is_short:
+        for window, cut, size in zip(ids, is_cut[rows], sizes[rows]):
+            if cut:
                 window[size - 1] = SEP
                 window[size:] = 0
         return ids
@@ -257,6 +258,8 @@ class ItemSetBatches(Batches):
         super().__init__(word_counts, length, batch_size, seed)
         is_item = (ids >= FIRST_WORD_ID) & (ids < self.num_known)  # separators are not
         self.ids = ids[is_item]
+        # where a page begins among the items alone: separators and unknown items before it do not
+        # count
         num_before = np.append(0, np.cumsum(is_item))  # (n + 1,), items before each place
         edges = num_before[offsets]  # (P + 1,)
         self.page_starts = edges[:-1]  # (P,), in self.ids
@@ -302,10 +305,10 @@ class ItemSetBatches(Batches):
         """
         pages = self.eval_pages[rows]
         rng = np.random.default_rng([0, EVALUATION])
-        fractions = rng.random(self.num_eval)[rows]
-        places = rng.random(self.num_eval)[rows]  # which of their items are masked
-        ids = self.read_segments(pages, fractions)
-        column = (places * self.segment_sizes[pages]).astype(np.int64)  # (rows,)
+        starts = rng.random(self.num_eval)[rows]  # of the segments, as fractions
+        masked = rng.random(self.num_eval)[rows]  # of the masked items, as fractions
+        ids = self.read_segments(pages, starts)
+        column = (masked * self.segment_sizes[pages]).astype(np.int64)  # (r,)
         row = torch.arange(len(ids))
         noise = torch.ones(3, *ids.shape)
         noise[:2, row, column] = 0.0

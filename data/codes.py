@@ -89,9 +89,9 @@ def build_codes(config, tokenizer, corpus, quiet=False):
     if tokenizer.is_fixed:  # it has made its codes
         return torch.from_numpy(tokenizer.codes())
     # not all of the config: models with other layers share the codes
-    shape = [config.code_format, config.bits, config.chunk, config.rows, config.hashes,
-             config.buckets, config.weights, config.grams]
-    return cached(corpus, "codes", [shape, tokenizer.state()],
+    options = [config.code_format, config.bits, config.chunk, config.rows, config.hashes,
+               config.buckets, config.weights, config.grams]
+    return cached(corpus, "codes", [options, tokenizer.state()],
                   lambda: hash_corpus(tokenizer, corpus, quiet))
 
 
@@ -126,8 +126,7 @@ def build_targets(config, tokenizer, corpus, codes):
 
 def fit_hash(args, corpus):
     """Return the hash of --hash, fitted to the words of the corpus. [HF §3.3]"""
-    # a class of hashes has options (argument of fit -> flag) and fit(counts, **options), which
-    # returns a hash; its state() is saved, and cls(**state) restores it
+    # hashing.py says, above MD5, what a class of hashes has
     cls = HASHES[args.hash]
     fit_arguments = {name: getattr(args, flag) for name, flag in cls.options.items()}
     if not cls.needs_counts:
@@ -158,16 +157,16 @@ def fit_alpha(args, m, num_items):
 
 def build_bloom_map(args, m, corpus, num_items):
     """Return the Bloom map of the first num_items words: random, or by --coherent. [SB App. D]"""
-    shape = dict(n_items=num_items, alpha=args.alpha, m=m, seed=args.hash_seed)
+    options = dict(n_items=num_items, alpha=args.alpha, m=m, seed=args.hash_seed)
     with blame(f"--alpha for {num_items:,} items"):
         if not args.coherent:
-            return BloomMap(**shape)
+            return BloomMap(**options)
 
         def learn_map():
             items, sizes = list_training_items(corpus, num_items)
-            return coherent_map(items, sizes, coherent=args.coherent, **shape).state()
+            return coherent_map(items, sizes, coherent=args.coherent, **options).state()
 
-        state = cached(corpus, "coherent", [shape, args.coherent], learn_map)
+        state = cached(corpus, "coherent", [options, args.coherent], learn_map)
         return BloomMap.load(state)
 
 

@@ -67,6 +67,7 @@ def python_texts(path):
             text = ast.get_docstring(node)
             if text:
                 yield text
+        # Python's help topics are the values of one dict
         elif isinstance(node, ast.Dict) and Path(path).match("pydoc_data/topics.py"):
             for value in node.values:
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
@@ -136,12 +137,13 @@ def write_pydoc(folder, files):
                 seen.add(text)
 
     # the modules with most texts, of those with texts in both splits
-    modules = texts["train"].keys() & texts["dev"].keys()
-    modules = sorted(modules, key=lambda module: (-len(texts["train"][module]), module))
+    shared = texts["train"].keys() & texts["dev"].keys()
+    shared = sorted(shared, key=lambda module: (-len(texts["train"][module]), module))
+    largest = shared[:PYDOC_MODULES]
 
     rng = np.random.default_rng(0)
     lines = {"train": [], "dev": []}
-    for module in modules[:PYDOC_MODULES]:
+    for module in largest:
         for split, max_rows in PYDOC_ROWS.items():
             docstrings = texts[split][module]
             for i in rng.permutation(len(docstrings))[:max_rows]:

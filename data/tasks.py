@@ -145,16 +145,15 @@ def read_task(name, args):
     train = read_split(task, args, "train", train_path)
     if task.labels == []:
         task = dataclasses.replace(task, labels=find_classes(train))
-    # no --dev beside --train: a tenth of it
-    if train_path and not dev_path:
+    if train_path and not dev_path:  # a tenth of --train
         dev, train = draw_groups(train, round(DEV_SHARE * len(train)), DEV_SEED)
     else:  # raises for a class that train does not have
         dev = read_split(task, args, task.dev_split, dev_path)
+        if dev_path:
+            warn_of_leak(train, dev, dev_path)
     if len(dev) < 2:  # a score of one row has no error
         raise InputError(f"--dev: expected two rows to score or more, got {len(dev)}. Without "
                          "--dev they are a tenth of --train.")
-    if dev_path:
-        warn_of_leak(train, dev, dev_path)
 
     splits = split_train(train, args) | dict(dev=dev)
     if not task.has_classes:
@@ -347,7 +346,7 @@ def draw_groups(rows, count, seed, group_of=tuple):
         texts, _ = rows[i]
         groups[group_of(texts)].append(i)
 
-    # in random order, each group that still fits
+    # greedy: a group too large for what is left is skipped, so fewer than count may be drawn
     drawn = []
     for group in groups.values():
         if len(drawn) + len(group) <= count:
@@ -442,12 +441,12 @@ def standard_error(metric, truth, predicted, others):
     group = np.random.default_rng(0).permutation(len(truth)) % num_groups  # (n,)
     differences = []
     for model, other in zip(np.array(predicted), np.array(others)):  # (n,), of each seed
-        gains = []
+        gains = []  # (groups,)
         for left_out in range(num_groups):
             rows = group != left_out
             gains.append(score(model[rows], truth[rows]) - score(other[rows], truth[rows]))
         differences.append(gains)
-    differences = 100 * np.array(differences)  # (S, groups)
+    differences = 100 * np.array(differences)  # (S, groups), each with one group left out
     # delete-a-group jackknife: (g - 1)/g * sum (d_i - mean)^2 = (g - 1) * variance
     variance = (num_groups - 1) * differences.mean(0).var()
     if len(differences) > 1:
