@@ -12,7 +12,8 @@ from bench.harness import ROOT, markdown
 from common import read_json
 
 # Two-sided 95 % of Student's t with four degrees of freedom: three seeds, and three of the control.
-# All rows have it. It is too small where nearly all the spread is that of one side
+# All rows have it. Where one side alone varies, the degrees of freedom are two, and the limit
+# would be 4.30
 LIMIT = 2.78
 COLUMNS = """
     claim     s    claim
@@ -85,6 +86,7 @@ def read_cell(cell, claim):
         return dict(mean=cell, std=None, error=0, seeds=None)
     file, name, key = cell
     rows = read_json(ROOT / f"results/{file}.json")["rows"]
+    # a row of a bench by length has L in place of a name
     [row] = [row for row in rows if name in (row.get("name"), row.get("L"))]
     # 0: nothing is random, as in counting
     seeds = row.get("seeds", len(row.get(f"{key}_all", [])))
@@ -96,10 +98,11 @@ def read_cell(cell, claim):
     if "n" in claim:
         whole = claim.get("whole", 100)
         share = row[key] / whole
-        of_row = share * (1 - share)
-        if claim.get("is_correlation"):
-            of_row = (1 - share**2) ** 2 * (1 + share**2 / 2)  # Spearman's [Bonett and Wright 2000]
-        variance += whole**2 * of_row / claim["n"]
+        # the variance of a share p of n rows is p (1 - p) / n
+        row_variance = share * (1 - share)
+        if claim.get("is_correlation"):  # Spearman's [Bonett and Wright 2000]
+            row_variance = (1 - share**2) ** 2 * (1 + share**2 / 2)
+        variance += whole**2 * row_variance / claim["n"]
     return dict(mean=row[key], std=std, error=math.sqrt(variance), seeds=seeds)
 
 

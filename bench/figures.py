@@ -209,7 +209,7 @@ def write_readme(args):
 def readme_tables():
     """Return dict, marker -> markdown: counts, and tables of results/."""
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
-    tables |= claims.list_tables()
+    tables |= dict(claims.list_tables())
     benches = {}
     for file in (hashformers, attention, superbloom, sketch, training, misspell, controls, copies,
                  gpu):

@@ -33,7 +33,7 @@ VOCABULARY = 30_522  # of BERT
 YES_NO = {True: "yes", False: "no"}
 
 
-def measure(function, calls):
+def time_on_gpu(function, calls):
     """Return the milliseconds of a call, and the MiB on the GPU at their peak."""
     is_gpu = torch.cuda.is_available()
     for _ in range(3):  # the first ones compile and allocate memory
@@ -92,17 +92,6 @@ def bench_kernels(args, *, heads=12, positions=32_768, calls=10,
             x[:2] = centers[cluster] + 0.1 * x[:2]
         q, k, v, cotangent = x.to(getattr(torch, dtype))
         inputs = [part.requires_grad_() for part in (q, k, v)]
-
-        def both_passes(impl):
-            if impl is None:
-                out = F.scaled_dot_product_attention(q, k, v)
-            else:
-                hq = attention.simhash(q, planes, coef, 256)
-                hk = attention.simhash(k, planes, coef, 256)
-                out = attention.lsh_attention(q, k, v, hq, hk, impl=impl)
-            # grad, not backward, which would add up gradients in q, k and v
-            torch.autograd.grad(out, inputs, cotangent)
-
         impls = {"dense": None, "blocks": "blocks"}  # column -> impl of lsh_attention
         if q.is_cuda:  # FlexAttention has no backward pass on a CPU
             impls["flex"] = "flex"
@@ -113,10 +102,23 @@ def bench_kernels(args, *, heads=12, positions=32_768, calls=10,
         # the inputs are no part of what a call needs
         before = torch.cuda.memory_allocated() / 2**20
         for name, impl in impls.items():
-            ms, peak = measure(functools.partial(both_passes, impl), calls)
+            call = functools.partial(both_passes, impl, *inputs, cotangent, planes, coef)
+            ms, peak = time_on_gpu(call, calls)
             row[name] = ms
             row[f"{name}_mib"] = peak - before
         yield row
+
+
+def both_passes(impl, q, k, v, cotangent, planes, coef):
+    """Run attention forward and backward: LSH attention by an impl, or dense attention by None."""
+    if impl is None:
+        out = F.scaled_dot_product_attention(q, k, v)
+    else:
+        hq = attention.simhash(q, planes, coef, 256)
+        hk = attention.simhash(k, planes, coef, 256)
+        out = attention.lsh_attention(q, k, v, hq, hk, impl=impl)
+    # grad, not backward, which would add up gradients in q, k and v
+    torch.autograd.grad(out, (q, k, v), cotangent)
 
 
 # Training steps
@@ -143,8 +145,8 @@ def bench_mfu(args, *, preset="hashformer", batches=(64, 16), compiles=(True, Fa
     for name, B, is_compiled in cases:
         model = build_model(preset, is_compiled)
         operations = count_operations(model)  # of a position
-        if name == BERT:
-            device = model.device  # of BERT, too
+        if name == BERT:  # it has the same encoder, so the same operations
+            device = model.device
             model = training.build_transformers_model(shape, VOCABULARY)
             if model is None:
                 return
@@ -156,7 +158,7 @@ def bench_mfu(args, *, preset="hashformer", batches=(64, 16), compiles=(True, Fa
             step = build_step(model, preset, B, "mlm", training.loss_by_transformers)
         else:
             step = build_step(model, preset, B)
-        ms, peak = measure(step, calls)
+        ms, peak = time_on_gpu(step, calls)
         tokens = 1000 * B * shape["length"] / ms
         row = dict(name=name, batch=B, compiled=YES_NO[is_compiled], ms=ms, tokens=tokens,
                    gib=peak / 1024, mfu=None)
@@ -260,7 +262,7 @@ def time_rank(rank, world, folder, preset, batch, is_compiled, calls):
     dist.init_process_group(
         backend, init_method=f"file://{folder}/ranks", rank=rank, world_size=world)
     step = build_step(DistributedDataParallel(model), preset, batch)
-    ms, _ = measure(step, calls)
+    ms, _ = time_on_gpu(step, calls)
     # a process that was spawned returns nothing
     if rank == 0:
         write_json(f"{folder}/ms.json", dict(ms=ms))

@@ -8,6 +8,7 @@ of the rounds. An untimed round comes first. Each table names its processor.
 import argparse
 import collections
 import contextlib
+import dataclasses
 import itertools
 import json
 import multiprocessing
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -46,20 +48,19 @@ class Stopwatch:
     Args:
         functions: dict, name -> function(). What they return is ignored.
         rounds: int, timed calls of each function, after one that is not timed.
-        clock: function() that returns seconds.
 
     Attributes:
         times: dict, name -> list of the seconds of each round.
         ms: dict, name -> median milliseconds.
     """
 
-    def __init__(self, functions, rounds, clock=time.perf_counter):
+    def __init__(self, functions, rounds):
         self.times = {name: [] for name in functions}
         for turn in range(rounds + 1):
             for name, function in functions.items():
-                start = clock()
+                start = time.perf_counter()
                 function()
-                seconds = clock() - start
+                seconds = time.perf_counter() - start
                 if turn > 0:  # the first call allocates memory and fills caches
                     self.times[name].append(seconds)
         self.ms = {name: 1000 * statistics.median(times) for name, times in self.times.items()}
@@ -73,7 +74,8 @@ class Stopwatch:
 
 def run_in_new_process(function, *args):
     """Return function(*args), computed by a fresh process, whose peak memory is its own."""
-    # subtle: "spawn" would start it with the ru_maxrss of the process that calls exec, ours
+    # subtle: a spawned child starts as a fork of us, so its peak memory (ru_maxrss) starts at
+    # ours; a fork server is small
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, context) as pool:
         return pool.submit(function, *args).result()
@@ -246,7 +248,8 @@ def compare(args, variants, shared=(), train=train_variant):
                 flags = [*shared, *variants[name], *budget]
                 jobs.append(Job(name, flags, f"{folder}/{len(jobs)}", seed))
         # a generator: rows come while later jobs are running
-        results = run_jobs(train, jobs)  # in the order of jobs: the seeds of a variant together
+        results = run_jobs(train, jobs)
+        # in the order of jobs: all seeds of the first name, then those of the next
         for name in names:
             row = dict(name=name, flags=" ".join(map(str, [*shared, *variants[name]])))
             runs = list(itertools.islice(results, args.seeds))
@@ -283,9 +286,10 @@ def markdown(rows, columns):
 
     Args:
         rows: list of dict. Where a row has no value, the table says "not measured".
-        columns: str, a line per column: key, format, heading. The format ± shows mean ± standard
-            deviation (KEY and KEY_std) with three digits, ±1 with one. A column that no row has is
-            left out.
+        columns: str, a line per column: key, format, heading. "ms ,.0f ms per step" shows row["ms"]
+            under the heading "ms per step", with f"{value:,.0f}". The format ± shows mean ±
+            standard deviation (KEY and KEY_std) with three digits, ±1 with one. A column that no
+            row has is left out.
     """
     shown = []  # (key, format, heading)
     for column in columns.strip().splitlines():
@@ -351,10 +355,15 @@ def caption(result):
 
 # Command line
 
-# A table or a figure that a file can make: function(args) yields rows, dict, which `markdown` shows
-# with columns. flags: dict, flag -> its default, or REQUIRED. Without columns, the function writes
-# files of its own
-Bench = collections.namedtuple("Bench", "function columns flags", defaults=("", {}))
+
+@dataclasses.dataclass
+class Bench:
+    """A command of a bench file: a table, or files such as figures."""
+    function: Callable  # (args) yields the rows of a table, dict; or writes files of its own
+    columns: str = ""  # the columns of the table, see markdown; "" where there is none
+    flags: dict = dataclasses.field(default_factory=dict)  # flag -> its default, or REQUIRED
+
+
 REQUIRED = "required"  # in place of a flag's default
 COMPARE = dict(data="python", steps=200, seeds=3, only=".", cache="cache")  # defaults of compare
 FLAGS = {  # flag -> options of add_argument
