@@ -51,6 +51,41 @@ PART = 256  # rows whose outputs are in memory at a time
 OUTPUT = ("prediction", "notes", "error")  # what --file adds to a row
 
 
+def infer(args):
+    """Check the flags, load the model, and print what it says."""
+    file_flags = [args.vectors, args.text_columns, args.encoding, args.sep, args.header]
+    if args.file is None and any(flag is not None for flag in file_flags):
+        raise InputError("--vectors, --text, --encoding, --sep and --header require --file.")
+    if args.ckpt is None:
+        # a model either fills masks or judges words
+        is_masked = any(MASK_WORD in text for text in args.texts)
+        name = "english-fill.pt" if is_masked else "english-detect.pt"
+        args.ckpt = Path(__file__).with_name("models") / name
+    print(f"model: {args.ckpt}", file=sys.stderr)
+    predictor = Predictor(args.ckpt, find_device(args.device), args.truncate)
+    if args.vectors is not None:
+        rows = [row for row, _ in read_file(args, predictor)]
+        with open(args.vectors, "wb") as file:  # np.save would add .npy to a name
+            np.save(file, predictor.embed(rows))
+        print(f"Saved {args.vectors}", file=sys.stderr)
+    elif args.file is not None:
+        write_rows(args, predictor)
+    elif args.near is not None:
+        for word, pairs in zip(args.near, predictor.neighbors(args.near, args.top_k)):
+            print(word)
+            print_pairs(predictor, pairs)
+    else:
+        rows = args.texts
+        if len(predictor.columns) == 2:  # a pair is two texts
+            if len(rows) % 2:
+                raise InputError(f"TEXT: expected {', '.join(predictor.columns)}, got {rows}.")
+            rows = list(zip(rows[::2], rows[1::2]))
+        for row, result in zip(rows, predictor.predict(rows, args.top_k)):
+            print_result(predictor, row, result, args.top_k)
+            for note in predictor.list_notes(row):
+                print(f"note: {note}")
+
+
 class Example(NamedTuple):
     """A row as a model reads it."""
 
@@ -106,9 +141,10 @@ class Predictor:
         self.truncate = truncate
 
     def set_candidates(self, words):
-        """Set what the methods search among: words, list[str], or the model's fixed vocabulary.
+        """Set self.words, which neighbors searches, and self.items, which the others search.
 
-        neighbors searches self.words, fill_mask and predict_missing search self.items.
+        words: list[str], the frequent ones of the corpus. A model with a fixed vocabulary (lookup,
+        bloom) searches that instead, whatever words is.
         """
         self.words = words
         self.items = words  # any word has hashes
@@ -227,7 +263,7 @@ class Predictor:
         Returns:
             The answer, "" for none; and its score minus that of none, float.
         """
-        self.read_all(rows, "span")  # only raises for a row that cannot be read
+        self.read_all(rows, "span")  # raises for a bad row; cut_windows reads the rows again
         windows, spans = cut_windows(rows, self.tokenizer, self.config.length)
         batches = self.run_batches([window.ids for _, window in windows], self.model)
         texts, margins = find_answers(rows, windows, spans, batches)
@@ -306,7 +342,11 @@ class Predictor:
     # Rows to the outputs of the model
 
     def run(self, rows, head, forward):
-        """Yield the Example and the output of each row."""
+        """Yield the Example of each row and the model's output for it, in the order of rows.
+
+        head: the head that the method needs; None: any, to embed. forward: see run_batches; its
+        outputs are split by row.
+        """
         for part in divide(self.read_all(rows, head), PART):
             outputs = [None] * len(part)
             for chosen, batch in self.run_batches([example.ids for example in part], forward):
@@ -362,7 +402,8 @@ class Predictor:
         fills_masks = head in ("mlm", "hash-mlm")
         has_mask = MASK in example.ids
         if fills_masks and not has_mask:
-            raise ValueError(f"expected [MASK], which this model fills, got {row!r:.60}.")
+            raise ValueError(f"expected [MASK], which this model fills, in the first {length} "
+                             f"positions, got {row!r:.60}.")
         if head is not None and has_mask and not fills_masks:
             raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks.")
         return example
@@ -400,7 +441,7 @@ class Predictor:
         if not known:
             raise ValueError(f"expected items that this model knows, got {row!r:.60}.")
         ids = self.tokenizer.ids(known)
-        if head is not None:  # all [MASK] of a set have one output: there is one, written or not
+        if head is not None:  # a set has one [MASK], whether the user writes none or several
             ids = np.append(np.int32(MASK), ids)
         length = self.config.length
         return Example(ids[:length], names, [], max(0, len(ids) - length))
@@ -430,8 +471,8 @@ class Predictor:
         first, *others = re.split(r" ?\[MASK\]", text)
         words, spans = self.tokenizer.split(first)
         for part in others:
-            # subtle: BPE puts a space before any text. A line break first takes it, and is dropped:
-            # it starts at 0
+            # subtle: BPE adds a space to the start of a text. Begin with a line break, which takes
+            # that space, and drop the line break, the word that starts at 0
             more, places = self.tokenizer.split("\n" + part)
             words.append(MASK_WORD)
             words += [word for word, (start, _) in zip(more, places) if start > 0]
@@ -552,8 +593,8 @@ def choose_names(args, predictor, examples):
                          f"writes, got {', '.join(examples)}.")
     is_sets = not predictor.config.order
     names = predictor.columns  # those that the model was fine-tuned on, or "text"
-    if args.columns is not None:
-        names = list_names(args.columns)
+    if args.text_columns is not None:
+        names = list_names(args.text_columns)
     elif is_sets or (len(names) == 1 and names[0] not in examples):  # the only one that fits
         names = choose_columns(args.file, examples, None, is_sets, flag="--text")
     if not set(names) <= set(examples) or len(names) != len(predictor.columns):
@@ -580,39 +621,6 @@ def main(argv=None):
     return run_script("infer.py", infer, build_parser().parse_args(argv))
 
 
-def infer(args):
-    """Check the flags, load the model, and print what it says."""
-    file_flags = [args.vectors, args.columns, args.encoding, args.sep, args.header]
-    if args.file is None and any(flag is not None for flag in file_flags):
-        raise InputError("--vectors, --text, --encoding, --sep and --header require --file.")
-    if args.ckpt is None:
-        # a model either fills masks or judges words
-        is_masked = any(MASK_WORD in text for text in args.texts)
-        name = "english-fill.pt" if is_masked else "english-detect.pt"
-        args.ckpt = Path(__file__).with_name("models") / name
-    print(f"model: {args.ckpt}", file=sys.stderr)
-    predictor = Predictor(args.ckpt, find_device(args.device), args.truncate)
-    if args.vectors is not None:
-        rows = [row for row, _ in read_file(args, predictor)]
-        np.save(args.vectors, predictor.embed(rows))
-    elif args.file is not None:
-        write_rows(args, predictor)
-    elif args.near is not None:
-        for word, pairs in zip(args.near, predictor.neighbors(args.near, args.top_k)):
-            print(word)
-            print_pairs(predictor, pairs)
-    else:
-        rows = args.texts
-        if len(predictor.columns) == 2:  # a pair is two texts
-            if len(rows) % 2:
-                raise InputError(f"TEXT: expected {', '.join(predictor.columns)}, got {rows}.")
-            rows = list(zip(rows[::2], rows[1::2]))
-        for row, result in zip(rows, predictor.predict(rows, args.top_k)):
-            print_result(predictor, row, result, args.top_k)
-            for note in predictor.list_notes(row):
-                print(f"note: {note}")
-
-
 def build_parser():
     """Return the parser of all flags."""
     parser = argparse.ArgumentParser(
@@ -632,7 +640,7 @@ def build_parser():
              "[MASK], else models/english-detect.pt)")
     add("--vectors", metavar="OUT.npy",
         help="write a vector for each row of --file, in its order, float32 (rows, d)")
-    add("--text", dest="columns", metavar="A[,B]",
+    add("--text", dest="text_columns", metavar="A[,B]",
         help="columns to read in --file (default: the task's, text, or the only one)")
     add_reader_flags(add)
     add("--truncate", action="store_true", help="cut texts too long for a pre-trained model")
