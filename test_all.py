@@ -807,11 +807,11 @@ def test_prepare_by_hand(tmp_path):
 
 
 def test_build_inputs_by_hand():
-    """[CLS] A [SEP] for one text, which is cut to fit: 10 words, and room for 5 - 2 = 3."""
+    """[CLS] A [SEP] for one text, which is cut to fit: 10 words, and room for 4 - 2 = 2."""
     words = np.arange(100, 110)
-    ids, num_cut = build_inputs(words, None, 5)
-    assert ids.tolist() == [CLS, 100, 101, 102, SEP]
-    assert num_cut == 7
+    ids, num_cut = build_inputs(words, None, 4)
+    assert ids.tolist() == [CLS, 100, 101, SEP]
+    assert num_cut == 8
 
 
 def test_build_inputs_of_a_pair_cuts_the_longer_text_by_hand():
