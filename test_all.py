@@ -36,7 +36,7 @@ import infer
 import pretrain
 from attention import collision_probability, draw_hyperplanes, full_attention, simhash
 from attention import full_attention_reference, lsh_attention, lsh_attention_reference
-from bloom import BloomMap, SketchMap, beam_search, coherent_map
+from bloom import BloomMap, ItemMap, beam_search, coherent_map
 from common import save_checkpoint
 from data.corpus import Corpus, prepare
 from data.squad import exact_and_f1, normalize_answer
@@ -315,8 +315,7 @@ def test_sketch_map_finds_the_word_of_predicted_buckets():
     for j, bucket in enumerate(digest[0]):
         logits[0, j, bucket] = 5
     logp = logits.log_softmax(-1)
-    sketch_map = SketchMap(digest, 23)
-    items, _, certified, _ = beam_search(logp, sketch_map, k=1, beam=1)
+    items, _, certified, _ = beam_search(logp, ItemMap(digest, 23), k=1, beam=1)
     assert items.item() == 0
     assert certified.item() is True
 

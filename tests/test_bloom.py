@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bloom
-from bloom import BloomMap, SketchMap, beam_search, beam_search_reference, coherent_map, exhaustive
+from bloom import BloomMap, ItemMap, beam_search, beam_search_reference, coherent_map, exhaustive
 from bloom import hash_logp, item_vectors
 
 # Bloom maps
@@ -200,7 +200,7 @@ def random_case(rng, case, has_ties=False):
     k = int(rng.integers(1, 13))  # some maps have fewer items than k
     beam = int(rng.integers(1, 9))
     if case % 5 == 0:
-        bloom_map = SketchMap(rng.integers(0, 13, (n, m)), 13)
+        bloom_map = ItemMap(rng.integers(0, 13, (n, m)), 13)
     else:
         largest = max(1, int(0.5 * n ** (1 - 1 / m)))  # near the limit swaps may fail
         alpha = rng.integers(1, largest + 1)
@@ -232,6 +232,16 @@ def test_beam_search_matches_reference(score, rounds, monkeypatch):
             # elsewhere items tie, and come in any order
             if score not in ("min", "max") and isinstance(bloom_map, BloomMap):
                 assert ids[is_item].tolist() == expected_ids
+
+
+def test_search_certifies_that_items_outside_have_probability_zero():
+    """Fewer than k items have another probability, and the bound is log 0."""
+    bloom_map = BloomMap(12, 3)
+    logp = torch.full((1, 2, 4), -torch.inf)
+    logp[0, :, 0] = 0
+    *_, certified, _ = beam_search(logp, bloom_map, 5, beam=2)
+    *_, is_certified = beam_search_reference(logp[0], bloom_map, 5, beam=2)
+    assert certified.item() and is_certified
 
 
 @pytest.mark.parametrize("score", bloom.SCORES)
