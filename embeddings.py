@@ -14,7 +14,7 @@ Deviations:
        0.02. The released code has importance std 0.0005 and row std 0.1: all vectors are nearly 0.
 Notation:
     c codes   C code numbers of a word   T bits of a word   τ_j bit j, 0 or 1   J chunks of a word
-    B table   B^j table of bit or block j   P, p weights   e vector   d its width   N rows of a table
+    B table of N rows   B^j table of bit or block j   P, p weights   e vector   d its width
     m hashes of an item   k hash functions   R buckets of a block   s special tokens
     K rows of the importance table   G n-grams that a word may have
 Demo: python embeddings.py
@@ -348,8 +348,8 @@ class SketchEmbedding(Embedding):
 
         rows of a word (k 3, d 2)    (1, 7)  (2, -9)  (900, 8)        median (2, 7)    mean (301, 2)
 
-    One row that other words have pulled far away drags the mean along. However far it is, it moves
-    the median at most to the neighboring value. The median's gradient goes to one row in each dimension; the mean's
+    One row that other words have pulled far away drags the mean along. However far away it is, it
+    moves the median at most to the neighboring value. The median's gradient goes to one row in each dimension; the mean's
     goes to all rows, 1/k each.
 
     Args:

@@ -73,8 +73,8 @@ class Config:
     sep_id: int = 2  # token ID of [SEP]; type row 1 begins at the second of [SEP] [SEP]
     dropout: float = 0.1
     head: str = "sr"
-    # whether heads mlm and hash-mlm score the rows of the embedding, and have no table of their own;
-    # other heads ignore it. None becomes True or False below, by Embedding.tie
+    # whether heads mlm and hash-mlm score the rows of the embedding, and have no table of their
+    # own; other heads ignore it. None becomes True or False below, by Embedding.tie
     tied: bool | None = None
     labels: int = 2  # classes of classify; 1: a regression
     pool: str = "cls"  # classify sees cls, the first position, or the mean of all positions
