@@ -349,8 +349,8 @@ class SketchEmbedding(Embedding):
         rows of a word (k 3, d 2)    (1, 7)  (2, -9)  (900, 8)        median (2, 7)    mean (301, 2)
 
     One row that other words have pulled far away drags the mean along. However far away it is, it
-    moves the median at most to the neighboring value. The median's gradient goes to one row in each dimension; the mean's
-    goes to all rows, 1/k each.
+    moves the median at most to the neighboring value. The median's gradient goes to one row in each
+    dimension; the mean's goes to all rows, 1/k each.
 
     Args:
         hashes: int, k, odd: an even number of rows has no middle one.

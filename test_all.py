@@ -777,6 +777,7 @@ def test_tokenizer_of_a_vocabulary_has_unknown_words():
     tokenizer = HashTokenizer(config, vocabulary=["the", "cat"])
     ids = tokenizer.ids(["cat", "dog", "the"])
     assert ids.tolist() == [6, UNK, 5]
+    assert tokenizer.codes()[ids, 0].tolist() == [6, UNK, 5]  # the row of an ID has its number
 
 
 def test_prepare_by_hand(tmp_path):

@@ -341,24 +341,19 @@ def test_blocks_compute_in_float32_under_autocast():
     assert torch.equal(out, expected.bfloat16())
 
 
-AUTO = dict(L=257, e=16, n=1, pairs="all")
-
-
-@pytest.mark.parametrize("changes, on_cpu, on_gpu", [
-    ({}, "blocks", "flex"),
-    (dict(e=15), "blocks", "blocks"),  # FlexAttention compiles no narrower heads
-    (dict(L=256), "dense", "dense"),
-    (dict(n=2), "dense", "dense"),
-    (dict(pairs="upper"), "dense", "dense"),
+@pytest.mark.parametrize("L, e, n, pairs, on_cpu, on_gpu", [
+    (257, 16, 1, "all", "blocks", "flex"),
+    (257, 15, 1, "all", "blocks", "blocks"),  # FlexAttention compiles no narrower heads
+    (256, 16, 1, "all", "dense", "dense"),
+    (257, 16, 2, "all", "dense", "dense"),
+    (257, 16, 1, "upper", "dense", "dense"),
 ])
-def test_auto_chooses_what_serves(monkeypatch, changes, on_cpu, on_gpu):
-    case = AUTO | changes
-    q = torch.zeros(1, 1, case["L"], case["e"])
-    arguments = (q, case["n"], case["pairs"])
-    assert attention.choose_impl(*arguments) == on_cpu
+def test_auto_chooses_what_serves(monkeypatch, L, e, n, pairs, on_cpu, on_gpu):
+    q = torch.zeros(1, 1, L, e)
+    assert attention.choose_impl(q, n, pairs) == on_cpu
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(attention, "has_compiler", lambda: True)
-    assert attention.choose_impl(*arguments) == on_gpu
+    assert attention.choose_impl(q, n, pairs) == on_gpu
 
 
 def test_without_a_compiler_a_gpu_takes_blocks_and_warns(monkeypatch):

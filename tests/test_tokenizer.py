@@ -11,7 +11,7 @@ import pytest
 from bloom import BloomMap
 from hashing import MD5, NgramLSH, bits_to_chunks, sketch_index
 from tests.support import make_words
-from tokenizer import BPE, CLS, FIRST_WORD_ID, MASK, PAD, SEP, SPLITS, UNK
+from tokenizer import BPE, CLS, FIRST_WORD_ID, SEP, SPLITS
 from tokenizer import HashTokenizer, Phrases, build_inputs, match_longest, sliding_windows
 from tokenizer import split_names
 
@@ -186,11 +186,6 @@ def test_other_hashes_know_all_words_and_a_vocabulary_its_own():
     assert HashTokenizer(SKETCH, hash_name="lsh", hash=lsh).is_known(["фильм"]).all()
     tokenizer = HashTokenizer(ROW, vocabulary=["cat"])
     assert tokenizer.is_known(["cat", "фильм"]).tolist() == [True, False]
-
-
-def test_row_codes_are_ids():
-    tokenizer = HashTokenizer(ROW, vocabulary=["the", "cat"])
-    assert tokenizer.codes().ravel().tolist() == [PAD, CLS, SEP, UNK, MASK, 5, 6]
 
 
 def test_digest_codes_count_in_the_block_of_their_map():
