@@ -556,7 +556,8 @@ def attend(q, k, v, is_key, extra_score, extra_value):
 def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
     """Return attend by PyTorch's kernel, which holds no matrix of scores (G, x, y + 1).
 
-    The kernel takes no scores of ours, so products must give them. Two numbers more do:
+    The kernel takes no scores of ours, so its products must give them. Two more numbers in each
+    query and key do that:
 
         query        (q, 1, extra_score)
         key          (k, 0, 0)              product q·k
@@ -564,7 +565,7 @@ def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
         extra key    (0, 0, 1)              product extra_score
 
     The value of the extra key differs from query to query, so v has one number more. It is 1 at the
-    extra key alone, so the output has the weight of the extra key there.
+    extra key alone, so there the output has the weight of the extra key.
     """
     e = q.shape[2]
     width = 4 * math.ceil((e + 2) / 4)  # on a GPU the kernel wants a multiple of 4

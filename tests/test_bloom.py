@@ -94,8 +94,8 @@ def test_bloom_map_of_another_seed_is_refused_at_load():
 
 @pytest.mark.parametrize("arguments, message", [
     (dict(n_items=100, alpha=11), "alpha: expected about 5 at most, got 11."),
-    (dict(n_items=0, alpha=1), "n_items, alpha, m, seed: expected at least 1, 1, 1 and 0"),
-    (dict(n_items=2, alpha=1, seed=-1), "n_items, alpha, m, seed: expected at least 1, 1, 1 and 0"),
+    (dict(n_items=0, alpha=1), "expected at least 1, 1, 1 and 0, got 0, 1, 2 and 0"),
+    (dict(n_items=2, alpha=1, seed=-1), "expected at least 1, 1, 1 and 0, got 2, 1, 2 and -1"),
     (dict(n_items=2, alpha=1, orders=[[0, 1]]), "orders: expected 2 permutations of 2 items"),
     (dict(n_items=2, alpha=1, orders=[[0, 1], [1, 1]]), "orders: expected 2 permutations"),
 ])
@@ -233,7 +233,8 @@ def test_search_certifies_that_items_outside_have_probability_zero():
     logp[0, :, 0] = 0
     *_, certified, _ = beam_search(logp, bloom_map, 5, beam=2)
     *_, is_certified = beam_search_reference(logp[0], bloom_map, 5, beam=2)
-    assert certified.item() and is_certified
+    assert certified.item()
+    assert is_certified
 
 
 @pytest.mark.parametrize("score", bloom.SCORES)
