@@ -10,7 +10,7 @@ Deviations:
     2. Hyperplanes are drawn once, and again where you call SelfAttention.redraw. The authors' code
        draws them in every forward pass.
     3. The default is pairs="all". The authors' code has "upper".
-    4. LSH attention is trained without attention dropout.
+    4. LSH attention is trained without attention dropout, as FlexAttention has none.
 Notation:
     B batch   H heads   L positions   e head size   d hidden size   i query   j key
     n hash functions   r hyperplanes of a function ("bands" in the paper)
@@ -68,8 +68,8 @@ def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
         ValueError: If key_mask is not bool (B, L).
     """
     check_key_mask(key_mask, q)
-    # PyTorch's kernel is exact and needs no (L, L) matrix. For bfloat16 on a CPU it is slower than
-    # the formula on short sequences. In a training step (batch 8) the two cross below 1,024.
+    # PyTorch's kernel is exact and needs no (L, L) matrix. For bfloat16 on a CPU it was slower than
+    # the formula in a training step of 512 positions, and faster at 1,024 (batch 8)
     if q.is_cpu and q.dtype == torch.bfloat16 and q.shape[2] <= MAX_FORMULA_BF16:
         return full_attention_reference(q, k, v, key_mask=key_mask, dropout=dropout)
     if key_mask is not None:
@@ -142,8 +142,9 @@ def simhash(x, planes, coef, num_buckets):
     """
     _, H, _, e = x.shape
     _, n, r = coef.shape
-    is_fitting = planes.shape == (H, n, r, e) and len(coef) == H  # einsum would broadcast 1
-    if not is_fitting or planes.dtype != torch.float32:
+    expected = (H, n, r, e)  # einsum would broadcast a size of 1
+    if (planes.shape != expected or coef.shape != expected[:3]
+            or planes.dtype != torch.float32):
         raise ValueError(f"planes, coef: expected float32 ({H}, n, r, {e}) and ({H}, n, r), got "
                          f"{planes.dtype} {[*planes.shape]} and {[*coef.shape]}. Use "
                          "draw_hyperplanes, and torch.autocast in place of a cast.")
@@ -183,8 +184,7 @@ def collisions(hq, hk):
 # Attention over colliding pairs
 
 
-def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None,
-                            dropout=0.0):
+def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None):
     """Return LSH attention by the literal formula. [BL §2.2.2]
 
     Args:
@@ -198,7 +198,6 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
             also serve (j, i), as in the authors' code. Then the result differs from full attention
             even if all pairs collide.
         key_mask: bool (B, L), True = attend, or None.
-        dropout: share of the attention weights set to 0. Pass it in training only.
 
     Returns:
         float (B, H, L, e). A row whose every key is padding is 0.
@@ -218,8 +217,7 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
         is_itself = torch.eye(L, dtype=torch.bool, device=q.device)
         scores = scores.masked_fill(~(is_collision | is_itself), -torch.inf)
 
-    weights = masked_softmax(scores, key_mask)
-    return F.dropout(weights, dropout) @ v
+    return masked_softmax(scores, key_mask) @ v
 
 
 def check_choices(fill, pairs):
@@ -304,7 +302,7 @@ class SelfAttention(nn.Module):
             a = full_attention(q, k, v, key_mask=key_mask, dropout=dropout)
         else:
             hq, hk = self.hash_buckets(q, k)
-            a = lsh_attention(  # without dropout, as FlexAttention has none
+            a = lsh_attention(
                 q, k, v, hq, hk, fill=self.fill, pairs=self.pairs, key_mask=key_mask)
         return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)
 
@@ -320,25 +318,23 @@ MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
 
 
 @torch.compiler.disable  # shapes depend on the data; lsh_attention_flex compiles its own kernel
-def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, dropout=0.0,
-                  impl="auto"):
+def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, impl="auto"):
     """Return attention with the scores of pairs that collide. [BL Alg. 1]
 
     Args:
         q, k, v, hq, hk, fill, pairs, key_mask: as in lsh_attention_reference.
-        dropout: share of the attention weights set to 0, for "dense" alone. Pass it in training
-            only.
         impl: "dense": the literal formula. "blocks": bucket by bucket, in float32 or float64; on a
             GPU do not allow TF32, which rounds the weight of the keys outside. "flex":
             FlexAttention, for a GPU, where it requires a C compiler and heads of at least 16.
             "auto": see choose_impl. "blocks" and "flex" require hash buckets below 2^62.
 
     Returns:
-        float (B, H, L, e), differentiable. A row whose every key is padding is 0.
+        float (B, H, L, e), differentiable. A row whose every key is padding is 0. NaN at a
+        position, padding or not, may spread to all positions of its sequence.
 
     Raises:
         ValueError: An argument has another shape, a choice is unknown, or impl does not serve:
-            "blocks" and "flex" require n = 1, pairs="all" and dropout 0.
+            "blocks" and "flex" require n = 1 and pairs="all".
 
     Example:
         planes, coef = draw_hyperplanes(H, 1, 8, e, 256, torch.Generator().manual_seed(0))
@@ -358,15 +354,15 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
     check_choices(fill, pairs)
 
     if impl == "auto":
-        impl = choose_impl(q, n, pairs, dropout)
+        impl = choose_impl(q, n, pairs)
     if impl == "dense":
-        return lsh_attention_reference(q, k, v, hq, hk, fill=fill, pairs=pairs,
-                                       key_mask=key_mask, dropout=dropout)
+        return lsh_attention_reference(
+            q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask)
     if impl not in ("blocks", "flex"):
         raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
-    if n > 1 or pairs == "upper" or dropout > 0:
-        raise ValueError(f"impl: {impl} requires one hash function, pairs='all' and dropout 0, "
-                         f"got {n}, {pairs!r} and {dropout}.")
+    if n > 1 or pairs == "upper":
+        raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
+                         f"got {n} and {pairs!r}.")
     if key_mask is None:
         key_mask = torch.ones(B, L, dtype=torch.bool, device=q.device)
     hq = hq.squeeze(2)  # (B, H, L)
@@ -379,10 +375,10 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, d
     return out.to(q.dtype)
 
 
-def choose_impl(q, n, pairs, dropout):
+def choose_impl(q, n, pairs):
     """Return what impl="auto" takes: dense if it must or L is short, flex on a GPU, else blocks."""
     B, _, L, e = q.shape
-    if n > 1 or pairs == "upper" or dropout > 0:
+    if n > 1 or pairs == "upper":
         return "dense"
     if L <= MAX_LITERAL or B == 0:  # B = 0: there is no bucket
         return "dense"
@@ -404,8 +400,10 @@ def has_compiler():
 # Bucket by bucket, for one hash function and pairs="all"
 
 
-# cell: the queries and keys of one sequence, a head of a text, that share a hash bucket
-# N = B·H·L rows   G cells of a group   x queries and y keys of a cell
+# sequence   one head of one text: there are B·H sequences of L positions
+# row        a position of a sequence: N = B·H·L rows, numbered over all sequences. Row N is padding
+# cell       the queries and keys of one sequence that share a hash bucket
+# group      G cells of similar size, each padded to x queries and y keys
 MAX_PRODUCT = 64  # queries of a cell up to which attend takes the formula, not PyTorch's kernel
 
 
@@ -444,24 +442,23 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
     extra_score, extra_value = find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill)
 
     # 2. Gather the rows of the cells, those of similar size in one group
-    queries, keys = group_cells(cell_q.flatten(), cell_k.flatten())  # row numbers
-    groups = zip(
-        gather_groups(q / math.sqrt(e), queries),
-        gather_groups(k, keys),
-        gather_groups(v, keys),
-        gather_groups(extra_score, queries),
-        gather_groups(extra_value, queries),
-        keys)
+    rows_q, rows_k = group_cells(cell_q.flatten(), cell_k.flatten())
+    q_groups = gather_groups(q / math.sqrt(e), rows_q)
+    k_groups = gather_groups(k, rows_k)
+    v_groups = gather_groups(v, rows_k)
+    score_groups = gather_groups(extra_score, rows_q)
+    value_groups = gather_groups(extra_value, rows_q)
 
-    # 3. Attend within the cells
+    # 3. Attend within the cells, group by group
     outputs = []
-    for q_rows, k_rows, v_rows, scores, values, numbers in groups:
-        is_key = (numbers < N).unsqueeze(1)  # (G, 1, y); row N is padding
-        out = attend(q_rows, k_rows, v_rows, is_key, scores, values)  # (G, x, e)
+    for g in range(len(rows_q)):
+        is_key = (rows_k[g] < N).unsqueeze(1)  # (G, 1, y)
+        out = attend(q_groups[g], k_groups[g], v_groups[g], is_key,
+                     score_groups[g], value_groups[g])  # (G, x, e)
         outputs.append(out.flatten(0, 1))
 
     # 4. Put the rows back in order. The padding of all groups writes to row N, which is cut off
-    rows = torch.cat([group.flatten() for group in queries])
+    rows = torch.cat([group.flatten() for group in rows_q])
     out = v.new_zeros(N + 1, e)
     out = out.index_copy(0, rows, torch.cat(outputs))
     return out[:N].view(B, H, L, e)
@@ -559,17 +556,16 @@ def attend(q, k, v, is_key, extra_score, extra_value):
 def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
     """Return attend by PyTorch's kernel, which holds no matrix of scores (G, x, y + 1).
 
-    The kernel takes no scores of ours, so the product q kᵀ must give them, in two more columns. The
-    example of lsh_attention_blocks with e = 1, and one key of padding:
+    The kernel takes no scores of ours, so its products must give them. Two more numbers in each
+    query and key do that:
 
-                   column 0   e         e + 1    product with the query     weight
-        query      1          1         ln 2
-        key        ln 3       0         0        ln 3, as before            3 / 5
-        padding    0          NO_SCORE  0        NO_SCORE                   0
-        extra key  0          0         1        ln 2, its extra_score      2 / 5
+        query        (q, 1, extra_score)
+        key          (k, 0, 0)              product q·k
+        padding      (0, NO_SCORE, 0)       product NO_SCORE
+        extra key    (0, 0, 1)              product extra_score
 
-    The value of the extra key differs from query to query, so v has one more column, which is 1 at
-    the extra key alone: there the output has its weight.
+    The value of the extra key differs from query to query, so v has one number more. It is 1 at the
+    extra key alone, so there the output has the weight of the extra key.
     """
     e = q.shape[2]
     width = 4 * math.ceil((e + 2) / 4)  # on a GPU the kernel wants a multiple of 4
@@ -577,23 +573,23 @@ def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
     q = F.pad(q, (0, width - e))  # (G, x, width)
     k = F.pad(k, (0, width - e, 0, 1))  # (G, y + 1, width)
     v = F.pad(v, (0, width - e, 0, 1))
-    # fill in the numbers of the table that are not 0
+    # fill in the numbers above that are not 0
     q[:, :, e] = 1
     q[:, :, e + 1] = extra_score.squeeze(2)
     k[:, :-1, e] = NO_SCORE * ~is_key.squeeze(1)
     k[:, -1, e + 1] = 1
     v[:, -1, e] = 1
-    # the kernel wants a dimension of heads
+    # the kernel wants a dimension of heads; q is divided by √e already
     out = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], scale=1.0)
     out = out.squeeze(1)  # (G, x, width)
-    weight = out[:, :, e:e + 1]  # of the extra key
+    weight = out[:, :, e:e + 1]  # (G, x, 1), of the extra key
     return out[:, :, :e] + weight * extra_value
 
 
 def group_cells(cell_q, cell_k):
     """Return the rows of queries and of keys in each cell, cells of similar size in one group.
 
-    The cells of a group are padded to one size, with row N. Here N = 4, and the cells are 0, 1, 3:
+    Row N fills the cells of a group up to one size. Here N = 4, and the cells are 0, 1 and 3:
 
         row             0  1  2  3
         cell of query   0  1  0  0        group    queries      keys
@@ -603,79 +599,65 @@ def group_cells(cell_q, cell_k):
     Cell 3 has no queries, so it is in no group.
 
     Args:
-        cell_q, cell_k: int64 (N,), the cell of each query and of each key.
+        cell_q, cell_k: int64 (N,), the cell of each query and of each key, from 0 to N.
 
     Returns:
-        queries, list of int64 (G, x), and keys, list of int64 (G, y), one of each for a group.
+        rows_q, list of int64 (G, x), and rows_k, list of int64 (G, y), one of each for a group.
     """
-    rows_q, first_q, count_q = sort_by_cell(cell_q)
-    rows_k, first_k, count_k = sort_by_cell(cell_k)
-    sizes = torch.stack([count_q, count_k]).cpu()  # (2, N + 1); the host waits for a GPU
+    num_cells = len(cell_q) + 1
+    count_q = cell_q.bincount(minlength=num_cells)  # (N + 1,), queries of each cell
+    count_k = cell_k.bincount(minlength=num_cells)
+    size = torch.maximum(count_q, count_k)
+    size[count_q == 0] = 0  # no queries, so in no group
 
-    queries = []
-    keys = []
-    for group in split_by_size(sizes):  # (G,), cells
-        x, y = sizes[:, group].amax(1).tolist()
-        group = group.to(cell_q.device, non_blocking=cell_q.is_cuda)  # else the host waits
-        queries.append(pad_cells(rows_q, first_q[group], count_q[group], x))
-        keys.append(pad_cells(rows_k, first_k[group], count_k[group], y))
-    return queries, keys
-
-
-def sort_by_cell(cell):
-    """Return the rows (N,) by cell; and where the rows of each cell begin, and how many it has."""
-    rows = cell.argsort()
-    count = cell.new_zeros(len(cell) + 1)  # (N + 1,); bincount would wait for a GPU
-    count = count.index_add(0, cell, torch.ones_like(cell))
-    first = count.cumsum(0) - count
-    return rows, first, count
-
-
-def split_by_size(sizes):
-    """Return the cells of 1 to 4 rows, of 5 to 6, 7 to 9, 10 to 13, ..., int64 (G,) each.
-
-    Args:
-        sizes: int64 (2, N + 1), how many queries and keys a cell has. The larger decides. A cell
-            without queries is left out.
-    """
-    size = sizes.amax(0)
-    size[sizes[0] == 0] = 0
+    # Groups of the sizes 1 to 4, 5 to 6, 7 to 9, 10 to 13, ...: the largest size is at most 1.5
+    # times the smallest, which bounds the padding. Cells of 1 to 4 rows are small anyway
     groups = []
     low = 0
     high = 4
     while low < size.max():
         is_in_group = (size > low) & (size <= high)
-        group = is_in_group.nonzero().squeeze(1)
-        if len(group) > 0:
-            groups.append(group)
+        cells = is_in_group.nonzero().squeeze(1)  # (G,)
+        if len(cells) > 0:
+            groups.append(cells)
         low = high
         high = high * 3 // 2
-    return groups
+    return pad_cells(cell_q, count_q, groups), pad_cells(cell_k, count_k, groups)
 
 
-def pad_cells(rows, first, count, size):
-    """Return the rows of G cells, int64 (G, size), from where they begin and how many, (G,) each.
+def pad_cells(cell, count, groups):
+    """Return the rows of the cells in each group, a list of int64 (G, size), filled up with row N.
 
-    Behind the end of a cell is row N.
+    Args:
+        cell: int64 (N,), the cell of each row.
+        count: int64 (N + 1,), rows of each cell.
+        groups: list of int64 (G,), cells.
     """
-    place = torch.arange(size, device=rows.device)
-    index = first.unsqueeze(1) + place  # (G, size); behind the end are rows of the next cell
-    padded = rows[index.clamp(max=len(rows) - 1)]
-    return padded.masked_fill(place >= count.unsqueeze(1), len(rows))
+    N = len(cell)
+    by_cell = cell.argsort()  # (N,): the rows of cell 0, of cell 1, ...
+    first = count.cumsum(0) - count  # (N + 1,): where the rows of each cell begin
+    padded = []
+    for cells in groups:
+        place = torch.arange(int(count[cells].max()), device=cell.device)  # (size,)
+        index = first[cells].unsqueeze(1) + place  # (G, size)
+        rows = by_cell[index.clamp(max=N - 1)]
+        is_behind = place >= count[cells].unsqueeze(1)  # there are the rows of the next cell
+        padded.append(rows.masked_fill(is_behind, N))
+    return padded
 
 
-def gather_groups(x, groups):
-    """Return the rows of x (B, H, L, width) of each group, as a list of (G, size, width).
+def gather_groups(x, rows):
+    """Return the rows of x (B, H, L, width) in each group: int64 (G, size) to (G, size, width).
 
     Row N is 0. One gather serves all groups, since the backward pass of each gather fills a tensor
     as large as x. For groups (2, 3) and (1, 5) it returns (11, width), which is split into 6 and 5
     rows, and shaped as (2, 3, width) and (1, 5, width).
     """
     table = F.pad(x.flatten(0, 2), (0, 0, 0, 1))  # (N + 1, width)
-    rows = torch.cat([group.flatten() for group in groups])
-    num_rows = [group.numel() for group in groups]
-    parts = table.index_select(0, rows).split(num_rows)
-    return [part.unflatten(0, group.shape) for part, group in zip(parts, groups)]
+    all_rows = torch.cat([group.flatten() for group in rows])
+    num_rows = [group.numel() for group in rows]
+    parts = table.index_select(0, all_rows).split(num_rows)
+    return [part.unflatten(0, group.shape) for part, group in zip(parts, rows)]
 
 
 # On a GPU, by FlexAttention: no shape depends on the data, so the host never waits
@@ -693,7 +675,6 @@ def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
     the weights of the two parts.
     """
     kernel = compile_flex() if q.is_cuda else attend_flex
-    v = v.masked_fill(~key_mask[:, None, :, None], 0.0)
 
     # 1. Sort the rows by hash bucket, attend within cells, and put the queries back in order
     sorted_q, order_q = hq.sort()
@@ -749,7 +730,7 @@ def find_blocks(sorted_q, sorted_k):
     last_k = sorted_k[..., None, last]
     # two ranges overlap where each begins before the other ends
     overlap = (first_q <= last_k) & (first_k <= last_q)  # (B, H, blocks of queries, of keys)
-    # the blocks of keys that a block of queries meets: how many, and their numbers in front
+    # argsort puts the numbers of the overlapping blocks first; FlexAttention reads only `count`
     count = overlap.sum(3).int()
     numbers = overlap.int().argsort(descending=True, stable=True).int()
 

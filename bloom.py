@@ -23,9 +23,9 @@ log-probabilities of its m buckets. The beam search finds the best items without
     map 1    0.7  c e     0.2  b d     0.1  a f
 
 The score of a is log 0.6 + log 0.1 = log 0.06. That of c is log 0.3 + log 0.7 = log 0.21, the best.
-A beam of B = 1 scores a, b, c and e. The other items have at most the bound log 0.6 + log 0.7 =
-log 0.42. If the best score reached it, it would be certified as the best of all. It does not. A
-beam of 2 has the bound log 0.3 + log 0.2 = log 0.06, which c exceeds.
+A beam of B = 1 scores a, b, c and e. Any other item scores at most the bound, log 0.6 + log 0.7 =
+log 0.42. c scores less, so a better item might exist. With B = 2 the bound is log 0.3 + log 0.2 =
+log 0.06. c scores more, so it is certified as the best.
 """
 
 import math
@@ -46,6 +46,8 @@ GOLDEN_STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: its multiple
 
 class ItemMap:
     """N items and their hash tokens, in both directions: what the searches read.
+
+    Items may share all their buckets, as words do by hashing.sketch_index. [CM]
 
     Args:
         digest: int (N, m), the m buckets of each item.
@@ -74,13 +76,6 @@ class ItemMap:
             members = torch.from_numpy(self.members).to(device)
             self.tables[device] = (digest, members)
         return self.tables[device]
-
-
-class SketchMap(ItemMap):
-    """Words and their buckets by m hash functions, as hashing.sketch_index returns them. [CM]
-
-    Words may share all their buckets.
-    """
 
 
 class BloomMap(ItemMap):
@@ -116,7 +111,7 @@ class BloomMap(ItemMap):
         columns = [cut_order(order, alpha) for order in orders]
         digest = np.stack(columns).T  # (N, m); in memory each map's column is in one piece
         if not swap_repeated(digest, seed):  # changes the last column
-            # four digests for each item, R^m = 4 · N, are enough; R = N / alpha
+            # there are (N / alpha)^m digests, and 4 · N are enough. Solved for alpha:
             largest = int((n_items ** (m - 1) / 4) ** (1 / m))
             raise ValueError(f"alpha: expected about {max(largest, 1):,} at most, got {alpha}.")
         super().__init__(digest, math.ceil(n_items / alpha))
@@ -175,14 +170,13 @@ def swap_repeated(digest, seed):
         repeated = by_digest[1:][is_equal.all(1)]  # all items of a digest but one
         if len(repeated) == 0:
             return True
-        # subtle: an item in both lists would move twice, so partners exclude the repeated ones. At
-        # most n of 2n random items are repeated, which leaves n partners. If there are less than 2n
-        # items, some of `repeated` wait for the next turn
+        # subtle: partners exclude the repeated items, else one would move twice. Of 2n random items
+        # at most n are repeated, which leaves n partners
         partners = random_order(n_items, seed, m, turn)
         partners = partners[:2 * len(repeated)]
         partners = partners[~np.isin(partners, repeated)]
         partners = partners[:len(repeated)]
-        repeated = repeated[:len(partners)]
+        repeated = repeated[:len(partners)]  # with N < 2n some wait for the next turn
         last[repeated], last[partners] = last[partners], last[repeated]
     return False
 
@@ -263,7 +257,7 @@ def hash_logp(logits, bloom_map):
 
     Args:
         logits: float, in one of these forms. Those of bfloat16 become float32, so that fewer tie.
-        bloom_map: the model's own BloomMap or SketchMap.
+        bloom_map: the model's own BloomMap or ItemMap.
     """
     m = bloom_map.m
     R = bloom_map.buckets
@@ -315,8 +309,10 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
                     pairs.append((value, item))
         best = sorted(pairs, reverse=True)[:k]
         # line 7: stop if the k-th item scores what no other item can exceed
-        reaches_bound = len(best) == min(k, N) and best[-1][0] >= bound
-        certified = beam >= R or reaches_bound
+        lowest = -math.inf  # of fewer than k items
+        if len(best) == min(k, N):
+            lowest = best[-1][0]
+        certified = beam >= R or lowest >= bound
         turn += 1
         beam = next_beam(beam, bloom_map)
     ids = [item for _, item in best]  # line 8
@@ -327,6 +323,7 @@ def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclu
 def next_beam(beam, bloom_map):
     """Return twice the beam width, or all R buckets if such a beam may have all items."""
     beam *= 2
+    # m beams have m · beam · alpha items at most. If that is N, score all items directly
     if bloom_map.m * beam * bloom_map.alpha >= bloom_map.n_items:
         return bloom_map.buckets
     return beam
@@ -347,7 +344,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     Args:
         logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp.
             Unnormalized logits (P, m, R) do as well with "sum".
-        bloom_map: the model's own BloomMap or SketchMap. A map of another seed is not detected.
+        bloom_map: the model's own BloomMap or ItemMap. A map of another seed is not detected.
         k: int, items to return, N at most.
         beam: int, B, buckets of each map to look into.
         rounds: int, tries with B, 2B, 4B, ... buckets, see next_beam; None: until the certificate
@@ -369,7 +366,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         logp = hash_logp(logits, bloom_map)
         ids, scores, certified, num_scored = beam_search(logp, bloom_map)
     """
-    exclude = check_search(logp, bloom_map, exclude, score, k, beam, rounds)
+    exclude = prepare_exclude(logp, bloom_map, exclude, score, k, beam, rounds)
     k = min(k, bloom_map.n_items)
     # line 3: B, 2B, 4B, ... buckets, for the positions without a certificate
     ids, scores, certified, num_scored = search_beam(logp, bloom_map, k, beam, score, exclude)
@@ -397,7 +394,6 @@ def search_beam(logp, bloom_map, k, beam, score, exclude):
     items = list_candidates(bloom_map, buckets, exclude, k)  # (P, C)
     item_scores = score_items(logp, bloom_map, items, gamma)  # (P, C)
     scores, place = item_scores.topk(k)  # (P, k)
-    refuse_nan(scores)
     ids = items.gather(1, place).masked_fill(scores == -torch.inf, -1)
     # line 7: stop where the k-th item reaches the bound
     certified = scores[:, -1] >= bound
@@ -407,7 +403,7 @@ def search_beam(logp, bloom_map, k, beam, score, exclude):
 @torch.no_grad()
 def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
     """Return the k best of all items, ids int64 (P, k) and scores (P, k); see beam_search."""
-    exclude = check_search(logp, bloom_map, exclude, score, k)
+    exclude = prepare_exclude(logp, bloom_map, exclude, score, k)
     gamma = SCORES[score]
     P, m, _ = logp.shape
     k = min(k, bloom_map.n_items)
@@ -420,12 +416,11 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
         is_excluded = exclude[p] >= 0
         item_scores[exclude[p, is_excluded]] = -torch.inf
         scores[p], ids[p] = item_scores.topk(k)
-    refuse_nan(scores)
     return ids.masked_fill(scores == -torch.inf, -1), scores
 
 
 def top_buckets(logp, num):
-    """Return logp.topk(num), values and indices (P, m, num), in a quarter of the time on a CPU.
+    """Return logp.topk(num), (P, m, num), faster on a CPU from about 20,000 buckets on.
 
     Cut the R buckets into blocks of 64. The num best buckets are in the num blocks with the largest
     maxima, or in the rest, the R mod 64 buckets after the last block.
@@ -472,13 +467,7 @@ def score_items(logp, bloom_map, items, gamma):
     return gamma(parts).masked_fill(items < 0, -torch.inf)
 
 
-def refuse_nan(scores):
-    """Raise a ValueError if scores of topk have NaN, which it ranks first."""
-    if scores.isnan().any():
-        raise ValueError("logp: expected log-probabilities, got NaN.")
-
-
-def check_search(logp, bloom_map, exclude, score, k, beam=1, rounds=None):
+def prepare_exclude(logp, bloom_map, exclude, score, k, beam=1, rounds=None):
     """Return exclude (P, E), with E = 0 for None; raise a ValueError for what does not fit."""
     if score not in SCORES:
         raise ValueError(f"score: expected one of {', '.join(SCORES)}, got {score!r}.")
@@ -488,6 +477,8 @@ def check_search(logp, bloom_map, exclude, score, k, beam=1, rounds=None):
     if logp.shape[1:] != expected:
         raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
                          f"got {[*logp.shape]}.")
+    if logp.sum().isnan():  # faster than logp.isnan().any(). topk would rank NaN first
+        raise ValueError("logp: expected log-probabilities, got NaN.")
     if exclude is None:
         return logp.new_empty((len(logp), 0), dtype=torch.int64)
     # a mask of bool (P, N) would be read as the items 0 and 1

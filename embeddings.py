@@ -13,7 +13,8 @@ Deviations:
     2. Weighted starts with importance weights of normal(0, 1), truncated at ±2, and rows of std
        0.02. The released code has importance std 0.0005 and row std 0.1: all vectors are nearly 0.
 Notation:
-    d width of a vector   C code numbers of a word   T bits of a word   J chunks   N rows of a table
+    c codes   C code numbers of a word   T bits of a word   τ_j bit j, 0 or 1   J chunks of a word
+    B table of N rows   B^j table of bit or block j   P, p weights   e vector   d its width
     m hashes of an item   k hash functions   R buckets of a block   s special tokens
     K rows of the importance table   G n-grams that a word may have
 Demo: python embeddings.py
@@ -57,11 +58,11 @@ class Embedding(nn.Module):
     options = {"bits": "bits", "width": "width"}  # argument of the class -> field of model.Config
     code_format = "bits"  # how a word's codes are laid out: tokenizer.py lists the formats
     needs_specials = True  # special tokens need vectors from outside of this module
-    # True: the model adds one learned vector to every word. Not for lookup and emb, whose rows can
-    # learn it, nor for bloom
+    # whether the model adds one learned vector to every word. lookup and emb learn it in their
+    # rows; bloom has none
     has_word_row = True
-    # whether the output layer may use the rows, too: "no", "optional" (untied unless Config.tied),
-    # or "yes" (tied unless Config.tied is False)
+    # default of Config.tied, the output layer's use of the rows: "yes" True, "optional" False;
+    # "no": may not be tied
     tie = "no"
     is_stacked = False  # whether an item has m vectors, which take m places in the sequence
 
@@ -187,7 +188,7 @@ class PoolEmbedding(Embedding):
         return INIT_STD * math.sqrt(self.chunk / self.bits)  # of the mean of about J rows
 
     def embed(self, codes):
-        # the weights go into the codebook, once for all words: a table for each chunk
+        # P_j ⊙ B[c] = (P_j ⊙ B)[c]: weight the codebook once for each chunk, then look up
         tables = self.weight.softmax(0).unsqueeze(1) * self.codebook  # (J, 2^chunk, d)
         e = 0
         for j, table in enumerate(tables):
@@ -347,9 +348,9 @@ class SketchEmbedding(Embedding):
 
         rows of a word (k 3, d 2)    (1, 7)  (2, -9)  (900, 8)        median (2, 7)    mean (301, 2)
 
-    One row that other words have pulled far away drags the mean along. The median moves at most to
-    the next number in order. The median's gradient goes to one row in each dimension; the mean's
-    goes to all rows, 1/k each.
+    One row that other words have pulled far away drags the mean along. However far away it is, it
+    moves the median at most to the neighboring value. The median's gradient goes to one row in each
+    dimension; the mean's goes to all rows, 1/k each.
 
     Args:
         hashes: int, k, odd: an even number of rows has no middle one.
@@ -378,7 +379,8 @@ class SketchEmbedding(Embedding):
 
     def embed(self, codes):
         # The median is slow on a CPU, and a word occurs about twice in a batch: compute it once for
-        # each distinct word. A compiled module cannot, as it does not know how many are distinct
+        # each distinct word, which takes a quarter of the time of a step (k 5, d 512). A compiled
+        # module cannot, as it does not know how many are distinct
         if codes.is_cpu and not torch.compiler.is_compiling():
             *shape, k = codes.shape
             words, places = codes.reshape(-1, k).unique(dim=0, return_inverse=True)
@@ -420,8 +422,8 @@ class WeightedEmbedding(Embedding):
         self.importance = nn.Parameter(importance)  # (K, k)
 
     def initial_std(self):
-        # measure_std takes the same row k times, but its weights are independent, and so the std
-        # is that of k different rows
+        # measure_std gives all k codes of a word one row. The std is the same as with k different
+        # rows, since each has its own independent weight
         return measure_std(self)
 
     def embed(self, codes):
@@ -492,7 +494,7 @@ def init_normal(weight, std=INIT_STD):
 
 @torch.no_grad()
 def measure_std(embedding):
-    """Return the std of the vectors of the codes (0, 0, ...), (1, 1, ...), ..., 4,096 at most."""
+    """Return the std of the vectors of the codes (i, ..., i), for 4,096 numbers i at most."""
     limits = embedding.code_limits
     numbers = torch.arange(min(4_096, *limits))
     codes = numbers.unsqueeze(1).expand(-1, len(limits))  # (words, C)

@@ -41,8 +41,6 @@ MAX_CHUNK = 15  # bits of a chunk: 16 overflow int16
 JOINERS = "\u200c\u200d\u00ad"  # zero-width non-joiner and joiner, soft hyphen
 MAX_GRAM = 4  # characters of the longest n-gram
 ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
-# A word never contains a NUL. md5_digests appends suffixes that begin with one, so a word with a
-# suffix never equals another word
 PATTERNS = {
     "regex": re.compile(r"\w+|[^\w\s\ufeff\0]+"),
     "space": re.compile(r"[^\s\ufeff\0]+"),
@@ -85,17 +83,16 @@ def list_words(text, how="regex"):
 
 
 def replace_marks(text):
-    """Replace each mark by the character before it; the length stays the same.
+    """Return text, of the same length, in which no accent or vowel sign cuts a word.
 
-    Accents may be marks, and vowels of Hindi, Thai and Arabic are. PATTERNS takes a mark for a
-    symbol, so it would cut a word there. Replaced by its letter, the mark stays in the word.
-    split_words then reads the original text at the same positions.
+    PATTERNS takes these marks for symbols. Here each becomes the letter before it: "e\u0301te" is
+    "eete". split_words reads the original text at the same positions.
     """
     if text.isascii() or not any(is_mark(letter) for letter in set(text)):
         return text
     letters = [text[0]]
     for letter in text[1:]:
-        if is_mark(letter) and not letters[-1].isspace():
+        if is_mark(letter) and PATTERNS["space"].match(letters[-1]):  # not after a separator
             letter = letters[-1]
         letters.append(letter)
     return "".join(letters)
@@ -128,6 +125,7 @@ def md5_digests(words, count=1, key=None):
         uint8 (V, 16 · count).
     """
     check_words(words)
+    # suffixes begin with NUL, which no word contains, so word + suffix is never another word
     suffixes = [b""]
     for i in range(1, count):
         suffixes.append(i.to_bytes(4, "big"))
@@ -231,8 +229,8 @@ def ngram_index(words, n, length, seed=0, key=None):
     Args:
         words: list[str], V words.
         n: int, number of buckets, with bucket 0, the padding.
-        length: int, G, n-grams that a word keeps: 64 are all of 15 letters. A longer word loses
-            the last, which are its longest.
+        length: int, G, n-grams kept. A word of 15 letters has 62. Beyond G the last ones are lost,
+            which have 4 characters.
         seed, key: as in sketch_index.
 
     Returns:
@@ -251,7 +249,9 @@ def ngram_index(words, n, length, seed=0, key=None):
 
 
 def bits_to_chunks(bits, size):
-    """Cut rows of bits into numbers of some bits. The last has the rest, unpadded. [HF §3.4]
+    """Cut each row of bits into chunks of `size` bits, as numbers. [HF §3.4]
+
+    The last chunk may be shorter.
 
     Args:
         bits: uint8 (V, T) of 0 and 1.
@@ -264,7 +264,6 @@ def bits_to_chunks(bits, size):
         1010 0100 001 with size 4 gives 10 4 1
     """
     assert 1 <= size <= MAX_CHUNK, f"size: expected 1 to {MAX_CHUNK}"
-    assert bits.ndim == 2 and bits.max(initial=0) <= 1, "bits: expected (V, T) of 0 and 1"
     columns = bits.astype(np.int16).T  # (T, V)
     chunks = []
     for start in range(0, len(columns), size):
@@ -318,8 +317,12 @@ class NgramLSH:
     The vector x (F,) of a word counts its n-grams, n = 1 .. 4, among the F most frequent of the
     corpus. Bit j says on which side of a random hyperplane x lies: whether x · r^j > 0. The normals
     r^j are rotations of one random vector eta (F,), r^j[f] = eta[(f + j) mod F], so no matrix is
-    stored. An n-gram f adds eta[f : f + T] to the T products at once, because r^0[f], r^1[f], ...
-    are eta[f], eta[f + 1], ...
+    stored, and an n-gram f adds eta[f : f + T] to the T products. A word with n-grams 0 and 3, with
+    eta = (5, -2, 7, 1) and T = 3:
+
+        n-gram 0    eta[0:3]                     5  -2   7
+        n-gram 3    eta[3:6], around the end     1   5  -2
+        products                                 6   3   5      bits 1 1 1
 
     A random hyperplane passes between two vectors with probability angle / π, so two words differ
     in that share of the bits: play and plays in about 23 of 128.
@@ -330,7 +333,6 @@ class NgramLSH:
         seed: int, of eta.
 
     Example:
-        # fit a corpus: the bits of a few words alone depend on each other
         lsh = NgramLSH.fit({"play": 3, "plays": 2})  # counts of lower-case words
         lsh.bits(["play", "plays"], 128)  # uint8 (2, 128)
         lsh.bits(["PLAY"], 128)  # all 0: its n-grams are unknown
@@ -426,16 +428,13 @@ class NgramLSH:
 HASHES = {"md5": MD5, "lsh": NgramLSH}  # a new hash is one class like these two, and its line here
 
 
-def main(argv=None):
+def main():
     """Show MD5 and LSH bits of the words of a text, and how many differ from the first word's."""
-    if argv is None:
-        argv = sys.argv[1:]
-    words = list_words(" ".join(argv))
+    words = list_words(" ".join(sys.argv[1:]))
     if not words:
         words = ["play", "plays", "played", "zebra"]
 
-    # Add the header of this file to the corpus. The n-grams of a few words alone would be neighbors
-    # in eta, and their bits would depend on each other
+    # a few words are no corpus: add the header of this file
     counts = Counter(words + list_words(__doc__))
     for name, hash_class in HASHES.items():
         print(f"{name:>12}  {'40 of 128 bits: # is 1, . is 0':40}  differ, by chance 64")

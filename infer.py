@@ -31,7 +31,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from bloom import SketchMap, beam_search, hash_logp
+from bloom import ItemMap, beam_search, hash_logp
 from common import InputError, at_least, blame, find_device, load_checkpoint, reading
 from common import run_script, send
 from data.batches import divide, length_batches, pad_batch
@@ -154,7 +154,7 @@ class Predictor:
             self.items = self.tokenizer.words
             self.item_map = self.tokenizer.bloom_map
         elif self.config.head == "hash-mlm":
-            self.item_map = SketchMap(self.tokenizer.sketch_targets(words), self.config.buckets)
+            self.item_map = ItemMap(self.tokenizer.sketch_targets(words), self.config.buckets)
         self.item_numbers = {name: number for number, name in enumerate(self.items)}
         self.word_matrix = None  # what neighbors compares, made when it is first called
         self.word_mean = 0  # subtracted from it

@@ -39,7 +39,7 @@ CHOICES = {
     "lsh_fill": FILLS,
     "lsh_pairs": PAIRS,
 }
-# a model without layers, a table of words that is not read, no spare rows, and a token ID
+# layers 0: embedding and head alone. rows 0: the method has no table of words. sep_id: a token ID
 MAY_BE_ZERO = ("layers", "rows", "spare_positions", "sep_id")
 BERT_WIDTH = 768  # the hidden size that INIT_STD is for [BERT §3]
 # Amplitude of the position sinusoids, in units of the std of a word's vector. With an amplitude of
@@ -73,8 +73,8 @@ class Config:
     sep_id: int = 2  # token ID of [SEP]; type row 1 begins at the second of [SEP] [SEP]
     dropout: float = 0.1
     head: str = "sr"
-    # True: heads mlm and hash-mlm score the rows of the embedding, and have no table of their own;
-    # None: as the embedding's `tie` says. Other heads ignore it
+    # whether heads mlm and hash-mlm score the rows of the embedding, and have no table of their
+    # own; other heads ignore it. None becomes True or False below, by Embedding.tie
     tied: bool | None = None
     labels: int = 2  # classes of classify; 1: a regression
     pool: str = "cls"  # classify sees cls, the first position, or the mean of all positions
@@ -149,8 +149,8 @@ SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2
 # [BL §2.2]; its dense counterpart is --attn full
 BERT_LSH = dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="upper", layers=2,
                 width=128, heads=2, ffn=512, length=512, rows=32_000, types=2, vocab=31_995)
-# A preset has the sizes of a paper's model and the recipe that trains it: values of Config's fields
-# and of pretrain.py's flags, by their names. flags.py reads what is no field: batch, lr.
+# A preset has the sizes of a paper's model and the recipe that trains it. Keys that are fields of
+# Config shape the model; the others (batch, lr, ...) are defaults of pretrain.py's flags.
 # micro: sequences a device holds at once. lr_mlm: the learning rate of mlm, sampled and hash-mlm
 PRESETS = {
     # Ours, for two cores
@@ -168,7 +168,7 @@ PRESETS = {
     "superbloom": SUPERBLOOM | dict(layers=12, width=768, heads=12, ffn=3072, alpha=50,
                                     batch=1024, micro=64, steps=1_000_000, lr=1e-4, warmup=10_000,
                                     decay=0.0, schedule="rsqrt"),
-    # [CM]; rows and vocab are those of --emb lookup, its baseline: the median reads buckets
+    # [CM]; rows and vocab matter only with --emb lookup, the baseline
     "median": dict(emb="median", head="hash-mlm", layers=4, width=512, heads=4, ffn=2048,
                    length=512, rows=30_522, vocab=30_517,
                    batch=128, micro=32, steps=100_000, lr=2e-4, warmup=5_000),
@@ -289,7 +289,7 @@ class Model(nn.Module):
         self.vectors_per_item = c.hashes if self.embedding.is_stacked else 1  # m
         self.specials = None
         if self.embedding.needs_specials:
-            # a row for each special token; the last row, if has_word_row, is added to every word
+            # a row for each special token, and the word row, which is added to every word
             num_rows = c.special_tokens + int(self.embedding.has_word_row)
             self.specials = nn.Embedding(num_rows, c.width)
         self.positions = None
@@ -365,8 +365,10 @@ class Model(nn.Module):
         if self.specials is None:
             return x
         is_word = ids >= c.special_tokens  # (..., L)
+        # a word takes the last row. It is the word row if has_word_row; else any row will do, as
+        # the last line drops it
         last_row = self.specials.num_embeddings - 1
-        rows = ids.masked_fill(is_word, last_row)  # a special token's own row, a word's the last
+        rows = ids.masked_fill(is_word, last_row)
         special = self.specials(rows)  # (..., L, d)
         if self.embedding.has_word_row:
             x = x + special
@@ -433,7 +435,8 @@ class Model(nn.Module):
         Args:
             ids: int64 (B, L), token IDs.
             key_mask: bool (B, L), True = attend, or None without padding.
-            masked_positions: int64 (M,), in the flattened batch; for heads mlm and hash-mlm alone.
+            masked_positions: int64 (M,), in the flattened batch. Pass it for heads mlm and hash-mlm
+                only.
             rows: int64 (num_sampled,), the rows to score, for head mlm and for bloom; None: all.
 
         Returns:
@@ -507,9 +510,10 @@ def count_operations(model):
     """Return the operations of a training step for each word of a full sequence.
 
     They are counted as in appendix B of PaLM (Chowdhery et al. 2022), a multiplication with its
-    addition as two. Forward and backward have 6 for each weight of a layer's matrices. Dense
+    addition as two. Forward and backward pass have 6 for each weight of a layer's matrices. Dense
     attention has 12 d for each position that a position attends to. The embedding, the head, and
-    the pairs of LSH attention are not counted.
+    the pairs of LSH attention are not counted. An item has m positions, and each of them attends to
+    m · length.
     """
     c = model.config
     m = model.vectors_per_item

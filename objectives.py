@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 
 from bloom import BloomMap, beam_search, hash_logp
+from common import send
 
 IGNORE_INDEX = -100  # the label of a position that is not scored: torch's own default
 KINDS = ("intact", "shuffled", "random")  # the labels 0, 1, 2 of Shuffle+Random
@@ -91,11 +92,10 @@ class Objective:
         count           (logits, Batch) -> dict of tensors: table for sr; rec@1, rec@10, rec@20 for
                         the others; hashes_right for hash-mlm; certified for a Bloom map
         metrics         dict of these sums, and of loss and scored from evaluate -> dict of float
-        expected_loss   (word_counts (W,), sums) -> (n, loss): the number of classes, which are
-                        labels, words or hash buckets, and the loss of knowing their frequencies
-                        alone. An untrained model has a loss of about ln n
-
-    and a corrupt of its own, unless it masks words.
+        corrupt         (ids (B, L), noise (3, B, L), random_words (B, L)) -> inputs and labels
+        expected_loss   (word_counts (W,), sums) -> (num_classes, loss): classes to choose from, and
+                        the loss of a model that knows only how frequent each is. An untrained model
+                        has a loss of about ln num_classes
     """
 
     config: object  # model.Config
@@ -106,12 +106,6 @@ class Objective:
     bloom_map: BloomMap | None = None  # of items, for emb bloom alone
     num_samples: int | None = None  # of sampled softmax
     noise_rate: float = 0.10  # share of words that sr shuffles, and of the others that it replaces
-
-    def corrupt(self, ids, noise, random_words):
-        """Return inputs and labels (B, L) of ids and random_words int64 (B, L), noise (3, B, L)."""
-        is_set = not self.config.order
-        return mask_words(ids, noise, random_words, self.mask_rate, self.mask_id,
-                          self.first_word_id, is_set)
 
     def corrupt_batch(self, ids, key_mask, noise, random_words):
         """Corrupt what get_batch or eval_batch of data.batches returns; return it as a Batch."""
@@ -148,11 +142,12 @@ class ShuffleRandom(Objective):
         """Shuffle some words among themselves and replace others.
 
         Noise chooses 10 % of the words to be shuffled, 10 % of the others to be replaced, and the
-        new order:
+        new order. Here the order noise sorts places 1, 3, 5 as 5, 1, 3: place 1 gets the word of 5,
+        3 that of 1, 5 that of 3:
 
             ids           a b c d e f
-            is_shuffled   . x . x . x    places 1, 3, 5; in the new order 5, 1, 3
-            inputs        a f c b e d    1 gets f, 3 gets b, 5 gets d
+            is_shuffled   . x . x . x
+            inputs        a f c b e d
 
         Returns:
             inputs and labels int64 (B, L): 0 intact, 1 shuffled, 2 random.
@@ -246,6 +241,11 @@ class MaskedWords(Objective):
 
     head = "mlm"
 
+    def corrupt(self, ids, noise, random_words):
+        is_set = not self.config.order
+        return mask_words(ids, noise, random_words, self.mask_rate, self.mask_id,
+                          self.first_word_id, is_set)
+
     def score(self, model, batch):
         """Score masked positions alone: logits (M, N), never (B, L, N)."""
         logits = model(batch.inputs, batch.key_mask, batch.positions).float()  # (M, N)
@@ -333,23 +333,19 @@ class SampledWords(MaskedWords):
     def loss(self, model, batch):
         words = batch.scored_labels()  # (M,)
         ranks, q = sample_ranks(self.num_samples, self.config.rows - self.first_word_id)
-        log_q = q.log().float()
-        if words.is_cuda:  # else the host would wait for the copies
-            ranks = ranks.pin_memory()
-            log_q = log_q.pin_memory()
-        samples = ranks.to(words.device, non_blocking=True) + self.first_word_id  # (num_samples,)
-        log_q = log_q.to(words.device, non_blocking=True)
+        samples = send(ranks, words.device) + self.first_word_id  # (num_samples,)
+        log_q = send(q.log().float(), words.device)
 
         # One call scores everything: the columns are the M correct words, then the samples.
         # Position i needs column i, its own word, and all samples
         M = len(words)
         rows = torch.cat([words, samples])  # (M + num_samples,)
         logits = model(batch.inputs, batch.key_mask, batch.positions, rows).float()
-        correct = logits[:, :M].diagonal()  # (M,)
+        correct = logits[:, :M].diagonal()  # (M,), column i of row i; the others are not used
         others = logits[:, M:] - (log_q + math.log(self.num_samples))  # (M, num_samples)
         others = others.masked_fill(samples == words.unsqueeze(1), -torch.inf)
-        every = torch.cat([correct.unsqueeze(1), others], 1)  # (M, 1 + num_samples)
-        losses = every.logsumexp(1) - correct  # (M,)
+        candidates = torch.cat([correct.unsqueeze(1), others], 1)  # (M, 1 + num_samples)
+        losses = candidates.logsumexp(1) - correct  # (M,)
         return losses.sum()
 
 
@@ -423,10 +419,10 @@ class MaskedHashes(MaskedWords):
     def search_items(self, logits, items, visible):
         """Return the rank of each correct item, from 0 to 20 at most, and what is certified.
 
-        certified is bool (M,): a beam of 20 proved that it found the best 20. The ranks come from
-        searches that go on until they have a proof.
+        certified is bool (M,): a beam of 20 proved that it found the best 20.
         """
         logp = hash_logp(logits, self.bloom_map)
+        # the certificate of one round is a metric; the ranks come from a search to the end
         _, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=visible)
         best, _, _, _ = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=visible)
         is_hit = best == items.unsqueeze(1)  # (M, 20)
@@ -478,28 +474,22 @@ OBJECTIVES = {
 
 
 def main():
-    """Corrupt a sentence in two ways; print what the model sees and the labels to predict."""
-    names = "[PAD] [MASK] every quick brown fox jumps over the lazy dog".split()
+    """Shuffle and replace words of a sentence; print what the model sees, and the labels."""
+    names = "every quick brown fox jumps over the lazy dog".split()
     generator = torch.Generator().manual_seed(66)  # a seed that shows every case
-    ids = torch.arange(2, len(names)).unsqueeze(0)  # (1, 9)
-    random_words = torch.randint(2, len(names), ids.shape, generator=generator)
+    ids = torch.arange(len(names)).unsqueeze(0)  # (1, 9)
+    random_words = torch.randint(len(names), ids.shape, generator=generator)
     noise = torch.rand(3, *ids.shape, generator=generator)
-    # rates 4 times as high as usual, as the text is short
-    masked, answers = mask_words(ids, noise, random_words, 0.60, mask_id=1, first_word_id=2)
-    shuffle = ShuffleRandom(None, first_word_id=2, noise_rate=0.40)
-    inputs, labels = shuffle.corrupt(ids, noise, random_words)
+    objective = ShuffleRandom(None, first_word_id=0, noise_rate=0.40)
+    inputs, labels = objective.corrupt(ids, noise, random_words)
 
     for title, row, texts in (
         ("text", ids, names),
-        ("Shuffle+Random", inputs, names),
-        ("  labels", labels, KINDS),
-        ("Masked words", masked, names),
-        ("  labels", answers, names),
+        ("inputs", inputs, names),
+        ("labels", labels, KINDS),
     ):
-        texts = [*texts, "-"]
-        columns = [f"{texts[max(i, -1)]:>9}" for i in row[0].tolist()]  # the last for IGNORE_INDEX
-        print(f"{title:15}", *columns, sep="")
-    print("\nA label of - is not scored. Words are chosen 4 times as often as usual.")
+        print(f"{title:8}", *[f"{texts[i]:>9}" for i in row[0].tolist()], sep="")
+    print("\nWords are chosen 4 times as often as usual, as the text is short.")
 
 
 if __name__ == "__main__":

@@ -48,19 +48,22 @@ class HashTokenizer:
     word is [UNK]. A checkpoint holds the state of one tokenizer.
 
     Args:
-        config: model.Config: its code_format, see hash_words, and the sizes that the format needs:
-            bits T, chunk c, rows N, hashes m or k, buckets R, weights (rows of the importance
-            table) and grams G.
+        config: model.Config: its code_format, see codes_of_words, and the sizes that the format
+            needs: bits T, chunk c, rows N, hashes m or k, buckets R, weights (rows of the
+            importance table) and grams G.
         split: one of SPLITS: regex, space, bpe, phrases, items. "items" cuts text at the names in
             the vocabulary, so it is meant for a fixed one.
-        hash_name, hash: a key of HASHES and its fitted instance, for index, chunks and bits.
+        hash_name, hash: a key of HASHES and its fitted instance, for the formats index, chunks and
+            bits.
         subwords: BPE or Phrases, for the splits of the same name, else None.
         vocabulary: list[str], the words of row and digest by ID.
         bloom_map: BloomMap of the vocabulary, for digest.
-        hash_seed: int, key: str or None, both for sketches and n-grams; hash has its own.
+        hash_seed, key: int, and str or None, for the formats sketch, weighted and ngrams, and for
+            sketch_targets. They do not change the hash above.
 
     Raises:
-        ValueError: If the hash, the vocabulary and the map do not fit each other or the config.
+        ValueError: If a name is unknown, or the hash, the subwords, the vocabulary and the map do
+            not fit each other or the config.
     """
 
     separator = (SEP, SEP)  # between two texts in build_inputs; a character tokenizer has another
@@ -69,6 +72,11 @@ class HashTokenizer:
                  vocabulary=None, bloom_map=None, hash_seed=0, key=None):
         if split not in SPLITS:
             raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}.")
+        if (subwords is not None) != (split in SUBWORDS):
+            raise ValueError(f"subwords: required by split {' and '.join(SUBWORDS)} alone, "
+                             f"got {subwords!r:.60} for {split}.")
+        if hash_name not in HASHES:
+            raise ValueError(f"hash_name: expected one of {', '.join(HASHES)}, got {hash_name!r}.")
         # hash_name must name the class of hash: load builds the hash from the name
         self.uses_hash = config.code_format in ("index", "chunks", "bits")
         if self.uses_hash and not isinstance(hash, HASHES[hash_name]):
@@ -94,7 +102,8 @@ class HashTokenizer:
         if config.code_format == "digest":
             if bloom_map is None or bloom_map.n_items != len(self.words):
                 raise ValueError(f"bloom_map: expected that of {len(self.words)} words.")
-        self.code_table = self.special_codes()  # by token ID; codes() appends those of words
+        # (IDs, C), to which codes() appends. Last, as it reads the words, the hash and the map
+        self.code_table = self.special_codes()
 
     # Text to words, and words to token IDs
 
@@ -125,6 +134,8 @@ class HashTokenizer:
         """Return the token IDs of each text, int32 (n,), faster than split and ids."""
         if self.subwords is not None:
             return [self.ids(words) for words in self.subwords.split_texts(texts)]
+        if self.split_name == "items":
+            return [self.ids(self.split(text)[0]) for text in texts]
         return [self.ids(list_words(text, self.split_name)) for text in texts]
 
     def is_known(self, words):
@@ -146,11 +157,11 @@ class HashTokenizer:
         num_hashed = len(self.code_table) - FIRST_WORD_ID
         new_words = self.words[num_hashed:]
         if new_words:
-            added = self.hash_words(new_words)
+            added = self.codes_of_words(new_words)
             self.code_table = np.concatenate([self.code_table, added])
         return self.code_table
 
-    def hash_words(self, words):
+    def codes_of_words(self, words):
         """Return the codes (V, C) of words. In parentheses is the embedding that reads a format.
 
             code_format   dtype   C          code numbers of a word
@@ -183,7 +194,7 @@ class HashTokenizer:
         if c.code_format == "ngrams":
             index = ngram_index(words, c.rows, c.grams, self.hash_seed, self.key)  # (V, G)
             return index.astype(np.int32)
-        raise ValueError("code_format: expected one that hash_words lists, "
+        raise ValueError("code_format: expected one that codes_of_words lists, "
                          f"got {c.code_format!r}.")
 
     def sketch(self, words, k, rows):
@@ -191,7 +202,11 @@ class HashTokenizer:
         return sketch_index(words, k, rows, self.hash_seed, self.key).astype(np.int32)
 
     def sketch_targets(self, words):
-        """Return int32 (V, k), what hash-mlm predicts for words in any code format. [CM]"""
+        """Return the k sketch buckets of words, int32 (V, k). [CM]
+
+        They are the codes of the format sketch, and what hash-mlm predicts in all formats but
+        digest.
+        """
         return self.sketch(words, self.config.hashes, self.config.buckets)
 
     def fixed_codes(self, ids):
@@ -212,7 +227,7 @@ class HashTokenizer:
         """
         if self.is_fixed:
             return self.fixed_codes(np.arange(FIRST_WORD_ID, dtype=np.int32))
-        no_codes = self.hash_words([])  # (0, C): hash no words, to learn the format's dtype and C
+        no_codes = self.codes_of_words([])  # (0, C): no words, to learn the format's dtype and C
         return np.zeros((FIRST_WORD_ID, no_codes.shape[1]), no_codes.dtype)
 
     # Checkpoints
@@ -251,7 +266,7 @@ class HashTokenizer:
 
 
 def make_encodable(text):
-    """Replace by one character each what the BPE library cannot read."""
+    """Return text with each character that the BPE library cannot read replaced by another."""
     # İ lower-cases to two characters, which would shift all later spans; lone surrogates are not
     # UTF-8, and become ?
     return text.encode("utf-8", "replace").decode().replace("İ", "i")
@@ -318,6 +333,7 @@ class Phrases:
         units: list[str], phrases and then pieces, which are its tokens.
     """
 
+    MAX_PIECES = 30_000  # BPE pieces among the tokens
     MAX_COUNTED = 10_000_000  # words and pairs in memory; beyond it the rarer half is dropped
 
     def __init__(self, text):
@@ -330,11 +346,8 @@ class Phrases:
         self.units = state["phrases"] + pieces
 
     @classmethod
-    def train(cls, open_texts, size=1_000_000, max_pieces=30_000):
-        """Learn phrases, then pieces, from texts that are read twice, see BPE.train.
-
-        At most max_pieces of the `size` tokens are pieces, and at least 256.
-        """
+    def train(cls, open_texts, size=1_000_000):
+        """Learn `size` phrases and pieces from texts, which are read twice, see BPE.train."""
         counts = Counter()
         for text in open_texts():
             words = list_words(text)
@@ -342,7 +355,8 @@ class Phrases:
             counts.update(" ".join(pair) for pair in zip(words, words[1:]))
             if len(counts) > cls.MAX_COUNTED:
                 counts = Counter(dict(counts.most_common(cls.MAX_COUNTED // 2)))
-        bpe = BPE.train(open_texts, min(max_pieces, size))
+        # pieces first: phrases get the IDs that pieces leave
+        bpe = BPE.train(open_texts, min(cls.MAX_PIECES, size))
         phrases = [phrase for phrase in counts if counts[phrase] > 1]
         phrases.sort(key=lambda phrase: (-counts[phrase], phrase))
         phrases = phrases[:max(size - len(bpe.units), 0)]
@@ -442,17 +456,17 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator):
 
     Args:
         first, second: int32 (n,), and int32 (m,) or None, token IDs.
-        length: int, L, at least 5: one word, and the four special tokens of a pair.
+        length: int, L, at least one word and the special tokens: 3, or 5 for a pair.
         separator: token IDs between the two.
 
     Returns:
         ids int32, L at most; and int, how many words were cut.
     """
-    if length < 3 + len(separator):
-        raise ValueError(f"length: expected {3 + len(separator)} or more, got {length}.")
     if second is None:
         separator = ()
         second = first[:0]
+    if length < 3 + len(separator):
+        raise ValueError(f"length: expected {3 + len(separator)} or more, got {length}.")
     num_first = len(first)
     num_second = len(second)
     num_cut = 0

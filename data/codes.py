@@ -100,11 +100,11 @@ def hash_corpus(tokenizer, corpus, quiet):
     codes = [tokenizer.special_codes()]
     jobs = divide(corpus.words, MAX_HASHED)
     if len(jobs) == 1:  # done before processes would have started
-        codes.append(tokenizer.hash_words(corpus.words))
+        codes.append(tokenizer.codes_of_words(corpus.words))
     else:
         is_hidden = True if quiet else None  # None: unless stderr is a terminal
         with start_workers() as pool:
-            hashed = pool.imap(tokenizer.hash_words, jobs)
+            hashed = pool.imap(tokenizer.codes_of_words, jobs)
             codes.extend(tqdm(hashed, "hashing words", len(jobs), disable=is_hidden))
     return torch.from_numpy(np.concatenate(codes))
 

@@ -97,18 +97,11 @@ def test_full_attention_matches_reference_and_is_zero_without_keys(L, dtype, tol
     assert_close(results, expected, tolerance)
 
 
-ONE_BUCKET = torch.zeros(1, 1, 1, 500, dtype=torch.int64)
-
-
-@pytest.mark.parametrize("attend, options", [
-    (full_attention, {}),
-    (full_attention_reference, {}),
-    (lsh_attention, dict(hq=ONE_BUCKET, hk=ONE_BUCKET)),
-])
-def test_dropout_keeps_mean_and_spread(attend, options):
+@pytest.mark.parametrize("attend", [full_attention, full_attention_reference])
+def test_dropout_keeps_mean_and_spread(attend):
     """A row is the sum of 500 weights of 1/500, each 0 or 4/3 times as large."""
     zeros = torch.zeros(1, 1, 500, 8)
-    out = attend(zeros, zeros, zeros + 1, dropout=0.25, **options)
+    out = attend(zeros, zeros, zeros + 1, dropout=0.25)
     out = out[0, 0, :, 0]
     sigma = math.sqrt(0.25 / 0.75 / 500)
     assert 0.85 * sigma < out.std() < 1.15 * sigma
@@ -348,25 +341,19 @@ def test_blocks_compute_in_float32_under_autocast():
     assert torch.equal(out, expected.bfloat16())
 
 
-AUTO = dict(L=257, e=16, n=1, pairs="all", dropout=0.0)
-
-
-@pytest.mark.parametrize("changes, on_cpu, on_gpu", [
-    ({}, "blocks", "flex"),
-    (dict(dropout=0.1), "dense", "dense"),
-    (dict(e=15), "blocks", "blocks"),  # FlexAttention compiles no narrower heads
-    (dict(L=256), "dense", "dense"),
-    (dict(n=2), "dense", "dense"),
-    (dict(pairs="upper"), "dense", "dense"),
+@pytest.mark.parametrize("L, e, n, pairs, on_cpu, on_gpu", [
+    (257, 16, 1, "all", "blocks", "flex"),
+    (257, 15, 1, "all", "blocks", "blocks"),  # FlexAttention compiles no narrower heads
+    (256, 16, 1, "all", "dense", "dense"),
+    (257, 16, 2, "all", "dense", "dense"),
+    (257, 16, 1, "upper", "dense", "dense"),
 ])
-def test_auto_chooses_what_serves(monkeypatch, changes, on_cpu, on_gpu):
-    case = AUTO | changes
-    q = torch.zeros(1, 1, case["L"], case["e"])
-    arguments = (q, case["n"], case["pairs"], case["dropout"])
-    assert attention.choose_impl(*arguments) == on_cpu
+def test_auto_chooses_what_serves(monkeypatch, L, e, n, pairs, on_cpu, on_gpu):
+    q = torch.zeros(1, 1, L, e)
+    assert attention.choose_impl(q, n, pairs) == on_cpu
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(attention, "has_compiler", lambda: True)
-    assert attention.choose_impl(*arguments) == on_gpu
+    assert attention.choose_impl(q, n, pairs) == on_gpu
 
 
 def test_without_a_compiler_a_gpu_takes_blocks_and_warns(monkeypatch):
@@ -375,16 +362,17 @@ def test_without_a_compiler_a_gpu_takes_blocks_and_warns(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     with pytest.warns(UserWarning, match="found no C compiler"):
         q = torch.zeros(1, 1, 257, 16)
-        impl = attention.choose_impl(q, 1, "all", 0.0)
+        impl = attention.choose_impl(q, 1, "all")
     assert impl == "blocks"
 
 
 def test_blocks_hold_no_matrix_of_all_pairs():
     """All 500 positions share a bucket: PyTorch's kernel attends, to all of them at once."""
     vectors = torch.randn(3, 1, 1, 500, 5)
+    buckets = torch.zeros(2, 1, 1, 1, 500, dtype=torch.int64)
     kernel = F.scaled_dot_product_attention
     with mock.patch.object(F, "scaled_dot_product_attention", wraps=kernel) as spy:
-        lsh_attention(*vectors, ONE_BUCKET, ONE_BUCKET)
+        lsh_attention(*vectors, *buckets)
     [call] = spy.call_args_list
     assert call.args[0].shape == (1, 1, 500, 8)  # e + 2 columns, and a zero
 
@@ -424,7 +412,6 @@ TWO_HASHES = torch.zeros(2, 3, 2, 37, dtype=torch.int64)
     (dict(impl="fast"), "impl: expected auto, dense, blocks or flex, got 'fast'"),
     (dict(impl="blocks", pairs="upper"), "impl: blocks requires one hash .* 'upper'"),
     (dict(impl="flex", hq=TWO_HASHES, hk=TWO_HASHES), "impl: flex requires one .*, got 2"),
-    (dict(impl="flex", dropout=0.1), "impl: flex requires .* and 0.1"),
     # the literal formula would take them, and the fast forms fail beyond 256 positions
     (dict(v=torch.zeros(2, 3, 37, 6)), "q, k, v: expected one shape, got"),
     (dict(k=torch.zeros(2, 1, 37, 5)), "q, k, v: expected one shape, got"),

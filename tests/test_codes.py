@@ -44,7 +44,7 @@ def build(corpus, emb="proj", head="sr", **flags):
 def test_codes_are_those_of_each_token_id(tmp_path, emb):
     tokenizer, table, _ = build(make_corpus(tmp_path), emb)
     num_words = ARGS["vocab"] if tokenizer.is_fixed else 120
-    expected = tokenizer.hash_words(WORDS[:num_words])
+    expected = tokenizer.codes_of_words(WORDS[:num_words])
     specials = tokenizer.codes()[:FIRST_WORD_ID]
     assert np.array_equal(table[:FIRST_WORD_ID], specials)
     assert np.array_equal(table[FIRST_WORD_ID:], expected)
@@ -132,7 +132,7 @@ def test_words_that_are_hashed_in_several_processes_keep_their_order(monkeypatch
     monkeypatch.setattr(codes, "MAX_HASHED", 50)
     tokenizer = HashTokenizer(Config(), hash=MD5())
     table = codes.hash_corpus(tokenizer, SimpleNamespace(words=WORDS), quiet=True)
-    assert np.array_equal(table[FIRST_WORD_ID:], tokenizer.hash_words(WORDS))
+    assert np.array_equal(table[FIRST_WORD_ID:], tokenizer.codes_of_words(WORDS))
 
 
 @pytest.mark.parametrize("counts, line", [

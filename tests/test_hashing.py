@@ -18,7 +18,7 @@ import pytest
 
 import hashing
 from hashing import HASHES, NgramLSH
-from tests.support import make_words, run_main
+from tests.support import make_words
 
 SEPARATORS = r"[\s\ufeff\0]+"  # white space, byte order mark, NUL
 HARD_TEXTS = [
@@ -59,6 +59,7 @@ def test_split_words_keeps_offsets_and_all_characters(how, text):
     ("e\u0301te\u0301 vu", ["été", "vu"], [(0, 5), (6, 8)]),  # decomposed accents
     ("❤\ufe0f!", ["❤\ufe0f!"], [(0, 3)]),  # a mark of a symbol
     ("a \u0301", ["a", "\u0301"], [(0, 1), (2, 3)]),  # of nothing
+    ("a\ufeff\u0301", ["a", "\u0301"], [(0, 1), (2, 3)]),
     ("می\u200cرود so\u00adon", ["می\u200cرود", "so\u00adon"], [(0, 6), (7, 12)]),  # joiners
 ])
 def test_marks_belong_to_the_character_before(text, words, spans):
@@ -209,8 +210,10 @@ def test_silently_wrong_arguments_are_refused(function, args, error, message):
         function(*args)
 
 
-def test_demo_shows_that_similar_words_share_bits_of_lsh():
-    lines = run_main(hashing.main, "play plays played").out.splitlines()
+def test_demo_shows_that_similar_words_share_bits_of_lsh(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["hashing.py", "play plays played"])
+    hashing.main()
+    lines = capsys.readouterr().out.splitlines()
     md5, lsh = [int(line.split()[-1]) for line in lines if line.strip().startswith("plays")]
     assert md5 == 74
     assert lsh < 40

@@ -249,7 +249,7 @@ def test_neighbors_of_lsh_share_most_bits(untrained, name):
 def test_neighbors_of_other_hashes_are_the_largest_cosines(untrained):
     """Less the mean of the candidates."""
     p = untrained["classify"]
-    codes = torch.from_numpy(p.tokenizer.hash_words(["cats", *p.words]))
+    codes = torch.from_numpy(p.tokenizer.codes_of_words(["cats", *p.words]))
     v = p.model.embedding(codes)
     v = v - v[1:].mean(0)
     cosines = F.cosine_similarity(v[1:], v[:1])  # (V,)

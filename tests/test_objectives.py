@@ -35,20 +35,6 @@ def fixed_model(logits):
 # Shuffle+Random: what is corrupted
 
 
-def test_shuffle_random_rates_are_10_percent():
-    """[HF §3.6] Of all words, and of the others: noise on either side of each threshold."""
-    ids = torch.tensor([[CAT, DOG, CAT, DOG]])
-    random_words = torch.full_like(ids, COW)
-    noise = torch.tensor([
-        [[0.0999, 0.0999, 0.1001, 0.1001]],  # the first two are shuffled
-        [[0.0000, 0.0000, 0.0999, 0.1001]],  # the third is replaced
-        [[0.9000, 0.1000, 0.0000, 0.0000]],  # the new order
-    ])
-    inputs, labels = SHUFFLE.corrupt(ids, noise, random_words)
-    assert inputs.tolist() == [[DOG, CAT, COW, DOG]]
-    assert labels.tolist() == [[1, 1, 2, 0]]
-
-
 def test_shuffle_random_moves_words_within_their_row():
     """Deviation 1. Labels say what changed: "the" in place of "the" is intact."""
     ids = torch.randint(F0, F0 + 98, (257, 63))
