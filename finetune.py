@@ -57,8 +57,7 @@ CYCLES = 5  # cosines after the warm-up; each restarts at the peak
 BAG_LR = 0.1  # for the bag of words: the best of 0.03, 0.1 and 0.3 on MRPC, CoLA and STS-B
 EVAL_POSITIONS = 32_768  # positions in a batch of an evaluation
 SEED_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
-# A rerun may change these flags: the contents of the texts and of the checkpoint are compared. The
-# dtype stays, as a mean over seeds has one
+# A rerun may change these flags: digests of the texts and of the checkpoint are compared
 PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
 
 
@@ -100,15 +99,13 @@ def finetune(args):
                 print(f"{name}: {value}")
         jobs = [job for job in itertools.product(names, seeds)
                 if not os.path.exists(f"{job_path(args.out, *job)}.json")]
-        # Ranks share the jobs that are left, the longest first: ranks 0 1 2 2 1 0 0 1 ... take one
+        # Ranks take turns to take one of the jobs that are left, the longest first
         jobs.sort(key=lambda job: -len(splits[job[0]]["train"]))
-        turns = (rank, 2 * world - 1 - rank)
-        own_jobs = [job for i, job in enumerate(jobs) if i % (2 * world) in turns]
         # No job starts, or ends, before rank 0 holds the folder and all ranks have the same jobs
         if world > 1:
             dist.barrier()
         data = None  # of the last job: jobs of a task follow each other and share its token IDs
-        for name, seed in own_jobs:
+        for name, seed in jobs[rank::world]:
             if data is None or data["train"].task.name != name:
                 data = encode_splits(config, starts[name], tasks[name], splits[name])
             result = run_job(args, runtime, config, starts[name], data, seed)
@@ -124,7 +121,7 @@ def finetune(args):
         for name in names:
             results = [read_json(f"{job_path(args.out, name, seed)}.json") for seed in seeds]
             summaries[name] = summarize(results)
-            best_path = keep_best_weights(args, name, results)
+            best_path = keep_best_weights(args, name, results)  # for glue that of the last task
         content = dict(tasks=summaries, settings=settings)
         if len(names) > 1:
             values = [row["values"] for row in summaries.values()]  # (tasks, seeds)
@@ -149,7 +146,9 @@ def run_job(args, runtime, config, start, data, seed):
     config = dataclasses.replace(config, head=train_data.head, labels=train_data.num_outputs,
                                  pool=args.pool)
     model = Model(config)
-    model.load_state_dict(model.state_dict() | start["model"])
+    weights = model.state_dict()  # fresh
+    weights |= start["model"]
+    model.load_state_dict(weights)
     model.to(runtime.device)
     model.set_codes(tokenizer.codes())  # after .to, which does not move codes
     if runtime.use_compile:
@@ -191,10 +190,8 @@ def train_and_score(args, runtime, model, data, seed, lr, title):
         model.load_state_dict(best_weights)
         best, predicted = evaluate(runtime, model, dev)
 
-    f1_per_label = {}
-    if dev.task.labels is not None:
-        for number, label in enumerate(dev.task.labels):
-            f1_per_label[label] = 100 * f1(predicted, dev.targets, number)
+    labels = dev.task.labels or []  # None: numbers, or answers
+    f1_per_label = {label: 100 * f1(predicted, dev.targets, i) for i, label in enumerate(labels)}
     metric = dev.task.metrics[0]
     selection_scores = [row.get(metric, 0.0) for row in log]
     return dict(
@@ -557,8 +554,8 @@ def check_flags(args):
         raise InputError("--dev requires --train.")
     if args.task in SQUAD and args.train and not args.dev:
         raise InputError(f"--train with --task {args.task} requires --dev.")
-    if args.data_dir and args.train:
-        raise InputError("--data_dir, --train: expected one of them, got both.")
+    if args.data_dir and (args.train or args.task == "pydoc"):
+        raise InputError("--data_dir requires a task of GLUE or SQuAD, and no --train.")
     if reader_options(args) and not args.data_dir and not args.train:
         raise InputError("--encoding, --sep and --header require --train or --data_dir.")
     has_columns = args.text is not None or args.label is not None or args.regression

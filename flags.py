@@ -22,8 +22,8 @@ from model import CHOICES, PRESETS, Config, Model
 from objectives import OBJECTIVES, SampledWords
 from tokenizer import HASHES, SPLITS
 
-# Fields of Config are settings too, those without a flag as well: head, order, grams and others.
-# None: not set, or choose_settings derives it from others
+# All settings: the fields of Config, also those without a flag (head, order, grams), and the rest.
+# None: derived by choose_settings, or off
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} | dict(
     data="python", split=None, field=None, encoding=None, sep=None, header=None, vocab=50_000,
     cache="cache", hash="lsh", features=50_000, key=None, hash_seed=0, preset="tiny", emb=None,
@@ -85,16 +85,17 @@ def choose_settings(flags, inherited):
     preset = PRESETS[fixed.get("preset", DEFAULTS["preset"])]
     args = argparse.Namespace(**DEFAULTS | preset | fixed)
 
-    # emb, split and objective are None where nobody has set them: each follows from those before
-    # it, and from order and head, which are still those of the preset
-    is_set = not args.order
+    # emb, split and objective are None where nobody has set them
+    # 1. emb follows from --split, or else from the preset's order
+    wants_sets = not args.order
     if args.split is not None:
-        is_set = args.split == "items"
+        wants_sets = args.split == "items"
     if args.emb is None:
-        args.emb = "bloom" if is_set else "proj"
+        args.emb = "bloom" if wants_sets else "proj"
     code_format = EMBEDDINGS[args.emb].code_format
+    # 2. split follows from emb
     if args.split is None:
-        if is_set or code_format == "digest":
+        if wants_sets or code_format == "digest":
             args.split = "items"
         elif code_format == "row":  # a table has no row for a new word, so it reads pieces
             args.split = "bpe"
@@ -102,8 +103,8 @@ def choose_settings(flags, inherited):
             args.split = "regex"
     args.order = args.split != "items"
     args.fit_alpha = "alpha" not in fixed  # pretrain.py lowers alpha for few items
+    # 3. objective follows from both, and from the preset's head; a set has no order to shuffle
     if args.objective is None:
-        # a set has no order to shuffle
         if args.head == "sr" and args.order and code_format not in PREDICTED:
             args.objective = "sr"
         elif code_format == "row":
@@ -118,7 +119,7 @@ def choose_settings(flags, inherited):
         derived["features"] = max(args.features, args.rows)
     if args.split == "phrases":
         derived["vocab"] = 1_000_000
-    if args.split == "items":
+    if args.split == "items":  # sets are short, and replace what the preset says of texts
         # lsh_pairs upper would give a pair one score, by the order of its items: sets have none
         derived.update(data="python-names", vocab=None, length=32, lsh_pairs="all", short=0.0)
     if "width" in fixed:
@@ -141,8 +142,9 @@ def check_flags(args, flags):
     hash_flags = HASHES[args.hash].options.values() if is_hashed else ()  # flags that it reads
     has_vocabulary = code_format in ("row", "digest")
     predicts_hashes = args.head == "hash-mlm"
-    # hash functions of their own, which --hash does not make
-    has_sketch = not has_vocabulary and (predicts_hashes or not is_hashed)
+    # whether it has the sketch's hash functions, which --hash does not make
+    has_sketch = code_format in ("sketch", "weighted", "ngrams")
+    has_sketch |= predicts_hashes and not has_vocabulary
     is_sampled = issubclass(OBJECTIVES[args.objective], SampledWords)
     # flag -> whether it has an effect, and what it requires
     requirements = dict(
@@ -168,8 +170,7 @@ def check_flags(args, flags):
         samples=(is_sampled, "--objective sampled"))
     for name, (has_effect, requirement) in requirements.items():
         if name in flags and not has_effect:
-            raise InputError(f"--{name} requires {requirement}; it has no effect on --emb "
-                             f"{args.emb} with --objective {args.objective}.")
+            raise InputError(f"--{name} requires {requirement}.")
     num_hyperplanes = args.rows if code_format == "index" else args.bits
     if "features" in hash_flags and args.features < num_hyperplanes:
         raise InputError(f"--features: expected {num_hyperplanes:,} at least, as many as --bits, "
@@ -193,7 +194,7 @@ def name_output(args):
         parts.append(args.hash)
     if args.split != "regex":
         parts.append(args.split)
-    # "sr" even for presets that predict words: the name then says what they predict
+    # a preset that predicts words still gets "-mlm" in its name
     usual_objective = "hash-mlm" if code_format in PREDICTED else "sr"
     if args.objective != usual_objective:
         parts.append(args.objective)
@@ -266,7 +267,7 @@ def build_parser(description=None):
     add("--width", "hidden size d")
     add("--heads", "attention heads")
     add("--ffn", "feed-forward size; 4 d if --width is given")
-    add("--length", "positions, [CLS] included", at_least(2))
+    add("--length", "positions, [CLS] and [SEP] included", at_least(2))
     add("--rows", "hash buckets of emb, weighted and ngram")
     add("--dropout", "dropout rate, of attention weights too unless --attn lsh", float)
     add("--tied", "share the rows of lookup, bloom, median or mean with the output layer "

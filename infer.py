@@ -227,11 +227,8 @@ class Predictor:
 
     def list_shown(self, example):
         """Return the numbers of the items that a set shows, int64 (E,); none for a text."""
-        shown = []
-        if not self.config.order:
-            for name in example.words:
-                if name in self.item_numbers:
-                    shown.append(self.item_numbers[name])
+        names = [] if self.config.order else example.words
+        shown = [self.item_numbers[name] for name in names if name in self.item_numbers]
         return torch.tensor(shown, dtype=torch.int64)
 
     @takes_one_row
@@ -541,7 +538,8 @@ def print_words(predictor, text, words, spans, probabilities, k):
 def write_rows(args, predictor):
     """Print a JSON object for each row of --file: its columns, notes, and prediction or error."""
     num_rows = 0
-    errors = []
+    num_errors = 0
+    first_error = ""
     rows = read_file(args, predictor)
     while True:
         part = list(itertools.islice(rows, PART))
@@ -555,16 +553,15 @@ def write_rows(args, predictor):
                 good.append((row, columns))
             except ValueError as error:  # a bad row stops no other
                 columns["error"] = str(error)
-                errors.append(f"row {num_rows:,}: {error}")
+                num_errors += 1
+                first_error = first_error or f", the first in row {num_rows:,}: {error}"
         results = predictor.predict([row for row, _ in good], args.top_k)
         for (_, columns), result in zip(good, results):
             columns["prediction"] = result
         for _, columns in part:
             print(to_json(columns))
-    summary = f"{num_rows:,} rows, {len(errors):,} with an error"
-    if errors:
-        summary += f", the first in {errors[0]}"
-    if len(errors) == num_rows:
+    summary = f"{num_rows:,} rows, {num_errors:,} with an error{first_error}"
+    if num_errors == num_rows:
         raise InputError(f"{args.file}: {summary}")
     print(summary, file=sys.stderr)
 

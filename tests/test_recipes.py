@@ -118,8 +118,8 @@ def test_sizes_and_recipe_resolve_to(flags, expected):
     ("--objective hash-mlm --tied", ["tied", "proj"]),
     ("--mask 1 --objective hash-mlm", ["--mask", "1"]),
     # flags whose effect would be missed
-    ("--emb lookup --hash md5", ["--hash", "lookup"]),
-    ("--vocab 9", ["--vocab", "proj"]),
+    ("--emb lookup --hash md5", ["--hash requires --emb emb"]),
+    ("--vocab 9", ["--vocab requires --emb lookup"]),
     ("--mask 0.5", ["--mask requires --objective mlm"]),
     ("--buckets 7 --emb bloom", ["--buckets requires --emb median"]),
     ("--features 9", ["--features: expected 128 at least"]),
