@@ -492,7 +492,8 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
     ("OWN --regression --balanced", "--balanced requires a task of classes"),
     ("--task glue --balanced", "--balanced requires a task of classes"),  # STS-B has numbers
     ("--task squad --train a", "--train with --task squad requires --dev"),
-    ("--task sst2 --train a --data_dir b", "--data_dir, --train: expected one"),
+    ("--task sst2 --train a --data_dir b", "--data_dir requires"),
+    ("--task pydoc --data_dir b", "--data_dir requires"),
     ("--task sst2 --sep ;", "--encoding, --sep and --header require"),
     ("--task pydoc --train a --dev b", "--train: expected"),  # files that would not be read
     ("--label a", "--task: expected a task, or your own files"),
