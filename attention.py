@@ -604,46 +604,54 @@ def group_cells(cell_q, cell_k):
     Returns:
         rows_q, list of int64 (G, x), and rows_k, list of int64 (G, y), one of each for a group.
     """
-    num_cells = len(cell_q) + 1
-    count_q = cell_q.bincount(minlength=num_cells)  # (N + 1,), queries of each cell
-    count_k = cell_k.bincount(minlength=num_cells)
-    size = torch.maximum(count_q, count_k)
-    size[count_q == 0] = 0  # no queries, so in no group
+    cell = torch.stack([cell_q, cell_k])  # (2, N)
+    # the number of queries and of keys of each cell; for bincount the host would wait
+    count = cell.new_zeros(2, cell.shape[1] + 1)  # (2, N + 1)
+    count.scatter_add_(1, cell, torch.ones_like(cell))
+    first = count.cumsum(1) - count  # where the rows of each cell begin, when sorted by cell
+    by_cell = cell.argsort(1)  # (2, N): the rows of cell 0, of cell 1, ...
+
+    # Shapes depend on the counts, so the host needs them: here, and only here, it waits for a GPU
+    sizes = count.cpu()
+    size = sizes.amax(0)  # (N + 1,)
+    size[sizes[0] == 0] = 0  # no queries, so in no group
 
     # Groups of the sizes 1 to 4, 5 to 6, 7 to 9, 10 to 13, ...: the largest size is at most 1.5
     # times the smallest, which bounds the padding. Cells of 1 to 4 rows are small anyway
-    groups = []
+    rows_q = []
+    rows_k = []
     low = 0
     high = 4
     while low < size.max():
         is_in_group = (size > low) & (size <= high)
         cells = is_in_group.nonzero().squeeze(1)  # (G,)
         if len(cells) > 0:
-            groups.append(cells)
+            most_q, most_k = sizes[:, cells].amax(1).tolist()
+            # subtle: non_blocking, else the host would wait once more for each group
+            cells = cells.to(cell.device, non_blocking=True)
+            starts_q, starts_k = first[:, cells]
+            counts_q, counts_k = count[:, cells]
+            rows_q.append(pad_cells(by_cell[0], starts_q, counts_q, most_q))
+            rows_k.append(pad_cells(by_cell[1], starts_k, counts_k, most_k))
         low = high
         high = high * 3 // 2
-    return pad_cells(cell_q, count_q, groups), pad_cells(cell_k, count_k, groups)
+    return rows_q, rows_k
 
 
-def pad_cells(cell, count, groups):
-    """Return the rows of the cells in each group, a list of int64 (G, size), filled up with row N.
+def pad_cells(by_cell, first, count, size):
+    """Return the rows of G cells, int64 (G, size). Behind the end of a cell is row N.
 
     Args:
-        cell: int64 (N,), the cell of each row.
-        count: int64 (N + 1,), rows of each cell.
-        groups: list of int64 (G,), cells.
+        by_cell: int64 (N,), the rows sorted by cell.
+        first, count: int64 (G,), where the rows of each cell begin, and how many it has.
+        size: int, the largest count.
     """
-    N = len(cell)
-    by_cell = cell.argsort()  # (N,): the rows of cell 0, of cell 1, ...
-    first = count.cumsum(0) - count  # (N + 1,): where the rows of each cell begin
-    padded = []
-    for cells in groups:
-        place = torch.arange(int(count[cells].max()), device=cell.device)  # (size,)
-        index = first[cells].unsqueeze(1) + place  # (G, size)
-        rows = by_cell[index.clamp(max=N - 1)]
-        is_behind = place >= count[cells].unsqueeze(1)  # there are the rows of the next cell
-        padded.append(rows.masked_fill(is_behind, N))
-    return padded
+    N = len(by_cell)
+    place = torch.arange(size, device=by_cell.device)  # (size,)
+    index = first.unsqueeze(1) + place  # (G, size)
+    rows = by_cell[index.clamp(max=N - 1)]
+    is_behind = place >= count.unsqueeze(1)  # there are the rows of the next cell
+    return rows.masked_fill(is_behind, N)
 
 
 def gather_groups(x, rows):
