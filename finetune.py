@@ -468,14 +468,14 @@ def print_results(content):
             bag = show(row["bag_of_words"], row["bag_of_words_std"])
             note = ""
             if row["over_bag"] <= 2 * row["over_bag_error"]:  # also where both are 0
-                note = ": no better than a bag of words"
+                note = ": not shown to be better than a bag of words"
             print(f"{name}: bag of words {bag}, difference {row['over_bag']:+.2f} ± "
                   f"{row['over_bag_error']:.2f}, its standard error over rows and seeds{note}")
         if scores:  # the task has classes
             print(f"{name}: F1 of each class: {', '.join(scores)}")
         if row["never_predicted"]:
             print(f"warning: {name}: never predicted: {', '.join(row['never_predicted'])}. Use "
-                  "--balanced, more --epochs or more rows.")
+                  "more rows or --epochs, or --balanced with another --out.")
     if "average" in content:
         print(f"average over the tasks: {content['average']:.2f}")
 

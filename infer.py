@@ -436,7 +436,7 @@ class Predictor:
         is_known = self.tokenizer.is_known(names)
         known = [name for name, is_good in zip(names, is_known) if is_good]
         if not known:
-            raise ValueError(f"expected items that this model knows, got {row!r:.60}.")
+            raise ValueError(f"expected items that this model knows, in a tuple, got {row!r:.60}.")
         ids = self.tokenizer.ids(known)
         if head is not None:  # a set has one [MASK], whether the user writes none or several
             ids = np.append(np.int32(MASK), ids)
@@ -595,8 +595,8 @@ def choose_names(args, predictor, examples):
     elif is_sets or (len(names) == 1 and names[0] not in examples):  # the only one that fits
         names = choose_columns(args.file, examples, None, is_sets, flag="--text")
     if not set(names) <= set(examples) or len(names) != len(predictor.columns):
-        raise InputError(f"{args.file}: expected the columns {', '.join(names)}, got "
-                         f"{', '.join(examples)}. Name {len(predictor.columns)} of them by --text.")
+        raise InputError(f"{args.file}: expected {len(predictor.columns)} of the columns "
+                         f"{', '.join(examples)}, named by --text, got {', '.join(names)}.")
     return names
 
 

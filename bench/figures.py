@@ -122,7 +122,7 @@ def draw_buckets():
     hq, hk = [lsh.simhash(x, *draw, 8).flatten() for x in (q, k)]  # (24,)
     orders = {
         "queries and keys in the order of the text": (torch.arange(24), torch.arange(24)),
-        "sorted by bucket: each bucket is a small dense block": (hq.argsort(), hk.argsort()),
+        "sorted by bucket: each bucket is one dense block": (hq.argsort(), hk.argsort()),
     }
     with new_figure("buckets", (8, 4), columns=2) as axes:
         for axis, (title, (rows, columns)) in zip(axes, orders.items()):

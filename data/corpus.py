@@ -265,7 +265,7 @@ def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
         if len(names) == 1:
             return names
     raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
-                     f"Use {flag} NAME, or for item sets PAGE,ITEM.")
+                     f"Use {flag} NAME, or PAGE,ITEM for the item sets of --data.")
 
 
 # -------------------------------------------------------------------------------------------------

@@ -386,9 +386,9 @@ def test_file_is_read_as_training_reads_it(
 
 @pytest.mark.parametrize("model, content, flags, message", [
     ("classify", TABLE, [], "expected one column of text, got n, title, body. Use --text NAME"),
-    ("classify", TABLE, ["--text", "gone"], "the columns gone, got n, title, body. Name 1 of them"),
+    ("classify", TABLE, ["--text", "gone"], "1 of the columns n, title, body, named by"),
     ("classify", "title,body\n", [], "expected rows, got none"),
-    ("answer", TABLE, [], "expected the columns question, context, got n, title, body"),
+    ("answer", TABLE, [], "expected 2 of the columns n, title, body, named"),
     ("classify", "text,notes\na,b\n", [], "expected no column prediction, notes, error"),
     ("fixed_set", "", [], "expected rows, got none"),
     ("fixed_set", "order,item\n7,x\n", [], "got order, item. Use --text NAME"),
