@@ -20,6 +20,8 @@ python -m bench.superbloom beams --runs out/bloom-items
 python -m bench.superbloom entities --data simplewiki.jsonl.gz --alpha 4 --steps 6000
 python -m bench.superbloom entities --data simplewiki.jsonl.gz --alpha 25 --steps 3000 \
     --only '0 of 2|^lookup, as many'
+python -m bench.superbloom entities --data simplewiki.jsonl.gz --alpha 25 --steps 6000 \
+    --seeds 1 --only '0 of 2'
 python -m bench.superbloom entities --data beauty.jsonl.gz --steps 4000 --only '1 of 2'
 python -m bench.superbloom entities --data books.jsonl.gz --steps 4000 --only '1 of 2'
 
