@@ -1,6 +1,7 @@
 """One GPU, and several: attention, training steps, words per second, ranks. runs/gpu.sh has all.
 
     python -m bench.gpu kernels         or mfu, words, ranks
+    python -m bench.gpu quick           all of them at tiny sizes, 20 seconds on a CPU
 
 A time is the mean of calls in a row between two waits for the GPU: as in training, the host may be
 ahead of it. Without a GPU the tables take hours.
@@ -269,11 +270,29 @@ def time_rank(rank, world, folder, preset, batch, is_compiled, calls):
     dist.destroy_process_group()
 
 
+# All of them, quickly
+
+QUICK = {  # command -> sizes that take seconds on a CPU
+    "kernels": dict(heads=2, positions=64, calls=1, lengths=(32,)),
+    "mfu": dict(preset="tiny", batches=(2,), compiles=(False,), calls=1),
+    "words": dict(models={"tiny": []}, num_words=90, steps=20, compiles=(False,)),
+    "ranks": dict(preset="tiny", batch=2, is_compiled=False, calls=1),
+}
+
+
+def bench_quick(args):
+    """Run all tables at tiny sizes, to see in seconds whether they work on this machine."""
+    for name, sizes in QUICK.items():
+        rows = list(BENCHES[name].function(args, **sizes))
+        yield dict(name=name, rows=len(rows))
+
+
 BENCHES = {
     "kernels": Bench(bench_kernels, KERNELS),
     "mfu": Bench(bench_mfu, MFU),
     "words": Bench(bench_words, WORDS),
     "ranks": Bench(bench_ranks, RANKS),
+    "quick": Bench(bench_quick, "name s table\nrows , rows"),
 }
 
 

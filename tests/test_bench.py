@@ -100,15 +100,7 @@ def test_command_with_bad_input_is_refused(file, argv, fragment):
     assert_refused(lambda words: run_command(file, *words), argv, fragment)
 
 
-TINY = dict(preset="tiny", calls=1)
-
-
-@pytest.mark.parametrize("name, sizes", [
-    ("kernels", dict(heads=2, positions=64, calls=1, lengths=(32,))),
-    ("mfu", dict(TINY, batches=(2,), compiles=(False,))),
-    ("words", dict(models={"1 layer": SMALL}, num_words=90, steps=20, compiles=(False,))),
-    ("ranks", dict(TINY, batch=2, is_compiled=False)),
-])
+@pytest.mark.parametrize("name, sizes", gpu.QUICK.items())
 def test_gpu_at_tiny_sizes_fills_all_columns(name, sizes):
     rows = run_bench(gpu, name, **sizes)
     if name == "mfu":
