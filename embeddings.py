@@ -379,7 +379,7 @@ class SketchEmbedding(Embedding):
 
     def embed(self, codes):
         # The median is slow on a CPU, and a word occurs about twice in a batch: compute it once for
-        # each distinct word, which takes a quarter of the time of a step (k 5, d 512). A compiled
+        # each distinct word, which takes about a third of the time (bench/sketch.py). A compiled
         # module cannot, as it does not know how many are distinct
         if codes.is_cpu and not torch.compiler.is_compiling():
             *shape, k = codes.shape

@@ -144,6 +144,9 @@ def fit_hash(args, corpus):
 
 def fit_alpha(args, m, num_items):
     """Return the largest alpha, --alpha at most, that gives each item a Bloom digest of its own."""
+    # far more digests than items: nothing to try, and a map of millions takes seconds
+    if 16 * args.alpha**m <= num_items ** (m - 1):
+        return args.alpha
     for alpha in range(args.alpha, 0, -1):
         try:
             BloomMap(num_items, alpha, m, args.hash_seed)

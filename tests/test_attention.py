@@ -386,6 +386,13 @@ def test_number_cells_matches_docstring_example():
     assert cell_k.flatten().tolist() == [1, 1, 0, 3, 3, 5]
 
 
+def test_group_cells_matches_docstring_example():
+    cell_q, cell_k = torch.tensor([[0, 1, 0, 0], [1, 0, 3, 1]])
+    [rows_q], [rows_k] = attention.group_cells(cell_q, cell_k)
+    assert rows_q.tolist() == [[0, 2, 3], [1, 4, 4]]
+    assert rows_k.tolist() == [[1, 4], [0, 3]]
+
+
 def test_find_blocks_matches_docstring_example(monkeypatch):
     monkeypatch.setattr(attention, "FLEX_BLOCK", 4)
     queries = torch.tensor([[[1, 1, 1, 2, 2, 2, 4, 4, 4, 5, 5, 7]]])

@@ -107,6 +107,14 @@ def test_gpu_at_tiny_sizes_fills_all_columns(name, sizes):
         assert rows[0]["tokens"] == pytest.approx(1000 * 2 * 128 / rows[0]["ms"])  # B 2, L 128
 
 
+def test_quick_runs_each_table(monkeypatch):
+    sizes_of = []
+    bench = harness.Bench(lambda args, **sizes: sizes_of.append(sizes) or [{}, {}])
+    monkeypatch.setattr(gpu, "BENCHES", dict.fromkeys(gpu.QUICK, bench))
+    assert [row["rows"] for row in gpu.bench_quick(None)] == [2, 2, 2, 2]
+    assert sizes_of == list(gpu.QUICK.values())
+
+
 # Times, comparisons, tables
 
 
