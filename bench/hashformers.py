@@ -118,6 +118,8 @@ MODELS = {  # name -> flags of pretrain.py [HF §4.3], average of eight tasks [H
     "proj, lsh, of BPE pieces": ("--emb proj --hash lsh --split bpe", 78.3),
     "lookup of BPE pieces, MLM": ("--emb lookup --objective mlm", 79.5),
     "proj, lsh, no layers": ("--layers 0", None),
+    "ngram, as large as proj": ("--emb ngram --rows 128", None),
+    "ngram, as large as pool": ("--emb ngram --rows 1037", None),
 }
 SCRATCH = {  # models that are not pre-trained: name -> --preset, average, main of their script
     "ProFormer, tiny, from scratch": ("proformer-tiny", 51.8, finetune.main),
