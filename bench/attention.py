@@ -30,7 +30,7 @@ import torch.nn.functional as F
 
 import attention
 from bench import harness
-from bench.harness import REQUIRED, Bench, Stopwatch
+from bench.harness import REQUIRED, Stopwatch
 from common import find_device
 from data.python_source import python_files, python_texts
 
@@ -87,11 +87,11 @@ def attention_flops(length, heads, head_size, num_hyperplanes, num_buckets, num_
 
 
 FLOPS = """
-    name         s
-    full         ,.2f    dense
-    paper_full   s       paper
-    lsh          ,.2f    BERT-LSH
-    paper        s       paper
+             | {name}
+    dense    | {full:,.2f}
+    paper    | {paper_full}
+    BERT-LSH | {lsh:,.2f}
+    paper    | {paper}
 """
 
 
@@ -155,18 +155,18 @@ def memory_of_passes(attend, length):
 
 
 ATTENTION = """
-    L               ,       L
-    share           .2f     pairs that collide %
-    dense           ,.0f    dense, ms
-    ours            ,.0f    all, ms
-    ratio           .1f     × dense
-    upper           ,.0f    upper, ms
-    ratio_upper     .1f     × dense
-    ratio_forward   .1f     all, forward alone, × dense
-    dense_gflop     ,.1f    dense, GFLOP
-    gflop           ,.1f    all, GFLOP
-    dense_memory    ,.0f    dense, MiB
-    memory          ,.0f    all, MiB
+    L                           | {L:,}
+    pairs that collide %        | {share:.2f}
+    dense, ms                   | {dense:,.0f}
+    all, ms                     | {ours:,.0f}
+    × dense                     | {ratio:.1f}
+    upper, ms                   | {upper:,.0f}
+    × dense                     | {ratio_upper:.1f}
+    all, forward alone, × dense | {ratio_forward:.1f}
+    dense, GFLOP                | {dense_gflop:,.1f}
+    all, GFLOP                  | {gflop:,.1f}
+    dense, MiB                  | {dense_memory:,.0f}
+    all, MiB                    | {memory:,.0f}
 """
 
 
@@ -229,18 +229,18 @@ def bench_attention(args, *, positions=16_384, rounds=5,
 
 
 AUTO = """
-    dtype       s        dtype
-    L           ,        L
-    batch       ,        batch
-    heads       ,        heads
-    kernel      ,.1f     torch's kernel, ms
-    attention   ,.1f     dense, ms
-    dense       ,.1f     literal LSH formula, ms
-    blocks      ,.1f     blocks, ms
-    auto        ,.1f     auto, ms
-    regret      .2f      auto / better of two
-    formula     .2f      literal LSH / dense
-    gain        .1f      dense / auto
+    dtype                   | {dtype}
+    L                       | {L:,}
+    batch                   | {batch:,}
+    heads                   | {heads:,}
+    torch's kernel, ms      | {kernel:,.1f}
+    dense, ms               | {attention:,.1f}
+    literal LSH formula, ms | {dense:,.1f}
+    blocks, ms              | {blocks:,.1f}
+    auto, ms                | {auto:,.1f}
+    auto / better of two    | {regret:.2f}
+    literal LSH / dense     | {formula:.2f}
+    dense / auto            | {gain:.1f}
 """
 
 
@@ -307,14 +307,14 @@ def trained_layers(folder, sequences):
 
 
 TRAINED = """
-    name            s      model
-    L               ,      L
-    share           .1f    pairs that collide %
-    mass            .1f    of attention's mass %
-    mass_random     .1f    at random
-    recall          .1f    of the 16 best keys %
-    recall_random   .1f    at random
-    largest         .0f    largest bucket, % of a row
+    model                      | {name}
+    L                          | {L:,}
+    pairs that collide %       | {share:.1f}
+    of attention's mass %      | {mass:.1f}
+    at random                  | {mass_random:.1f}
+    of the 16 best keys %      | {recall:.1f}
+    at random                  | {recall_random:.1f}
+    largest bucket, % of a row | {largest:.0f}
 """
 
 
@@ -379,17 +379,17 @@ def train_twin(job, flags):
 
 
 TWINS_COLUMNS = """
-    name        s     attention
-    loss        ±     MLM loss
-    perplexity  ±0    perplexity
-    accuracy    ±1    MLM accuracy %
-    seconds     ±0    seconds
-    sst2        ±1    SST-2
-    sst2_loss   ±     loss
-    sst2_bag    ±1    bag of words
-    squad       ±1    SQuAD F1
-    squad_em    ±1    EM
-    squad_loss  ±     loss
+    attention      | {name}
+    MLM loss       | {loss:.3f} ± {loss_std:.3f}
+    perplexity     | {perplexity:.0f} ± {perplexity_std:.0f}
+    MLM accuracy % | {accuracy:.1f} ± {accuracy_std:.1f}
+    seconds        | {seconds:.0f} ± {seconds_std:.0f}
+    SST-2          | {sst2:.1f} ± {sst2_std:.1f}
+    loss           | {sst2_loss:.3f} ± {sst2_loss_std:.3f}
+    bag of words   | {sst2_bag:.1f} ± {sst2_bag_std:.1f}
+    SQuAD F1       | {squad:.1f} ± {squad_std:.1f}
+    EM             | {squad_em:.1f} ± {squad_em_std:.1f}
+    loss           | {squad_loss:.3f} ± {squad_loss_std:.3f}
 """
 
 
@@ -402,14 +402,14 @@ def bench_twins(args):
     return harness.compare(args, TWINS, shared, train)
 
 
-BENCHES = {
-    "attention": Bench(bench_attention, ATTENTION),
-    "auto": Bench(bench_auto, AUTO, dict(device="cpu")),
-    "flops": Bench(bench_flops, FLOPS),
-    "trained": Bench(bench_trained, TRAINED, dict(runs=REQUIRED)),
-    "twins": Bench(bench_twins, TWINS_COLUMNS, harness.COMPARE | dict(data_dir=REQUIRED)),
+TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
+    "attention": (bench_attention, ATTENTION, {}),
+    "auto": (bench_auto, AUTO, dict(device="cpu")),
+    "flops": (bench_flops, FLOPS, {}),
+    "trained": (bench_trained, TRAINED, dict(runs=REQUIRED)),
+    "twins": (bench_twins, TWINS_COLUMNS, harness.COMPARE | dict(data_dir=REQUIRED)),
 }
 
 
 if __name__ == "__main__":
-    harness.run_command("attention", __doc__, BENCHES)
+    harness.main("bench.attention", TABLES, __doc__)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import REQUIRED, Bench
+from bench.harness import REQUIRED
 from common import InputError, read_json
 from data.batches import TextBatches
 from data.tasks import METRICS, standard_error
@@ -27,11 +27,11 @@ from tokenizer import FIRST_WORD_ID
 # Shuffle+Random
 
 FREQUENCY = """
-    name           s      what judges a word
-    eval_loss      .3f    loss
-    f1_intact      .3f    F1 intact
-    f1_shuffled    .3f    F1 shuffled
-    f1_random      .3f    F1 random
+    what judges a word | {name}
+    loss               | {eval_loss:.3f}
+    F1 intact          | {f1_intact:.3f}
+    F1 shuffled        | {f1_shuffled:.3f}
+    F1 random          | {f1_random:.3f}
 """
 
 
@@ -79,12 +79,12 @@ def count_labels(objective, batches, frequency_class, num_steps):
 # Pairs of texts
 
 OVERLAP = """
-    name          s      task
-    metric        s      metric
-    model         ±1     model
-    cosine        .1f    cosine of word counts
-    difference    ±1     difference
-    n             ,      n
+    task                  | {name}
+    metric                | {metric}
+    model                 | {model:.1f} ± {model_std:.1f}
+    cosine of word counts | {cosine:.1f}
+    difference            | {difference:.1f} ± {difference_std:.1f}
+    n                     | {n:,}
 """
 
 
@@ -171,13 +171,13 @@ def choose_threshold(cosines, classes):
     return threshold, above
 
 
-BENCHES = {
-    "frequency": Bench(bench_frequency, FREQUENCY,
+TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
+    "frequency": (bench_frequency, FREQUENCY,
                        dict(data="python", cache="cache", runs=REQUIRED)),
-    "overlap": Bench(bench_overlap, OVERLAP,
+    "overlap": (bench_overlap, OVERLAP,
                      dict(data_dir=REQUIRED, cache="cache", runs=REQUIRED)),
 }
 
 
 if __name__ == "__main__":
-    harness.run_command("controls", __doc__, BENCHES)
+    harness.main("bench.controls", TABLES, __doc__)

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import REQUIRED, Bench
+from bench.harness import REQUIRED
 from tokenizer import build_inputs
 
 COPIES = """
-    name         s      model
-    layer        ,      layer
-    copy         .1f    copy
-    other        .1f    another word of the other text
-    neighbors    .1f    both neighbors
-    n            ,      n
+    model                          | {name}
+    layer                          | {layer:,}
+    copy                           | {copy:.1f}
+    another word of the other text | {other:.1f}
+    both neighbors                 | {neighbors:.1f}
+    n                              | {n:,}
 """
 
 
@@ -97,10 +97,10 @@ def list_copies(first, second):
     return places
 
 
-BENCHES = {
-    "copies": Bench(bench_copies, COPIES, dict(data_dir=REQUIRED, cache="cache", runs=REQUIRED)),
+TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
+    "copies": (bench_copies, COPIES, dict(data_dir=REQUIRED, cache="cache", runs=REQUIRED)),
 }
 
 
 if __name__ == "__main__":
-    harness.run_command("copies", __doc__, BENCHES)
+    harness.main("bench.copies", TABLES, __doc__)

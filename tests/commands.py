@@ -66,7 +66,7 @@ def check_command(words):
             pretrain.parse_flags(flags)  # they go together, and build a model
     elif script.startswith("bench."):
         module = importlib.import_module(script)
-        if hasattr(module, "BENCHES"):
-            harness.build_parser("", module.BENCHES).parse_args(flags)
+        if hasattr(module, "TABLES"):
+            harness.build_parser(module.TABLES).parse_args(flags)
     elif script not in ("", "pytest"):
         assert Path(ROOT, script).exists(), words
