@@ -6,7 +6,7 @@ over that of LSH attention in the same round: above 1, LSH attention is faster.
 
     python -m bench.attention attention
     python -m bench.attention flops
-    python -m bench.attention auto --device cuda
+    python -m bench.attention auto
     python -m bench.attention twins --data_dir glue/      an hour
     python -m bench.attention trained --runs out/lookup-bpe-mlm*
 
@@ -31,7 +31,6 @@ import torch.nn.functional as F
 import attention
 from bench import harness
 from bench.harness import REQUIRED, Stopwatch
-from common import find_device
 from data.python_source import python_files, python_texts
 
 DENSE = F.scaled_dot_product_attention
@@ -54,9 +53,9 @@ def permute_buckets(h):
     return h.gather(-1, order)
 
 
-def random_qkv(*shape, **options):
+def random_qkv(*shape, dtype=torch.float32):
     """Return random queries, keys and values that need a gradient."""
-    return [torch.randn(*shape, requires_grad=True, **options) for _ in range(3)]
+    return [torch.randn(*shape, dtype=dtype, requires_grad=True) for _ in range(3)]
 
 
 # Operations
@@ -247,11 +246,10 @@ AUTO = """
 def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
                lengths=(64, 128, 256, 512, 1024, 2048, 4096, 16384)):
     """Time impl="auto" beside the better of its two ways, with hashing: e 64, r 8, m 256, n 1."""
-    device = find_device(args.device)
-    draw = [part.to(device) for part in draw_functions(heads)]
+    draw = draw_functions(heads)
     for dtype, L in itertools.product((torch.float32, torch.bfloat16), lengths):
         B = max(positions // (heads * L), 1)
-        q, k, v = random_qkv(B, heads, L, 64, device=device, dtype=dtype)
+        q, k, v = random_qkv(B, heads, L, 64, dtype=dtype)
         cotangent = torch.randn_like(q)
 
         def run(name):
@@ -263,8 +261,6 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
                 hq, hk = hash_both(q, k, draw)
                 out = attention.lsh_attention(q, k, v, hq, hk, impl=name)
             torch.autograd.grad(out, (q, k, v), cotangent)
-            if q.is_cuda:  # a call returns before the GPU is done
-                torch.cuda.synchronize()
 
         names = ["blocks", "auto"]  # values of impl
         if L <= 1024:  # the formulas take matrices of L x L
@@ -286,11 +282,11 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
 
 
 @torch.no_grad()
-def trained_layers(folder, sequences):
+def trained_layers(folder):
     """Yield number, q, k (B, H, L, e) of each layer of a run, on docstrings of Python."""
     model, tokenizer, _ = harness.load_run(folder)
-    num_words = sequences * model.config.length
-    ids = []  # of one long text, cut into sequences
+    num_words = 8 * model.config.length
+    ids = []  # of one long text, cut into eight sequences
     for path in python_files().values():
         for text in python_texts(path):
             words, _ = tokenizer.split(text)
@@ -298,7 +294,7 @@ def trained_layers(folder, sequences):
         if len(ids) >= num_words:
             break
     model.set_codes(torch.from_numpy(tokenizer.codes()))
-    ids = torch.tensor(ids[:num_words]).view(sequences, -1)
+    ids = torch.tensor(ids[:num_words]).view(8, -1)
     x = model.embed_inputs(ids)  # (B, L, d)
     for number, layer in enumerate(model.layers, 1):
         q, k, _ = layer.attention.project(x)
@@ -318,10 +314,10 @@ TRAINED = """
 """
 
 
-def bench_trained(args, *, sequences=8):
+def bench_trained(args):
     """Measure the pairs, the attention mass and the best keys in the buckets of trained layers."""
     for folder in args.runs:
-        for number, q, k in trained_layers(folder, sequences):
+        for number, q, k in trained_layers(folder):
             for bands in (2, 8):
                 name = f"{Path(folder).name}, layer {number}, r {bands}"
                 yield dict(name=name) | measure_layer(q, k, bands)
@@ -399,12 +395,12 @@ def bench_twins(args):
               "--lr", 1e-3, "--warmup", args.steps // 10, "--dropout", 0, "--dtype", "bfloat16"]
     tuning = ["--data_dir", args.data_dir, "--cache", args.cache, "--dtype", "bfloat16"]
     train = functools.partial(train_twin, flags=tuning)
-    return harness.compare(args, TWINS, shared, train)
+    return harness.compare(args, TWINS, train, shared)
 
 
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
     "attention": (bench_attention, ATTENTION, {}),
-    "auto": (bench_auto, AUTO, dict(device="cpu")),
+    "auto": (bench_auto, AUTO, {}),
     "flops": (bench_flops, FLOPS, {}),
     "trained": (bench_trained, TRAINED, dict(runs=REQUIRED)),
     "twins": (bench_twins, TWINS_COLUMNS, harness.COMPARE | dict(data_dir=REQUIRED)),

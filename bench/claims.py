@@ -49,7 +49,10 @@ def list_tables():
 
 def list_cells(claim):
     """Return the row of a table, dict, from a row of docs/claims.json."""
-    row = dict(claim=claim["claim"], place=claim["place"], paper=claim["paper"] or "no number",
+    paper = claim["paper"]
+    if paper is None:
+        paper = "no number"
+    row = dict(claim=claim["claim"], place=claim["place"], paper=paper,
                script=f"`runs/{claim['script']}.sh`")
     if "cost" in claim:
         row |= dict(here="not run", control="not run",

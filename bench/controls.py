@@ -36,7 +36,7 @@ FREQUENCY = """
 
 
 @torch.no_grad()
-def bench_frequency(args, *, num_steps=200, num_windows=512):
+def bench_frequency(args, *, num_steps=200):
     """Score a model of S+R, and the frequency of each word alone, on the same held-out windows."""
     for folder in args.runs:
         model, tokenizer, checkpoint = harness.load_run(folder)
@@ -46,7 +46,7 @@ def bench_frequency(args, *, num_steps=200, num_windows=512):
         word_counts = corpus.counts[FIRST_WORD_ID:]
         batches = TextBatches(corpus.ids, word_counts, model.config.length, 32, seed=0)
         objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
-        batch = objective.corrupt_batch(*batches.eval_batch(slice(num_windows)))
+        batch = objective.corrupt_batch(*batches.eval_batch(slice(512)))
 
         # words of one class occur equally often, within a factor of two
         frequency_class = torch.from_numpy(np.log2(1 + corpus.counts).astype(int))  # (V,)

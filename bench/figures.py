@@ -34,10 +34,7 @@ STYLE = {"savefig.dpi": 110, "figure.constrained_layout.use": True, "axes.spines
 
 def main(argv=None):
     """Draw the figures, or write the tables, as the command line or the list argv says."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=("figures", "readme"))
-    args = p.parse_args(argv)
+    args = build_parser().parse_args(argv)
     if args.what == "readme":
         write_tables()
     else:
@@ -46,6 +43,14 @@ def main(argv=None):
         draw_buckets()
         draw_attention()
         draw_claims()
+
+
+def build_parser():
+    """Return the parser of the command line."""
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("what", choices=("figures", "readme"))
+    return p
 
 
 @contextlib.contextmanager

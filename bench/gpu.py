@@ -239,29 +239,29 @@ RANKS = """
 
 def bench_ranks(args, *, preset="hashformer", batch=64, is_compiled=True, calls=10):
     """Time a training step of one rank, and of two, which add up their gradients."""
-    worlds = [1]
+    counts = [1]
     if torch.cuda.device_count() > 1:
-        worlds.append(2)
-    for world in worlds:
+        counts.append(2)
+    for num_ranks in counts:
         with tempfile.TemporaryDirectory() as folder:
-            setting = (world, folder, preset, batch, is_compiled, calls)
-            if world == 1:  # in this process, as a new one takes seconds to start
+            setting = (num_ranks, folder, preset, batch, is_compiled, calls)
+            if num_ranks == 1:  # in this process, as a new one takes seconds to start
                 time_rank(0, *setting)
-            else:
-                torch.multiprocessing.spawn(time_rank, setting, world)
+            else:  # time_rank(rank, *setting) in a process for each rank
+                torch.multiprocessing.spawn(time_rank, setting, num_ranks)
             ms = read_json(f"{folder}/ms.json")["ms"]
-        B = world * batch
+        B = num_ranks * batch
         tokens = 1000 * B * PRESETS[preset]["length"] / ms
-        yield dict(ranks=world, batch=B, ms=ms, tokens=tokens)
+        yield dict(ranks=num_ranks, batch=B, ms=ms, tokens=tokens)
 
 
-def time_rank(rank, world, folder, preset, batch, is_compiled, calls):
+def time_rank(rank, num_ranks, folder, preset, batch, is_compiled, calls):
     """Time a training step as a rank of several. The first one writes it to FOLDER/ms.json."""
     # before the ranks connect: find_device sets the device of the rank
     model = build_model(preset, is_compiled, rank)
     backend = "gloo" if model.device.type == "cpu" else "cpu:gloo,cuda:nccl"  # as in pretrain.py
     dist.init_process_group(
-        backend, init_method=f"file://{folder}/ranks", rank=rank, world_size=world)
+        backend, init_method=f"file://{folder}/ranks", rank=rank, world_size=num_ranks)
     step = build_step(DistributedDataParallel(model), preset, batch)
     ms, _ = time_on_gpu(step, calls)
     # a process that was spawned returns nothing

@@ -69,7 +69,7 @@ def print_table(measure, columns, args, command):
         raise InputError(f"--json: expected a file in a folder that exists, got {args.json}.")
     result = dict(bench=args.name, machine=describe_machine(), command=command, rows=[])
     for row in measure(args):
-        print(row, file=sys.stderr, flush=True)
+        print(row, file=sys.stderr)  # progress: stdout has the table
         result["rows"].append(row)
         if args.json:  # after each row: what is measured stays if the next one fails
             write_json(args.json, result)
@@ -84,7 +84,6 @@ FLAGS = {  # flag -> options of add_argument
     "cache": dict(help="folder of prepared corpora (default: %(default)s)"),
     "data": dict(help="corpus or item sets, as --data of pretrain.py (default: %(default)s)"),
     "data_dir": dict(help="folder with the files of GLUE"),
-    "device": dict(help="cpu, or cuda for a GPU (default: %(default)s)"),
     "only": dict(help="regular expression: run the variants whose names match"),
     "runs": dict(nargs="+", help="folders of trained runs"),
     "seeds": dict(
@@ -247,8 +246,8 @@ def made_up_words(count):
     return words
 
 
-def count_sizes(**config):
-    """Return count_parameters of a Config's model, which is never allocated."""
+def count_sizes(config):
+    """Return count_parameters of the model of a dict of Config's fields. It is never allocated."""
     # tensors with shapes and without memory
     with torch.device("meta"):
         return count_parameters(Model(Config.choose(config)))
@@ -326,25 +325,15 @@ class Job(NamedTuple):
     folder: str  # its --out
 
 
-def train_variant(job):
-    """Train one run; return its last evaluation, its seconds and its sizes, dict."""
-    # with the start of the script and its evaluations
-    start = time.perf_counter()
-    run_main(pretrain.main, [*job.flags, "--seed", job.seed, "--out", job.folder])
-    seconds = time.perf_counter() - start
-    sizes = count_sizes(**load_checkpoint(job.folder)["config"])
-    result = dict(parameters=sizes["total"], table=sizes["embedding"], seconds=seconds)
-    return read_log(job.folder)[-1] | result
-
-
-def compare(args, variants, shared=(), train=train_variant):
+def compare(args, variants, train, shared=()):
     """Train variants with the same budget, with several seeds each.
 
     Args:
         args: Namespace with the flags of COMPARE.
         variants: dict, name -> list of flags of pretrain.py.
+        train: function(job) that returns a dict of results, such as train_variant. It runs in
+            another process.
         shared: list of flags, for all variants.
-        train: function(job) that returns a dict of results. It runs in another process.
 
     Yields:
         dict, a row per variant: its name and flags, and for each result KEY its mean over seeds,
@@ -392,6 +381,17 @@ def summarize(runs):
         if len(values) > 1:
             row[f"{key}_std"] = statistics.stdev(values)
     return row
+
+
+def train_variant(job):
+    """Train one run; return its last evaluation, its seconds and its sizes, dict."""
+    # with the start of the script and its evaluations
+    start = time.perf_counter()
+    run_main(pretrain.main, [*job.flags, "--seed", job.seed, "--out", job.folder])
+    seconds = time.perf_counter() - start
+    sizes = count_sizes(load_checkpoint(job.folder)["config"])
+    result = dict(parameters=sizes["total"], table=sizes["embedding"], seconds=seconds)
+    return read_log(job.folder)[-1] | result
 
 
 def finetune_run(job, start, tasks, flags, main=finetune.main):

@@ -51,7 +51,7 @@ def count_paper_models(args=None):
     """Count the parameters of [HF Table 2], beside what the paper prints."""
     for name, emb, num_rows, printed, printed_total, more_rows, note in PAPER_MODELS:
         shape = PRESETS["hashformer"] | dict(head="classify", emb=emb, rows=num_rows)
-        sizes = harness.count_sizes(**shape)
+        sizes = harness.count_sizes(shape)
         total = sizes["total"]
         embedding = sizes["embedding"]  # as the paper counts it
         if emb in ("pool", "add", "proj"):
@@ -169,7 +169,7 @@ def bench_glue(args):
     train = functools.partial(
         train_and_tune, flags=["--data_dir", args.data_dir, "--cache", args.cache])
     # all rows: ratios need BERT's
-    rows = list(harness.compare(args, variants, train=train))
+    rows = list(harness.compare(args, variants, train))
     for row in rows:
         row["paper"] = (MODELS | SCRATCH)[row["name"]][1]
     # BERT's row may come last, or not at all with --only

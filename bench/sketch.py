@@ -250,7 +250,7 @@ def bench_gaps(args):
     # all words of the training text compete, however rare
     words = [word for word in load_corpus(args, "regex").words if word.isalpha()]  # as hidden ones
     train = functools.partial(train_and_ask, words=words, texts=texts, flags=tuning)
-    return harness.compare(args, MODELS, train=train)
+    return harness.compare(args, MODELS, train)
 
 
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import COMPARE, REQUIRED, compare, count_sizes, load_corpus
+from bench.harness import COMPARE, REQUIRED, compare, count_sizes, load_corpus, train_variant
 from bloom import BloomMap, beam_search, exhaustive, hash_logp
 from common import InputError, blame
 from data.batches import ItemSetBatches
@@ -57,7 +57,7 @@ SIZES_COLUMNS = """
 """
 
 
-def bench_sizes(args=None):
+def bench_sizes(args):
     """Count the parameters of [SB Tables 1, 3 and 4], where M and G are 2^20 and 2^30."""
     for name, num_items, alpha, d, heads, ffn, layers, printed in SIZES:
         is_text = name.startswith("Table 4")
@@ -71,7 +71,7 @@ def bench_sizes(args=None):
             buckets = math.ceil(num_items / alpha)
             rows = 2 * buckets
             shape |= dict(emb="bloom", head="hash-mlm", hashes=2, buckets=buckets)
-        total = count_sizes(**shape)["total"]
+        total = count_sizes(shape)["total"]
         paper = total + d * d + d  # BERT's pooler, which their formula has and nothing uses
         # the paper's M and G are binary, as its printed sizes show
         if paper > 2**30:
@@ -185,7 +185,7 @@ def score_neighbors(args):
     sets, _, _ = read_sets(load_corpus(args, "items"), 32)
     ranks = rank_hidden_items(sets, np.arange(sets.num_eval))  # (P, 4)
     for name, ranks_of_one in zip(NEIGHBORS, ranks.T):
-        row = dict(name=name, data=args.data)
+        row = dict(name=name)
         for k in RECALL:
             row[f"rec@{k}"] = float((ranks_of_one < k).mean())
         yield row
@@ -208,12 +208,12 @@ def find_width(num_items, alpha):
     """Return the largest width at which lookup has no more parameters than Superbloom."""
     shape = PRESETS["superbloom-small"]
     buckets = math.ceil(num_items / alpha) + FIRST_WORD_ID
-    limit = count_sizes(**shape | dict(buckets=buckets))["total"]
+    limit = count_sizes(shape | dict(buckets=buckets))["total"]
     lookup = shape | dict(emb="lookup", head="mlm", rows=num_items + FIRST_WORD_ID)
     heads = shape["heads"]
     # a width has to be a multiple of the heads
     for width in itertools.count(heads, heads):
-        if count_sizes(**lookup | dict(width=width, ffn=2 * width))["total"] > limit:
+        if count_sizes(lookup | dict(width=width, ffn=2 * width))["total"] > limit:
             return width - heads
 
 
@@ -234,7 +234,7 @@ def bench_entities(args):
     sampled = ["--objective", "sampled", "--samples", 1_000]
     variants[f"the same, sampled softmax (d {width})"] = [*lookup, *sampled]
     variants["lookup, as wide, sampled softmax (d 256)"] = ["--emb", "lookup", *sampled]
-    yield from compare(args, variants, ["--preset", "superbloom-small"])
+    yield from compare(args, variants, train_variant, ["--preset", "superbloom-small"])
     yield from score_neighbors(args)
 
 
@@ -249,7 +249,7 @@ def bench_depth(args):
         "--layers", 1, "--alpha", args.alpha, "--width", 276, "--ffn", 552]
     shared = ["--preset", "superbloom-small", "--width", 128, "--ffn", 256, "--vocab", 2_000,
               "--lr", 1e-3]
-    return compare(args, variants, shared)
+    return compare(args, variants, train_variant, shared)
 
 
 BEAMS = """

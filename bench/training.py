@@ -112,13 +112,13 @@ TRAIN = """
 """
 
 
-def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_260, rounds=3):
+def bench_train(args):
     """Time a training step of S+R and of MLM on one encoder, per sample."""
-    # the paper's 50,260 rows, a word each
-    # digits are as good as words: a row of the table takes its time whatever it stands for
+    num_words = 50_260  # of the paper: a row each
+    # digits are as good as words: a row takes its time whatever it stands for
     words = [str(i) for i in range(num_words)]
     num_rows = FIRST_WORD_ID + num_words
-    models = {
+    models = {  # name -> embedding, objective
         MLM: ("lookup", "mlm"),
         "S+R, lookup 50K": ("lookup", "sr"),
         "S+R, emb 50K": ("emb", "sr"),
@@ -126,18 +126,19 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
         "S+R, add": ("add", "sr"),
         "S+R, proj": ("proj", "sr"),
     }
+    sizes = (("tiny", 64), ("hashformer", 4))  # preset, batch
     for (preset, batch), dtype in itertools.product(sizes, list_dtypes()):
         ids = torch.randint(FIRST_WORD_ID, num_words, (batch, PRESETS[preset]["length"]))
         functions = {}
         for name, (emb, objective) in models.items():
             model = build_model(words, preset, emb=emb, rows=num_rows, head=objective).train()
             functions[name] = objective_step(model, objective, ids, dtype)
-        # it computes logits at all positions, as most code does
+        # this one computes logits at all positions, as most code does
         model = build_transformers_model(PRESETS[preset], num_rows)
         if model is not None:
             functions[MLM_TRANSFORMERS] = objective_step(
                 model, "mlm", ids, dtype, loss_by_transformers)
-        watch = Stopwatch(functions, rounds)
+        watch = Stopwatch(functions, rounds=3)
         for name, ms in watch.ms.items():
             row = dict(name=f"{preset}: {name}", dtype=dtype, batch=batch, ms=ms / batch)
             # ratios within rounds, not of medians

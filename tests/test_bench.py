@@ -53,7 +53,7 @@ def run_bench(file, name, settings=None, **sizes):
     (training, "steps", dict(lengths=(16,), positions=32, num_words=50)),
 ])
 def test_bench_at_tiny_sizes_fills_all_columns(file, name, sizes):
-    run_bench(file, name, Namespace(device="cpu"), rounds=1, **sizes)
+    run_bench(file, name, rounds=1, **sizes)
 
 
 def test_bench_entities_fills_all_columns(args, pages_path, one_process):
@@ -99,9 +99,7 @@ def test_command_with_bad_input_is_refused(file, argv, fragment):
     ("ranks", dict(preset="tiny", batch=2, is_compiled=False, calls=1)),
 ])
 def test_gpu_at_tiny_sizes_fills_all_columns(name, sizes):
-    rows = run_bench(gpu, name, **sizes)
-    if name == "mfu":
-        assert rows[0]["tokens"] == pytest.approx(1000 * 2 * 128 / rows[0]["ms"])  # B 2, L 128
+    run_bench(gpu, name, **sizes)
 
 
 # Times, comparisons, tables
@@ -122,7 +120,7 @@ def test_compare_lists_every_seed_with_mean_and_deviation(args, one_process):
         return dict(score=job.seed + len(job.name))
 
     variants = dict(a=["--emb", "a"], bcd=["--emb", "bcd"])
-    first, second = harness.compare(args(seeds=3), variants, ["--shared"], train)
+    first, second = harness.compare(args(seeds=3), variants, train, ["--shared"])
     assert first["score_all"] == [1, 2, 3]
     assert second["score"] == 4
     assert second["score_std"] == 1
@@ -146,12 +144,6 @@ def test_markdown_equals_table_made_by_hand():
         "| --- | --: | --- | --- |\n"
         "| a | 1,234 | 0.500 ± 0.012 | 0.5 ± 0.0 |\n"
         "| b | not measured | 2.000 | 2.0 |\n")
-
-
-def test_own_task_is_named_by_the_folder_of_its_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    settings = dict(train="train.jsonl", preset="proformer", from_scratch=False, select=0)
-    assert harness.name_run(settings, "own") == f"proformer, last weights, {tmp_path.name}"
 
 
 # BERT-LSH
@@ -234,7 +226,7 @@ def test_bench_glue_compares_with_bert(monkeypatch):
         dict(name="proj, md5", average=45, parameters=500, sst2_bag=30.0, average_bag=20.0),
         dict(name=hashformers.BERT, average=60, parameters=2_000),
     ]
-    monkeypatch.setattr(harness, "compare", lambda *args, train: rows)
+    monkeypatch.setattr(harness, "compare", lambda *args: rows)
     proj, _, bag = hashformers.bench_glue(Namespace(data_dir="glue", cache="cache"))
     assert proj["prr"] == 75
     assert proj["pcr"] == 75
