@@ -1,12 +1,13 @@
 """The papers' claims beside what was measured here: tables of docs/claims.md and README.md.
 
-A claim is a row of docs/claims.json. `here` and `control` each name a cell of results/:
+A claim is a row of docs/claims.json, such as
 
     {"claim": "LSH bits score higher than MD5 bits under Proj, GLUE", "rule": "higher", ...
      "here": ["glue", "proj, lsh", "average"], "control": ["glue", "proj, md5", "average"]}
 
-is the key "average" of the rows "proj, lsh" and "proj, md5" of results/glue.json. The verdict
-follows from the two cells and their errors, by the rule in `judge`, and from nothing else.
+`here` is the number "average" of the row "proj, lsh" in results/glue.json, and `control` that
+of the row "proj, md5". The verdict follows from the two numbers and their errors, by the rule in
+`judge`, and from nothing else.
 
     python -m bench.figures readme      write the tables anew
 """
@@ -82,13 +83,13 @@ def judge(claim, here, control):
     """
     rule = claim.get("rule", "higher")
     share = claim.get("share", 1)
-    lead = here["mean"] - share * control["mean"]
+    difference = here["mean"] - share * control["mean"]
     if rule == "at least":
-        return name_verdict(lead >= 0)
+        return name_verdict(difference >= 0)
     if rule == "equal":
-        return name_verdict(round(lead, 2) == 0)
+        return name_verdict(round(difference, 2) == 0)
     if rule == "lower":
-        lead = -lead
+        difference = -difference
     elif rule != "higher":
         raise ValueError(f"rule: expected higher, lower, at least or equal, got {rule}.")
     if here["seeds"] == 1 or control["seeds"] == 1:
@@ -96,9 +97,9 @@ def judge(claim, here, control):
     error = math.hypot(here["error"], share * control["error"])
     if error == 0:
         raise ValueError(f"rule {rule}: expected numbers with an error. Use at least, or equal.")
-    if abs(lead) <= LIMIT * error:
+    if abs(difference) <= LIMIT * error:
         return "not decided"
-    return name_verdict(lead > 0)
+    return name_verdict(difference > 0)
 
 
 def name_verdict(is_true):
