@@ -316,7 +316,7 @@ TRAINED = """
 
 def bench_trained(args):
     """Measure the pairs, the attention mass and the best keys in the buckets of trained layers."""
-    torch.manual_seed(0)  # of the buckets at random
+    torch.manual_seed(0)  # for the random buckets
     for folder in args.runs:
         for number, q, k in trained_layers(folder):
             for bands in (2, 8):

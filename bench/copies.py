@@ -64,12 +64,12 @@ def attend_to_copies(model, tokenizer, pair):
     second_start = len(first) + 3
     model.set_codes(torch.from_numpy(tokenizer.codes()))
     x = model.embed_inputs(torch.from_numpy(ids).long().unsqueeze(0))  # (1, L, d)
-    shares = []  # of each layer
+    shares = []  # a list for each layer
     for layer in model.layers:
         q, k, _ = layer.attention.project(x)
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5  # (1, H, L, L)
         weights = scores.softmax(-1).mean(1)[0]  # (L, L)
-        values = []  # of each word
+        values = []  # a tuple for each word
         for i, j in places:
             i += first_start
             j += second_start

@@ -319,10 +319,10 @@ def name_run(settings, task):
 
 class Job(NamedTuple):
     """A run in a comparison."""
-    name: str  # of the variant
-    flags: list  # of pretrain.py, without --seed and --out
+    name: str  # the variant
+    flags: list  # for pretrain.py, without --seed and --out
     seed: int
-    folder: str  # its --out
+    folder: str  # --out
 
 
 def compare(args, variants, train, shared=()):

@@ -114,7 +114,7 @@ TRAIN = """
 
 def bench_train(args):
     """Time a training step of S+R and of MLM on one encoder, per sample."""
-    num_words = 50_260  # of the paper: a row each
+    num_words = 50_260  # rows of the paper's table
     # digits are as good as words: a row takes its time whatever it stands for
     words = [str(i) for i in range(num_words)]
     num_rows = FIRST_WORD_ID + num_words
