@@ -6,7 +6,7 @@ over that of LSH attention in the same round: above 1, LSH attention is faster.
 
     python -m bench.attention attention
     python -m bench.attention flops
-    python -m bench.attention auto --device cuda
+    python -m bench.attention auto
     python -m bench.attention twins --data_dir glue/      an hour
     python -m bench.attention trained --runs out/lookup-bpe-mlm*
 
@@ -30,8 +30,7 @@ import torch.nn.functional as F
 
 import attention
 from bench import harness
-from bench.harness import REQUIRED, Bench, Stopwatch
-from common import find_device
+from bench.harness import REQUIRED, Stopwatch
 from data.python_source import python_files, python_texts
 
 DENSE = F.scaled_dot_product_attention
@@ -54,9 +53,9 @@ def permute_buckets(h):
     return h.gather(-1, order)
 
 
-def random_qkv(*shape, **options):
+def random_qkv(*shape, dtype=torch.float32):
     """Return random queries, keys and values that need a gradient."""
-    return [torch.randn(*shape, requires_grad=True, **options) for _ in range(3)]
+    return [torch.randn(*shape, dtype=dtype, requires_grad=True) for _ in range(3)]
 
 
 # Operations
@@ -87,11 +86,11 @@ def attention_flops(length, heads, head_size, num_hyperplanes, num_buckets, num_
 
 
 FLOPS = """
-    name         s
-    full         ,.2f    dense
-    paper_full   s       paper
-    lsh          ,.2f    BERT-LSH
-    paper        s       paper
+             | {name}
+    dense    | {full:,.2f}
+    paper    | {paper_full}
+    BERT-LSH | {lsh:,.2f}
+    paper    | {paper}
 """
 
 
@@ -155,18 +154,18 @@ def memory_of_passes(attend, length):
 
 
 ATTENTION = """
-    L               ,       L
-    share           .2f     pairs that collide %
-    dense           ,.0f    dense, ms
-    ours            ,.0f    all, ms
-    ratio           .1f     × dense
-    upper           ,.0f    upper, ms
-    ratio_upper     .1f     × dense
-    ratio_forward   .1f     all, forward alone, × dense
-    dense_gflop     ,.1f    dense, GFLOP
-    gflop           ,.1f    all, GFLOP
-    dense_memory    ,.0f    dense, MiB
-    memory          ,.0f    all, MiB
+    L                           | {L:,}
+    pairs that collide %        | {share:.2f}
+    dense, ms                   | {dense:,.0f}
+    all, ms                     | {ours:,.0f}
+    × dense                     | {ratio:.1f}
+    upper, ms                   | {upper:,.0f}
+    × dense                     | {ratio_upper:.1f}
+    all, forward alone, × dense | {ratio_forward:.1f}
+    dense, GFLOP                | {dense_gflop:,.1f}
+    all, GFLOP                  | {gflop:,.1f}
+    dense, MiB                  | {dense_memory:,.0f}
+    all, MiB                    | {memory:,.0f}
 """
 
 
@@ -229,29 +228,28 @@ def bench_attention(args, *, positions=16_384, rounds=5,
 
 
 AUTO = """
-    dtype       s        dtype
-    L           ,        L
-    batch       ,        batch
-    heads       ,        heads
-    kernel      ,.1f     torch's kernel, ms
-    attention   ,.1f     dense, ms
-    dense       ,.1f     literal LSH formula, ms
-    blocks      ,.1f     blocks, ms
-    auto        ,.1f     auto, ms
-    regret      .2f      auto / better of two
-    formula     .2f      literal LSH / dense
-    gain        .1f      dense / auto
+    dtype                   | {dtype}
+    L                       | {L:,}
+    batch                   | {batch:,}
+    heads                   | {heads:,}
+    torch's kernel, ms      | {kernel:,.1f}
+    dense, ms               | {attention:,.1f}
+    literal LSH formula, ms | {dense:,.1f}
+    blocks, ms              | {blocks:,.1f}
+    auto, ms                | {auto:,.1f}
+    auto / better of two    | {regret:.2f}
+    literal LSH / dense     | {formula:.2f}
+    dense / auto            | {gain:.1f}
 """
 
 
 def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
                lengths=(64, 128, 256, 512, 1024, 2048, 4096, 16384)):
     """Time impl="auto" beside the better of its two ways, with hashing: e 64, r 8, m 256, n 1."""
-    device = find_device(args.device)
-    draw = [part.to(device) for part in draw_functions(heads)]
+    draw = draw_functions(heads)
     for dtype, L in itertools.product((torch.float32, torch.bfloat16), lengths):
         B = max(positions // (heads * L), 1)
-        q, k, v = random_qkv(B, heads, L, 64, device=device, dtype=dtype)
+        q, k, v = random_qkv(B, heads, L, 64, dtype=dtype)
         cotangent = torch.randn_like(q)
 
         def run(name):
@@ -263,8 +261,6 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
                 hq, hk = hash_both(q, k, draw)
                 out = attention.lsh_attention(q, k, v, hq, hk, impl=name)
             torch.autograd.grad(out, (q, k, v), cotangent)
-            if q.is_cuda:  # a call returns before the GPU is done
-                torch.cuda.synchronize()
 
         names = ["blocks", "auto"]  # values of impl
         if L <= 1024:  # the formulas take matrices of L x L
@@ -286,11 +282,11 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
 
 
 @torch.no_grad()
-def trained_layers(folder, sequences):
+def trained_layers(folder):
     """Yield number, q, k (B, H, L, e) of each layer of a run, on docstrings of Python."""
     model, tokenizer, _ = harness.load_run(folder)
-    num_words = sequences * model.config.length
-    ids = []  # of one long text, cut into sequences
+    num_words = 8 * model.config.length
+    ids = []  # of one long text, cut into eight sequences
     for path in python_files().values():
         for text in python_texts(path):
             words, _ = tokenizer.split(text)
@@ -298,7 +294,7 @@ def trained_layers(folder, sequences):
         if len(ids) >= num_words:
             break
     model.set_codes(torch.from_numpy(tokenizer.codes()))
-    ids = torch.tensor(ids[:num_words]).view(sequences, -1)
+    ids = torch.tensor(ids[:num_words]).view(8, -1)
     x = model.embed_inputs(ids)  # (B, L, d)
     for number, layer in enumerate(model.layers, 1):
         q, k, _ = layer.attention.project(x)
@@ -307,21 +303,22 @@ def trained_layers(folder, sequences):
 
 
 TRAINED = """
-    name            s      model
-    L               ,      L
-    share           .1f    pairs that collide %
-    mass            .1f    of attention's mass %
-    mass_random     .1f    at random
-    recall          .1f    of the 16 best keys %
-    recall_random   .1f    at random
-    largest         .0f    largest bucket, % of a row
+    model                      | {name}
+    L                          | {L:,}
+    pairs that collide %       | {share:.1f}
+    of attention's mass %      | {mass:.1f}
+    at random                  | {mass_random:.1f}
+    of the 16 best keys %      | {recall:.1f}
+    at random                  | {recall_random:.1f}
+    largest bucket, % of a row | {largest:.0f}
 """
 
 
-def bench_trained(args, *, sequences=8):
+def bench_trained(args):
     """Measure the pairs, the attention mass and the best keys in the buckets of trained layers."""
+    torch.manual_seed(0)  # for the random buckets
     for folder in args.runs:
-        for number, q, k in trained_layers(folder, sequences):
+        for number, q, k in trained_layers(folder):
             for bands in (2, 8):
                 name = f"{Path(folder).name}, layer {number}, r {bands}"
                 yield dict(name=name) | measure_layer(q, k, bands)
@@ -379,17 +376,17 @@ def train_twin(job, flags):
 
 
 TWINS_COLUMNS = """
-    name        s     attention
-    loss        ±     MLM loss
-    perplexity  ±0    perplexity
-    accuracy    ±1    MLM accuracy %
-    seconds     ±0    seconds
-    sst2        ±1    SST-2
-    sst2_loss   ±     loss
-    sst2_bag    ±1    bag of words
-    squad       ±1    SQuAD F1
-    squad_em    ±1    EM
-    squad_loss  ±     loss
+    attention      | {name}
+    MLM loss       | {loss:.3f} ± {loss_std:.3f}
+    perplexity     | {perplexity:.0f} ± {perplexity_std:.0f}
+    MLM accuracy % | {accuracy:.1f} ± {accuracy_std:.1f}
+    seconds        | {seconds:.0f} ± {seconds_std:.0f}
+    SST-2          | {sst2:.1f} ± {sst2_std:.1f}
+    loss           | {sst2_loss:.3f} ± {sst2_loss_std:.3f}
+    bag of words   | {sst2_bag:.1f} ± {sst2_bag_std:.1f}
+    SQuAD F1       | {squad:.1f} ± {squad_std:.1f}
+    EM             | {squad_em:.1f} ± {squad_em_std:.1f}
+    loss           | {squad_loss:.3f} ± {squad_loss_std:.3f}
 """
 
 
@@ -399,17 +396,17 @@ def bench_twins(args):
               "--lr", 1e-3, "--warmup", args.steps // 10, "--dropout", 0, "--dtype", "bfloat16"]
     tuning = ["--data_dir", args.data_dir, "--cache", args.cache, "--dtype", "bfloat16"]
     train = functools.partial(train_twin, flags=tuning)
-    return harness.compare(args, TWINS, shared, train)
+    return harness.compare(args, TWINS, train, shared)
 
 
-BENCHES = {
-    "attention": Bench(bench_attention, ATTENTION),
-    "auto": Bench(bench_auto, AUTO, dict(device="cpu")),
-    "flops": Bench(bench_flops, FLOPS),
-    "trained": Bench(bench_trained, TRAINED, dict(runs=REQUIRED)),
-    "twins": Bench(bench_twins, TWINS_COLUMNS, harness.COMPARE | dict(data_dir=REQUIRED)),
+TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
+    "attention": (bench_attention, ATTENTION, {}),
+    "auto": (bench_auto, AUTO, {}),
+    "flops": (bench_flops, FLOPS, {}),
+    "trained": (bench_trained, TRAINED, dict(runs=REQUIRED)),
+    "twins": (bench_twins, TWINS_COLUMNS, harness.COMPARE | dict(data_dir=REQUIRED)),
 }
 
 
 if __name__ == "__main__":
-    harness.run_command("attention", __doc__, BENCHES)
+    harness.main("bench.attention", TABLES, __doc__)

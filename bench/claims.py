@@ -1,7 +1,13 @@
 """The papers' claims beside what was measured here: tables of docs/claims.md and README.md.
 
-docs/claims.json names, for each claim, a cell of results/ and its control. The verdict follows from
-the two and their error, by the rule below, and from nothing else.
+A claim is a row of docs/claims.json, such as
+
+    {"claim": "LSH bits score higher than MD5 bits under Proj, GLUE", "rule": "higher", ...
+     "here": ["glue", "proj, lsh", "average"], "control": ["glue", "proj, md5", "average"]}
+
+`here` is the number "average" of the row "proj, lsh" in results/glue.json, and `control` that
+of the row "proj, md5". The verdict follows from the two numbers and their errors, by the rule in
+`judge`, and from nothing else.
 
     python -m bench.figures readme      write the tables anew
 """
@@ -16,54 +22,99 @@ from common import read_json
 # would be 4.30
 LIMIT = 2.78
 COLUMNS = """
-    claim     s    claim
-    place     s    place
-    paper     s    paper
-    here      s    here
-    control   s    control
-    verdict   s    holds here?
-    script    s    script
+    claim       | {claim}
+    place       | {place}
+    paper       | {paper}
+    here        | {here}
+    control     | {control}
+    holds here? | {verdict}
+    script      | {script}
 """
 FRONT = """
-    claim     s    PAPER: claim
-    here      s    here
-    control   s    control
-    verdict   s    holds here?
-    script    s    script
+    claim       | {claim}
+    measured    | {unit}
+    here        | {own_bar}
+    control     | {control_bar}
+    holds here? | {verdict}
+    script      | {script}
 """
+
+
+def list_tables():
+    """Yield marker and markdown: all claims of each paper, and README's main ones of all four."""
+    verdicts = []
+    front = []
+    for paper, claims in read_json(ROOT / "docs/claims.json").items():
+        rows = [list_cells(claim) for claim in claims]
+        yield f"claims {paper}", markdown(rows, COLUMNS)
+        verdicts += [row["verdict"] for row in rows]
+        front.append(dict(claim=f"**{paper}**", unit="", own_bar="", control_bar="", verdict="",
+                          script=""))
+        front += [row for row in rows if "unit" in row]
+    count = {start: sum(verdict.startswith(start) for verdict in verdicts)
+             for start in ("holds", "does not hold", "not decided", "not run")}
+    text = (f"Of {len(verdicts)} claims and controls {count['holds']} hold, "
+            f"{count['does not hold']} do not, {count['not decided']} are not decided, and "
+            f"{count['not run']} were not run. The main ones:\n\n")
+    yield "front claims", text + markdown(front, FRONT)
+
+
+def list_cells(claim):
+    """Return the row of both tables, dict, from a row of docs/claims.json."""
+    paper = claim["paper"]
+    if paper is None:
+        paper = "no number"
+    row = dict(claim=claim["claim"], place=claim["place"], paper=paper,
+               script=f"`runs/{claim['script']}.sh`")
+    if "cost" in claim:
+        row |= dict(here="not run", control="not run",
+                    verdict=f"not run: {claim['cost']} of a core")
+    else:
+        here = read_cell(claim["here"], claim)
+        control = read_cell(claim["control"], claim)
+        row |= dict(here=write_cell(claim["here"], here),
+                    control=write_cell(claim["control"], control),
+                    verdict=judge(claim, here, control))
+        if "front" in claim:  # README has short names, those of the figure
+            own, other = claim["bars"]
+            row |= dict(unit=claim["unit"], own_bar=f"{own}: {write_number(here)}",
+                        control_bar=f"{other}: {write_number(control)}")
+    if "note" in claim:
+        row["verdict"] += f" ({claim['note']})"
+    return row
 
 
 def judge(claim, here, control):
-    """Return the verdict on a claim, and the lead in its direction, in standard errors.
+    """Return the verdict on a claim: "holds", "does not hold", or "not decided".
 
-    A claim that one number is higher (or lower) holds if the lead is more than LIMIT standard
-    errors. One seed decides nothing, because its spread is not known. The rules "at least" and
-    "equal" compare numbers that have no error, so they have no lead.
+    A claim that one number is higher (or lower) is decided by a difference of more than LIMIT
+    standard errors. One seed decides nothing, because its spread is not known. The rules "at least"
+    and "equal" compare numbers that have no error.
 
     Args:
-        claim: dict, a row of docs/claims.json. Its share (default: 1) multiplies the control.
+        claim: dict, a row of docs/claims.json, with a rule (default: higher) and a share (default:
+            1): here is compared with the share of the control.
         here, control: dict with mean, error (standard error of the mean) and seeds.
     """
     rule = claim.get("rule", "higher")
     share = claim.get("share", 1)
     difference = here["mean"] - share * control["mean"]
     if rule == "at least":
-        return name_verdict(difference >= 0), None
+        return name_verdict(difference >= 0)
     if rule == "equal":
-        return name_verdict(round(difference, 2) == 0), None
+        return name_verdict(round(difference, 2) == 0)
     if rule == "lower":
         difference = -difference
     elif rule != "higher":
         raise ValueError(f"rule: expected higher, lower, at least or equal, got {rule}.")
     if here["seeds"] == 1 or control["seeds"] == 1:
-        return "not decided, one seed", None
+        return "not decided, one seed"
     error = math.hypot(here["error"], share * control["error"])
     if error == 0:
         raise ValueError(f"rule {rule}: expected numbers with an error. Use at least, or equal.")
-    lead = difference / error
-    if abs(lead) <= LIMIT:
-        return "not decided", lead
-    return name_verdict(lead > 0), lead
+    if abs(difference) <= LIMIT * error:
+        return "not decided"
+    return name_verdict(difference > 0)
 
 
 def name_verdict(is_true):
@@ -74,7 +125,8 @@ def name_verdict(is_true):
 def read_cell(cell, claim):
     """Return dict of mean, std, error and seeds of a cell of results/.
 
-    The error is that of a mean over seeds and, where the claim has an n, of n rows.
+    The error is that of a mean over seeds and, where the claim has an n, of n rows. An average over
+    tasks has no n, so its error leaves out the sampling error of the rows.
 
     Args:
         cell: file, row (its name, or its L) and key; or a number, which has no error.
@@ -88,58 +140,37 @@ def read_cell(cell, claim):
     rows = read_json(ROOT / f"results/{file}.json")["rows"]
     # a row of a bench by length has L in place of a name
     [row] = [row for row in rows if name in (row.get("name"), row.get("L"))]
+    mean = row[key]
+    std = row.get(f"{key}_std")
     # 0: nothing is random, as in counting
     seeds = row.get("seeds", len(row.get(f"{key}_all", [])))
-    std = row.get(f"{key}_std")
     variance = 0
     if std is not None:
         assert seeds > 0, f"results/{file}.json does not say how many seeds it has"
         variance += std**2 / seeds
     if "n" in claim:
         whole = claim.get("whole", 100)
-        share = row[key] / whole
+        share = mean / whole
         # the variance of a share p of n rows is p (1 - p) / n
         row_variance = share * (1 - share)
         if claim.get("is_correlation"):  # Spearman's [Bonett and Wright 2000]
             row_variance = (1 - share**2) ** 2 * (1 + share**2 / 2)
         variance += whole**2 * row_variance / claim["n"]
-    return dict(mean=row[key], std=std, error=math.sqrt(variance), seeds=seeds)
+    return dict(mean=mean, std=std, error=math.sqrt(variance), seeds=seeds)
 
 
 def write_cell(cell, value):
     """Return "name: mean ± std" of a cell of docs/claims.json and its value."""
-    form = ".3f" if abs(value["mean"]) < 10 else ".1f"
-    text = format(value["mean"], form)
-    if value["std"] is not None:
-        text += f" ± {value['std']:{form}}"
+    text = write_number(value)
     if isinstance(cell, list):
         text = f"{cell[1]}: {text}"
     return text
 
 
-def list_claims(claims):
-    """Yield the rows of a table from rows of docs/claims.json."""
-    for claim in claims:
-        script = claim["script"]
-        row = dict(claim=claim["claim"], place=claim["place"], paper=claim["paper"] or "no number",
-                   script=f"`runs/{script}.sh`")
-        if "cost" in claim:
-            row |= dict(here="not run", control="not run",
-                        verdict=f"not run: {claim['cost']} of a core")
-        else:
-            here = read_cell(claim["here"], claim)
-            control = read_cell(claim["control"], claim)
-            verdict, lead = judge(claim, here, control)
-            row |= dict(here=write_cell(claim["here"], here),
-                        control=write_cell(claim["control"], control), verdict=verdict, lead=lead)
-        if "note" in claim:
-            row["verdict"] += f" ({claim['note']})"
-        yield row
-
-
-def list_tables():
-    """Yield marker and markdown of the tables: all claims of a paper, and those of README."""
-    for paper, claims in read_json(ROOT / "docs/claims.json").items():
-        yield f"claims {paper}", markdown(list(list_claims(claims)), COLUMNS)
-        front = [claim for claim in claims if "front" in claim]
-        yield f"front {paper}", markdown(list(list_claims(front)), FRONT.replace("PAPER", paper))
+def write_number(value):
+    """Return "mean ± std" of a value of read_cell, or its mean alone."""
+    form = ".3f" if abs(value["mean"]) < 10 else ".1f"
+    text = format(value["mean"], form)
+    if value["std"] is not None:
+        text += f" ± {value['std']:{form}}"
+    return text

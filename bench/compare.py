@@ -12,23 +12,23 @@ Sources:
 from pathlib import Path
 
 from bench import harness
-from bench.harness import REQUIRED, Bench
+from bench.harness import REQUIRED
 from common import InputError, read_json
 
 RETENTION = """
-    name       s      model
-    mnli       .1f    MNLI
-    qnli       .1f    QNLI
-    qqp        .1f    QQP
-    rte        .1f    RTE
-    sst2       .1f    SST-2
-    mrpc       .1f    MRPC
-    cola       .1f    CoLA
-    stsb       .1f    STS-B
-    average    .1f    PRR %
-    pcr_all    .1f    PCR all %
-    pcr_emb    .1f    PCR emb %
-    poep       .1f    PoEP %
+    model     | {name}
+    MNLI      | {mnli:.1f}
+    QNLI      | {qnli:.1f}
+    QQP       | {qqp:.1f}
+    RTE       | {rte:.1f}
+    SST-2     | {sst2:.1f}
+    MRPC      | {mrpc:.1f}
+    CoLA      | {cola:.1f}
+    STS-B     | {stsb:.1f}
+    PRR %     | {average:.1f}
+    PCR all % | {pcr_all:.1f}
+    PCR emb % | {pcr_emb:.1f}
+    PoEP %    | {poep:.1f}
 """
 
 
@@ -96,8 +96,8 @@ def percent(value, whole):
     return 100 * value / whole
 
 
-BENCHES = {"retention": Bench(bench_retention, RETENTION, dict(runs=REQUIRED))}
+TABLES = {"retention": (bench_retention, RETENTION, dict(runs=REQUIRED))}
 
 
 if __name__ == "__main__":
-    harness.run_command("compare", __doc__, BENCHES)
+    harness.main("bench.compare", TABLES, __doc__)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import REQUIRED, Bench
+from bench.harness import REQUIRED
 from common import InputError, read_json
 from data.batches import TextBatches
 from data.tasks import METRICS, standard_error
@@ -27,16 +27,16 @@ from tokenizer import FIRST_WORD_ID
 # Shuffle+Random
 
 FREQUENCY = """
-    name           s      what judges a word
-    eval_loss      .3f    loss
-    f1_intact      .3f    F1 intact
-    f1_shuffled    .3f    F1 shuffled
-    f1_random      .3f    F1 random
+    what judges a word | {name}
+    loss               | {eval_loss:.3f}
+    F1 intact          | {f1_intact:.3f}
+    F1 shuffled        | {f1_shuffled:.3f}
+    F1 random          | {f1_random:.3f}
 """
 
 
 @torch.no_grad()
-def bench_frequency(args, *, num_steps=200, num_windows=512):
+def bench_frequency(args, *, num_steps=200):
     """Score a model of S+R, and the frequency of each word alone, on the same held-out windows."""
     for folder in args.runs:
         model, tokenizer, checkpoint = harness.load_run(folder)
@@ -46,7 +46,7 @@ def bench_frequency(args, *, num_steps=200, num_windows=512):
         word_counts = corpus.counts[FIRST_WORD_ID:]
         batches = TextBatches(corpus.ids, word_counts, model.config.length, 32, seed=0)
         objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
-        batch = objective.corrupt_batch(*batches.eval_batch(slice(num_windows)))
+        batch = objective.corrupt_batch(*batches.eval_batch(slice(512)))
 
         # words of one class occur equally often, within a factor of two
         frequency_class = torch.from_numpy(np.log2(1 + corpus.counts).astype(int))  # (V,)
@@ -79,12 +79,12 @@ def count_labels(objective, batches, frequency_class, num_steps):
 # Pairs of texts
 
 OVERLAP = """
-    name          s      task
-    metric        s      metric
-    model         ±1     model
-    cosine        .1f    cosine of word counts
-    difference    ±1     difference
-    n             ,      n
+    task                  | {name}
+    metric                | {metric}
+    model                 | {model:.1f} ± {model_std:.1f}
+    cosine of word counts | {cosine:.1f}
+    difference            | {difference:.1f} ± {difference_std:.1f}
+    n                     | {n:,}
 """
 
 
@@ -171,13 +171,13 @@ def choose_threshold(cosines, classes):
     return threshold, above
 
 
-BENCHES = {
-    "frequency": Bench(bench_frequency, FREQUENCY,
+TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
+    "frequency": (bench_frequency, FREQUENCY,
                        dict(data="python", cache="cache", runs=REQUIRED)),
-    "overlap": Bench(bench_overlap, OVERLAP,
+    "overlap": (bench_overlap, OVERLAP,
                      dict(data_dir=REQUIRED, cache="cache", runs=REQUIRED)),
 }
 
 
 if __name__ == "__main__":
-    harness.run_command("controls", __doc__, BENCHES)
+    harness.main("bench.controls", TABLES, __doc__)

@@ -12,24 +12,24 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import REQUIRED, Bench
+from bench.harness import REQUIRED
 from tokenizer import build_inputs
 
 COPIES = """
-    name         s      model
-    layer        ,      layer
-    copy         .1f    copy
-    other        .1f    another word of the other text
-    neighbors    .1f    both neighbors
-    n            ,      n
+    model                          | {name}
+    layer                          | {layer:,}
+    copy                           | {copy:.1f}
+    another word of the other text | {other:.1f}
+    both neighbors                 | {neighbors:.1f}
+    n                              | {n:,}
 """
 
 
-def bench_copies(args, *, num_pairs=400):
+def bench_copies(args):
     """Measure the attention of words to their copies, in each layer of pre-trained models."""
     _, splits = harness.read_glue("stsb", args)
     rows = splits["train"]
-    chosen = np.random.default_rng(0).permutation(len(rows))[:num_pairs]
+    chosen = np.random.default_rng(0).permutation(len(rows))[:400]
     pairs = [rows[i][0] for i in chosen]
     for folder in args.runs:
         model, tokenizer, _ = harness.load_run(folder)
@@ -57,20 +57,19 @@ def attend_to_copies(model, tokenizer, pair):
     first, second = [tokenizer.ids(tokenizer.split(text)[0]) for text in pair]
     ids, num_cut = build_inputs(first, second, model.config.length)
     places = list_copies(first, second)
-    layers = len(model.layers)
     if num_cut > 0 or not places:
-        return np.empty((layers, 0, 3))
+        return np.empty((len(model.layers), 0, 3))
     # [CLS] A [SEP] [SEP] B [SEP]
     first_start = 1
     second_start = len(first) + 3
     model.set_codes(torch.from_numpy(tokenizer.codes()))
     x = model.embed_inputs(torch.from_numpy(ids).long().unsqueeze(0))  # (1, L, d)
-    shares = np.empty((layers, 2 * len(places), 3))
-    for number, layer in enumerate(model.layers):
+    shares = []  # a list for each layer
+    for layer in model.layers:
         q, k, _ = layer.attention.project(x)
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5  # (1, H, L, L)
         weights = scores.softmax(-1).mean(1)[0]  # (L, L)
-        row = 0
+        values = []  # a tuple for each word
         for i, j in places:
             i += first_start
             j += second_start
@@ -80,10 +79,10 @@ def attend_to_copies(model, tokenizer, pair):
                 others = weights[query, start:start + size].sum().item() - copy
                 neighbors = (weights[query, query - 1] + weights[query, query + 1]).item()
                 mean = others / (size - 1) if size > 1 else np.nan
-                shares[number, row] = copy, mean, neighbors
-                row += 1
+                values.append((copy, mean, neighbors))
+        shares.append(values)
         x = layer(x)
-    return shares
+    return np.array(shares)
 
 
 def list_copies(first, second):
@@ -97,10 +96,10 @@ def list_copies(first, second):
     return places
 
 
-BENCHES = {
-    "copies": Bench(bench_copies, COPIES, dict(data_dir=REQUIRED, cache="cache", runs=REQUIRED)),
+TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
+    "copies": (bench_copies, COPIES, dict(data_dir=REQUIRED, cache="cache", runs=REQUIRED)),
 }
 
 
 if __name__ == "__main__":
-    harness.run_command("copies", __doc__, BENCHES)
+    harness.main("bench.copies", TABLES, __doc__)

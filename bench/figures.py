@@ -8,6 +8,7 @@ for results/attention.json; a test compares the pages with what it writes.
     python -m bench.figures readme                  write the tables anew
 """
 
+import argparse
 import contextlib
 import math
 import re
@@ -17,11 +18,11 @@ from collections import Counter
 import torch
 
 import attention as lsh
-from bench import attention, claims, controls, copies, gpu, harness, hashformers, misspell
-from bench import sketch, superbloom, training
-from bench.harness import ROOT, Bench, caption, markdown
+from bench import attention, claims, controls, copies, gpu, hashformers, misspell, sketch
+from bench import superbloom, training
+from bench.harness import ROOT, caption, markdown
 from bloom import DEMO_ORDERS, DEMO_PROBABILITIES, BloomMap
-from common import read_json
+from common import read_json, run_script
 from embeddings import ProjEmbedding
 from hashing import NgramLSH, list_words, md5_bits
 
@@ -31,24 +32,35 @@ STYLE = {"savefig.dpi": 110, "figure.constrained_layout.use": True, "axes.spines
          "axes.titlesize": 10, "legend.frameon": False}
 
 
-def draw_figures(args):
-    """Draw the figures of assets/."""
-    draw_pipeline()
-    draw_maps()
-    draw_buckets()
-    draw_attention()
-    draw_claims()
+def main(argv=None):
+    """Draw the figures, or write the tables, as the command line or the list argv says."""
+    args = build_parser().parse_args(argv)
+    if args.what == "readme":
+        write_tables()
+    else:
+        draw_pipeline()
+        draw_maps()
+        draw_buckets()
+        draw_attention()
+        draw_claims()
+
+
+def build_parser():
+    """Return the parser of the command line."""
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("what", choices=("figures", "readme"))
+    return p
 
 
 @contextlib.contextmanager
-def new_figure(name, size, rows=1, columns=1, **labels):
+def new_figure(name, size, rows=1, columns=1):
     """Yield the axes of a new figure, an array, then write assets/NAME.png.
 
     Args:
         name: str.
         size: width and height in inches.
         rows, columns: int, the grid of axes.
-        labels: xlabel, ylabel and title of the first axes.
     """
     # here, so that tables can be written without matplotlib
     import matplotlib
@@ -56,7 +68,6 @@ def new_figure(name, size, rows=1, columns=1, **labels):
     from matplotlib import pyplot
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False)
-        axes[0, 0].set(**labels)
         yield axes.ravel()
         path = ASSETS / f"{name}.png"
         figure.savefig(path)
@@ -173,7 +184,7 @@ def draw_claims():
                 continue
             here = claims.read_cell(claim["here"], claim)
             control = claims.read_cell(claim["control"], claim)
-            verdict, _ = claims.judge(claim, here, control)
+            verdict = claims.judge(claim, here, control)
             if not verdict.startswith("not decided"):
                 decided.append((claim, verdict, here, control))
     columns = math.ceil(len(decided) / 2)
@@ -194,7 +205,7 @@ def draw_claims():
 # Tables
 
 
-def write_readme(args):
+def write_tables():
     """Write the tables between the markers of README.md and docs/ anew."""
     tables = readme_tables()
     for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
@@ -210,26 +221,23 @@ def readme_tables():
     """Return dict, marker -> markdown: counts, and tables of results/."""
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
     tables |= dict(claims.list_tables())
+    steps = read_json(ROOT / "results/gpu-steps.json")["rows"]
+    tables["front gpu"] = markdown(steps[:2], gpu.MFU)
     benches = {}
-    for file in (hashformers, attention, superbloom, sketch, training, misspell, controls, copies,
-                 gpu):
-        benches |= file.BENCHES
+    for file in (attention, controls, copies, gpu, hashformers, misspell, sketch, superbloom,
+                 training):
+        benches |= file.TABLES
     # each result has a table, whether a page shows it or not
     for path in ROOT.glob("results/*.json"):
         result = read_json(path)
         if result["bench"] not in benches:  # numbers of the prose, without a table
             continue
         # each result names the bench that has its columns
-        table = markdown(result["rows"], benches[result["bench"]].columns)
+        _, columns, _ = benches[result["bench"]]
+        table = markdown(result["rows"], columns)
         tables[path.stem] = f"{table}\n{caption(result)}"
     return tables
 
 
-BENCHES = {
-    "figures": Bench(draw_figures),
-    "readme": Bench(write_readme),
-}
-
-
 if __name__ == "__main__":
-    harness.run_command("figures", __doc__, BENCHES)
+    run_script("bench.figures", main)

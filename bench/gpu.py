@@ -25,7 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 import attention
 import pretrain
 from bench import harness, training
-from bench.harness import Bench
 from common import find_device, read_json, write_json
 from model import PRESETS, count_operations
 from tokenizer import FIRST_WORD_ID
@@ -56,18 +55,18 @@ def time_on_gpu(function, calls):
 
 # The column "sketch" is of an earlier script (docs/speed.md); a new table will not have it
 KERNELS = """
-    dtype         s       dtype
-    data          s       vectors
-    L             ,       L
-    B             ,       B
-    dense         .1f     dense, ms
-    blocks        .1f     LSH, blocks, ms
-    flex          .1f     LSH, flex, ms
-    sketch        .1f     first sketch of flex, ms
-    literal       .1f     LSH, literal, ms
-    dense_mib     ,.0f    dense, MiB
-    blocks_mib    ,.0f    blocks, MiB
-    flex_mib      ,.0f    flex, MiB
+    dtype                    | {dtype}
+    vectors                  | {data}
+    L                        | {L:,}
+    B                        | {B:,}
+    dense, ms                | {dense:.1f}
+    LSH, blocks, ms          | {blocks:.1f}
+    LSH, flex, ms            | {flex:.1f}
+    first sketch of flex, ms | {sketch:.1f}
+    LSH, literal, ms         | {literal:.1f}
+    dense, MiB               | {dense_mib:,.0f}
+    blocks, MiB              | {blocks_mib:,.0f}
+    flex, MiB                | {flex_mib:,.0f}
 """
 
 
@@ -125,13 +124,13 @@ def both_passes(impl, q, k, v, cotangent, planes, coef):
 # Training steps
 
 MFU = """
-    name        s       model
-    batch       ,       B
-    compiled    s       compiled
-    ms          .1f     ms per step
-    tokens      ,.0f    positions per second
-    mfu         .1f     MFU %
-    gib         .1f     GiB
+    model                | {name}
+    B                    | {batch:,}
+    compiled             | {compiled}
+    ms per step          | {ms:.1f}
+    positions per second | {tokens:,.0f}
+    MFU %                | {mfu:.1f}
+    GiB                  | {gib:.1f}
 """
 BERT = "Hugging Face BERT, MLM"
 
@@ -146,19 +145,21 @@ def bench_mfu(args, *, preset="hashformer", batches=(64, 16), compiles=(True, Fa
     for name, B, is_compiled in cases:
         model = build_model(preset, is_compiled)
         operations = count_operations(model)  # of a position
+        objective = "sr"
+        compute_loss = None  # the objective's
         if name == BERT:  # it has the same encoder, so the same operations
             device = model.device
             model = training.build_transformers_model(shape, VOCABULARY)
-            if model is None:
+            if model is None:  # Transformers is not installed
                 return
             model.to(device)
             if is_compiled:
                 model.compile()
-            # a multiplication and an addition, once forward and twice backward
+            objective = "mlm"
+            compute_loss = training.loss_by_transformers
+            # logits: a multiplication and an addition, once forward and twice backward
             operations += 6 * shape["width"] * VOCABULARY
-            step = build_step(model, preset, B, "mlm", training.loss_by_transformers)
-        else:
-            step = build_step(model, preset, B)
+        step = build_step(model, preset, B, objective, compute_loss)
         ms, peak = time_on_gpu(step, calls)
         tokens = 1000 * B * shape["length"] / ms
         row = dict(name=name, batch=B, compiled=YES_NO[is_compiled], ms=ms, tokens=tokens,
@@ -180,22 +181,22 @@ def build_model(preset, is_compiled, rank=0):
     return model
 
 
-def build_step(model, preset, B, objective="sr", loss=None):
+def build_step(model, preset, B, objective="sr", compute_loss=None):
     """Return a function that takes a training step on B sequences, which are on the device."""
     # any words take as long
     ids = torch.randint(FIRST_WORD_ID, VOCABULARY, (B, PRESETS[preset]["length"]))
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
-    return training.objective_step(model, objective, ids, dtype, loss)
+    return training.objective_step(model, objective, ids, dtype, compute_loss)
 
 
 # Words per second
 
 WORDS = """
-    name        s       model
-    compiled    s       compiled
-    workers     s       --workers
-    low         ,.0f    words per second, from
-    high        ,.0f    to
+    model                  | {name}
+    compiled               | {compiled}
+    --workers              | {workers}
+    words per second, from | {low:,.0f}
+    to                     | {high:,.0f}
 """
 
 
@@ -230,38 +231,38 @@ def bench_words(args, *, models=MODELS, num_words=20_000, steps=400, compiles=(T
 # Ranks
 
 RANKS = """
-    ranks      ,       ranks
-    batch      ,       B, all ranks
-    ms         .1f     ms per step
-    tokens     ,.0f    positions per second
+    ranks                | {ranks:,}
+    B, all ranks         | {batch:,}
+    ms per step          | {ms:.1f}
+    positions per second | {tokens:,.0f}
 """
 
 
 def bench_ranks(args, *, preset="hashformer", batch=64, is_compiled=True, calls=10):
     """Time a training step of one rank, and of two, which add up their gradients."""
-    worlds = [1]
+    counts = [1]
     if torch.cuda.device_count() > 1:
-        worlds.append(2)
-    for world in worlds:
+        counts.append(2)
+    for num_ranks in counts:
         with tempfile.TemporaryDirectory() as folder:
-            setting = (world, folder, preset, batch, is_compiled, calls)
-            if world == 1:  # in this process, as a new one takes seconds to start
+            setting = (num_ranks, folder, preset, batch, is_compiled, calls)
+            if num_ranks == 1:  # in this process, as a new one takes seconds to start
                 time_rank(0, *setting)
-            else:
-                torch.multiprocessing.spawn(time_rank, setting, world)
+            else:  # time_rank(rank, *setting) in a process for each rank
+                torch.multiprocessing.spawn(time_rank, setting, num_ranks)
             ms = read_json(f"{folder}/ms.json")["ms"]
-        B = world * batch
+        B = num_ranks * batch
         tokens = 1000 * B * PRESETS[preset]["length"] / ms
-        yield dict(ranks=world, batch=B, ms=ms, tokens=tokens)
+        yield dict(ranks=num_ranks, batch=B, ms=ms, tokens=tokens)
 
 
-def time_rank(rank, world, folder, preset, batch, is_compiled, calls):
+def time_rank(rank, num_ranks, folder, preset, batch, is_compiled, calls):
     """Time a training step as a rank of several. The first one writes it to FOLDER/ms.json."""
     # before the ranks connect: find_device sets the device of the rank
     model = build_model(preset, is_compiled, rank)
     backend = "gloo" if model.device.type == "cpu" else "cpu:gloo,cuda:nccl"  # as in pretrain.py
     dist.init_process_group(
-        backend, init_method=f"file://{folder}/ranks", rank=rank, world_size=world)
+        backend, init_method=f"file://{folder}/ranks", rank=rank, world_size=num_ranks)
     step = build_step(DistributedDataParallel(model), preset, batch)
     ms, _ = time_on_gpu(step, calls)
     # a process that was spawned returns nothing
@@ -270,9 +271,7 @@ def time_rank(rank, world, folder, preset, batch, is_compiled, calls):
     dist.destroy_process_group()
 
 
-# All of them, quickly
-
-QUICK = {  # command -> sizes that take seconds on a CPU
+QUICK = {  # table -> sizes that take seconds on a CPU
     "kernels": dict(heads=2, positions=64, calls=1, lengths=(32,)),
     "mfu": dict(preset="tiny", batches=(2,), compiles=(False,), calls=1),
     "words": dict(models={"tiny": []}, num_words=90, steps=20, compiles=(False,)),
@@ -283,18 +282,19 @@ QUICK = {  # command -> sizes that take seconds on a CPU
 def bench_quick(args):
     """Run all tables at tiny sizes, to see in seconds whether they work on this machine."""
     for name, sizes in QUICK.items():
-        rows = list(BENCHES[name].function(args, **sizes))
+        measure, _, _ = TABLES[name]
+        rows = list(measure(args, **sizes))
         yield dict(name=name, rows=len(rows))
 
 
-BENCHES = {
-    "kernels": Bench(bench_kernels, KERNELS),
-    "mfu": Bench(bench_mfu, MFU),
-    "words": Bench(bench_words, WORDS),
-    "ranks": Bench(bench_ranks, RANKS),
-    "quick": Bench(bench_quick, "name s table\nrows , rows"),
+TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
+    "kernels": (bench_kernels, KERNELS, {}),
+    "mfu": (bench_mfu, MFU, {}),
+    "words": (bench_words, WORDS, {}),
+    "ranks": (bench_ranks, RANKS, {}),
+    "quick": (bench_quick, "table | {name}\nrows | {rows}", {}),
 }
 
 
 if __name__ == "__main__":
-    harness.run_command("gpu", __doc__, BENCHES)
+    harness.main("bench.gpu", TABLES, __doc__)

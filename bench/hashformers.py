@@ -2,7 +2,8 @@
 
 `counts` compares our parameters with those that the paper prints. `hashing` measures times. `glue`
 trains every variant with the same budget and seeds and compares their scores, mean ±
-standard deviation; its column `paper` is the average of the paper's eight tasks.
+standard deviation over seeds. The ± of an average has no sampling error of the tasks' rows. The
+column `paper` is the average of the paper's eight tasks.
 
     python -m bench.hashformers counts           or hashing
     python -m bench.hashformers glue --steps 2000 --data_dir glue/    two hours
@@ -15,23 +16,23 @@ import finetune
 import hashing
 from baselines import canine
 from bench import harness
-from bench.harness import Bench, Stopwatch, made_up_words
+from bench.harness import Stopwatch, made_up_words
 from common import read_json
 from model import PRESETS, Config
 from tokenizer import HashTokenizer
 
 COUNTS = """
-    name             s      model
-    embedding        ,      embedding
-    with_word        ,      with the word row
-    printed          s      paper prints
-    total            ,      total
-    printed_total    s      paper prints
-    authors          ,      in the authors' code
-    pcr_all          .1f    PCR all %
-    pcr_emb          .1f    PCR emb %
-    poep             .1f    PoEP %
-    note             s
+    model                | {name}
+    embedding            | {embedding:,}
+    with the word row    | {with_word:,}
+    paper prints         | {printed}
+    total                | {total:,}
+    paper prints         | {printed_total}
+    in the authors' code | {authors:,}
+    PCR all %            | {pcr_all:.1f}
+    PCR emb %            | {pcr_emb:.1f}
+    PoEP %               | {poep:.1f}
+                         | {note}
 """
 # name, emb, rows, printed embedding, printed total, rows more in the authors' code, note
 PAPER_MODELS = (
@@ -50,7 +51,7 @@ def count_paper_models(args=None):
     """Count the parameters of [HF Table 2], beside what the paper prints."""
     for name, emb, num_rows, printed, printed_total, more_rows, note in PAPER_MODELS:
         shape = PRESETS["hashformer"] | dict(head="classify", emb=emb, rows=num_rows)
-        sizes = harness.count_sizes(**shape)
+        sizes = harness.count_sizes(shape)
         total = sizes["total"]
         embedding = sizes["embedding"]  # as the paper counts it
         if emb in ("pool", "add", "proj"):
@@ -67,8 +68,8 @@ def count_paper_models(args=None):
 
 
 HASHING = """
-    name    s       one core
-    rate    ,.0f    per second
+    one core   | {name}
+    per second | {rate:,.0f}
 """
 
 
@@ -129,17 +130,17 @@ SCRATCH = {  # models that are not pre-trained: name -> --preset, average, main 
 BERT = "lookup of BPE pieces, MLM"
 TASKS = dict(sst2=1, cola=5, mrpc=5, rte=5, stsb=5)  # epochs
 GLUE = """
-    name       s      embedding, hash
-    sst2       ±1     SST-2
-    cola       ±1     CoLA
-    mrpc       ±1     MRPC
-    rte        ±1     RTE
-    stsb       ±1     STS-B
-    average    ±1     average
-    paper      .1f    paper, eight tasks
-    prr        .1f    PRR %
-    pcr        .1f    PCR all %
-    poep       .1f    PoEP %
+    embedding, hash    | {name}
+    SST-2              | {sst2:.1f} ± {sst2_std:.1f}
+    CoLA               | {cola:.1f} ± {cola_std:.1f}
+    MRPC               | {mrpc:.1f} ± {mrpc_std:.1f}
+    RTE                | {rte:.1f} ± {rte_std:.1f}
+    STS-B              | {stsb:.1f} ± {stsb_std:.1f}
+    average            | {average:.1f} ± {average_std:.1f}
+    paper, eight tasks | {paper:.1f}
+    PRR %              | {prr:.1f}
+    PCR all %          | {pcr:.1f}
+    PoEP %             | {poep:.1f}
 """
 
 
@@ -168,7 +169,7 @@ def bench_glue(args):
     train = functools.partial(
         train_and_tune, flags=["--data_dir", args.data_dir, "--cache", args.cache])
     # all rows: ratios need BERT's
-    rows = list(harness.compare(args, variants, train=train))
+    rows = list(harness.compare(args, variants, train))
     for row in rows:
         row["paper"] = (MODELS | SCRATCH)[row["name"]][1]
     # BERT's row may come last, or not at all with --only
@@ -188,12 +189,12 @@ def bench_glue(args):
     return rows
 
 
-BENCHES = {
-    "counts": Bench(count_paper_models, COUNTS),
-    "hashing": Bench(bench_hashing, HASHING),
-    "glue": Bench(bench_glue, GLUE, harness.COMPARE | dict(data_dir=harness.REQUIRED)),
+TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
+    "counts": (count_paper_models, COUNTS, {}),
+    "hashing": (bench_hashing, HASHING, {}),
+    "glue": (bench_glue, GLUE, harness.COMPARE | dict(data_dir=harness.REQUIRED)),
 }
 
 
 if __name__ == "__main__":
-    harness.run_command("hashformers", __doc__, BENCHES)
+    harness.main("bench.hashformers", TABLES, __doc__)

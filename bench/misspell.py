@@ -15,7 +15,7 @@ import torch
 
 import finetune
 from bench import harness
-from bench.harness import REQUIRED, Bench
+from bench.harness import REQUIRED
 from common import load_checkpoint, read_json, resolve_device
 from data.tasks import read_task
 from model import load_model
@@ -26,12 +26,12 @@ LETTERS = "".join(ROWS)
 ERRORS = ("swap", "drop", "add", "hit")
 
 SCORES = """
-    name       s      model, task
-    0          .1f    as written
-    10         .1f    10 % of words
-    20         .1f    20 %
-    40         .1f    40 %
-    kept       .1f    kept at 40 %, in % of the score
+    model, task                     | {name}
+    as written                      | {0:.1f}
+    10 % of words                   | {10:.1f}
+    20 %                            | {20:.1f}
+    40 %                            | {40:.1f}
+    kept at 40 %, in % of the score | {kept:.1f}
 """
 
 
@@ -123,8 +123,8 @@ def score_splits(title, runtime, model, data, splits):
     return row
 
 
-BENCHES = {"scores": Bench(bench_scores, SCORES, dict(runs=REQUIRED, cache="cache"))}
+TABLES = {"scores": (bench_scores, SCORES, dict(runs=REQUIRED, cache="cache"))}
 
 
 if __name__ == "__main__":
-    harness.run_command("misspell", __doc__, BENCHES)
+    harness.main("bench.misspell", TABLES, __doc__)

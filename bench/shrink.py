@@ -15,12 +15,17 @@ PARTS = ("format", "config", "model", "tokenizer", "run", "step", "words")
 
 def main(argv=None):
     """Shrink the checkpoint that the command line, or the list argv, names."""
-    p = argparse.ArgumentParser(prog="bench.shrink", description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    args = build_parser().parse_args(argv)
+    run_script("bench.shrink", shrink, args.ckpt, args.out)
+
+
+def build_parser():
+    """Return the parser of the command line."""
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("ckpt", help="folder of a run of pretrain.py, or a checkpoint")
     p.add_argument("out", help="the file to write")
-    args = p.parse_args(argv)
-    run_script("bench.shrink", shrink, args.ckpt, args.out)
+    return p
 
 
 def shrink(ckpt, out):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import Bench, Stopwatch, load_corpus, load_run
+from bench.harness import Stopwatch, load_corpus, load_run
 from common import InputError
 from hashing import sketch_index, split_words
 from model import count_parameters
@@ -26,10 +26,10 @@ from objectives import rank_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK
 
 SKETCH = """
-    name          s      4,096 words, d 512, k 5, R 500
-    parameters    ,      parameters
-    ms            .1f    ms
-    ratio         .2f    × mean
+    4,096 words, d 512, k 5, R 500 | {name}
+    parameters                     | {parameters:,}
+    ms                             | {ms:.1f}
+    × mean                         | {ratio:.2f}
 """
 
 
@@ -69,12 +69,12 @@ def bench_sketch(args, *, num_words=30_000, shape=(8, 512), rounds=60):
 
 
 COLLISIONS = """
-    name        s       hash functions, buckets
-    words       ,.1f    words per bucket
-    one         .1f     % of text behind a more frequent word in a bucket
-    half        .1f     in most of its buckets
-    counted     ,       pairs with all buckets equal
-    expected    ,.1f    V (V - 1) / 2 R^k
+    hash functions, buckets                           | {name}
+    words per bucket                                  | {words:,.1f}
+    % of text behind a more frequent word in a bucket | {one:.1f}
+    in most of its buckets                            | {half:.1f}
+    pairs with all buckets equal                      | {counted:,}
+    V (V - 1) / 2 R^k                                 | {expected:,.1f}
 """
 
 
@@ -199,17 +199,17 @@ def name_hidden(folder, words, texts):
 
 
 GAPS = """
-    name          s     model
-    parameters    ,     parameters
-    table         ,     embedding
-    first         ±1    named first, %
-    ten           ±1    in first ten, %
-    eval_loss     ±     held-out loss
-    seconds       ,.0f  seconds of training
-    sst2          ±1    SST-2
-    cola          ±1    CoLA
-    mrpc          ±1    MRPC
-    stsb          ±1    STS-B
+    model               | {name}
+    parameters          | {parameters:,}
+    embedding           | {table:,}
+    named first, %      | {first:.1f} ± {first_std:.1f}
+    in first ten, %     | {ten:.1f} ± {ten_std:.1f}
+    held-out loss       | {eval_loss:.3f} ± {eval_loss_std:.3f}
+    seconds of training | {seconds:,.0f}
+    SST-2               | {sst2:.1f} ± {sst2_std:.1f}
+    CoLA                | {cola:.1f} ± {cola_std:.1f}
+    MRPC                | {mrpc:.1f} ± {mrpc_std:.1f}
+    STS-B               | {stsb:.1f} ± {stsb_std:.1f}
 """
 HASHES = ["--objective", "hash-mlm"]
 TABLE = ["--emb", "lookup", "--objective", "mlm", "--vocab", 20_000]
@@ -250,15 +250,15 @@ def bench_gaps(args):
     # all words of the training text compete, however rare
     words = [word for word in load_corpus(args, "regex").words if word.isalpha()]  # as hidden ones
     train = functools.partial(train_and_ask, words=words, texts=texts, flags=tuning)
-    return harness.compare(args, MODELS, train=train)
+    return harness.compare(args, MODELS, train)
 
 
-BENCHES = {
-    "sketch": Bench(bench_sketch, SKETCH),
-    "collisions": Bench(bench_collisions, COLLISIONS, dict(data="python", cache="cache")),
-    "gaps": Bench(bench_gaps, GAPS, harness.COMPARE | dict(text=None, data_dir=None)),
+TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
+    "sketch": (bench_sketch, SKETCH, {}),
+    "collisions": (bench_collisions, COLLISIONS, dict(data="python", cache="cache")),
+    "gaps": (bench_gaps, GAPS, harness.COMPARE | dict(text=None, data_dir=None)),
 }
 
 
 if __name__ == "__main__":
-    harness.run_command("sketch", __doc__, BENCHES)
+    harness.main("bench.sketch", TABLES, __doc__)

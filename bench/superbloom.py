@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import COMPARE, REQUIRED, Bench, compare, count_sizes, load_corpus
+from bench.harness import COMPARE, REQUIRED, compare, count_sizes, load_corpus, train_variant
 from bloom import BloomMap, beam_search, exhaustive, hash_logp
 from common import InputError, blame
 from data.batches import ItemSetBatches
@@ -48,16 +48,16 @@ SIZES = (  # [SB Tables 1, 3 and 4]: model, items, alpha, d, heads, dF, layers, 
     ("Table 4: hash20-h1024", 1_000_000, 20, 1024, 16, 4096, 12, "246.3M"),
 )
 SIZES_COLUMNS = """
-    name       s    model
-    rows       ,    rows
-    total      ,    ours, without special tokens
-    paper      ,    with the pooler
-    shown      s    in 2^20 or 2^30
-    printed    s    paper prints
+    model                        | {name}
+    rows                         | {rows:,}
+    ours, without special tokens | {total:,}
+    with the pooler              | {paper:,}
+    in 2^20 or 2^30              | {shown}
+    paper prints                 | {printed}
 """
 
 
-def bench_sizes(args=None):
+def bench_sizes(args):
     """Count the parameters of [SB Tables 1, 3 and 4], where M and G are 2^20 and 2^30."""
     for name, num_items, alpha, d, heads, ffn, layers, printed in SIZES:
         is_text = name.startswith("Table 4")
@@ -71,7 +71,7 @@ def bench_sizes(args=None):
             buckets = math.ceil(num_items / alpha)
             rows = 2 * buckets
             shape |= dict(emb="bloom", head="hash-mlm", hashes=2, buckets=buckets)
-        total = count_sizes(**shape)["total"]
+        total = count_sizes(shape)["total"]
         paper = total + d * d + d  # BERT's pooler, which their formula has and nothing uses
         # the paper's M and G are binary, as its printed sizes show
         if paper > 2**30:
@@ -84,19 +84,19 @@ def bench_sizes(args=None):
 # Times
 
 BLOOM = """
-    name           s       map, distributions
-    beam           .3f     beam, ms per position
-    scored         ,.0f    items scored
-    certified      .0f     certified %
-    sure           .3f     until certified, ms
-    scored_sure    ,.0f    items scored
-    best           .3f     k = 1, ms
-    plain          .1f     exhaustive, torch.topk, ms
-    ratio          .0f     × beam
-    ratio_sure     .0f     × until certified
-    all            .1f     exhaustive by blocks, ms
-    ratio_all      .0f     × beam
-    exact          s       equal to exhaustive
+    map, distributions         | {name}
+    beam, ms per position      | {beam:.3f}
+    items scored               | {scored:,.0f}
+    certified %                | {certified:.0f}
+    until certified, ms        | {sure:.3f}
+    items scored               | {scored_sure:,.0f}
+    k = 1, ms                  | {best:.3f}
+    exhaustive, torch.topk, ms | {plain:.1f}
+    × beam                     | {ratio:.0f}
+    × until certified          | {ratio_sure:.0f}
+    exhaustive by blocks, ms   | {all:.1f}
+    × beam                     | {ratio_all:.0f}
+    equal to exhaustive        | {exact}
 """
 
 
@@ -185,22 +185,22 @@ def score_neighbors(args):
     sets, _, _ = read_sets(load_corpus(args, "items"), 32)
     ranks = rank_hidden_items(sets, np.arange(sets.num_eval))  # (P, 4)
     for name, ranks_of_one in zip(NEIGHBORS, ranks.T):
-        row = dict(name=name, data=args.data)
+        row = dict(name=name)
         for k in RECALL:
             row[f"rec@{k}"] = float((ranks_of_one < k).mean())
         yield row
 
 
 ENTITIES = """
-    name            s    model
-    parameters      ,    parameters
-    table           ,    of the embedding
-    rec@1           ±    rec@1
-    rec@10          ±    rec@10
-    rec@20          ±    rec@20
-    hashes_right    ±    correct hashes
-    certified       ±    certified
-    eval_loss       ±    loss
+    model            | {name}
+    parameters       | {parameters:,}
+    of the embedding | {table:,}
+    rec@1            | {rec@1:.3f} ± {rec@1_std:.3f}
+    rec@10           | {rec@10:.3f} ± {rec@10_std:.3f}
+    rec@20           | {rec@20:.3f} ± {rec@20_std:.3f}
+    correct hashes   | {hashes_right:.3f} ± {hashes_right_std:.3f}
+    certified        | {certified:.3f} ± {certified_std:.3f}
+    loss             | {eval_loss:.3f} ± {eval_loss_std:.3f}
 """
 
 
@@ -208,12 +208,12 @@ def find_width(num_items, alpha):
     """Return the largest width at which lookup has no more parameters than Superbloom."""
     shape = PRESETS["superbloom-small"]
     buckets = math.ceil(num_items / alpha) + FIRST_WORD_ID
-    limit = count_sizes(**shape | dict(buckets=buckets))["total"]
+    limit = count_sizes(shape | dict(buckets=buckets))["total"]
     lookup = shape | dict(emb="lookup", head="mlm", rows=num_items + FIRST_WORD_ID)
     heads = shape["heads"]
     # a width has to be a multiple of the heads
     for width in itertools.count(heads, heads):
-        if count_sizes(**lookup | dict(width=width, ffn=2 * width))["total"] > limit:
+        if count_sizes(lookup | dict(width=width, ffn=2 * width))["total"] > limit:
             return width - heads
 
 
@@ -234,7 +234,7 @@ def bench_entities(args):
     sampled = ["--objective", "sampled", "--samples", 1_000]
     variants[f"the same, sampled softmax (d {width})"] = [*lookup, *sampled]
     variants["lookup, as wide, sampled softmax (d 256)"] = ["--emb", "lookup", *sampled]
-    yield from compare(args, variants, ["--preset", "superbloom-small"])
+    yield from compare(args, variants, train_variant, ["--preset", "superbloom-small"])
     yield from score_neighbors(args)
 
 
@@ -249,16 +249,16 @@ def bench_depth(args):
         "--layers", 1, "--alpha", args.alpha, "--width", 276, "--ffn", 552]
     shared = ["--preset", "superbloom-small", "--width", 128, "--ffn", 256, "--vocab", 2_000,
               "--lr", 1e-3]
-    return compare(args, variants, shared)
+    return compare(args, variants, train_variant, shared)
 
 
 BEAMS = """
-    name         s       run, beam
-    rec@1        .3f     rec@1
-    rec@10       .3f     rec@10
-    rec@20       .3f     rec@20
-    certified    .1f     certified %
-    scored       ,.0f    items scored
+    run, beam    | {name}
+    rec@1        | {rec@1:.3f}
+    rec@10       | {rec@10:.3f}
+    rec@20       | {rec@20:.3f}
+    certified %  | {certified:.1f}
+    items scored | {scored:,.0f}
 """
 
 
@@ -314,14 +314,14 @@ def recall_by_frequency(name, corpus, correct, is_first):
 
 
 PAGES = COMPARE | dict(data="python-names", alpha=25)
-BENCHES = {
-    "sizes": Bench(bench_sizes, SIZES_COLUMNS),
-    "bloom": Bench(bench_bloom, BLOOM),
-    "entities": Bench(bench_entities, ENTITIES, PAGES),
-    "depth": Bench(bench_depth, ENTITIES, PAGES),
-    "beams": Bench(bench_beams, BEAMS, dict(data="python-names", cache="cache", runs=REQUIRED)),
+TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
+    "sizes": (bench_sizes, SIZES_COLUMNS, {}),
+    "bloom": (bench_bloom, BLOOM, {}),
+    "entities": (bench_entities, ENTITIES, PAGES),
+    "depth": (bench_depth, ENTITIES, PAGES),
+    "beams": (bench_beams, BEAMS, dict(data="python-names", cache="cache", runs=REQUIRED)),
 }
 
 
 if __name__ == "__main__":
-    harness.run_command("superbloom", __doc__, BENCHES)
+    harness.main("bench.superbloom", TABLES, __doc__)

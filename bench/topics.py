@@ -94,13 +94,18 @@ def build(kind, source, out):
 
 def main(argv=None):
     """Build the task that the command line, or the list argv, names."""
+    args = build_parser().parse_args(argv)
+    run_script("bench.topics", build, args.kind, args.source, args.out)
+
+
+def build_parser():
+    """Return the parser of the command line."""
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("kind", choices=tuple(SIZES))
+    p.add_argument("kind", choices=SIZES)
     p.add_argument("source", help="file of rows: .jsonl, or .jsonl.gz")
     p.add_argument("out", help="folder; the task is written to OUT/KIND")
-    args = p.parse_args(argv)
-    run_script("bench.topics", build, args.kind, args.source, args.out)
+    return p
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import torch
 
 from baselines.canine import Canine, CanineConfig, CharacterTokenizer
 from bench import harness
-from bench.harness import REQUIRED, Bench, Stopwatch, build_model
-from common import autocast, read_json
+from bench.harness import REQUIRED, Stopwatch, build_model
+from common import autocast, has_fast_bfloat16, read_json
 from data.batches import pad_batch
 from data.tasks import SequenceClassification
 from hashing import MD5
@@ -29,6 +29,13 @@ from objectives import OBJECTIVES
 from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
 # Times
+
+
+def list_dtypes():
+    """Return the dtypes in which this processor trains: bfloat16 too where hardware has it."""
+    if has_fast_bfloat16(torch.device("cpu")):
+        return ["float32", "bfloat16"]
+    return ["float32"]
 
 
 def objective_step(model, name, ids, dtype, compute_loss=None):
@@ -64,12 +71,12 @@ def objective_step(model, name, ids, dtype, compute_loss=None):
 
 
 STEPS = """
-    name         s       8,192 positions per step
-    full         ,.0f    full, ms
-    upper        ,.0f    LSH upper, ms
-    share        .0f     % of full
-    all          ,.0f    LSH all, ms
-    share_all    .0f     % of full
+    8,192 positions per step | {name}
+    full, ms                 | {full:,.0f}
+    LSH upper, ms            | {upper:,.0f}
+    % of full                | {share:.0f}
+    LSH all, ms              | {all:,.0f}
+    % of full                | {share_all:.0f}
 """
 
 
@@ -78,7 +85,7 @@ def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20
     words = harness.made_up_words(num_words)
     kinds = dict(full=dict(attn="full"), upper={}, all=dict(lsh_pairs="all"))
     models = (("mlm", "lookup"), ("sr", "proj"))
-    for (objective, emb), L, dtype in itertools.product(models, lengths, harness.list_dtypes()):
+    for (objective, emb), L, dtype in itertools.product(models, lengths, list_dtypes()):
         # as many positions in a step at every length
         ids = torch.randint(FIRST_WORD_ID, num_words, (positions // L, L))
         functions = {}
@@ -96,22 +103,22 @@ def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20
 MLM = "MLM, lookup 50K"
 MLM_TRANSFORMERS = "MLM, Hugging Face Transformers"
 TRAIN = """
-    name                    s       step
-    dtype                   s       dtype
-    batch                   ,       batch
-    ms                      .2f     ms per sample
-    speed                   .2f     × our MLM
-    against_transformers    .2f     × Transformers, same dtype
+    step                       | {name}
+    dtype                      | {dtype}
+    batch                      | {batch:,}
+    ms per sample              | {ms:.2f}
+    × our MLM                  | {speed:.2f}
+    × Transformers, same dtype | {against_transformers:.2f}
 """
 
 
-def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_260, rounds=3):
+def bench_train(args):
     """Time a training step of S+R and of MLM on one encoder, per sample."""
-    # the paper's 50,260 rows, a word each
-    # digits are as good as words: a row of the table takes its time whatever it stands for
+    num_words = 50_260  # rows of the paper's table
+    # digits are as good as words: a row takes its time whatever it stands for
     words = [str(i) for i in range(num_words)]
     num_rows = FIRST_WORD_ID + num_words
-    models = {
+    models = {  # name -> embedding, objective
         MLM: ("lookup", "mlm"),
         "S+R, lookup 50K": ("lookup", "sr"),
         "S+R, emb 50K": ("emb", "sr"),
@@ -119,18 +126,19 @@ def bench_train(args, *, sizes=(("tiny", 64), ("hashformer", 4)), num_words=50_2
         "S+R, add": ("add", "sr"),
         "S+R, proj": ("proj", "sr"),
     }
-    for (preset, batch), dtype in itertools.product(sizes, harness.list_dtypes()):
+    sizes = (("tiny", 64), ("hashformer", 4))  # preset, batch
+    for (preset, batch), dtype in itertools.product(sizes, list_dtypes()):
         ids = torch.randint(FIRST_WORD_ID, num_words, (batch, PRESETS[preset]["length"]))
         functions = {}
         for name, (emb, objective) in models.items():
             model = build_model(words, preset, emb=emb, rows=num_rows, head=objective).train()
             functions[name] = objective_step(model, objective, ids, dtype)
-        # it computes logits at all positions, as most code does
+        # this one computes logits at all positions, as most code does
         model = build_transformers_model(PRESETS[preset], num_rows)
         if model is not None:
             functions[MLM_TRANSFORMERS] = objective_step(
                 model, "mlm", ids, dtype, loss_by_transformers)
-        watch = Stopwatch(functions, rounds)
+        watch = Stopwatch(functions, rounds=3)
         for name, ms in watch.ms.items():
             row = dict(name=f"{preset}: {name}", dtype=dtype, batch=batch, ms=ms / batch)
             # ratios within rounds, not of medians
@@ -161,15 +169,15 @@ def build_transformers_model(shape, num_rows):
 
 
 INFERENCE = """
-    name                s      task
-    pieces              .1f    pieces per sample
-    words               .1f    words
-    characters          .1f    characters
-    pieces_ms           .1f    BERT, ms
-    words_ms            .1f    Proj, ms
-    words_speed         .2f    × BERT
-    characters_ms       .1f    CANINE-C, ms
-    characters_speed    .2f    × BERT
+    task              | {name}
+    pieces per sample | {pieces:.1f}
+    words             | {words:.1f}
+    characters        | {characters:.1f}
+    BERT, ms          | {pieces_ms:.1f}
+    Proj, ms          | {words_ms:.1f}
+    × BERT            | {words_speed:.2f}
+    CANINE-C, ms      | {characters_ms:.1f}
+    × BERT            | {characters_speed:.2f}
 """
 
 
@@ -219,14 +227,14 @@ def run_batches(model, batches):
 # Scores of trained runs
 
 TASKS = """
-    name            s      model, task
-    score           ±1     score
-    last            .1f    last evaluation
-    bag_of_words    ±1     bag of words
-    over_bag        ±1     difference
-    majority        .1f    majority class
-    seeds           ,      seeds
-    n               ,      n
+    model, task     | {name}
+    score           | {score:.1f} ± {score_std:.1f}
+    last evaluation | {last:.1f}
+    bag of words    | {bag_of_words:.1f} ± {bag_of_words_std:.1f}
+    difference      | {over_bag:.1f} ± {over_bag_std:.1f}
+    majority class  | {majority:.1f}
+    seeds           | {seeds:,}
+    n               | {n:,}
 """
 
 
@@ -252,14 +260,14 @@ def bench_tasks(args):
             yield row
 
 
-BENCHES = {
-    "steps": Bench(bench_steps, STEPS),
-    "train": Bench(bench_train, TRAIN),
-    "inference": Bench(bench_inference, INFERENCE,
+TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
+    "steps": (bench_steps, STEPS, {}),
+    "train": (bench_train, TRAIN, {}),
+    "inference": (bench_inference, INFERENCE,
                        dict(data="python", data_dir=REQUIRED, cache="cache")),
-    "tasks": Bench(bench_tasks, TASKS, dict(runs=REQUIRED)),
+    "tasks": (bench_tasks, TASKS, dict(runs=REQUIRED)),
 }
 
 
 if __name__ == "__main__":
-    harness.run_command("training", __doc__, BENCHES)
+    harness.main("bench.training", TABLES, __doc__)

@@ -4,7 +4,7 @@
 # Data: none. Rows of Hugging Face BERT need `pip install transformers`.
 # Hardware: one GPU. Where two are, two ranks are measured, too.
 # Cost: six minutes. Each table is stopped after its share of them, and its rows so far are kept.
-#     `python -m bench.gpu quick` first tries all of them at tiny sizes, in 20 seconds on a CPU.
+#     First `python -m bench.gpu quick` tries them at tiny sizes, also on a CPU.
 # Differs from the papers: they give no such table.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -8,10 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import finetune
-import infer
 import pretrain
-from baselines import canine
 from bench import harness
 from flags import build_parser
 from tests.support import ROOT
@@ -19,12 +16,6 @@ from tests.support import ROOT
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in
          (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"))}
 RUNS = sorted(ROOT.glob("runs/*.sh"))
-PARSERS = {
-    "pretrain.py": build_parser,
-    "finetune.py": finetune.build_parser,
-    "infer.py": infer.build_parser,
-    "baselines.canine": canine.build_parser,
-}
 
 
 def list_page_commands():
@@ -60,13 +51,14 @@ def split_command(words):
 def check_command(words):
     """Exit, or raise an error, unless a command names a script and its flags parse."""
     script, flags = split_command(words)
-    if script in PARSERS:
-        PARSERS[script]().parse_args(flags)
-        if script == "pretrain.py" and "--init_from" not in flags:
+    if script in ("", "pytest"):
+        return
+    module = importlib.import_module(script.removesuffix(".py"))
+    if script == "pretrain.py":
+        build_parser().parse_args(flags)
+        if "--init_from" not in flags:  # which needs a checkpoint
             pretrain.parse_flags(flags)  # they go together, and build a model
-    elif script.startswith("bench."):
-        module = importlib.import_module(script)
-        if hasattr(module, "BENCHES"):
-            harness.build_parser("", module.BENCHES).parse_args(flags)
-    elif script not in ("", "pytest"):
-        assert Path(ROOT, script).exists(), words
+    elif hasattr(module, "TABLES"):  # a bench
+        harness.build_parser(module.TABLES).parse_args(flags)
+    elif hasattr(module, "build_parser"):  # no demo
+        module.build_parser().parse_args(flags)

@@ -1,6 +1,8 @@
 """Tests of bench/: tables at tiny sizes, and the arithmetic that tables rest on."""
 
+import functools
 import json
+import re
 from argparse import Namespace
 
 import numpy as np
@@ -32,22 +34,12 @@ def one_process(monkeypatch):
 
 def run_bench(file, name, settings=None, **sizes):
     """Return the rows of a bench, which fill every column of its table."""
-    bench = file.BENCHES[name]
-    rows = list(bench.function(settings, **sizes))
+    measure, columns, _ = file.TABLES[name]
+    rows = list(measure(settings, **sizes))
     keys = set().union(*rows) | {"sketch"}  # a sketch of FlexAttention is gone
-    assert list_columns(bench.columns) <= keys
-    harness.markdown(rows, bench.columns)  # every cell has a format
+    assert set(re.findall(r"\| {(.+?)[:}]", columns)) <= keys
+    harness.markdown(rows, columns)  # every cell has a format
     return rows
-
-
-def list_columns(columns):
-    """Return the keys of the columns of a table."""
-    return {line.split()[0] for line in columns.strip().splitlines()}
-
-
-def run_command(file, *argv):
-    """Run the command line of a bench file."""
-    harness.run_command(file.__name__.removeprefix("bench."), "", file.BENCHES, argv)
 
 
 # Commands
@@ -61,7 +53,7 @@ def run_command(file, *argv):
     (training, "steps", dict(lengths=(16,), positions=32, num_words=50)),
 ])
 def test_bench_at_tiny_sizes_fills_all_columns(file, name, sizes):
-    run_bench(file, name, Namespace(device="cpu"), rounds=1, **sizes)
+    run_bench(file, name, rounds=1, **sizes)
 
 
 def test_bench_entities_fills_all_columns(args, pages_path, one_process):
@@ -76,12 +68,12 @@ def test_rows_that_are_measured_stay_if_a_later_one_fails(tmp_path):
         raise KeyError
 
     path = tmp_path / "x.json"
-    benches = dict(bench=harness.Bench(measure, "name s name"))
+    tables = dict(name=(measure, "name | {name}", {}))
     with pytest.raises(KeyError):
-        harness.measure("file", "", benches, ["bench", "--json", str(path)])
+        harness.main("bench.file", tables, "", ["name", "--json", str(path)])
     result = json.loads(path.read_text())
     assert result["rows"] == [dict(name="a")]
-    assert result["command"] == f"python -m bench.file bench --json {path}"
+    assert result["command"] == f"python -m bench.file name --json {path}"
 
 
 def test_commit_outside_a_clone_is_unknown(tmp_path, monkeypatch):
@@ -93,26 +85,16 @@ def test_commit_outside_a_clone_is_unknown(tmp_path, monkeypatch):
 @pytest.mark.parametrize("file, argv, fragment", [
     (attention, ["twins"], "--data_dir"),  # a required flag
     (superbloom, ["sizes", "--json", "/no/x.json"], "/no/x.json"),  # before the work
-    (figures, ["readme", "--json", "x.json"], "--json"),  # it has no table
     (hashformers, ["glue", "--data_dir", "/no", "--only", "("], "--only"),
 ])
 def test_command_with_bad_input_is_refused(file, argv, fragment):
-    assert_refused(lambda words: run_command(file, *words), argv, fragment)
+    run = functools.partial(harness.main, "bench.file", file.TABLES, "")
+    assert_refused(run, argv, fragment)
 
 
 @pytest.mark.parametrize("name, sizes", gpu.QUICK.items())
 def test_gpu_at_tiny_sizes_fills_all_columns(name, sizes):
-    rows = run_bench(gpu, name, **sizes)
-    if name == "mfu":
-        assert rows[0]["tokens"] == pytest.approx(1000 * 2 * 128 / rows[0]["ms"])  # B 2, L 128
-
-
-def test_quick_runs_each_table(monkeypatch):
-    sizes_of = []
-    bench = harness.Bench(lambda args, **sizes: sizes_of.append(sizes) or [{}, {}])
-    monkeypatch.setattr(gpu, "BENCHES", dict.fromkeys(gpu.QUICK, bench))
-    assert [row["rows"] for row in gpu.bench_quick(None)] == [2, 2, 2, 2]
-    assert sizes_of == list(gpu.QUICK.values())
+    run_bench(gpu, name, **sizes)
 
 
 # Times, comparisons, tables
@@ -133,7 +115,7 @@ def test_compare_lists_every_seed_with_mean_and_deviation(args, one_process):
         return dict(score=job.seed + len(job.name))
 
     variants = dict(a=["--emb", "a"], bcd=["--emb", "bcd"])
-    first, second = harness.compare(args(seeds=3), variants, ["--shared"], train)
+    first, second = harness.compare(args(seeds=3), variants, train, ["--shared"])
     assert first["score_all"] == [1, 2, 3]
     assert second["score"] == 4
     assert second["score_std"] == 1
@@ -146,23 +128,17 @@ def test_markdown_equals_table_made_by_hand():
         dict(name="b", score=2.0),
     ]
     columns = """
-        name     s     a name
-        n        ,     n
-        score    ±     score
-        score    ±1
-        other    .1f   nobody has it
+        a name | {name}
+        n      | {n:,}
+        score  | {score:.3f} ± {score_std:.3f}
+               | {score:.1f} ± {score_std:.1f}
+        hidden | {nobody_has_it:.1f}
     """
     assert harness.markdown(rows, columns) == (
         "| a name | n | score |  |\n"
         "| --- | --: | --- | --- |\n"
         "| a | 1,234 | 0.500 ± 0.012 | 0.5 ± 0.0 |\n"
         "| b | not measured | 2.000 | 2.0 |\n")
-
-
-def test_own_task_is_named_by_the_folder_of_its_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    settings = dict(train="train.jsonl", preset="proformer", from_scratch=False, select=0)
-    assert harness.name_run(settings, "own") == f"proformer, last weights, {tmp_path.name}"
 
 
 # BERT-LSH
@@ -245,7 +221,7 @@ def test_bench_glue_compares_with_bert(monkeypatch):
         dict(name="proj, md5", average=45, parameters=500, sst2_bag=30.0, average_bag=20.0),
         dict(name=hashformers.BERT, average=60, parameters=2_000),
     ]
-    monkeypatch.setattr(harness, "compare", lambda *args, train: rows)
+    monkeypatch.setattr(harness, "compare", lambda *args: rows)
     proj, _, bag = hashformers.bench_glue(Namespace(data_dir="glue", cache="cache"))
     assert proj["prr"] == 75
     assert proj["pcr"] == 75
@@ -364,6 +340,6 @@ def test_name_hidden_equals_scoring_all_by_hand(
 
 def test_figures_are_those_of_assets(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "ASSETS", tmp_path)
-    run_command(figures, "figures")
+    figures.main(["figures"])
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {path.name for path in (ROOT / "assets").iterdir()}

@@ -74,5 +74,6 @@ def test_scores_of_rows_as_written_are_those_of_fine_tuning(sr_run, tmp_path, ca
     assert bag["0"] == pytest.approx(expected["bag_of_words"])
     assert bag["40"] < bag["0"]
     [row] = run_bench(training, "tasks", Namespace(runs=[out, "out/none"]))  # it has no results
+    assert row["name"] == f"{sr_run.name}, {tmp_path.name}"
     assert row["score"] == expected["mean"]
     assert row["over_bag_std"] == expected["over_bag_error"]
