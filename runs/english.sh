@@ -5,7 +5,7 @@
 #     MRPC's training rows, which choose the learning rate. None of them is shipped.
 # Hardware: one GPU for the pre-training, four minutes a model on an H200. Two CPU cores for the rest:
 #     a seed takes about 3 minutes of one core on MRPC, STS-B or RTE, 2 on CoLA and 8 on SST-2.
-# Run so far: english-detect.pt on all tasks but SST-2, and two learning rates.
+# Run so far: english-detect.pt on all tasks, and two learning rates.
 # Differs from the paper: 4 layers of width 256, 21 million words, 8,000 steps.
 set -euo pipefail
 cd "$(dirname "$0")/.."
