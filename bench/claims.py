@@ -72,8 +72,8 @@ def list_cells(claim):
     else:
         here = read_cell(claim["here"], claim)
         control = read_cell(claim["control"], claim)
-        row |= dict(here=write_cell(claim["here"], here),
-                    control=write_cell(claim["control"], control),
+        row |= dict(here=f"{name_cell(claim, 'here')}{write_number(here)}",
+                    control=f"{name_cell(claim, 'control')}{write_number(control)}",
                     verdict=judge(claim, here, control))
         if "front" in claim:  # README has short names, those of the figure
             own, other = claim["bars"]
@@ -159,12 +159,15 @@ def read_cell(cell, claim):
     return dict(mean=mean, std=std, error=math.sqrt(variance), seeds=seeds)
 
 
-def write_cell(cell, value):
-    """Return "name: mean ± std" of a cell of docs/claims.json and its value."""
-    text = write_number(value)
-    if isinstance(cell, list):
-        text = f"{cell[1]}: {text}"
-    return text
+def name_cell(claim, side):
+    """Return "name: " of the cell "here" or "control" of a claim; "" where it is a number."""
+    cell = claim[side]
+    if not isinstance(cell, list):
+        return ""
+    _, name, key = cell
+    if isinstance(claim["control"], list) and claim["here"][1] == claim["control"][1]:
+        return f"{name}, {key}: "  # two numbers of one row
+    return f"{name}: "
 
 
 def write_number(value):
