@@ -99,7 +99,7 @@ def draw_pipeline():
                 axis.grid(False)
                 axis.set(**ticks)
             for y, num_different in enumerate((bits != bits[0]).sum(1)):
-                text = "128 bits" if y == 0 else f"{num_different} of them\ndiffer from play"
+                text = "128 bits" if y == 0 else f"{num_different} of 128\ndiffer from play"
                 left.text(32.3, y, text, va="center", fontsize=8)
         axes[0].set_title("1. hash a word: 128 bits (32 shown), black = 1")
         axes[1].set_title("2. multiply: 16 numbers, dark = large\n(with weights not trained yet)")
@@ -108,8 +108,8 @@ def draw_pipeline():
 def draw_maps():
     """Draw the two Bloom maps of python bloom.py; the width of a bucket is its probability."""
     bloom_map = BloomMap(12, alpha=3, orders=DEMO_ORDERS)
-    title = ("12 items in buckets of 3; width: probability; gray: the buckets of item 9, "
-             "log 0.64 + log 0.22 = -1.96")
+    title = ("Two maps put 12 items into buckets of 3. Width: the probability of a bucket.\n"
+             "Gray: the buckets of item 9; its score is log 0.64 + log 0.22 = -1.96")
     with new_figure("maps", (8, 2.4)) as [axis]:
         for j in range(2):
             x = 0
@@ -160,14 +160,15 @@ def draw_attention():
             gpu_rows.append(row)
     gpu, *_ = on_gpu["machine"]["device"].split(",")
     panels = (  # title, rows, key of LSH attention
-        (f"CPU, {on_cpu['machine']['device']}: 2 heads, float32", cpu_rows, "ours"),
-        (f"GPU, {gpu}: 12 heads, bfloat16", gpu_rows, "blocks"),
+        (f"CPU, {on_cpu['machine']['device']}\n16,384 positions a batch, 2 heads, float32",
+         cpu_rows, "ours"),
+        (f"GPU, {gpu}\n32,768 positions a batch, 12 heads, bfloat16", gpu_rows, "blocks"),
     )
     with new_figure("attention", (9, 3.6), columns=2) as axes:
         for axis, (title, rows, key) in zip(axes, panels):
             lengths = [row["L"] for row in rows]
             axis.loglog(lengths, [row["dense"] for row in rows], "o--", label="dense")
-            axis.loglog(lengths, [row[key] for row in rows], "s-", label="LSH, bucket by bucket")
+            axis.loglog(lengths, [row[key] for row in rows], "s-", label="LSH, 8 hyperplanes")
             axis.set(title=title, xlabel="positions of a sequence",
                      ylabel="ms, forward and backward")
             axis.set_xticks(lengths, lengths, fontsize=7)
@@ -178,7 +179,7 @@ def draw_attention():
 def draw_claims():
     """Draw the claims of README that are decided: what was measured here beside its control."""
     decided = []
-    for rows in read_json(ROOT / "docs/claims.json").values():
+    for paper, rows in read_json(ROOT / "docs/claims.json").items():
         for claim in rows:
             if "front" not in claim:
                 continue
@@ -186,12 +187,14 @@ def draw_claims():
             control = claims.read_cell(claim["control"], claim)
             verdict = claims.judge(claim, here, control)
             if not verdict.startswith("not decided"):
-                decided.append((claim, verdict, here, control))
+                decided.append((paper, claim, verdict, here, control))
     columns = math.ceil(len(decided) / 2)
-    with new_figure("claims", (2.5 * columns, 6.4), 2, columns) as axes:
+    with new_figure("claims", (2.5 * columns, 7), 2, columns) as axes:
         for axis in axes[len(decided):]:
             axis.set_axis_off()
-        for axis, (claim, verdict, here, control) in zip(axes, decided):
+        axes[0].figure.suptitle("blue: the claim holds here; orange: it does not; gray: what it is "
+                                "compared with; error bars: standard deviation of three seeds")
+        for axis, (paper, claim, verdict, here, control) in zip(axes, decided):
             own_color = "tab:blue" if verdict == "holds" else "tab:orange"
             for x, value, color in ((0, here, own_color), (1, control, "0.8")):
                 mean = value["mean"]
@@ -199,7 +202,8 @@ def draw_claims():
                 axis.text(x, 0, f"{mean:.3g}", ha="center", va="bottom", weight="bold")
             axis.set_xticks([0, 1], claim["bars"])
             axis.set_ylabel(claim["unit"])
-            axis.set_title(textwrap.fill(claim["claim"], 30) + f"\n→ {verdict}", fontsize=9)
+            text = textwrap.fill(claim["claim"], 30)
+            axis.set_title(f"{paper}:\n{text}\n→ {verdict}", fontsize=9)
 
 
 # Tables
