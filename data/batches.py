@@ -13,8 +13,6 @@ as one that never stopped. They are defined for the global batch. A rank asks fo
 the number of ranks changes nothing.
 """
 
-import functools
-
 import numpy as np
 import torch
 
@@ -36,10 +34,12 @@ LENGTHS = 5
 
 
 class Batches:
-    """What both kinds of batches share: the examples of a step, and the noise of a batch.
+    """What TextBatches and ItemSetBatches share: the examples of a step, the noise of a batch.
+
+    A run calls get_batch, divide_rows and eval_batch.
 
     Args:
-        word_counts: int (V,), how often each known word occurs. All IDs behind them are unknown.
+        word_counts: int (V,), how often each known word occurs. All IDs from 5 + V on are unknown.
         length: int, L.
         batch_size: int, B, of the global batch.
         seed: int, of order and noise.
@@ -62,12 +62,8 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self.num_known = FIRST_WORD_ID + len(word_counts)
-        # random words are drawn from those that occur; some pieces of BPE do not
-        self.word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)
-        # the last result is kept: for the steps of an epoch, and the micro-batches of a step. A
-        # decorator on the method would keep every Batches alive
-        self.cached_order = functools.lru_cache(maxsize=1)(self.draw_order)
-        self.cached_noise = functools.lru_cache(maxsize=1)(self.draw_noise)
+        self.word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)  # some pieces do not occur
+        self.epoch = None  # the one that self.order is of, see examples
 
     def get_batch(self, step, rows):
         """Return some rows of a step's global batch.
@@ -79,45 +75,41 @@ class Batches:
         Returns:
             ids: int64 (r, L), 0 as padding. L is that of the longest row.
             key_mask: bool (r, L), False = padding, or None where no row is ever padded.
-            noise: float32 (3, r, L), see draw_noise.
-            random_words: int64 (r, L).
+            noise: float32 (3, r, L), uniform in [0, 1), from which Objective.corrupt decides: for
+                masked words noise[0] is low where a word is chosen, noise[1] where a chosen one
+                becomes [MASK], noise[2] where another chosen one becomes a random word.
+            random_words: int64 (r, L), uniform over the words that occur.
         """
         ids = self.read_step(step, rows)
-        noise, random_words = self.cached_noise((self.seed, NOISE, step), self.batch_size)
-        L = ids.shape[1]
-        return ids, self.build_key_mask(ids), noise[:, rows, :L], random_words[rows, :L]
-
-    def build_key_mask(self, ids):
-        """Return which of ids (B, L) are no padding; None where no row is ever padded."""
-        if not self.has_padding:
-            return None
-        return ids != 0
+        return self.add_noise(ids, rows, (self.seed, NOISE, step), self.batch_size)
 
     def examples(self, step):
         """Return the training examples of a step, int64 (B,); each epoch shuffles them."""
         epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self.epoch:  # once: a large corpus has millions of examples
+            self.epoch = epoch
+            self.order = self.draw_order(epoch)
         first = place * self.batch_size
-        return self.cached_order(epoch)[first:first + self.batch_size]
+        return self.order[first:first + self.batch_size]
 
-    def draw_noise(self, seed, size):
-        """Draw the noise and random words of a whole batch.
+    def add_noise(self, ids, rows, seed, size):
+        """Return what get_batch does.
 
-        So the noise of a row does not depend on which rank, or micro-batch, reads it.
+        The noise of a whole batch is drawn, so that the noise of a row does not depend on which
+        rank, or micro-batch, reads it.
 
         Args:
+            ids: int64 (r, L), 0 as padding.
+            rows: int array or slice, where ids are in the batch.
             seed: tuple of int.
             size: int, rows of the batch.
-
-        Returns:
-            noise: float32 (3, size, L), uniform in [0, 1), from which Objective.corrupt decides:
-                for masked words noise[0] is low where a word is chosen, noise[1] where a chosen one
-                becomes [MASK], noise[2] where another chosen one becomes a random word.
-            random_words: int64 (size, L), uniform over word_ids.
         """
         rng = np.random.default_rng(seed)
-        noise = rng.random((3, size, self.length), np.float32)
-        random_words = rng.choice(self.word_ids, (size, self.length))
-        return torch.from_numpy(noise), torch.from_numpy(random_words)
+        noise = torch.from_numpy(rng.random((3, size, self.length), np.float32))
+        random_words = torch.from_numpy(rng.choice(self.word_ids, (size, self.length)))
+        L = ids.shape[1]
+        key_mask = ids != 0 if self.has_padding else None
+        return ids, key_mask, noise[:, rows, :L], random_words[rows, :L]
 
     def divide_rows(self, step, rows, size):
         """Return the rows of each micro-batch: `rows`, an int array, in parts of at most `size`."""
@@ -125,47 +117,6 @@ class Batches:
 
 
 # Windows of text
-
-
-def text_windows(num_ids, length):
-    """Cut a corpus into training windows and held-out windows of length - 1 IDs.
-
-    The text is cut into up to 20 stretches, and the last fiftieth of each is held out. So every
-    part of the text is represented, and held-out text is whole passages.
-
-        | training, held out | training, held out | ...
-
-    Each epoch shifts all training windows by the same number of IDs, less than a window.
-
-    Args:
-        num_ids: int, n.
-        length: int, L, with the [CLS] that every window begins with.
-
-    Returns:
-        train, held_out: int64 (W,), the starts of the windows.
-
-    Raises:
-        ValueError: If there are too few IDs for a window of each kind.
-    """
-    window_size = length - 1  # without [CLS]
-    num_stretches = min(MAX_STRETCHES, num_ids // (MIN_STRETCH * window_size))
-    edges = np.linspace(0, num_ids, max(1, num_stretches) + 1).astype(np.int64)
-    train = []
-    held_out = []
-    for start, end in zip(edges[:-1], edges[1:]):
-        middle = end - max((end - start) // HELD_OUT, window_size)
-        if middle - start < 2 * window_size:
-            raise ValueError(f"expected at least {3 * window_size:,} words for windows of "
-                             f"{length}, got {num_ids:,}. Use shorter windows, more text, "
-                             "or --split bpe.")
-        # one window fewer than fits: a shifted one must not reach into held-out text
-        num_fit = (middle - start) // window_size
-        train.extend(start + window_size * np.arange(num_fit - 1))
-        held_out.extend(range(middle, end - window_size + 1, window_size))
-    # at most MAX_EVAL_WORDS positions are scored: windows at equal distances in a large text
-    num_windows = min(len(held_out), max(1, MAX_EVAL_WORDS // length))
-    chosen = np.linspace(0, len(held_out) - 1, num_windows).astype(int)
-    return np.array(train), np.array(held_out)[chosen]
 
 
 class TextBatches(Batches):
@@ -220,8 +171,7 @@ class TextBatches(Batches):
 
     def eval_batch(self, rows):
         ids = self.read_windows(self.eval_starts[rows])
-        noise, random_words = self.cached_noise((0, EVALUATION), self.num_eval)
-        return ids, self.build_key_mask(ids), noise[:, rows], random_words[rows]
+        return self.add_noise(ids, rows, (0, EVALUATION), self.num_eval)
 
     def read_windows(self, starts):
         """Return int64 (B, L): the windows that begin at starts, int64 (B,)."""
@@ -230,6 +180,47 @@ class TextBatches(Batches):
         ids[ids >= self.num_known] = UNK
         ids = np.insert(ids, 0, CLS, axis=1)
         return torch.from_numpy(ids)
+
+
+def text_windows(num_ids, length):
+    """Cut a corpus into training windows and held-out windows of length - 1 IDs.
+
+    The text is cut into up to 20 stretches, and the last fiftieth of each is held out. So every
+    part of the text is represented, and held-out text is whole passages.
+
+        | training, held out | training, held out | ...
+
+    Each epoch shifts all training windows by the same number of IDs, less than a window.
+
+    Args:
+        num_ids: int, n.
+        length: int, L, with the [CLS] that every window begins with.
+
+    Returns:
+        train, held_out: int64 (W,), the starts of the windows.
+
+    Raises:
+        ValueError: If there are too few IDs for a window of each kind.
+    """
+    window_size = length - 1  # without [CLS]
+    num_stretches = min(MAX_STRETCHES, num_ids // (MIN_STRETCH * window_size))
+    edges = np.linspace(0, num_ids, max(1, num_stretches) + 1).astype(np.int64)
+    train = []
+    held_out = []
+    for start, end in zip(edges[:-1], edges[1:]):
+        middle = end - max((end - start) // HELD_OUT, window_size)
+        if middle - start < 2 * window_size:
+            raise ValueError(f"expected at least {3 * window_size:,} words for windows of "
+                             f"{length}, got {num_ids:,}. Use shorter windows, more text, "
+                             "or --split bpe.")
+        # one window fewer than fits: a shifted one must not reach into held-out text
+        num_fit = (middle - start) // window_size
+        train.extend(start + window_size * np.arange(num_fit - 1))
+        held_out.extend(range(middle, end - window_size + 1, window_size))
+    # at most MAX_EVAL_WORDS positions are scored: windows at equal distances in a large text
+    num_windows = min(len(held_out), max(1, MAX_EVAL_WORDS // length))
+    chosen = np.linspace(0, len(held_out) - 1, num_windows).astype(int)
+    return np.array(train), np.array(held_out)[chosen]
 
 
 # Segments of item sets
@@ -313,7 +304,7 @@ class ItemSetBatches(Batches):
         noise = torch.ones(3, *ids.shape)
         noise[:2, row, column] = 0.0
         random_words = torch.full_like(ids, self.word_ids[0])  # none is used
-        return ids, self.build_key_mask(ids), noise, random_words
+        return ids, ids != 0, noise, random_words
 
     def read_segments(self, pages, fractions):
         """Read a segment of each page.
