@@ -109,17 +109,16 @@ class Canine(nn.Module):
         self.head = nn.Sequential(nn.Dropout(config.dropout), nn.Linear(d, config.labels))
 
         self.apply(self.init_weights)
-        for module in self.modules():
-            if isinstance(module, nn.LayerNorm):  # those of the transformer layers too
-                module.eps = NORM_EPS
 
     def init_weights(self, module):
-        """Draw the first weights of one of the modules."""
+        """Draw the first weights of a module, of the transformer layers too."""
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         elif isinstance(module, (nn.Linear, nn.Conv1d)):
             nn.init.normal_(module.weight, std=0.02 * (768 / self.config.width) ** 0.5)
             nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.eps = NORM_EPS
 
     def forward(self, ids, key_mask=None):
         windows = self.encode(*pad_inputs(ids, key_mask))
@@ -250,30 +249,22 @@ def load_released(folder, config):
         InputError: a file is damaged, or of another model.
     """
     with reading(folder):
-        released = read_released_weights(folder)
+        path = Path(folder, "model.safetensors")
+        if path.exists():
+            from safetensors.torch import load_file  # a package that only this format needs
+            content = load_file(path)
+        else:
+            path = Path(folder, "pytorch_model.bin")
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        released = {name.removeprefix("canine."): weight for name, weight in content.items()}
+        released.pop("char_embeddings.position_ids", None)  # 0, 1, 2, ...: of older versions
         weights = {}
         for ours, theirs in released_names(config).items():
-            weights[ours] = torch.cat([released.pop(name) for name in theirs])
+            weights[ours] = torch.cat([released.pop(name).float() for name in theirs])
         if released:
             raise ValueError(f"weights of no part of the model: {list(released)[:3]}")
         with torch.device("meta"):  # allocates nothing; raises where shapes differ
             Canine(config).load_state_dict(weights, strict=False, assign=True)
-    return weights
-
-
-def read_released_weights(folder):
-    """Return the weights in a folder by their released names, float32."""
-    path = Path(folder, "model.safetensors")
-    if path.exists():
-        from safetensors.torch import load_file  # a package that only this format needs
-        content = load_file(path)
-    else:
-        path = Path(folder, "pytorch_model.bin")
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    weights = {}
-    for name, weight in content.items():
-        if not name.endswith("position_ids"):  # 0, 1, 2, ...: a buffer of older versions
-            weights[name.removeprefix("canine.")] = weight.float()
     return weights
 
 

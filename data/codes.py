@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from bloom import BloomMap, coherent_map
 from common import InputError, blame, build_once, fingerprint, reading, start_workers
@@ -146,14 +145,13 @@ def load_tokenizer(state, config, corpus):
 # The codes of all words, hashed once
 
 
-def build_codes(config, tokenizer, corpus, quiet=False):
+def build_codes(config, tokenizer, corpus):
     """Return the codes of all token IDs, integer tensor (5 + V, C). [HF §3.2]
 
     Args:
         config: model.Config.
         tokenizer: HashTokenizer of the corpus.
         corpus: data.corpus.Corpus.
-        quiet: bool, print nothing.
     """
     if tokenizer.is_fixed:  # it has made its codes
         return torch.from_numpy(tokenizer.codes())
@@ -161,20 +159,18 @@ def build_codes(config, tokenizer, corpus, quiet=False):
     options = [config.code_format, config.bits, config.chunk, config.rows, config.hashes,
                config.buckets, config.weights, config.grams]
     identity = [options, tokenizer.state()]
-    return cached(corpus, "codes", identity, hash_corpus, tokenizer, corpus, quiet)
+    return cached(corpus, "codes", identity, hash_corpus, tokenizer, corpus)
 
 
-def hash_corpus(tokenizer, corpus, quiet):
+def hash_corpus(tokenizer, corpus):
     """Return the codes of special tokens and words, (5 + V, C). Many are hashed on all cores."""
-    codes = [tokenizer.special_codes()]
     jobs = divide(corpus.words, MAX_HASHED)
+    codes = [tokenizer.special_codes()]
     if len(jobs) == 1:  # done before processes would have started
         codes.append(tokenizer.codes_of_words(corpus.words))
     else:
-        is_hidden = True if quiet else None  # None: unless stderr is a terminal
         with start_workers() as pool:
-            hashed = pool.imap(tokenizer.codes_of_words, jobs)
-            codes.extend(tqdm(hashed, "hashing words", len(jobs), disable=is_hidden))
+            codes += pool.map(tokenizer.codes_of_words, jobs)
     return torch.from_numpy(np.concatenate(codes))
 
 

@@ -100,7 +100,7 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
             identity.append((os.path.abspath(file), stat.st_size, stat.st_mtime_ns))
             if part not in PYTHON:
                 texts.append(os.path.realpath(file))
-    # a text that is read twice may be held out and trained on
+    # a text that is read twice, such as by a link, may be held out and trained on
     if len(files) < len(parts) or len(set(texts)) < len(texts):
         raise InputError(f"--data {data}: expected each file or name once.")
     path = os.path.join(cache, f"{name_data(data)}-{split}-{fingerprint(identity)}")
@@ -167,15 +167,11 @@ def find_files(part):
         return list(python_files(places).values())
     if os.path.isfile(part):
         return [part]
-    files = {}
-    for file in sorted(walk_files(part)):
-        if get_ending(file) in ENDINGS:
-            # a file and a link to it count once, or one would be held out and the other trained on
-            files[os.path.realpath(file)] = file
+    files = [file for file in sorted(walk_files(part)) if get_ending(file) in ENDINGS]
     if not files and not is_hub_id(HUB.get(part, part)):
         raise InputError(f"--data {part}: expected files in {', '.join(ENDINGS)} (or .gz), a hub "
                          f"ID or one of {', '.join((*PYTHON, *HUB))}. Nothing was found there.")
-    return list(files.values())
+    return files
 
 
 def name_data(data):
@@ -194,43 +190,52 @@ def name_data(data):
 
 
 def read_documents(part, paths, is_sets, field, reader):
-    """Yield the documents of files, or of a hub data set, without empty ones.
+    """Yield the documents of a part of --data, without empty ones.
 
-    An item set is a row, or all rows of a page: pairs of a page and one of its items.
+    Args:
+        part: str; paths: its files, or [] for a data set on the hub.
+        is_sets: bool, documents are item sets. One is a cell, or the items of all rows of a page.
+        field, reader: as in prepare.
     """
-    sources = [(path, read_rows(path, **reader)) for path in paths]
+    sources = {path: read_rows(path, **reader) for path in paths}
     if not paths:
-        sources = [(part, read_hub(HUB.get(part, part)))]
+        sources[part] = read_hub(HUB.get(part, part))
     pages = defaultdict(list)  # page -> its items, which may be in several files
-    for source, rows in sources:
+    for source, rows in sources.items():
         examples, rows = peek_columns(rows)
         if not examples:
             continue
         columns = choose_columns(source, examples, field, is_sets)
         if columns != ["text"]:
             note_once(f"columns: {', '.join(columns)} of {part}")
-        num_incomplete = 0
-        for number, row in enumerate(rows, 1):
-            if not set(columns) <= set(row):
-                num_incomplete += 1
-            cells = [row.get(name) for name in columns]
-            is_pair = len(cells) == 2
-            document = cells if is_pair else cells[0]
-            # an item without a page is in no set
-            if not is_document(document, is_sets) or (is_pair and cells[0] in (None, "")):
-                raise InputError(f"{source}, row {number:,}: expected text, or in an item set "
-                                 f"names or whole numbers, in {', '.join(columns)}, got "
-                                 f"{document!r:.60}. Use --field: one column of text or of lists, "
-                                 "or PAGE,ITEM.")
-            if is_pair:
+        for cells in read_cells(source, rows, columns, is_sets):
+            if len(cells) == 2:
                 page, item = cells
                 pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
-            elif document:
-                yield document
-        if num_incomplete > 0:
-            note_once(f"warning: {source}: {num_incomplete:,} of {number:,} rows have no "
-                      f"{', '.join(columns)}.")
+            elif cells[0]:
+                yield cells[0]
     yield from pages.values()
+
+
+def read_cells(source, rows, columns, is_sets):
+    """Yield the cells of each row: a document, or a page and one of its items. Bad ones raise."""
+    num_incomplete = 0
+    for number, row in enumerate(rows, 1):
+        if not set(columns) <= set(row):
+            num_incomplete += 1
+        cells = [row.get(name) for name in columns]
+        if len(cells) == 1:
+            is_good = is_document(cells[0], is_sets)
+        else:  # an item without a page is in no set
+            is_good = is_document(cells, is_sets) and cells[0] not in (None, "")
+        if not is_good:
+            raise InputError(f"{source}, row {number:,}: expected text, or in an item set names or "
+                             f"whole numbers, in {', '.join(columns)}, got {cells!r:.60}. Use "
+                             "--field: one column of text or of lists, or PAGE,ITEM.")
+        yield cells
+    if num_incomplete > 0:
+        note_once(f"warning: {source}: {num_incomplete:,} of {number:,} rows have no "
+                  f"{', '.join(columns)}.")
 
 
 def is_document(value, is_sets):
@@ -283,9 +288,7 @@ def read_jobs(part, paths, is_sets, field, reader):
     """Yield lists of documents; for Python sources lists of paths, since workers parse the files.
 
     Args:
-        part: str, a part of --data.
-        paths: list of str, its files.
-        is_sets, field, reader: see read_documents.
+        part, paths, is_sets, field, reader: as in read_documents.
     """
     if part in PYTHON:
         yield from divide(paths, JOB_FILES)

@@ -29,7 +29,7 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
     Args:
         path: str, a file with one of ENDINGS, or with .gz after it.
         columns: list[str], names for a table without a header line, such as the original files of
-            CoLA. A first line that holds columns[-1] is a header after all.
+            CoLA.
         keep_damaged: bool, yield {} for a damaged row, so that rows keep their numbers.
         encoding: str, one that Python knows. None: UTF-8, and UTF-16 is refused.
         sep: str, the character between the cells of a table. None: a tab in a .tsv, else a comma.
@@ -149,8 +149,6 @@ def split_cells(lines, ending, sep):
     csv.field_size_limit(2**31 - 1)  # a cell may be a whole article; a C long may have 32 bits
     if sep is None:
         sep = "\t" if ending == ".tsv" else ","
-    if len(sep) != 1:
-        raise InputError(f"--sep: expected one character for {ending}, got {sep!r}.")
     quoting = csv.QUOTE_NONE if ending == ".tsv" else csv.QUOTE_MINIMAL
     # strict: without it the cell of a stray quote takes in all rows up to the next quote
     for cells in csv.reader(lines, delimiter=sep, quoting=quoting, strict=True):
@@ -203,7 +201,7 @@ def read_header(path, head, columns, header):
     names = [name.strip() for name in head[0]]
     if header == "none":
         return [str(number) for number in range(1, len(names) + 1)], head
-    if columns is not None and columns[-1] not in names:
+    if columns is not None:
         return columns, head
     rows = head[1:]
     if len(names) == 1 and re.search(r"[,;|\t]", names[0]):

@@ -250,7 +250,7 @@ def cut_windows(pairs, tokenizer, length):
         windows: list of W (number of the question, tokenizer.Window).
         spans: list of n, the (start, end) in characters of each word of a question's context.
     """
-    stride = max(1, length // 3)  # words; doc_stride of run_squad.py, 128 of 384
+    stride = length // 3  # words; doc_stride of run_squad.py, 128 of 384
     windows = []
     spans = []
     last_context = None

@@ -107,7 +107,7 @@ TASKS = {
     "pydoc": Task(["docstring"], [], CLASS_METRICS),
 }
 # the eight of the papers' average; they leave out WNLI, the ninth [GLUE §3]
-GLUE = ["mnli", "qnli", "qqp", "rte", "sst2", "mrpc", "cola", "stsb"]
+GLUE = [name for name, task in TASKS.items() if task.is_glue]
 
 GROUPS = 20  # groups of rows in standard_error
 DEV_SHARE = 0.1  # share of --train that is scored where there is no --dev
@@ -282,19 +282,17 @@ def parse_rows(records, task, source, parse):
             if name not in cells:
                 raise InputError(f"{place}: expected a column {name}, got {', '.join(cells)}. "
                                  "--text and --label choose those of your own files.")
-        texts = [parse_text(cells[name], place) for name in task.text_columns]
+        texts = []
+        for name in task.text_columns:
+            text = cells[name]
+            if text is None:  # an empty cell
+                text = ""
+            if not isinstance(text, str):
+                raise InputError(f"{place}: expected text, got {text!r:.60}.")
+            texts.append(text)
         label = parse(cells[task.label_column], task, place)
         rows.append((tuple(texts), label))
     return rows
-
-
-def parse_text(cell, place):
-    """Return the text in a cell, str. An empty cell is an empty text."""
-    if cell is None:
-        return ""
-    if not isinstance(cell, str):
-        raise InputError(f"{place}: expected text, got {cell!r:.60}.")
-    return cell
 
 
 def find_classes(rows):
