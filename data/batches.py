@@ -140,9 +140,9 @@ class TextBatches(Batches):
         self.ids = ids
         self.short = short
         self.has_padding = short > 0
-        # sizes of cut windows are uniform in [min(3, L), L]; minus [CLS] and [SEP]
-        cut_size = (min(3, length) + length) / 2 - 2
-        self.words_per_sequence = (1 - short) * (length - 1) + short * cut_size
+        self.min_size = min(3, length)  # of a cut window: [CLS], a word and [SEP]
+        cut_words = (self.min_size + length) / 2 - 2  # on average
+        self.words_per_sequence = (1 - short) * (length - 1) + short * cut_words
         self.starts, self.eval_starts = text_windows(len(ids), length)
         self.num_eval = len(self.eval_starts)
         self.steps_per_epoch = len(self.starts) // batch_size
@@ -161,8 +161,7 @@ class TextBatches(Batches):
         ids = self.read_windows(self.examples(step)[rows])
         rng = np.random.default_rng([self.seed, LENGTHS, step])
         is_cut = rng.random(self.batch_size) < self.short
-        # [CLS], a word and [SEP] at least
-        sizes = rng.integers(min(3, self.length), self.length + 1, self.batch_size)
+        sizes = rng.integers(self.min_size, self.length + 1, self.batch_size)
         for window, cut, size in zip(ids, is_cut[rows], sizes[rows]):
             if cut:
                 window[size - 1] = SEP

@@ -4,20 +4,22 @@ Sources:
     [HF] Xue & Aletras 2022, HashFormers
 Out of scope: the formats of files (data/rows.py), batches (data/batches.py).
 
-prepare writes a folder, once, and Corpus reads it. On the way, in write_corpus:
+prepare writes a folder, once, in the steps of write_corpus, and Corpus reads it:
 
-    rows         dict, column -> cell         read_rows, of files; read_hub
-    documents    a text, or a list of names   read_documents
-    words        of a document                split_all, in several processes
-    numbers.bin  words by first appearance    number_words
-    ids.bin      words by frequency           renumber
+    find_files      --data        ->  paths of files
+    read_documents  paths         ->  rows, by data/rows.py  ->  texts, or lists of item names
+    split_all       documents     ->  words, in several processes
+    number_words    words         ->  numbers.bin
+    renumber        numbers.bin   ->  ids.bin, words.txt, offsets.npy, counts.npy
 
 Example: the documents "the cat" and "a cat a cat" become
 
-    numbers.bin  5 6 2 7 6 7 6 2     5, 6, 7 are the, cat, a; 2 is [SEP], the end of a document
-    ids.bin      7 5 2 6 5 6 5 2     5, 6, 7 are cat, a, the
+    numbers.bin  5 6 2 7 6 7 6 2     by first appearance 5, 6, 7 are the, cat, a; 2 is [SEP], the
+                                     end of a document
+    ids.bin      7 5 2 6 5 6 5 2     by frequency 5, 6, 7 are cat, a, the
     words.txt    cat a the
     offsets.npy  0 3 8               where documents start, and the end
+    counts.npy   0 0 2 0 0 3 2 1     by ID
 """
 
 import hashlib
@@ -83,19 +85,22 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
     Raises:
         InputError: Data cannot be read, or has no words.
     """
-    # the folder's name has a fingerprint of all that decides its content
-    num_subwords = max_subwords if split in SUBWORDS else None
-    identity = [FORMAT, data, split, num_subwords, field, reader]
-    identity += [source.read_text("utf-8") for source in SOURCES]
     parts = data.split("+")
-    files = {part: find_files(part) for part in parts}
-    texts = []  # paths of all files but those of Python, whose documents count once
+    files = {}  # part -> its paths
     for part in parts:
+        files[part] = find_files(part)
         if part in PYTHON and field is not None:
             raise InputError(f"--field: requires rows, got {part}.")
         if reader and (part in PYTHON or not files[part]):
             raise InputError(f"--encoding, --sep, --header: require files, got {part}.")
-        for file in files[part]:
+
+    # the folder's name has a fingerprint of all that decides its content
+    num_subwords = max_subwords if split in SUBWORDS else None
+    identity = [FORMAT, data, split, num_subwords, field, reader]
+    identity += [source.read_text("utf-8") for source in SOURCES]
+    texts = []  # all files but those of Python, whose documents count once
+    for part, paths in files.items():
+        for file in paths:
             stat = os.stat(file)
             identity.append((os.path.abspath(file), stat.st_size, stat.st_mtime_ns))
             if part not in PYTHON:
@@ -104,9 +109,6 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
     if len(files) < len(parts) or len(set(texts)) < len(texts):
         raise InputError(f"--data {data}: expected each file or name once.")
     path = os.path.join(cache, f"{name_data(data)}-{split}-{fingerprint(identity)}")
-
-    if not quiet and not os.path.exists(path):
-        print(f"preparing {data}, once for all runs, in {cache}", flush=True)
     return build_once(
         path, write_corpus, data, files, split, max_subwords, quiet, field, reader)
 
@@ -118,6 +120,8 @@ def write_corpus(folder, data, files, split, max_subwords, quiet, field, reader)
     """
     folder = Path(folder)
     folder.mkdir()
+    if not quiet:
+        print(f"preparing {data}, once for all runs, in {folder.parent}", flush=True)
     is_hidden = True if quiet else None  # None: unless stderr is a terminal
     is_sets = split == "items"
 
@@ -127,8 +131,7 @@ def write_corpus(folder, data, files, split, max_subwords, quiet, field, reader)
     if split in SUBWORDS:
         def open_texts():
             for part, paths in files.items():
-                jobs = read_jobs(part, paths, is_sets, field, reader)
-                for job in tqdm(jobs, f"training {split}", disable=is_hidden):
+                for job in read_jobs(part, paths, is_sets, field, reader):
                     yield from list_documents(part, job)
 
         subwords = SUBWORDS[split].train(open_texts, max_subwords)
@@ -137,14 +140,14 @@ def write_corpus(folder, data, files, split, max_subwords, quiet, field, reader)
 
     # Split all documents, on all cores. Words get numbers by first appearance, as IDs, which are
     # by frequency, are not known before the end
-    copies = set()  # the documents of Python sources so far
+    seen = set()  # the documents of Python sources so far
     with open(folder / "numbers.bin", "wb") as file:
         for part, paths in files.items():
             jobs = read_jobs(part, paths, is_sets, field, reader)
             results = split_all(part, jobs, split, subwords)
             for documents in tqdm(results, f"preparing {part}", disable=is_hidden):
                 if part in PYTHON:
-                    documents = drop_copies(documents, copies, is_sets)
+                    documents = drop_copies(documents, seen, is_sets)
                 number_words(documents, number_of).tofile(file)
         if file.tell() == 0:
             raise InputError(f"--data {data}: expected text, got no words.")
@@ -372,8 +375,8 @@ def item_names(document):
     return [name for name in dict.fromkeys(names) if name]
 
 
-def drop_copies(documents, copies, is_sets):
-    """Return the documents that are not in `copies`, a set, and add them to it.
+def drop_copies(documents, seen, is_sets):
+    """Return the documents that are not in `seen`, a set, and add them to it.
 
     Code is copied about, so its docstrings and sets of names repeat, and held-out text would be
     seen in training.
@@ -387,8 +390,8 @@ def drop_copies(documents, copies, is_sets):
         key = document
         if is_sets:
             key = "\n".join(sorted(document.split("\n")))
-        if key not in copies:
-            copies.add(key)
+        if key not in seen:
+            seen.add(key)
             new.append(document)
     return new
 

@@ -26,7 +26,6 @@ import collections
 import dataclasses
 import math
 import os
-import sys
 
 import numpy as np
 import torch
@@ -34,7 +33,7 @@ import torch.nn.functional as F
 
 from common import InputError, send
 from data.python_source import build_pydoc
-from data.rows import is_hub_id, list_names, read_hub, read_rows, reader_options
+from data.rows import is_hub_id, list_names, note_once, read_hub, read_rows, reader_options
 from tokenizer import build_inputs
 
 
@@ -364,8 +363,8 @@ def warn_of_leak(train, dev, path):
     seen = {texts for texts, _ in train}
     num_seen = sum(texts in seen for texts, _ in dev)
     if num_seen > 0:
-        print(f"warning: {path}: {len(dev):,} rows to score, of which {num_seen:,} have a text of "
-              "--train.", file=sys.stderr)
+        note_once(f"warning: {path}: {len(dev):,} rows to score, of which {num_seen:,} have a text "
+                  "of --train.")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -423,11 +423,6 @@ def test_copied_code_counts_once(name, split, write, load, monkeypatch):
 # Bad input
 
 
-def test_wrong_encoding_is_refused(write):
-    with pytest.raises(InputError, match="UTF-16 stream does not start with BOM.* --encoding"):
-        list(read_rows(write("a.txt", "some text"), encoding="utf-16"))
-
-
 @pytest.mark.parametrize("name, content, message", [
     ("empty.txt", " \n \n", "expected text, got no words"),
     ("notes.bin", "x", "notes.bin: expected a file in .txt"),
