@@ -79,8 +79,7 @@ class Canine(nn.Module):
         config: CanineConfig.
 
     Shape:
-        ids: int64 (B, L), token IDs of CharacterTokenizer: code points + 5.
-        key_mask: bool (B, L), True = attend, or None without padding.
+        ids: int64 (B, L), token IDs of CharacterTokenizer: code points + 5, and 0 as padding.
         output: float (B, labels), logits.
     """
 
@@ -111,7 +110,7 @@ class Canine(nn.Module):
         self.apply(self.init_weights)
 
     def init_weights(self, module):
-        """Draw the first weights of a module, of the transformer layers too."""
+        """Draw the first weights of a module, and set the released eps of a layer norm."""
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         elif isinstance(module, (nn.Linear, nn.Conv1d)):
@@ -120,8 +119,8 @@ class Canine(nn.Module):
         elif isinstance(module, nn.LayerNorm):
             module.eps = NORM_EPS
 
-    def forward(self, ids, key_mask=None):
-        windows = self.encode(*pad_inputs(ids, key_mask))
+    def forward(self, ids, key_mask=None):  # the mask follows from ids
+        windows = self.encode(*pad_inputs(ids))
         pooled = self.pooler(windows[:, 0]).tanh()  # (B, d), of [CLS]
         return self.head(pooled)
 
@@ -142,9 +141,10 @@ class Canine(nn.Module):
         x = self.attend_locally(x, key_mask)
         windows = self.downsample(x)  # (B, W, d)
 
-        # subtle: as in the released model, windows moved one place to the right (the first is
-        # [CLS]), but their mask did not. So the last window of the text is masked, and its
-        # characters count only through local attention. Four windows of text, two of padding:
+        # subtle: downsample moved the windows one place to the right, behind [CLS], but the mask
+        # stays as it was, as in the released model. So the last window of the text is masked, and
+        # its characters count only through local attention. Windows 1 to 4 of text, 5 and 6 of
+        # padding:
         #     window  [CLS]  1  2  3  4  5
         #     mask        1  1  1  1  0  0
         W = windows.shape[1]
@@ -196,21 +196,17 @@ def code_points(ids):
     return torch.where(ids < FIRST_WORD_ID, special, ids - FIRST_WORD_ID)
 
 
-def pad_inputs(ids, key_mask=None):
+def pad_inputs(ids):
     """Return token IDs, token types and attention mask, padded to full windows and two more.
 
     The vectors of characters, which are left out here, need the two more to be the same in every
-    batch; the logits do not. Token types are 1 after the first [SEP].
+    batch; the logits do not.
     """
-    if key_mask is None:
-        key_mask = torch.ones_like(ids, dtype=torch.bool)
+    ids = F.pad(ids, (0, -ids.shape[1] % RATE + 2 * RATE))
+    key_mask = ids != 0  # True = attend
     is_sep = (ids == SEP).long()
     seps_before = is_sep.cumsum(1) - is_sep
-    types = seps_before.clamp(max=1) * key_mask
-    padding = (0, -ids.shape[1] % RATE + 2 * RATE)
-    ids = F.pad(ids, padding)
-    types = F.pad(types, padding)
-    key_mask = F.pad(key_mask, padding)
+    types = seps_before.clamp(max=1) * key_mask  # 1 after the first [SEP], 0 in padding
     return ids, types, key_mask
 
 

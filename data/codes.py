@@ -131,9 +131,7 @@ def fit_alpha(args, m, num_items):
 def load_tokenizer(state, config, corpus):
     """Return the tokenizer of another run's state(); InputError unless its IDs fit the corpus."""
     tokenizer = HashTokenizer.load(state, config)
-    pieces = None  # the text is split into words
-    if corpus.subwords is not None:
-        pieces = corpus.subwords.json
+    pieces = None if corpus.subwords is None else corpus.subwords.json
     words = corpus.words[:len(tokenizer.words)]  # [] where words are hashed
     if state["subwords"] != pieces or tokenizer.words != words:
         raise InputError("--init_from: requires the pieces and words of its own corpus, got those "
