@@ -11,15 +11,15 @@ Notation:
 
 Example: "Who sat?" about "A cat sat." with the answer "A cat", which starts at character 0:
 
-    position      0     1    2    3  4      5      6  7    8    9  10
-    window.ids    [CLS] who  sat  ?  [SEP]  [SEP]  a  cat  sat  .  [SEP]
+    position   0      1    2    3  4      5      6  7    8    9  10
+    ids        [CLS]  who  sat  ?  [SEP]  [SEP]  a  cat  sat  .  [SEP]
+    word                                         0  1    2    3          of the context
+    span       (0, 1) (2, 5) (6, 9) (9, 10), the characters of each word of the context
+    target     (6, 7), the positions of the first and the last word of the answer; (0, 0), the
+               [CLS], in a window without the whole answer
 
-    words         number 0 to 3 of the context stand from position 6 on: window.start is 0,
-                  window.stop is 4 and window.offset is 6. A later window starts at another word
-    spans         (0, 1) (2, 5) (6, 9) (9, 10), the characters of the words of the context
-    target        (6, 7), positions of the first and the last word of the answer; (0, 0), the
-                  [CLS], in a window without the whole answer
-
+A long context is cut into windows that overlap. A tokenizer.Window has its ids; its part of the
+context, words start to stop - 1, here 0 to 3; and offset, the position of word start, here 6.
 The model gives each position a score as the start and one as the end of the answer, logits (L, 2).
 The answer is the best span of all windows of its question, or none if [CLS] scores higher.
 """
