@@ -113,12 +113,6 @@ def parse_answers(cell, task, place):
     return answers
 
 
-def find_place(context, text, start):
-    """Return the character of a context where a text stands, nearest to start; None: nowhere."""
-    places = [i for i in range(len(context)) if context.startswith(text, i)]
-    return min(places, key=lambda place: abs(place - start), default=None)
-
-
 def drop_misplaced(rows, source):
     """Return the training rows without those whose first answer is nowhere in the context.
 
@@ -147,6 +141,12 @@ def drop_misplaced(rows, source):
     if num_moved + num_lost > 0:
         note_once(f"{message} The nearest place is taken; questions without one do not train.")
     return good
+
+
+def find_place(context, text, start):
+    """Return the character of a context where a text stands, nearest to start; None: nowhere."""
+    places = [i for i in range(len(context)) if context.startswith(text, i)]
+    return min(places, key=lambda place: abs(place - start), default=None)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -219,41 +219,6 @@ def read_records(args, split, path, original, hub_id, columns=None):
 # Records to rows
 
 
-def parse_number(cell, task, place):
-    """Return the number in a label cell, float."""
-    try:
-        number = float(read_label(cell))
-    except ValueError:
-        number = math.nan
-    # NaN is not below 1e38; above it, float32 is infinite
-    if not abs(number) < 1e38 or (task.is_glue and number == -1):
-        raise InputError(f"{place}: expected a label (a number below 1e38; GLUE hides labels as "
-                         f"-1), got {cell!r:.60}.")
-    return number
-
-
-def parse_class(cell, task, place):
-    """Return the class in a label cell, str: one of the task's labels if they are known."""
-    label = read_label(cell)
-    names = task.labels
-    # GLUE's files may have the number of a class; in your own files, 1 is a name
-    if task.is_glue and label.isdecimal() and int(label) < len(names):
-        label = names[int(label)]
-    if label == "" or (names and label not in names):
-        expected = ", ".join(names) if names else "any text"
-        raise InputError(f"{place}: expected a label ({expected}), got {cell!r:.60}.")
-    return label
-
-
-def read_label(cell):
-    """Return the text of a label cell. It is "" if the cell is empty, a list or an object."""
-    if isinstance(cell, float) and cell.is_integer():
-        cell = int(cell)  # JSON may have 1 and 1.0, which are one class
-    if isinstance(cell, (str, int, float)) and cell == cell:  # NaN is an empty cell of numbers
-        return str(cell).strip()
-    return ""
-
-
 def parse_rows(records, task, source, parse):
     """Return the rows of a task.
 
@@ -292,6 +257,41 @@ def parse_rows(records, task, source, parse):
         label = parse(cells[task.label_column], task, place)
         rows.append((tuple(texts), label))
     return rows
+
+
+def parse_class(cell, task, place):
+    """Return the class in a label cell, str: one of the task's labels if they are known."""
+    label = read_label(cell)
+    names = task.labels
+    # GLUE's files may have the number of a class; in your own files, 1 is a name
+    if task.is_glue and label.isdecimal() and int(label) < len(names):
+        label = names[int(label)]
+    if label == "" or (names and label not in names):
+        expected = ", ".join(names) if names else "any text"
+        raise InputError(f"{place}: expected a label ({expected}), got {cell!r:.60}.")
+    return label
+
+
+def parse_number(cell, task, place):
+    """Return the number in a label cell, float."""
+    try:
+        number = float(read_label(cell))
+    except ValueError:
+        number = math.nan
+    # NaN is not below 1e38; above it, float32 is infinite
+    if not abs(number) < 1e38 or (task.is_glue and number == -1):
+        raise InputError(f"{place}: expected a label (a number below 1e38; GLUE hides labels as "
+                         f"-1), got {cell!r:.60}.")
+    return number
+
+
+def read_label(cell):
+    """Return the text of a label cell. It is "" if the cell is empty, a list or an object."""
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)  # JSON may have 1 and 1.0, which are one class
+    if isinstance(cell, (str, int, float)) and cell == cell:  # NaN is an empty cell of numbers
+        return str(cell).strip()
+    return ""
 
 
 def find_classes(rows):
