@@ -338,7 +338,7 @@ def load_data(args, initial):
             tokenizer = build_tokenizer(args, config, corpus)
         else:
             tokenizer = load_tokenizer(initial["tokenizer"], config, corpus)
-        codes = build_codes(config, tokenizer, corpus, args.quiet)
+        codes = build_codes(config, tokenizer, corpus)
         targets = build_targets(config, tokenizer, corpus, codes)
     # a hash that was just fitted to this corpus knows it
     if config.order and not args.quiet and (initial is not None or tokenizer.is_fixed):

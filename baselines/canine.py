@@ -79,8 +79,7 @@ class Canine(nn.Module):
         config: CanineConfig.
 
     Shape:
-        ids: int64 (B, L), token IDs of CharacterTokenizer: code points + 5.
-        key_mask: bool (B, L), True = attend, or None without padding.
+        ids: int64 (B, L), token IDs of CharacterTokenizer: code points + 5, and 0 as padding.
         output: float (B, labels), logits.
     """
 
@@ -109,20 +108,19 @@ class Canine(nn.Module):
         self.head = nn.Sequential(nn.Dropout(config.dropout), nn.Linear(d, config.labels))
 
         self.apply(self.init_weights)
-        for module in self.modules():
-            if isinstance(module, nn.LayerNorm):  # those of the transformer layers too
-                module.eps = NORM_EPS
 
     def init_weights(self, module):
-        """Draw the first weights of one of the modules."""
+        """Draw the first weights of a module, and set the released eps of a layer norm."""
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         elif isinstance(module, (nn.Linear, nn.Conv1d)):
             nn.init.normal_(module.weight, std=0.02 * (768 / self.config.width) ** 0.5)
             nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.eps = NORM_EPS
 
-    def forward(self, ids, key_mask=None):
-        windows = self.encode(*pad_inputs(ids, key_mask))
+    def forward(self, ids, key_mask=None):  # the mask follows from ids
+        windows = self.encode(*pad_inputs(ids))
         pooled = self.pooler(windows[:, 0]).tanh()  # (B, d), of [CLS]
         return self.head(pooled)
 
@@ -143,9 +141,10 @@ class Canine(nn.Module):
         x = self.attend_locally(x, key_mask)
         windows = self.downsample(x)  # (B, W, d)
 
-        # subtle: as in the released model, windows moved one place to the right (the first is
-        # [CLS]), but their mask did not. So the last window of the text is masked, and its
-        # characters count only through local attention. Four windows of text, two of padding:
+        # subtle: downsample moved the windows one place to the right, behind [CLS], but the mask
+        # stays as it was, as in the released model. So the last window of the text is masked, and
+        # its characters count only through local attention. Windows 1 to 4 of text, 5 and 6 of
+        # padding:
         #     window  [CLS]  1  2  3  4  5
         #     mask        1  1  1  1  0  0
         W = windows.shape[1]
@@ -197,21 +196,17 @@ def code_points(ids):
     return torch.where(ids < FIRST_WORD_ID, special, ids - FIRST_WORD_ID)
 
 
-def pad_inputs(ids, key_mask=None):
+def pad_inputs(ids):
     """Return token IDs, token types and attention mask, padded to full windows and two more.
 
     The vectors of characters, which are left out here, need the two more to be the same in every
-    batch; the logits do not. Token types are 1 after the first [SEP].
+    batch; the logits do not.
     """
-    if key_mask is None:
-        key_mask = torch.ones_like(ids, dtype=torch.bool)
+    ids = F.pad(ids, (0, -ids.shape[1] % RATE + 2 * RATE))
+    key_mask = ids != 0  # True = attend
     is_sep = (ids == SEP).long()
     seps_before = is_sep.cumsum(1) - is_sep
-    types = seps_before.clamp(max=1) * key_mask
-    padding = (0, -ids.shape[1] % RATE + 2 * RATE)
-    ids = F.pad(ids, padding)
-    types = F.pad(types, padding)
-    key_mask = F.pad(key_mask, padding)
+    types = seps_before.clamp(max=1) * key_mask  # 1 after the first [SEP], 0 in padding
     return ids, types, key_mask
 
 
@@ -250,30 +245,20 @@ def load_released(folder, config):
         InputError: a file is damaged, or of another model.
     """
     with reading(folder):
-        released = read_released_weights(folder)
+        path = Path(folder, "model.safetensors")
+        if path.exists():
+            from safetensors.torch import load_file  # a package that only this format needs
+            content = load_file(path)
+        else:
+            path = Path(folder, "pytorch_model.bin")
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        released = {name.removeprefix("canine."): weight for name, weight in content.items()}
+        released.pop("char_embeddings.position_ids", None)  # 0, 1, 2, ...: of older versions
         weights = {}
         for ours, theirs in released_names(config).items():
-            weights[ours] = torch.cat([released.pop(name) for name in theirs])
+            weights[ours] = torch.cat([released.pop(name).float() for name in theirs])
         if released:
             raise ValueError(f"weights of no part of the model: {list(released)[:3]}")
-        with torch.device("meta"):  # allocates nothing; raises where shapes differ
-            Canine(config).load_state_dict(weights, strict=False, assign=True)
-    return weights
-
-
-def read_released_weights(folder):
-    """Return the weights in a folder by their released names, float32."""
-    path = Path(folder, "model.safetensors")
-    if path.exists():
-        from safetensors.torch import load_file  # a package that only this format needs
-        content = load_file(path)
-    else:
-        path = Path(folder, "pytorch_model.bin")
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    weights = {}
-    for name, weight in content.items():
-        if not name.endswith("position_ids"):  # 0, 1, 2, ...: a buffer of older versions
-            weights[name.removeprefix("canine.")] = weight.float()
     return weights
 
 
@@ -366,7 +351,8 @@ def finetune_canine(args):
     for seed in range(args.seed, args.seed + args.seeds):
         torch.manual_seed(seed)  # for fresh weights and dropout
         model = Canine(dataclasses.replace(config, labels=data["train"].num_outputs))
-        model.load_state_dict(weights, strict=False)  # released weights have no head
+        with reading(args.weights):  # raises where sizes differ
+            model.load_state_dict(weights, strict=False)  # released weights have no head
         model.to(runtime.device)
         title = f"{args.task}, seed {seed}"
         result = train_and_score(args, runtime, model, data, seed, args.lr, title)

@@ -13,8 +13,6 @@ as one that never stopped. They are defined for the global batch. A rank asks fo
 the number of ranks changes nothing.
 """
 
-import functools
-
 import numpy as np
 import torch
 
@@ -36,10 +34,12 @@ LENGTHS = 5
 
 
 class Batches:
-    """What both kinds of batches share: the examples of a step, and the noise of a batch.
+    """What TextBatches and ItemSetBatches share: the examples of a step, the noise of a batch.
+
+    A run calls get_batch, divide_rows and eval_batch.
 
     Args:
-        word_counts: int (V,), how often each known word occurs. All IDs behind them are unknown.
+        word_counts: int (V,), how often each known word occurs. All IDs from 5 + V on are unknown.
         length: int, L.
         batch_size: int, B, of the global batch.
         seed: int, of order and noise.
@@ -62,12 +62,8 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self.num_known = FIRST_WORD_ID + len(word_counts)
-        # random words are drawn from those that occur; some pieces of BPE do not
-        self.word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)
-        # the last result is kept: for the steps of an epoch, and the micro-batches of a step. A
-        # decorator on the method would keep every Batches alive
-        self.cached_order = functools.lru_cache(maxsize=1)(self.draw_order)
-        self.cached_noise = functools.lru_cache(maxsize=1)(self.draw_noise)
+        self.word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)  # some pieces do not occur
+        self.epoch = None  # the one that self.order is of, see examples
 
     def get_batch(self, step, rows):
         """Return some rows of a step's global batch.
@@ -79,45 +75,41 @@ class Batches:
         Returns:
             ids: int64 (r, L), 0 as padding. L is that of the longest row.
             key_mask: bool (r, L), False = padding, or None where no row is ever padded.
-            noise: float32 (3, r, L), see draw_noise.
-            random_words: int64 (r, L).
+            noise: float32 (3, r, L), uniform in [0, 1), from which Objective.corrupt decides: for
+                masked words noise[0] is low where a word is chosen, noise[1] where a chosen one
+                becomes [MASK], noise[2] where another chosen one becomes a random word.
+            random_words: int64 (r, L), uniform over the words that occur.
         """
         ids = self.read_step(step, rows)
-        noise, random_words = self.cached_noise((self.seed, NOISE, step), self.batch_size)
-        L = ids.shape[1]
-        return ids, self.build_key_mask(ids), noise[:, rows, :L], random_words[rows, :L]
-
-    def build_key_mask(self, ids):
-        """Return which of ids (B, L) are no padding; None where no row is ever padded."""
-        if not self.has_padding:
-            return None
-        return ids != 0
+        return self.add_noise(ids, rows, (self.seed, NOISE, step), self.batch_size)
 
     def examples(self, step):
         """Return the training examples of a step, int64 (B,); each epoch shuffles them."""
         epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self.epoch:  # once: a large corpus has millions of examples
+            self.epoch = epoch
+            self.order = self.draw_order(epoch)
         first = place * self.batch_size
-        return self.cached_order(epoch)[first:first + self.batch_size]
+        return self.order[first:first + self.batch_size]
 
-    def draw_noise(self, seed, size):
-        """Draw the noise and random words of a whole batch.
+    def add_noise(self, ids, rows, seed, size):
+        """Add the noise of a batch to some of its rows; return what get_batch does.
 
-        So the noise of a row does not depend on which rank, or micro-batch, reads it.
+        The noise of the whole batch is drawn, so that the noise of a row does not depend on which
+        rank, or micro-batch, reads it. That is cheap: a few milliseconds for 65,536 positions.
 
         Args:
+            ids: int64 (r, L), 0 as padding.
+            rows: int array or slice, where ids are in the batch.
             seed: tuple of int.
             size: int, rows of the batch.
-
-        Returns:
-            noise: float32 (3, size, L), uniform in [0, 1), from which Objective.corrupt decides:
-                for masked words noise[0] is low where a word is chosen, noise[1] where a chosen one
-                becomes [MASK], noise[2] where another chosen one becomes a random word.
-            random_words: int64 (size, L), uniform over word_ids.
         """
         rng = np.random.default_rng(seed)
-        noise = rng.random((3, size, self.length), np.float32)
-        random_words = rng.choice(self.word_ids, (size, self.length))
-        return torch.from_numpy(noise), torch.from_numpy(random_words)
+        noise = torch.from_numpy(rng.random((3, size, self.length), np.float32))
+        random_words = torch.from_numpy(rng.choice(self.word_ids, (size, self.length)))
+        L = ids.shape[1]
+        key_mask = ids != 0 if self.has_padding else None
+        return ids, key_mask, noise[:, rows, :L], random_words[rows, :L]
 
     def divide_rows(self, step, rows, size):
         """Return the rows of each micro-batch: `rows`, an int array, in parts of at most `size`."""
@@ -125,6 +117,68 @@ class Batches:
 
 
 # Windows of text
+
+
+class TextBatches(Batches):
+    """Windows of text, each behind a [CLS].
+
+    Some training windows are cut, since users' texts are short: a model trained on full windows
+    does badly on them. A cut window has a random length, ends with [SEP], as a text does, and is
+    padded. [BERT] cuts one in ten as well: short_seq_prob in its code.
+
+    Args:
+        ids: integer (n,), token IDs of the corpus. Unknown ones are read as [UNK].
+        word_counts, length, batch_size, seed: as in Batches; one position of length is [CLS].
+        short: float, share of the training windows that are cut.
+
+    Raises:
+        ValueError: If the text has too few windows for one batch.
+    """
+
+    def __init__(self, ids, word_counts, length, batch_size, seed, short=0.0):
+        super().__init__(word_counts, length, batch_size, seed)
+        self.ids = ids
+        self.short = short
+        self.has_padding = short > 0
+        self.min_size = min(3, length)  # of a cut window: [CLS], a word and [SEP]
+        cut_words = (self.min_size + length) / 2 - 2  # on average
+        self.words_per_sequence = (1 - short) * (length - 1) + short * cut_words
+        self.starts, self.eval_starts = text_windows(len(ids), length)
+        self.num_eval = len(self.eval_starts)
+        self.steps_per_epoch = len(self.starts) // batch_size
+        if self.steps_per_epoch == 0:
+            raise ValueError(f"expected batches of at most {len(self.starts):,} windows of this "
+                             f"text, got {batch_size}. Use smaller batches or more text.")
+
+    def draw_order(self, epoch):
+        """Draw the starts of an epoch's windows: one shift for all, and their order."""
+        rng = np.random.default_rng([self.seed, ORDER, epoch])
+        shift = rng.integers(self.length - 1)
+        return rng.permutation(self.starts) + shift
+
+    def read_step(self, step, rows):
+        """Read windows of a step, and cut a share of them. [BERT]"""
+        ids = self.read_windows(self.examples(step)[rows])
+        rng = np.random.default_rng([self.seed, LENGTHS, step])
+        is_cut = rng.random(self.batch_size) < self.short
+        sizes = rng.integers(self.min_size, self.length + 1, self.batch_size)
+        for window, cut, size in zip(ids, is_cut[rows], sizes[rows]):
+            if cut:
+                window[size - 1] = SEP
+                window[size:] = 0
+        return ids
+
+    def eval_batch(self, rows):
+        ids = self.read_windows(self.eval_starts[rows])
+        return self.add_noise(ids, rows, (0, EVALUATION), self.num_eval)
+
+    def read_windows(self, starts):
+        """Return int64 (B, L): the windows that begin at starts, int64 (B,)."""
+        places = starts[:, None] + np.arange(self.length - 1)  # (B, L - 1)
+        ids = self.ids[places].astype(np.int64)
+        ids[ids >= self.num_known] = UNK
+        ids = np.insert(ids, 0, CLS, axis=1)
+        return torch.from_numpy(ids)
 
 
 def text_windows(num_ids, length):
@@ -166,70 +220,6 @@ def text_windows(num_ids, length):
     num_windows = min(len(held_out), max(1, MAX_EVAL_WORDS // length))
     chosen = np.linspace(0, len(held_out) - 1, num_windows).astype(int)
     return np.array(train), np.array(held_out)[chosen]
-
-
-class TextBatches(Batches):
-    """Windows of text, each behind a [CLS].
-
-    Some training windows are cut, since users' texts are short: a model trained on full windows
-    does badly on them. A cut window has a random length, ends with [SEP], as a text does, and is
-    padded. [BERT] cuts one in ten as well: short_seq_prob in its code.
-
-    Args:
-        ids: integer (n,), token IDs of the corpus. Unknown ones are read as [UNK].
-        word_counts, length, batch_size, seed: as in Batches; one position of length is [CLS].
-        short: float, share of the training windows that are cut.
-
-    Raises:
-        ValueError: If the text has too few windows for one batch.
-    """
-
-    def __init__(self, ids, word_counts, length, batch_size, seed, short=0.0):
-        super().__init__(word_counts, length, batch_size, seed)
-        self.ids = ids
-        self.short = short
-        self.has_padding = short > 0
-        # sizes of cut windows are uniform in [min(3, L), L]; minus [CLS] and [SEP]
-        cut_size = (min(3, length) + length) / 2 - 2
-        self.words_per_sequence = (1 - short) * (length - 1) + short * cut_size
-        self.starts, self.eval_starts = text_windows(len(ids), length)
-        self.num_eval = len(self.eval_starts)
-        self.steps_per_epoch = len(self.starts) // batch_size
-        if self.steps_per_epoch == 0:
-            raise ValueError(f"expected batches of at most {len(self.starts):,} windows of this "
-                             f"text, got {batch_size}. Use smaller batches or more text.")
-
-    def draw_order(self, epoch):
-        """Draw the starts of an epoch's windows: one shift for all, and their order."""
-        rng = np.random.default_rng([self.seed, ORDER, epoch])
-        shift = rng.integers(self.length - 1)
-        return rng.permutation(self.starts) + shift
-
-    def read_step(self, step, rows):
-        """Read windows of a step, and cut a share of them. [BERT]"""
-        ids = self.read_windows(self.examples(step)[rows])
-        rng = np.random.default_rng([self.seed, LENGTHS, step])
-        is_cut = rng.random(self.batch_size) < self.short
-        # [CLS], a word and [SEP] at least
-        sizes = rng.integers(min(3, self.length), self.length + 1, self.batch_size)
-        for window, cut, size in zip(ids, is_cut[rows], sizes[rows]):
-            if cut:
-                window[size - 1] = SEP
-                window[size:] = 0
-        return ids
-
-    def eval_batch(self, rows):
-        ids = self.read_windows(self.eval_starts[rows])
-        noise, random_words = self.cached_noise((0, EVALUATION), self.num_eval)
-        return ids, self.build_key_mask(ids), noise[:, rows], random_words[rows]
-
-    def read_windows(self, starts):
-        """Return int64 (B, L): the windows that begin at starts, int64 (B,)."""
-        places = starts[:, None] + np.arange(self.length - 1)  # (B, L - 1)
-        ids = self.ids[places].astype(np.int64)
-        ids[ids >= self.num_known] = UNK
-        ids = np.insert(ids, 0, CLS, axis=1)
-        return torch.from_numpy(ids)
 
 
 # Segments of item sets
@@ -313,7 +303,7 @@ class ItemSetBatches(Batches):
         noise = torch.ones(3, *ids.shape)
         noise[:2, row, column] = 0.0
         random_words = torch.full_like(ids, self.word_ids[0])  # none is used
-        return ids, self.build_key_mask(ids), noise, random_words
+        return ids, ids != 0, noise, random_words
 
     def read_segments(self, pages, fractions):
         """Read a segment of each page.

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from bloom import BloomMap, coherent_map
 from common import InputError, blame, build_once, fingerprint, reading, start_workers
@@ -34,11 +33,8 @@ MAX_HASHED = 20_000  # words that a process hashes at a time
 MAX_UNKNOWN = 0.1  # share of a text's words, above which report_unknown warns
 
 
-def list_vocabulary(args, corpus):
-    """Return the words of a fixed vocabulary, list[str]: the most frequent, or all pieces."""
-    if corpus.subwords is not None:  # the corpus was split into --vocab pieces
-        return corpus.words
-    return corpus.words[:args.vocab]
+# -------------------------------------------------------------------------------------------------
+# The tokenizer, with the hash or the Bloom map that it needs
 
 
 def build_tokenizer(args, config, corpus):
@@ -65,81 +61,55 @@ def build_tokenizer(args, config, corpus):
     return HashTokenizer(config, **options)
 
 
-def load_tokenizer(state, config, corpus):
-    """Return the tokenizer of another run's state(); InputError unless its IDs fit the corpus."""
-    tokenizer = HashTokenizer.load(state, config)
-    pieces = getattr(tokenizer.subwords, "json", None)  # None: the text is split into words
-    corpus_pieces = getattr(corpus.subwords, "json", None)
-    corpus_words = corpus.words[:len(tokenizer.words)]  # [] where words are hashed
-    if pieces != corpus_pieces or tokenizer.words != corpus_words:
-        raise InputError("--init_from: requires the pieces and words of its own corpus, got those "
-                         "of another --data. Use the same --data, or hashed whole words.")
-    return tokenizer
-
-
-def build_codes(config, tokenizer, corpus, quiet=False):
-    """Return the codes of all token IDs, integer tensor (5 + V, C). [HF §3.2]
-
-    Args:
-        config: model.Config.
-        tokenizer: HashTokenizer of the corpus.
-        corpus: data.corpus.Corpus.
-        quiet: bool, print nothing.
-    """
-    if tokenizer.is_fixed:  # it has made its codes
-        return torch.from_numpy(tokenizer.codes())
-    # not all of the config: models with other layers share the codes
-    options = [config.code_format, config.bits, config.chunk, config.rows, config.hashes,
-               config.buckets, config.weights, config.grams]
-    return cached(corpus, "codes", [options, tokenizer.state()],
-                  lambda: hash_corpus(tokenizer, corpus, quiet))
-
-
-def hash_corpus(tokenizer, corpus, quiet):
-    """Return the codes of special tokens and words, (5 + V, C). Many are hashed on all cores."""
-    codes = [tokenizer.special_codes()]
-    jobs = divide(corpus.words, MAX_HASHED)
-    if len(jobs) == 1:  # done before processes would have started
-        codes.append(tokenizer.codes_of_words(corpus.words))
-    else:
-        is_hidden = True if quiet else None  # None: unless stderr is a terminal
-        with start_workers() as pool:
-            hashed = pool.imap(tokenizer.codes_of_words, jobs)
-            codes.extend(tqdm(hashed, "hashing words", len(jobs), disable=is_hidden))
-    return torch.from_numpy(np.concatenate(codes))
-
-
-def build_targets(config, tokenizer, corpus, codes):
-    """Return the k hash buckets of each token ID, int32 (5 + V, k), which hash-mlm predicts. [CM]
-
-    Returns `codes` itself where the model already reads digests or sketches, and None for other
-    objectives.
-    """
-    if config.head != "hash-mlm":
-        return None
-    if config.code_format in ("digest", "sketch"):
-        return codes
-    specials = np.zeros((FIRST_WORD_ID, config.hashes), np.int32)  # never predicted
-    sketches = tokenizer.sketch_targets(corpus.words)
-    return torch.from_numpy(np.concatenate([specials, sketches]))
-
-
 def fit_hash(args, corpus):
     """Return the hash of --hash, fitted to the words of the corpus. [HF §3.3]"""
-    # hashing.py says, above MD5, what a class of hashes has
-    cls = HASHES[args.hash]
+    cls = HASHES[args.hash]  # hashing.py says, above MD5, what a class of hashes has
     fit_arguments = {name: getattr(args, flag) for name, flag in cls.options.items()}
     if not cls.needs_counts:
         return cls.fit(None, **fit_arguments)
+    counts = {}
+    for word, count in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()):
+        if count > 0:  # some pieces of BPE do not occur
+            counts[word] = count
+    state = cached(corpus, f"fit-{args.hash}", fit_arguments,
+                   lambda: cls.fit(counts, **fit_arguments).state())
+    return cls(**state)
 
-    def fit():
-        counts = {}
-        for word, count in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()):
-            if count > 0:  # some pieces of BPE do not occur
-                counts[word] = count
-        return cls.fit(counts, **fit_arguments).state()
 
-    return cls(**cached(corpus, f"fit-{args.hash}", fit_arguments, fit))
+def list_vocabulary(args, corpus):
+    """Return the words of a fixed vocabulary, list[str]: the most frequent, or all pieces."""
+    if corpus.subwords is not None:  # the corpus was split into --vocab pieces
+        return corpus.words
+    return corpus.words[:args.vocab]
+
+
+def build_bloom_map(args, m, corpus, num_items):
+    """Return the Bloom map of the first num_items words: random, or by --coherent. [SB App. D]"""
+    options = dict(n_items=num_items, alpha=args.alpha, m=m, seed=args.hash_seed)
+    with blame(f"--alpha for {num_items:,} items"):
+        if not args.coherent:
+            return BloomMap(**options)
+        identity = [options, args.coherent]
+        state = cached(corpus, "coherent", identity, learn_map, corpus, args.coherent, options)
+        return BloomMap.load(state)
+
+
+def learn_map(corpus, coherent, options):
+    """Return the state of the coherent map of the training pages. [SB App. D]
+
+    Held-out pages would tell which items go together.
+    """
+    pages = []
+    train_pages, _ = corpus.split_pages()
+    for number in train_pages:
+        start, end = corpus.offsets[number:number + 2]
+        items = corpus.ids[start:end].astype(np.int64) - FIRST_WORD_ID
+        is_item = (items >= 0) & (items < options["n_items"])  # neither a separator nor unknown
+        pages.append(items[is_item])
+    sizes = np.array([len(items) for items in pages])
+    if sizes.sum() == 0:
+        raise InputError("--coherent: requires training pages, got none. Use more item sets.")
+    return coherent_map(np.concatenate(pages), sizes, coherent=coherent, **options).state()
 
 
 def fit_alpha(args, m, num_items):
@@ -158,55 +128,81 @@ def fit_alpha(args, m, num_items):
         return alpha
 
 
-def build_bloom_map(args, m, corpus, num_items):
-    """Return the Bloom map of the first num_items words: random, or by --coherent. [SB App. D]"""
-    options = dict(n_items=num_items, alpha=args.alpha, m=m, seed=args.hash_seed)
-    with blame(f"--alpha for {num_items:,} items"):
-        if not args.coherent:
-            return BloomMap(**options)
-
-        def learn_map():
-            items, sizes = list_training_items(corpus, num_items)
-            return coherent_map(items, sizes, coherent=args.coherent, **options).state()
-
-        state = cached(corpus, "coherent", [options, args.coherent], learn_map)
-        return BloomMap.load(state)
+def load_tokenizer(state, config, corpus):
+    """Return the tokenizer of another run's state(); InputError unless its IDs fit the corpus."""
+    tokenizer = HashTokenizer.load(state, config)
+    pieces = None if corpus.subwords is None else corpus.subwords.json
+    words = corpus.words[:len(tokenizer.words)]  # [] where words are hashed
+    if state["subwords"] != pieces or tokenizer.words != words:
+        raise InputError("--init_from: requires the pieces and words of its own corpus, got those "
+                         "of another --data. Use the same --data, or hashed whole words.")
+    return tokenizer
 
 
-def list_training_items(corpus, num_items):
-    """Return the known items of the training pages, int64 (n,), and how many each page has.
+# -------------------------------------------------------------------------------------------------
+# The codes of all words, hashed once
 
-    A coherent map may not learn from held-out pages: they would tell which items go together.
+
+def build_codes(config, tokenizer, corpus):
+    """Return the codes of all token IDs, integer tensor (5 + V, C). [HF §3.2]
+
+    Args:
+        config: model.Config.
+        tokenizer: HashTokenizer of the corpus.
+        corpus: data.corpus.Corpus.
     """
-    pages = []
-    train_pages, _ = corpus.split_pages()
-    for number in train_pages:
-        start, end = corpus.offsets[number:number + 2]
-        items = corpus.ids[start:end].astype(np.int64) - FIRST_WORD_ID
-        is_item = (items >= 0) & (items < num_items)  # neither a separator nor unknown
-        pages.append(items[is_item])
-    sizes = np.array([len(items) for items in pages])
-    if sizes.sum() == 0:
-        raise InputError("--coherent: requires training pages, got none. Use more item sets.")
-    return np.concatenate(pages), sizes
+    if tokenizer.is_fixed:  # it has made its codes
+        return torch.from_numpy(tokenizer.codes())
+    # not all of the config: models with other layers share the codes
+    options = [config.code_format, config.bits, config.chunk, config.rows, config.hashes,
+               config.buckets, config.weights, config.grams]
+    identity = [options, tokenizer.state()]
+    return cached(corpus, "codes", identity, hash_corpus, tokenizer, corpus)
 
 
-def cached(corpus, name, identity, build):
-    """Return what build() returns, from a file beside the corpus. build runs if there is none.
+def hash_corpus(tokenizer, corpus):
+    """Return the codes of special tokens and words, (5 + V, C). Many are hashed on all cores."""
+    jobs = divide(corpus.words, MAX_HASHED)
+    codes = [tokenizer.special_codes()]
+    if len(jobs) == 1:  # done before processes would have started
+        codes.append(tokenizer.codes_of_words(corpus.words))
+    else:
+        with start_workers() as pool:
+            codes += pool.map(tokenizer.codes_of_words, jobs)
+    return torch.from_numpy(np.concatenate(codes))
+
+
+def build_targets(config, tokenizer, corpus, codes):
+    """Return the k hash buckets of each token ID, int32 (5 + V, k), which hash-mlm predicts. [CM]
+
+    Returns `codes` itself where the model already reads digests or sketches, and None for other
+    objectives.
+    """
+    if config.head != "hash-mlm":
+        return None
+    if config.code_format in ("digest", "sketch"):
+        return codes
+    specials = np.zeros((FIRST_WORD_ID, config.hashes), np.int32)  # never predicted
+    sketches = tokenizer.sketch_targets(corpus.words)
+    return torch.from_numpy(np.concatenate([specials, sketches]))
+
+
+def cached(corpus, name, identity, build, *args):
+    """Return build(*args), from a file beside the corpus. build runs if there is no such file.
 
     Args:
         corpus: data.corpus.Corpus.
         name: str, how the name of the file begins.
         identity: value of plain types, all that the result depends on besides the corpus and the
             code in SOURCES.
-        build: function without arguments that returns plain types and tensors.
+        build: function that returns plain types and tensors.
 
     Raises:
         InputError: The file is damaged.
     """
     code = [path.read_text("utf-8") for path in SOURCES]
     path = os.path.join(corpus.folder, f"{name}-{fingerprint([identity, code])}.pt")
-    build_once(path, lambda temporary: torch.save(build(), temporary))
+    build_once(path, lambda temporary: torch.save(build(*args), temporary))
     with reading(path):
         return torch.load(path, weights_only=True)
 

@@ -4,17 +4,22 @@ Sources:
     [HF] Xue & Aletras 2022, HashFormers
 Out of scope: the formats of files (data/rows.py), batches (data/batches.py).
 
-From a row to token IDs:
+prepare writes a folder, once, in the steps of write_corpus, and Corpus reads it:
 
-    find_files -> read_rows -> read_documents -> read_jobs -> split_job, in several processes
-    -> number_words -> numbers.bin -> renumber -> ids.bin, which Corpus reads
+    find_files      --data        ->  paths of files
+    read_documents  paths         ->  rows, by data/rows.py  ->  texts, or lists of item names
+    split_all       documents     ->  words, in several processes
+    number_words    words         ->  numbers.bin
+    renumber        numbers.bin   ->  ids.bin, words.txt, offsets.npy, counts.npy
 
 Example: the documents "the cat" and "a cat a cat" become
 
-    numbers.bin  5 6 2 7 6 7 6 2     words by first appearance; 2 is [SEP], the end of a document
-    ids.bin      7 5 2 6 5 6 5 2     words by frequency
+    numbers.bin  5 6 2 7 6 7 6 2     by first appearance 5, 6, 7 are the, cat, a; 2 is [SEP], the
+                                     end of a document
+    ids.bin      7 5 2 6 5 6 5 2     by frequency 5, 6, 7 are cat, a, the
     words.txt    cat a the
-    offsets.npy  0 3 8
+    offsets.npy  0 3 8               where documents start, and the end
+    counts.npy   0 0 2 0 0 3 2 1     by ID
 """
 
 import hashlib
@@ -80,57 +85,73 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
     Raises:
         InputError: Data cannot be read, or has no words.
     """
+    parts = data.split("+")
+    files = {}  # part -> its paths
+    for part in parts:
+        files[part] = find_files(part)
+        if part in PYTHON and field is not None:
+            raise InputError(f"--field: requires rows, got {part}.")
+        if reader and (part in PYTHON or not files[part]):
+            raise InputError(f"--encoding, --sep, --header: require files, got {part}.")
+
     # the folder's name has a fingerprint of all that decides its content
     num_subwords = max_subwords if split in SUBWORDS else None
     identity = [FORMAT, data, split, num_subwords, field, reader]
     identity += [source.read_text("utf-8") for source in SOURCES]
-    parts = data.split("+")
-    files = []
-    for part in parts:
-        for file in find_files(part):
+    texts = []  # all files but those of Python, whose documents count once
+    for part, paths in files.items():
+        for file in paths:
             stat = os.stat(file)
             identity.append((os.path.abspath(file), stat.st_size, stat.st_mtime_ns))
-            if part not in PYTHON:  # its documents count once, see number_words
-                files.append(os.path.realpath(file))
-    # a text that is read twice may be held out and trained on
-    if len(set(parts)) < len(parts) or len(set(files)) < len(files):
+            if part not in PYTHON:
+                texts.append(os.path.realpath(file))
+    # a text that is read twice, such as by a link, may be held out and trained on
+    if len(files) < len(parts) or len(set(texts)) < len(texts):
         raise InputError(f"--data {data}: expected each file or name once.")
     path = os.path.join(cache, f"{name_data(data)}-{split}-{fingerprint(identity)}")
-
-    if not quiet and not os.path.exists(path):
-        print(f"preparing {data}, once for all runs, in {cache}", flush=True)
-    return build_once(path, write_corpus, data, split, max_subwords, quiet, field, reader)
+    return build_once(
+        path, write_corpus, data, files, split, max_subwords, quiet, field, reader)
 
 
-def write_corpus(folder, data, split, max_subwords, quiet, field, reader):
-    """Write all files of a prepared corpus to a new folder. The arguments are those of prepare."""
+def write_corpus(folder, data, files, split, max_subwords, quiet, field, reader):
+    """Write all files of a prepared corpus to a new folder.
+
+    files: dict, part of data -> paths, see find_files. The other arguments are those of prepare.
+    """
     folder = Path(folder)
     folder.mkdir()
+    if not quiet:
+        print(f"preparing {data}, once for all runs, in {folder.parent}", flush=True)
     is_hidden = True if quiet else None  # None: unless stderr is a terminal
     is_sets = split == "items"
 
-    # numbers.bin holds the numbers of words, in the order of the text. Special tokens have 0 to 4,
-    # so the first word has FIRST_WORD_ID. Subwords are learned from the texts first, and have
-    # numbers before any text is split
+    # Subwords are learned from all texts, before any text is split. They keep the library's numbers
     subwords = None
-    number_of = {}  # word -> its number
+    number_of = {}  # word -> its number, FIRST_WORD_ID or more: special tokens are 0 to 4
     if split in SUBWORDS:
         def open_texts():
-            jobs = read_jobs(data, is_sets, field, **reader)
-            for job in tqdm(jobs, f"training {split}", disable=is_hidden):
-                yield from list_documents(job)
+            for part, paths in files.items():
+                for job in read_jobs(part, paths, is_sets, field, reader):
+                    yield from list_documents(part, job)
 
         subwords = SUBWORDS[split].train(open_texts, max_subwords)
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
         number_of = {word: i for i, word in enumerate(subwords.units, FIRST_WORD_ID)}
 
-    # Read and split all documents once, on all cores. Other words get numbers by first appearance
-    # now, and IDs by frequency, which is known at the end, in renumber
-    jobs = read_jobs(data, is_sets, field, **reader)
-    results = tqdm(split_all(jobs, split, subwords), f"preparing {data}", disable=is_hidden)
-    number_words(results, number_of, is_sets, folder / "numbers.bin")
-    if os.path.getsize(folder / "numbers.bin") == 0:
-        raise InputError(f"--data {data}: expected text, got no words.")
+    # Split all documents, on all cores. Words get numbers by first appearance, as IDs, which are
+    # by frequency, are not known before the end
+    seen = set()  # the documents of Python sources so far
+    with open(folder / "numbers.bin", "wb") as file:
+        for part, paths in files.items():
+            jobs = read_jobs(part, paths, is_sets, field, reader)
+            results = split_all(part, jobs, split, subwords)
+            for documents in tqdm(results, f"preparing {part}", disable=is_hidden):
+                if part in PYTHON:
+                    documents = drop_copies(documents, seen, is_sets)
+                number_words(documents, number_of).tofile(file)
+        if file.tell() == 0:
+            raise InputError(f"--data {data}: expected text, got no words.")
+
     sizes = renumber(folder, list(number_of), by_frequency=subwords is None)
     write_json(folder / "meta.json", dict(data=data, split=split, **sizes))
 
@@ -149,26 +170,11 @@ def find_files(part):
         return list(python_files(places).values())
     if os.path.isfile(part):
         return [part]
-    files = {}
-    for file in sorted(walk_files(part)):
-        if get_ending(file) in ENDINGS:
-            # a file and a link to it count once, or one would be held out and the other trained on
-            files[os.path.realpath(file)] = file
-    return list(files.values())
-
-
-def list_sources(part, **reader):
-    """Return (name, rows) of each file at a path, or of a hub data set. Rows are read later."""
-    files = find_files(part)
-    if files:
-        return [(file, read_rows(file, **reader)) for file in files]
-    hub_id = HUB.get(part, part)
-    if not is_hub_id(hub_id):
+    files = [file for file in sorted(walk_files(part)) if get_ending(file) in ENDINGS]
+    if not files and not is_hub_id(HUB.get(part, part)):
         raise InputError(f"--data {part}: expected files in {', '.join(ENDINGS)} (or .gz), a hub "
                          f"ID or one of {', '.join((*PYTHON, *HUB))}. Nothing was found there.")
-    if reader:
-        raise InputError(f"--encoding, --sep, --header: require files, got {part}.")
-    return [(part, read_hub(hub_id))]
+    return files
 
 
 def name_data(data):
@@ -186,38 +192,53 @@ def name_data(data):
 # Rows to documents: str, or a list of item names
 
 
-def read_documents(part, is_sets, field, **reader):
-    """Yield the documents of a part of --data, in files or on the hub, without empty ones."""
+def read_documents(part, paths, is_sets, field, reader):
+    """Yield the documents of a part of --data, without empty ones.
+
+    Args:
+        part: str; paths: its files, or [] for a data set on the hub.
+        is_sets: bool, documents are item sets. One is a cell, or the items of all rows of a page.
+        field, reader: as in prepare.
+    """
+    sources = {path: read_rows(path, **reader) for path in paths}
+    if not paths:
+        sources[part] = read_hub(HUB.get(part, part))
     pages = defaultdict(list)  # page -> its items, which may be in several files
-    for source, rows in list_sources(part, **reader):
+    for source, rows in sources.items():
         examples, rows = peek_columns(rows)
         if not examples:
             continue
         columns = choose_columns(source, examples, field, is_sets)
         if columns != ["text"]:
             note_once(f"columns: {', '.join(columns)} of {part}")
-        num_incomplete = 0
-        for number, row in enumerate(rows, 1):
-            cells = [row.get(name) for name in columns]  # a document; or a page and an item
-            if not set(columns) <= set(row):
-                num_incomplete += 1
-            is_pair = len(cells) == 2
-            document = cells if is_pair else cells[0]
-            # an item without a page is in no set
-            if not is_document(document, is_sets) or (is_pair and cells[0] in (None, "")):
-                raise InputError(f"{source}, row {number:,}: expected text, or in an item set "
-                                 f"names or whole numbers, in {', '.join(columns)}, got "
-                                 f"{document!r:.60}. Use --field: one column of text or of lists, "
-                                 "or PAGE,ITEM.")
-            if is_pair:
+        for cells in read_cells(source, rows, columns, is_sets):
+            if len(cells) == 2:
                 page, item = cells
                 pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
-            elif document:
-                yield document
-        if num_incomplete > 0:
-            note_once(f"warning: {source}: {num_incomplete:,} of {number:,} rows have no "
-                      f"{', '.join(columns)}.")
+            elif cells[0]:
+                yield cells[0]
     yield from pages.values()
+
+
+def read_cells(source, rows, columns, is_sets):
+    """Yield the cells of each row: a document, or a page and one of its items. Bad ones raise."""
+    num_incomplete = 0
+    for number, row in enumerate(rows, 1):
+        if not set(columns) <= set(row):
+            num_incomplete += 1
+        cells = [row.get(name) for name in columns]
+        if len(cells) == 1:
+            is_good = is_document(cells[0], is_sets)
+        else:  # an item without a page is in no set
+            is_good = is_document(cells, is_sets) and cells[0] not in (None, "")
+        if not is_good:
+            raise InputError(f"{source}, row {number:,}: expected text, or in an item set names or "
+                             f"whole numbers, in {', '.join(columns)}, got {cells!r:.60}. Use "
+                             "--field: one column of text or of lists, or PAGE,ITEM.")
+        yield cells
+    if num_incomplete > 0:
+        note_once(f"warning: {source}: {num_incomplete:,} of {number:,} rows have no "
+                  f"{', '.join(columns)}.")
 
 
 def is_document(value, is_sets):
@@ -234,7 +255,7 @@ def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
         source: str, for the message of an error.
         row: dict, the columns and a value of each.
         field: str, names joined by commas. None: for texts the column "text", or else the only one
-            of strings; for item sets the only one of lists, or else the only one at all.
+            of strings; for item sets the only one at all, or the only one of lists.
         is_sets: bool, documents are item sets.
         flag: str, the flag that sets field, for the message.
 
@@ -244,119 +265,98 @@ def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
     Raises:
         InputError: There is no such column, or there are several.
     """
+    kind = list if is_sets else str
+    names = [name for name in row if isinstance(row[name], kind)]
+    expected = "one column of lists" if is_sets else "one column of text"
+    max_names = 1
     if field is not None:
-        expected = f"columns {field}"
         names = list_names(field)
+        expected = f"columns {field}"
         max_names = 2 if is_sets else 1
-        if set(names) <= set(row) and len(names) <= max_names:
-            return names
-    elif is_sets:
-        expected = "one column of lists"
-        names = [name for name in row if isinstance(row[name], list)]
-        if len(names) == 1:
-            return names
-        if len(row) == 1:
-            return list(row)
-    else:
-        expected = "one column of text"
-        if "text" in row:
-            return ["text"]
-        names = [name for name in row if isinstance(row[name], str)]
-        if len(names) == 1:
-            return names
-    raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
-                     f"Use {flag} NAME, or PAGE,ITEM for the item sets of --data.")
+    elif is_sets and len(row) == 1:
+        names = list(row)
+    elif not is_sets and "text" in row:
+        names = ["text"]
+    if not set(names) <= set(row) or not 1 <= len(names) <= max_names:
+        raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
+                         f"Use {flag} NAME, or PAGE,ITEM for the item sets of --data.")
+    return names
 
 
 # -------------------------------------------------------------------------------------------------
-# Documents to words, on all cores
+# Documents to words, on all cores. A job is the work of one core at a time
 
 
-def read_jobs(data, is_sets=False, field=None, **reader):
-    """Yield the work of one core at a time.
+def read_jobs(part, paths, is_sets, field, reader):
+    """Yield lists of documents; for Python sources lists of paths, since workers parse the files.
 
     Args:
-        data: str, as in prepare.
-        is_sets: bool, rows are lists of names, or pairs of a page and a name.
-        field: str or None, see choose_columns.
-        reader: encoding, sep and header of read_rows.
-
-    Yields:
-        (kind, payload): "texts" and a list of documents, or a name in PYTHON and a list of paths.
+        part, paths, is_sets, field, reader: as in read_documents.
     """
-    for part in data.split("+"):
-        if part in PYTHON:
-            if field is not None or reader:
-                raise InputError("--field, --encoding, --sep, --header: require files, "
-                                 f"got {part}.")
-            # workers parse them, which takes longest
-            for paths in divide(find_files(part), JOB_FILES):
-                yield part, paths
-            continue
-        documents = []
-        num_units = 0  # characters, or names in lists
-        for document in read_documents(part, is_sets, field, **reader):
-            documents.append(document)
-            num_units += len(document)
-            if num_units > JOB_UNITS:
-                yield "texts", documents
-                documents = []
-                num_units = 0
-        yield "texts", documents
+    if part in PYTHON:
+        yield from divide(paths, JOB_FILES)
+        return
+    documents = []
+    num_units = 0  # characters, or names in lists
+    for document in read_documents(part, paths, is_sets, field, reader):
+        documents.append(document)
+        num_units += len(document)
+        if num_units > JOB_UNITS:
+            yield documents
+            documents = []
+            num_units = 0
+    yield documents
 
 
-def split_all(jobs, split, subwords):
+def list_documents(part, job):
+    """Return the documents of a job."""
+    if part not in PYTHON:
+        return job
+    _, read = PYTHON[part]
+    documents = []
+    for path in job:
+        documents.extend(read(path))
+    return documents
+
+
+def split_all(part, jobs, split, subwords):
     """Yield split_job of each job, in order, on all cores where that pays."""
     # a small file is one job; processes start in 0.1 s, on macOS and Windows in seconds
     head = list(itertools.islice(jobs, 2))
     jobs = itertools.chain(head, jobs)
     if len(head) < 2 or subwords is not None:  # the BPE library has threads of its own
         for job in jobs:
-            yield split_job(job, split, subwords)
+            yield split_job(part, job, split, subwords)
         return
     with start_workers() as pool:
         pending = deque()
         for job in jobs:
-            pending.append(pool.apply_async(split_job, (job, split)))
+            pending.append(pool.apply_async(split_job, (part, job, split)))
             if len(pending) > 4 * num_cores():  # else the reader runs ahead without limit
                 yield pending.popleft().get()
         for result in pending:
             yield result.get()
 
 
-def split_job(job, split, subwords=None):
-    """Split the documents of a job into words, in a worker process.
+def split_job(part, job, split, subwords=None):
+    """Split the documents of a job into words.
 
     Args:
-        job: (kind, payload) from read_jobs.
+        part, job: as read_jobs has them.
         split: str, one of tokenizer.SPLITS; subwords: its BPE or Phrases, or None.
 
     Returns:
-        kind, as in job.
-        documents: list[str], the words of each joined by line breaks, which are in no word. A str
-            is faster to send than a list.
+        list[str], the words of each document joined by line breaks, which are in no word. Another
+        process sends a str faster than a list.
     """
-    kind, _ = job
-    texts = list_documents(job)
+    documents = list_documents(part, job)
     if subwords is not None:
-        documents = subwords.split_texts(texts)
+        documents = subwords.split_texts(documents)
     elif split == "items":
-        documents = [item_names(text) for text in texts]
+        documents = [item_names(document) for document in documents]
     else:
-        documents = [list_words(text, split) for text in texts]
-    return kind, ["\n".join(words) for words in documents if words]
-
-
-def list_documents(job):
-    """Return the documents of a job from read_jobs."""
-    kind, payload = job
-    if kind == "texts":
-        return payload
-    _, read = PYTHON[kind]
-    texts = []
-    for path in payload:
-        texts.extend(read(path))
-    return texts
+        documents = [list_words(document, split) for document in documents]
+    return ["\n".join(words) for words in documents if words]
 
 
 def item_names(document):
@@ -375,38 +375,44 @@ def item_names(document):
     return [name for name in dict.fromkeys(names) if name]
 
 
+def drop_copies(documents, seen, is_sets):
+    """Return the documents that are not in `seen`, a set, and add them to it.
+
+    Code is copied about, so its docstrings and sets of names repeat, and held-out text would be
+    seen in training.
+
+    Args:
+        documents: list of str, as split_job returns them.
+        is_sets: bool, they are item sets, which are equal in any order.
+    """
+    new = []
+    for document in documents:
+        key = document
+        if is_sets:
+            key = "\n".join(sorted(document.split("\n")))
+        if key not in seen:
+            seen.add(key)
+            new.append(document)
+    return new
+
+
 # -------------------------------------------------------------------------------------------------
 # Words to token IDs on disk
 
 
-def number_words(results, number_of, is_sets, path):
-    """Write documents as the numbers of their words, uint32. SEP ends each document.
-
-    Code is copied about, so its docstrings and sets of names repeat, and held-out text would be
-    seen in training: only the first of equal documents in Python sources is written.
+def number_words(documents, number_of):
+    """Return the numbers of the words of documents, uint32 (n,). SEP ends each document.
 
     Args:
-        results: iterable of (kind, documents), see split_job.
+        documents: list of str, as split_job returns them.
         number_of: dict, word -> its number. A new word gets the next one.
-        is_sets: bool, documents are item sets, which are equal in any order.
-        path: of the new file.
     """
-    seen = set()
-    with open(path, "wb") as file:
-        for kind, documents in results:
-            is_code = kind in PYTHON  # the other kind is "texts"
-            numbers = []
-            for document in documents:
-                words = document.split("\n")
-                if is_code:
-                    key = tuple(sorted(words)) if is_sets else document
-                    if key in seen:
-                        continue
-                    seen.add(key)
-                for word in words:
-                    numbers.append(number_of.setdefault(word, FIRST_WORD_ID + len(number_of)))
-                numbers.append(SEP)
-            np.array(numbers, np.uint32).tofile(file)
+    numbers = []
+    for document in documents:
+        for word in document.split("\n"):
+            numbers.append(number_of.setdefault(word, FIRST_WORD_ID + len(number_of)))
+        numbers.append(SEP)
+    return np.array(numbers, np.uint32)
 
 
 def renumber(folder, words, by_frequency):
@@ -425,22 +431,21 @@ def renumber(folder, words, by_frequency):
     # Count the words
     numbers = np.memmap(folder / "numbers.bin", np.uint32, "r")
     num_ids = FIRST_WORD_ID + len(words)
-    counts_by_number = np.zeros(num_ids, np.int64)
+    counts = np.zeros(num_ids, np.int64)  # by number
     for block in divide(numbers, BLOCK):
-        counts_by_number += np.bincount(block, minlength=num_ids)
-    word_counts = counts_by_number[FIRST_WORD_ID:]
+        counts += np.bincount(block, minlength=num_ids)
 
-    # Sort them: words[order[i]] has ID FIRST_WORD_ID + i. id_of_number is the inverse, and keeps
-    # the special tokens
-    order = np.arange(len(words))
+    # Sort them. number_of_id and id_of_number are inverse; special tokens keep their place
+    number_of_id = np.arange(num_ids)
     if by_frequency:
-        order = np.argsort(-word_counts, kind="stable")
+        by_count = np.argsort(-counts[FIRST_WORD_ID:], kind="stable")
+        number_of_id[FIRST_WORD_ID:] = FIRST_WORD_ID + by_count
     dtype = "uint16" if num_ids <= 1 << 16 else "uint32"
-    id_of_number = np.arange(num_ids).astype(dtype)
-    id_of_number[FIRST_WORD_ID + order] = np.arange(FIRST_WORD_ID, num_ids)
-    counts = np.append(counts_by_number[:FIRST_WORD_ID], word_counts[order])
+    id_of_number = np.empty(num_ids, dtype)
+    id_of_number[number_of_id] = np.arange(num_ids)
+    counts = counts[number_of_id]  # by ID
     np.save(folder / "counts.npy", counts)
-    text = "".join([words[i] + "\n" for i in order])
+    text = "".join([words[i - FIRST_WORD_ID] + "\n" for i in number_of_id[FIRST_WORD_ID:]])
     text = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
     (folder / "words.txt").write_bytes(text)
 
@@ -459,6 +464,7 @@ def renumber(folder, words, by_frequency):
     np.save(folder / "offsets.npy", np.concatenate(offsets))
     del numbers, block  # Windows removes no file that is mapped into memory
     os.remove(folder / "numbers.bin")
+    word_counts = counts[FIRST_WORD_ID:]
     return dict(documents=int(counts[SEP]), words=int(word_counts.sum()), dtype=dtype,
                 distinct=int((word_counts > 0).sum()), digest=digest.hexdigest())
 

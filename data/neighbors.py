@@ -54,12 +54,13 @@ def rank_hidden_items(sets, rows):
         scores = np.zeros((len(NEIGHBORS), num_ids))
         scores[0] = frequency
         for item in visible.tolist():
-            pages = pages_of[item]  # none for padding
-            if pages and item not in neighbors_of:
+            pages = pages_of[item]
+            if not pages:  # padding, or no training page
+                continue
+            if item not in neighbors_of:
                 neighbors_of[item] = score_neighbors(pages, frequency)
-            if pages:
-                neighbors, shares = neighbors_of[item]
-                scores[1:, neighbors] += shares
+            neighbors, shares = neighbors_of[item]
+            scores[1:, neighbors] += shares
         # special tokens, padding among them, and visible items are no candidates
         scores[:, :FIRST_WORD_ID] = -1
         scores[:, visible] = -1

@@ -142,14 +142,11 @@ def write_pydoc(folder, files):
     largest = shared[:PYDOC_MODULES]
 
     rng = np.random.default_rng(0)
-    lines = {"train": [], "dev": []}
+    os.makedirs(folder)
     for module in largest:
         for split, max_rows in PYDOC_ROWS.items():
             docstrings = texts[split][module]
-            for i in rng.permutation(len(docstrings))[:max_rows]:
-                row = dict(docstring=docstrings[i], label=module)
-                lines[split].append(json.dumps(row) + "\n")
-    os.makedirs(folder)
-    for split in lines:
-        with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
-            file.writelines(lines[split])
+            with open(os.path.join(folder, f"{split}.jsonl"), "a") as file:
+                for i in rng.permutation(len(docstrings))[:max_rows]:
+                    row = dict(docstring=docstrings[i], label=module)
+                    file.write(json.dumps(row) + "\n")

@@ -29,7 +29,7 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
     Args:
         path: str, a file with one of ENDINGS, or with .gz after it.
         columns: list[str], names for a table without a header line, such as the original files of
-            CoLA. A first line that holds columns[-1] is a header after all.
+            CoLA.
         keep_damaged: bool, yield {} for a damaged row, so that rows keep their numbers.
         encoding: str, one that Python knows. None: UTF-8, and UTF-16 is refused.
         sep: str, the character between the cells of a table. None: a tab in a .tsv, else a comma.
@@ -50,7 +50,7 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
     ending = get_ending(path)
     if ending not in ENDINGS:
         raise InputError(f"{path}: expected a file in {', '.join(ENDINGS)} (or .gz).")
-    num_rows = 0  # that could be read
+    num_rows = 0  # read so far
     try:
         for row in parse_file(path, ending, columns, keep_damaged, encoding, sep, header):
             if isinstance(row, dict):
@@ -69,7 +69,7 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
 
 
 def parse_file(path, ending, columns, keep_damaged, encoding, sep, header):
-    """Yield the rows of a file as its format has them. A row that is no dict is damaged."""
+    """Yield the rows of a file, dict; anything else is a damaged row. Arguments as in read_rows."""
     open_file = gzip.open if path.lower().endswith(".gz") else open
     with open_file(path, "rb") as file:
         if ending == ".parquet":
@@ -108,19 +108,12 @@ def read_lines(path, file, encoding):
                              "or utf-8 to keep the NULs.")
         encoding = "utf-8"
     num_replaced = 0
-    num_returns = 0
-    num_lines = 0
-    for line in io.TextIOWrapper(file, encoding, errors="replace", newline="\n"):
+    lines = io.TextIOWrapper(file, encoding, errors="replace", newline="\n")
+    for number, line in enumerate(lines):
         num_replaced += line.count("\ufffd")
-        if num_lines == 0:
+        if number == 0:
             line = line.removeprefix("\ufeff")  # a byte-order mark
-        line = line.replace("\r\n", "\n")
-        num_returns += line.count("\r")
-        num_lines += 1
-        yield line.replace("\r", " ")
-    if num_returns > num_lines:
-        note_once(f"warning: {path}: {num_returns:,} carriage returns were read as spaces. If they "
-                  "end lines, replace them by line feeds.")
+        yield line.replace("\r\n", "\n").replace("\r", " ")
     if num_replaced > 0:
         note_once(f"warning: {path}: {num_replaced:,} characters could not be decoded and were "
                   "replaced, or are U+FFFD in the file. If it is not UTF-8, use --encoding, for "
@@ -156,8 +149,6 @@ def split_cells(lines, ending, sep):
     csv.field_size_limit(2**31 - 1)  # a cell may be a whole article; a C long may have 32 bits
     if sep is None:
         sep = "\t" if ending == ".tsv" else ","
-    if len(sep) != 1:
-        raise InputError(f"--sep: expected one character for {ending}, got {sep!r}.")
     quoting = csv.QUOTE_NONE if ending == ".tsv" else csv.QUOTE_MINIMAL
     # strict: without it the cell of a stray quote takes in all rows up to the next quote
     for cells in csv.reader(lines, delimiter=sep, quoting=quoting, strict=True):
@@ -171,21 +162,11 @@ def parse_table(path, table, columns, keep_damaged, header):
     A raw line break cuts "a bad film,neg" into rows "a bad" and "film,neg". The second looks whole,
     so a row after a short one is left out too.
     """
-    # The names of the columns; a first line without names is a row
     head = list(itertools.islice(table, 1 + PEEK))
     if not head:
         return
-    names = [name.strip() for name in head[0]]
-    if header == "none":
-        names = [str(number) for number in range(1, len(names) + 1)]
-    elif columns is not None and columns[-1] not in names:
-        names = columns
-    else:
-        del head[0]
-        check_header(path, names, head, is_named=header == "first")
-
-    # The rows
-    damaged = []  # numbers of those with another number of cells
+    names, head = read_header(path, head, columns, header)
+    damaged = []  # numbers of the rows with another number of cells
     is_after_short = False
     for number, cells in enumerate(itertools.chain(head, table), 1):
         if len(cells) != len(names):
@@ -205,14 +186,24 @@ def parse_table(path, table, columns, keep_damaged, header):
         note_once(f"{message} They are left out, and so is the row after each short one.")
 
 
-def check_header(path, names, rows, is_named):
-    """Raise InputError where no separator cuts the first line, or where it names no columns.
+def read_header(path, head, columns, header):
+    """Return the names of the columns, and the rows of the head of a table.
+
+    The first line has the names, unless columns or header say that it is a row.
 
     Args:
-        names: list[str], the cells of the first line.
-        rows: list of list[str], the cells of the next lines.
-        is_named: bool, --header says that the first line names the columns.
+        head: list of list[str], the cells of the first lines.
+        path, columns, header: as in read_rows.
+
+    Raises:
+        InputError: No separator cuts the first line, or it names no columns.
     """
+    names = [name.strip() for name in head[0]]
+    if header == "none":
+        return [str(number) for number in range(1, len(names) + 1)], head
+    if columns is not None:
+        return columns, head
+    rows = head[1:]
     if len(names) == 1 and re.search(r"[,;|\t]", names[0]):
         raise InputError(f"{path}: expected columns by comma, in a .tsv by tab, or by --sep, "
                          f"got {names[0]!r:.99}. Use --sep, for example --sep ';'.")
@@ -222,10 +213,12 @@ def check_header(path, names, rows, is_named):
         if name in names[:place]:
             raise InputError(f"{path}: expected columns of different names, got {names!r:.99}")
         cells = [row[place] for row in rows if len(row) == len(names)]
-        if not is_named and (name in cells or re.fullmatch(r"[-+]?\d+([.,]\d+)?", name)):
+        is_cell = name in cells or re.fullmatch(r"[-+]?\d+([.,]\d+)?", name)
+        if is_cell and header is None:
             raise InputError(f"{path}: expected a line of column names first, got "
                              f"{', '.join(names):.99}, where {name} looks like a cell. Use "
                              "--header none, and the columns are 1, 2, ...; or --header first.")
+    return names, rows
 
 
 def is_hub_id(text):

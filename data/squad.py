@@ -1,10 +1,5 @@
 """SQuAD: find the words of a text that answer a question, as BERT does it. [BERT §4.2]
 
-    question, context -> windows [CLS] question [SEP] [SEP] part of the context [SEP]
-    window, answer -> positions of the first and last word of the answer, or [CLS] without it
-    window -> model -> scores of start and end (L, 2) -> best span
-    best spans of all windows of a question -> answer, or none
-
 Sources:
     [SQ] Rajpurkar et al. 2018, SQuAD 2.0
     [BERT] Devlin et al. 2019, and its code, run_squad.py
@@ -14,8 +9,19 @@ Deviations:
 Notation:
     B batch   L positions   W windows   n questions
 
-    Window   ids, the token IDs; ids[offset] is word `start` of the context, and words start to
-             stop - 1 are in the window
+Example: "Who sat?" about "A cat sat." with the answer "A cat", which starts at character 0:
+
+    position   0      1    2    3  4      5      6  7    8    9  10
+    ids        [CLS]  who  sat  ?  [SEP]  [SEP]  a  cat  sat  .  [SEP]
+    word                                         0  1    2    3          of the context
+    span       (0, 1) (2, 5) (6, 9) (9, 10), the characters of each word of the context
+    target     (6, 7), the positions of the first and the last word of the answer; (0, 0), the
+               [CLS], in a window without the whole answer
+
+A long context is cut into windows that overlap. A tokenizer.Window has its ids; its part of the
+context, words start to stop - 1, here 0 to 3; and offset, the position of word start, here 6.
+The model gives each position a score as the start and one as the end of the answer, logits (L, 2).
+The answer is the best span of all windows of its question, or none if [CLS] scores higher.
 """
 
 import collections
@@ -50,8 +56,8 @@ def read_squad(name, args):
         args: Namespace with the flags train, dev, data_dir, limit, select, and of the reader.
 
     Returns:
-        Task; and dict, split -> rows: train, select where it has any, and dev. The texts of a row
-        are question and context, its label is a list of the answers, (text, start).
+        Task; and dict, split -> rows: train, select unless it is empty, and dev. A row is
+        ((question, context), answers), a list of (text, the character where it starts).
 
     Raises:
         InputError: a file cannot be read, or is not as SQuAD.
@@ -107,14 +113,6 @@ def parse_answers(cell, task, place):
     return answers
 
 
-def find_place(context, text, start):
-    """Return the character of a context where a text stands, nearest to start; None: nowhere."""
-    if start >= 0 and context.startswith(text, start):  # as a rule
-        return start
-    places = [i for i in range(len(context)) if context.startswith(text, i)]
-    return min(places, key=lambda place: abs(place - start), default=None)
-
-
 def drop_misplaced(rows, source):
     """Return the training rows without those whose first answer is nowhere in the context.
 
@@ -122,10 +120,12 @@ def drop_misplaced(rows, source):
     counted in UTF-16, are kept, see find_place. Both are counted on stderr.
     """
     good = []
+    num_answered = 0
     num_moved = 0
     for row in rows:
         (_, context), answers = row
         if answers:
+            num_answered += 1
             text, start = answers[0]
             place = find_place(context, text, start)
             if place is None:
@@ -134,7 +134,6 @@ def drop_misplaced(rows, source):
                 num_moved += 1
         good.append(row)
     num_lost = len(rows) - len(good)
-    num_answered = sum(answers != [] for _, answers in rows)
     message = (f"{source}: {num_moved:,} of {num_answered:,} answers stand elsewhere in the "
                f"context than at answer_start, {num_lost:,} nowhere.")
     if num_lost > num_answered / 2:
@@ -144,8 +143,99 @@ def drop_misplaced(rows, source):
     return good
 
 
+def find_place(context, text, start):
+    """Return the character of a context where a text stands, nearest to start; None: nowhere."""
+    places = [i for i in range(len(context)) if context.startswith(text, i)]
+    return min(places, key=lambda place: abs(place - start), default=None)
+
+
 # --------------------------------------------------------------------------------------------------
-# Rows to windows and labels
+# A split of the data
+
+
+class QuestionAnswering:
+    """Questions and contexts as token IDs. A long context is read in windows that overlap.
+
+    Args:
+        task: Task, as read_squad returns it. Questions of squad_v2 may have no answer.
+        rows: list of ((question, context), answers), one split.
+        tokenizer: HashTokenizer, which learns the words.
+        length: int, L.
+
+    Attributes:
+        examples: list of W int32 token IDs, one of each window.
+        targets: int64 (W, 2), as label_windows returns them.
+        truths: for each question its right answers, see list_truths.
+        notes: str, what was lost.
+    """
+
+    head = "span"
+    num_outputs = 2
+
+    def __init__(self, task, rows, tokenizer, length):
+        self.task = task
+        self.tokenizer = tokenizer
+        self.length = length
+        self.allow_no_answer = task.name == V2
+        self.pairs = [texts for texts, _ in rows]
+        self.truths = [list_truths(answers, self.allow_no_answer) for _, answers in rows]
+        self.windows, self.spans = cut_windows(self.pairs, tokenizer, length)
+        self.examples = [window.ids for _, window in self.windows]
+        self.targets, num_lost = label_windows(rows, self.windows, self.spans)
+        self.notes = f"{len(self.examples):,} windows, {num_lost:,} answers found in none"
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def loss(self, logits, indices):
+        """Return the mean cross-entropy of start and end in the windows with these indices.
+
+        logits: float (B, L, 2). [CLS] and the words of the context are the classes: words of the
+        question and padding cannot be right.
+        """
+        targets = send(torch.from_numpy(self.targets[indices]), logits.device)  # (B, 2)
+        is_candidate = mark_contexts([self.windows[i] for i in indices], logits)
+        is_candidate[:, 0] = True  # [CLS]
+        logits = logits.masked_fill(~is_candidate.unsqueeze(-1), -torch.inf)
+        start_loss = F.cross_entropy(logits[..., 0], targets[:, 0])
+        end_loss = F.cross_entropy(logits[..., 1], targets[:, 1])
+        return (start_loss + end_loss) / 2
+
+    def evaluate(self, batches):
+        """Score the answers of a model.
+
+        Args:
+            batches: iterable of (indices, logits (B, L, 2)): of all windows, in any order.
+
+        Returns:
+            dict of the scores in percent and eval_loss; and the answers, list of str, "" for none.
+        """
+        batches = list(batches)  # they are read twice
+        total_loss = 0.0
+        for indices, logits in batches:
+            total_loss += self.loss(logits, indices).item() * len(indices)
+        texts, margins = find_answers(self.pairs, self.windows, self.spans, batches)
+        if self.allow_no_answer:
+            texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]
+        em, f1 = (100 * self.score(texts).mean(0)).tolist()
+        return dict(f1=f1, em=em, eval_loss=total_loss / len(self.examples)), texts
+
+    def score(self, texts):
+        """Return float (n, 2), EM and F1 of an answer to each question."""
+        scores = []
+        for text, truths in zip(texts, self.truths):
+            answer = normalize_answer(text)
+            scores.append(exact_and_f1(answer, truths, self.allow_no_answer))
+        return np.array(scores)
+
+    def majority(self, train):
+        """Return the F1 in percent of giving no answer, as SequenceClassification.majority does."""
+        scores = self.score([""] * len(self))  # (n, 2)
+        return 100 * float(scores[:, 1].mean())
+
+
+# --------------------------------------------------------------------------------------------------
+# Texts to windows, and answers to positions
 
 
 def cut_windows(pairs, tokenizer, length):
@@ -157,10 +247,10 @@ def cut_windows(pairs, tokenizer, length):
         length: int, L.
 
     Returns:
-        windows: list of W (number of the question, Window).
+        windows: list of W (number of the question, tokenizer.Window).
         spans: list of n, the (start, end) in characters of each word of a question's context.
     """
-    stride = max(1, length // 3)  # words; doc_stride of run_squad.py, 128 of 384
+    stride = length // 3  # words; doc_stride of run_squad.py, 128 of 384
     windows = []
     spans = []
     last_context = None
@@ -199,8 +289,8 @@ def label_windows(rows, windows, spans):
     for number, window in windows:
         words = answer_words.get(number, [])
         if words and window.start <= words[0] and words[-1] < window.stop:
-            word_to_position = window.offset - window.start
-            targets.append([words[0] + word_to_position, words[-1] + word_to_position])
+            shift = window.offset - window.start  # from words to positions
+            targets.append([words[0] + shift, words[-1] + shift])
             found.add(number)
         else:
             targets.append([0, 0])
@@ -222,10 +312,6 @@ def find_answer_words(context, spans, text, start):
     return [i for i, span in enumerate(spans) if span[0] < end and span[1] > start]
 
 
-# --------------------------------------------------------------------------------------------------
-# Loss, and the best span
-
-
 def mark_contexts(windows, logits):
     """Return bool (B, L), the positions of the context in each window.
 
@@ -240,50 +326,8 @@ def mark_contexts(windows, logits):
     return send(is_context, logits.device)
 
 
-def span_loss(logits, targets, is_context):
-    """Return the mean cross-entropy of start and end, over [CLS] and the words of the context.
-
-    Args:
-        logits: float (B, L, 2).
-        targets: int64 (B, 2), as label_windows returns them.
-        is_context: bool (B, L).
-    """
-    # words of the question and padding cannot be right: they take no part in the softmax
-    is_candidate = is_context.clone()
-    is_candidate[:, 0] = True  # [CLS]
-    logits = logits.masked_fill(~is_candidate.unsqueeze(-1), -torch.inf)
-    start_loss = F.cross_entropy(logits[..., 0], targets[:, 0])
-    end_loss = F.cross_entropy(logits[..., 1], targets[:, 1])
-    return (start_loss + end_loss) / 2
-
-
-def best_spans(logits, is_context, max_words):
-    """Find the best span of each window exactly: start <= end, the largest sum of both scores.
-
-    Args:
-        logits: float (B, L, 2), scores of start and end.
-        is_context: bool (B, L), positions that may answer.
-        max_words: int, words of the longest span.
-
-    Returns:
-        score: float (B,), -inf without a context.
-        start, end: int64 (B,), positions of the span's first and last word.
-        null: float (B,), the score of "no answer", which is [CLS] to [CLS].
-    """
-    logits = logits.float()  # in bfloat16 many sums tie
-    null = logits[:, 0].sum(1)  # (B,)
-    logits = logits.masked_fill(~is_context.unsqueeze(-1), -torch.inf)
-    start = logits[..., 0]  # (B, L)
-    end = logits[..., 1]
-
-    # pairs[:, i, j] = start[i] + end[i + j] is the span of j + 1 words from i on. Three words, two
-    # in a span at most:  s0 + e0  s0 + e1 | s1 + e1  s1 + e2 | s2 + e2  -inf
-    end = F.pad(end, (0, max_words - 1), value=-torch.inf)  # no span ends behind the window
-    next_ends = end.unfold(1, max_words, 1)  # (B, L, max_words): at i are end[i], end[i + 1], ...
-    pairs = start.unsqueeze(-1) + next_ends  # (B, L, max_words)
-    score, best = pairs.flatten(1).max(1)  # (B,)
-    start = best // max_words
-    return score, start, start + best % max_words, null
+# --------------------------------------------------------------------------------------------------
+# Scores of positions to answers
 
 
 def find_answers(pairs, windows, spans, batches):
@@ -306,19 +350,48 @@ def find_answers(pairs, windows, spans, batches):
         chosen = [windows[i] for i in indices]
         is_context = mark_contexts(chosen, logits)
         found = best_spans(logits, is_context, MAX_ANSWER)  # four tensors (B,)
-        scores, starts, ends, nulls = [values.tolist() for values in found]
+        scores, firsts, lasts, nulls = [values.tolist() for values in found]
         for i, (question, window) in enumerate(chosen):
             null[question] = min(null[question], nulls[i])
             if scores[i] > best[question]:
                 best[question] = scores[i]
-                position_to_word = window.start - window.offset
-                # in characters
-                start, _ = spans[question][starts[i] + position_to_word]
-                _, end = spans[question][ends[i] + position_to_word]
+                shift = window.start - window.offset  # from positions to words
+                start, _ = spans[question][firsts[i] + shift]  # in characters
+                _, end = spans[question][lasts[i] + shift]
                 _, context = pairs[question]
                 # a piece of BPE begins with the space before it
                 texts[question] = context[start:end].strip()
     return texts, best - null
+
+
+def best_spans(logits, is_context, max_words):
+    """Find the best span of each window exactly: first <= last, the largest sum of both scores.
+
+    Args:
+        logits: float (B, L, 2), scores of start and end.
+        is_context: bool (B, L), positions that may answer.
+        max_words: int, words of the longest span.
+
+    Returns:
+        score: float (B,), -inf without a context.
+        first, last: int64 (B,), positions of the span's words.
+        null: float (B,), the score of "no answer", which is [CLS] to [CLS].
+    """
+    logits = logits.float()  # in bfloat16 many sums tie
+    null = logits[:, 0].sum(1)  # (B,)
+    logits = logits.masked_fill(~is_context.unsqueeze(-1), -torch.inf)
+    start = logits[..., 0]  # (B, L)
+    end = logits[..., 1]
+
+    # spans[:, i, j] = start[i] + end[i + j], for the j + 1 words from position i on. Three words,
+    # two in a span at most:  s0 + e0  s0 + e1 | s1 + e1  s1 + e2 | s2 + e2  -inf
+    end = F.pad(end, (0, max_words - 1), value=-torch.inf)  # no span ends behind the window
+    next_ends = end.unfold(1, max_words, 1)  # (B, L, max_words): at i are end[i], end[i + 1], ...
+    spans = start.unsqueeze(-1) + next_ends
+    score, best = spans.flatten(1).max(1)  # (B,)
+    first = best // max_words
+    last = first + best % max_words
+    return score, first, last, null
 
 
 # --------------------------------------------------------------------------------------------------
@@ -359,82 +432,3 @@ def exact_and_f1(answer, truths, allow_no_answer=True):
             f1 = float(allow_no_answer and answer == truth)
         best_f1 = max(best_f1, f1)
     return float(answer in truths), best_f1
-
-
-# --------------------------------------------------------------------------------------------------
-# A split of the data: all of this as one object
-
-
-class QuestionAnswering:
-    """Rows of SQuAD as token IDs: which words of a text answer a question?
-
-    A text that is too long is read in windows that overlap.
-
-    Args:
-        task: Task, as read_squad returns it. Questions of squad_v2 may have no answer.
-        rows: list of ((question, context), answers), one split.
-        tokenizer: HashTokenizer, which learns the words.
-        length: int, L.
-
-    Attributes:
-        examples: list of W int32 token IDs, one of each window.
-        targets: int64 (W, 2), as label_windows returns them.
-        truths: for each question its right answers, see list_truths.
-        notes: str, what was lost.
-    """
-
-    head = "span"
-    num_outputs = 2
-
-    def __init__(self, task, rows, tokenizer, length):
-        self.task = task
-        self.tokenizer = tokenizer
-        self.length = length
-        self.allow_no_answer = task.name == V2
-        self.pairs = [texts for texts, _ in rows]
-        self.truths = [list_truths(answers, self.allow_no_answer) for _, answers in rows]
-        self.windows, self.spans = cut_windows(self.pairs, tokenizer, length)
-        self.examples = [window.ids for _, window in self.windows]
-        self.targets, num_lost = label_windows(rows, self.windows, self.spans)
-        self.notes = f"{len(self.examples):,} windows, {num_lost:,} answers found in none"
-
-    def __len__(self):
-        return len(self.pairs)
-
-    def loss(self, logits, indices):
-        """Return the mean loss of the windows with these indices; logits is (B, L, 2)."""
-        targets = send(torch.from_numpy(self.targets[indices]), logits.device)
-        is_context = mark_contexts([self.windows[i] for i in indices], logits)
-        return span_loss(logits, targets, is_context)
-
-    def score(self, texts):
-        """Return float (n, 2), EM and F1 of an answer to each question."""
-        scores = []
-        for text, truths in zip(texts, self.truths):
-            answer = normalize_answer(text)
-            scores.append(exact_and_f1(answer, truths, self.allow_no_answer))
-        return np.array(scores)
-
-    def evaluate(self, batches):
-        """Score the answers of a model.
-
-        Args:
-            batches: iterable of (indices, logits (B, L, 2)): of all windows, in any order.
-
-        Returns:
-            dict of the scores in percent and eval_loss; and the answers, list of str, "" for none.
-        """
-        batches = list(batches)  # they are read twice
-        total_loss = 0.0
-        for indices, logits in batches:
-            total_loss += self.loss(logits, indices).item() * len(indices)
-        texts, margins = find_answers(self.pairs, self.windows, self.spans, batches)
-        if self.allow_no_answer:
-            texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]
-        em, f1 = (100 * self.score(texts).mean(0)).tolist()
-        return dict(f1=f1, em=em, eval_loss=total_loss / len(self.examples)), texts
-
-    def majority(self, train):
-        """Return the F1 in percent of giving no answer, as SequenceClassification.majority does."""
-        scores = self.score([""] * len(self))  # (n, 2)
-        return 100 * float(scores[:, 1].mean())

@@ -14,14 +14,18 @@ Notation:
     example  the token IDs of a row's texts
     target   a row's label as a number
 
-    records -> read_task -> Task and rows -> SequenceClassification -> examples, targets -> metrics
+Example: a line of MRPC's original file. read_task gives the row, SequenceClassification the rest.
+
+    record   {"Quality": "1", "#1 String": "a cat", "#2 String": "cats"}
+    row      (("a cat", "cats"), "equivalent")
+    example  [CLS] a cat [SEP] [SEP] cats [SEP]
+    target   1
 """
 
 import collections
 import dataclasses
 import math
 import os
-import sys
 
 import numpy as np
 import torch
@@ -29,7 +33,7 @@ import torch.nn.functional as F
 
 from common import InputError, send
 from data.python_source import build_pydoc
-from data.rows import is_hub_id, list_names, read_hub, read_rows, reader_options
+from data.rows import is_hub_id, list_names, note_once, read_hub, read_rows, reader_options
 from tokenizer import build_inputs
 
 
@@ -102,7 +106,7 @@ TASKS = {
     "pydoc": Task(["docstring"], [], CLASS_METRICS),
 }
 # the eight of the papers' average; they leave out WNLI, the ninth [GLUE §3]
-GLUE = ["mnli", "qnli", "qqp", "rte", "sst2", "mrpc", "cola", "stsb"]
+GLUE = [name for name, task in TASKS.items() if task.is_glue]
 
 GROUPS = 20  # groups of rows in standard_error
 DEV_SHARE = 0.1  # share of --train that is scored where there is no --dev
@@ -134,7 +138,7 @@ def read_task(name, args):
     """
     task = choose_task(name, args)
     if args.balanced:  # classes count alike in the loss, and in the score that chooses the weights
-        task = dataclasses.replace(task, metrics=["macro_f1", "accuracy"])
+        task.metrics = ["macro_f1", "accuracy"]
     train_path = args.train
     dev_path = args.dev
     if name == "pydoc":  # its files are made here
@@ -144,10 +148,10 @@ def read_task(name, args):
 
     train = read_split(task, args, "train", train_path)
     if task.labels == []:
-        task = dataclasses.replace(task, labels=find_classes(train))
+        task.labels = find_classes(train)  # a dev row of another class is refused
     if train_path and not dev_path:  # a tenth of --train
         dev, train = draw_groups(train, round(DEV_SHARE * len(train)), DEV_SEED)
-    else:  # raises for a class that train does not have
+    else:
         dev = read_split(task, args, task.dev_split, dev_path)
         if dev_path:
             warn_of_leak(train, dev, dev_path)
@@ -157,12 +161,12 @@ def read_task(name, args):
 
     splits = split_train(train, args) | dict(dev=dev)
     if not task.has_classes:
-        task = dataclasses.replace(task, scale=measure_scale(splits["train"]))
+        task.scale = measure_scale(splits["train"])
     return task, splits
 
 
 def choose_task(name, args):
-    """Return the Task with a name as read_task takes it; "own" has the columns of --text."""
+    """Return a new Task: a copy from TASKS, or for "own" one of the columns of --text."""
     if name != "own":
         return dataclasses.replace(TASKS[name], name=name)
     texts = list_names(args.text)
@@ -215,41 +219,6 @@ def read_records(args, split, path, original, hub_id, columns=None):
 # Records to rows
 
 
-def parse_number(cell, task, place):
-    """Return the number in a label cell, float."""
-    try:
-        number = float(read_label(cell))
-    except ValueError:
-        number = math.nan
-    # NaN is not below 1e38; above it, float32 is infinite
-    if not abs(number) < 1e38 or (task.is_glue and number == -1):
-        raise InputError(f"{place}: expected a label (a number below 1e38; GLUE hides labels as "
-                         f"-1), got {cell!r:.60}.")
-    return number
-
-
-def parse_class(cell, task, place):
-    """Return the class in a label cell, str: one of the task's labels if they are known."""
-    label = read_label(cell)
-    names = task.labels
-    # GLUE's files may have the number of a class; in your own files, 1 is a name
-    if task.is_glue and label.isdecimal() and int(label) < len(names):
-        label = names[int(label)]
-    if label == "" or (names and label not in names):
-        expected = ", ".join(names) if names else "any text"
-        raise InputError(f"{place}: expected a label ({expected}), got {cell!r:.60}.")
-    return label
-
-
-def read_label(cell):
-    """Return the text of a label cell. It is "" if the cell is empty, a list or an object."""
-    if isinstance(cell, float) and cell.is_integer():
-        cell = int(cell)  # JSON may have 1 and 1.0, which are one class
-    if isinstance(cell, (str, int, float)) and cell == cell:  # NaN is an empty cell of numbers
-        return str(cell).strip()
-    return ""
-
-
 def parse_rows(records, task, source, parse):
     """Return the rows of a task.
 
@@ -277,19 +246,52 @@ def parse_rows(records, task, source, parse):
             if name not in cells:
                 raise InputError(f"{place}: expected a column {name}, got {', '.join(cells)}. "
                                  "--text and --label choose those of your own files.")
-        texts = [parse_text(cells[name], place) for name in task.text_columns]
+        texts = []
+        for name in task.text_columns:
+            text = cells[name]
+            if text is None:  # an empty cell
+                text = ""
+            if not isinstance(text, str):
+                raise InputError(f"{place}: expected text, got {text!r:.60}.")
+            texts.append(text)
         label = parse(cells[task.label_column], task, place)
         rows.append((tuple(texts), label))
     return rows
 
 
-def parse_text(cell, place):
-    """Return the text in a cell, str. An empty cell is an empty text."""
-    if cell is None:
-        return ""
-    if not isinstance(cell, str):
-        raise InputError(f"{place}: expected text, got {cell!r:.60}.")
-    return cell
+def parse_class(cell, task, place):
+    """Return the class in a label cell, str: one of the task's labels if they are known."""
+    label = read_label(cell)
+    names = task.labels
+    # GLUE's files may have the number of a class; in your own files, 1 is a name
+    if task.is_glue and label.isdecimal() and int(label) < len(names):
+        label = names[int(label)]
+    if label == "" or (names and label not in names):
+        expected = ", ".join(names) if names else "any text"
+        raise InputError(f"{place}: expected a label ({expected}), got {cell!r:.60}.")
+    return label
+
+
+def parse_number(cell, task, place):
+    """Return the number in a label cell, float."""
+    try:
+        number = float(read_label(cell))
+    except ValueError:
+        number = math.nan
+    # NaN is not below 1e38; above it, float32 is infinite
+    if not abs(number) < 1e38 or (task.is_glue and number == -1):
+        raise InputError(f"{place}: expected a label (a number below 1e38; GLUE hides labels as "
+                         f"-1), got {cell!r:.60}.")
+    return number
+
+
+def read_label(cell):
+    """Return the text of a label cell. It is "" if the cell is empty, a list or an object."""
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)  # JSON may have 1 and 1.0, which are one class
+    if isinstance(cell, (str, int, float)) and cell == cell:  # NaN is an empty cell of numbers
+        return str(cell).strip()
+    return ""
 
 
 def find_classes(rows):
@@ -361,8 +363,120 @@ def warn_of_leak(train, dev, path):
     seen = {texts for texts, _ in train}
     num_seen = sum(texts in seen for texts, _ in dev)
     if num_seen > 0:
-        print(f"warning: {path}: {len(dev):,} rows to score, of which {num_seen:,} have a text of "
-              "--train.", file=sys.stderr)
+        note_once(f"warning: {path}: {len(dev):,} rows to score, of which {num_seen:,} have a text "
+                  "of --train.")
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows to examples
+
+
+def measure_scale(rows):
+    """Return [mean, standard deviation] of the rows' labels, which are numbers."""
+    numbers = [label for _, label in rows]
+    deviation = max(np.std(numbers), 1e-9)  # not 0, so that equal numbers become zeros
+    return [float(np.mean(numbers)), float(deviation)]
+
+
+class SequenceClassification:
+    """A split of a classification or regression task as token IDs, of one text or of a pair.
+
+    Args:
+        task: Task, as read_task returns it.
+        rows: list of (texts, label), those of the split.
+        tokenizer: HashTokenizer, which learns the words.
+        length: int, the most positions of an example.
+
+    Attributes:
+        examples: list of n int32 arrays, token IDs.
+        targets: (n,), int64 classes, or float32 numbers in units of the task's scale.
+        num_outputs: int, the model's outputs: a score per class, or one number.
+        notes: str, how many texts were cut.
+    """
+
+    head = "classify"
+
+    def __init__(self, task, rows, tokenizer, length):
+        self.task = task
+        self.tokenizer = tokenizer
+        self.length = length
+        self.num_outputs = len(task.labels) if task.has_classes else 1
+        self.class_weights = None  # float32 (classes,), see balance
+
+        # texts
+        first = tokenizer.ids_of_texts([texts[0] for texts, _ in rows])
+        second = [None] * len(rows)
+        if len(task.text_columns) == 2:
+            second = tokenizer.ids_of_texts([texts[1] for texts, _ in rows])
+        self.examples = []
+        num_cut = 0
+        for a, b in zip(first, second):
+            ids, num_words_cut = build_inputs(a, b, length, tokenizer.separator)
+            self.examples.append(ids)
+            if num_words_cut > 0:
+                num_cut += 1
+        self.notes = f"{num_cut:,} texts cut to {length} positions"
+
+        # labels
+        labels = [label for _, label in rows]
+        if task.has_classes:
+            self.targets = np.array([task.labels.index(label) for label in labels])
+        else:
+            mean, deviation = task.scale
+            targets = (np.array(labels) - mean) / deviation
+            self.targets = targets.astype(np.float32)
+
+    def __len__(self):
+        return len(self.examples)
+
+    def balance(self):
+        """Let classes weigh alike in the loss: a row weighs n / (classes · rows of its class)."""
+        counts = np.bincount(self.targets, minlength=self.num_outputs)  # (classes,)
+        weights = len(self.targets) / (self.num_outputs * np.maximum(counts, 1))
+        self.class_weights = torch.from_numpy(weights).float()
+
+    def loss(self, logits, indices):
+        """Return the mean loss of the examples with these indices; logits is (B, num_outputs)."""
+        targets = send(torch.from_numpy(self.targets[indices]), logits.device)  # (B,)
+        if not self.task.has_classes:
+            return F.mse_loss(logits[:, 0], targets)
+        if self.class_weights is None:
+            return F.cross_entropy(logits, targets)
+        # subtle: a mean over rows. torch's own mean divides by the weights of the batch, so that
+        # a batch of frequent classes alone would count as much as if there were no weights
+        weights = send(self.class_weights, logits.device)
+        return F.cross_entropy(logits, targets, weights, reduction="none").mean()
+
+    def evaluate(self, batches):
+        """Score a model by its logits.
+
+        Args:
+            batches: iterable of (indices, logits (B, num_outputs)), all examples in any order.
+
+        Returns:
+            dict of the metrics in percent and eval_loss; and the predictions (n,), as targets are.
+        """
+        logits = np.zeros((len(self.examples), self.num_outputs), np.float32)
+        for indices, part in batches:
+            logits[indices] = part.cpu().numpy()
+        predicted = logits.argmax(1)
+        if not self.task.has_classes:
+            predicted = logits[:, 0]
+        scores = {name: 100 * METRICS[name](predicted, self.targets) for name in self.task.metrics}
+        loss = self.loss(torch.from_numpy(logits), np.arange(len(self)))
+        scores["eval_loss"] = loss.item()
+        return scores, predicted
+
+    def majority(self, train):
+        """Return the score in percent if all predictions are the most frequent class of train.
+
+        QuestionAnswering has this method too: the score that needs no model.
+        """
+        if not self.task.has_classes:
+            return 0.0  # the correlation of a constant
+        most_frequent = np.bincount(train.targets).argmax()
+        metric = METRICS[self.task.metrics[0]]
+        return 100 * metric(np.full_like(self.targets, most_frequent), self.targets)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -452,119 +566,3 @@ def standard_error(metric, truth, predicted, others):
     if len(differences) > 1:
         variance += differences.mean(1).var(ddof=1) / len(differences)
     return math.sqrt(variance)
-
-
-# --------------------------------------------------------------------------------------------------
-# Rows to examples
-
-
-def measure_scale(rows):
-    """Return [mean, standard deviation] of the rows' labels, which are numbers."""
-    numbers = [label for _, label in rows]
-    deviation = max(np.std(numbers), 1e-9)  # not 0, so that equal numbers become zeros
-    return [float(np.mean(numbers)), float(deviation)]
-
-
-class SequenceClassification:
-    """A split of a classification or regression task as token IDs, of one text or of a pair.
-
-    Args:
-        task: Task, as read_task returns it.
-        rows: list of (texts, label), those of the split.
-        tokenizer: HashTokenizer, which learns the words.
-        length: int, the most positions of an example.
-
-    Attributes:
-        examples: list of n int32 arrays, token IDs.
-        targets: (n,), int64 classes, or float32 numbers in units of the task's scale.
-        num_outputs: int, the model's outputs: a score per class, or one number.
-        notes: str, how many texts were cut.
-    """
-
-    head = "classify"
-
-    def __init__(self, task, rows, tokenizer, length):
-        self.task = task
-        self.tokenizer = tokenizer
-        self.length = length
-        self.num_outputs = len(task.labels) if task.has_classes else 1
-        self.examples, num_cut = self.build_examples(rows)
-        self.targets = self.build_targets(rows)
-        self.class_weights = None  # float32 (classes,), see balance
-        self.notes = f"{num_cut:,} texts cut to {length} positions"
-
-    def __len__(self):
-        return len(self.examples)
-
-    def build_examples(self, rows):
-        """Return the token IDs of each row, list, and how many rows were cut to the length."""
-        first = self.tokenizer.ids_of_texts([texts[0] for texts, _ in rows])
-        second = [None] * len(rows)
-        if len(self.task.text_columns) == 2:
-            second = self.tokenizer.ids_of_texts([texts[1] for texts, _ in rows])
-        examples = []
-        num_cut = 0
-        for a, b in zip(first, second):
-            ids, num_words_cut = build_inputs(a, b, self.length, self.tokenizer.separator)
-            examples.append(ids)
-            if num_words_cut > 0:
-                num_cut += 1
-        return examples, num_cut
-
-    def build_targets(self, rows):
-        """Return the labels of rows (n,): the numbers of classes, or units of the scale."""
-        labels = [label for _, label in rows]
-        if not self.task.has_classes:
-            mean, deviation = self.task.scale
-            targets = (np.array(labels) - mean) / deviation
-            return targets.astype(np.float32)
-        return np.array([self.task.labels.index(label) for label in labels])
-
-    def balance(self):
-        """Let classes weigh alike in the loss: a row weighs n / (classes · rows of its class)."""
-        counts = np.bincount(self.targets, minlength=self.num_outputs)  # (classes,)
-        weights = len(self.targets) / (self.num_outputs * np.maximum(counts, 1))
-        self.class_weights = torch.from_numpy(weights).float()
-
-    def loss(self, logits, indices):
-        """Return the mean loss of the examples with these indices; logits is (B, num_outputs)."""
-        targets = send(torch.from_numpy(self.targets[indices]), logits.device)  # (B,)
-        if not self.task.has_classes:
-            return F.mse_loss(logits[:, 0], targets)
-        if self.class_weights is None:
-            return F.cross_entropy(logits, targets)
-        # subtle: a mean over rows. torch's own mean divides by the weights of the batch, so that
-        # a batch of frequent classes alone would count as much as if there were no weights
-        weights = send(self.class_weights, logits.device)
-        return F.cross_entropy(logits, targets, weights, reduction="none").mean()
-
-    def evaluate(self, batches):
-        """Score a model by its logits.
-
-        Args:
-            batches: iterable of (indices, logits (B, num_outputs)), all examples in any order.
-
-        Returns:
-            dict of the metrics in percent and eval_loss; and the predictions (n,), as targets are.
-        """
-        logits = np.zeros((len(self.examples), self.num_outputs), np.float32)
-        for indices, part in batches:
-            logits[indices] = part.cpu().numpy()
-        predicted = logits.argmax(1)
-        if not self.task.has_classes:
-            predicted = logits[:, 0]
-        scores = {name: 100 * METRICS[name](predicted, self.targets) for name in self.task.metrics}
-        loss = self.loss(torch.from_numpy(logits), np.arange(len(self)))
-        scores["eval_loss"] = loss.item()
-        return scores, predicted
-
-    def majority(self, train):
-        """Return the score in percent if all predictions are the most frequent class of train.
-
-        QuestionAnswering has this method too: the score that needs no model.
-        """
-        if not self.task.has_classes:
-            return 0.0  # the correlation of a constant
-        most_frequent = np.bincount(train.targets).argmax()
-        metric = METRICS[self.task.metrics[0]]
-        return 100 * metric(np.full_like(self.targets, most_frequent), self.targets)

@@ -176,7 +176,6 @@ def test_released_weights_round_trip(tmp_path):
 @pytest.mark.parametrize("name, weight", [
     ("pooler.dense.bias", None),  # a missing weight
     ("x", torch.ones(24)),  # a weight of no part
-    ("pooler.dense.bias", torch.ones(23)),  # another size
 ])
 def test_release_of_another_model_is_refused(name, weight, tmp_path):
     weights = release(make_canine())
@@ -193,6 +192,13 @@ def flags(own, tmp_path, monkeypatch):  # noqa: F811
     """Flags of a quick fine-tuning of a tiny CANINE on a file of two labels."""
     monkeypatch.setitem(canine.SHAPES, "canine", CanineConfig(**SIZES | dict(layers=1)))
     return [*QUICK, *own, "--seeds", "1", "--out", str(tmp_path / "out")]
+
+
+def test_release_of_another_size_is_refused(flags, tmp_path):
+    weights = release(Canine(canine.SHAPES["canine"]))
+    weights["pooler.dense.bias"] = torch.ones(23)
+    folder = write_release(tmp_path, weights)
+    assert_refused(canine.main, [*flags, "--weights", folder], folder)
 
 
 def test_fine_tuning_from_scratch_learns_a_word(flags):

@@ -131,7 +131,7 @@ def test_words_that_are_hashed_in_several_processes_keep_their_order(monkeypatch
     monkeypatch.setattr(codes, "start_workers", lambda: ThreadPool(2))
     monkeypatch.setattr(codes, "MAX_HASHED", 50)
     tokenizer = HashTokenizer(Config(), hash=MD5())
-    table = codes.hash_corpus(tokenizer, SimpleNamespace(words=WORDS), quiet=True)
+    table = codes.hash_corpus(tokenizer, SimpleNamespace(words=WORDS))
     assert np.array_equal(table[FIRST_WORD_ID:], tokenizer.codes_of_words(WORDS))
 
 

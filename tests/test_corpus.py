@@ -102,7 +102,7 @@ def test_frequent_units_are_those_that_occur(write, load):
 
 def test_error_in_a_worker_ends_the_preparation(write, load, monkeypatch):
     """Nobody waits for anybody, and the reader does not read to the end first."""
-    jobs = iter([("texts", None)] + [("texts", ["a b"])] * 500)
+    jobs = iter([None] + [["a b"]] * 500)
     monkeypatch.setattr(data.corpus, "read_jobs", lambda *args: jobs)
     monkeypatch.setattr(data.corpus, "num_cores", lambda: 2)
     with pytest.raises(TypeError):
@@ -154,11 +154,12 @@ def test_plus_joins_sources(write, load):
     assert list_pages(corpus) == [["x"], ["y"]]
 
 
-@pytest.mark.parametrize("again", ["a.txt", "./a.txt", "../all"])
+@pytest.mark.parametrize("again", ["a.txt", "./a.txt", "link.txt", "../all"])
 def test_file_that_is_named_twice_is_refused(again, write, load, monkeypatch):
     """Its texts would be held out and trained on."""
     path = write("all/a.txt", "x")
     monkeypatch.chdir(os.path.dirname(path))
+    os.symlink(path, "link.txt")
     with pytest.raises(InputError, match="expected each file or name once"):
         load(f"a.txt+{again}")
 
@@ -253,24 +254,12 @@ def test_cell_of_a_whole_article_is_read_where_a_long_has_32_bits(write):
     assert csv.field_size_limit() < 2**31
 
 
-@pytest.mark.parametrize("start", ["text,label\n", ""])
-def test_header_of_a_table_that_may_have_none_is_no_row(start, write):
-    path = write("a.csv", start + "x,1\n")
-    [row] = read_rows(path, columns=["n", "label"])  # the last name tells a header
-    assert row["label"] == "1"
-
-
 def test_row_that_a_line_break_has_cut_goes_with_its_second_half(write, capsys):
     """Each half of `a bad⏎film, neg` is damaged, though the second has two cells."""
     path = write("a.tsv", "text\tlabel\n" + "fine\tpos\n" * 100 + "a bad\nfilm\tneg\nend\tpos\r\n")
     rows = list(read_rows(path))
     assert [row["text"] for row in rows] == ["fine"] * 100 + ["end"]
     assert "another number in 1 of 103 rows, the first in row 101" in capsys.readouterr().err
-
-
-def test_file_of_carriage_returns_is_reported(write, capsys):
-    assert list(read_rows(write("a.txt", "one\rtwo\rthree"))) == [dict(text="one two three")]
-    assert "2 carriage returns were read as spaces" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name, content, message", [
@@ -317,14 +306,12 @@ def test_rows_without_the_column_are_counted(write, load, capsys):
     assert "a.jsonl: 1 of 3 rows have no text" in capsys.readouterr().err
 
 
-def test_find_files_finds_each_file_once(write, tmp_path):
+def test_find_files_finds_the_files_that_can_be_read(write, tmp_path):
     expected = [write("all/a[1].txt", "x"), write("all/sub.csv", "x")]
     for name in (".hidden.txt", ".git/x.txt", "notes.bin"):
         write(f"all/{name}", "x")
-    (tmp_path / "all/copy.txt").symlink_to(expected[0])
     (tmp_path / "all/broken.txt").symlink_to("absent")
-    found = find_files(str(tmp_path / "all"))
-    assert [os.path.realpath(path) for path in found] == expected
+    assert find_files(str(tmp_path / "all")) == expected
 
 
 def test_bytes_that_are_not_utf8_are_counted_on_stderr(write, load, capsys):
@@ -375,7 +362,7 @@ def test_page_of_two_files_is_one_set(write, load, tmp_path):
     ("owner/name", dict(encoding="latin-1")),
 ])
 def test_flags_of_files_require_files(data, options, load):
-    with pytest.raises(InputError, match=f"require files, got {data}"):
+    with pytest.raises(InputError, match=f"requires? .*, got {data}"):
         load(data, **options)
 
 
@@ -401,7 +388,7 @@ def test_python_texts_are_docstrings_and_topics(write):
     module = write("m.py", '"""About m."""\nraise SystemExit\ndef f(a):\n    """What f does."""\n')
     broken = write("broken.py", "def (:")
     topics = write("pydoc_data/topics.py", 'topics = {"assert": "The statement", "more": 7}\n')
-    texts = list_documents(("python", [module, broken, "absent.py", topics]))
+    texts = list_documents("python", [module, broken, "absent.py", topics])
     assert texts == ["About m.", "What f does.", "The statement"]
 
 
@@ -436,17 +423,12 @@ def test_copied_code_counts_once(name, split, write, load, monkeypatch):
 # Bad input
 
 
-def test_wrong_encoding_is_refused(write):
-    with pytest.raises(InputError, match="UTF-16 stream does not start with BOM.* --encoding"):
-        list(read_rows(write("a.txt", "some text"), encoding="utf-16"))
-
-
 @pytest.mark.parametrize("name, content, message", [
     ("empty.txt", " \n \n", "expected text, got no words"),
     ("notes.bin", "x", "notes.bin: expected a file in .txt"),
     ("a.jsonl", '{"a": "x", "b": "y"}\n', "a.jsonl: expected one column of text, got a, b. Use"),
     ("b.jsonl", '{"text": "a"}\n{"text": \n', "b.jsonl: .* after row 1: .*expected an object"),
-    ("c.jsonl", '{"text": "a"}\n{"text": 0}\n', "c.jsonl, row 2: expected text,.* in text, got 0"),
+    ("c.jsonl", '{"text": "a"}\n{"text": 0}\n', "c.jsonl, row 2: expected text,.* in text, got .0"),
     ("e.csv", 'text,n\n"a,1\nb,2\n', "e.csv: .* as .csv after row 0.*close each quot"),
     ("f.csv", "text,n,text\na,1,b\n", "f.csv: expected columns of different names"),
     ("g.csv", "text;label\na;1\n", "g.csv: expected columns by comma.* Use --sep"),

@@ -10,7 +10,7 @@ import torch
 
 from common import InputError
 from data.squad import QuestionAnswering, best_spans, cut_windows, exact_and_f1, find_answer_words
-from data.squad import find_answers, find_place, normalize_answer, read_squad
+from data.squad import find_answers, normalize_answer, read_squad
 from data.tasks import Task
 from hashing import MD5, split_words
 from model import Config
@@ -188,15 +188,6 @@ def test_best_spans_match_all_pairs():
 ])
 def test_find_answer_words_by_hand(text, start, expected):
     assert find_answer_words("abc def g", [(0, 3), (4, 7), (8, 9)], text, start) == expected
-
-
-@pytest.mark.parametrize("text", ["aa", "b", "aab", "c"])
-@pytest.mark.parametrize("start", [-1, 0, 3, 6, 9, 99])
-def test_find_place_is_the_nearest_of_all(text, start):
-    context = "aaabaabaa"
-    places = [i for i in range(len(context)) if context[i:i + len(text)] == text]
-    nearest = min(places, key=lambda place: abs(place - start), default=None)
-    assert find_place(context, text, start) == nearest
 
 
 # Windows and answers

@@ -78,7 +78,6 @@ def test_parse_class_gives_a_name(task, cell, label):
     (TASKS["sst2"], None, "negative, positive"),
     (UP_OR_DOWN, 1, "down, up"),
     (OWN, ["a", "b"], "any text"),  # several labels
-    (OWN, dict(a=1), "any text"),
     (OWN, "", "any text"),
     (OWN, float("nan"), "any text"),  # an empty cell in a column of numbers
 ])
