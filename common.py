@@ -174,7 +174,9 @@ def autocast(device, dtype):
 
 
 def send(tensor, device):
-    """Return a tensor on a device. The CPU does not wait for a copy from pinned memory."""
+    """Return a tensor on a device, or None for None. The CPU does not wait for the copy."""
+    if tensor is None:
+        return None
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
@@ -243,7 +245,7 @@ def catch_signals():
 def lock_output(folder, rank=0):
     """Make a run's folder and let rank 0 hold it; InputError where another run holds it.
 
-    The system releases it if we are killed.
+    The system releases it if we are killed. A run that wrote nothing leaves no folder.
     """
     if rank > 0:
         yield
@@ -257,6 +259,8 @@ def lock_output(folder, rank=0):
     try:
         yield
     finally:
+        if os.listdir(folder) == [".lock"]:
+            shutil.rmtree(folder, ignore_errors=True)
         lock.release()
 
 

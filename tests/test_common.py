@@ -144,7 +144,15 @@ def test_lock_output_is_held_until_the_block_ends(tmp_path):
         with lock_output(folder, rank=1):  # of the same run
             pass
     with lock_output(folder):
-        pass
+        Path(folder, "log.jsonl").touch()
+    assert os.path.exists(folder)
+
+
+def test_lock_output_of_a_run_that_wrote_nothing_leaves_no_folder(tmp_path):
+    with pytest.raises(InputError):
+        with lock_output(str(tmp_path / "run")):
+            raise InputError
+    assert not os.listdir(tmp_path)
 
 
 def test_build_once_from_several_processes_builds_once(tmp_path):
