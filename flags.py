@@ -20,7 +20,7 @@ from data.rows import add_reader_flags
 from embeddings import EMBEDDINGS
 from model import CHOICES, PRESETS, Config, Model
 from objectives import OBJECTIVES, SampledWords
-from tokenizer import HASHES, SPLITS
+from tokenizer import HASHES, SPLITS, SUBWORDS
 
 # All settings: the fields of Config, also those without a flag (head, order, grams), and the rest.
 # None: derived by choose_settings, or off
@@ -33,7 +33,6 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} |
     save_every=1_000, quiet=False)
 # With --init_from these settings come from the other run, as the fields of Config do
 INHERITED = "preset split vocab hash features key hash_seed alpha coherent objective".split()
-HASHED = ("index", "chunks", "bits")  # code formats that --hash makes
 PREDICTED = ("digest", "sketch")  # code formats that the default objective predicts
 
 
@@ -130,6 +129,38 @@ def choose_settings(flags, inherited):
     return args
 
 
+# Code format, as HashTokenizer.codes_of_words lists them -> the flags that its codes depend on. The
+# class of a --hash lists more, as `options`
+CODE_FLAGS = {
+    "row": "vocab",
+    "digest": "vocab alpha hashes hash_seed",
+    "index": "hash rows",
+    "bits": "hash bits",
+    "chunks": "hash bits chunk",
+    "sketch": "hashes buckets key hash_seed",
+    "weighted": "hashes rows weights key hash_seed",
+    "ngrams": "rows key hash_seed",
+}
+# Flag -> what it requires. Without that it has no effect, and check_flags refuses it
+REQUIRED = dict(
+    hash="--emb emb, pool, add, proj or linear",
+    key="--hash md5, a sketch, or --objective hash-mlm",
+    hash_seed="--hash lsh, bloom, a sketch, ngram, or --objective hash-mlm",
+    bits="--emb pool, add, proj or linear",
+    chunk="--emb pool",
+    features="--hash lsh",
+    rows="--emb emb, weighted or ngram",
+    hashes="--emb bloom, median, mean or weighted, or --objective hash-mlm",
+    weights="--emb weighted",
+    buckets="--emb median or mean, or --objective hash-mlm",
+    alpha="--emb bloom",
+    vocab="--emb lookup or bloom, or --split bpe or phrases",
+    short="texts, not --split items",
+    mask="--objective mlm, sampled or hash-mlm",
+    noise="--objective sr",
+    samples="--objective sampled")
+
+
 def check_flags(args, flags):
     """Raise InputError for settings that contradict each other, or flags that have no effect.
 
@@ -138,45 +169,28 @@ def check_flags(args, flags):
         flags: dict, those on the command line.
     """
     code_format = EMBEDDINGS[args.emb].code_format
-    is_hashed = code_format in HASHED
-    hash_flags = HASHES[args.hash].options.values() if is_hashed else ()  # flags that it reads
-    has_vocabulary = code_format in ("row", "digest")
-    predicts_hashes = args.head == "hash-mlm"
-    # whether it has the sketch's hash functions, which --hash does not make
-    has_sketch = code_format in ("sketch", "weighted", "ngrams")
-    has_sketch |= predicts_hashes and not has_vocabulary
-    is_sampled = issubclass(OBJECTIVES[args.objective], SampledWords)
-    # flag -> whether it has an effect, and what it requires
-    requirements = dict(
-        hash=(is_hashed, "--emb emb, pool, add, proj or linear"),
-        key=("key" in hash_flags or has_sketch, "--hash md5, a sketch, or --objective hash-mlm"),
-        hash_seed=("hash_seed" in hash_flags or has_sketch or code_format == "digest",
-                   "--hash lsh, bloom, a sketch, ngram, or --objective hash-mlm"),
-        bits=(code_format in ("bits", "chunks"), "--emb pool, add, proj or linear"),
-        chunk=(code_format == "chunks", "--emb pool"),
-        features=("features" in hash_flags, "--hash lsh"),
-        rows=(code_format in ("index", "weighted", "ngrams"), "--emb emb, weighted or ngram"),
-        hashes=(code_format in ("digest", "sketch", "weighted") or predicts_hashes,
-                "--emb bloom, median, mean or weighted, or --objective hash-mlm"),
-        weights=(code_format == "weighted", "--emb weighted"),
-        buckets=(not has_vocabulary and (code_format == "sketch" or predicts_hashes),
-                 "--emb median or mean, or --objective hash-mlm"),
-        alpha=(code_format == "digest", "--emb bloom"),
-        vocab=(has_vocabulary or args.split in ("bpe", "phrases"),
-               "--emb lookup or bloom, or --split bpe or phrases"),
-        short=(args.order, "texts, not --split items"),
-        mask=(args.head != "sr", "--objective mlm, sampled or hash-mlm"),
-        noise=(args.head == "sr", "--objective sr"),
-        samples=(is_sampled, "--objective sampled"))
-    for name, (has_effect, requirement) in requirements.items():
-        if name in flags and not has_effect:
+    effective = set(CODE_FLAGS[code_format].split())
+    if "hash" in effective:
+        effective.update(HASHES[args.hash].options.values())
+    if args.head == "hash-mlm" and code_format != "digest":  # it predicts the buckets of a sketch
+        effective.update(CODE_FLAGS["sketch"].split())
+    if args.split in SUBWORDS:
+        effective.add("vocab")
+    if args.order:
+        effective.add("short")
+    effective.add("noise" if args.head == "sr" else "mask")
+    if issubclass(OBJECTIVES[args.objective], SampledWords):
+        effective.add("samples")
+    for name, requirement in REQUIRED.items():
+        if name in flags and name not in effective:
             raise InputError(f"--{name} requires {requirement}.")
     num_hyperplanes = args.rows if code_format == "index" else args.bits
-    if "features" in hash_flags and args.features < num_hyperplanes:
+    if "features" in effective and args.features < num_hyperplanes:
         raise InputError(f"--features: expected {num_hyperplanes:,} at least, as many as --bits, "
                          f"or --rows of --emb emb, got {args.features:,}.")
-    if args.attn != "lsh" and any(name.startswith("lsh_") for name in flags):
-        raise InputError("--lsh_... requires --attn lsh.")
+    for name in flags:
+        if name.startswith("lsh_") and args.attn != "lsh":
+            raise InputError(f"--{name} requires --attn lsh.")
     with blame(), torch.device("meta"):
         config = Config.choose(vars(args))
         Model(config)  # raises where sizes do not fit each other, and takes no memory
@@ -190,7 +204,7 @@ def name_output(args):
     """Return the default --out, such as out/proj-lsh: --emb, and what differs from the usual."""
     code_format = EMBEDDINGS[args.emb].code_format
     parts = [args.emb]
-    if code_format in HASHED:
+    if "hash" in CODE_FLAGS[code_format].split():
         parts.append(args.hash)
     if args.split != "regex":
         parts.append(args.split)
