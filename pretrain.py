@@ -29,6 +29,7 @@ import os
 import shlex
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from common import InputError, autocast, blame, catch_signals
-from common import gather_from_ranks, load_checkpoint, lock_output, read_ranks, remove
+from common import gather_from_ranks, load_checkpoint, lock_output, read_ranks
 from common import resolve_device, run_script, save_checkpoint
 from data.batches import ItemSetBatches, TextBatches, divide
 from data.codes import build_codes, build_targets, build_tokenizer, fit_alpha, list_vocabulary
@@ -96,7 +97,9 @@ def train(args, initial, rank, world, local_rank):
 
     # `run` is what two processes must agree on to be one run. A checkpoint in --out has to be of
     # this run: its settings are compared now, before hours of preparation
-    run = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
+    run = dict(vars(args))
+    for name in MAY_CHANGE:
+        del run[name]
     if initial is not None:
         run["init_from"] = f"{os.path.normpath(args.init_from)} at step {initial['step']}"
     path = os.path.join(args.out, "ckpt.pt")
@@ -145,7 +148,7 @@ def train(args, initial, rank, world, local_rank):
     log_path = os.path.join(args.out, LOG)
     if is_first:
         if step == 0:  # best.pt is of a run that ended before its first ckpt.pt
-            remove(os.path.join(args.out, "best.pt"))
+            Path(args.out, "best.pt").unlink(missing_ok=True)
         # subtle: cut the rows after the checkpoint; those steps are logged again
         with open(log_path, "a") as file:
             file.truncate(min(log_size, file.tell()))
@@ -204,8 +207,9 @@ def train(args, initial, rank, world, local_rank):
         for micro_batches in loader:
             # Two sums over the ranks, on the host: the scored positions of the whole batch, and
             # the signals, since a signal to one rank has to stop all of them before the same step
-            own_scored = sum(len(batch.positions) for batch in micro_batches)
-            totals = torch.tensor([own_scored, len(signals)])
+            totals = torch.tensor([0, len(signals)])
+            for batch in micro_batches:
+                totals[0] += len(batch.positions)
             if world > 1:
                 dist.all_reduce(totals)
             num_scored, num_signals = totals.tolist()
@@ -290,8 +294,9 @@ def train(args, initial, rank, world, local_rank):
     example = "the cat sat mat the on"  # which words are out of order?
     if objective.head != "sr":
         example = "the cat sat on the [MASK]"
-    if not config.order:
-        example = "\t".join(frequent_words[:2])  # which names go with these?
+    if not config.order:  # which names go with these, of a held-out set?
+        ids, *_ = batches.eval_batch([batches.num_eval // 2])  # (1, L)
+        example = "\t".join(corpus.words[i - FIRST_WORD_ID] for i in ids[0, :3].tolist())
     show(args, "Next: " + shlex.join(["python", "infer.py", "--ckpt", args.out, example]))
     return result
 
@@ -302,18 +307,18 @@ def train(args, initial, rank, world, local_rank):
 
 def refuse_another_run(path, saved, run):
     """Raise InputError unless the settings in run, a dict, are those of a saved checkpoint."""
-    changes = {}  # setting -> how it changed
+    changes = []
     for name, value in run.items():
         old = saved["run"].get(name, DEFAULTS.get(name))  # an older run lacks a new setting
-        if old != value:
-            changes[name] = f"{name} was {old} and is {value}"
-    if "key" in changes:  # a secret
-        changes["key"] = "key differs"
+        if old != value and name == "key":  # a secret
+            changes.append("key differs")
+        elif old != value:
+            changes.append(f"{name} was {old} and is {value}")
     if "optimizer" not in saved:  # a copy of best.pt, or a checkpoint of finetune.py
-        changes["optimizer"] = "it has no state of the optimizer"
+        changes.append("it has no state of the optimizer")
     if changes:
         raise InputError(f"{path}: expected a checkpoint of this run, got another: "
-                         f"{'; '.join(changes.values())}. Use another --out. There --init_from "
+                         f"{'; '.join(changes)}. Use another --out. There --init_from "
                          f"{os.path.dirname(path)} starts from these weights, if sizes and hashes "
                          "are the same.")
 
@@ -333,7 +338,19 @@ def load_data(args, initial):
         folder = prepare(args.data, args.split, args.cache, args.vocab, args.quiet, args.field,
                          **reader_options(args))
         corpus = Corpus(folder)
-        config = finalize(args, corpus)
+
+        # The config: the settings, and the table sizes of the vocabulary
+        config = Config.choose(vars(args))
+        if initial is None:  # else args has the sizes of that run
+            num_words = len(list_vocabulary(args, corpus))
+            if config.code_format == "row":
+                config.rows = FIRST_WORD_ID + num_words
+            if config.code_format == "digest":  # a row for each bucket and special token of a map
+                if args.fit_alpha:
+                    args.alpha = fit_alpha(args, config.hashes, num_words)
+                config.buckets = FIRST_WORD_ID + math.ceil(num_words / args.alpha)
+
+        # Words to codes
         if initial is None:
             tokenizer = build_tokenizer(args, config, corpus)
         else:
@@ -352,21 +369,6 @@ def load_data(args, initial):
         else:
             batches = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), *sizes)
     return corpus, tokenizer, config, codes, targets, batches
-
-
-def finalize(args, corpus):
-    """Return the Config of the model: the settings, and the table sizes of the vocabulary."""
-    config = Config.choose(vars(args))
-    if args.init_from:  # args has the sizes of that run
-        return config
-    num_words = len(list_vocabulary(args, corpus))
-    if config.code_format == "row":
-        config.rows = FIRST_WORD_ID + num_words
-    if config.code_format == "digest":  # a row for each bucket and special token of a map
-        if args.fit_alpha:
-            args.alpha = fit_alpha(args, config.hashes, num_words)
-        config.buckets = FIRST_WORD_ID + math.ceil(num_words / args.alpha)
-    return config
 
 
 def build_loader(args, batches, objective, rows, step, device):
@@ -403,16 +405,19 @@ def build_loader(args, batches, objective, rows, step, device):
 def evaluate(model, objective, held_out, dtype):
     """Return loss and metrics of all ranks' held-out batches, a dict of float, and their sums."""
     model.eval()
-    parts = []  # a dict for each micro-batch
+    parts = []  # the sums of each micro-batch, dict
     for batch in held_out:
         with autocast(model.device, dtype):
             sums = objective.evaluate(model, batch.to(model.device))
-        parts.append({name: value.cpu().double().numpy() for name, value in sums.items()})
+        for name, value in sums.items():
+            sums[name] = value.cpu().double().numpy()
+        parts.append(sums)
     model.train()
 
     totals = collections.Counter()
-    for sums in sum(gather_from_ranks(parts), []):  # a rank may have no held-out batch
-        totals.update(sums)  # adds arrays too
+    for rank_parts in gather_from_ranks(parts):  # a rank may have no held-out batch
+        for sums in rank_parts:
+            totals.update(sums)  # adds arrays too
     if totals["scored"] == 0:
         raise InputError("--data: expected words to predict in the held-out text, got none. "
                          "Use more text or a larger --mask.")
