@@ -27,7 +27,6 @@ import collections
 import copy
 import dataclasses
 import datetime
-import gc
 import hashlib
 import itertools
 import math
@@ -78,7 +77,7 @@ def finetune(args):
     names = GLUE if args.task == "glue" else [args.task]
     tasks = {}
     splits = {}  # task -> split -> rows
-    starts = {}  # task -> the checkpoint that its jobs start from
+    starts = {}  # task -> the checkpoint that its jobs start from, as drop_other_head returns it
     for name in names:
         read = read_squad if name in SQUAD else read_task
         tasks[name], splits[name] = read(name, args)
@@ -99,9 +98,7 @@ def finetune(args):
                 print(f"{name}: {value}")
         jobs = [job for job in itertools.product(names, seeds)
                 if not os.path.exists(f"{job_path(args.out, *job)}.json")]
-        # Ranks take turns to take one of the jobs that are left, the longest first
-        jobs.sort(key=lambda job: -len(splits[job[0]]["train"]))
-        # No job starts, or ends, before rank 0 holds the folder and all ranks have the same jobs
+        # no rank starts a job, or ends one, before rank 0 holds --out and all list the same jobs
         if world > 1:
             dist.barrier()
         data = None  # of the last job: jobs of a task follow each other and share its token IDs
@@ -110,7 +107,6 @@ def finetune(args):
                 data = encode_splits(config, starts[name], tasks[name], splits[name])
             result = run_job(args, runtime, config, starts[name], data, seed)
             write_json(f"{job_path(args.out, name, seed)}.json", result)
-            gc.collect()  # a compiled model refers to itself, and would stay in memory
         if world > 1:
             dist.barrier()
         if rank > 0:
@@ -218,7 +214,8 @@ def train(args, runtime, model, data, seed, lr, title):
         title: str, what each line of progress begins with.
 
     Returns:
-        weights: dict, those of the best evaluation, or None without data["select"].
+        weights: dict, those of the best evaluation, the earliest of equal ones, or None without
+            data["select"].
         log: list of dict, the scores of each evaluation.
     """
     train_data = data["train"]
@@ -300,8 +297,7 @@ def compute_logits(runtime, model, part, indices):
     """Return the float32 logits of the examples with these indices in one split of data."""
     ids, key_mask = pad_batch([part.examples[i] for i in indices])  # (B, L), (B, L)
     ids = send(ids, runtime.device)
-    if key_mask is not None:  # None: nothing is padded
-        key_mask = send(key_mask, runtime.device)
+    key_mask = send(key_mask, runtime.device)  # None where nothing is padded
     with autocast(runtime.device, runtime.dtype):
         logits = model(ids, key_mask)
     return logits.float()
@@ -364,6 +360,11 @@ def encode_splits(config, checkpoint, task, splits):
     report_unknown(tokenizer, tokenizer.words, counts)
     sizes = ", ".join(f"{split} {len(part):,}" for split, part in data.items())
     print(f"{task.name}: rows {sizes}; of train {data['train'].notes}", flush=True)
+    if task.labels and "select" in splits:
+        found = {label for _, label in splits["select"]}
+        missing = sorted(set(task.labels) - found)
+        if missing:
+            print(f"note: {task.name}: no row of --select has the label {', '.join(missing)}")
     return data
 
 
@@ -460,7 +461,6 @@ def deviation(values):
 def print_results(content):
     """Print the scores of each task beside its controls."""
     for name, row in content["tasks"].items():
-        scores = [f"{label} {score:.1f}" for label, score in row["f1_per_label"].items()]
         print(f"\n{name}: parameters {row['size']['total']:,}, PoEP {row['size']['poep']:.2%}")
         print(f"{name}: {row['metric']} {show(row['mean'], row['std'])}, last weights "
               f"{row['last']:.2f}, majority class {row['majority']:.2f}")
@@ -471,7 +471,8 @@ def print_results(content):
                 note = ": not shown to be better than a bag of words"
             print(f"{name}: bag of words {bag}, difference {row['over_bag']:+.2f} ± "
                   f"{row['over_bag_error']:.2f}, its standard error over rows and seeds{note}")
-        if scores:  # the task has classes
+        if row["f1_per_label"]:  # the task has classes
+            scores = [f"{label} {score:.1f}" for label, score in row["f1_per_label"].items()]
             print(f"{name}: F1 of each class: {', '.join(scores)}")
         if row["never_predicted"]:
             print(f"warning: {name}: never predicted: {', '.join(row['never_predicted'])}. Use "
@@ -518,8 +519,9 @@ def add_run_flags(add, tasks):
     add("--train", help="table of training rows: a file, or a hub ID owner/name:CONFIG:SPLIT")
     add("--dev", help="table of rows to score (default: a tenth of --train, not trained on)")
     add_reader_flags(add)
-    add("--text", help="column of the text in your files, or A,B for two texts (default: text)")
-    add("--label", help="column of the label in your files (default: label)")
+    add("--text", default="text",
+        help="column of the text in your files, or A,B for two texts (default: text)")
+    add("--label", default="label", help="column of the label in your files (default: label)")
     add("--regression", action="store_true", help="the labels in your files are numbers")
     add("--balanced", action="store_true", help="weigh classes alike in the loss; score macro F1")
     add("--limit", type=at_least(1), help="training rows, drawn at random (default: all)")
@@ -546,29 +548,23 @@ def check_flags(args):
         raise InputError("--from_scratch requires --ckpt.")
     if args.task == "own" and not args.train:
         raise InputError("--task: expected a task, or your own files as --train and --dev.")
-    if args.train and args.task in ("glue", "pydoc"):
-        raise InputError(f"--train: expected one task of files, got --task {args.task}.")
+    if (args.train or args.dev) and args.task in ("glue", "pydoc"):
+        raise InputError(f"--train, --dev: expected one task of files, got --task {args.task}.")
     if args.balanced and (args.regression or args.task in ("stsb", "glue", *SQUAD)):
         raise InputError("--balanced requires a task of classes.")
-    if args.dev and not args.train:
-        raise InputError("--dev requires --train.")
     if args.task in SQUAD and args.train and not args.dev:
         raise InputError(f"--train with --task {args.task} requires --dev.")
     if args.data_dir and (args.train or args.task == "pydoc"):
         raise InputError("--data_dir requires a task of GLUE or SQuAD, and no --train.")
     if reader_options(args) and not args.data_dir and not args.train:
         raise InputError("--encoding, --sep and --header require --train or --data_dir.")
-    has_columns = args.text is not None or args.label is not None or args.regression
-    if args.task != "own" and has_columns:
+    columns = (args.text, args.label, args.regression)
+    if args.task != "own" and columns != ("text", "label", False):
         raise InputError("--text, --label, --regression: expected files of your own.")
 
 
 def fill_flags(args, checkpoint, config):
     """Set the flags that were left out and follow from the model or from other flags."""
-    if args.text is None:
-        args.text = "text"
-    if args.label is None:
-        args.label = "label"
     is_small = config.width < 512
     if args.lr is None:
         args.lr = 1e-3 if is_small else 3e-5  # [HF Table 5]

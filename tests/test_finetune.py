@@ -1,12 +1,10 @@
 """Tests of finetune.py and bench/compare.py: runs of tiny models, resume, refusals, Table 2."""
 
-import gc
 import json
 import math
 import random
 import shlex
 import shutil
-import weakref
 
 import numpy as np
 import pytest
@@ -373,26 +371,6 @@ def test_training_step_never_waits_for_the_gpu(sr_run, own, tmp_path):
     assert waits_of_epochs[0] == waits_of_epochs[1]
 
 
-def test_finished_model_is_released(tune, own, tmp_path, monkeypatch):
-    """Law: when a job begins, nothing keeps the compiled models of other jobs alive."""
-    models = weakref.WeakSet()
-    num_alive = []
-
-    def compile_method(method, **options):
-        num_alive.append(len(models))
-        models.add(method.__self__)
-        return method
-
-    monkeypatch.setattr(torch, "compile", compile_method)
-    monkeypatch.setattr("common.COMPILERS", ["sh"])
-    gc.disable()
-    try:
-        tune(tmp_path, *own, *NO_TRAINING, "--compile", "--seeds", 3)
-    finally:
-        gc.enable()
-    assert num_alive == [0, 0, 0]
-
-
 # Runs in a folder
 
 
@@ -425,7 +403,8 @@ def test_interrupted_run_goes_on_with_the_next_job(
     rates.clear()
     actions.clear()
 
-    again = tune(tmp_path / "b", *flags)
+    # device and cache may differ
+    again = tune(tmp_path / "b", *flags, "--device", "cpu:0", "--cache", tmp_path)
 
     assert again["tasks"] == whole["tasks"]
     assert len(rates) == num_steps
@@ -458,20 +437,6 @@ def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
     assert (out / "results.json").read_bytes() == before
 
 
-def test_folder_is_known_again_by_content(tune, sr_run, own, tmp_path, before_step):
-    """Law: with copies of its checkpoint and texts, another --device or --cache, it is the same."""
-    rates, _ = before_step
-    whole = tune(tmp_path / "out", *own, *NO_TRAINING)
-    num_steps = len(rates)
-    shutil.copytree(sr_run, tmp_path / "copy")
-    train, dev = [shutil.copy(path, tmp_path) for path in own[1::2]]
-    moved = ["--ckpt", tmp_path / "copy", "--train", train, "--dev", dev]
-    more = ["--device", "cpu:0", "--cache", tmp_path]
-    again = tune(tmp_path / "out", *moved, *NO_TRAINING, *more)
-    assert again["tasks"] == whole["tasks"]
-    assert len(rates) == num_steps
-
-
 def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
     flags = ["--ckpt", sr_run, *QUICK, *own, "--epochs", 1]
     one = tune(tmp_path / "1", *flags)
@@ -487,15 +452,15 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
     ("OWN --preset proformer", "not allowed with argument --ckpt"),  # two starts
     ("OWN --ckpt SETS", "item sets"),  # a model that reads no texts
     ("--task sst2 --label=", "--text, --label, --regression: expected files"),  # not read
-    ("--task sst2 --text text", "--text, --label, --regression: expected files"),
-    ("--task sst2 --dev a", "--dev requires --train"),
+    ("--task sst2 --text a", "--text, --label, --regression: expected files"),
+    ("--task pydoc --dev a", "--train, --dev: expected"),
     ("OWN --regression --balanced", "--balanced requires a task of classes"),
     ("--task glue --balanced", "--balanced requires a task of classes"),  # STS-B has numbers
     ("--task squad --train a", "--train with --task squad requires --dev"),
     ("--task sst2 --train a --data_dir b", "--data_dir requires"),
     ("--task pydoc --data_dir b", "--data_dir requires"),
     ("--task sst2 --sep ;", "--encoding, --sep and --header require"),
-    ("--task pydoc --train a --dev b", "--train: expected"),  # files that would not be read
+    ("--task pydoc --train a --dev b", "--train, --dev: expected"),  # they would not be read
     ("--label a", "--task: expected a task, or your own files"),
     ("OWN --text label", "--text: expected one or two columns other"),  # a perfect score
     ("OWN --text a,b,c", "--text: expected one or two columns"),  # the second would not be read
@@ -507,11 +472,6 @@ def test_bad_input_is_refused_before_anything_is_written(
     flags = flags.replace("OWN", " ".join(own)).replace("SETS", str(sets_run))
     refuse(tmp_path / "out", flags.split(), fragment)
     assert not (tmp_path / "out").exists()
-
-
-def test_from_scratch_requires_a_checkpoint(own):
-    flags = ["--preset", "proformer", "--from_scratch", *own]
-    assert_refused(finetune.main, flags, "--from_scratch requires --ckpt")
 
 
 @pytest.mark.parametrize("flags, out", [
@@ -527,13 +487,12 @@ def test_default_out_is_named_after_the_start(flags, out):
     assert args.out == out
 
 
-def test_words_that_the_hash_does_not_know_are_warned_of(sr_run, tmp_path):
-    """The LSH of sr_run knows n-grams of Latin letters alone: the other words have equal codes."""
-    rows = [("text", "label"), *[("фильм хорошо", "up"), ("фильм плохо", "down")] * 20]
-    path = write_table(tmp_path / "rows.tsv", rows)
-    flags = [*QUICK, "--train", path, "--dev", path, *NO_TRAINING, "--out", tmp_path / "out"]
+@pytest.mark.parametrize("limit, is_noted", [(12, True), (400, False)])
+def test_class_that_no_selection_row_has_is_noted(sr_run, own, tmp_path, limit, is_noted):
+    """One row of 12 cannot have both labels; 40 rows of 397 have."""
+    flags = [*QUICK, *own, *NO_TRAINING, "--limit", limit, "--out", tmp_path]
     done = run_main(finetune.main, "--ckpt", sr_run, *flags)
-    assert "warning: unknown words, all alike to the model: 100.0%" in done.out
+    assert ("no row of --select has the label" in done.out) == is_noted
 
 
 # Comparison
@@ -602,7 +561,6 @@ def test_compression_by_hand():
 
 
 @pytest.mark.parametrize("baseline, fragment", [
-    (results_of([1.0], rows=8), "a: expected equal rows"),
     (results_of([1.0], metric="accuracy"), "a: expected equal metric"),
     (results_of([]), "expected a task that is in both"),
 ])
