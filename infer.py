@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from bloom import ItemMap, beam_search, hash_logp
 from common import InputError, at_least, blame, find_device, load_checkpoint, reading
 from common import run_script, send
-from data.batches import divide, length_batches, pad_batch
+from data.batches import length_batches, pad_batch
 from data.corpus import choose_columns, is_document, item_names
 from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
 from data.squad import V2, cut_windows, find_answers
@@ -47,7 +47,7 @@ MASK_WORD = SPECIALS[MASK]
 BATCH = 32  # rows; on a CPU 8 to 64 are best, as more have more padding
 MAX_UNKNOWN = 0.1  # share of the words of a text; above it there is a note
 NEAR_BITS = 1_024  # hash bits that neighbors compares at most
-PART = 256  # rows whose outputs are in memory at a time
+PART = 256  # rows of --file in memory at a time
 OUTPUT = ("prediction", "notes", "error")  # what --file adds to a row
 
 
@@ -56,27 +56,16 @@ def infer(args):
     file_flags = [args.vectors, args.text_columns, args.encoding, args.sep, args.header]
     if args.file is None and any(flag is not None for flag in file_flags):
         raise InputError("--vectors, --text, --encoding, --sep and --header require --file.")
-    if args.ckpt is None:
-        # a model either fills masks or judges words
+    if args.ckpt is None:  # a model either fills masks or judges words
         is_masked = any(MASK_WORD in text for text in args.texts)
         name = "english-fill.pt" if is_masked else "english-detect.pt"
         args.ckpt = Path(__file__).with_name("models") / name
     print(f"model: {args.ckpt}", file=sys.stderr)
     predictor = Predictor(args.ckpt, find_device(args.device), args.truncate)
-    if args.vectors is not None:
-        rows = [row for row, _ in read_file(args, predictor)]
-        with open(args.vectors, "wb") as file:  # np.save would add .npy to a name
-            np.save(file, predictor.embed(rows))
-        print(f"Saved {args.vectors}", file=sys.stderr)
-    elif args.file is not None:
-        write_rows(args, predictor)
-    elif args.near is not None:
-        for word, pairs in zip(args.near, predictor.neighbors(args.near, args.top_k)):
-            print(word)
-            print_pairs(predictor, pairs)
-    else:
+
+    if args.texts:
         rows = args.texts
-        if len(predictor.columns) == 2:  # a pair is two texts
+        if len(predictor.columns) == 2:  # each pair is two texts of the command line
             if len(rows) % 2:
                 raise InputError(f"TEXT: expected {', '.join(predictor.columns)}, got {rows}.")
             rows = list(zip(rows[::2], rows[1::2]))
@@ -84,13 +73,24 @@ def infer(args):
             print_result(predictor, row, result, args.top_k)
             for note in predictor.list_notes(row):
                 print(f"note: {note}")
+    elif args.near is not None:
+        for word, pairs in zip(args.near, predictor.neighbors(args.near, args.top_k)):
+            print(word)
+            print_pairs(predictor, pairs)
+    elif args.vectors is None:
+        write_rows(args, predictor)
+    else:
+        rows = [row for row, _ in read_file(args, predictor)]
+        with open(args.vectors, "wb") as file:  # np.save would add .npy to a name
+            np.save(file, predictor.embed(rows))
+        print(f"Saved {args.vectors}", file=sys.stderr)
 
 
 class Example(NamedTuple):
     """A row as a model reads it."""
 
     ids: np.ndarray  # int32 (L,), token IDs with special tokens
-    words: list  # str, of the text or both texts, [MASK] is one; or the names of a set
+    words: list  # str, those of the text or of both texts, [MASK] is one; or the names of a set
     spans: list  # (start, end), characters of words up to a [MASK], in the second text of a pair
     num_cut: int  # words or items that were cut off, as they did not fit
 
@@ -99,6 +99,8 @@ def takes_one_row(method):
     """Let a method that takes a list of rows also take one row, and return its result alone."""
     @functools.wraps(method)
     def call(self, rows, *options, **named):
+        if any(isinstance(option, str) for option in options):
+            raise InputError("expected one row or a list of rows; a pair of texts is a tuple.")
         if isinstance(rows, list):
             return method(self, rows, *options, **named)
         return method(self, [rows], *options, **named)[0]
@@ -106,11 +108,15 @@ def takes_one_row(method):
 
 
 class Predictor:
-    """A trained model and its tokenizer. The head of the model decides which methods it has.
+    """A trained model and its tokenizer: rows -> read -> token IDs -> run -> outputs -> results.
 
     A row is a text, str; a pair of texts, tuple; or an item set, tuple of names, or str with tabs
-    or else spaces between names. Each method takes a list of rows and returns a result for each,
-    computed in batches of similar length. It also takes one row, and returns its result alone.
+    or else spaces between names. Each method takes a list of rows and returns the list of their
+    results, or takes one row and returns its result alone. A list is always several rows.
+
+    The head of the model decides which of detect, fill_mask, predict_missing, classify and answer
+    it has; predict calls that one. Every model has embed and neighbors. list_notes(row) says which
+    items of a row the model does not know, and what it cuts off.
 
     Args:
         path: str, a checkpoint or its folder.
@@ -120,8 +126,6 @@ class Predictor:
     Attributes:
         task: dict, what finetune.py says about its task; empty after pretrain.py.
         columns: list[str], the name of each text of a row.
-        words: list[str], which neighbors searches, the most frequent first.
-        items: list[str], which fill_mask and predict_missing search.
 
     Raises:
         InputError: The checkpoint is damaged, a row cannot be read, or the head is another one.
@@ -135,31 +139,182 @@ class Predictor:
             self.tokenizer = HashTokenizer.load(checkpoint["tokenizer"], self.config)
             self.set_candidates(checkpoint["words"])
         self.model.to(device).requires_grad_(False)
-        self.tokenizer.id_of_word[MASK_WORD] = MASK
+        self.tokenizer.id_of_word[MASK_WORD] = MASK  # tokenizer.ids then takes [MASK] for a word
         self.task = checkpoint.get("task", {})
         self.columns = self.task.get("texts", ["text"])
         self.truncate = truncate
 
     def set_candidates(self, words):
-        """Set self.words, which neighbors searches, and self.items, which the others search.
+        """Set the words among which the methods search, list[str], the most frequent first.
 
-        words: list[str], the frequent ones of the corpus. A model with a fixed vocabulary (lookup,
-        bloom) searches that instead, whatever words is.
+        They may be any words, unless the vocabulary is fixed: others have no row and no digest.
         """
-        self.words = words
-        self.items = words  # any word has hashes
+        self.words = words  # neighbors searches these
+        self.items = words  # fill_mask and predict_missing search these
         self.item_map = None  # the hash buckets of each item, which predict_missing reads
-        if self.tokenizer.is_fixed:  # no other word has a row or a Bloom digest
+        if self.tokenizer.is_fixed:
             self.words = [word for word in words if word in self.tokenizer.id_of_word]
             self.items = self.tokenizer.words
             self.item_map = self.tokenizer.bloom_map
         elif self.config.head == "hash-mlm":
-            self.item_map = ItemMap(self.tokenizer.sketch_targets(words), self.config.buckets)
+            buckets = self.tokenizer.sketch_targets(words)  # (N, m)
+            self.item_map = ItemMap(buckets, self.config.buckets)
         self.item_numbers = {name: number for number, name in enumerate(self.items)}
-        self.word_matrix = None  # what neighbors compares, made when it is first called
-        self.word_mean = 0  # subtracted from it
 
-    # Predictions: an example is a row as token IDs, an output is what the model says about it
+    def predict(self, rows, k=8):
+        """Return what the method of the model's head returns, k results at most."""
+        head = self.config.head
+        if head == "sr":
+            return self.detect(rows)
+        if head == "mlm":
+            return self.fill_mask(rows, k)
+        if head == "hash-mlm":
+            return self.predict_missing(rows, k)
+        if head == "classify":
+            return self.classify(rows, k)
+        return self.answer(rows)  # which raises for any other head
+
+    # 1. Read: a row to token IDs
+
+    def read_all(self, rows, head):
+        """Return the Example of each row, for a method that requires a head, or None: any head."""
+        if head not in (None, self.config.head):
+            raise InputError(f"expected a model with head {head}, got one with {self.config.head}.")
+        examples = []
+        for number, row in enumerate(rows, 1):
+            source = f"row {number:,}" if len(rows) > 1 else ""
+            with blame(source):
+                examples.append(self.read(row, head))
+        return examples
+
+    def read(self, row, head):
+        """Return the Example of a row, or raise a ValueError if this model cannot read it."""
+        length = self.config.length
+        if self.config.order:
+            example = self.read_texts(row)
+        else:
+            example = self.read_set(row, is_masked=head is not None)
+        if example.num_cut > 0 and not self.task and not self.truncate:
+            raise ValueError(f"expected at most {length} positions, got "
+                             f"{length + example.num_cut}. With truncate the start is read.")
+        has_mask = MASK in example.ids
+        if head in ("mlm", "hash-mlm"):
+            if not has_mask:
+                raise ValueError(f"expected [MASK], which this model fills, in the first {length} "
+                                 f"positions, got {row!r:.60}.")
+        elif head is not None and has_mask:
+            raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks.")
+        return example
+
+    def read_texts(self, row):
+        """Return the Example of a text or a pair."""
+        texts = row if isinstance(row, (tuple, list)) else [row]
+        are_texts = all(isinstance(text, str) for text in texts)
+        if not are_texts or len(texts) != len(self.columns):
+            kind = "a text" if len(self.columns) == 1 else "a tuple of texts"
+            raise ValueError(f"expected {kind} ({', '.join(self.columns)}), got {row!r:.60}.")
+        words = []
+        parts = []  # token IDs of each text
+        for text in texts:
+            found, spans = self.split(text)
+            words += found
+            parts.append(self.tokenizer.ids(found))
+        if not words and not self.task:  # a task may have rows with an empty text
+            raise ValueError("expected words, got none.")
+        second = parts[1] if len(parts) == 2 else None
+        ids, num_cut = build_inputs(parts[0], second, self.config.length)
+        return Example(ids, words, spans, num_cut)
+
+    def split(self, text):
+        """Return the words of a text, list[str], and their spans up to the first [MASK]."""
+        if self.task:  # as in fine-tuning, where [MASK] is ordinary text
+            return self.tokenizer.split(text)
+        first, *others = re.split(r" ?\[MASK\]", text)
+        words, spans = self.tokenizer.split(first)
+        for part in others:
+            # subtle: BPE adds a space to the start of a text. Begin with a line break, which takes
+            # that space, and drop the line break, the word that starts at 0
+            more, places = self.tokenizer.split("\n" + part)
+            words.append(MASK_WORD)
+            words += [word for word, (start, _) in zip(more, places) if start > 0]
+        return words, spans
+
+    def read_set(self, row, is_masked):
+        """Return the Example of an item set, without the items that the model does not know.
+
+        is_masked: whether it begins with a [MASK]. The user may write none, one or several.
+        """
+        names = []
+        if isinstance(row, str):
+            names, _ = self.tokenizer.split(row)
+        elif isinstance(row, (tuple, list)) and is_document(list(row), is_sets=True):
+            names = item_names(list(row))
+        names = [name for name in dict.fromkeys(names) if name != MASK_WORD]
+        is_known = self.tokenizer.is_known(names)
+        known = [name for name, is_good in zip(names, is_known) if is_good]
+        if not known:
+            raise ValueError(f"expected items that this model knows, in a tuple, got {row!r:.60}.")
+        ids = self.tokenizer.ids(known)
+        if is_masked:
+            ids = np.append(np.int32(MASK), ids)
+        length = self.config.length
+        return Example(ids[:length], names, [], max(0, len(ids) - length))
+
+    def list_notes(self, row):
+        """Return what a user has to know about how a row is read, list[str]."""
+        example = self.read(row, self.config.head)
+        notes = []
+        if not example.words:
+            notes.append("the text has no words")
+        words = [word for word in example.words if word != MASK_WORD]
+        is_known = self.tokenizer.is_known(words)
+        unknown = [word for word, is_good in zip(words, is_known) if not is_good]
+        if unknown and not self.config.order:
+            notes.append(f"unknown items were left out: {', '.join(unknown)}")
+        elif len(unknown) > MAX_UNKNOWN * len(words):
+            notes.append(f"the model knows nothing of {len(unknown):,} of {len(words):,} words; "
+                         "pre-train on such text, or with MD5")
+        if example.num_cut > 0 and self.config.head != "span":  # which reads windows
+            notes.append(f"cut to {self.config.length} positions")
+        return notes
+
+    # 2. Run: token IDs to the outputs of the model
+
+    def run(self, rows, head, forward):
+        """Yield for each row its place in rows, its Example and the model's output for it.
+
+        Rows of similar length come together, so their order is another. head: the head that the
+        method needs; None: any. forward: see run_batches.
+        """
+        examples = self.read_all(rows, head)
+        inputs = [example.ids for example in examples]
+        for chosen, outputs in self.run_batches(inputs, forward):
+            for i, output in zip(chosen, outputs):
+                yield i, examples[i], output
+
+    def run_batches(self, inputs, forward):
+        """Yield the indices of a batch of inputs of similar length, (B,), and its outputs.
+
+        Args:
+            inputs: list of int32 (L,), token IDs.
+            forward: function of ids int64 (B, L), 0 is padding, and mask bool (B, L) or None.
+        """
+        self.model.set_codes(self.tokenizer.codes())  # of new words, too
+        lengths = [len(ids) for ids in inputs]
+        for chosen in length_batches(lengths, BATCH):
+            ids, key_mask = pad_batch([inputs[i] for i in chosen])
+            ids = send(ids, self.model.device)
+            key_mask = send(key_mask, self.model.device)
+            yield chosen, forward(ids, key_mask)
+
+    def score_masks(self, ids, key_mask):
+        """Return for each row the logits of its M [MASK]: (M, N), (M, m, m·R) or (M, k, R)."""
+        is_mask = ids == MASK  # (B, L)
+        [positions] = torch.where(is_mask.flatten())
+        logits = self.model(ids, key_mask, masked_positions=positions)
+        return logits.split(is_mask.sum(1).tolist())
+
+    # 3. Outputs to results, a method for each head
 
     @takes_one_row
     def detect(self, rows):
@@ -170,11 +325,11 @@ class Predictor:
             spans: list[(start, end)], the characters of each word.
             probabilities: float (words, 3), in the order of objectives.KINDS.
         """
-        results = []
-        for example, logits in self.run(rows, "sr", self.model):  # (L, 3)
+        results = [None] * len(rows)
+        for i, example, logits in self.run(rows, "sr", self.model):  # (L, 3)
             num_read = len(example.ids) - 2  # without [CLS] and [SEP]
             probabilities = logits[1:1 + num_read].softmax(-1).cpu()
-            results.append((example.words[:num_read], example.spans[:num_read], probabilities))
+            results[i] = (example.words[:num_read], example.spans[:num_read], probabilities)
         return results
 
     @takes_one_row
@@ -185,17 +340,16 @@ class Predictor:
             For each [MASK] a list of the k best (word, probability). An item that the set shows is
             not among them.
         """
-        results = []
-        for example, logits in self.run(rows, "mlm", self.score_masks):  # (M, N)
-            if not self.config.order:
-                logits[:, example.ids] = -torch.inf  # what the set shows
-            probabilities = logits[:, FIRST_WORD_ID:].softmax(-1)  # no special tokens
-            best = probabilities.topk(min(k, len(self.items)))
-            masks = []
+        results = [None] * len(rows)
+        for i, example, logits in self.run(rows, "mlm", self.score_masks):  # (M, N)
+            logits = logits[:, FIRST_WORD_ID:]  # (M, words): no special tokens
+            logits[:, self.list_shown(example)] = -torch.inf
+            best = logits.softmax(-1).topk(min(k, len(self.items)))
+            results[i] = []  # for each [MASK] its pairs
             for values, numbers in zip(best.values.tolist(), best.indices.tolist()):
                 # an item that is left out has 0, or NaN if the set shows all items
-                masks.append([(self.items[n], p) for n, p in zip(numbers, values) if p > 0])
-            results.append(masks)
+                pairs = [(self.items[n], p) for n, p in zip(numbers, values) if p > 0]
+                results[i].append(pairs)
         return results
 
     @takes_one_row
@@ -209,20 +363,19 @@ class Predictor:
             scored: int, how many items the search scored to certify that these are the best.
             total: int, how many items there are.
         """
-        results = []
+        results = [None] * len(rows)
         # logits (M, m, m·R), or (M, k, R) for words
-        for example, logits in self.run(rows, "hash-mlm", self.score_masks):
-            exclude = self.list_shown(example).to(logits.device).expand(len(logits), -1)  # (M, E)
+        for i, example, logits in self.run(rows, "hash-mlm", self.score_masks):
             logp = hash_logp(logits, self.item_map)  # (M, m, R)
+            shown = self.list_shown(example).to(logits.device)  # (E,)
             # without a limit of rounds the search goes on until the k best are certified
-            best, scores, _, num_scored = beam_search(
-                logp, self.item_map, k, beam=k, rounds=None, exclude=exclude)
-            masks = []
+            best, scores, _, num_scored = beam_search(  # (M, k), (M, k), (M,), (M,)
+                logp, self.item_map, k, beam=k, rounds=None, exclude=shown.expand(len(logp), -1))
+            results[i] = []  # for each [MASK] its dict
             for numbers, values, scored in zip(best.tolist(), scores.tolist(), num_scored.tolist()):
                 # -1: fewer than k items are left
                 items = [(self.items[n], value) for n, value in zip(numbers, values) if n >= 0]
-                masks.append(dict(items=items, scored=scored, total=len(self.items)))
-            results.append(masks)
+                results[i].append(dict(items=items, scored=scored, total=len(self.items)))
         return results
 
     def list_shown(self, example):
@@ -240,15 +393,15 @@ class Predictor:
             one (name of the label column, number).
         """
         labels = self.task.get("labels")
-        results = []
-        for _, logits in self.run(rows, "classify", self.model):  # (labels,)
+        results = [None] * len(rows)
+        for i, _, logits in self.run(rows, "classify", self.model):  # (labels,)
             if labels is None:
                 mean, deviation = self.task["scale"]
                 pairs = [(self.task["label"], logits.item() * deviation + mean)]
             else:
                 pairs = zip(labels, logits.softmax(-1).tolist())
                 pairs = sorted(pairs, key=lambda pair: -pair[1])[:k]
-            results.append(pairs)
+            results[i] = pairs
         return results
 
     @takes_one_row
@@ -271,13 +424,15 @@ class Predictor:
             results.append((text, margin))
         return results
 
+    # For every head: vectors, similar words
+
     @takes_one_row
     def embed(self, rows):
         """Return float32 (rows, d), the mean of the encoder's outputs for each; (d,) for one."""
         vectors = np.empty((len(rows), self.config.width), np.float32)
-        for i, (example, outputs) in enumerate(self.run(rows, None, self.model.encode)):
+        for i, example, outputs in self.run(rows, None, self.model.encode):  # (L·m, d)
             size = len(example.ids) * self.model.vectors_per_item  # the rest is padding
-            vectors[i] = outputs[:size].mean(0).cpu()  # outputs (L·m, d)
+            vectors[i] = outputs[:size].mean(0).cpu()
         return vectors
 
     @takes_one_row
@@ -286,6 +441,7 @@ class Predictor:
 
         Words are compared by their hash bits, +1 or -1, if the hash is an n-gram LSH: similar words
         are spelled alike. Otherwise they are compared by their embeddings, less the mean embedding.
+        A call hashes all of self.words: look up many words at once.
 
         Returns:
             A list of the k best (word, cosine). Among equals the more frequent word comes first.
@@ -296,15 +452,14 @@ class Predictor:
             if len(found) != 1 or not self.tokenizer.is_known(found)[0]:
                 raise InputError(f"expected one word that this model knows, got {text!r:.60}.")
             queries += found
-        if self.word_matrix is None:
-            x = self.word_vectors(self.words)  # (V, T) or (V, m·d)
-            if not isinstance(self.tokenizer.hash, NgramLSH):
-                self.word_mean = x.mean(0)
-            self.word_matrix = F.normalize(x - self.word_mean)
-        x = F.normalize(self.word_vectors(queries) - self.word_mean)
+        candidates = self.word_vectors(self.words)  # (V, T) or (V, m·d)
+        mean = 0
+        if not isinstance(self.tokenizer.hash, NgramLSH):
+            mean = candidates.mean(0)
+        candidates = F.normalize(candidates - mean)
         results = []
-        for word, query in zip(queries, x):
-            cosines = self.word_matrix @ query  # (V,)
+        for word, query in zip(queries, F.normalize(self.word_vectors(queries) - mean)):
+            cosines = candidates @ query  # (V,)
             best = cosines.argsort(descending=True, stable=True)[:k + 1].tolist()
             pairs = [(self.words[i], cosines[i].item()) for i in best if self.words[i] != word]
             results.append(pairs[:k])
@@ -314,166 +469,13 @@ class Predictor:
         """Return what neighbors compares: bits as +1 and -1, (n, T), or embeddings (n, m·d)."""
         hash = self.tokenizer.hash
         if isinstance(hash, NgramLSH):
-            # More bits than the model reads: they find the word of a misspelling more often. So do
-            # bits than embeddings, which also say what words mean
+            # more bits than the model reads: they find the word of a misspelling more often
             bits = hash.bits(words, min(NEAR_BITS, hash.features))
             return 2.0 * torch.from_numpy(bits) - 1
         ids = torch.from_numpy(self.tokenizer.ids(words)).long()
         self.model.set_codes(self.tokenizer.codes())  # of new words, too
         x = self.model.embed(ids.to(self.model.device))  # (n·m, d)
         return x.view(len(words), -1).cpu()
-
-    def predict(self, rows, k=8):
-        """Return what the method of the model's head returns, k results at most."""
-        head = self.config.head
-        if head == "sr":
-            return self.detect(rows)
-        if head == "mlm":
-            return self.fill_mask(rows, k)
-        if head == "hash-mlm":
-            return self.predict_missing(rows, k)
-        if head == "classify":
-            return self.classify(rows, k)
-        return self.answer(rows)  # which raises for any other head
-
-    # Rows to the outputs of the model
-
-    def run(self, rows, head, forward):
-        """Yield the Example of each row and the model's output for it, in the order of rows.
-
-        head: the head that the method needs; None: any, to embed. forward: see run_batches; its
-        outputs are split by row.
-        """
-        for part in divide(self.read_all(rows, head), PART):
-            outputs = [None] * len(part)
-            for chosen, batch in self.run_batches([example.ids for example in part], forward):
-                for i, output in zip(chosen, batch):  # batches are sorted by length
-                    outputs[i] = output
-            yield from zip(part, outputs)
-
-    def run_batches(self, inputs, forward):
-        """Yield the indices of a batch of inputs of similar length, (B,), and its outputs.
-
-        Args:
-            inputs: list of int32 (L,), token IDs.
-            forward: function of ids int64 (B, L), 0 is padding, and mask bool (B, L) or None.
-        """
-        self.model.set_codes(self.tokenizer.codes())  # of new words, too
-        lengths = [len(ids) for ids in inputs]
-        for chosen in length_batches(lengths, BATCH):
-            ids, key_mask = pad_batch([inputs[i] for i in chosen])
-            if key_mask is not None:
-                key_mask = send(key_mask, self.model.device)
-            yield chosen, forward(send(ids, self.model.device), key_mask)
-
-    def score_masks(self, ids, key_mask):
-        """Return for each row the logits of its M [MASK]: (M, N), (M, m, m·R) or (M, k, R)."""
-        is_mask = ids == MASK  # (B, L)
-        [positions] = torch.where(is_mask.flatten())
-        logits = self.model(ids, key_mask, masked_positions=positions)
-        return logits.split(is_mask.sum(1).tolist())
-
-    # Rows to token IDs
-
-    def read_all(self, rows, head):
-        """Return the Example of each row, for a method that requires a head, or None: any head."""
-        if head not in (None, self.config.head):
-            raise InputError(f"expected a model with head {head}, got one with {self.config.head}.")
-        examples = []
-        for number, row in enumerate(rows, 1):
-            source = f"row {number:,}" if len(rows) > 1 else ""
-            with blame(source):
-                examples.append(self.read(row, head))
-        return examples
-
-    def read(self, row, head):
-        """Return the Example of a row, or raise a ValueError if this model cannot read it."""
-        if self.config.order:
-            example = self.read_texts(row, head)
-        else:
-            example = self.read_set(row, head)
-        length = self.config.length
-        if example.num_cut > 0 and not self.task and not self.truncate:
-            raise ValueError(f"expected at most {length} positions, got "
-                             f"{length + example.num_cut}. With truncate the start is read.")
-        fills_masks = head in ("mlm", "hash-mlm")
-        has_mask = MASK in example.ids
-        if fills_masks and not has_mask:
-            raise ValueError(f"expected [MASK], which this model fills, in the first {length} "
-                             f"positions, got {row!r:.60}.")
-        if head is not None and has_mask and not fills_masks:
-            raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks.")
-        return example
-
-    def read_texts(self, row, head):
-        """Return the Example of a text or a pair."""
-        texts = row if isinstance(row, tuple) else (row,)
-        are_texts = all(isinstance(text, str) for text in texts)
-        if not are_texts or len(texts) != len(self.columns):
-            raise ValueError(f"expected text ({', '.join(self.columns)}), got {row!r:.60}.")
-        words = []
-        parts = []  # token IDs of each text
-        for text in texts:
-            found, spans = self.split(text)
-            words += found
-            parts.append(self.tokenizer.ids(found))
-        if not words and not self.task:  # a task may have rows with an empty text
-            raise ValueError("expected words, got none.")
-        second = parts[1] if len(parts) == 2 else None
-        ids, num_cut = build_inputs(parts[0], second, self.config.length)
-        if head == "span":  # a long context is read in windows
-            num_cut = 0
-        return Example(ids, words, spans, num_cut)
-
-    def read_set(self, row, head):
-        """Return the Example of an item set, without the items that the model does not know."""
-        names = []
-        if isinstance(row, str):
-            names, _ = self.tokenizer.split(row)
-        elif isinstance(row, tuple) and is_document(list(row), is_sets=True):
-            names = item_names(list(row))
-        names = [name for name in dict.fromkeys(names) if name != MASK_WORD]
-        is_known = self.tokenizer.is_known(names)
-        known = [name for name, is_good in zip(names, is_known) if is_good]
-        if not known:
-            raise ValueError(f"expected items that this model knows, in a tuple, got {row!r:.60}.")
-        ids = self.tokenizer.ids(known)
-        if head is not None:  # a set has one [MASK], whether the user writes none or several
-            ids = np.append(np.int32(MASK), ids)
-        length = self.config.length
-        return Example(ids[:length], names, [], max(0, len(ids) - length))
-
-    def list_notes(self, row):
-        """Return what a user has to know about how a row is read, list[str]."""
-        example = self.read(row, self.config.head)
-        notes = []
-        if not example.words:
-            notes.append("the text has no words")
-        words = [word for word in example.words if word != MASK_WORD]
-        is_known = self.tokenizer.is_known(words)
-        unknown = [word for word, is_good in zip(words, is_known) if not is_good]
-        if unknown and not self.config.order:
-            notes.append(f"unknown items were left out: {', '.join(unknown)}")
-        elif len(unknown) > MAX_UNKNOWN * len(words):
-            notes.append(f"the model knows nothing of {len(unknown):,} of {len(words):,} words; "
-                         "pre-train on such text, or with MD5")
-        if example.num_cut > 0:
-            notes.append(f"cut to {self.config.length} positions")
-        return notes
-
-    def split(self, text):
-        """Return the words of a text, list[str], and their spans up to the first [MASK]."""
-        if self.task:  # as in fine-tuning, where [MASK] is ordinary text
-            return self.tokenizer.split(text)
-        first, *others = re.split(r" ?\[MASK\]", text)
-        words, spans = self.tokenizer.split(first)
-        for part in others:
-            # subtle: BPE adds a space to the start of a text. Begin with a line break, which takes
-            # that space, and drop the line break, the word that starts at 0
-            more, places = self.tokenizer.split("\n" + part)
-            words.append(MASK_WORD)
-            words += [word for word, (start, _) in zip(more, places) if start > 0]
-        return words, spans
 
 
 # Results for people
@@ -538,8 +540,7 @@ def print_words(predictor, text, words, spans, probabilities, k):
 def write_rows(args, predictor):
     """Print a JSON object for each row of --file: its columns, notes, and prediction or error."""
     num_rows = 0
-    num_errors = 0
-    first_error = ""
+    errors = []  # a bad row stops no other
     rows = read_file(args, predictor)
     while True:
         part = list(itertools.islice(rows, PART))
@@ -551,17 +552,18 @@ def write_rows(args, predictor):
             try:  # predict reads the row again
                 columns["notes"] = predictor.list_notes(row)
                 good.append((row, columns))
-            except ValueError as error:  # a bad row stops no other
+            except ValueError as error:
                 columns["error"] = str(error)
-                num_errors += 1
-                first_error = first_error or f", the first in row {num_rows:,}: {error}"
+                errors.append(f"row {num_rows:,}: {error}")
         results = predictor.predict([row for row, _ in good], args.top_k)
         for (_, columns), result in zip(good, results):
             columns["prediction"] = result
         for _, columns in part:
             print(to_json(columns))
-    summary = f"{num_rows:,} rows, {num_errors:,} with an error{first_error}"
-    if num_errors == num_rows:
+    summary = f"{num_rows:,} rows, {len(errors):,} with an error"
+    if errors:
+        summary += f", the first in {errors[0]}"
+    if len(errors) == num_rows:
         raise InputError(f"{args.file}: {summary}")
     print(summary, file=sys.stderr)
 
@@ -573,11 +575,9 @@ def read_file(args, predictor):
     names = choose_names(args, predictor, examples)
     print(f"columns: {', '.join(names)} of {args.file}", file=sys.stderr)
     for columns in rows:
-        row = [columns.get(name) for name in names]
-        if len(row) == 1:
+        row = [columns.get(name) for name in names]  # both texts of a pair
+        if len(names) == 1:
             [row] = row
-        if isinstance(row, list):  # a pair of texts, or an item set
-            row = tuple(row)
         yield row, columns
 
 
