@@ -27,6 +27,7 @@ import collections
 import copy
 import dataclasses
 import datetime
+import gc
 import hashlib
 import itertools
 import math
@@ -98,6 +99,8 @@ def finetune(args):
                 print(f"{name}: {value}")
         jobs = [job for job in itertools.product(names, seeds)
                 if not os.path.exists(f"{job_path(args.out, *job)}.json")]
+        # ranks take turns to take one of the jobs that are left, the longest first
+        jobs.sort(key=lambda job: -len(splits[job[0]]["train"]))
         # no rank starts a job, or ends one, before rank 0 holds --out and all list the same jobs
         if world > 1:
             dist.barrier()
@@ -107,6 +110,7 @@ def finetune(args):
                 data = encode_splits(config, starts[name], tasks[name], splits[name])
             result = run_job(args, runtime, config, starts[name], data, seed)
             write_json(f"{job_path(args.out, name, seed)}.json", result)
+            gc.collect()  # a compiled model refers to itself, and would stay in memory
         if world > 1:
             dist.barrier()
         if rank > 0:
