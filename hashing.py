@@ -199,8 +199,7 @@ def sketch_index(words, k, buckets, seed=0, key=None):
     Example:
         sketch_index(["play"], 5, 500)  # [[409, 489, 306, 104, 165]]
     """
-    if k < 1 or buckets < 1:  # numpy: x % 0 is 0
-        raise ValueError(f"k, buckets: expected at least 1, got {k}, {buckets}.")
+    assert k >= 1 and buckets >= 1, "k, buckets: expected at least 1"  # numpy: x % 0 is 0
     secret = None
     if key is not None or seed != 0:
         secret = f"{key or ''} sketch {seed}"
@@ -275,8 +274,7 @@ def bits_to_chunks(bits, size):
 
 
 # The hashes of --hash
-
-
+#
 # A hash is a class with
 #
 #   options         argument of fit -> command-line flag without dashes
@@ -360,6 +358,7 @@ class NgramLSH:
             features: int, F, the most to choose.
             seed: int, of eta and of the order of the n-grams.
         """
+        assert isinstance(counts, dict), "counts: expected a dict, such as Counter(words)"
         frequency = Counter()
         for word, count in counts.items():
             for gram in list_ngrams(word):

@@ -108,7 +108,6 @@ def test_config_refuses_an_unknown_choice(field):
     (dict(layers=-1), "layers: expected an integer of at least 0, got -1"),
     (dict(layers=2.5), "layers: expected an integer of at least 0, got 2.5"),
     (dict(attn="lsh", lsh_bands=0), "lsh_bands: expected an integer of at least 1, got 0"),
-    (dict(dropout=1.0), "dropout: expected at least 0 and less than 1, got 1.0"),
     (dict(emb="bloom", head="hash-mlm", order=False, attn="lsh", lsh_pairs="upper"),
      "lsh_pairs: expected all for sets"),
     # no row for each word; no hashes; nothing to shuffle
