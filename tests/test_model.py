@@ -97,7 +97,7 @@ def test_counts_match_count_median_proposal(emb, head, embedding, rows):
 # Config
 
 
-@pytest.mark.parametrize("field", ["emb", "act", "head", "pool", "attn", "lsh_fill", "lsh_pairs"])
+@pytest.mark.parametrize("field", model.CHOICES)
 def test_config_refuses_an_unknown_choice(field):
     with pytest.raises(ValueError, match=f"^{field}: expected one of .*, got 'other'"):
         Config(**{field: "other"})
@@ -302,11 +302,8 @@ def test_other_heads_see_mean_of_item_vectors(head, pool):
 def test_dropout_has_the_rate_of_the_config():
     """test_attention.py tests what SelfAttention does with it."""
     net = tiny_model(head="classify", dropout=0.5)
-    rates = {net.layers[0].attention.dropout}
-    for module in net.modules():
-        if isinstance(module, torch.nn.Dropout):
-            rates.add(module.p)
-    assert rates == {0.5}
+    rates = [module.p for module in net.modules() if isinstance(module, torch.nn.Dropout)]
+    assert {net.layers[0].attention.dropout, *rates} == {0.5}
 
 
 @pytest.mark.parametrize("head", ["sr", "classify"])
