@@ -441,11 +441,10 @@ def count_parameters(model):
 def count_operations(model):
     """Return the operations of a training step for each word of a full sequence.
 
-    They are counted as in appendix B of PaLM (Chowdhery et al. 2022), a multiplication with its
-    addition as two. Forward and backward pass have 6 for each weight of a layer's matrices. Dense
-    attention has 12 d for each position that a position attends to. The embedding, the head, and
-    the pairs of LSH attention are not counted. An item has m positions, and each of them attends to
-    m · length.
+    Forward and backward pass have 6 for each weight of a layer's matrices, as a multiplication with
+    its addition counts as two, and 12 d for each position that a position attends to (Chowdhery et
+    al. 2022, PaLM, appendix B). The embedding, the head, and the pairs of LSH attention are not
+    counted. An item has m positions, and each of them attends to m · length.
     """
     c = model.config
     m = model.vectors_per_item
@@ -454,7 +453,7 @@ def count_operations(model):
     return m * (6 * weights + 12 * c.layers * c.width * attended)
 
 
-# The values of a Config: those that are allowed, and those of the papers
+# The values of a Config: which are allowed, and which the papers have
 
 CHOICES = {
     "emb": EMBEDDINGS,
@@ -500,14 +499,15 @@ def validate(c):
                          f"got {c.head}.")
 
 
+# A preset has the sizes of a model and the recipe that trains it. Keys that are fields of Config
+# shape the model; the others (batch, lr, ...) are defaults of pretrain.py's flags.
+# micro: sequences a device holds at once. lr_mlm: the learning rate of mlm, sampled and hash-mlm
+
 # types 2: the second row is never read, but the paper's counts of parameters have it
 SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, length=32)
 # [BL §2.2]; its dense counterpart is --attn full
 BERT_LSH = dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="upper", layers=2,
                 width=128, heads=2, ffn=512, length=512, rows=32_000, types=2, vocab=31_995)
-# A preset has the sizes of a model and the recipe that trains it. Keys that are fields of Config
-# shape the model; the others (batch, lr, ...) are defaults of pretrain.py's flags.
-# micro: sequences a device holds at once. lr_mlm: the learning rate of mlm, sampled and hash-mlm
 PRESETS = {
     # Ours, for two cores
     "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0,

@@ -182,7 +182,7 @@ def test_hash_class_is_restored_from_its_state(name):
     (hashing.md5_index, ("play", 9), ValueError, "words: expected a list of str, got 'play'"),
     (NgramLSH(["a"], 9).bits, ("play", 9), ValueError, "words: expected a list of str, got 'play'"),
     # numpy gives 0 for every word
-    (hashing.sketch_index, (["a"], 3, 0), AssertionError, "k, buckets: expected at least 1"),
+    (hashing.sketch_index, (["a"], 3, 0), AssertionError, "k, R: expected at least 1"),
     (NgramLSH.fit, (["play"],), AssertionError, "counts: expected a dict"),
     # int16 would overflow
     (hashing.bits_to_chunks, (np.ones((1, 20), np.uint8), 16), AssertionError, "size: expected"),
