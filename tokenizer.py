@@ -39,8 +39,8 @@ SPLITS = ("regex", "space", "bpe", "phrases", "items")
 
 # An embedding's code format says how the codes of a word are laid out: see codes_of_words
 FIXED = ("row", "digest")  # a row, or a Bloom digest, for each word of a fixed vocabulary
-HASHED = ("bits", "chunks", "index")  # the hash of --hash: MD5 or NgramLSH
-# The other formats, "sketch", "weighted" and "ngrams", are hashes with a seed and a key
+HASHED = ("bits", "chunks", "index")  # bits or a bucket by MD5 or NgramLSH
+# The other formats, "sketch", "weighted" and "ngrams", are buckets by MD5 with a seed and a key
 
 
 class HashTokenizer:
@@ -156,23 +156,24 @@ class HashTokenizer:
         """
         if self.is_fixed:
             return self.code_table[self.ids(words)]
-        c = self.config
-        code_format = c.code_format
+        config = self.config
+        code_format = config.code_format
         if code_format == "bits":  # add, proj, linear: T bits in bytes, the first bit highest
-            return np.packbits(self.hash.bits(words, c.bits), axis=1)  # uint8 (V, ceil(T/8))
+            return np.packbits(self.hash.bits(words, config.bits), axis=1)  # uint8 (V, ceil(T/8))
         if code_format == "chunks":  # pool: the T bits in numbers of c bits
-            return bits_to_chunks(self.hash.bits(words, c.bits), c.chunk)  # int16 (V, ceil(T/c))
+            bits = self.hash.bits(words, config.bits)  # (V, T)
+            return bits_to_chunks(bits, config.chunk)  # int16 (V, ceil(T/c))
         if code_format == "index":  # emb: a hash bucket, 0 .. N-1
-            codes = self.hash.index(words, c.rows)[:, None]  # (V, 1)
+            codes = self.hash.index(words, config.rows)[:, None]  # (V, 1)
         elif code_format == "sketch":  # mean, median: k hash buckets, 0 .. R-1
             codes = self.sketch_targets(words)  # (V, k)
         elif code_format == "weighted":  # weighted: k rows, 0 .. N-1, and one of importances
-            rows = sketch_index(words, c.hashes, c.rows, self.hash_seed, self.key)
+            rows = sketch_index(words, config.hashes, config.rows, self.hash_seed, self.key)
             # k + 1 hash functions are independent: the last one chooses the row of importances
-            more = sketch_index(words, c.hashes + 1, c.weights, self.hash_seed, self.key)
+            more = sketch_index(words, config.hashes + 1, config.weights, self.hash_seed, self.key)
             codes = np.concatenate([rows, more[:, -1:]], 1)  # (V, k + 1)
-        elif code_format == "ngrams":  # ngram: buckets 1 .. N-1 of its n-grams, then 0
-            codes = ngram_index(words, c.rows, c.grams, self.hash_seed, self.key)  # (V, G)
+        elif code_format == "ngrams":  # ngram: G buckets 1 .. N-1, of its n-grams, then 0
+            codes = ngram_index(words, config.rows, config.grams, self.hash_seed, self.key)
         else:
             raise ValueError(f"code_format: expected one of those above, got {code_format!r}.")
         return codes.astype(np.int32)
@@ -182,8 +183,8 @@ class HashTokenizer:
 
         In the code format digest it predicts the digest.
         """
-        c = self.config
-        buckets = sketch_index(words, c.hashes, c.buckets, self.hash_seed, self.key)
+        config = self.config
+        buckets = sketch_index(words, config.hashes, config.buckets, self.hash_seed, self.key)
         return buckets.astype(np.int32)
 
     def fixed_codes(self):
