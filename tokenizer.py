@@ -145,8 +145,7 @@ class HashTokenizer:
         """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
         new_words = self.words[len(self.code_table) - FIRST_WORD_ID:]
         if new_words:
-            added = self.codes_of_words(new_words)
-            self.code_table = np.concatenate([self.code_table, added])
+            self.code_table = np.concatenate([self.code_table, self.codes_of_words(new_words)])
         return self.code_table
 
     def codes_of_words(self, words):

@@ -153,18 +153,19 @@ def test_codes_are_the_hashes_of_the_words(code_format, dtype, lsh):
     """The last one of k + 1 = 4 independent hash functions chooses the importance weights."""
     words = make_words(5)
     bits = lsh.bits(words, 29)
-    sketch = sketch_index(words, 3, 41, 3)
-    rows = sketch_index(words, 3, 499, 3)
-    weights = sketch_index(words, 4, 97, 3)[:, 3:]
+    sketch = sketch_index(words, 3, 41, 3, "k")
+    rows = sketch_index(words, 3, 499, 3, "k")
+    weights = sketch_index(words, 4, 97, 3, "k")[:, 3:]
     expected = dict(
         index=lsh.index(words, 499)[:, None],
         chunks=bits_to_chunks(bits, 7),
         bits=np.packbits(bits, axis=1),
         sketch=sketch,
         weighted=np.hstack([rows, weights]),
-        ngrams=ngram_index(words, 499, 9, 3))
+        ngrams=ngram_index(words, 499, 9, 3, "k"))
 
-    tokenizer = HashTokenizer(make_config(code_format), hash=lsh, hash_seed=3)
+    tokenizer = HashTokenizer(make_config(code_format), hash=lsh, hash_seed=3, key="k")
+    tokenizer = reload(tokenizer)
     ids = tokenizer.ids(words)
     codes = tokenizer.codes()
     assert codes.dtype == dtype
@@ -219,17 +220,10 @@ def test_ids_of_texts_matches_split_and_ids_of_a_copy(split, bpe, phrases):
 # State and refusals
 
 
-@pytest.mark.parametrize("code_format", ["bits", "index", "sketch"])
-def test_state_has_every_setting(code_format):
-    """No setting is at its default, and the key changes the codes."""
-    config = make_config(code_format)
-    tokenizer = HashTokenizer(config, "space", hash=MD5("k"), hash_seed=11, key="k")
-    again = reload(tokenizer)
-    assert again.state() == tokenizer.state()
-    codes = again.codes_of_words(["play"])
-    assert (codes == tokenizer.codes_of_words(["play"])).all()
-    plain = HashTokenizer(config, "space", hash=MD5(), hash_seed=11)
-    assert (codes != plain.codes_of_words(["play"])).any()
+def test_state_has_every_setting():
+    """No setting is at its default."""
+    tokenizer = HashTokenizer(BITS, "space", hash=MD5("k"), hash_seed=11, key="k")
+    assert reload(tokenizer).state() == tokenizer.state()
 
 
 @pytest.mark.parametrize("config, change", [
