@@ -435,7 +435,7 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator):
         second = ()
     room = length - 2 - len(separator)  # for words
     if room < 1:
-        raise ValueError(f"length: expected {length - room + 1} or more, got {length}.")
+        raise ValueError(f"length: expected {3 + len(separator)} or more, got {length}.")
     num_first = len(first)
     num_second = len(second)
     num_cut = 0
