@@ -355,7 +355,7 @@ def encode_splits(config, checkpoint, task, splits):
             for texts, _ in splits["train"]:
                 for text in texts:
                     word_counts.update(list_words(text))
-            tokenizer = HashTokenizer(config, hash_name="lsh", hash=NgramLSH.fit(word_counts))
+            tokenizer = HashTokenizer(config, hash=NgramLSH.fit(word_counts))
         kind = QuestionAnswering if task.name in SQUAD else SequenceClassification
         for split, rows in splits.items():
             data[split] = kind(task, rows, tokenizer, config.length)

@@ -103,13 +103,7 @@ def is_mark(letter):
     return unicodedata.category(letter)[0] == "M" or letter in JOINERS
 
 
-# MD5
-
-
-def check_words(words):
-    """Raise a ValueError for a plain str, which would be hashed letter by letter."""
-    if isinstance(words, str):
-        raise ValueError(f"words: expected a list of str, got {words!r:.60}.")
+# Words to digests, bits and buckets of MD5
 
 
 def md5_digests(words, count=1, key=None):
@@ -136,6 +130,66 @@ def md5_digests(words, count=1, key=None):
     return np.frombuffer(b"".join(digests), np.uint8).reshape(len(words), 16 * count)
 
 
+def md5_bits(words, T=MD5_BITS, key=None):
+    """Return the first bits of MD5, most significant first. [HF §3.2]
+
+    Args:
+        words, key: as in md5_digests.
+        T: int, number of bits. Bits after 128 are those of further digests.
+
+    Returns:
+        uint8 (V, T) of 0 and 1.
+    """
+    digests = md5_digests(words, math.ceil(T / MD5_BITS), key)
+    return np.unpackbits(digests, axis=1)[:, :T]
+
+
+def md5_index(words, N, key=None):
+    """Return MD5 as a 128-bit integer, modulo N. [HF §3.2]
+
+    Args:
+        words, key: as in md5_digests.
+        N: int, number of buckets.
+
+    Returns:
+        int64 (V,) in 0 .. N-1.
+
+    Example:
+        md5_index(["play"], 50_000)  # [15933]
+    """
+    check_words(words)
+    numbers = [int.from_bytes(md5_digest(encode(word), key), "big") % N for word in words]
+    return np.array(numbers, np.int64)
+
+
+def sketch_index(words, k, R, seed=0, key=None):
+    """Return k independent hash buckets per word, from disjoint slices of its digests. [CM]
+
+    Linear functions of one number x, such as (x · prime_j) mod R, are not independent: two numbers
+    that are equal modulo R collide under all of them.
+
+    Args:
+        words: list[str], V words.
+        k: int, number of hash functions.
+        R: int, number of buckets of each function.
+        seed: int. key: str or None. With seed 0 and no key the digests are plain MD5, else they
+            are keyed with both.
+
+    Returns:
+        int64 (V, k), each in 0 .. R-1.
+
+    Example:
+        sketch_index(["play"], 5, 500)  # [[409, 489, 306, 104, 165]]
+    """
+    assert k >= 1 and R >= 1, "k, R: expected at least 1"  # numpy: x % 0 is 0
+    secret = None
+    if key is not None or seed != 0:
+        secret = f"{key or ''} sketch {seed}"
+    digests = md5_digests(words, math.ceil(k / 2), secret)  # 16 bytes each, for two functions
+    slices = digests.view(">u8")[:, :k]  # (V, k), numbers of 64 bits
+    return (slices % np.uint64(R)).astype(np.int64)
+
+
 def md5_digest(data, key):
     """Return the 16 bytes of MD5 of data, bytes, or of HMAC-MD5 with a key, str."""
     if key is None:
@@ -148,65 +202,10 @@ def encode(text):
     return text.encode("utf-8", "surrogatepass")
 
 
-def md5_bits(words, bits=MD5_BITS, key=None):
-    """Return the first bits of MD5, most significant first. [HF §3.2]
-
-    Args:
-        words, key: as in md5_digests.
-        bits: int, T. Bits after 128 are those of further digests.
-
-    Returns:
-        uint8 (V, T) of 0 and 1.
-    """
-    digests = md5_digests(words, math.ceil(bits / MD5_BITS), key)
-    return np.unpackbits(digests, axis=1)[:, :bits]
-
-
-def md5_index(words, n, key=None):
-    """Return MD5 as a 128-bit integer, modulo n. [HF §3.2]
-
-    Args:
-        words, key: as in md5_digests.
-        n: int, number of buckets.
-
-    Returns:
-        int64 (V,) in 0 .. n-1.
-
-    Example:
-        md5_index(["play"], 50_000)  # [15933]
-    """
-    check_words(words)
-    numbers = [int.from_bytes(md5_digest(encode(word), key), "big") % n for word in words]
-    return np.array(numbers, np.int64)
-
-
-def sketch_index(words, k, buckets, seed=0, key=None):
-    """Return k independent hash buckets per word, from disjoint slices of its digests. [CM]
-
-    Linear functions of one number x, such as (x · prime_j) mod R, are not independent: two numbers
-    that are equal modulo R collide under all of them.
-
-    Args:
-        words: list[str], V words.
-        k: int, number of hash functions.
-        buckets: int, R, of each function.
-        seed: int. key: str or None. With seed 0 and no key the digests are plain MD5, else they
-            are keyed with both.
-
-    Returns:
-        int64 (V, k), each in 0 .. R-1.
-
-    Example:
-        sketch_index(["play"], 5, 500)  # [[409, 489, 306, 104, 165]]
-    """
-    if k < 1 or buckets < 1:  # numpy: x % 0 is 0
-        raise ValueError(f"k, buckets: expected at least 1, got {k}, {buckets}.")
-    secret = None
-    if key is not None or seed != 0:
-        secret = f"{key or ''} sketch {seed}"
-    digests = md5_digests(words, math.ceil(k / 2), secret)  # 16 bytes each, for two functions
-    slices = digests.view(">u8")[:, :k]  # (V, k), numbers of 64 bits
-    return (slices % np.uint64(buckets)).astype(np.int64)
+def check_words(words):
+    """Raise a ValueError for a plain str, which would be hashed letter by letter."""
+    if isinstance(words, str):
+        raise ValueError(f"words: expected a list of str, got {words!r:.60}.")
 
 
 # N-grams
@@ -221,26 +220,26 @@ def list_ngrams(word):
     return grams
 
 
-def ngram_index(words, n, length, seed=0, key=None):
+def ngram_index(words, N, G, seed=0, key=None):
     """Return the hash buckets of each word's n-grams, and zeros after them. [FT §3.2]
 
     Boundary marks tell beginnings and ends: "at>" occurs in <cat> and <at>, "<at" in <at> alone.
 
     Args:
         words: list[str], V words.
-        n: int, number of buckets, with bucket 0, the padding.
-        length: int, G, n-grams kept. A word of 15 letters has 62. Beyond G the last ones are lost,
-            which have 4 characters.
+        N: int, number of buckets, with bucket 0, the padding.
+        G: int, the most n-grams of a word. A word of 15 letters has 62. The last ones, which have 4
+            characters, are lost beyond G.
         seed, key: as in sketch_index.
 
     Returns:
-        int64 (V, G): 1 .. n-1 for each n-gram, repeated ones too, then 0.
+        int64 (V, G): 1 .. N-1 for each n-gram, repeated ones too, then 0.
     """
     check_words(words)
-    index = np.zeros((len(words), length), np.int64)
+    index = np.zeros((len(words), G), np.int64)
     for i, word in enumerate(words):
-        grams = list_ngrams(f"<{word}>")[:length]
-        buckets = sketch_index(grams, 1, n - 1, seed, key)  # (number of n-grams, 1)
+        grams = list_ngrams(f"<{word}>")[:G]
+        buckets = sketch_index(grams, 1, N - 1, seed, key)  # (number of n-grams, 1)
         index[i, :len(grams)] = 1 + buckets[:, 0]
     return index
 
@@ -275,8 +274,7 @@ def bits_to_chunks(bits, size):
 
 
 # The hashes of --hash
-
-
+#
 # A hash is a class with
 #
 #   options         argument of fit -> command-line flag without dashes
@@ -360,6 +358,7 @@ class NgramLSH:
             features: int, F, the most to choose.
             seed: int, of eta and of the order of the n-grams.
         """
+        assert isinstance(counts, dict), "counts: expected a dict, such as Counter(words)"
         frequency = Counter()
         for word, count in counts.items():
             for gram in list_ngrams(word):

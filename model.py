@@ -30,17 +30,6 @@ import torch.nn.functional as F
 from attention import FILLS, PAIRS, SelfAttention
 from embeddings import EMBEDDINGS, INIT_STD, init_normal, unpack_bits
 
-CHOICES = {
-    "emb": EMBEDDINGS,
-    "act": ("gelu", "relu"),
-    "head": ("sr", "mlm", "hash-mlm", "classify", "span"),
-    "pool": ("cls", "mean"),
-    "attn": ("full", "lsh"),
-    "lsh_fill": FILLS,
-    "lsh_pairs": PAIRS,
-}
-# layers 0: embedding and head alone. rows 0: the method has no table of words. sep_id: a token ID
-MAY_BE_ZERO = ("layers", "rows", "spare_positions", "sep_id")
 BERT_WIDTH = 768  # the hidden size that INIT_STD is for [BERT §3]
 # Amplitude of the position sinusoids, in units of the std of a word's vector. With an amplitude of
 # 0.1, or random positions of std 0.02, the F1 of shuffled words stays 0 (docs/hashformers.md)
@@ -52,6 +41,7 @@ SEED_STRIDE = 1_009  # seed · stride + number of the layer: each has its own hy
 class Config:
     """Everything that shapes the weights, in plain types; a checkpoint holds it."""
 
+    # Embedding: a method reads the sizes that have its name beside them
     emb: str = "proj"
     rows: int = 50_260  # N: rows of lookup (with special tokens), emb, weighted, ngram
     bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
@@ -60,11 +50,13 @@ class Config:
     buckets: int = 500  # R of a sketch; of bloom R + s, a map's buckets and the special tokens
     weights: int = 50_000  # rows of the importance table (weighted)
     grams: int = 64  # G: n-grams that a word keeps (ngram)
+    # Encoder
     layers: int = 12
     width: int = 768  # d
     heads: int = 12  # H
     ffn: int = 3072  # feed-forward size
     act: str = "gelu"  # of the feed-forward layer
+    # Inputs
     order: bool = True  # False: sequences are item sets, without positions
     length: int = 512  # positions, [CLS] included; in item sets the most items
     spare_positions: int = 0  # unused rows of the position table: RoBERTa and the paper have 2
@@ -72,12 +64,14 @@ class Config:
     special_tokens: int = 5  # token IDs below it are special tokens, and ID 0 is padding
     sep_id: int = 2  # token ID of [SEP]; type row 1 begins at the second of [SEP] [SEP]
     dropout: float = 0.1
+    # Head
     head: str = "sr"
     # whether heads mlm and hash-mlm score the rows of the embedding, and have no table of their
     # own; other heads ignore it. None becomes True or False below, by Embedding.tie
     tied: bool | None = None
     labels: int = 2  # classes of classify; 1: a regression
     pool: str = "cls"  # classify sees cls, the first position, or the mean of all positions
+    # Attention: attention.py
     attn: str = "full"  # full: all pairs; lsh: pairs that collide
     lsh_bands: int = 8  # r: hyperplanes of a hash function
     lsh_buckets: int = 256  # buckets of a hash function
@@ -87,7 +81,7 @@ class Config:
     lsh_redraw: bool = False  # new hyperplanes in every training step
 
     def __post_init__(self):
-        validate(self)
+        validate(self)  # near the end of this file
         embedding = EMBEDDINGS[self.emb]
         if self.hashes is None:
             self.hashes = 2 if embedding.is_stacked else 5
@@ -96,7 +90,7 @@ class Config:
 
     @property
     def code_format(self):
-        """How a word's codes are laid out: tokenizer.HashTokenizer lists the formats."""
+        """How a word's codes are laid out: see HashTokenizer.codes_of_words."""
         return EMBEDDINGS[self.emb].code_format
 
     @property
@@ -109,78 +103,6 @@ class Config:
         """Return the Config of a dict of settings, which may have others besides its fields."""
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in settings.items() if name in names})
-
-
-def validate(c):
-    """Raise a ValueError if a field of a Config has an unknown value, or contradicts another."""
-    for name, choices in CHOICES.items():
-        value = getattr(c, name)
-        if value not in choices:
-            raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}.")
-    for field in fields(c):
-        value = getattr(c, field.name)
-        if field.type in (int, int | None) and value is not None:
-            least = 0 if field.name in MAY_BE_ZERO else 1
-            if type(value) is not int or value < least:
-                raise ValueError(f"{field.name}: expected an integer of at least {least}, "
-                                 f"got {value}.")
-    if c.width % c.heads != 0:
-        raise ValueError(f"width: expected a multiple of {c.heads} heads, got {c.width}.")
-    if not 0 <= c.dropout < 1:  # nn.Dropout allows 1, which trains nothing
-        raise ValueError(f"dropout: expected at least 0 and less than 1, got {c.dropout}.")
-    if c.attn == "lsh" and c.lsh_pairs == "upper" and not c.order:
-        raise ValueError("lsh_pairs: expected all for sets, got upper, which needs an order.")
-    if c.tied and EMBEDDINGS[c.emb].tie == "no":
-        raise ValueError(f"tied requires an embedding with rows of words or hashes, got {c.emb}.")
-
-    # a masked word is predicted as a row, where each word has one, else as hashes
-    masked = "mlm" if c.code_format == "row" else "hash-mlm"
-    if c.order:
-        heads = ["sr", masked, "classify", "span"]
-    else:
-        heads = [masked]  # a set has no text to label
-    if c.head not in heads:
-        raise ValueError(f"head (--objective): expected {' or '.join(heads)} for {c.emb}, "
-                         f"got {c.head}.")
-
-
-# types 2: the second row is never read, but the paper's counts of parameters have it
-SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, length=32)
-# [BL §2.2]; its dense counterpart is --attn full
-BERT_LSH = dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="upper", layers=2,
-                width=128, heads=2, ffn=512, length=512, rows=32_000, types=2, vocab=31_995)
-# A preset has the sizes of a paper's model and the recipe that trains it. Keys that are fields of
-# Config shape the model; the others (batch, lr, ...) are defaults of pretrain.py's flags.
-# micro: sequences a device holds at once. lr_mlm: the learning rate of mlm, sampled and hash-mlm
-PRESETS = {
-    # Ours, for two cores
-    "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0,
-                 batch=32, micro=32, steps=10_000, lr=2e-3, warmup=300, short=0.25),
-    "superbloom-small": SUPERBLOOM | dict(layers=2, width=256, heads=4, ffn=512, mask=0.40,
-                                          batch=64, micro=16, steps=6_000, lr=2e-3, warmup=300),
-
-    # The papers'
-    # [HF §4.1] [HF §4.2] [HF Table 4]
-    "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2,
-                       batch=128, micro=16, steps=500_000, lr=5e-5, lr_mlm=1e-4, warmup=10_000,
-                       beta2=0.9999),
-    # [SB Table 1] [SB §3.2]; Adam is AdamW without decay
-    "superbloom": SUPERBLOOM | dict(layers=12, width=768, heads=12, ffn=3072, alpha=50,
-                                    batch=1024, micro=64, steps=1_000_000, lr=1e-4, warmup=10_000,
-                                    decay=0.0, schedule="rsqrt"),
-    # [CM]; rows and vocab matter only with --emb lookup, the baseline
-    "median": dict(emb="median", head="hash-mlm", layers=4, width=512, heads=4, ffn=2048,
-                   length=512, rows=30_522, vocab=30_517,
-                   batch=128, micro=32, steps=100_000, lr=2e-4, warmup=5_000),
-    # as its authors train it [BL §2.4], and as we do
-    "bert-lsh": BERT_LSH | dict(batch=8, micro=8, steps=88_245, lr=5e-5, warmup=0, decay=0.0),
-    "bert-lsh-fast": BERT_LSH | dict(batch=64, micro=32, steps=20_000, lr=1e-3, warmup=1_000),
-
-    # Sizes alone, for finetune.py, which trains them from scratch [ProFormer]
-    "proformer": dict(emb="linear", bits=420, layers=2, width=768, heads=12, ffn=3072, length=512),
-    "proformer-tiny": dict(emb="linear", bits=420, layers=2, width=128, heads=4, ffn=512,
-                           length=128, dropout=0.0),
-}
 
 
 class TransformerLayer(nn.Module):
@@ -275,7 +197,10 @@ def build_head(c):
 class Model(nn.Module):
     """Embed token IDs by their codes, encode, and apply a head. Call `.to`, then set_codes.
 
-    Masked items of a set have equal outputs, since a set has no positions. [SB §3.2]
+        ids (B, L) -> codes (B, L, C) -> word vectors (B, L·m, d) -> layers -> head -> logits
+
+    m is 1 but for bloom, which gives an item m vectors: they are m positions of the sequence. The
+    masked items of a set have equal outputs, since a set has no position embeddings. [SB §3.2]
 
     Args:
         config: Config.
@@ -307,30 +232,6 @@ class Model(nn.Module):
         # cannot send int16. So `.to` does not move it
         self.codes = None
 
-    def init_weights(self):
-        """Fill nn.Linear and nn.Embedding with truncated normals, and positions with sinusoids.
-
-        Tables of words and of MaskedLMHead are plain parameters, which their modules have filled.
-        """
-        c = self.config
-        for name, module in self.named_modules():
-            part = name.split(".")[0]
-            std = INIT_STD
-            if part == "layers" or (part == "head" and c.head in ("classify", "span")):
-                std = INIT_STD * math.sqrt(BERT_WIDTH / c.width)
-            if isinstance(module, (nn.Embedding, nn.Linear)):
-                init_normal(module.weight, std)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-        if c.order and not self.positions.weight.is_meta:  # meta tensors have no numbers
-            std = POSITION_SCALE * self.embedding.initial_std()
-            self.positions.weight.data.copy_(std * sinusoids(*self.positions.weight.shape))
-
-    @property
-    def device(self):
-        """The device of the weights."""
-        return self.types.weight.device
-
     def set_codes(self, codes):
         """Set the codes of all words, by token ID, on the device of the weights.
 
@@ -349,85 +250,6 @@ class Model(nn.Module):
         else:
             self.embedding.check(codes)
         self.codes = codes.to(self.device)
-
-    def embed(self, ids):
-        """Return word vectors (..., L·m, d) of ids (..., L): no positions, no norm. [HF §3.1]"""
-        c = self.config
-        assert self.codes is not None and self.codes.device == ids.device, (
-            "call set_codes after .to(device)")
-        # subtle: F.embedding refuses the ID −1; self.codes[ids] would read the last row
-        codes = F.embedding(ids, self.codes)  # (..., L, C)
-        if c.code_format == "bits":
-            codes = unpack_bits(codes, c.bits)  # (..., L, T)
-        x = self.embedding(codes)  # (..., L, d), or (..., L, m, d)
-        if self.embedding.is_stacked:
-            x = x.flatten(-3, -2)  # (..., L·m, d)
-        if self.specials is None:
-            return x
-        is_word = ids >= c.special_tokens  # (..., L)
-        # a word takes the last row. It is the word row if has_word_row; else any row will do, as
-        # the last line drops it
-        last_row = self.specials.num_embeddings - 1
-        rows = ids.masked_fill(is_word, last_row)
-        special = self.specials(rows)  # (..., L, d)
-        if self.embedding.has_word_row:
-            x = x + special
-        return torch.where(is_word.unsqueeze(-1), x, special)
-
-    def embed_inputs(self, ids):
-        """Return the input of the first layer, (B, L·m, d): word + type + position, normed."""
-        c = self.config
-        m = self.vectors_per_item
-        L = ids.shape[1]
-        assert L <= c.length, f"ids: expected at most {c.length} positions, got {L}"
-        x = self.embed(ids)  # (B, L·m, d)
-        if c.order and c.types > 1:
-            types = self.types(self.find_second_text(ids)).repeat_interleave(m, 1)  # (B, L·m, d)
-        else:
-            types = self.types.weight[0]
-        x = x + types
-        if c.order:  # an item's m vectors share one position
-            positions = self.positions.weight[c.spare_positions:][:L]
-            x = x + positions.repeat_interleave(m, 0)
-        return self.dropout(self.norm(x))
-
-    def find_second_text(self, ids):
-        """Return 0 for the first text and 1 for the second, int64 (B, L).
-
-        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. Known
-        error: a training window that ends exactly with a document ends in [SEP] [SEP], so its last
-        position has type 1.
-        """
-        is_sep = ids == self.config.sep_id
-        is_divided = is_sep[:, 1:] & is_sep[:, :-1]  # (B, L - 1)
-        is_second = is_divided.cumsum(1).clamp(max=1)
-        return F.pad(is_second, (1, 0))
-
-    def encode(self, ids, key_mask=None):
-        """Return the last layer's vectors (B, L·m, d) of ids (B, L).
-
-        key_mask is as in forward.
-        """
-        if key_mask is not None:
-            key_mask = key_mask.repeat_interleave(self.vectors_per_item, 1)  # (B, L·m)
-        x = self.embed_inputs(ids)
-        for layer in self.layers:
-            x = layer(x, key_mask)
-        return x
-
-    def redraw_hyperplanes(self, seed):
-        """Draw new hyperplanes for the layers, which must have LSH attention, in place."""
-        for layer in self.layers:
-            layer.attention.redraw(layer.make_generator(seed))
-
-    def pool_text(self, x, key_mask):
-        """Return one vector per text, (B, d), of x (B, L, d)."""
-        if self.config.pool == "cls":
-            return x[:, 0]
-        if key_mask is None:
-            return x.mean(1)
-        weight = key_mask.unsqueeze(-1).to(x)  # (B, L, 1)
-        return (x * weight).sum(1) / weight.sum(1).clamp(min=1)  # 0 for a text of padding alone
 
     def forward(self, ids, key_mask=None, masked_positions=None, rows=None):
         """Encode and apply the head.
@@ -449,28 +271,130 @@ class Model(nn.Module):
                 mlm         (M, N) or (M, num_sampled)
                 hash-mlm    (M, m, m·(R + s)) or (M, m, num_sampled) of bloom, else (M, k, R)
         """
-        assert (masked_positions is not None) == self.config.predicts_rows, (
+        c = self.config
+        assert (masked_positions is not None) == c.predicts_rows, (
             "masked_positions: required by heads mlm and hash-mlm, and for no other")
+        is_stacked = self.embedding.is_stacked
         x = self.encode(ids, key_mask)  # (B, L·m, d)
-        if self.embedding.is_stacked:
+        if is_stacked:
             x = x.unflatten(1, (-1, self.vectors_per_item))  # (B, L, m, d)
-        if self.config.predicts_rows:
-            return self.predict_rows(x, masked_positions, rows)
-        if self.embedding.is_stacked:
+
+        if c.predicts_rows:
+            x = x.flatten(0, 1)[masked_positions]  # (M, d), or (M, m, d)
+            table = self.embedding.weight if c.tied else self.head.table
+            logits = self.head(x, table, rows)
+            if c.head == "hash-mlm" and not is_stacked:
+                logits = logits.unflatten(-1, (c.hashes, c.buckets))  # (M, k, R)
+            return logits
+
+        if is_stacked:
             x = x.mean(2)  # (B, L, d)
-        if self.config.head == "classify":
+        if c.head == "classify":
             return self.head(self.pool_text(x, key_mask))
         return self.head(self.dropout(x))
 
-    def predict_rows(self, x, masked_positions, rows):
-        """Return the logits of heads mlm and hash-mlm; x is float (B, L, d), or (B, L, m, d)."""
+    def encode(self, ids, key_mask=None):
+        """Return the last layer's vectors (B, L·m, d) of ids (B, L).
+
+        key_mask is as in forward.
+        """
+        if key_mask is not None:
+            key_mask = key_mask.repeat_interleave(self.vectors_per_item, 1)  # (B, L·m)
+        x = self.embed_inputs(ids)
+        for layer in self.layers:
+            x = layer(x, key_mask)
+        return x
+
+    def embed_inputs(self, ids):
+        """Return the input of the first layer, (B, L·m, d): word + type + position, normed."""
         c = self.config
-        x = x.flatten(0, 1)[masked_positions]  # (M, d), or (M, m, d)
-        table = self.embedding.weight if c.tied else self.head.table
-        logits = self.head(x, table, rows)
-        if c.head == "hash-mlm" and not self.embedding.is_stacked:
-            logits = logits.unflatten(-1, (c.hashes, c.buckets))  # (M, k, R)
-        return logits
+        m = self.vectors_per_item
+        L = ids.shape[1]
+        assert L <= c.length, f"ids: expected at most {c.length} positions, got {L}"
+        x = self.embed(ids)  # (B, L·m, d)
+        if c.order and c.types > 1:
+            types = self.types(self.find_second_text(ids)).repeat_interleave(m, 1)  # (B, L·m, d)
+        else:
+            types = self.types.weight[0]
+        x = x + types
+        if c.order:  # an item's m vectors share one position
+            positions = self.positions.weight[c.spare_positions:][:L]
+            x = x + positions.repeat_interleave(m, 0)
+        return self.dropout(self.norm(x))
+
+    def embed(self, ids):
+        """Return word vectors (..., L·m, d) of ids (..., L): no positions, no norm. [HF §3.1]"""
+        c = self.config
+        assert self.codes is not None and self.codes.device == ids.device, (
+            "call set_codes after .to(device)")
+        # subtle: F.embedding refuses the ID −1; self.codes[ids] would read the last row
+        codes = F.embedding(ids, self.codes)  # (..., L, C)
+        if c.code_format == "bits":
+            codes = unpack_bits(codes, c.bits)  # (..., L, T)
+        x = self.embedding(codes)  # (..., L, d), or (..., L, m, d)
+        if self.embedding.is_stacked:
+            x = x.flatten(-3, -2)  # (..., L·m, d)
+        if self.specials is None:
+            return x
+        # every word reads the last row: the word row, or, where there is none, a row to ignore
+        rows = ids.clamp(max=self.specials.num_embeddings - 1)
+        special = self.specials(rows)  # (..., L, d)
+        if self.embedding.has_word_row:
+            x = x + special
+        is_word = (ids >= c.special_tokens).unsqueeze(-1)  # (..., L, 1)
+        return torch.where(is_word, x, special)
+
+    def find_second_text(self, ids):
+        """Return 0 for the first text and 1 for the second, int64 (B, L).
+
+        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. Known
+        error: a training window that ends exactly with a document ends in [SEP] [SEP], so its last
+        position has type 1.
+        """
+        is_sep = ids == self.config.sep_id
+        is_divided = is_sep[:, 1:] & is_sep[:, :-1]  # (B, L - 1)
+        is_second = is_divided.cumsum(1).clamp(max=1)
+        return F.pad(is_second, (1, 0))
+
+    def pool_text(self, x, key_mask):
+        """Return one vector per text, (B, d), of x (B, L, d)."""
+        if self.config.pool == "cls":
+            return x[:, 0]
+        if key_mask is None:
+            return x.mean(1)
+        weight = key_mask.unsqueeze(-1).to(x)  # (B, L, 1)
+        return (x * weight).sum(1) / weight.sum(1).clamp(min=1)  # 0 for a text of padding alone
+
+    def init_weights(self):
+        """Fill nn.Linear and nn.Embedding with truncated normals, and positions with sinusoids.
+
+        Tables of words and of MaskedLMHead are plain parameters, which their modules have filled.
+        """
+        c = self.config
+        scaled_parts = ("layers",)
+        if c.head in ("classify", "span"):
+            scaled_parts = ("layers", "head")
+        for name, module in self.named_modules():
+            std = INIT_STD
+            if name.startswith(scaled_parts):
+                std = INIT_STD * math.sqrt(BERT_WIDTH / c.width)
+            if isinstance(module, (nn.Embedding, nn.Linear)):
+                init_normal(module.weight, std)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        if c.order and not self.positions.weight.is_meta:  # meta tensors have no numbers
+            std = POSITION_SCALE * self.embedding.initial_std()
+            self.positions.weight.data.copy_(std * sinusoids(*self.positions.weight.shape))
+
+    def redraw_hyperplanes(self, seed):
+        """Draw new hyperplanes for the layers, which must have LSH attention, in place."""
+        for layer in self.layers:
+            layer.attention.redraw(layer.make_generator(seed))
+
+    @property
+    def device(self):
+        """The device of the weights."""
+        return self.types.weight.device
 
 
 def sinusoids(length, width):
@@ -479,6 +403,14 @@ def sinusoids(length, width):
     angles = torch.arange(length).unsqueeze(1) * frequencies  # (L, d/2)
     waves = torch.stack([angles.sin(), angles.cos()], -1)  # (L, d/2, 2)
     return waves.flatten(1)[:, :width]
+
+
+def load_model(checkpoint):
+    """Return the Model of a checkpoint, in evaluation mode."""
+    with torch.device("meta"):  # takes no memory, until the weights are assigned
+        model = Model(Config(**checkpoint["config"]))
+    model.load_state_dict(checkpoint["model"], assign=True)
+    return model.float().eval()  # those in models/ have half precision
 
 
 def parameter_groups(model, decay):
@@ -509,11 +441,10 @@ def count_parameters(model):
 def count_operations(model):
     """Return the operations of a training step for each word of a full sequence.
 
-    They are counted as in appendix B of PaLM (Chowdhery et al. 2022), a multiplication with its
-    addition as two. Forward and backward pass have 6 for each weight of a layer's matrices. Dense
-    attention has 12 d for each position that a position attends to. The embedding, the head, and
-    the pairs of LSH attention are not counted. An item has m positions, and each of them attends to
-    m · length.
+    Forward and backward pass have 6 for each weight of a layer's matrices, as a multiplication with
+    its addition counts as two, and 12 d for each position that a position attends to (Chowdhery et
+    al. 2022, PaLM, appendix B). The embedding, the head, and the pairs of LSH attention are not
+    counted. An item has m positions, and each of them attends to m · length.
     """
     c = model.config
     m = model.vectors_per_item
@@ -522,12 +453,90 @@ def count_operations(model):
     return m * (6 * weights + 12 * c.layers * c.width * attended)
 
 
-def load_model(checkpoint):
-    """Return the Model of a checkpoint, in evaluation mode."""
-    with torch.device("meta"):  # takes no memory, until the weights are assigned
-        model = Model(Config(**checkpoint["config"]))
-    model.load_state_dict(checkpoint["model"], assign=True)
-    return model.float().eval()  # those in models/ have half precision
+# The values of a Config: which are allowed, and which the papers have
+
+CHOICES = {
+    "emb": EMBEDDINGS,
+    "act": ("gelu", "relu"),
+    "head": ("sr", "mlm", "hash-mlm", "classify", "span"),
+    "pool": ("cls", "mean"),
+    "attn": ("full", "lsh"),
+    "lsh_fill": FILLS,
+    "lsh_pairs": PAIRS,
+}
+# layers 0: embedding and head alone. rows 0: the method has no table of words. sep_id: a token ID
+MAY_BE_ZERO = ("layers", "rows", "spare_positions", "sep_id")
+
+
+def validate(c):
+    """Raise a ValueError if a field of a Config has an unknown value, or contradicts another."""
+    for name, choices in CHOICES.items():
+        value = getattr(c, name)
+        if value not in choices:
+            raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}.")
+    for field in fields(c):
+        value = getattr(c, field.name)
+        if field.type in (int, int | None) and value is not None:
+            least = 0 if field.name in MAY_BE_ZERO else 1
+            if type(value) is not int or value < least:
+                raise ValueError(f"{field.name}: expected an integer of at least {least}, "
+                                 f"got {value}.")
+    if c.width % c.heads != 0:
+        raise ValueError(f"width: expected a multiple of {c.heads} heads, got {c.width}.")
+    if c.attn == "lsh" and c.lsh_pairs == "upper" and not c.order:
+        raise ValueError("lsh_pairs: expected all for sets, got upper, which needs an order.")
+    if c.tied and EMBEDDINGS[c.emb].tie == "no":
+        raise ValueError(f"tied requires an embedding with rows of words or hashes, got {c.emb}.")
+
+    # a masked word is predicted as a row, where each word has one, else as hashes
+    masked = "mlm" if c.code_format == "row" else "hash-mlm"
+    if c.order:
+        heads = ["sr", masked, "classify", "span"]
+    else:
+        heads = [masked]  # a set has no text to label
+    if c.head not in heads:
+        raise ValueError(f"head (--objective): expected {' or '.join(heads)} for {c.emb}, "
+                         f"got {c.head}.")
+
+
+# A preset has the sizes of a model and the recipe that trains it. Keys that are fields of Config
+# shape the model; the others (batch, lr, ...) are defaults of pretrain.py's flags.
+# micro: sequences a device holds at once. lr_mlm: the learning rate of mlm, sampled and hash-mlm
+
+# types 2: the second row is never read, but the paper's counts of parameters have it
+SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, length=32)
+# [BL §2.2]; its dense counterpart is --attn full
+BERT_LSH = dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="upper", layers=2,
+                width=128, heads=2, ffn=512, length=512, rows=32_000, types=2, vocab=31_995)
+PRESETS = {
+    # Ours, for two cores
+    "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0,
+                 batch=32, micro=32, steps=10_000, lr=2e-3, warmup=300, short=0.25),
+    "superbloom-small": SUPERBLOOM | dict(layers=2, width=256, heads=4, ffn=512, mask=0.40,
+                                          batch=64, micro=16, steps=6_000, lr=2e-3, warmup=300),
+
+    # The papers'
+    # [HF §4.1] [HF §4.2] [HF Table 4]
+    "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2,
+                       batch=128, micro=16, steps=500_000, lr=5e-5, lr_mlm=1e-4, warmup=10_000,
+                       beta2=0.9999),
+    # [SB Table 1] [SB §3.2]; Adam is AdamW without decay
+    "superbloom": SUPERBLOOM | dict(layers=12, width=768, heads=12, ffn=3072, alpha=50,
+                                    batch=1024, micro=64, steps=1_000_000, lr=1e-4, warmup=10_000,
+                                    decay=0.0, schedule="rsqrt"),
+    # [CM]; rows and vocab matter only with --emb lookup, the baseline
+    "median": dict(emb="median", head="hash-mlm", layers=4, width=512, heads=4, ffn=2048,
+                   length=512, rows=30_522, vocab=30_517,
+                   batch=128, micro=32, steps=100_000, lr=2e-4, warmup=5_000),
+    # as its authors train it [BL §2.4], and as we do
+    "bert-lsh": BERT_LSH | dict(batch=8, micro=8, steps=88_245, lr=5e-5, warmup=0, decay=0.0),
+    "bert-lsh-fast": BERT_LSH | dict(batch=64, micro=32, steps=20_000, lr=1e-3, warmup=1_000),
+
+    # Sizes alone, for finetune.py, which trains them from scratch [ProFormer]
+    "proformer": dict(emb="linear", bits=420, layers=2, width=768, heads=12, ffn=3072, length=512),
+    "proformer-tiny": dict(emb="linear", bits=420, layers=2, width=128, heads=4, ffn=512,
+                           length=128, dropout=0.0),
+}
 
 
 def main():

@@ -865,7 +865,7 @@ def test_misspelling_is_nearest_to_its_word_under_lsh(tmp_path, hash_name, is_fo
     words = ["receive", "separate", "definitely", *make_words(300, 11, "abcdefghijklmnop")]
     config = Config(emb="proj", layers=0, width=512, heads=4, ffn=8, length=9)
     hash_function = hashing.HASHES[hash_name].fit(dict.fromkeys(words, 1))
-    tokenizer = HashTokenizer(config, hash_name=hash_name, hash=hash_function)
+    tokenizer = HashTokenizer(config, hash=hash_function)
     path = tmp_path / "ckpt.pt"
     save_checkpoint(str(path), Model(config), tokenizer.state(), words=words)
     predictor = infer.Predictor(str(tmp_path))

@@ -33,6 +33,15 @@ SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
 PAD, CLS, SEP, UNK, MASK = range(5)
 FIRST_WORD_ID = len(SPECIALS)
 
+# Ways to split a text. The first two are those of hashing.split_words; "bpe" and "phrases" are
+# learned from a corpus, see SUBWORDS; "items" cuts at the names in a vocabulary
+SPLITS = ("regex", "space", "bpe", "phrases", "items")
+
+# An embedding's code format says how the codes of a word are laid out: see codes_of_words
+FIXED = ("row", "digest")  # a row, or a Bloom digest, for each word of a fixed vocabulary
+HASHED = ("bits", "chunks", "index")  # bits or a bucket by MD5 or NgramLSH
+# The other formats, "sketch", "weighted" and "ngrams", are buckets by MD5 with a seed and a key
+
 
 class HashTokenizer:
     """Map text to words, words to token IDs, and IDs to hash codes. [HF §3.1]
@@ -43,76 +52,54 @@ class HashTokenizer:
 
     Other libraries call the first two steps "encode"; ids_of_texts is both, for many texts.
 
-    The word list grows with the text and has no parameters: a new word gets the next free ID, and
-    is hashed once. In the code formats "row" and "digest" the vocabulary is fixed, and every other
-    word is [UNK]. A checkpoint holds the state of one tokenizer.
+    The word list has no parameters, and grows with the text: a new word gets the next free ID, and
+    is hashed once. In the code formats of FIXED it is a vocabulary, and every other word is [UNK].
 
     Args:
-        config: model.Config: its code_format, see codes_of_words, and the sizes that the format
-            needs: bits T, chunk c, rows N, hashes m or k, buckets R, weights (rows of the
-            importance table) and grams G.
-        split: one of SPLITS: regex, space, bpe, phrases, items. "items" cuts text at the names in
-            the vocabulary, so it is meant for a fixed one.
-        hash_name, hash: a key of HASHES and its fitted instance, for the formats index, chunks and
-            bits.
+        config: model.Config: the code format of its embedding, and the sizes of the codes.
+        split: one of SPLITS.
+        hash: instance of a class of HASHES, for the code formats of HASHED.
         subwords: BPE or Phrases, for the splits of the same name, else None.
-        vocabulary: list[str], the words of row and digest by ID.
-        bloom_map: BloomMap of the vocabulary, for digest.
-        hash_seed, key: int, and str or None, for the formats sketch, weighted and ngrams, and for
-            sketch_targets. They do not change the hash above.
-
-    Raises:
-        ValueError: If a name is unknown, or the hash, the subwords, the vocabulary and the map do
-            not fit each other or the config.
+        vocabulary: list[str], the words by ID, for the code formats of FIXED.
+        bloom_map: BloomMap of the vocabulary, for the code format digest.
+        hash_seed, key: int, and str or None, for the other code formats and for sketch_targets.
     """
 
     separator = (SEP, SEP)  # between two texts in build_inputs; a character tokenizer has another
 
-    def __init__(self, config, split="regex", hash_name="md5", hash=None, subwords=None,
-                 vocabulary=None, bloom_map=None, hash_seed=0, key=None):
-        if split not in SPLITS:
-            raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}.")
-        if (subwords is not None) != (split in SUBWORDS):
-            raise ValueError(f"subwords: required by split {' and '.join(SUBWORDS)} alone, "
-                             f"got {subwords!r:.60} for {split}.")
-        if hash_name not in HASHES:
-            raise ValueError(f"hash_name: expected one of {', '.join(HASHES)}, got {hash_name!r}.")
-        # hash_name must name the class of hash: load builds the hash from the name
-        self.uses_hash = config.code_format in ("index", "chunks", "bits")
-        if self.uses_hash and not isinstance(hash, HASHES[hash_name]):
-            raise ValueError(f"hash: expected one of hash_name {hash_name!r}, got {hash!r:.60}.")
+    def __init__(self, config, split="regex", hash=None, subwords=None, vocabulary=None,
+                 bloom_map=None, hash_seed=0, key=None):
+        assert split in SPLITS, f"split: expected one of {SPLITS}, got {split!r}"
+        assert (split in SUBWORDS) == (subwords is not None), f"subwords: not of {split}"
         self.config = config
         self.split_name = split
-        self.subwords = subwords
-        self.hash_name = hash_name
         self.hash = hash
+        self.subwords = subwords
+        self.bloom_map = bloom_map
         self.hash_seed = hash_seed
         self.key = key
-        self.bloom_map = bloom_map
         self.words = []  # their IDs are FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
         self.id_of_word = {}  # word -> ID
         self.max_words = 1  # words of the longest name: 2 for "New York"
-        self.is_fixed = config.code_format in ("row", "digest")
+        self.is_fixed = config.code_format in FIXED
+        # code_table (IDs, C): complete in a fixed vocabulary, else codes() appends new words
         if self.is_fixed:
-            if vocabulary is None:
-                raise ValueError(f"vocabulary: required by code format {config.code_format}.")
             self.add_words(vocabulary)
-            if len(self.words) < len(vocabulary):  # the IDs of all later words would shift
-                raise ValueError("vocabulary: expected each word once, got one twice.")
-        if config.code_format == "digest":
-            if bloom_map is None or bloom_map.n_items != len(self.words):
-                raise ValueError(f"bloom_map: expected that of {len(self.words)} words.")
-        # (IDs, C), to which codes() appends. Last, as it reads the words, the hash and the map
-        self.code_table = self.special_codes()
+            # a word listed twice would shift the IDs of all later words
+            assert len(self.words) == len(vocabulary), "vocabulary: expected each word once"
+            self.code_table = self.fixed_codes()
+        else:
+            # special tokens are not hashed, as Model has vectors for them: their codes are zeros
+            self.code_table = np.zeros_like(self.codes_of_words(SPECIALS))
 
     # Text to words, and words to token IDs
 
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
-        if self.split_name == "items":
-            return split_names(text, self.id_of_word, self.max_words)
         if self.subwords is not None:
             return self.subwords.split(text)
+        if self.split_name == "items":
+            return split_names(text, self.id_of_word, self.max_words)
         return split_words(text, self.split_name)
 
     def ids(self, words):
@@ -134,7 +121,7 @@ class HashTokenizer:
         """Return the token IDs of each text, int32 (n,), faster than split and ids."""
         if self.subwords is not None:
             return [self.ids(words) for words in self.subwords.split_texts(texts)]
-        if self.split_name == "items":
+        if self.split_name == "items":  # a name of one text is known in the next
             return [self.ids(self.split(text)[0]) for text in texts]
         return [self.ids(list_words(text, self.split_name)) for text in texts]
 
@@ -145,98 +132,81 @@ class HashTokenizer:
         corpus it was fitted to the same hash code, all zeros.
         """
         if self.is_fixed:
-            return np.array([word in self.id_of_word for word in words], bool)
-        if self.uses_hash and isinstance(self.hash, NgramLSH):
-            return np.array([len(self.hash.list_features(word)) > 0 for word in words], bool)
-        return np.ones(len(words), bool)
+            known = [word in self.id_of_word for word in words]
+        elif self.config.code_format in HASHED and isinstance(self.hash, NgramLSH):
+            known = [len(self.hash.list_features(word)) > 0 for word in words]
+        else:
+            known = [True] * len(words)
+        return np.array(known, bool)
 
     # Token IDs to hash codes
 
     def codes(self):
         """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
-        num_hashed = len(self.code_table) - FIRST_WORD_ID
-        new_words = self.words[num_hashed:]
+        new_words = self.words[len(self.code_table) - FIRST_WORD_ID:]
         if new_words:
-            added = self.codes_of_words(new_words)
-            self.code_table = np.concatenate([self.code_table, added])
+            self.code_table = np.concatenate([self.code_table, self.codes_of_words(new_words)])
         return self.code_table
 
     def codes_of_words(self, words):
-        """Return the codes (V, C) of words. In parentheses is the embedding that reads a format.
+        """Return the codes of words, integers (V, C).
 
-            code_format   dtype   C          code numbers of a word
-            row           int32   1          its row in a vocabulary, the token ID (lookup)
-            digest        int32   m          its bucket in each map, 0 .. R-1 (bloom)
-            index         int32   1          its hash bucket, 0 .. N-1 (emb)
-            bits          uint8   ceil(T/8)  T bits in bytes, first bit highest (add, proj, linear)
-            chunks        int16   ceil(T/c)  chunks of c bits (pool)
-            sketch        int32   k          its bucket by each function, 0 .. R-1 (mean, median)
-            weighted      int32   k + 1      k rows 0 .. N-1, a row of importances (weighted)
-            ngrams        int32   G          buckets 1 .. N-1 of its n-grams, then 0 (ngram)
+        A comment at each code format names the embeddings that read it.
         """
-        c = self.config
         if self.is_fixed:
-            return self.fixed_codes(self.ids(words))
-        if c.code_format == "index":
-            index = self.hash.index(words, c.rows)  # (V,)
-            return index.astype(np.int32)[:, None]
-        if c.code_format == "bits":
-            return np.packbits(self.hash.bits(words, c.bits), axis=1)
-        if c.code_format == "chunks":
-            return bits_to_chunks(self.hash.bits(words, c.bits), c.chunk)
-        if c.code_format == "sketch":
-            return self.sketch_targets(words)
-        if c.code_format == "weighted":
-            # k independent hash functions choose rows, and one more chooses the row of weights
-            rows = self.sketch(words, c.hashes, c.rows)  # (V, k)
-            weights = self.sketch(words, c.hashes + 1, c.weights)[:, -1:]  # (V, 1)
-            return np.concatenate([rows, weights], 1)
-        if c.code_format == "ngrams":
-            index = ngram_index(words, c.rows, c.grams, self.hash_seed, self.key)  # (V, G)
-            return index.astype(np.int32)
-        raise ValueError("code_format: expected one that codes_of_words lists, "
-                         f"got {c.code_format!r}.")
-
-    def sketch(self, words, k, rows):
-        """Return int32 (V, k), the buckets of k hash functions with this tokenizer's seed."""
-        return sketch_index(words, k, rows, self.hash_seed, self.key).astype(np.int32)
+            return self.code_table[self.ids(words)]
+        config = self.config
+        code_format = config.code_format
+        if code_format == "bits":  # add, proj, linear: T bits in bytes, the first bit highest
+            return np.packbits(self.hash.bits(words, config.bits), axis=1)  # uint8 (V, ceil(T/8))
+        if code_format == "chunks":  # pool: the T bits in numbers of c bits
+            bits = self.hash.bits(words, config.bits)  # (V, T)
+            return bits_to_chunks(bits, config.chunk)  # int16 (V, ceil(T/c))
+        if code_format == "index":  # emb: a hash bucket, 0 .. N-1
+            codes = self.hash.index(words, config.rows)[:, None]  # (V, 1)
+        elif code_format == "sketch":  # mean, median: k hash buckets, 0 .. R-1
+            codes = self.sketch_targets(words)  # (V, k)
+        elif code_format == "weighted":  # weighted: k rows, 0 .. N-1, and one of importances
+            rows = sketch_index(words, config.hashes, config.rows, self.hash_seed, self.key)
+            # k + 1 hash functions are independent: the last one chooses the row of importances
+            more = sketch_index(words, config.hashes + 1, config.weights, self.hash_seed, self.key)
+            codes = np.concatenate([rows, more[:, -1:]], 1)  # (V, k + 1)
+        elif code_format == "ngrams":  # ngram: G buckets 1 .. N-1, of its n-grams, then 0
+            codes = ngram_index(words, config.rows, config.grams, self.hash_seed, self.key)
+        else:
+            raise ValueError(f"code_format: expected one of those above, got {code_format!r}.")
+        return codes.astype(np.int32)
 
     def sketch_targets(self, words):
-        """Return the k sketch buckets of words, int32 (V, k). [CM]
+        """Return the k hash buckets of words, int32 (V, k), which hash-mlm predicts. [CM]
 
-        They are the codes of the format sketch, and what hash-mlm predicts in all formats but
-        digest.
+        In the code format digest it predicts the digest.
         """
-        return self.sketch(words, self.config.hashes, self.config.buckets)
+        config = self.config
+        buckets = sketch_index(words, config.hashes, config.buckets, self.hash_seed, self.key)
+        return buckets.astype(np.int32)
 
-    def fixed_codes(self, ids):
-        """Return the codes (n, C) of token IDs (n,), special tokens too, in a fixed vocabulary."""
-        if self.config.code_format == "row":
+    def fixed_codes(self):
+        """Return the codes (FIRST_WORD_ID + V, C) of a fixed vocabulary, special tokens first."""
+        if self.config.code_format == "row":  # lookup: the row of a token ID has its number
+            ids = np.arange(FIRST_WORD_ID + len(self.words), dtype=np.int32)
             return ids[:, None]
-        # each of the m maps has R rows for its buckets, then a row for each special token
-        is_special = ids < FIRST_WORD_ID  # (n,)
-        codes = np.empty((len(ids), self.bloom_map.m), np.int32)
-        codes[is_special] = self.bloom_map.buckets + ids[is_special, None]
-        codes[~is_special] = self.bloom_map.digest[ids[~is_special] - FIRST_WORD_ID]
-        return codes
-
-    def special_codes(self):
-        """Return the codes of the special tokens, (FIRST_WORD_ID, C).
-
-        They are zeros where words are hashed: special tokens have vectors of their own in Model.
-        """
-        if self.is_fixed:
-            return self.fixed_codes(np.arange(FIRST_WORD_ID, dtype=np.int32))
-        no_codes = self.codes_of_words([])  # (0, C): no words, to learn the format's dtype and C
-        return np.zeros((FIRST_WORD_ID, no_codes.shape[1]), no_codes.dtype)
+        # digest, bloom: a map has R rows for its buckets, then a row for each special token
+        bloom_map = self.bloom_map
+        assert bloom_map.n_items == len(self.words), "bloom_map: not that of the vocabulary"
+        rows = bloom_map.buckets + np.arange(FIRST_WORD_ID)  # of the special tokens
+        special_codes = np.stack([rows] * bloom_map.m, 1)  # (FIRST_WORD_ID, m)
+        return np.concatenate([special_codes, bloom_map.digest]).astype(np.int32)
 
     # Checkpoints
 
     def state(self):
         """Return plain types that load restores: all but the config and a growing word list."""
-        state = dict(split=self.split_name, hash_name=self.hash_name, hash=None, subwords=None,
+        state = dict(split=self.split_name, hash_name="md5", hash=None, subwords=None,
                      hash_seed=self.hash_seed, key=self.key, vocabulary=None, bloom_map=None)
         if self.hash is not None:
+            name_of_class = {hash_class: name for name, hash_class in HASHES.items()}
+            state["hash_name"] = name_of_class[type(self.hash)]
             state["hash"] = self.hash.state()
         if self.subwords is not None:
             state["subwords"] = self.subwords.json
@@ -251,8 +221,9 @@ class HashTokenizer:
         """Return the tokenizer of a state() and a model's config; ValueError if they do not fit."""
         try:
             options = dict(state)
+            hash_class = HASHES[options.pop("hash_name")]
             if options["hash"] is not None:
-                options["hash"] = HASHES[options["hash_name"]](**options["hash"])
+                options["hash"] = hash_class(**options["hash"])
             if options["subwords"] is not None:
                 options["subwords"] = SUBWORDS[options["split"]](options["subwords"])
             if options["bloom_map"] is not None:
@@ -262,7 +233,7 @@ class HashTokenizer:
             raise ValueError(f"not the state of a tokenizer for this model: {error!r}") from error
 
 
-# Text to tokens that are learned from a corpus: BPE pieces, phrases
+# Tokens that are learned from a corpus: BPE pieces, phrases
 
 
 def make_encodable(text):
@@ -279,15 +250,15 @@ class BPE:
     text can be written in pieces, so there is no unknown piece.
 
     Args:
-        text: str, JSON, the attribute `json` of another BPE.
+        json_text: str, the attribute `json` of another BPE.
 
     Attributes:
         units: list[str], the pieces by the library's own number.
     """
 
-    def __init__(self, text):
-        self.json = text
-        self.tokenizer = Tokenizer.from_str(text)
+    def __init__(self, json_text):
+        self.json = json_text
+        self.tokenizer = Tokenizer.from_str(json_text)
         number_of_piece = self.tokenizer.get_vocab()
         self.units = sorted(number_of_piece, key=number_of_piece.get)
 
@@ -327,7 +298,7 @@ class Phrases:
     token.
 
     Args:
-        text: str, JSON, the attribute `json` of another Phrases.
+        json_text: str, the attribute `json` of another Phrases.
 
     Attributes:
         units: list[str], phrases and then pieces, which are its tokens.
@@ -336,9 +307,9 @@ class Phrases:
     MAX_PIECES = 30_000  # BPE pieces among the tokens
     MAX_COUNTED = 10_000_000  # words and pairs in memory; beyond it the rarer half is dropped
 
-    def __init__(self, text):
-        state = json.loads(text)
-        self.json = text
+    def __init__(self, json_text):
+        state = json.loads(json_text)
+        self.json = json_text
         self.bpe = BPE(state["bpe"])
         self.phrases = set(state["phrases"])
         # a piece spelled like a phrase is listed once, so both have one token ID
@@ -347,7 +318,7 @@ class Phrases:
 
     @classmethod
     def train(cls, open_texts, size=1_000_000):
-        """Learn `size` phrases and pieces from texts, which are read twice, see BPE.train."""
+        """Learn `size` phrases and pieces from texts, as BPE.train does. They are read twice."""
         counts = Counter()
         for text in open_texts():
             words = list_words(text)
@@ -368,56 +339,53 @@ class Phrases:
         Pieces that are bytes of one letter have the same span.
         """
         words, spans = split_words(text)
-        units = []
-        places = []
+        tokens = []
+        token_spans = []
         for start, stop in match_longest(words, self.phrases, 2):
             phrase = " ".join(words[start:stop])
             first = spans[start][0]
             last = spans[stop - 1][1]
             if phrase in self.phrases:
-                units.append(phrase)
-                places.append((first, last))
+                tokens.append(phrase)
+                token_spans.append((first, last))
             else:  # one word, in pieces of BPE, which lower-cases
                 pieces, inside = self.bpe.split(text[first:last])
-                units.extend(pieces)
-                places.extend((first + a, first + b) for a, b in inside)
-        return units, places
+                tokens.extend(pieces)
+                token_spans.extend((first + a, first + b) for a, b in inside)
+        return tokens, token_spans
 
     def split_texts(self, texts):
         """Return the tokens of each text, list[list[str]]."""
         return [self.split(text)[0] for text in texts]
 
 
-SUBWORDS = {"bpe": BPE, "phrases": Phrases}  # ways to split that are learned from the corpus
-SPLITS = ("regex", "space", *SUBWORDS, "items")  # the first two are in hashing.PATTERNS
+SUBWORDS = {"bpe": BPE, "phrases": Phrases}
 
 
 # Names of items
 
 
 def match_longest(words, phrases, max_words):
-    """Segment words into known phrases by greedy longest match. A single word is always allowed.
+    """Cut a list of words into known phrases, the longest first, and single words.
 
     Args:
         words: list[str].
         phrases: set or dict of str, words joined by one space.
         max_words: int, words of the longest phrase.
 
-    Returns:
-        list of (start, stop).
+    Yields:
+        (start, stop), the places of a phrase or a word in words.
 
     Example:
         new york city hall gives (0, 2) (2, 4) with the phrases "new york" and "city hall".
     """
-    runs = []
     start = 0
     while start < len(words):
         stop = min(start + max_words, len(words))
         while stop > start + 1 and " ".join(words[start:stop]) not in phrases:
             stop -= 1
-        runs.append((start, stop))
+        yield start, stop
         start = stop
-    return runs
 
 
 def split_names(text, names, max_words):
@@ -437,11 +405,11 @@ def split_names(text, names, max_words):
     if "\t" in text:
         pattern = r"[^\t]+"
         max_words = 1
-    matches = [match for match in re.finditer(pattern, text) if match.group().strip()]
-    words = [match.group() for match in matches]
+    word_spans = [match.span() for match in re.finditer(pattern, text) if match.group().strip()]
+    words = [text[start:end] for start, end in word_spans]
     spans = []
     for start, stop in match_longest(words, names, max_words):
-        spans.append((matches[start].start(), matches[stop - 1].end()))
+        spans.append((word_spans[start][0], word_spans[stop - 1][1]))
     found = [" ".join(text[start:end].split()) for start, end in spans]
     return found, spans
 
@@ -464,13 +432,14 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator):
     """
     if second is None:
         separator = ()
-        second = first[:0]
-    if length < 3 + len(separator):
+        second = ()
+    room = length - 2 - len(separator)  # for words
+    if room < 1:
         raise ValueError(f"length: expected {3 + len(separator)} or more, got {length}.")
     num_first = len(first)
     num_second = len(second)
     num_cut = 0
-    while num_first + num_second > length - 2 - len(separator):
+    while num_first + num_second > room:
         num_cut += 1
         if num_first > num_second:
             num_first -= 1
@@ -492,28 +461,24 @@ class Window(NamedTuple):
     stop: int
 
 
-def sliding_windows(question, context, length, stride):
+def sliding_windows(question, context, length):
     """Cut a long context into overlapping windows, each behind the question. [BERT run_squad.py]
 
-    The windows have HashTokenizer's separator.
+    Every word of the context is in some window.
 
     Args:
-        question, context: int32 (n,) and (m,), token IDs. A question takes half of the room at
-            most.
-        length: int, L, at least 8.
-        stride: int, words from start to start. Every word of the context is in some window.
+        question, context: int32 (n,) and (m,), token IDs. A question is cut to half of the room.
+        length: int, L, at least 8: two words of each.
 
     Returns:
         list of Window.
     """
-    # two words of question and context would not fit, or the windows would not move
-    if length < 8 or stride < 1:
-        raise ValueError("length, stride: expected at least 8 and 1, "
-                         f"got {length} and {stride}.")
+    if length < 8:
+        raise ValueError(f"length: expected 8 or more, got {length}.")
     # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three before the context
     question = question[:(length - 4) // 2]
     room = length - 4 - len(question)
-    step = min(stride, room)  # a longer stride would leave words out
+    stride = length // 3  # words from start to start, at most room; run_squad.py has 128 of 384
     windows = []
     start = 0
     while True:
@@ -522,22 +487,19 @@ def sliding_windows(question, context, length, stride):
         windows.append(Window(ids, len(question) + 3, start, stop))
         if stop == len(context):
             return windows
-        start += step
+        start += stride
 
 
 def main():
-    """Show the words, token IDs and hash codes of a text in three code formats."""
-    text = "Play, plays; played!"
-    for code_format in ("bits", "index", "sketch"):
-        config = SimpleNamespace(code_format=code_format, bits=16, rows=50_000, hashes=3,
-                                 buckets=500)
-        tokenizer = HashTokenizer(config, hash=MD5())
-        words, spans = tokenizer.split(text)
-        ids = tokenizer.ids(words)
-        codes = tokenizer.codes()
-        print(f"\n   span  word    ID  {code_format}, {codes.dtype}")
-        for (start, end), word, token_id in zip(spans, words, ids.tolist()):
-            print(f"{start:3} {end:3}  {word:6} {token_id:3}  {codes[token_id].tolist()}")
+    """Show the words of a text, with their spans, token IDs and 32 bits of MD5."""
+    config = SimpleNamespace(code_format="bits", bits=32)
+    tokenizer = HashTokenizer(config, hash=MD5())
+    words, spans = tokenizer.split("Play, plays; played!")
+    ids = tokenizer.ids(words)
+    codes = tokenizer.codes()[ids]  # (V, 4), eight bits in each byte
+    print("word    span      ID   code")
+    for word, span, token_id, code in zip(words, spans, ids, codes):
+        print(f"{word:6}  {str(span):8}  {token_id:2}  {code}")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,6 @@ def build_tokenizer(args, config, corpus):
     options = dict(
         split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed, key=args.key)
     if config.code_format in ("index", "chunks", "bits"):
-        options["hash_name"] = args.hash
         options["hash"] = fit_hash(args, corpus)
     elif config.code_format in ("row", "digest"):
         options["vocabulary"] = list_vocabulary(args, corpus)
@@ -163,7 +162,7 @@ def build_codes(config, tokenizer, corpus):
 def hash_corpus(tokenizer, corpus):
     """Return the codes of special tokens and words, (5 + V, C). Many are hashed on all cores."""
     jobs = divide(corpus.words, MAX_HASHED)
-    codes = [tokenizer.special_codes()]
+    codes = [tokenizer.codes()[:FIRST_WORD_ID]]
     if len(jobs) == 1:  # done before processes would have started
         codes.append(tokenizer.codes_of_words(corpus.words))
     else:

@@ -250,7 +250,6 @@ def cut_windows(pairs, tokenizer, length):
         windows: list of W (number of the question, tokenizer.Window).
         spans: list of n, the (start, end) in characters of each word of a question's context.
     """
-    stride = length // 3  # words; doc_stride of run_squad.py, 128 of 384
     windows = []
     spans = []
     last_context = None
@@ -261,7 +260,7 @@ def cut_windows(pairs, tokenizer, length):
             context_ids = tokenizer.ids(words)
             last_context = context
         words, _ = tokenizer.split(question)
-        for window in sliding_windows(tokenizer.ids(words), context_ids, length, stride):
+        for window in sliding_windows(tokenizer.ids(words), context_ids, length):
             windows.append((number, window))
         spans.append(context_spans)
     return windows, spans

@@ -10,6 +10,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
+from itertools import combinations
 
 import hypothesis
 import hypothesis.strategies as st
@@ -93,9 +94,8 @@ def test_sketch_index_depends_on_seed_and_key():
     words = make_words(50)
     options = [dict(), dict(seed=1), dict(seed=2), dict(key="k"), dict(key="k", seed=1)]
     sketches = [hashing.sketch_index(words, 5, 23, **each) for each in options]
-    for i in range(5):
-        for j in range(i):
-            assert (sketches[i] != sketches[j]).mean() > 0.9
+    for first, second in combinations(sketches, 2):
+        assert (first != second).mean() > 0.9
 
 
 def test_sketch_hash_functions_are_independent():
@@ -104,12 +104,10 @@ def test_sketch_hash_functions_are_independent():
     index = hashing.sketch_index(make_words(20_000), 5, R)
     expected = 20_000 / R**2
     freedom = R**2 - 1
-    for i in range(5):
-        for j in range(i):
-            cell = index[:, i] * R + index[:, j]
-            table = np.bincount(cell, minlength=R**2)
-            chi_square = ((table - expected) ** 2).sum() / expected
-            assert abs(chi_square - freedom) < 5 * math.sqrt(2 * freedom)
+    for first, second in combinations(index.T, 2):
+        table = np.bincount(first * R + second, minlength=R**2)
+        chi_square = ((table - expected) ** 2).sum() / expected
+        assert abs(chi_square - freedom) < 5 * math.sqrt(2 * freedom)
 
 
 def test_bits_to_chunks_reads_binary_digits():
@@ -120,34 +118,19 @@ def test_bits_to_chunks_reads_binary_digits():
     assert hashing.bits_to_chunks(ones, 15).tolist() == [[2**15 - 1]]
 
 
-# N-grams
-
-
-def test_boundary_marks_tell_a_word_from_a_part_of_another():
-    """<at> has 10 n-grams, and <cat> all of them but "<a", "<at" and "<at>"."""
-    index = hashing.ngram_index(["at", "cat"], 10**12, 64)
-    at = set(index[0]) - {0}
-    assert len(at) == 10
-    assert len(at - set(index[1])) == 3
-
-
 # Locality-sensitive hashing of n-grams
-
-
-def rank_grams(counts):
-    """Return n-grams by frequency in the corpus, then by length and code point."""
-    frequency = Counter()
-    for word, count in counts.items():
-        frequency.update(hashing.list_ngrams(word) * count)
-    return sorted(frequency, key=lambda gram: (-frequency[gram], len(gram), gram))
 
 
 @pytest.mark.parametrize("features", [113, 50_000])  # fewer than there are, or all of them
 def test_ngram_lsh_fit_chooses_the_most_frequent_ngrams(features):
+    """By frequency in the corpus, then by length and code point."""
     words = make_words(67) + ["日本", "naïve", "\ud800x"]
     counts = {word: 1 + 3 * i % 17 for i, word in enumerate(words)}
+    frequency = Counter()
+    for word, count in counts.items():
+        frequency.update(hashing.list_ngrams(word) * count)
+    ranked = sorted(frequency, key=lambda gram: (-frequency[gram], len(gram), gram))[:features]
     grams = NgramLSH.fit(counts, features).grams
-    ranked = rank_grams(counts)[:features]
     assert sorted(grams) == sorted(ranked)
     # shuffled: as neighbors in eta, frequent n-grams would make bits depend on each other
     assert np.mean([a == b for a, b in zip(grams, ranked)]) < 0.1
@@ -172,7 +155,7 @@ def test_hashes_have_golden_values():
         "9c8a195f484e13bf899729f586b319edec00bfb4dcefabff6156c97b3690b724")
 
 
-# HASHES, refusals, the demo
+# HASHES, refusals
 
 
 OPTIONS = {"md5": dict(key="k"), "lsh": dict(features=499, seed=7)}  # none is the default
@@ -199,7 +182,8 @@ def test_hash_class_is_restored_from_its_state(name):
     (hashing.md5_index, ("play", 9), ValueError, "words: expected a list of str, got 'play'"),
     (NgramLSH(["a"], 9).bits, ("play", 9), ValueError, "words: expected a list of str, got 'play'"),
     # numpy gives 0 for every word
-    (hashing.sketch_index, (["a"], 3, 0), ValueError, "k, buckets: expected at least 1"),
+    (hashing.sketch_index, (["a"], 3, 0), AssertionError, "k, R: expected at least 1"),
+    (NgramLSH.fit, (["play"],), AssertionError, "counts: expected a dict"),
     # int16 would overflow
     (hashing.bits_to_chunks, (np.ones((1, 20), np.uint8), 16), AssertionError, "size: expected"),
     # a window would run over the end of eta
@@ -208,12 +192,3 @@ def test_hash_class_is_restored_from_its_state(name):
 def test_silently_wrong_arguments_are_refused(function, args, error, message):
     with pytest.raises(error, match=re.escape(message)):
         function(*args)
-
-
-def test_demo_shows_that_similar_words_share_bits_of_lsh(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["hashing.py", "play plays played"])
-    hashing.main()
-    lines = capsys.readouterr().out.splitlines()
-    md5, lsh = [int(line.split()[-1]) for line in lines if line.strip().startswith("plays")]
-    assert md5 == 74
-    assert lsh < 40

@@ -43,7 +43,7 @@ def paths(tmp_path_factory, bpe, lsh):
         save_checkpoint(made[name], Model(config), tokenizer.state(), words=words, task=task)
 
     md5 = dict(hash=MD5())
-    ngrams = dict(hash_name="lsh", hash=lsh)
+    ngrams = dict(hash=lsh)
     pieces = dict(split="bpe", subwords=bpe, vocabulary=bpe.units)
     names = dict(split="items", vocabulary=[*NAMES, "3"])
     classes = dict(emb="pool", head="classify")
