@@ -56,8 +56,8 @@ class Embedding(nn.Module):
         options: the arguments of its constructor, as fields of model.Config.
         code_format: how a word's codes are laid out: tokenizer.py lists the formats.
         needs_specials: special tokens have no codes, and model.py has a table for them.
-        has_word_row: model.py adds one learned vector to every word. Methods whose rows learn it
-            need none.
+        has_word_row: model.py adds one learned vector to every word. lookup and emb learn it in
+            their rows, and bloom has none.
         tie: may the output layer use the rows? "yes", as it does by default; "optional"; or "no".
         is_stacked: an item has m vectors, which take m places in the sequence.
     """
@@ -313,8 +313,8 @@ class BloomEmbedding(Embedding):
 
     def __init__(self, hashes, buckets, width):
         super().__init__([buckets] * hashes)
-        weight = torch.empty(hashes * buckets, width)
-        self.weight = nn.Parameter(init_normal(weight))  # (m·(R + s), d)
+        # (m·(R + s), d)
+        self.weight = nn.Parameter(init_normal(torch.empty(hashes * buckets, width)))
 
     def embed(self, codes):
         return gather_rows(codes, self.weight)
@@ -420,8 +420,7 @@ class WeightedEmbedding(Embedding):
     def __init__(self, hashes, rows, weights, width):
         super().__init__([rows] * hashes + [weights])
         self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
-        importance = init_normal(torch.empty(weights, hashes), std=1.0)
-        self.importance = nn.Parameter(importance)  # (K, k)
+        self.importance = nn.Parameter(init_normal(torch.empty(weights, hashes), 1.0))  # (K, k)
 
     def initial_std(self):
         # measure_std gives all k codes of a word one row. The std is the same as with k different

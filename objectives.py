@@ -18,14 +18,6 @@ Notation:
     first_word_id on   N rows of a table   E excluded items   m hashes of an item, one for each map
     k hash functions of a sketch   R buckets of each, or of a map   s special tokens
 Demo: python objectives.py
-
-A batch passes through the methods of its objective in this order:
-
-    corrupt         ids (B, L) become inputs, which the model reads, and labels, what it should say
-    score           inputs -> model -> logits -> loss. A training step ends here, with loss
-    count           logits -> counts, which an evaluation adds up over its batches
-    metrics         sums of the counts -> accuracy, F1 or recall
-    expected_loss   what to compare a loss with
 """
 
 import math
@@ -77,14 +69,19 @@ def make_batch(inputs, labels, key_mask=None):
 
 @dataclass
 class Objective:
-    """Base class. A subclass has
+    """Base class. A batch passes through the methods of a subclass in this order:
+
+        corrupt         (ids (B, L), noise (3, B, L), random_words (B, L)) -> inputs, which the
+                        model reads, and labels, what it should predict, int64 (B, L) each. A label
+                        is IGNORE_INDEX where the position is not scored
+        score           (model, Batch) -> logits, and the loss summed over the scored positions
+        count           (logits, Batch) -> dict of tensors: how many predictions are right
+        metrics         (sums over batches of what evaluate returns) -> dict of float: shares
+
+    Training calls loss for each batch. An evaluation calls evaluate for each, and metrics at the
+    end. A subclass also has
 
         head            one of model.py's heads
-        corrupt         (ids (B, L), noise (3, B, L), random_words (B, L)) -> inputs and labels,
-                        int64 (B, L); the label is IGNORE_INDEX where a position is not scored
-        score           (model, Batch) -> logits, and the loss summed over the scored positions
-        count           (logits, Batch) -> dict of tensors
-        metrics         (sums) -> dict of float. sums are those of what evaluate returns
         expected_loss   (word_counts (W,), sums) -> (num_classes, loss): classes to choose from, and
                         the loss of a model that knows only how frequent each is. An untrained model
                         has a loss of about ln num_classes
@@ -299,9 +296,10 @@ class SampledWords(MaskedWords):
 
 
 class MaskedHashes(MaskedWords):
-    """Masked words or items, of which only hash buckets are predicted. [SB §2.4] [CM]
+    """Masked words or items, predicted by their hash buckets alone. [SB §2.4] [CM]
 
-    Training scores hash buckets. Evaluation scores words by the buckets that they have.
+    A word has k buckets of a sketch, an item m buckets of bloom_map. Training scores buckets.
+    Evaluation scores all words by their buckets, and ranks them.
     """
 
     head = "hash-mlm"
@@ -314,7 +312,7 @@ class MaskedHashes(MaskedWords):
         return logits, loss / targets.shape[1]  # the loss of a word is the mean over its k hashes
 
     def hash_targets(self, words):
-        """Return the classes to predict of words, token IDs (M,), int64 (M, k)."""
+        """Return the class that each row of logits should predict: token IDs (M,) to (M, k)."""
         targets = self.targets[words].long()
         if self.bloom_map is not None:
             # the m maps share one table: map j begins at row j·(R + s)
@@ -327,15 +325,17 @@ class MaskedHashes(MaskedWords):
         words = batch.scored_labels()  # (M,)
         items = words - self.first_word_id
         visible = self.visible_items(batch)
-        sums = {}
-        if self.bloom_map is not None:
-            rank, certified = self.search_items(logits, items, visible)  # (M,) each
-            sums["certified"] = certified.sum()
-        else:
+        if self.bloom_map is None:
             item_targets = self.targets[self.first_word_id:]  # (W, k)
             rank = rank_words(logits.log_softmax(-1), item_targets, items, visible)  # (M,)
+            counts = count_hits(rank)
+        else:
+            rank, certified = self.search_items(logits, items, visible)  # (M,) each
+            counts = count_hits(rank)
+            counts["certified"] = certified.sum()
         is_right = logits.argmax(-1) == self.hash_targets(words)  # (M, k)
-        return count_hits(rank) | sums | dict(hashes_right=is_right.sum())
+        counts["hashes_right"] = is_right.sum()
+        return counts
 
     def search_items(self, logits, items, visible):
         """Return the rank of each correct item, from 0 to 20 at most, and what is certified.
