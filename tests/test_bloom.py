@@ -68,7 +68,8 @@ def test_random_orders_put_some_pairs_together_twice():
 
 def test_bloom_map_is_the_same_on_every_machine():
     """Recorded: another machine, another numpy, the same numbers."""
-    assert bloom.random_order(8, 0).tolist() == [6, 0, 3, 1, 4, 2, 7, 5]
+    order = bloom.random_order(8, 0)
+    assert order.tolist() == [6, 0, 3, 1, 4, 2, 7, 5]
     assert BloomMap(10_007, 13, seed=3).checksum() == "e785400f"  # after swaps
 
 
@@ -76,7 +77,8 @@ def test_bloom_map_state_is_its_seed():
     bloom_map = BloomMap(1_009, 11, 3, seed=4)
     text = json.dumps(bloom_map.state())
     assert len(text) < 120
-    assert np.array_equal(BloomMap.load(json.loads(text)).digest, bloom_map.digest)
+    loaded = BloomMap.load(json.loads(text))
+    assert np.array_equal(loaded.digest, bloom_map.digest)
 
 
 def test_bloom_map_of_another_seed_is_refused_at_load():
@@ -131,7 +133,8 @@ def test_item_vectors_of_few_sets_have_length_one():
     vectors = item_vectors(items, np.full(20, 3), 200)
     assert vectors.dtype == np.float32
     has_set = np.isin(np.arange(200), items)
-    assert np.allclose(np.linalg.norm(vectors, axis=1), has_set, atol=1e-5)
+    lengths = np.linalg.norm(vectors, axis=1)
+    assert np.allclose(lengths, has_set, atol=1e-5)
 
 
 def test_coherent_map_keeps_similar_items_together():
@@ -267,17 +270,22 @@ def test_hash_logp_takes_the_block_of_each_map():
 
 def test_hash_logp_of_bfloat16_has_the_digits_of_float32():
     logits = torch.randn(4, 2, 3).bfloat16()
-    assert torch.equal(hash_logp(logits, BloomMap(6, 2)), logits.float().log_softmax(-1))
+    logp = hash_logp(logits, BloomMap(6, 2))
+    assert torch.equal(logp, logits.float().log_softmax(-1))
 
 
 @pytest.mark.parametrize("search", [exhaustive, beam_search])
 @pytest.mark.parametrize("logp, exclude, message", [
     (torch.zeros(2, 2, 4), [[0], [1]], "logp: expected (P, 2, 3), got [2, 2, 4]."),
-    # would be broadcast; a mask would be read as the items 0 and 1
-    (torch.zeros(2, 2, 3), [[0, 1]], "exclude: expected int64 (2, E), got torch.int64 [1, 2]."),
-    (torch.zeros(2, 2, 3), [[True], [False]], "exclude: expected int64 (2, E), got torch.bool"),
     # topk would rank NaN first: the items of its bucket would be the answer
-    (torch.full((2, 2, 3), torch.nan), [[0], [1]], "logp: expected log-probabilities, got NaN."),
+    (torch.full((2, 2, 3), torch.nan), [[0], [1]],
+     "logp: expected log-probabilities, got NaN."),
+    # would be broadcast
+    (torch.zeros(2, 2, 3), [[0, 1]],
+     "exclude: expected int64 (2, E), got torch.int64 [1, 2]."),
+    # would be read as the items 0 and 1
+    (torch.zeros(2, 2, 3), [[True], [False]],
+     "exclude: expected int64 (2, E), got torch.bool [2, 1]."),
 ])
 def test_search_of_what_would_fail_in_silence_is_refused(search, logp, exclude, message):
     with pytest.raises(ValueError, match=re.escape(message)):
