@@ -196,7 +196,7 @@ def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=()):
     Why certified items are the k best of all items that may be returned:
 
         1. An item outside, which is not scored, has no bucket in any beam.
-        2. So its bucket of map j is at most as likely as the last one of the beam of map j.
+        2. So in each map its bucket is at most as likely as the last bucket of the beam.
         3. gamma does not fall when a part grows. So an item outside scores at most the bound, which
            is gamma of the last buckets of the m beams.
         4. If the k-th best of the scored items reaches the bound, no item outside scores more.
@@ -216,9 +216,10 @@ def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=()):
     gamma = SCORES[score]
     m, R = logp.shape
     k = min(k, bloom_map.n_items)
-    # lines 2 and 4: a beam ends at the B-th best bucket of its map. The bound
+    # line 2: the beam of each map, which ends at its B-th best bucket
     ranked = logp.argsort(dim=1, descending=True)  # (m, R), the best first
     beams = ranked[:, :beam].tolist()  # m lists of B buckets
+    # line 4: the bound, the score of those last buckets
     last = [logp[j, beams[j][-1]] for j in range(m)]
     bound = gamma(last)
     # lines 5 and 6: score each item that has a bucket in a beam
@@ -242,10 +243,10 @@ def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=()):
 
 @torch.no_grad()
 def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None):
-    """Return the k items of the best scores that the beams reach. [SB §2.5 Alg.1]
+    """Return the k best of the items that have a bucket in a beam. [SB §2.5 Alg.1]
 
-    Certified items are the best of all items, see beam_search_reference. A certificate is about the
-    search, not about the model. Items with equal scores come in any order.
+    If they are certified, they are the k best of all items: beam_search_reference says why. A
+    certificate is about the search, not about the model. Items with equal scores come in any order.
 
     Args:
         logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp.
@@ -253,8 +254,8 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         bloom_map: the model's own BloomMap or ItemMap. A map of another seed is not detected.
         k: int, items to return, N at most.
         beam: int, B, buckets of each map to look into.
-        rounds: int, how often to try. Each round doubles the beam for the positions that are not
-            certified yet. None: until all are.
+        rounds: int, 1 or more. Each round after the first searches with twice the beam where the
+            items are not certified yet. None: until all are.
         score: a key of SCORES.
         exclude: int64 (P, E), items that may not be returned, -1 for none; or None.
 
@@ -296,8 +297,9 @@ def search_round(logp, bloom_map, k, beam, score, exclude):
     gamma = SCORES[score]
     k = min(k, bloom_map.n_items)
     digest, members = bloom_map.to(logp.device)  # (N, m), (m, R, alpha)
-    # lines 2 and 4: a beam ends at the B-th best bucket of its map. The bound
+    # line 2: the beam of each map, which ends at its B-th best bucket
     values, beams = top_buckets(logp, beam)  # (P, m, B) each, the best first
+    # line 4: the bound, the score of those last buckets
     last = values[:, :, -1]  # (P, m)
     bound = gamma(last.unbind(1))  # (P,)
     # line 5: score each item that has a bucket in a beam
@@ -318,7 +320,7 @@ def search_round(logp, bloom_map, k, beam, score, exclude):
 
 
 def list_candidates(members, beams, exclude, k):
-    """Return the items of the beams, each once, int64 (P, C), C = m · B · alpha or k; -1 for none.
+    """Return the items of the beams, each once: int64 (P, C), -1 for none, C = m · B · alpha or k.
 
     Args:
         members: int32 (m, R, alpha).
