@@ -202,8 +202,8 @@ class MaskedWords(Objective):
         is_word = ids >= self.first_word_id
         is_chosen = choose < self.mask_rate
         if not self.config.order:
-            # always choose the item of lowest noise: else 0.85^5 = 44 % of sets of five items would
-            # have nothing to predict [SB §3.1]
+            # a set: always choose its item of lowest noise. Else 0.85^5 = 44 % of the sets of five
+            # items would have nothing to predict [SB §3.1]
             lowest = choose.masked_fill(~is_word, torch.inf).argmin(1, keepdim=True)  # (B, 1)
             is_chosen = is_chosen.scatter(1, lowest, True)
         is_chosen = is_chosen & is_word
