@@ -25,8 +25,8 @@ log-probabilities of its m buckets. The beam search finds the best items without
 The beam of a map has its B best buckets. With B = 1 the search scores their items a, b, c and e.
 The best is c: log 0.3 + log 0.7 = log 0.21. d and f are in no beam. So their buckets are at most as
 likely as the last one of each beam, and they score at most log 0.6 + log 0.7 = log 0.42, the bound.
-c scores less, so d or f might be better. With B = 2 only f is in no beam, and the bound is log 0.3
-+ log 0.2 = log 0.06. c scores more, so it is certified: it is the best, although f has no score.
+c scores less, so d or f might be better. With B = 2 only f is in no beam, and the bound is
+log 0.3 + log 0.2 = log 0.06. c scores more, so it is certified: it is the best of all items.
 """
 
 import math
