@@ -22,10 +22,11 @@ log-probabilities of its m buckets. The beam search finds the best items without
     map 0    0.6  a b     0.3  c d     0.1  e f
     map 1    0.7  c e     0.2  b d     0.1  a f
 
-The score of a is log 0.6 + log 0.1 = log 0.06. That of c is log 0.3 + log 0.7 = log 0.21, the best.
-A beam of B = 1 scores a, b, c and e. Any other item scores at most the bound, log 0.6 + log 0.7 =
-log 0.42. c scores less, so a better item might exist. With B = 2 the bound is log 0.3 + log 0.2 =
-log 0.06. c scores more, so it is certified as the best.
+The beam of a map has its B best buckets. With B = 1 the search scores their items a, b, c and e.
+The best is c: log 0.3 + log 0.7 = log 0.21. d and f are in no beam. So their buckets are at most as
+likely as the last one of each beam, and they score at most log 0.6 + log 0.7 = log 0.42, the bound.
+c scores less, so d or f might be better. With B = 2 only f is in no beam, and the bound is
+log 0.3 + log 0.2 = log 0.06. c scores more, so it is certified: it is the best of all items.
 """
 
 import math
@@ -64,13 +65,12 @@ class ItemMap:
         self.n_items, self.m = digest.shape
         self.buckets = num_buckets
         self.digest = digest.astype(np.int32)
-        sizes = [np.bincount(column).max() for column in digest.T]  # of the largest buckets
-        self.alpha = int(max(sizes))
+        self.alpha = max(int(np.bincount(column).max()) for column in digest.T)
         self.members = list_members(self.digest, num_buckets, self.alpha)
-        self.tables = {}  # device -> digest and members
+        self.tables = {}  # device -> (digest, members)
 
     def to(self, device):
-        """Return digest and members as tensors on a device. They are copied there once."""
+        """Return digest (N, m) and members (m, R, alpha) as tensors, copied to a device once."""
         if device not in self.tables:
             digest = torch.from_numpy(self.digest).to(device)
             members = torch.from_numpy(self.members).to(device)
@@ -93,13 +93,10 @@ class BloomMap(ItemMap):
             map is changed where items would share all m buckets.
 
     Raises:
-        ValueError: If an argument does not fit, or alpha leaves too few digests for N items.
+        ValueError: If orders has no permutations, or alpha leaves too few digests for N items.
     """
 
     def __init__(self, n_items, alpha, m=2, seed=0, orders=None):
-        if min(n_items, alpha, m) < 1 or seed < 0:
-            raise ValueError("n_items, alpha, m, seed: expected at least 1, 1, 1 and 0, "
-                             f"got {n_items}, {alpha}, {m} and {seed}.")
         self.seed = seed
         self.orders = orders
         if orders is None:
@@ -170,66 +167,22 @@ def swap_repeated(digest, seed):
         repeated = by_digest[1:][is_equal.all(1)]  # all items of a digest but one
         if len(repeated) == 0:
             return True
-        # subtle: partners exclude the repeated items, else one would move twice. Of 2n random items
-        # at most n are repeated, which leaves n partners
-        partners = random_order(n_items, seed, m, turn)
-        partners = partners[:2 * len(repeated)]
-        partners = partners[~np.isin(partners, repeated)]
-        partners = partners[:len(repeated)]
-        repeated = repeated[:len(partners)]  # with N < 2n some wait for the next turn
+        # subtle: a repeated item is no partner, or it would move twice. Of the first 2n items of a
+        # random order at most n are repeated, so n partners are left
+        n = len(repeated)
+        partners = random_order(n_items, seed, m, turn)[:2 * n]
+        partners = partners[~np.isin(partners, repeated)][:n]
+        repeated = repeated[:len(partners)]  # if N < 2n some wait for the next turn
         last[repeated], last[partners] = last[partners], last[repeated]
     return False
-
-
-def cut_order(order, alpha):
-    """Return the bucket of each item, (N,), of an order (N,) cut after every alpha items."""
-    bucket = np.empty(len(order), np.int32)
-    bucket[order] = np.arange(len(order)) // alpha
-    return bucket
-
-
-def list_members(digest, num_buckets, alpha):
-    """Return the items of each bucket, int32 (m, R, alpha), ascending, -1 where it is short."""
-    members = np.full((digest.shape[1], num_buckets, alpha), -1, np.int32)
-    for j, column in enumerate(digest.T):
-        by_bucket = np.argsort(column, kind="stable")  # (N,), items of bucket 0, of bucket 1, ...
-        size = np.bincount(column, minlength=num_buckets)  # (R,)
-        is_item = np.arange(alpha) < size[:, None]  # (R, alpha), the first places of each bucket
-        members[j][is_item] = by_bucket
-    return members
-
-
-def random_order(n, *key):
-    """Return 0 .. n-1 in random order, int64 (n,), a function of n and the ints of key alone.
-
-    Each of 0 .. n-1 gets a random number of the generator splitmix64, and they are sorted by it.
-    The seed of the generator is a number that mixes the ints of the key, one after another.
-    """
-    start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2^64
-    for part in key:
-        start = mix_bits(start + np.uint64(part) + GOLDEN_STEP)
-    numbers = mix_bits(start + np.arange(n, dtype=np.uint64) * GOLDEN_STEP)  # no two are equal
-    return np.argsort(numbers)
-
-
-def mix_bits(x):
-    """Mix numbers uint64 (n,) as splitmix64 does: a change of one bit changes about 32 of 64.
-
-    Each line can be undone, so different numbers stay different. The constants are the published
-    ones.
-    """
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 # Hash tokens to items
 
 
-# gamma(parts) -> score. parts are m tensors, the log-probabilities of an item's buckets. gamma must
-# not fall when a part grows, else certificates are wrong. It must work elementwise: parts are (),
-# (P,), (N,) or (P, C). An item with the score -inf is never returned. A further score is a line
-# here. [SB App. C]
+# The score of an item is gamma(parts). parts is a list of m tensors, one for each map: the
+# log-probability of the item's bucket, or those of many items. gamma must not fall when a part
+# grows, as the certificate rests on that. An item of score -inf is never returned. [SB App. C]
 SCORES = {
     "sum": sum,
     "min": lambda parts: torch.stack(parts).amin(0),
@@ -237,16 +190,227 @@ SCORES = {
 }
 
 
-def hash_logp(logits, bloom_map):
-    """Return the log-probabilities of each map's buckets, float32 (P, m, R).
+def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=()):
+    """Search one position in plain loops, with one beam width. [SB §2.5 Alg.1]
 
-    For each position a model has m rows of logits. Row j predicts the bucket in map j:
+    Why certified items are the k best of all items that may be returned:
+
+        1. An item outside, which is not scored, has no bucket in any beam.
+        2. So in each map its bucket is at most as likely as the last bucket of the beam.
+        3. gamma does not fall when a part grows. So an item outside scores at most the bound, which
+           is gamma of the last buckets of the m beams.
+        4. If the k-th best of the scored items reaches the bound, no item outside scores more.
+
+    Args:
+        logp: float (m, R), log-probabilities of the buckets of each map.
+        bloom_map: BloomMap or ItemMap.
+        k: int, items to return.
+        beam: int, B.
+        score: a key of SCORES.
+        exclude: list of items that may not be returned.
+
+    Returns:
+        ids list[int] and scores list[float], best first, -1 and -inf where fewer than k items are
+        reached; and certified bool.
+    """
+    gamma = SCORES[score]
+    m, R = logp.shape
+    k = min(k, bloom_map.n_items)
+    # line 2: the beam of each map, which ends at its B-th best bucket
+    ranked = logp.argsort(dim=1, descending=True)  # (m, R), the best first
+    beams = ranked[:, :beam].tolist()  # m lists of B buckets
+    # line 4: the bound, the score of those last buckets
+    last = [logp[j, beams[j][-1]] for j in range(m)]
+    bound = gamma(last)
+    # lines 5 and 6: score each item that has a bucket in a beam
+    pairs = [(-math.inf, -1)] * k  # returned where fewer than k items are reached
+    for item, buckets in enumerate(bloom_map.digest.tolist()):  # buckets: m ints
+        is_candidate = any(buckets[j] in beams[j] for j in range(m))
+        if is_candidate and item not in exclude:
+            value = float(gamma([logp[j, buckets[j]] for j in range(m)]))
+            if value > -math.inf:
+                pairs.append((value, item))
+    best = sorted(pairs, reverse=True)[:k]
+    scores = [value for value, _ in best]
+    ids = [item for _, item in best]
+    # line 7: the k-th item reaches the bound, or no item is outside
+    certified = bool(scores[-1] >= bound) or beam >= R
+    return ids, scores, certified
+
+
+# The same result, faster: all positions at once, and only the items of the beams
+
+
+@torch.no_grad()
+def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None):
+    """Return the k best of the items that have a bucket in a beam. [SB §2.5 Alg.1]
+
+    If they are certified, they are the k best of all items: beam_search_reference says why. A
+    certificate is about the search, not about the model. Items with equal scores come in any order.
+
+    Args:
+        logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp.
+            Unnormalized logits (P, m, R) do as well with "sum".
+        bloom_map: the model's own BloomMap or ItemMap. A map of another seed is not detected.
+        k: int, items to return, N at most.
+        beam: int, B, buckets of each map to look into.
+        rounds: int, 1 or more. Each round after the first searches with twice the beam where the
+            items are not certified yet. None: until all are.
+        score: a key of SCORES.
+        exclude: int64 (P, E), items that may not be returned, -1 for none; or None.
+
+    Returns:
+        ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k items are
+        reached; certified bool (P,); and num_scored int64 (P,), how many items the last round of a
+        position scored, N if it scored all.
+
+    Raises:
+        ValueError: If logp or exclude does not fit, or logp has NaN.
+
+    Example:
+        bloom_map = BloomMap(100_000, alpha=25)  # 2 maps of 4,000 buckets
+        logits = torch.randn(8, 2, 4_000)  # of your model
+        logp = hash_logp(logits, bloom_map)
+        ids, scores, certified, num_scored = beam_search(logp, bloom_map)
+    """
+    exclude = prepare_exclude(logp, bloom_map, exclude)
+    ids, scores, certified, num_scored = search_round(logp, bloom_map, k, beam, score, exclude)
+    turn = 1
+    while turn != rounds and not certified.all():  # line 3: 2B, 4B, ... buckets
+        beam *= 2
+        if bloom_map.m * beam * bloom_map.alpha >= bloom_map.n_items:
+            beam = bloom_map.buckets  # such beams may hold all N items: score all directly
+        todo = (~certified).nonzero().squeeze(1)  # positions without a certificate
+        again = search_round(logp[todo], bloom_map, k, beam, score, exclude[todo])
+        ids[todo], scores[todo], certified[todo], num_scored[todo] = again
+        turn += 1
+    return ids, scores, certified, num_scored  # line 8
+
+
+def search_round(logp, bloom_map, k, beam, score, exclude):
+    """Return what beam_search does, after one round with the B best buckets of each map."""
+    if beam >= bloom_map.buckets:  # no item is outside
+        ids, scores = exhaustive(logp, bloom_map, k, score, exclude)
+        num_scored = torch.full_like(ids[:, 0], bloom_map.n_items)
+        certified = torch.ones_like(num_scored, dtype=torch.bool)
+        return ids, scores, certified, num_scored
+    gamma = SCORES[score]
+    k = min(k, bloom_map.n_items)
+    digest, members = bloom_map.to(logp.device)  # (N, m), (m, R, alpha)
+    # line 2: the beam of each map, which ends at its B-th best bucket
+    values, beams = top_buckets(logp, beam)  # (P, m, B) each, the best first
+    # line 4: the bound, the score of those last buckets
+    last = values[:, :, -1]  # (P, m)
+    bound = gamma(last.unbind(1))  # (P,)
+    # line 5: score each item that has a bucket in a beam
+    items = list_candidates(members, beams, exclude, k)  # (P, C), -1 for none
+    parts = []
+    for j in range(bloom_map.m):
+        buckets = digest[:, j][items].long()  # (P, C); -1 reads the last item, and is masked below
+        parts.append(logp[:, j].gather(1, buckets))
+    item_scores = gamma(parts).masked_fill(items < 0, -torch.inf)  # (P, C)
+    # line 6: the best of them
+    scores, place = item_scores.topk(k)  # (P, k)
+    ids = items.gather(1, place)  # (P, k)
+    ids.masked_fill_(scores == -torch.inf, -1)
+    # line 7: the k-th item reaches the bound
+    certified = scores[:, -1] >= bound  # (P,)
+    num_scored = (items >= 0).sum(1)  # (P,)
+    return ids, scores, certified, num_scored
+
+
+def list_candidates(members, beams, exclude, k):
+    """Return the items of the beams, each once: int64 (P, C), -1 for none, C = m · B · alpha or k.
+
+    Args:
+        members: int32 (m, R, alpha).
+        beams: int64 (P, m, B), buckets.
+        exclude: int64 (P, E).
+        k: int, the least C.
+    """
+    columns = []
+    for j, items_of_bucket in enumerate(members):  # (R, alpha)
+        items = items_of_bucket[beams[:, j]]  # (P, B, alpha)
+        columns.append(items.flatten(1))
+    items = torch.cat(columns, 1)  # (P, C)
+    # an item may be in the beams of several maps: sort, and drop those that repeat the one before
+    items = items.sort(1).values.long()
+    is_repeated = items[:, 1:] == items[:, :-1]
+    items[:, 1:].masked_fill_(is_repeated, -1)
+    for excluded in exclude.unbind(1):  # (P,)
+        items.masked_fill_(items == excluded.unsqueeze(1), -1)
+    num_missing = max(k - items.shape[1], 0)
+    return F.pad(items, (0, num_missing), value=-1)
+
+
+@torch.no_grad()
+def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
+    """Return the k best of all items, ids int64 (P, k) and scores (P, k); see beam_search."""
+    exclude = prepare_exclude(logp, bloom_map, exclude)
+    gamma = SCORES[score]
+    k = min(k, bloom_map.n_items)
+    digest, _ = bloom_map.to(logp.device)  # (N, m)
+    ids = torch.empty(len(logp), k, dtype=torch.int64, device=logp.device)
+    scores = logp.new_empty(ids.shape)
+    for p in range(len(logp)):  # one at a time, as a position has N scores
+        parts = []
+        for j in range(bloom_map.m):
+            parts.append(logp[p, j].index_select(0, digest[:, j]))  # (N,)
+        item_scores = gamma(parts)  # (N,)
+        is_excluded = exclude[p] >= 0  # -1 is none
+        item_scores[exclude[p, is_excluded]] = -torch.inf
+        scores[p], ids[p] = item_scores.topk(k)
+    return ids.masked_fill(scores == -torch.inf, -1), scores
+
+
+def top_buckets(logp, num):
+    """Return logp.topk(num), (P, m, num) each, faster on a CPU from about 20,000 buckets on.
+
+    Cut the R buckets into blocks of 64, and take the num blocks with the largest maxima. A bucket
+    of another block is not among the best num, as those maxima are at least as large. The rest, the
+    R mod 64 buckets after the last block, may be.
+    """
+    P, m, R = logp.shape
+    num_blocks = R // BLOCK
+    if num_blocks <= num:
+        return logp.topk(num)
+    whole = num_blocks * BLOCK  # buckets in blocks
+    blocks = logp[:, :, :whole].unflatten(2, (-1, BLOCK))  # (P, m, blocks, BLOCK)
+    best_blocks = blocks.amax(3).topk(num).indices  # (P, m, num)
+    inside = torch.arange(BLOCK, device=logp.device)
+    likely = best_blocks.unsqueeze(3) * BLOCK + inside  # (P, m, num, BLOCK), buckets
+    rest = torch.arange(whole, R, device=logp.device)
+    likely = torch.cat([likely.flatten(2), rest.expand(P, m, -1)], 2)
+    values, place = logp.gather(2, likely).topk(num)
+    return values, likely.gather(2, place)
+
+
+def prepare_exclude(logp, bloom_map, exclude):
+    """Return exclude (P, E), E = 0 for None; raise a ValueError for what would fail in silence."""
+    expected = (bloom_map.m, bloom_map.buckets)
+    if logp.shape[1:] != expected:
+        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
+                         f"got {[*logp.shape]}.")
+    if logp.sum().isnan():  # topk would rank NaN first. Faster than logp.isnan().any()
+        raise ValueError("logp: expected log-probabilities, got NaN.")
+    if exclude is None:
+        return logp.new_empty((len(logp), 0), dtype=torch.int64)
+    # a mask of bool (P, N) would be read as the items 0 and 1
+    if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
+        raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
+                         f"got {exclude.dtype} {[*exclude.shape]}.")
+    return exclude
+
+
+def hash_logp(logits, bloom_map):
+    """Return the log-probabilities of each map's buckets, float32 (P, m, R), from a model's logits.
+
+    At each position a model has m rows of logits. Row j predicts the bucket in map j:
 
         (P, m, R)            a softmax over the R buckets of map j [CM]
         (P, m, m·(R + s))    a softmax over m blocks, of R buckets and s special tokens [SB §2.3]
 
-    In the second form row 0 is trained on the buckets of block 0, row 1 on those of block 1, so
-    only the buckets marked + are read. Here m = 2, R = 2 and s = 1:
+    In the second form block j of row j has the buckets of map j, here marked + (m 2, R 2, s 1):
 
                  block 0   block 1
         row 0    + + .     . . .
@@ -265,230 +429,9 @@ def hash_logp(logits, bloom_map):
     logp = logits.log_softmax(-1, dtype=torch.float32)
     if logits.shape[2] == R:
         return logp
-    blocks = logp.unflatten(-1, (m, -1))  # (P, m rows, m blocks, R + s)
-    return torch.stack([blocks[:, j, j, :R] for j in range(m)], 1)
-
-
-def beam_search_reference(logp, bloom_map, k, beam, rounds=1, score="sum", exclude=()):
-    """Run Algorithm 1 in plain loops, for one position. [SB §2.5 Alg.1]
-
-    Comments name the lines of the algorithm.
-
-    Args:
-        logp: float (m, R).
-        exclude: items that may not be returned.
-        bloom_map, k, beam, rounds, score: as in beam_search.
-
-    Returns:
-        ids list[int], scores list[float], and certified bool.
-    """
-    gamma = SCORES[score]
-    m, R = logp.shape
-    N = bloom_map.n_items
-    digest = bloom_map.digest.tolist()
-
-    def score_buckets(buckets):
-        """Return the score of an item with these buckets, a list of m."""
-        return float(gamma([logp[j, bucket] for j, bucket in enumerate(buckets)]))
-
-    ranked = logp.argsort(dim=1, descending=True).tolist()  # line 2: the buckets, best first
-    best = []
-    certified = False
-    turn = 0
-    while not certified and (rounds is None or turn < rounds):  # line 3: B, 2B, 4B, ... buckets
-        # line 4: the beam of each map, and the score of the last buckets of the beams
-        beams = [buckets[:beam] for buckets in ranked]
-        bound = score_buckets([buckets[-1] for buckets in beams])
-        # lines 5 and 6: score the items with a bucket in a beam
-        pairs = []
-        for item in range(N):
-            is_candidate = any(digest[item][j] in beams[j] for j in range(m))
-            if is_candidate and item not in exclude:
-                value = score_buckets(digest[item])
-                if value > -math.inf:
-                    pairs.append((value, item))
-        best = sorted(pairs, reverse=True)[:k]
-        # line 7: stop if the k-th item scores what no other item can exceed
-        lowest = -math.inf  # of fewer than k items
-        if len(best) == min(k, N):
-            lowest = best[-1][0]
-        certified = beam >= R or lowest >= bound
-        turn += 1
-        beam = next_beam(beam, bloom_map)
-    ids = [item for _, item in best]  # line 8
-    scores = [value for value, _ in best]
-    return ids, scores, certified
-
-
-def next_beam(beam, bloom_map):
-    """Return twice the beam width, or all R buckets if such a beam may have all items."""
-    beam *= 2
-    # m beams have m · beam · alpha items at most. If that is N, score all items directly
-    if bloom_map.m * beam * bloom_map.alpha >= bloom_map.n_items:
-        return bloom_map.buckets
-    return beam
-
-
-# The same result, faster: all positions at once, and only the items of the beam
-
-
-@torch.no_grad()
-def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=None):
-    """Return the k items with the best scores among the items of likely buckets. [SB §2.5 Alg.1]
-
-    An item outside the beam has in each map at most the B-th largest probability, so its score is
-    at most that of these m numbers, the bound. Where the k-th best item reaches the bound, the k
-    items are certified: no other item scores more than the last of them. A certificate is about
-    the search, not about the model. Items with equal scores come in any order.
-
-    Args:
-        logp: float (P, m, R), log-probabilities of the buckets of each map, from hash_logp.
-            Unnormalized logits (P, m, R) do as well with "sum".
-        bloom_map: the model's own BloomMap or ItemMap. A map of another seed is not detected.
-        k: int, items to return, N at most.
-        beam: int, B, buckets of each map to look into.
-        rounds: int, tries with B, 2B, 4B, ... buckets, see next_beam; None: until the certificate
-            holds.
-        score: a key of SCORES.
-        exclude: int64 (P, E), items that may not be returned, -1 for none; or None.
-
-    Returns:
-        ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer items are reached;
-        certified bool (P,); and num_scored int64 (P,), how many items the last round scored, N
-        if it scored all.
-
-    Raises:
-        ValueError: If an argument does not fit, or logp has NaN.
-
-    Example:
-        bloom_map = BloomMap(100_000, alpha=25)  # 2 maps of 4,000 buckets
-        logits = torch.randn(8, 2, 4_000)  # of your model
-        logp = hash_logp(logits, bloom_map)
-        ids, scores, certified, num_scored = beam_search(logp, bloom_map)
-    """
-    exclude = prepare_exclude(logp, bloom_map, exclude, score, k, beam, rounds)
-    k = min(k, bloom_map.n_items)
-    # line 3: B, 2B, 4B, ... buckets, for the positions without a certificate
-    ids, scores, certified, num_scored = search_beam(logp, bloom_map, k, beam, score, exclude)
-    turn = 1
-    while (rounds is None or turn < rounds) and not certified.all():
-        beam = next_beam(beam, bloom_map)
-        todo = (~certified).nonzero().squeeze(1)
-        again = search_beam(logp[todo], bloom_map, k, beam, score, exclude[todo])
-        ids[todo], scores[todo], certified[todo], num_scored[todo] = again
-        turn += 1
-    return ids, scores, certified, num_scored  # line 8
-
-
-def search_beam(logp, bloom_map, k, beam, score, exclude):
-    """Return what beam_search does, after one round with the B best buckets of each map."""
-    if beam >= bloom_map.buckets:
-        ids, scores = exhaustive(logp, bloom_map, k, score, exclude)
-        certified = torch.ones_like(ids[:, 0], dtype=torch.bool)
-        return ids, scores, certified, torch.full_like(ids[:, 0], bloom_map.n_items)
-    gamma = SCORES[score]
-    # lines 2 and 4: the best buckets of each map, and the bound for all items outside of them
-    values, buckets = top_buckets(logp, beam)  # (P, m, B)
-    bound = gamma(values[:, :, -1].unbind(1))  # (P,)
-    # lines 5 and 6: the items of these buckets, and the best of them
-    items = list_candidates(bloom_map, buckets, exclude, k)  # (P, C)
-    item_scores = score_items(logp, bloom_map, items, gamma)  # (P, C)
-    scores, place = item_scores.topk(k)  # (P, k)
-    ids = items.gather(1, place).masked_fill(scores == -torch.inf, -1)
-    # line 7: stop where the k-th item reaches the bound
-    certified = scores[:, -1] >= bound
-    return ids, scores, certified, (items >= 0).sum(1)
-
-
-@torch.no_grad()
-def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
-    """Return the k best of all items, ids int64 (P, k) and scores (P, k); see beam_search."""
-    exclude = prepare_exclude(logp, bloom_map, exclude, score, k)
-    gamma = SCORES[score]
-    P, m, _ = logp.shape
-    k = min(k, bloom_map.n_items)
-    digest, _ = bloom_map.to(logp.device)  # (N, m)
-    ids = torch.empty(P, k, dtype=torch.int64, device=logp.device)
-    scores = logp.new_empty(P, k)
-    for p in range(P):
-        parts = [logp[p, j].index_select(0, digest[:, j]) for j in range(m)]
-        item_scores = gamma(parts)  # (N,)
-        is_excluded = exclude[p] >= 0
-        item_scores[exclude[p, is_excluded]] = -torch.inf
-        scores[p], ids[p] = item_scores.topk(k)
-    return ids.masked_fill(scores == -torch.inf, -1), scores
-
-
-def top_buckets(logp, num):
-    """Return logp.topk(num), (P, m, num), faster on a CPU from about 20,000 buckets on.
-
-    Cut the R buckets into blocks of 64. The num best buckets are in the num blocks with the largest
-    maxima, or in the rest, the R mod 64 buckets after the last block.
-    """
-    P, m, R = logp.shape
-    whole = R // BLOCK * BLOCK
-    if whole <= num * BLOCK:
-        return logp.topk(num)
-    maxima = logp[:, :, :whole].unflatten(2, (-1, BLOCK)).amax(3)
-    blocks = maxima.topk(num).indices  # (P, m, num)
-    buckets = torch.arange(R, device=logp.device)
-    likely = buckets[:whole].view(-1, BLOCK)[blocks]  # (P, m, num, BLOCK)
-    rest = buckets[whole:].expand(P, m, -1)
-    likely = torch.cat([likely.flatten(2), rest], 2)
-    values, place = logp.gather(2, likely).topk(num)
-    return values, likely.gather(2, place)
-
-
-def list_candidates(bloom_map, buckets, exclude, k):
-    """Return the items of buckets (P, m, B), each once, int64 (P, C); C at least k, -1 for none."""
-    _, members = bloom_map.to(buckets.device)  # (m, R, alpha)
-    columns = []
-    for j in range(bloom_map.m):
-        items = members[j][buckets[:, j]]  # (P, B, alpha)
-        columns.append(items.flatten(1))
-    items = torch.cat(columns, 1)
-    # an item may be in a bucket of several maps: sort, and remove those that repeat the one before
-    items = items.sort(1).values.long()
-    is_repeated = items[:, 1:] == items[:, :-1]
-    items[:, 1:].masked_fill_(is_repeated, -1)
-    for left_out in exclude.unbind(1):
-        items.masked_fill_(items == left_out.unsqueeze(1), -1)
-    num_missing = max(k - items.shape[1], 0)
-    return F.pad(items, (0, num_missing), value=-1)
-
-
-def score_items(logp, bloom_map, items, gamma):
-    """Return the scores (P, C) of items int64 (P, C), -inf for -1; logp float (P, m, R)."""
-    digest, _ = bloom_map.to(logp.device)  # (N, m)
-    parts = []
-    for j in range(bloom_map.m):
-        bucket = digest[:, j][items].long()  # (P, C); -1 reads the last item, and is masked below
-        parts.append(logp[:, j].gather(1, bucket))
-    return gamma(parts).masked_fill(items < 0, -torch.inf)
-
-
-def prepare_exclude(logp, bloom_map, exclude, score, k, beam=1, rounds=None):
-    """Return exclude (P, E), with E = 0 for None; raise a ValueError for what does not fit."""
-    if score not in SCORES:
-        raise ValueError(f"score: expected one of {', '.join(SCORES)}, got {score!r}.")
-    if k < 1 or beam < 1 or (rounds is not None and rounds < 1):
-        raise ValueError(f"k, beam, rounds: expected at least 1, got {k}, {beam}, {rounds}.")
-    expected = (bloom_map.m, bloom_map.buckets)
-    if logp.shape[1:] != expected:
-        raise ValueError(f"logp: expected (P, {bloom_map.m}, {bloom_map.buckets}), "
-                         f"got {[*logp.shape]}.")
-    if logp.sum().isnan():  # faster than logp.isnan().any(). topk would rank NaN first
-        raise ValueError("logp: expected log-probabilities, got NaN.")
-    if exclude is None:
-        return logp.new_empty((len(logp), 0), dtype=torch.int64)
-    # a mask of bool (P, N) would be read as the items 0 and 1
-    if exclude.dtype != torch.int64 or exclude.shape[:-1] != logp.shape[:1]:
-        raise ValueError(f"exclude: expected int64 ({len(logp)}, E), "
-                         f"got {exclude.dtype} {[*exclude.shape]}.")
-    if (exclude >= bloom_map.n_items).any():
-        raise ValueError(f"exclude: expected items below {bloom_map.n_items}, "
-                         f"got {exclude.max()}.")
-    return exclude
+    logp = logp.unflatten(-1, (m, -1))  # (P, m rows, m blocks, R + s)
+    rows = [logp[:, j, j, :R] for j in range(m)]  # (P, R) each
+    return torch.stack(rows, 1)
 
 
 # Similar items in one bucket
@@ -618,6 +561,53 @@ def multiply_sparse(rows, columns, numbers, x, num_rows):
         terms = numbers * vector[columns]
         products.append(np.bincount(rows, terms, num_rows))  # the sum of the terms of each row
     return np.stack(products, 1)
+
+
+# Helpers
+
+
+def cut_order(order, alpha):
+    """Return the bucket of each item, (N,), of an order (N,) cut after every alpha items."""
+    bucket = np.empty(len(order), np.int32)
+    bucket[order] = np.arange(len(order)) // alpha
+    return bucket
+
+
+def list_members(digest, num_buckets, alpha):
+    """Return the items of each bucket, int32 (m, R, alpha), ascending, -1 where it is short."""
+    members = np.full((digest.shape[1], num_buckets, alpha), -1, np.int32)
+    for j, column in enumerate(digest.T):
+        by_bucket = np.argsort(column, kind="stable")  # (N,), items of bucket 0, of bucket 1, ...
+        size = np.bincount(column, minlength=num_buckets)  # (R,)
+        is_item = np.arange(alpha) < size[:, None]  # (R, alpha), the first places of each bucket
+        members[j][is_item] = by_bucket
+    return members
+
+
+def random_order(n, *key):
+    """Return 0 .. n-1 in random order, int64 (n,), a function of n and the ints of key alone.
+
+    Each of 0 .. n-1 gets a random number of the generator splitmix64, and they are sorted by it.
+    The seed of the generator is a number that mixes the ints of the key, one after another.
+    """
+    start = np.zeros(1, np.uint64)  # an array, as numpy warns when a scalar overflows 2^64
+    for part in key:
+        start = mix_bits(start + np.uint64(part) + GOLDEN_STEP)
+    numbers = mix_bits(start + np.arange(n, dtype=np.uint64) * GOLDEN_STEP)  # no two are equal
+    return np.argsort(numbers)
+
+
+def mix_bits(x):
+    """Mix numbers uint64 (n,) as splitmix64 does: a change of one bit changes about 32 of 64.
+
+    Each line can be undone, so different numbers stay different. The constants are the published
+    ones.
+    """
+    x = x ^ (x >> np.uint64(30))
+    x = x * np.uint64(0xBF58476D1CE4E5B9)
+    x = x ^ (x >> np.uint64(27))
+    x = x * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 DEMO_ORDERS = [

@@ -47,24 +47,27 @@ MAX_CHUNK = 15  # bits of a chunk; equals that of hashing.py, as this file impor
 
 
 class Embedding(nn.Module):
-    """Base class of the methods. A subclass makes its tables, and has its formula in `embed`.
-
-    The defaults below are those of a method that reads bits.
+    """Base class. A subclass makes its tables, and has its formula in `embed`.
 
     Args:
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
+
+    Attributes of a class, which model.py reads (the defaults are those of a method of bits):
+        options: the arguments of its constructor, as fields of model.Config.
+        code_format: how a word's codes are laid out: tokenizer.py lists the formats.
+        needs_specials: special tokens have no codes, and model.py has a table for them.
+        has_word_row: model.py adds one learned vector to every word. lookup and emb learn it in
+            their rows, and bloom has none.
+        tie: may the output layer use the rows? "yes", as it does by default; "optional"; or "no".
+        is_stacked: an item has m vectors, which take m places in the sequence.
     """
 
-    options = {"bits": "bits", "width": "width"}  # argument of the class -> field of model.Config
-    code_format = "bits"  # how a word's codes are laid out: tokenizer.py lists the formats
-    needs_specials = True  # special tokens need vectors from outside of this module
-    # whether the model adds one learned vector to every word. lookup and emb learn it in their
-    # rows; bloom has none
+    options = ("bits", "width")
+    code_format = "bits"
+    needs_specials = True
     has_word_row = True
-    # default of Config.tied, the output layer's use of the rows: "yes" True, "optional" False;
-    # "no": may not be tied
     tie = "no"
-    is_stacked = False  # whether an item has m vectors, which take m places in the sequence
+    is_stacked = False
 
     def __init__(self, code_limits):
         super().__init__()
@@ -73,7 +76,7 @@ class Embedding(nn.Module):
     @classmethod
     def from_config(cls, config):
         """Return the module for a model.Config, or anything with the fields of options."""
-        return cls(**{name: getattr(config, field) for name, field in cls.options.items()})
+        return cls(*[getattr(config, name) for name in cls.options])
 
     def initial_std(self):
         """Return about the std of vectors before training; the model scales positions by it."""
@@ -123,7 +126,7 @@ class LookupEmbedding(Embedding):
         codes (..., 1), each below N, to (..., d).
     """
 
-    options = {"rows": "rows", "width": "width"}
+    options = ("rows", "width")
     code_format = "row"
     needs_specials = False
     has_word_row = False
@@ -169,7 +172,7 @@ class PoolEmbedding(Embedding):
         codes (..., J), each below 2^chunk, to (..., d).
     """
 
-    options = {"bits": "bits", "chunk": "chunk", "width": "width"}
+    options = ("bits", "chunk", "width")
     code_format = "chunks"
 
     def __init__(self, bits, chunk, width):
@@ -301,7 +304,7 @@ class BloomEmbedding(Embedding):
         (..., m, d).
     """
 
-    options = {"hashes": "hashes", "buckets": "buckets", "width": "width"}
+    options = ("hashes", "buckets", "width")
     code_format = "digest"
     needs_specials = False
     has_word_row = False
@@ -310,8 +313,8 @@ class BloomEmbedding(Embedding):
 
     def __init__(self, hashes, buckets, width):
         super().__init__([buckets] * hashes)
-        weight = torch.empty(hashes * buckets, width)
-        self.weight = nn.Parameter(init_normal(weight))  # (m·(R + s), d)
+        # (m·(R + s), d)
+        self.weight = nn.Parameter(init_normal(torch.empty(hashes * buckets, width)))
 
     def embed(self, codes):
         return gather_rows(codes, self.weight)
@@ -330,7 +333,7 @@ def gather_rows(codes, table):
     m = codes.shape[-1]
     rows = []
     # a lookup in each block, so that a code beyond its block raises and never reads the next block
-    for j, block in enumerate(table.unflatten(0, (m, -1)).unbind()):  # (rows, d)
+    for j, block in enumerate(table.unflatten(0, (m, -1))):  # (rows, d)
         rows.append(F.embedding(codes[..., j].long(), block))
     return torch.stack(rows, -2)
 
@@ -362,8 +365,7 @@ class SketchEmbedding(Embedding):
         codes (..., k), each below R, as hashing.sketch_index returns them, to (..., d).
     """
 
-    # the field emb is median or mean
-    options = {"hashes": "hashes", "buckets": "buckets", "width": "width", "aggregate": "emb"}
+    options = ("hashes", "buckets", "width", "emb")  # emb is median or mean, the aggregate
     code_format = "sketch"
     tie = "optional"
 
@@ -412,14 +414,13 @@ class WeightedEmbedding(Embedding):
         codes (..., k + 1) to (..., d): k rows below N, and last the row of p, below K.
     """
 
-    options = {"hashes": "hashes", "rows": "rows", "weights": "weights", "width": "width"}
+    options = ("hashes", "rows", "weights", "width")
     code_format = "weighted"
 
     def __init__(self, hashes, rows, weights, width):
         super().__init__([rows] * hashes + [weights])
         self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
-        importance = init_normal(torch.empty(weights, hashes), std=1.0)
-        self.importance = nn.Parameter(importance)  # (K, k)
+        self.importance = nn.Parameter(init_normal(torch.empty(weights, hashes), 1.0))  # (K, k)
 
     def initial_std(self):
         # measure_std gives all k codes of a word one row. The std is the same as with k different
@@ -449,7 +450,7 @@ class NgramEmbedding(Embedding):
         is 0 where all codes are padding.
     """
 
-    options = {"rows": "rows", "grams": "grams", "width": "width"}
+    options = ("rows", "grams", "width")
     code_format = "ngrams"
 
     def __init__(self, rows, grams, width):

@@ -18,9 +18,6 @@ Notation:
     first_word_id on   N rows of a table   E excluded items   m hashes of an item, one for each map
     k hash functions of a sketch   R buckets of each, or of a map   s special tokens
 Demo: python objectives.py
-
-Recall counts words that are among the best. A word with the same score as the correct one counts as
-better; items of a Bloom map with equal scores come in any order.
 """
 
 import math
@@ -39,7 +36,6 @@ KINDS = ("intact", "shuffled", "random")  # the labels 0, 1, 2 of Shuffle+Random
 RECALL = (1, 10, 20)  # the k of recall@k
 MAX_RECALL = max(RECALL)
 RANK_PART = 128  # masked words that rank_words scores at a time: bounds its memory
-LAST = 2.0  # sorts after every noise, which is in [0, 1)
 
 
 class Batch(NamedTuple):
@@ -73,26 +69,19 @@ def make_batch(inputs, labels, key_mask=None):
 
 @dataclass
 class Objective:
-    """Base class: what is predicted, and how it is scored.
+    """Base class. A batch passes through the methods of a subclass in this order:
 
-    An objective corrupts a batch, scores the positions that it corrupted, and counts what its
-    metrics need. An evaluation adds up the counts of its batches:
+        corrupt         (ids (B, L), noise (3, B, L), random_words (B, L)) -> inputs, which the
+                        model reads, and labels, what it should predict, int64 (B, L) each. A label
+                        is IGNORE_INDEX where the position is not scored
+        score           (model, Batch) -> logits, and the loss summed over the scored positions
+        count           (logits, Batch) -> dict of tensors: how many predictions are right
+        metrics         (sums over batches of what evaluate returns) -> dict of float: shares
 
-        totals = collections.Counter()
-        for ids, key_mask, noise, random_words in held_out:
-            batch = objective.corrupt_batch(ids, key_mask, noise, random_words)
-            for name, value in objective.evaluate(model, batch).items():
-                totals[name] += value
-        metrics = objective.metrics(totals)
-
-    A subclass has
+    Training calls loss for each batch. An evaluation calls evaluate for each, and metrics at the
+    end. A subclass also has
 
         head            one of model.py's heads
-        score           (model, Batch) -> logits, and the loss summed over scored positions
-        count           (logits, Batch) -> dict of tensors: table for sr; rec@1, rec@10, rec@20 for
-                        the others; hashes_right for hash-mlm; certified for a Bloom map
-        metrics         dict of these sums, and of loss and scored from evaluate -> dict of float
-        corrupt         (ids (B, L), noise (3, B, L), random_words (B, L)) -> inputs and labels
         expected_loss   (word_counts (W,), sums) -> (num_classes, loss): classes to choose from, and
                         the loss of a model that knows only how frequent each is. An untrained model
                         has a loss of about ln num_classes
@@ -122,12 +111,6 @@ class Objective:
         logits, loss = self.score(model, batch)
         num_scored = torch.tensor(len(batch.positions))
         return dict(loss=loss, scored=num_scored, **self.count(logits, batch))
-
-
-def entropy(counts):
-    """Return the entropy in nats of counts (n,)."""
-    p = counts[counts > 0] / counts.sum()
-    return float(-(p * np.log(p)).sum())
 
 
 # Shuffle+Random
@@ -176,7 +159,7 @@ class ShuffleRandom(Objective):
 
     def count(self, logits, batch):
         """Return how often each label (row) got each prediction (column), int64 (3, 3)."""
-        predictions = logits.argmax(1)[batch.positions]
+        predictions = logits.argmax(1)[batch.positions]  # (M,)
         cells = batch.scored_labels() * 3 + predictions
         return dict(table=torch.bincount(cells, minlength=9).view(3, 3))
 
@@ -202,49 +185,35 @@ class ShuffleRandom(Objective):
 # Masked words
 
 
-def mask_words(ids, noise, random_words, p, mask_id, first_word_id, is_set=False):
-    """Choose a share p of the words; 80 % become [MASK], 10 % any word, 10 % stay. [BERT §3.1]
-
-    Words that stay keep the model from trusting what it sees. The item of lowest noise is always
-    chosen in a set: else 0.85^5 = 44 % of sets of five items would have nothing to predict.
-    [SB §3.1]
-
-    Args:
-        ids, random_words: int64 (B, L).
-        noise: float (3, B, L) in [0, 1), which chooses words, masks most of them, and replaces some
-            of the others.
-        p: float, share of words, or a tensor (B, L) with one for each.
-        mask_id, first_word_id: int, token IDs.
-        is_set: bool.
-
-    Returns:
-        inputs and labels int64 (B, L).
-    """
-    choose, mask, replace = noise  # (B, L) each
-    is_word = ids >= first_word_id
-    is_chosen = choose < p
-    if is_set:
-        lowest = choose.masked_fill(~is_word, LAST).argmin(1, keepdim=True)  # (B, 1)
-        is_chosen = is_chosen.scatter(1, lowest, True)
-    is_chosen = is_chosen & is_word
-    is_masked = is_chosen & (mask < 0.8)
-    is_random = is_chosen & ~is_masked & (replace < 0.5)  # half of the other 20 %
-
-    inputs = ids.masked_fill(is_masked, mask_id)
-    inputs = torch.where(is_random, random_words, inputs)
-    labels = ids.masked_fill(~is_chosen, IGNORE_INDEX)
-    return inputs, labels
-
-
 class MaskedWords(Objective):
-    """Masked-word prediction over a vocabulary. [BERT §3.1]"""
+    """Masked-word prediction: which word of the vocabulary was there? [BERT §3.1]"""
 
     head = "mlm"
 
     def corrupt(self, ids, noise, random_words):
-        is_set = not self.config.order
-        return mask_words(ids, noise, random_words, self.mask_rate, self.mask_id,
-                          self.first_word_id, is_set)
+        """Choose words to predict: 80 % become [MASK], 10 % a random word, 10 % stay. [BERT §3.1]
+
+        Words that stay keep the model from trusting what it sees.
+
+        Returns:
+            inputs and labels int64 (B, L): the token ID of a chosen word.
+        """
+        choose, mask, replace = noise  # (B, L) each
+        is_word = ids >= self.first_word_id
+        is_chosen = choose < self.mask_rate
+        if not self.config.order:
+            # a set: always choose its item of lowest noise. Else 0.85^5 = 44 % of the sets of five
+            # items would have nothing to predict [SB §3.1]
+            lowest = choose.masked_fill(~is_word, torch.inf).argmin(1, keepdim=True)  # (B, 1)
+            is_chosen = is_chosen.scatter(1, lowest, True)
+        is_chosen = is_chosen & is_word
+        is_masked = is_chosen & (mask < 0.8)
+        is_random = is_chosen & ~is_masked & (replace < 0.5)  # half of the other 20 %
+
+        inputs = ids.masked_fill(is_masked, self.mask_id)
+        inputs = torch.where(is_random, random_words, inputs)
+        labels = ids.masked_fill(~is_chosen, IGNORE_INDEX)
+        return inputs, labels
 
     def score(self, model, batch):
         """Score masked positions alone: logits (M, N), never (B, L, N)."""
@@ -255,19 +224,9 @@ class MaskedWords(Objective):
     def count(self, logits, batch):
         """Return how many of the words are among the model's best 1, 10 and 20."""
         scores = logits[:, self.first_word_id:]  # (M, W): special tokens are never predicted
+        items = batch.scored_labels() - self.first_word_id  # (M,)
         scores = exclude_items(scores, self.visible_items(batch))
-        return count_hits(rank_items(scores, batch.scored_labels() - self.first_word_id))
-
-    def metrics(self, sums):
-        """Return each count as a share of the scored positions, such as recall@10."""
-        metrics = {}
-        for name, value in sums.items():
-            if name not in ("loss", "scored"):
-                metrics[name] = float(value) / max(float(sums["scored"]), 1)
-        return metrics
-
-    def expected_loss(self, word_counts, sums):
-        return self.config.rows, entropy(word_counts)
+        return count_hits(rank_items(scores, items))
 
     def visible_items(self, batch):
         """Return the other items of the set of each masked position, which it does not predict.
@@ -284,32 +243,16 @@ class MaskedWords(Objective):
         is_answer = items == batch.scored_labels().unsqueeze(1)
         return torch.where(is_special | is_answer, -1, items - self.first_word_id)
 
+    def metrics(self, sums):
+        """Return each count as a share of the scored positions, such as rec@10."""
+        metrics = {}
+        for name, value in sums.items():
+            if name not in ("loss", "scored"):
+                metrics[name] = float(value) / max(float(sums["scored"]), 1)
+        return metrics
 
-def exclude_items(scores, items):
-    """Return scores (M, W) with -inf at items, int64 (M, E), -1 for none, or None."""
-    if items is None:
-        return scores
-    scores = F.pad(scores, (0, 1))
-    row = torch.arange(len(scores), device=scores.device).unsqueeze(1)  # (M, 1)
-    scores[row, items] = -torch.inf  # -1 indexes the extra column, which is cut off again
-    return scores[:, :-1]
-
-
-def rank_items(scores, items):
-    """Return how many other words score at least as much as the correct one, int64 (M,).
-
-    Args:
-        scores: float (M, W).
-        items: int64 (M,), the correct words, counted without special tokens.
-    """
-    correct = scores.gather(1, items.unsqueeze(1))  # (M, 1)
-    # subtle: not >=, which is never true for NaN, so that diverged logits would have recall 1
-    return (~(scores < correct)).sum(1) - 1  # all but the correct one
-
-
-def count_hits(rank):
-    """Return how many of the correct words, by their rank from 0, are among the best 1, 10, 20."""
-    return {f"rec@{k}": (rank < k).sum() for k in RECALL}
+    def expected_loss(self, word_counts, sums):
+        return self.config.rows, entropy(word_counts)
 
 
 class SampledWords(MaskedWords):
@@ -349,36 +292,14 @@ class SampledWords(MaskedWords):
         return losses.sum()
 
 
-def sample_ranks(num_samples, n):
-    """Draw from n words by rank, frequent ones more often; return ranks int64, q float64.
-
-    Rank r, from 0, has probability q = log((r + 2) / (r + 1)) / log(n + 1), which is about
-    proportional to 1 / (r + 1). The q of ranks 0 .. r add up to log(r + 2) / log(n + 1). For n = 3:
-
-        rank r             0            1               2
-        q                  0.50         0.29            0.21
-        u that draws it    0 .. 0.50    0.50 .. 0.79    0.79 .. 1
-
-    A uniform u draws the first rank whose sum exceeds u. It is (n + 1)^u - 1, rounded down: u = 0.6
-    draws rank 1, since 4^0.6 - 1 = 1.3.
-    """
-    # on the CPU: the same samples on every device, and MPS has no float64. The generator is that of
-    # PyTorch, which pretrain.py seeds before each step
-    u = torch.rand(num_samples, dtype=torch.float64)
-    rank = (u * math.log(n + 1)).exp().long() - 1
-    rank = rank.clamp(max=n - 1)  # where exp was rounded up to n + 1
-    # subtle: in float32 (rank + 2) / (rank + 1) of a rare row is 1
-    q = (1 / (rank.double() + 1)).log1p() / math.log(n + 1)
-    return rank, q
-
-
 # Masked hashes
 
 
 class MaskedHashes(MaskedWords):
-    """Predict the hash buckets of masked words or items. [SB §2.4] [CM]
+    """Masked words or items, predicted by their hash buckets alone. [SB §2.4] [CM]
 
-    Training scores hash buckets only. Evaluation scores words.
+    A word has k buckets of a sketch, an item m buckets of bloom_map. Training scores buckets.
+    Evaluation scores all words by their buckets, and ranks them.
     """
 
     head = "hash-mlm"
@@ -391,9 +312,9 @@ class MaskedHashes(MaskedWords):
         return logits, loss / targets.shape[1]  # the loss of a word is the mean over its k hashes
 
     def hash_targets(self, words):
-        """Return the classes to predict of words, token IDs (M,), int64 (M, k)."""
+        """Return the class that each row of logits should predict: token IDs (M,) to (M, k)."""
         targets = self.targets[words].long()
-        if self.config.code_format == "digest":
+        if self.bloom_map is not None:
             # the m maps share one table: map j begins at row j·(R + s)
             starts = self.config.buckets * torch.arange(targets.shape[1], device=words.device)
             targets = targets + starts
@@ -404,17 +325,17 @@ class MaskedHashes(MaskedWords):
         words = batch.scored_labels()  # (M,)
         items = words - self.first_word_id
         visible = self.visible_items(batch)
-        if self.config.code_format == "digest":
-            rank, certified = self.search_items(logits, items, visible)  # (M,) each
-            sums = count_hits(rank)
-            sums["certified"] = certified.sum()
-        else:
-            item_targets = self.targets[self.first_word_id:]
+        if self.bloom_map is None:
+            item_targets = self.targets[self.first_word_id:]  # (W, k)
             rank = rank_words(logits.log_softmax(-1), item_targets, items, visible)  # (M,)
-            sums = count_hits(rank)
+            counts = count_hits(rank)
+        else:
+            rank, certified = self.search_items(logits, items, visible)  # (M,) each
+            counts = count_hits(rank)
+            counts["certified"] = certified.sum()
         is_right = logits.argmax(-1) == self.hash_targets(words)  # (M, k)
-        sums["hashes_right"] = is_right.sum()
-        return sums
+        counts["hashes_right"] = is_right.sum()
+        return counts
 
     def search_items(self, logits, items, visible):
         """Return the rank of each correct item, from 0 to 20 at most, and what is certified.
@@ -424,7 +345,7 @@ class MaskedHashes(MaskedWords):
         logp = hash_logp(logits, self.bloom_map)
         # the certificate of one round is a metric; the ranks come from a search to the end
         _, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=visible)
-        best, _, _, _ = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=visible)
+        best, *_ = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=visible)
         is_hit = best == items.unsqueeze(1)  # (M, 20)
         is_before = is_hit.cumsum(1) == 0  # the items before the hit: all 20 if there is none
         return is_before.sum(1), certified
@@ -439,9 +360,21 @@ class MaskedHashes(MaskedWords):
         targets = self.targets[self.first_word_id:].cpu().numpy()[:len(word_counts)]
         entropies = [entropy(np.bincount(column, word_counts)) for column in targets.T]
         num_classes = self.config.buckets
-        if self.config.code_format == "digest":
-            num_classes = num_classes * self.config.hashes
+        if self.bloom_map is not None:
+            num_classes *= self.config.hashes
         return num_classes, float(np.mean(entropies))
+
+
+OBJECTIVES = {
+    "sr": ShuffleRandom,
+    "mlm": MaskedWords,
+    "sampled": SampledWords,
+    "hash-mlm": MaskedHashes,
+}
+
+
+# Helpers. Recall counts words that are among the best: a word with the same score as the correct
+# one counts as better; items of a Bloom map with equal scores come in any order
 
 
 def rank_words(logp, digests, words, exclude=None):
@@ -465,12 +398,60 @@ def rank_words(logp, digests, words, exclude=None):
     return ranks
 
 
-OBJECTIVES = {
-    "sr": ShuffleRandom,
-    "mlm": MaskedWords,
-    "sampled": SampledWords,
-    "hash-mlm": MaskedHashes,
-}
+def exclude_items(scores, items):
+    """Return scores (M, W) with -inf at items, int64 (M, E), -1 for none, or None."""
+    if items is None:
+        return scores
+    scores = F.pad(scores, (0, 1))
+    row = torch.arange(len(scores), device=scores.device).unsqueeze(1)  # (M, 1)
+    scores[row, items] = -torch.inf  # -1 indexes the extra column, which is cut off again
+    return scores[:, :-1]
+
+
+def rank_items(scores, items):
+    """Return how many other words score at least as much as the correct one, int64 (M,).
+
+    Args:
+        scores: float (M, W).
+        items: int64 (M,), the correct words, counted without special tokens.
+    """
+    correct = scores.gather(1, items.unsqueeze(1))  # (M, 1)
+    # subtle: not >=, which is never true for NaN, so that diverged logits would have recall 1
+    return (~(scores < correct)).sum(1) - 1  # all but the correct one
+
+
+def count_hits(rank):
+    """Return how many of the correct words, by their rank from 0, are among the best 1, 10, 20."""
+    return {f"rec@{k}": (rank < k).sum() for k in RECALL}
+
+
+def sample_ranks(num_samples, n):
+    """Draw from n words by rank, frequent ones more often; return ranks int64, q float64.
+
+    Rank r, from 0, has probability q = log((r + 2) / (r + 1)) / log(n + 1), which is about
+    proportional to 1 / (r + 1). The q of ranks 0 .. r add up to log(r + 2) / log(n + 1). For n = 3:
+
+        rank r             0            1               2
+        q                  0.50         0.29            0.21
+        u that draws it    0 .. 0.50    0.50 .. 0.79    0.79 .. 1
+
+    A uniform u draws the first rank whose sum exceeds u. It is (n + 1)^u - 1, rounded down: u = 0.6
+    draws rank 1, since 4^0.6 - 1 = 1.3.
+    """
+    # on the CPU: the same samples on every device, and MPS has no float64. The generator is that of
+    # PyTorch, which pretrain.py seeds before each step
+    u = torch.rand(num_samples, dtype=torch.float64)
+    rank = (u * math.log(n + 1)).exp().long() - 1
+    rank = rank.clamp(max=n - 1)  # where exp was rounded up to n + 1
+    # subtle: in float32 (rank + 2) / (rank + 1) of a rare row is 1
+    q = (1 / (rank.double() + 1)).log1p() / math.log(n + 1)
+    return rank, q
+
+
+def entropy(counts):
+    """Return the entropy in nats of counts (n,)."""
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log(p)).sum())
 
 
 def main():

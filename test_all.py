@@ -42,7 +42,7 @@ from data.corpus import Corpus, prepare
 from data.squad import exact_and_f1, normalize_answer
 from data.tasks import METRICS
 from model import Config, Model, count_parameters
-from objectives import IGNORE_INDEX, MaskedHashes, ShuffleRandom, make_batch, mask_words
+from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, make_batch
 from tests.support import SMALL, make_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK, HashTokenizer, build_inputs
 
@@ -715,7 +715,7 @@ def test_shuffle_random_loss_by_hand():
     ))
 
 
-def test_mask_words_by_hand():
+def test_masked_words_by_hand():
     """Of the chosen words, 80 % become [MASK], 10 % another word, and 10 % stay. [BERT §3.1]"""
     ids = torch.tensor([[10, 11, 12, 13]])
     noise = torch.tensor([
@@ -724,7 +724,8 @@ def test_mask_words_by_hand():
         [[0.00, 0.49, 0.51, 0.00]],  # of the others below 0.5: a random word, here 77
     ])
     random_words = torch.full_like(ids, 77)
-    inputs, labels = mask_words(ids, noise, random_words, 0.15, MASK, FIRST_WORD_ID)
+    objective = MaskedWords(Config(emb="lookup", head="mlm"), 0.15, MASK, FIRST_WORD_ID)
+    inputs, labels = objective.corrupt(ids, noise, random_words)
     assert inputs.tolist() == [[MASK, 77, 12, 13]]
     assert labels.tolist() == [[10, 11, 12, IGNORE_INDEX]]
 
