@@ -404,7 +404,7 @@ def has_compiler():
 
 
 # sequence   one head of one text: there are B·H sequences of L positions
-# row        a position of a sequence, numbered over all sequences: 0 to N - 1, N = B·H·L
+# row        a position of a sequence, numbered over all sequences from 0 to N - 1, N = B·H·L
 # cell       the queries and keys of one sequence that share a hash bucket
 # extra key  one key that stands for all keys outside a query's cell
 # group      G cells of similar size, padded to x queries and y keys
@@ -442,59 +442,62 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
     cell_q, cell_k = number_cells(hq, hk, key_mask)  # (B, H, L) each
     extra_score, extra_value = find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill)
 
-    # 2. Make tables of queries, keys and values. With one more column, one row can be the extra key
-    #    of all queries, though its score and its value differ from query to query:
+    # 2. Make tables of queries, keys and values. One more column lets a single row be the extra key
+    #    of all queries, although its score and value differ from query to query:
     #
     #        row          query                   key       value
     #        0 to N - 1   (q / √e, extra_score)   (k, 0)    (v, 0)
     #        N            (0, 0)                  (0, 0)    (0, 0)    padding of a group
     #        N + 1                                (0, 1)    (0, 1)    extra key
     #
-    #    The product of a query and the extra key is extra_score, and the last number of an output is
-    #    the weight of the extra key, by which step 4 multiplies extra_value. Three columns of zeros
-    #    follow: on a GPU PyTorch's kernel wants a width that is a multiple of 4
-    q = torch.cat([q / math.sqrt(e), extra_score], 3)  # (B, H, L, e + 1)
-    q = F.pad(q.flatten(0, 2), (0, 3, 0, 1))  # (N + 1, e + 4)
-    k = F.pad(k.flatten(0, 2), (0, 4, 0, 2))  # (N + 2, e + 4)
-    v = F.pad(v.flatten(0, 2), (0, 4, 0, 2))
-    with torch.no_grad():  # else autograd would copy the gradients of the tables
-        k[N + 1, e] = 1
-        v[N + 1, e] = 1
+    #    The product of a query and the extra key is extra_score. Column e of the output is the
+    #    weight of the extra key, by which step 4 multiplies extra_value
+    width = e + 1
+    if q.is_cuda:  # three more columns of zeros: there PyTorch's kernel wants a multiple of 4
+        width = e + 4
+    table_q = torch.cat([q / math.sqrt(e), extra_score], 3)  # (B, H, L, e + 1)
+    table_q = F.pad(table_q.flatten(0, 2), (0, width - e - 1, 0, 1))  # (N + 1, width)
+    table_k = F.pad(k.flatten(0, 2), (0, width - e, 0, 2))  # (N + 2, width)
+    table_v = F.pad(v.flatten(0, 2), (0, width - e, 0, 2))
+    with torch.no_grad():  # a constant; else autograd would copy the gradient of each table
+        table_k[N + 1, e] = 1
+        table_v[N + 1, e] = 1
 
     # 3. Attend within the cells, group by group
     rows_q, rows_k = group_cells(cell_q.flatten(), cell_k.flatten())
-    q_groups = gather_groups(q, rows_q)
-    k_groups = gather_groups(k, rows_k)
-    v_groups = gather_groups(v, rows_k)
+    q_groups = gather_groups(table_q, rows_q)
+    k_groups = gather_groups(table_k, rows_k)
+    v_groups = gather_groups(table_v, rows_k)
     outputs = []
     for g in range(len(rows_q)):
         is_key = (rows_k[g] != N).unsqueeze(1)  # (G, 1, y)
-        out = attend(q_groups[g], k_groups[g], v_groups[g], is_key)  # (G, x, e + 4)
+        out = attend(q_groups[g], k_groups[g], v_groups[g], is_key)  # (G, x, width)
         outputs.append(out.flatten(0, 1))
 
     # 4. Put the queries back in order. The padding of all groups writes to row N, which is cut off
     rows = torch.cat([group.flatten() for group in rows_q])
-    out = torch.zeros_like(q).index_copy_(0, rows, torch.cat(outputs))
-    out = out[:N].view(B, H, L, e + 4)
-    return out[..., :e] + out[..., e:e + 1] * extra_value
+    out = torch.zeros_like(table_q).index_copy_(0, rows, torch.cat(outputs))
+    out = out[:N].view(B, H, L, width)
+    extra_weight = out[..., e:e + 1]  # (B, H, L, 1)
+    return out[..., :e] + extra_weight * extra_value
 
 
 def number_cells(hq, hk, key_mask):
     """Number the cells; return that of each query and of each key, int64 (B, H, L) each.
 
-    Sort the hash buckets of queries and keys in each sequence. The place of a cell's first row,
-    counted over all sequences, is its number. Keys that are padding get the number 2N, which no
-    query has. Two sequences of L = 3, N = 6; the last key is padding:
+    Sort the hash buckets of queries and keys together, sequence by sequence. A cell's number is the
+    place of its bucket's first occurrence. Keys that are padding get the number 2N, which no query
+    has. Here are two sequences of L = 3, so N = 6, and the last key is padding:
 
-        row                      0  1  2     3  4  5
-        hash buckets of queries  4  7  4     4  7  7
-        hash buckets of keys     7  7  4     4  4  7
+        row                     0  1  2    3  4  5
+        bucket of the query     4  7  4    4  7  7
+        bucket of the key       7  7  4    4  4  7
 
-        sorted      4  4  4  7  7  7     4  4  4  7  7  7
-        place       0  1  2  3  4  5     6  7  8  9 10 11
+        buckets, sorted         4  4  4  7  7  7    4  4  4  7  7  7
+        place                   0  1  2  3  4  5    6  7  8  9 10 11
 
-        cells of queries         0  3  0     6  9  9
-        cells of keys            3  3  0     6  6 12
+        cell of the query       0  3  0    6  9  9
+        cell of the key         3  3  0    6  6 12
 
     Args:
         hq, hk, key_mask: as in lsh_attention_blocks.
@@ -630,8 +633,8 @@ def gather_groups(table, rows):
     """Return the rows of each group: a list of int64 (G, size) to a list of (G, size, width).
 
     One gather serves all groups, since the backward pass of each gather fills a tensor as large as
-    the table. For groups (2, 3) and (1, 5) it returns (11, width), which is split into 6 and 5
-    rows, and shaped as (2, 3, width) and (1, 5, width).
+    the table. For groups (4, 2) and (1, 7) it returns (15, width), which is split into 8 and 7
+    rows, and shaped as (4, 2, width) and (1, 7, width).
     """
     all_rows = torch.cat([group.flatten() for group in rows])
     num_rows = [group.numel() for group in rows]
