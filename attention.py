@@ -249,7 +249,7 @@ class SelfAttention(nn.Module):
         x float (B, L, d) and key_mask bool (B, L), True = attend, or None, to float (B, L, d).
 
     Raises:
-        ValueError: A choice is unknown, or a number for simhash is 0.
+        ValueError: A choice is unknown, d is no multiple of H, or a number for simhash is 0.
 
     Example:
         layer = SelfAttention(512, 8, attn="lsh")
@@ -261,6 +261,9 @@ class SelfAttention(nn.Module):
         super().__init__()
         if attn not in ("full", "lsh"):
             raise ValueError(f"attn: expected full or lsh, got {attn!r}.")
+        if num_heads < 1 or hidden_size % num_heads != 0:
+            raise ValueError("hidden_size: expected a multiple of num_heads, "
+                             f"got {hidden_size} and {num_heads}.")
         check_choices(fill, pairs)
         self.num_heads = num_heads
         self.attn = attn
@@ -278,7 +281,9 @@ class SelfAttention(nn.Module):
             self.redraw(generator)
 
     def redraw(self, generator=None):
-        """Draw new hyperplanes and coefficients, in place, for attn="lsh" alone. [BL §2.1]"""
+        """Draw new hyperplanes and coefficients, in place. [BL §2.1]"""
+        if self.attn != "lsh":
+            raise ValueError("redraw: requires attn='lsh'.")
         planes, coef = draw_hyperplanes(*self.planes.shape, self.num_buckets, generator)
         self.planes.copy_(planes)
         self.coef.copy_(coef)
@@ -310,11 +315,10 @@ class SelfAttention(nn.Module):
 # The same result, faster. If the literal formula is all you need, stop here
 
 
-NO_SCORE = -1e30  # score of a key that does not count; finite, because -inf · 0 is NaN
-NO_BUCKET = 2**62  # hash bucket of padding: it sorts last, and no query has it
 # These sizes change the speed, and the result by rounding alone
 MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
 MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
+MAX_FORMULA_CELL = 64  # queries of a cell up to which attend is the formula, not PyTorch's kernel
 
 
 @torch.compiler.disable  # shapes depend on the data; lsh_attention_flex compiles its own kernel
@@ -326,7 +330,7 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
         impl: "dense": the literal formula. "blocks": bucket by bucket, in float32 or float64; on a
             GPU do not allow TF32, which rounds the weight of the keys outside. "flex":
             FlexAttention, for a GPU, where it requires a C compiler and heads of at least 16.
-            "auto": see choose_impl. "blocks" and "flex" require hash buckets below 2^62.
+            "auto": see choose_impl.
 
     Returns:
         float (B, H, L, e), differentiable. A row whose every key is padding is 0. NaN at a
@@ -358,20 +362,19 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
     if impl == "dense":
         return lsh_attention_reference(
             q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask)
-    if impl not in ("blocks", "flex"):
+    if impl == "blocks":
+        attend_fast = lsh_attention_blocks
+    elif impl == "flex":
+        attend_fast = lsh_attention_flex
+    else:
         raise ValueError(f"impl: expected auto, dense, blocks or flex, got {impl!r}.")
     if n > 1 or pairs == "upper":
         raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
                          f"got {n} and {pairs!r}.")
     if key_mask is None:
         key_mask = torch.ones(B, L, dtype=torch.bool, device=q.device)
-    hq = hq.squeeze(2)  # (B, H, L)
-    hk = hk.squeeze(2).masked_fill(~key_mask.unsqueeze(1), NO_BUCKET)
     with torch.autocast(q.device.type, enabled=False):
-        if impl == "blocks":
-            out = lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask)
-        else:
-            out = lsh_attention_flex(q, k, v, hq, hk, fill, key_mask)
+        out = attend_fast(q, k, v, hq.squeeze(2), hk.squeeze(2), fill, key_mask)
     return out.to(q.dtype)
 
 
@@ -401,10 +404,10 @@ def has_compiler():
 
 
 # sequence   one head of one text: there are B·H sequences of L positions
-# row        a position of a sequence: N = B·H·L rows, numbered over all sequences. Row N is padding
+# row        a position of a sequence, numbered over all sequences from 0 to N - 1, N = B·H·L
 # cell       the queries and keys of one sequence that share a hash bucket
-# group      G cells of similar size, each padded to x queries and y keys
-MAX_PRODUCT = 64  # queries of a cell up to which attend takes the formula, not PyTorch's kernel
+# extra key  one key that stands for all keys outside a query's cell
+# group      G cells of similar size, padded to x queries and y keys
 
 
 def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
@@ -422,11 +425,10 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
     Both are 1.6. With fill="mask" the extra key is that at the query's own position, if it is in
     another cell.
 
-    The memory grows with L, not L², even if all positions share a bucket. The shapes depend on the
-    data, so the host waits for a GPU.
+    The memory grows with L, not L², even if all positions share a bucket.
 
     Args:
-        hq, hk: int64 (B, H, L), hash buckets; NO_BUCKET for keys that are padding.
+        hq, hk: int64 (B, H, L), hash buckets.
         q, k, v, fill, key_mask: as in lsh_attention.
     """
     B, H, L, e = q.shape
@@ -437,66 +439,87 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
     v = v.to(dtype)
 
     # 1. Number the cells, and find the extra key of each query
-    sorted_k, _ = hk.sort()
-    cell_q, cell_k = number_cells(hq, hk, sorted_k)  # (B, H, L) each
+    cell_q, cell_k = number_cells(hq, hk, key_mask)  # (B, H, L) each
     extra_score, extra_value = find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill)
 
-    # 2. Gather the rows of the cells, those of similar size in one group
-    rows_q, rows_k = group_cells(cell_q.flatten(), cell_k.flatten())
-    q_groups = gather_groups(q / math.sqrt(e), rows_q)
-    k_groups = gather_groups(k, rows_k)
-    v_groups = gather_groups(v, rows_k)
-    score_groups = gather_groups(extra_score, rows_q)
-    value_groups = gather_groups(extra_value, rows_q)
+    # 2. Make tables of queries, keys and values. One more column lets a single row be the extra key
+    #    of all queries, although its score and value differ from query to query:
+    #
+    #        row          query                   key       value
+    #        0 to N - 1   (q / √e, extra_score)   (k, 0)    (v, 0)
+    #        N            (0, 0)                  (0, 0)    (0, 0)    padding of a group
+    #        N + 1                                (0, 1)    (0, 1)    extra key
+    #
+    #    The product of a query and the extra key is extra_score. Column e of the output is the
+    #    weight of the extra key, by which step 4 multiplies extra_value
+    width = e + 1
+    if q.is_cuda:  # three more columns of zeros: there PyTorch's kernel wants a multiple of 4
+        width = e + 4
+    table_q = torch.cat([q / math.sqrt(e), extra_score], 3)  # (B, H, L, e + 1)
+    table_q = F.pad(table_q.flatten(0, 2), (0, width - e - 1, 0, 1))  # (N + 1, width)
+    table_k = F.pad(k.flatten(0, 2), (0, width - e, 0, 2))  # (N + 2, width)
+    table_v = F.pad(v.flatten(0, 2), (0, width - e, 0, 2))
+    with torch.no_grad():  # a constant; else autograd would copy the gradient of each table
+        table_k[N + 1, e] = 1
+        table_v[N + 1, e] = 1
 
     # 3. Attend within the cells, group by group
+    rows_q, rows_k = group_cells(cell_q.flatten(), cell_k.flatten())
+    q_groups = gather_groups(table_q, rows_q)
+    k_groups = gather_groups(table_k, rows_k)
+    v_groups = gather_groups(table_v, rows_k)
     outputs = []
     for g in range(len(rows_q)):
-        is_key = (rows_k[g] < N).unsqueeze(1)  # (G, 1, y)
-        out = attend(q_groups[g], k_groups[g], v_groups[g], is_key,
-                     score_groups[g], value_groups[g])  # (G, x, e)
+        is_key = (rows_k[g] != N).unsqueeze(1)  # (G, 1, y)
+        out = attend(q_groups[g], k_groups[g], v_groups[g], is_key)  # (G, x, width)
         outputs.append(out.flatten(0, 1))
 
-    # 4. Put the rows back in order. The padding of all groups writes to row N, which is cut off
+    # 4. Put the queries back in order. The padding of all groups writes to row N, which is cut off
     rows = torch.cat([group.flatten() for group in rows_q])
-    out = v.new_zeros(N + 1, e)
-    out = out.index_copy(0, rows, torch.cat(outputs))
-    return out[:N].view(B, H, L, e)
+    out = torch.zeros_like(table_q).index_copy_(0, rows, torch.cat(outputs))
+    out = out[:N].view(B, H, L, width)
+    extra_weight = out[..., e:e + 1]  # (B, H, L, 1)
+    return out[..., :e] + extra_weight * extra_value
 
 
-def number_cells(hq, hk, sorted_k):
+def number_cells(hq, hk, key_mask):
     """Number the cells; return that of each query and of each key, int64 (B, H, L) each.
 
-    The first key of a cell, in sorted order over all sequences, numbers the cell. All queries whose
-    hash bucket has no key get the number N. Two sequences of L = 3, N = 6; the last key is padding:
+    Sort the hash buckets of queries and keys together, sequence by sequence. A cell's number is the
+    place of its bucket's first occurrence. Keys that are padding get the number 2N, which no query
+    has. Here are two sequences of L = 3, so N = 6, and the last key is padding:
 
-        sequence                0  0  0   1  1  1
-        hash buckets of keys    7  7  4   4  4  padding
-        sorted                  4  7  7   4  4  padding
-        place in sorted order   0  1  2   3  4  5
-        cells of keys           1  1  0   3  3  5
+        row                     0  1  2    3  4  5
+        bucket of the query     4  7  4    4  7  7
+        bucket of the key       7  7  4    4  4  7
 
-        hash buckets of queries 4  7  4   4  7  7
-        cells of queries        0  1  0   3  6  6
+        buckets, sorted         4  4  4  7  7  7    4  4  4  7  7  7
+        place                   0  1  2  3  4  5    6  7  8  9 10 11
+
+        cell of the query       0  3  0    6  9  9
+        cell of the key         3  3  0    6  6 12
 
     Args:
-        hq, hk: as in lsh_attention_blocks.
-        sorted_k: hk, sorted in each sequence.
+        hq, hk, key_mask: as in lsh_attention_blocks.
     """
     B, H, L = hq.shape
     N = B * H * L
-    first_place = torch.arange(0, N, L, device=hq.device).view(B, H, 1)  # of each sequence
-    cell_k = first_place + torch.searchsorted(sorted_k, hk)
-    place = torch.searchsorted(sorted_k, hq)  # 0 to L: of the first key that is not less
-    has_key = sorted_k.gather(2, place.clamp(max=L - 1)) == hq
-    cell_q = (first_place + place).masked_fill(~has_key, N)
-    return cell_q, cell_k
+    buckets = torch.cat([hq, hk], 2)  # (B, H, 2L)
+    place = torch.searchsorted(buckets.sort().values, buckets)  # within the sequence
+    start = torch.arange(0, 2 * N, 2 * L, device=hq.device).view(B, H, 1)  # of the sequence
+    cell_q, cell_k = (start + place).chunk(2, 2)
+    return cell_q, cell_k.masked_fill(~key_mask.unsqueeze(1), 2 * N)
+
+
+NO_SCORE = -1e30  # score of an extra key that does not exist; finite, since -inf · 0 is NaN
 
 
 def find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill):
     """Return the score (B, H, L, 1) and value (B, H, L, e) of each query's extra key.
 
-    Without one, the score is NO_SCORE and the value is 0.
+    With fill="zero" it stands for all keys outside the query's cell. With fill="mask" it is the key
+    at the query's own position, if that is outside. A query without an extra key gets the score
+    NO_SCORE and the value 0.
 
     Args:
         q, k, v: float32 or float64 (B, H, L, e).
@@ -508,7 +531,6 @@ def find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill):
         count, mean = average_outside(v, is_key, cell_q, cell_k)
         score = count.log().clamp(min=NO_SCORE)
         return score, mean
-    # the key at the query's own position
     score = (q * k).sum(3, keepdim=True) / math.sqrt(q.shape[3])  # (B, H, L, 1)
     is_outside = (cell_q != cell_k).unsqueeze(3)  # (B, H, L, 1)
     is_extra = is_key & is_outside
@@ -526,8 +548,8 @@ def average_outside(v, is_key, cell_q, cell_k):
     v = F.pad(v, (0, 1), value=1.0)  # (B, H, L, e + 1), the last column counts keys
     v = v.masked_fill(~is_key, 0.0)
     rows = v.flatten(0, 2)  # (N, e + 1)
-    sums = rows.new_zeros(len(rows) + 1, rows.shape[1])  # of each cell; 0 for cell N
-    sums = sums.index_add(0, cell_k.flatten(), rows)
+    sums = rows.new_zeros(2 * len(rows) + 1, rows.shape[1])  # (2N + 1, e + 1), of each cell
+    sums.index_add_(0, cell_k.flatten(), rows)
     inside = sums.index_select(0, cell_q.flatten()).view_as(v)
     outside = v.sum(2, keepdim=True) - inside
     count = outside[..., -1:].detach()
@@ -535,111 +557,64 @@ def average_outside(v, is_key, cell_q, cell_k):
     return count, total / count.clamp(min=1)
 
 
-def attend(q, k, v, is_key, extra_score, extra_value):
-    """Return attention over the keys of a cell and the extra key of each query, (G, x, e).
-
-    Args:
-        q, k, v: float (G, x, e), (G, y, e) and (G, y, e), q divided by √e.
-        is_key: bool (G, 1, y), False = padding.
-        extra_score, extra_value: float (G, x, 1) and (G, x, e).
-    """
-    if q.shape[1] > MAX_PRODUCT:
-        return attend_by_kernel(q, k, v, is_key, extra_score, extra_value)
-    scores = q @ k.transpose(1, 2)  # (G, x, y)
-    scores = scores.masked_fill(~is_key, NO_SCORE)
-    weights = torch.cat([scores, extra_score], 2).softmax(2)  # (G, x, y + 1)
-    inside = weights[..., :-1]  # (G, x, y)
-    extra = weights[..., -1:]  # (G, x, 1)
-    return inside @ v + extra * extra_value
-
-
-def attend_by_kernel(q, k, v, is_key, extra_score, extra_value):
-    """Return attend by PyTorch's kernel, which holds no matrix of scores (G, x, y + 1).
-
-    The kernel takes no scores of ours, so its products must give them. Two more numbers in each
-    query and key do that:
-
-        query        (q, 1, extra_score)
-        key          (k, 0, 0)              product q·k
-        padding      (0, NO_SCORE, 0)       product NO_SCORE
-        extra key    (0, 0, 1)              product extra_score
-
-    The value of the extra key differs from query to query, so v has one number more. It is 1 at the
-    extra key alone, so there the output has the weight of the extra key.
-    """
-    e = q.shape[2]
-    width = 4 * math.ceil((e + 2) / 4)  # on a GPU the kernel wants a multiple of 4
-    # add columns of zeros, and to k and v a row of zeros for the extra key
-    q = F.pad(q, (0, width - e))  # (G, x, width)
-    k = F.pad(k, (0, width - e, 0, 1))  # (G, y + 1, width)
-    v = F.pad(v, (0, width - e, 0, 1))
-    # fill in the numbers above that are not 0
-    q[:, :, e] = 1
-    q[:, :, e + 1] = extra_score.squeeze(2)
-    k[:, :-1, e] = NO_SCORE * ~is_key.squeeze(1)
-    k[:, -1, e + 1] = 1
-    v[:, -1, e] = 1
-    # the kernel wants a dimension of heads; q is divided by √e already
-    out = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], scale=1.0)
-    out = out.squeeze(1)  # (G, x, width)
-    weight = out[:, :, e:e + 1]  # (G, x, 1), of the extra key
-    return out[:, :, :e] + weight * extra_value
-
-
 def group_cells(cell_q, cell_k):
     """Return the rows of queries and of keys in each cell, cells of similar size in one group.
 
-    Row N fills the cells of a group up to one size. Here N = 4, and the cells are 0, 1 and 3:
+    Row N fills the cells of a group up to one size; row N + 1, the extra key, is the last key of
+    each. In the example of number_cells, where N = 6, all cells are in one group:
 
-        row             0  1  2  3
-        cell of query   0  1  0  0        group    queries      keys
-        cell of key     1  0  3  1        cell 0   0  2  3      1  4
-                                          cell 1   1  4  4      0  3
-
-    Cell 3 has no queries, so it is in no group.
+        cell   queries   keys
+        0      0  2      2  6  7
+        3      1  6      0  1  7
+        6      3  6      3  4  7
+        9      4  5      6  6  7
 
     Args:
-        cell_q, cell_k: int64 (N,), the cell of each query and of each key, from 0 to N.
+        cell_q, cell_k: int64 (N,), the cell of each query and of each key.
 
     Returns:
         rows_q, list of int64 (G, x), and rows_k, list of int64 (G, y), one of each for a group.
     """
+    N = len(cell_q)
     cell = torch.stack([cell_q, cell_k])  # (2, N)
     # the number of queries and of keys of each cell; for bincount the host would wait
-    count = cell.new_zeros(2, cell.shape[1] + 1)  # (2, N + 1)
+    count = cell.new_zeros(2, 2 * N + 1)
     count.scatter_add_(1, cell, torch.ones_like(cell))
     first = count.cumsum(1) - count  # where the rows of each cell begin, when sorted by cell
     by_cell = cell.argsort(1)  # (2, N): the rows of cell 0, of cell 1, ...
 
     # Shapes depend on the counts, so the host needs them: here, and only here, it waits for a GPU
-    sizes = count.cpu()
-    size = sizes.amax(0)  # (N + 1,)
-    size[sizes[0] == 0] = 0  # no queries, so in no group
+    host_count = count.cpu()
+    cells = host_count[0].nonzero().squeeze(1)  # those that have queries
+    size = host_count[:, cells].amax(0)
+    # One group has the sizes 1 to 4, the next ones 5 to 6, 7 to 9, 10 to 13, ...: its largest size
+    # is at most 1.5 times the smallest, which bounds the padding
+    bounds = 4 * 1.5 ** torch.arange(64)  # 4, 6, 9, 13.5, ...
+    group_of_cell = torch.bucketize(size.float(), bounds)
 
-    # Groups of the sizes 1 to 4, 5 to 6, 7 to 9, 10 to 13, ...: the largest size is at most 1.5
-    # times the smallest, which bounds the padding. Cells of 1 to 4 rows are small anyway
     rows_q = []
     rows_k = []
-    low = 0
-    high = 4
-    while low < size.max():
-        is_in_group = (size > low) & (size <= high)
-        cells = is_in_group.nonzero().squeeze(1)  # (G,)
-        if len(cells) > 0:
-            most_q, most_k = sizes[:, cells].amax(1).tolist()
-            # subtle: non_blocking, else the host would wait once more for each group
-            cells = cells.to(cell.device, non_blocking=True)
-            starts_q, starts_k = first[:, cells]
-            counts_q, counts_k = count[:, cells]
-            rows_q.append(pad_cells(by_cell[0], starts_q, counts_q, most_q))
-            rows_k.append(pad_cells(by_cell[1], starts_k, counts_k, most_k))
-        low = high
-        high = high * 3 // 2
+    for number in group_of_cell.unique():
+        group = cells[group_of_cell == number]  # (G,)
+        most_q, most_k = host_count[:, group].amax(1).tolist()
+        # subtle: non_blocking, else the host would wait once more for each group
+        group = group.to(cell.device, non_blocking=True)
+        queries = pad_cells(by_cell[0], first[0, group], count[0, group], most_q)
+        keys = pad_cells(by_cell[1], first[1, group], count[1, group], most_k)
+        rows_q.append(queries)  # (G, x)
+        rows_k.append(F.pad(keys, (0, 1), value=N + 1))  # (G, y)
     return rows_q, rows_k
 
 
 def pad_cells(by_cell, first, count, size):
     """Return the rows of G cells, int64 (G, size). Behind the end of a cell is row N.
+
+    The keys in the example of group_cells, N = 6:
+
+        by_cell   2   0  1   3  4   5
+        first     0   1      3      5
+        count     1   2      2      0
+        rows      2 6   0 1   3 4   6 6
 
     Args:
         by_cell: int64 (N,), the rows sorted by cell.
@@ -654,18 +629,34 @@ def pad_cells(by_cell, first, count, size):
     return rows.masked_fill(is_behind, N)
 
 
-def gather_groups(x, rows):
-    """Return the rows of x (B, H, L, width) in each group: int64 (G, size) to (G, size, width).
+def gather_groups(table, rows):
+    """Return the rows of each group: a list of int64 (G, size) to a list of (G, size, width).
 
-    Row N is 0. One gather serves all groups, since the backward pass of each gather fills a tensor
-    as large as x. For groups (2, 3) and (1, 5) it returns (11, width), which is split into 6 and 5
-    rows, and shaped as (2, 3, width) and (1, 5, width).
+    One gather serves all groups, since the backward pass of each gather fills a tensor as large as
+    the table. For groups (4, 2) and (1, 7) it returns (15, width), which is split into 8 and 7
+    rows, and shaped as (4, 2, width) and (1, 7, width).
     """
-    table = F.pad(x.flatten(0, 2), (0, 0, 0, 1))  # (N + 1, width)
     all_rows = torch.cat([group.flatten() for group in rows])
     num_rows = [group.numel() for group in rows]
     parts = table.index_select(0, all_rows).split(num_rows)
     return [part.unflatten(0, group.shape) for part, group in zip(parts, rows)]
+
+
+def attend(q, k, v, is_key):
+    """Return softmax(q kᵀ) v over the keys of each cell, (G, x, width).
+
+    Args:
+        q, k, v: float (G, x, width), (G, y, width) and (G, y, width), q divided by √e.
+        is_key: bool (G, 1, y), False = padding.
+    """
+    if q.shape[1] <= MAX_FORMULA_CELL:
+        scores = q @ k.transpose(1, 2)  # (G, x, y)
+        scores = scores.masked_fill(~is_key, -torch.inf)
+        return scores.softmax(2) @ v
+    # PyTorch's kernel holds no matrix of scores. It wants a dimension of heads
+    out = F.scaled_dot_product_attention(
+        q[:, None], k[:, None], v[:, None], attn_mask=is_key[:, None], scale=1.0)
+    return out.squeeze(1)
 
 
 # On a GPU, by FlexAttention: no shape depends on the data, so the host never waits
@@ -675,39 +666,39 @@ FLEX_BLOCK = 128  # queries, and keys, of a block of FlexAttention
 
 
 def lsh_attention_flex(q, k, v, hq, hk, fill, key_mask):
-    """Return lsh_attention as the merge of two parts, in float32.
+    """Return lsh_attention by FlexAttention and the extra key of lsh_attention_blocks, in float32.
 
     FlexAttention returns attention over the keys of a query's cell, and the log-sum-exp of their
-    scores. They act together as one key with that score. One extra key stands for the keys outside,
-    as in lsh_attention_blocks, whose arguments this function has. A softmax of the two scores gives
-    the weights of the two parts.
+    scores. They act together as one key with that score. A softmax of it and the extra score gives
+    the weights of the two.
+
+    Args:
+        q, k, v, hq, hk, fill, key_mask: as in lsh_attention_blocks.
     """
     kernel = compile_flex() if q.is_cuda else attend_flex
 
-    # 1. Sort the rows by hash bucket, attend within cells, and put the queries back in order
-    sorted_q, order_q = hq.sort()
-    sorted_k, order_k = hk.sort()
-    blocks = find_blocks(sorted_q, sorted_k)
+    # 1. Number the cells, and find the extra key of each query
+    cell_q, cell_k = number_cells(hq, hk, key_mask)
+    extra_score, extra_value = find_extra_key(
+        q.float(), k.float(), v.float(), cell_q, cell_k, key_mask, fill)
+
+    # 2. Sort the rows by cell, attend within cells, and put the queries back in order
+    sorted_q, order_q = cell_q.sort()
+    sorted_k, order_k = cell_k.sort()
     inside, lse = kernel(
         take_rows(q, order_q),
         take_rows(k, order_k),
         take_rows(v, order_k),
-        blocks)
+        find_blocks(sorted_q, sorted_k))
     place = order_q.argsort()
     inside = take_rows(inside, place)
     lse = lse.gather(2, place).unsqueeze(3)  # (B, H, L, 1)
+
+    # 3. Merge. The softmax of two scores is the sigmoid of their difference
+    extra_weight = torch.sigmoid(extra_score - lse)
     # a query without keys has lse -inf, and its result may be NaN
     inside = inside.masked_fill(lse == -torch.inf, 0.0)
-
-    # 2. Find the extra key of each query
-    cell_q, cell_k = number_cells(hq, hk, sorted_k)
-    extra_score, extra_value = find_extra_key(
-        q.float(), k.float(), v.float(), cell_q, cell_k, key_mask, fill)
-
-    # 3. Merge. Both parts are 0 for a query without any key
-    scores = torch.cat([lse.clamp(min=NO_SCORE), extra_score], 3)
-    weight_inside, weight_extra = scores.softmax(3).split(1, 3)  # (B, H, L, 1) each
-    return weight_inside * inside + weight_extra * extra_value
+    return (1 - extra_weight) * inside + extra_weight * extra_value
 
 
 def take_rows(x, rows):
@@ -716,12 +707,12 @@ def take_rows(x, rows):
 
 
 def find_blocks(sorted_q, sorted_k):
-    """Return the BlockMask of queries and keys in the order of their buckets, int64 (B, H, L) each.
+    """Return the BlockMask of queries and keys in the order of their cells, int64 (B, H, L) each.
 
-    FlexAttention skips a block of queries and a block of keys whose ranges of buckets do not
-    overlap (.). In the others (x), is_same_bucket says which pairs collide. Blocks of 4:
+    FlexAttention skips a block of queries and a block of keys whose ranges of cells do not overlap
+    (.). In the others (x), is_same_cell says which pairs collide. Blocks of 4:
 
-        buckets of                sorted keys
+        cells of                  sorted keys
         sorted queries   1 1 2 2    2 4 4 4    5 5 7 7
         1 1 1 2             x          x          .
         2 2 4 4             x          x          .
@@ -742,11 +733,11 @@ def find_blocks(sorted_q, sorted_k):
     count = overlap.sum(3).int()
     numbers = overlap.int().argsort(descending=True, stable=True).int()
 
-    def is_same_bucket(b, h, i, j):
+    def is_same_cell(b, h, i, j):
         return sorted_q[b, h, i] == sorted_k[b, h, j]
 
     return flex.BlockMask.from_kv_blocks(count, numbers, BLOCK_SIZE=FLEX_BLOCK,
-                                         mask_mod=is_same_bucket, seq_lengths=(L, L))
+                                         mask_mod=is_same_cell, seq_lengths=(L, L))
 
 
 def attend_flex(q, k, v, blocks):
