@@ -62,7 +62,7 @@ def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
         dropout: share of the attention weights set to 0. Pass it in training only.
 
     Returns:
-        float (B, H, L, e). A row whose every key is padding is 0.
+        float (B, H, L, e). A query that attends to no key has the result 0.
 
     Raises:
         ValueError: If key_mask is not bool (B, L).
@@ -193,14 +193,14 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
             hyperplanes.
         fill: "zero": a pair that does not collide has the score 0, as in the paper, so its weight
             is exp(0) = 1 before normalization. "mask": it has no weight, but a position always
-            attends to itself.
+            attends to itself, unless it is padding.
         pairs: "all": each pair has its own score. "upper": <q_i, k_j> and its collision for i <= j
             also serve (j, i), as in the authors' code. Then the result differs from full attention
             even if all pairs collide.
         key_mask: bool (B, L), True = attend, or None.
 
     Returns:
-        float (B, H, L, e). A row whose every key is padding is 0.
+        float (B, H, L, e). A query that attends to no key has the result 0.
     """
     check_choices(fill, pairs)
     L, e = q.shape[2:]
@@ -333,12 +333,12 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
             "auto": see choose_impl.
 
     Returns:
-        float (B, H, L, e), differentiable. A row whose every key is padding is 0. NaN at a
-        position, padding or not, may spread to all positions of its sequence.
+        float (B, H, L, e), differentiable. A query that attends to no key has the result 0. NaN at
+        a position, padding or not, may spread to all positions of its sequence.
 
     Raises:
-        ValueError: An argument has another shape, a choice is unknown, or impl does not serve:
-            "blocks" and "flex" require n = 1 and pairs="all".
+        ValueError: An argument has another shape, n is 0, a choice is unknown, or impl does not
+            serve: "blocks" and "flex" require n = 1 and pairs="all".
 
     Example:
         planes, coef = draw_hyperplanes(H, 1, 8, e, 256, torch.Generator().manual_seed(0))
@@ -351,7 +351,8 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
     if k.shape != q.shape or v.shape != q.shape:
         raise ValueError("q, k, v: expected one shape, got "
                          f"{[*q.shape]}, {[*k.shape]} and {[*v.shape]}.")
-    if hq.shape != (B, H, n, L) or hk.shape != hq.shape:  # a size of 1 would be broadcast
+    # a size of 1 would be broadcast, and without a hash function nothing would collide
+    if n == 0 or hq.shape != (B, H, n, L) or hk.shape != hq.shape:
         raise ValueError(f"hq, hk: expected ({B}, {H}, n, {L}), got "
                          f"{[*hq.shape]} and {[*hk.shape]}.")
     check_key_mask(key_mask, q)

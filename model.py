@@ -409,7 +409,9 @@ def load_model(checkpoint):
     """Return the Model of a checkpoint, in evaluation mode."""
     with torch.device("meta"):  # takes no memory, until the weights are assigned
         model = Model(Config(**checkpoint["config"]))
-    model.load_state_dict(checkpoint["model"], assign=True)
+    # copies: a float32 checkpoint would share its memory with every model of it
+    weights = {name: weight.clone() for name, weight in checkpoint["model"].items()}
+    model.load_state_dict(weights, assign=True)
     return model.float().eval()  # those in models/ have half precision
 
 
@@ -476,13 +478,15 @@ def validate(c):
             raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}.")
     for field in fields(c):
         value = getattr(c, field.name)
-        if field.type in (int, int | None) and value is not None:
+        if value is None and field.default is None:  # Config chooses
+            continue
+        if field.type in (bool, bool | None) and type(value) is not bool:
+            raise ValueError(f"{field.name}: expected True or False, got {value!r}.")
+        if field.type in (int, int | None):
             least = 0 if field.name in MAY_BE_ZERO else 1
             if type(value) is not int or value < least:
                 raise ValueError(f"{field.name}: expected an integer of at least {least}, "
                                  f"got {value}.")
-    if c.width % c.heads != 0:
-        raise ValueError(f"width: expected a multiple of {c.heads} heads, got {c.width}.")
     if c.attn == "lsh" and c.lsh_pairs == "upper" and not c.order:
         raise ValueError("lsh_pairs: expected all for sets, got upper, which needs an order.")
     if c.tied and EMBEDDINGS[c.emb].tie == "no":

@@ -394,11 +394,13 @@ def test_find_blocks_matches_docstring_example(monkeypatch):
 
 
 ONE_HEAD = torch.zeros(2, 1, 1, 37, dtype=torch.int64)
+NO_HASH = torch.zeros(2, 3, 0, 37, dtype=torch.int64)
 TWO_HASHES = torch.zeros(2, 3, 2, 37, dtype=torch.int64)
 
 
 @pytest.mark.parametrize("change, message", [
     (dict(hq=ONE_HEAD, hk=ONE_HEAD), r"hq, hk: expected \(2, 3, n, 37\), got"),  # broadcast
+    (dict(hq=NO_HASH, hk=NO_HASH), r"hq, hk: expected \(2, 3, n, 37\), got"),
     (dict(key_mask=first_keys(9)), r"key_mask: expected bool \(2, 37\), got"),
     # PyTorch's kernel would add a float mask to the scores
     (dict(key_mask=torch.ones(2, 37)), r"key_mask: expected bool \(2, 37\), got"),

@@ -107,6 +107,8 @@ def test_config_refuses_an_unknown_choice(field):
     # sizes that would build a model without an error
     (dict(layers=-1), "layers: expected an integer of at least 0, got -1"),
     (dict(layers=2.5), "layers: expected an integer of at least 0, got 2.5"),
+    (dict(labels=None), "labels: expected an integer of at least 1, got None"),
+    (dict(order="False"), "order: expected True or False, got 'False'"),
     (dict(attn="lsh", lsh_bands=0), "lsh_bands: expected an integer of at least 1, got 0"),
     (dict(emb="bloom", head="hash-mlm", order=False, attn="lsh", lsh_pairs="upper"),
      "lsh_pairs: expected all for sets"),
@@ -388,6 +390,13 @@ def test_hyperplanes_are_of_the_seed_the_layer_and_the_head():
     assert not torch.equal(planes, other.layers[0].attention.planes)
     assert not torch.equal(planes, net.layers[1].attention.planes)
     assert not torch.equal(planes[0], planes[1])
+
+
+def test_models_of_one_checkpoint_share_no_weights():
+    net = tiny_model()
+    loaded = load_model(dict(config=asdict(net.config), model=net.state_dict()))
+    loaded.norm.weight.data.zero_()
+    assert net.norm.weight.all()
 
 
 @pytest.mark.parametrize("config, weights, message", [
