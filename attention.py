@@ -28,8 +28,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.attention import flex_attention as flex
 
-FILLS = ("zero", "mask")  # a pair that does not collide has the score 0, or no weight
-PAIRS = ("all", "upper")  # each pair has its own score, or (j, i) has that of (i, j), i <= j
+FILLS = ("zero", "mask")  # what a pair that does not collide gets: the score 0, or no weight
+# all: each pair has its own score. upper, as in the authors' code: the scores above the diagonal
+# are mirrored below it
+PAIRS = ("all", "upper")
 MAX_FORMULA_BF16 = 512  # positions up to which full_attention of bfloat16 on a CPU is the formula
 
 
@@ -45,10 +47,14 @@ def full_attention_reference(q, k, v, *, key_mask=None, dropout=0.0):
 
 
 def masked_softmax(scores, key_mask):
-    """Return attention weights (B, H, L, L). A row without keys is 0, where softmax gives NaN."""
-    if key_mask is None:  # every query has a key, itself at least
+    """Return attention weights, (B, H, L, L) as scores; keys with the score -inf have none.
+
+    Without a key_mask some score of each query has to be finite. Both callers see to that.
+    """
+    if key_mask is None:
         return scores.softmax(-1)
     scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
+    # subtle: where all scores of a query are -inf, softmax gives NaN
     return scores.softmax(-1).masked_fill(scores == -torch.inf, 0.0)
 
 
@@ -88,38 +94,12 @@ def check_key_mask(key_mask, q):
 # Hash buckets of queries and keys
 
 
-def draw_hyperplanes(num_heads, num_functions, num_hyperplanes, head_size, num_buckets,
-                     generator=None):
-    """Sample the random hyperplanes and coefficients of simhash.
-
-    Args:
-        num_heads, num_functions, num_hyperplanes, head_size, num_buckets: int, H, n, r, e and
-            the number of hash buckets.
-        generator: torch.Generator on the CPU, so that a seed gives the same hash functions on every
-            device. None takes PyTorch's own.
-
-    Returns:
-        planes float32 (H, n, r, e), standard normal, and coef int64 (H, n, r), uniform in
-        [0, num_buckets).
-
-    Raises:
-        ValueError: A number is 0. Without hyperplanes all vectors would share a bucket.
-    """
-    sizes = (num_heads, num_functions, num_hyperplanes, head_size, num_buckets)
-    if min(sizes) < 1:
-        raise ValueError(f"hyperplanes: expected sizes of at least 1, got {sizes}.")
-    shape = (num_heads, num_functions, num_hyperplanes)
-    planes = torch.randn(*shape, head_size, generator=generator, dtype=torch.float32, device="cpu")
-    coef = torch.randint(num_buckets, shape, generator=generator, device="cpu")
-    return planes, coef
-
-
 @torch.no_grad()
 def simhash(x, planes, coef, num_buckets):
     """Return the hash buckets of vectors. [BL §2.1]
 
-    A vector's bucket is the sum, mod num_buckets, of coef over the hyperplanes that the vector lies
-    above:
+    A vector lies above a hyperplane if its product with the hyperplane's normal is positive. Its
+    bucket is the sum, mod num_buckets, of coef over the hyperplanes that it lies above:
 
         coef of 3 hyperplanes    9      12     3       bucket, num_buckets = 16
         a vector lies            above  above  below   (9 + 12) mod 16 = 5
@@ -129,7 +109,7 @@ def simhash(x, planes, coef, num_buckets):
 
     Args:
         x: float (B, H, L, e). A vector with NaN is above no hyperplane, so it has bucket 0.
-        planes, coef: float32 (H, n, r, e) and int64 (H, n, r), from draw_hyperplanes.
+        planes, coef: float32 (H, n, r, e), normals, and int64 (H, n, r), from draw_hyperplanes.
         num_buckets: int.
 
     Returns:
@@ -153,6 +133,32 @@ def simhash(x, planes, coef, num_buckets):
     is_above = products > 0  # (B, H, n, L, r)
     sums = (is_above * coef.unsqueeze(2)).sum(-1)  # (B, H, n, L)
     return sums % num_buckets
+
+
+def draw_hyperplanes(num_heads, num_functions, num_hyperplanes, head_size, num_buckets,
+                     generator=None):
+    """Sample the random hyperplanes and coefficients of simhash.
+
+    Args:
+        num_heads, num_functions, num_hyperplanes, head_size, num_buckets: int, H, n, r, e and
+            the number of hash buckets.
+        generator: torch.Generator on the CPU, so that a seed gives the same hash functions on every
+            device. None takes PyTorch's own.
+
+    Returns:
+        planes float32 (H, n, r, e), the normals of the hyperplanes, with standard normal entries,
+        and coef int64 (H, n, r), uniform in [0, num_buckets).
+
+    Raises:
+        ValueError: A number is 0. Without hyperplanes all vectors would share a bucket.
+    """
+    sizes = (num_heads, num_functions, num_hyperplanes, head_size, num_buckets)
+    if min(sizes) < 1:
+        raise ValueError(f"hyperplanes: expected sizes of at least 1, got {sizes}.")
+    shape = (num_heads, num_functions, num_hyperplanes)
+    planes = torch.randn(*shape, head_size, generator=generator, dtype=torch.float32, device="cpu")
+    coef = torch.randint(num_buckets, shape, generator=generator, device="cpu")
+    return planes, coef
 
 
 def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
@@ -261,7 +267,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         if attn not in ("full", "lsh"):
             raise ValueError(f"attn: expected full or lsh, got {attn!r}.")
-        if num_heads < 1 or hidden_size % num_heads != 0:
+        if hidden_size % num_heads != 0:
             raise ValueError("hidden_size: expected a multiple of num_heads, "
                              f"got {hidden_size} and {num_heads}.")
         check_choices(fill, pairs)
@@ -281,9 +287,7 @@ class SelfAttention(nn.Module):
             self.redraw(generator)
 
     def redraw(self, generator=None):
-        """Draw new hyperplanes and coefficients, in place. [BL §2.1]"""
-        if self.attn != "lsh":
-            raise ValueError("redraw: requires attn='lsh'.")
+        """Draw new hyperplanes and coefficients, in place; requires attn="lsh". [BL §2.1]"""
         planes, coef = draw_hyperplanes(*self.planes.shape, self.num_buckets, generator)
         self.planes.copy_(planes)
         self.coef.copy_(coef)
@@ -380,11 +384,11 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
 
 
 def choose_impl(q, n, pairs):
-    """Return what impl="auto" takes: dense if it must or L is short, flex on a GPU, else blocks."""
+    """Return what impl="auto" takes."""
     B, _, L, e = q.shape
-    if n > 1 or pairs == "upper":
+    if n > 1 or pairs == "upper":  # the fast forms cannot do these
         return "dense"
-    if L <= MAX_LITERAL or B == 0:  # B = 0: there is no bucket
+    if L <= MAX_LITERAL or B == 0:  # little to save; an empty batch has no buckets
         return "dense"
     if q.is_cuda and e >= MIN_FLEX_HEAD and has_compiler():
         return "flex"
@@ -443,8 +447,10 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
     cell_q, cell_k = number_cells(hq, hk, key_mask)  # (B, H, L) each
     extra_score, extra_value = find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill)
 
-    # 2. Make tables of queries, keys and values. One more column lets a single row be the extra key
-    #    of all queries, although its score and value differ from query to query:
+    # 2. Make tables of queries, keys and values. lsh_attention_flex merges cell and extra key by
+    #    the log-sum-exp of the scores. PyTorch's dense kernel does not return it, so here the extra
+    #    key takes part in the softmax. Its score differs from query to query. Column e, which is
+    #    added, lets a single row of the table be the extra key of all queries:
     #
     #        row          query                   key       value
     #        0 to N - 1   (q / √e, extra_score)   (k, 0)    (v, 0)
@@ -452,7 +458,7 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
     #        N + 1                                (0, 1)    (0, 1)    extra key
     #
     #    The product of a query and the extra key is extra_score. Column e of the output is the
-    #    weight of the extra key, by which step 4 multiplies extra_value
+    #    weight of the extra key. Step 4 adds that weight times extra_value
     width = e + 1
     if q.is_cuda:  # three more columns of zeros: there PyTorch's kernel wants a multiple of 4
         width = e + 4
@@ -475,7 +481,8 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
         out = attend(q_groups[g], k_groups[g], v_groups[g], is_key)  # (G, x, width)
         outputs.append(out.flatten(0, 1))
 
-    # 4. Put the queries back in order. The padding of all groups writes to row N, which is cut off
+    # 4. Put the queries back in order, and add the value of the extra key. The padding of all
+    #    groups writes to row N, which is cut off
     rows = torch.cat([group.flatten() for group in rows_q])
     out = torch.zeros_like(table_q).index_copy_(0, rows, torch.cat(outputs))
     out = out[:N].view(B, H, L, width)
@@ -484,11 +491,15 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
 
 
 def number_cells(hq, hk, key_mask):
-    """Number the cells; return that of each query and of each key, int64 (B, H, L) each.
+    """Return the number of each query's and of each key's cell, int64 (B, H, L) each.
 
-    Sort the hash buckets of queries and keys together, sequence by sequence. A cell's number is the
-    place of its bucket's first occurrence. Keys that are padding get the number 2N, which no query
-    has. Here are two sequences of L = 3, so N = 6, and the last key is padding:
+    Cells of different sequences have different numbers. torch.unique would give 0, 1, 2, ..., but
+    the size of its result depends on the data, so the host would wait for a GPU. Instead, sort the
+    2L buckets of a sequence, L of queries and L of keys. A cell's number is the place of its
+    bucket's first occurrence, plus 2L for each earlier sequence. So numbers have gaps and are below
+    2N. Keys that are padding get 2N, which no query has.
+
+    Here are two sequences of L = 3, so N = 6, and the last key is padding:
 
         row                     0  1  2    3  4  5
         bucket of the query     4  7  4    4  7  7
@@ -506,9 +517,10 @@ def number_cells(hq, hk, key_mask):
     B, H, L = hq.shape
     N = B * H * L
     buckets = torch.cat([hq, hk], 2)  # (B, H, 2L)
-    place = torch.searchsorted(buckets.sort().values, buckets)  # within the sequence
-    start = torch.arange(0, 2 * N, 2 * L, device=hq.device).view(B, H, 1)  # of the sequence
-    cell_q, cell_k = (start + place).chunk(2, 2)
+    place = torch.searchsorted(buckets.sort().values, buckets)  # in 0 to 2L - 1
+    start = torch.arange(0, 2 * N, 2 * L, device=hq.device)  # sequence s has numbers from s·2L on
+    cell = start.view(B, H, 1) + place  # (B, H, 2L)
+    cell_q, cell_k = cell.chunk(2, 2)
     return cell_q, cell_k.masked_fill(~key_mask.unsqueeze(1), 2 * N)
 
 
@@ -578,30 +590,30 @@ def group_cells(cell_q, cell_k):
     """
     N = len(cell_q)
     cell = torch.stack([cell_q, cell_k])  # (2, N)
-    # the number of queries and of keys of each cell; for bincount the host would wait
+    # how many queries and keys each cell has; for bincount the host would wait
     count = cell.new_zeros(2, 2 * N + 1)
     count.scatter_add_(1, cell, torch.ones_like(cell))
-    first = count.cumsum(1) - count  # where the rows of each cell begin, when sorted by cell
     by_cell = cell.argsort(1)  # (2, N): the rows of cell 0, of cell 1, ...
+    first = count.cumsum(1) - count  # where the rows of each cell begin in by_cell
 
     # Shapes depend on the counts, so the host needs them: here, and only here, it waits for a GPU
     host_count = count.cpu()
-    cells = host_count[0].nonzero().squeeze(1)  # those that have queries
-    size = host_count[:, cells].amax(0)
-    # One group has the sizes 1 to 4, the next ones 5 to 6, 7 to 9, 10 to 13, ...: its largest size
-    # is at most 1.5 times the smallest, which bounds the padding
+    cells = host_count[0].nonzero().squeeze(1)  # the numbers of those that have queries
+    larger_count = host_count[:, cells].amax(0)  # of queries or of keys: the size of the cell
+    # Sizes 1 to 4 are one group, then 5 to 6, 7 to 9, 10 to 13, ...: beyond 4 the largest size of a
+    # group is at most 1.5 times the smallest, which bounds the padding
     bounds = 4 * 1.5 ** torch.arange(64)  # 4, 6, 9, 13.5, ...
-    group_of_cell = torch.bucketize(size.float(), bounds)
+    group_of_cell = torch.bucketize(larger_count.float(), bounds)
 
     rows_q = []
     rows_k = []
-    for number in group_of_cell.unique():
-        group = cells[group_of_cell == number]  # (G,)
-        most_q, most_k = host_count[:, group].amax(1).tolist()
+    for group_number in group_of_cell.unique():
+        group = cells[group_of_cell == group_number]  # (G,)
+        max_q, max_k = host_count[:, group].amax(1).tolist()
         # subtle: non_blocking, else the host would wait once more for each group
         group = group.to(cell.device, non_blocking=True)
-        queries = pad_cells(by_cell[0], first[0, group], count[0, group], most_q)
-        keys = pad_cells(by_cell[1], first[1, group], count[1, group], most_k)
+        queries = pad_cells(by_cell[0], first[0, group], count[0, group], max_q)
+        keys = pad_cells(by_cell[1], first[1, group], count[1, group], max_k)
         rows_q.append(queries)  # (G, x)
         rows_k.append(F.pad(keys, (0, 1), value=N + 1))  # (G, y)
     return rows_q, rows_k
@@ -730,7 +742,9 @@ def find_blocks(sorted_q, sorted_k):
     last_k = sorted_k[..., None, last]
     # two ranges overlap where each begins before the other ends
     overlap = (first_q <= last_k) & (first_k <= last_q)  # (B, H, blocks of queries, of keys)
-    # argsort puts the numbers of the overlapping blocks first; FlexAttention reads only `count`
+    # For each block of queries BlockMask wants to know how many blocks of keys to read (count), and
+    # a list of the numbers of all blocks of keys that begins with those; it ignores the rest.
+    # Sorting 1 (overlaps) before 0 makes that list
     count = overlap.sum(3).int()
     numbers = overlap.int().argsort(descending=True, stable=True).int()
 

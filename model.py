@@ -20,6 +20,7 @@ Notation:
 Demo: python model.py
 """
 
+import copy
 import math
 from dataclasses import dataclass, fields
 
@@ -34,22 +35,27 @@ BERT_WIDTH = 768  # the hidden size that INIT_STD is for [BERT §3]
 # Amplitude of the position sinusoids, in units of the std of a word's vector. With an amplitude of
 # 0.1, or random positions of std 0.02, the F1 of shuffled words stays 0 (docs/hashformers.md)
 POSITION_SCALE = 2.25
-SEED_STRIDE = 1_009  # seed · stride + number of the layer: each has its own hyperplanes
+LAYER_STRIDE = 1_009  # seed · stride + number of the layer seeds the hyperplanes of a layer
 
 
 @dataclass
 class Config:
     """Everything that shapes the weights, in plain types; a checkpoint holds it."""
 
-    # Embedding: a method reads the sizes that have its name beside them
+    # Embedding. In brackets: the methods (emb) that read the field; the others ignore it. Head
+    # hash-mlm reads hashes and buckets with all of them: k and R of the sketch that it predicts
     emb: str = "proj"
-    rows: int = 50_260  # N: rows of lookup (with special tokens), emb, weighted, ngram
-    bits: int = 128  # T: bits of a word's hash (pool, add, proj, linear)
-    chunk: int = 10  # bits of a chunk (pool)
-    hashes: int | None = None  # m of bloom (default 2); k of sketches and weighted (5)
-    buckets: int = 500  # R of a sketch; of bloom R + s, a map's buckets and the special tokens
-    weights: int = 50_000  # rows of the importance table (weighted)
-    grams: int = 64  # G: n-grams that a word keeps (ngram)
+    rows: int = 50_260  # N rows of the table [lookup (with special tokens), emb, weighted, ngram]
+    bits: int = 128  # T bits of a word's hash [pool, add, proj, linear]
+    chunk: int = 10  # bits of a chunk [pool]
+    # [bloom] m vectors of an item, by default 2
+    # [median, mean, weighted] k hash functions, by default 5
+    hashes: int | None = None
+    # [bloom] R + s rows of a block, as special tokens have rows, too
+    # [median, mean] R rows of a block
+    buckets: int = 500
+    weights: int = 50_000  # rows of the importance table [weighted]
+    grams: int = 64  # G n-grams that a word keeps [ngram]
     # Encoder
     layers: int = 12
     width: int = 768  # d
@@ -66,8 +72,9 @@ class Config:
     dropout: float = 0.1
     # Head
     head: str = "sr"
-    # whether heads mlm and hash-mlm score the rows of the embedding, and have no table of their
-    # own; other heads ignore it. None becomes True or False below, by Embedding.tie
+    # True: heads mlm and hash-mlm score the rows of the embedding. False: they have a table of
+    # their own. None: as Embedding.tie says. Other heads do not read it; still, True requires an
+    # embedding that can be tied
     tied: bool | None = None
     labels: int = 2  # classes of classify; 1: a regression
     pool: str = "cls"  # classify sees cls, the first position, or the mean of all positions
@@ -101,8 +108,8 @@ class Config:
     @classmethod
     def choose(cls, settings):
         """Return the Config of a dict of settings, which may have others besides its fields."""
-        names = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in settings.items() if name in names})
+        return cls(**{
+            name: value for name, value in settings.items() if name in cls.__annotations__})
 
 
 class TransformerLayer(nn.Module):
@@ -134,8 +141,11 @@ class TransformerLayer(nn.Module):
         self.dropout = nn.Dropout(c.dropout)
 
     def make_generator(self, seed):
-        """Return the generator of this layer's hyperplanes."""
-        return torch.Generator("cpu").manual_seed((seed * SEED_STRIDE + self.number) % 2**63)
+        """Return the generator of this layer's hyperplanes.
+
+        seed is PyTorch's when the model is built, later that of a training step.
+        """
+        return torch.Generator("cpu").manual_seed((seed * LAYER_STRIDE + self.number) % 2**63)
 
     def forward(self, x, key_mask=None):
         a = self.attention(x, key_mask)
@@ -262,14 +272,16 @@ class Model(nn.Module):
             rows: int64 (num_sampled,), the rows to score, for head mlm and for bloom; None: all.
 
         Returns:
-            Logits. Each of the m hashes of bloom is scored among the rows of all blocks [SB §2.3],
-            each of k hashes of a sketch among those of its block [CM]:
+            Logits. Heads sr and span score each position, classify scores a text, and the others
+            score a masked position:
 
-                sr          (B, L, 3)
-                span        (B, L, 2)
-                classify    (B, labels)
-                mlm         (M, N) or (M, num_sampled)
-                hash-mlm    (M, m, m·(R + s)) or (M, m, num_sampled) of bloom, else (M, k, R)
+                sr                  (B, L, 3)
+                span                (B, L, 2)
+                classify            (B, labels)
+                mlm                 (M, N) or (M, num_sampled)
+                hash-mlm, bloom     (M, m, m·(R + s)) or (M, m, num_sampled), each of m hashes
+                                    against the rows of all blocks [SB §2.3]
+                hash-mlm, others    (M, k, R), each of k hashes against its own block [CM]
         """
         c = self.config
         assert (masked_positions is not None) == c.predicts_rows, (
@@ -281,6 +293,7 @@ class Model(nn.Module):
 
         if c.predicts_rows:
             x = x.flatten(0, 1)[masked_positions]  # (M, d), or (M, m, d)
+            # subtle: if the head held the embedding's table, load_model would untie the two
             table = self.embedding.weight if c.tied else self.head.table
             logits = self.head(x, table, rows)
             if c.head == "hash-mlm" and not is_stacked:
@@ -336,9 +349,10 @@ class Model(nn.Module):
             x = x.flatten(-3, -2)  # (..., L·m, d)
         if self.specials is None:
             return x
-        # every word reads the last row: the word row, or, where there is none, a row to ignore
-        rows = ids.clamp(max=self.specials.num_embeddings - 1)
-        special = self.specials(rows)  # (..., L, d)
+        # A special token reads its own row. Every word reads the last row, which is the word row;
+        # emb has none, and torch.where drops what its words read
+        last_row = self.specials.num_embeddings - 1
+        special = self.specials(ids.clamp(max=last_row))  # (..., L, d)
         if self.embedding.has_word_row:
             x = x + special
         is_word = (ids >= c.special_tokens).unsqueeze(-1)  # (..., L, 1)
@@ -371,6 +385,7 @@ class Model(nn.Module):
         Tables of words and of MaskedLMHead are plain parameters, which their modules have filled.
         """
         c = self.config
+        # these parts have the std of deviation 1, all others INIT_STD
         scaled_parts = ("layers",)
         if c.head in ("classify", "span"):
             scaled_parts = ("layers", "head")
@@ -383,8 +398,8 @@ class Model(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
         if c.order and not self.positions.weight.is_meta:  # meta tensors have no numbers
-            std = POSITION_SCALE * self.embedding.initial_std()
-            self.positions.weight.data.copy_(std * sinusoids(*self.positions.weight.shape))
+            amplitude = POSITION_SCALE * self.embedding.initial_std()
+            self.positions.weight.data.copy_(amplitude * sinusoids(*self.positions.weight.shape))
 
     def redraw_hyperplanes(self, seed):
         """Draw new hyperplanes for the layers, which must have LSH attention, in place."""
@@ -409,8 +424,7 @@ def load_model(checkpoint):
     """Return the Model of a checkpoint, in evaluation mode."""
     with torch.device("meta"):  # takes no memory, until the weights are assigned
         model = Model(Config(**checkpoint["config"]))
-    # copies: a float32 checkpoint would share its memory with every model of it
-    weights = {name: weight.clone() for name, weight in checkpoint["model"].items()}
+    weights = copy.deepcopy(checkpoint["model"])  # two models of a checkpoint share none
     model.load_state_dict(weights, assign=True)
     return model.float().eval()  # those in models/ have half precision
 
@@ -443,10 +457,10 @@ def count_parameters(model):
 def count_operations(model):
     """Return the operations of a training step for each word of a full sequence.
 
-    Forward and backward pass have 6 for each weight of a layer's matrices, as a multiplication with
-    its addition counts as two, and 12 d for each position that a position attends to (Chowdhery et
-    al. 2022, PaLM, appendix B). The embedding, the head, and the pairs of LSH attention are not
-    counted. An item has m positions, and each of them attends to m · length.
+    Each layer costs 6 operations per weight of its matrices, 2 forward and 4 backward, and 12·d per
+    attended position (Chowdhery et al. 2022, PaLM, appendix B). A multiplication with its addition
+    counts as two. The embedding, the head, and the pairs of LSH attention are not counted. An item
+    has m positions, and each of them attends to m · length.
     """
     c = model.config
     m = model.vectors_per_item
@@ -460,11 +474,14 @@ def count_operations(model):
 CHOICES = {
     "emb": EMBEDDINGS,
     "act": ("gelu", "relu"),
+    "order": (True, False),
     "head": ("sr", "mlm", "hash-mlm", "classify", "span"),
+    "tied": (True, False, None),
     "pool": ("cls", "mean"),
     "attn": ("full", "lsh"),
     "lsh_fill": FILLS,
     "lsh_pairs": PAIRS,
+    "lsh_redraw": (True, False),
 }
 # layers 0: embedding and head alone. rows 0: the method has no table of words. sep_id: a token ID
 MAY_BE_ZERO = ("layers", "rows", "spare_positions", "sep_id")
@@ -475,14 +492,11 @@ def validate(c):
     for name, choices in CHOICES.items():
         value = getattr(c, name)
         if value not in choices:
-            raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}.")
+            raise ValueError(f"{name}: expected one of {[*choices]}, got {value!r}.")
     for field in fields(c):
         value = getattr(c, field.name)
-        if value is None and field.default is None:  # Config chooses
-            continue
-        if field.type in (bool, bool | None) and type(value) is not bool:
-            raise ValueError(f"{field.name}: expected True or False, got {value!r}.")
-        if field.type in (int, int | None):
+        # the default of `hashes` is None
+        if field.type in (int, int | None) and value is not field.default:
             least = 0 if field.name in MAY_BE_ZERO else 1
             if type(value) is not int or value < least:
                 raise ValueError(f"{field.name}: expected an integer of at least {least}, "
@@ -504,8 +518,13 @@ def validate(c):
 
 
 # A preset has the sizes of a model and the recipe that trains it. Keys that are fields of Config
-# shape the model; the others (batch, lr, ...) are defaults of pretrain.py's flags.
-# micro: sequences a device holds at once. lr_mlm: the learning rate of mlm, sampled and hash-mlm
+# shape the model; the others (batch, lr, ...) are defaults of pretrain.py's flags. Among these:
+#
+#     micro    sequences a device holds at once
+#     lr_mlm   the learning rate of mlm, sampled and hash-mlm
+#     short    share of the training windows that are cut, as short texts
+#     alpha    items that share a Bloom token
+#     vocab    BPE pieces; the rows of lookup have the special tokens, too
 
 # types 2: the second row is never read, but the paper's counts of parameters have it
 SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, length=32)

@@ -106,9 +106,7 @@ def test_config_refuses_an_unknown_choice(field):
 @pytest.mark.parametrize("changes, message", [
     # sizes that would build a model without an error
     (dict(layers=-1), "layers: expected an integer of at least 0, got -1"),
-    (dict(layers=2.5), "layers: expected an integer of at least 0, got 2.5"),
     (dict(labels=None), "labels: expected an integer of at least 1, got None"),
-    (dict(order="False"), "order: expected True or False, got 'False'"),
     (dict(attn="lsh", lsh_bands=0), "lsh_bands: expected an integer of at least 1, got 0"),
     (dict(emb="bloom", head="hash-mlm", order=False, attn="lsh", lsh_pairs="upper"),
      "lsh_pairs: expected all for sets"),
@@ -399,13 +397,9 @@ def test_models_of_one_checkpoint_share_no_weights():
     assert net.norm.weight.all()
 
 
-@pytest.mark.parametrize("config, weights, message", [
-    # 96 GiB, which are not allocated before they are refused
-    (dict(emb="emb", rows=2**31), {}, "size mismatch for embedding.weight"),
-    ({}, {"more.weight": torch.ones(3)}, "Unexpected key"),
-])
-def test_load_model_refuses_what_does_not_fit(config, weights, message):
+def test_load_model_refuses_what_does_not_fit():
+    """The 96 GiB are not allocated before they are refused."""
     net = tiny_model()
-    checkpoint = dict(config=asdict(net.config) | config, model=net.state_dict() | weights)
-    with pytest.raises(RuntimeError, match=message):
-        load_model(checkpoint)
+    config = asdict(net.config) | dict(emb="emb", rows=2**31)
+    with pytest.raises(RuntimeError, match="size mismatch for embedding.weight"):
+        load_model(dict(config=config, model=net.state_dict()))
