@@ -30,7 +30,7 @@ import torch.nn.functional as F
 
 import attention
 from bench import harness
-from bench.harness import REQUIRED, Stopwatch
+from bench.harness import GLUE_FILES, RUNS, Stopwatch
 from data.python_source import python_files, python_texts
 
 DENSE = F.scaled_dot_product_attention
@@ -86,11 +86,11 @@ def attention_flops(length, heads, head_size, num_hyperplanes, num_buckets, num_
 
 
 FLOPS = """
-             | {name}
-    dense    | {full:,.2f}
-    paper    | {paper_full}
-    BERT-LSH | {lsh:,.2f}
-    paper    | {paper}
+             | name       | s
+    dense    | full       | ,.2f
+    paper    | paper_full | s
+    BERT-LSH | lsh        | ,.2f
+    paper    | paper      | s
 """
 
 
@@ -154,18 +154,18 @@ def memory_of_passes(attend, length):
 
 
 ATTENTION = """
-    L                           | {L:,}
-    pairs that collide %        | {share:.2f}
-    dense, ms                   | {dense:,.0f}
-    all, ms                     | {ours:,.0f}
-    × dense                     | {ratio:.1f}
-    upper, ms                   | {upper:,.0f}
-    × dense                     | {ratio_upper:.1f}
-    all, forward alone, × dense | {ratio_forward:.1f}
-    dense, GFLOP                | {dense_gflop:,.1f}
-    all, GFLOP                  | {gflop:,.1f}
-    dense, MiB                  | {dense_memory:,.0f}
-    all, MiB                    | {memory:,.0f}
+    L                           | L             | ,
+    pairs that collide %        | share         | .2f
+    dense, ms                   | dense         | ,.0f
+    all, ms                     | ours          | ,.0f
+    × dense                     | ratio         | .1f
+    upper, ms                   | upper         | ,.0f
+    × dense                     | ratio_upper   | .1f
+    all, forward alone, × dense | ratio_forward | .1f
+    dense, GFLOP                | dense_gflop   | ,.1f
+    all, GFLOP                  | gflop         | ,.1f
+    dense, MiB                  | dense_memory  | ,.0f
+    all, MiB                    | memory        | ,.0f
 """
 
 
@@ -228,18 +228,18 @@ def bench_attention(args, *, positions=16_384, rounds=5,
 
 
 AUTO = """
-    dtype                   | {dtype}
-    L                       | {L:,}
-    batch                   | {batch:,}
-    heads                   | {heads:,}
-    torch's kernel, ms      | {kernel:,.1f}
-    dense, ms               | {attention:,.1f}
-    literal LSH formula, ms | {dense:,.1f}
-    blocks, ms              | {blocks:,.1f}
-    auto, ms                | {auto:,.1f}
-    auto / better of two    | {regret:.2f}
-    literal LSH / dense     | {formula:.2f}
-    dense / auto            | {gain:.1f}
+    dtype                   | dtype     | s
+    L                       | L         | ,
+    batch                   | batch     | ,
+    heads                   | heads     | ,
+    torch's kernel, ms      | kernel    | ,.1f
+    dense, ms               | attention | ,.1f
+    literal LSH formula, ms | dense     | ,.1f
+    blocks, ms              | blocks    | ,.1f
+    auto, ms                | auto      | ,.1f
+    auto / better of two    | regret    | .2f
+    literal LSH / dense     | formula   | .2f
+    dense / auto            | gain      | .1f
 """
 
 
@@ -247,9 +247,9 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
                lengths=(64, 128, 256, 512, 1024, 2048, 4096, 16384)):
     """Time impl="auto" beside the better of its two ways, with hashing: e 64, r 8, m 256, n 1."""
     draw = draw_functions(heads)
-    for dtype, L in itertools.product((torch.float32, torch.bfloat16), lengths):
+    for dtype, L in itertools.product(("float32", "bfloat16"), lengths):
         B = max(positions // (heads * L), 1)
-        q, k, v = random_qkv(B, heads, L, 64, dtype=dtype)
+        q, k, v = random_qkv(B, heads, L, 64, dtype=getattr(torch, dtype))
         cotangent = torch.randn_like(q)
 
         def run(name):
@@ -266,8 +266,7 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
         if L <= 1024:  # the formulas take matrices of L x L
             names += ["dense", "attention", "kernel"]  # "dense" is the impl that collects no bucket
         watch = Stopwatch({name: functools.partial(run, name) for name in names}, rounds)
-        name = str(dtype).removeprefix("torch.")
-        row = dict(L=L, dtype=name, batch=B, heads=heads, **watch.ms)
+        row = dict(L=L, dtype=dtype, batch=B, heads=heads, **watch.ms)
         # in each round, against the faster of its two ways
         better = watch.times["blocks"]  # seconds of each round
         if "dense" in names:
@@ -303,14 +302,14 @@ def trained_layers(folder):
 
 
 TRAINED = """
-    model                      | {name}
-    L                          | {L:,}
-    pairs that collide %       | {share:.1f}
-    of attention's mass %      | {mass:.1f}
-    at random                  | {mass_random:.1f}
-    of the 16 best keys %      | {recall:.1f}
-    at random                  | {recall_random:.1f}
-    largest bucket, % of a row | {largest:.0f}
+    model                      | name          | s
+    L                          | L             | ,
+    pairs that collide %       | share         | .1f
+    of attention's mass %      | mass          | .1f
+    at random                  | mass_random   | .1f
+    of the 16 best keys %      | recall        | .1f
+    at random                  | recall_random | .1f
+    largest bucket, % of a row | largest       | .0f
 """
 
 
@@ -346,11 +345,11 @@ def measure_layer(q, k, bands):
 
 
 CONTROL = "random pairs, equal number"  # the same buckets at random positions
-TWINS = {
-    "dense": ["--attn", "full"],
-    "LSH, r 2, m 256": ["--lsh_bands", 2],
-    CONTROL: ["--lsh_bands", 2],
-    "LSH, new hyperplanes each step": ["--lsh_bands", 2, "--lsh_redraw"],
+TWINS = {  # name -> flags of pretrain.py
+    "dense": "--attn full",
+    "LSH, r 2, m 256": "--lsh_bands 2",
+    CONTROL: "--lsh_bands 2",
+    "LSH, new hyperplanes each step": "--lsh_bands 2 --lsh_redraw",
 }
 
 
@@ -376,24 +375,24 @@ def train_twin(job, flags):
 
 
 TWINS_COLUMNS = """
-    attention      | {name}
-    MLM loss       | {loss:.3f} ± {loss_std:.3f}
-    perplexity     | {perplexity:.0f} ± {perplexity_std:.0f}
-    MLM accuracy % | {accuracy:.1f} ± {accuracy_std:.1f}
-    seconds        | {seconds:.0f} ± {seconds_std:.0f}
-    SST-2          | {sst2:.1f} ± {sst2_std:.1f}
-    loss           | {sst2_loss:.3f} ± {sst2_loss_std:.3f}
-    bag of words   | {sst2_bag:.1f} ± {sst2_bag_std:.1f}
-    SQuAD F1       | {squad:.1f} ± {squad_std:.1f}
-    EM             | {squad_em:.1f} ± {squad_em_std:.1f}
-    loss           | {squad_loss:.3f} ± {squad_loss_std:.3f}
+    attention      | name       | s
+    MLM loss       | loss       | .3f ±
+    perplexity     | perplexity | .0f ±
+    MLM accuracy % | accuracy   | .1f ±
+    seconds        | seconds    | .0f ±
+    SST-2          | sst2       | .1f ±
+    loss           | sst2_loss  | .3f ±
+    bag of words   | sst2_bag   | .1f ±
+    SQuAD F1       | squad      | .1f ±
+    EM             | squad_em   | .1f ±
+    loss           | squad_loss | .3f ±
 """
 
 
 def bench_twins(args):
     """Train BERT-LSH, its dense twin, and a control that attends to as many random keys."""
-    shared = ["--preset", "bert-lsh", "--vocab", 8_192, "--length", 128, "--batch", 32,
-              "--lr", 1e-3, "--warmup", args.steps // 10, "--dropout", 0, "--dtype", "bfloat16"]
+    shared = ("--preset bert-lsh --vocab 8192 --length 128 --batch 32 --lr 0.001 "
+              f"--warmup {args.steps // 10} --dropout 0 --dtype bfloat16")
     tuning = ["--data_dir", args.data_dir, "--cache", args.cache, "--dtype", "bfloat16"]
     train = functools.partial(train_twin, flags=tuning)
     return harness.compare(args, TWINS, train, shared)
@@ -403,8 +402,8 @@ TABLES = {  # name -> function that yields the rows, columns, flags and their de
     "attention": (bench_attention, ATTENTION, {}),
     "auto": (bench_auto, AUTO, {}),
     "flops": (bench_flops, FLOPS, {}),
-    "trained": (bench_trained, TRAINED, dict(runs=REQUIRED)),
-    "twins": (bench_twins, TWINS_COLUMNS, harness.COMPARE | dict(data_dir=REQUIRED)),
+    "trained": (bench_trained, TRAINED, RUNS),
+    "twins": (bench_twins, TWINS_COLUMNS, harness.COMPARE | GLUE_FILES),
 }
 
 

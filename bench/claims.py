@@ -22,21 +22,21 @@ from common import read_json
 # would be 4.30
 LIMIT = 2.78
 COLUMNS = """
-    claim       | {claim}
-    place       | {place}
-    paper       | {paper}
-    here        | {here}
-    control     | {control}
-    holds here? | {verdict}
-    script      | {script}
+    claim       | claim   | s
+    place       | place   | s
+    paper       | paper   | s
+    here        | here    | s
+    control     | control | s
+    holds here? | verdict | s
+    script      | script  | s
 """
 FRONT = """
-    claim       | {claim}
-    measured    | {unit}
-    here        | {own_bar}
-    control     | {control_bar}
-    holds here? | {verdict}
-    script      | {script}
+    claim       | claim       | s
+    measured    | unit        | s
+    here        | own_bar     | s
+    control     | control_bar | s
+    holds here? | verdict     | s
+    script      | script      | s
 """
 
 

@@ -12,23 +12,23 @@ Sources:
 from pathlib import Path
 
 from bench import harness
-from bench.harness import REQUIRED
+from bench.harness import RUNS
 from common import InputError, read_json
 
 RETENTION = """
-    model     | {name}
-    MNLI      | {mnli:.1f}
-    QNLI      | {qnli:.1f}
-    QQP       | {qqp:.1f}
-    RTE       | {rte:.1f}
-    SST-2     | {sst2:.1f}
-    MRPC      | {mrpc:.1f}
-    CoLA      | {cola:.1f}
-    STS-B     | {stsb:.1f}
-    PRR %     | {average:.1f}
-    PCR all % | {pcr_all:.1f}
-    PCR emb % | {pcr_emb:.1f}
-    PoEP %    | {poep:.1f}
+    model     | name    | s
+    MNLI      | mnli    | .1f
+    QNLI      | qnli    | .1f
+    QQP       | qqp     | .1f
+    RTE       | rte     | .1f
+    SST-2     | sst2    | .1f
+    MRPC      | mrpc    | .1f
+    CoLA      | cola    | .1f
+    STS-B     | stsb    | .1f
+    PRR %     | average | .1f
+    PCR all % | pcr_all | .1f
+    PCR emb % | pcr_emb | .1f
+    PoEP %    | poep    | .1f
 """
 
 
@@ -96,7 +96,7 @@ def percent(value, whole):
     return 100 * value / whole
 
 
-TABLES = {"retention": (bench_retention, RETENTION, dict(runs=REQUIRED))}
+TABLES = {"retention": (bench_retention, RETENTION, RUNS)}
 
 
 if __name__ == "__main__":

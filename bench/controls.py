@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import REQUIRED
+from bench.harness import CORPUS, GLUE_FILES, RUNS
 from common import InputError, read_json
 from data.batches import TextBatches
 from data.tasks import METRICS, standard_error
@@ -27,11 +27,11 @@ from tokenizer import FIRST_WORD_ID
 # Shuffle+Random
 
 FREQUENCY = """
-    what judges a word | {name}
-    loss               | {eval_loss:.3f}
-    F1 intact          | {f1_intact:.3f}
-    F1 shuffled        | {f1_shuffled:.3f}
-    F1 random          | {f1_random:.3f}
+    what judges a word | name        | s
+    loss               | eval_loss   | .3f
+    F1 intact          | f1_intact   | .3f
+    F1 shuffled        | f1_shuffled | .3f
+    F1 random          | f1_random   | .3f
 """
 
 
@@ -79,12 +79,12 @@ def count_labels(objective, batches, frequency_class, num_steps):
 # Pairs of texts
 
 OVERLAP = """
-    task                  | {name}
-    metric                | {metric}
-    model                 | {model:.1f} ± {model_std:.1f}
-    cosine of word counts | {cosine:.1f}
-    difference            | {difference:.1f} ± {difference_std:.1f}
-    n                     | {n:,}
+    task                  | name       | s
+    metric                | metric     | s
+    model                 | model      | .1f ±
+    cosine of word counts | cosine     | .1f
+    difference            | difference | .1f ±
+    n                     | n          | ,
 """
 
 
@@ -98,9 +98,8 @@ def bench_overlap(args):
                 raise InputError("--runs: expected fine-tunings on pairs of texts with numbers or "
                                  f"two classes, got {name} in {folder}.")
             train = splits["train"]
-            dev = splits["dev"]
             idf = weigh_words(train)
-            predicted = np.array([cosine(texts, idf) for texts, _ in dev])
+            predicted = np.array([cosine(texts, idf) for texts, _ in splits["dev"]])
             # a correlation takes the cosine as it is; classes need a threshold
             if not is_numbers:
                 cosines = np.array([cosine(texts, idf) for texts, _ in train])
@@ -172,10 +171,8 @@ def choose_threshold(cosines, classes):
 
 
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
-    "frequency": (bench_frequency, FREQUENCY,
-                       dict(data="python", cache="cache", runs=REQUIRED)),
-    "overlap": (bench_overlap, OVERLAP,
-                     dict(data_dir=REQUIRED, cache="cache", runs=REQUIRED)),
+    "frequency": (bench_frequency, FREQUENCY, CORPUS | RUNS),
+    "overlap": (bench_overlap, OVERLAP, GLUE_FILES | RUNS),
 }
 
 

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import REQUIRED
+from bench.harness import GLUE_FILES, RUNS
 from tokenizer import build_inputs
 
 COPIES = """
-    model                          | {name}
-    layer                          | {layer:,}
-    copy                           | {copy:.1f}
-    another word of the other text | {other:.1f}
-    both neighbors                 | {neighbors:.1f}
-    n                              | {n:,}
+    model                          | name      | s
+    layer                          | layer     | ,
+    copy                           | copy      | .1f
+    another word of the other text | other     | .1f
+    both neighbors                 | neighbors | .1f
+    n                              | n         | ,
 """
 
 
@@ -56,12 +56,10 @@ def attend_to_copies(model, tokenizer, pair):
     """
     first, second = [tokenizer.ids(tokenizer.split(text)[0]) for text in pair]
     ids, num_cut = build_inputs(first, second, model.config.length)
-    places = list_copies(first, second)
+    places = list_copies(first.tolist(), second.tolist())
     if num_cut > 0 or not places:
         return np.empty((len(model.layers), 0, 3))
-    # [CLS] A [SEP] [SEP] B [SEP]
-    first_start = 1
-    second_start = len(first) + 3
+    second_start = len(first) + 3  # [CLS] A [SEP] [SEP] B [SEP]
     model.set_codes(torch.from_numpy(tokenizer.codes()))
     x = model.embed_inputs(torch.from_numpy(ids).long().unsqueeze(0))  # (1, L, d)
     shares = []  # a list for each layer
@@ -71,10 +69,10 @@ def attend_to_copies(model, tokenizer, pair):
         weights = scores.softmax(-1).mean(1)[0]  # (L, L)
         values = []  # a tuple for each word
         for i, j in places:
-            i += first_start
+            i += 1
             j += second_start
             for query, key, start, size in [(i, j, second_start, len(second)),
-                                            (j, i, first_start, len(first))]:
+                                            (j, i, 1, len(first))]:
                 copy = weights[query, key].item()
                 others = weights[query, start:start + size].sum().item() - copy
                 neighbors = (weights[query, query - 1] + weights[query, query + 1]).item()
@@ -87,8 +85,6 @@ def attend_to_copies(model, tokenizer, pair):
 
 def list_copies(first, second):
     """Return list of (i, j): the word at i of first stands at j of second, and once in each."""
-    first = first.tolist()
-    second = second.tolist()
     places = []
     for i, word in enumerate(first):
         if first.count(word) == 1 and second.count(word) == 1:
@@ -96,9 +92,7 @@ def list_copies(first, second):
     return places
 
 
-TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
-    "copies": (bench_copies, COPIES, dict(data_dir=REQUIRED, cache="cache", runs=REQUIRED)),
-}
+TABLES = {"copies": (bench_copies, COPIES, GLUE_FILES | RUNS)}
 
 
 if __name__ == "__main__":

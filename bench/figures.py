@@ -17,9 +17,9 @@ from collections import Counter
 
 import torch
 
-import attention as lsh
-from bench import attention, claims, controls, copies, gpu, hashformers, misspell, sketch
-from bench import superbloom, training
+import attention
+from bench import attention as attention_bench
+from bench import claims, controls, copies, gpu, hashformers, misspell, sketch, superbloom, training
 from bench.harness import ROOT, caption, markdown
 from bloom import DEMO_ORDERS, DEMO_PROBABILITIES, BloomMap
 from common import read_json, run_script
@@ -27,6 +27,7 @@ from embeddings import ProjEmbedding
 from hashing import NgramLSH, list_words, md5_bits
 
 ASSETS = ROOT / "assets"
+WITHOUT_TABLE = {"variants"}  # results with numbers of the prose alone
 STYLE = {"savefig.dpi": 110, "figure.constrained_layout.use": True, "axes.spines.top": False,
          "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
          "axes.titlesize": 10, "legend.frameon": False}
@@ -129,8 +130,8 @@ def draw_buckets():
     """Draw which queries and keys share a hash bucket: in the order of the text, and sorted."""
     generator = torch.Generator().manual_seed(1)
     q, k = torch.randn(2, 1, 1, 24, 16, generator=generator)
-    draw = lsh.draw_hyperplanes(1, 1, 3, 16, 8, generator)  # 3 hyperplanes: 8 buckets
-    hq, hk = [lsh.simhash(x, *draw, 8).flatten() for x in (q, k)]  # (24,)
+    draw = attention.draw_hyperplanes(1, 1, 3, 16, 8, generator)  # 3 hyperplanes: 8 buckets
+    hq, hk = [attention.simhash(x, *draw, 8).flatten() for x in (q, k)]  # (24,)
     orders = {
         "queries and keys in the order of the text": (torch.arange(24), torch.arange(24)),
         "sorted by bucket: each bucket is one dense block": (hq.argsort(), hk.argsort()),
@@ -158,11 +159,11 @@ def draw_attention():
     for row in on_gpu["rows"]:
         if row["dtype"] == "bfloat16" and row["data"] == "random" and row["L"] < 65_536:
             gpu_rows.append(row)
-    gpu, *_ = on_gpu["machine"]["device"].split(",")
+    processor = name_gpu(on_gpu["machine"]["device"])
     panels = (  # title, rows, key of LSH attention
         (f"CPU, {on_cpu['machine']['device']}\n16,384 positions a batch, 2 heads, float32",
          cpu_rows, "ours"),
-        (f"GPU, {gpu}\n32,768 positions a batch, 12 heads, bfloat16", gpu_rows, "blocks"),
+        (f"GPU, {processor}\n32,768 positions a batch, 12 heads, bfloat16", gpu_rows, "blocks"),
     )
     with new_figure("attention", (9, 3.6), columns=2) as axes:
         for axis, (title, rows, key) in zip(axes, panels):
@@ -176,12 +177,17 @@ def draw_attention():
             axis.legend(fontsize=8)
 
 
+def name_gpu(device):
+    """Return the name in "16 cores, NAME", or in older results "NAME, driver 580, 16 cores"."""
+    return re.sub("^[0-9]+ cores, |, driver .*", "", device)
+
+
 def draw_claims():
     """Draw the claims of README that are decided: what was measured here beside its control."""
     decided = []
     for paper, rows in read_json(ROOT / "docs/claims.json").items():
         for claim in rows:
-            if "front" not in claim:
+            if not claim.get("front"):
                 continue
             here = claims.read_cell(claim["here"], claim)
             control = claims.read_cell(claim["control"], claim)
@@ -193,7 +199,8 @@ def draw_claims():
         for axis in axes[len(decided):]:
             axis.set_axis_off()
         axes[0].figure.suptitle("blue: the claim holds here; orange: it does not; gray: what it is "
-                                "compared with; error bars: standard deviation of three seeds")
+                                "compared with; error bars: standard deviations of three seeds.\n"
+                                "Verdicts also count the error of the rows that were scored")
         for axis, (paper, claim, verdict, here, control) in zip(axes, decided):
             own_color = "tab:blue" if verdict == "holds" else "tab:orange"
             for x, value, color in ((0, here, own_color), (1, control, "0.8")):
@@ -226,18 +233,20 @@ def readme_tables():
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
     tables |= dict(claims.list_tables())
     steps = read_json(ROOT / "results/gpu-steps.json")["rows"]
-    tables["front gpu"] = markdown(steps[:2], gpu.MFU)
+    steps = [row for row in steps if row["batch"] == 64 and row["compiled"] == "yes"]
+    tables["front gpu"] = markdown(steps, gpu.MFU)
     benches = {}
-    for file in (attention, controls, copies, gpu, hashformers, misspell, sketch, superbloom,
+    for file in (attention_bench, controls, copies, gpu, hashformers, misspell, sketch, superbloom,
                  training):
         benches |= file.TABLES
     # each result has a table, whether a page shows it or not
     for path in ROOT.glob("results/*.json"):
         result = read_json(path)
-        if result["bench"] not in benches:  # numbers of the prose, without a table
+        bench = result["bench"]
+        if bench in WITHOUT_TABLE:
             continue
         # each result names the bench that has its columns
-        _, columns, _ = benches[result["bench"]]
+        _, columns, _ = benches[bench]
         table = markdown(result["rows"], columns)
         tables[path.stem] = f"{table}\n{caption(result)}"
     return tables

@@ -4,10 +4,10 @@
     python -m bench.gpu quick           all of them at tiny sizes, 20 seconds on a CPU
 
 A time is the mean of calls in a row between two waits for the GPU: as in training, the host may be
-ahead of it. Without a GPU the tables take hours.
+ahead of it. Without a GPU run quick; the full tables take hours.
 
 Notation:
-    B batch   H heads   L positions
+    B batch   H heads   L positions   n hash functions   r hyperplanes   m buckets
     MFU operations of the model per second, in percent of what the GPU can do
 """
 
@@ -34,7 +34,7 @@ YES_NO = {True: "yes", False: "no"}
 
 
 def time_on_gpu(function, calls):
-    """Return the milliseconds of a call, and the MiB on the GPU at their peak."""
+    """Return the milliseconds of a call, and the MiB on the GPU at their peak, None without it."""
     is_gpu = torch.cuda.is_available()
     for _ in range(3):  # the first ones compile and allocate memory
         function()
@@ -48,25 +48,26 @@ def time_on_gpu(function, calls):
         torch.cuda.synchronize()  # a call returns before the GPU is done
     # a mean: calls overlap, so that none of them has a time of its own
     ms = 1000 * (time.perf_counter() - start) / calls
-    return ms, torch.cuda.max_memory_allocated() / 2**20
+    peak = torch.cuda.max_memory_allocated() / 2**20 if is_gpu else None
+    return ms, peak
 
 
 # Attention by length
 
 # The column "sketch" is of an earlier script (docs/speed.md); a new table will not have it
 KERNELS = """
-    dtype                    | {dtype}
-    vectors                  | {data}
-    L                        | {L:,}
-    B                        | {B:,}
-    dense, ms                | {dense:.1f}
-    LSH, blocks, ms          | {blocks:.1f}
-    LSH, flex, ms            | {flex:.1f}
-    first sketch of flex, ms | {sketch:.1f}
-    LSH, literal, ms         | {literal:.1f}
-    dense, MiB               | {dense_mib:,.0f}
-    blocks, MiB              | {blocks_mib:,.0f}
-    flex, MiB                | {flex_mib:,.0f}
+    dtype                    | dtype      | s
+    vectors                  | data       | s
+    L                        | L          | ,
+    B                        | B          | ,
+    dense, ms                | dense      | .1f
+    LSH, blocks, ms          | blocks     | .1f
+    LSH, flex, ms            | flex       | .1f
+    first sketch of flex, ms | sketch     | .1f
+    LSH, literal, ms         | literal    | .1f
+    dense, MiB               | dense_mib  | ,.0f
+    blocks, MiB              | blocks_mib | ,.0f
+    flex, MiB                | flex_mib   | ,.0f
 """
 
 
@@ -78,6 +79,7 @@ def bench_kernels(args, *, heads=12, positions=32_768, calls=10,
     generator = torch.Generator().manual_seed(0)
     draw = attention.draw_hyperplanes(heads, 1, 8, 64, 256, generator)
     planes, coef = [part.to(device) for part in draw]
+    torch.manual_seed(0)
     dtypes = ("bfloat16", "float32")
     for dtype, data, L in itertools.product(dtypes, ("random", "64 clusters"), lengths):
         if dtype == "float32" and L > 16_384:  # without flash attention, dense takes too long
@@ -92,30 +94,30 @@ def bench_kernels(args, *, heads=12, positions=32_768, calls=10,
             x[:2] = centers[cluster] + 0.1 * x[:2]
         q, k, v, cotangent = x.to(getattr(torch, dtype))
         inputs = [part.requires_grad_() for part in (q, k, v)]
-        impls = {"dense": None, "blocks": "blocks"}  # column -> impl of lsh_attention
+        kinds = ["dense", "blocks"]
         if q.is_cuda:  # FlexAttention has no backward pass on a CPU
-            impls["flex"] = "flex"
+            kinds.append("flex")
         if L <= 2048:  # the literal formula holds matrices of L x L
-            impls["literal"] = "dense"
+            kinds.append("literal")
         # None: a column of the table even where FlexAttention cannot run
         row = dict(dtype=dtype, data=data, L=L, B=B, flex=None, flex_mib=None)
         # the inputs are no part of what a call needs
         before = torch.cuda.memory_allocated() / 2**20
-        for name, impl in impls.items():
-            call = functools.partial(both_passes, impl, *inputs, cotangent, planes, coef)
-            ms, peak = time_on_gpu(call, calls)
-            row[name] = ms
-            row[f"{name}_mib"] = peak - before
+        for kind in kinds:
+            call = functools.partial(both_passes, kind, *inputs, cotangent, planes, coef)
+            row[kind], peak = time_on_gpu(call, calls)
+            row[f"{kind}_mib"] = None if peak is None else peak - before
         yield row
 
 
-def both_passes(impl, q, k, v, cotangent, planes, coef):
-    """Run attention forward and backward: LSH attention by an impl, or dense attention by None."""
-    if impl is None:
+def both_passes(kind, q, k, v, cotangent, planes, coef):
+    """Run attention forward and backward: "dense", or LSH attention: "literal", or its impl."""
+    if kind == "dense":
         out = F.scaled_dot_product_attention(q, k, v)
     else:
         hq = attention.simhash(q, planes, coef, 256)
         hk = attention.simhash(k, planes, coef, 256)
+        impl = "dense" if kind == "literal" else kind
         out = attention.lsh_attention(q, k, v, hq, hk, impl=impl)
     # grad, not backward, which would add up gradients in q, k and v
     torch.autograd.grad(out, (q, k, v), cotangent)
@@ -124,13 +126,13 @@ def both_passes(impl, q, k, v, cotangent, planes, coef):
 # Training steps
 
 MFU = """
-    model                | {name}
-    B                    | {batch:,}
-    compiled             | {compiled}
-    ms per step          | {ms:.1f}
-    positions per second | {tokens:,.0f}
-    MFU %                | {mfu:.1f}
-    GiB                  | {gib:.1f}
+    model                | name     | s
+    B                    | batch    | ,
+    compiled             | compiled | s
+    ms per step          | ms       | .1f
+    positions per second | tokens   | ,.0f
+    MFU %                | mfu      | .1f
+    GiB                  | gib      | .1f
 """
 BERT = "Hugging Face BERT, MLM"
 
@@ -141,9 +143,9 @@ def bench_mfu(args, *, preset="hashformer", batches=(64, 16), compiles=(True, Fa
     MFU counts the operations of the encoder, and those of BERT's logits, at all positions.
     """
     shape = PRESETS[preset]
-    cases = itertools.product(("Proj, Shuffle+Random", BERT), batches, compiles)
-    for name, B, is_compiled in cases:
-        model = build_model(preset, is_compiled)
+    names = ("Proj, Shuffle+Random", BERT)
+    for name, B, is_compiled in itertools.product(names, batches, compiles):
+        model = build_on_device(preset, is_compiled)
         operations = count_operations(model)  # of a position
         objective = "sr"
         compute_loss = None  # the objective's
@@ -163,15 +165,16 @@ def bench_mfu(args, *, preset="hashformer", batches=(64, 16), compiles=(True, Fa
         ms, peak = time_on_gpu(step, calls)
         tokens = 1000 * B * shape["length"] / ms
         row = dict(name=name, batch=B, compiled=YES_NO[is_compiled], ms=ms, tokens=tokens,
-                   gib=peak / 1024, mfu=None)
-        if torch.cuda.is_available():
+                   gib=None, mfu=None)
+        if peak is not None:
+            row["gib"] = peak / 1024
             numbers = pretrain.measure_gpu(tokens * operations, "bfloat16")
             if "mfu" in numbers:  # not where the peak of the GPU is unknown
                 row["mfu"] = 100 * numbers["mfu"]
         yield row
 
 
-def build_model(preset, is_compiled, rank=0):
+def build_on_device(preset, is_compiled, rank=0):
     """Return an untrained Model of a preset on the device of a rank."""
     torch.compiler.reset()  # else a second batch size is compiled for all sizes
     words = harness.made_up_words(VOCABULARY)
@@ -192,17 +195,17 @@ def build_step(model, preset, B, objective="sr", compute_loss=None):
 # Words per second
 
 WORDS = """
-    model                  | {name}
-    compiled               | {compiled}
-    --workers              | {workers}
-    words per second, from | {low:,.0f}
-    to                     | {high:,.0f}
+    model                  | name     | s
+    compiled               | compiled | s
+    --workers              | workers  | s
+    words per second, from | low      | ,.0f
+    to                     | high     | ,.0f
 """
 
 
 MODELS = {  # name -> flags of pretrain.py
-    "tiny, B 32": [],
-    "4 layers of 256, B 256": ["--layers", 4, "--width", 256, "--batch", 256, "--micro", 256],
+    "tiny, B 32": "",
+    "4 layers of 256, B 256": "--layers 4 --width 256 --batch 256 --micro 256",
 }
 
 
@@ -220,7 +223,7 @@ def bench_words(args, *, models=MODELS, num_words=20_000, steps=400, compiles=(T
             out = f"{folder}/{number}"
             choice = "--compile" if is_compiled else "--no-compile"
             harness.run_main(pretrain.main, [
-                *models[name], choice, "--workers", workers, "--steps", steps,
+                *models[name].split(), choice, "--workers", workers, "--steps", steps,
                 "--data", text, "--cache", f"{folder}/cache", "--out", out])
             rows = [row for row in harness.read_log(out) if "words_per_s" in row]
             speeds = [row["words_per_s"] for row in rows[len(rows) // 2:]]  # the first ones compile
@@ -231,10 +234,10 @@ def bench_words(args, *, models=MODELS, num_words=20_000, steps=400, compiles=(T
 # Ranks
 
 RANKS = """
-    ranks                | {ranks:,}
-    B, all ranks         | {batch:,}
-    ms per step          | {ms:.1f}
-    positions per second | {tokens:,.0f}
+    ranks                | ranks  | ,
+    B, all ranks         | batch  | ,
+    ms per step          | ms     | .1f
+    positions per second | tokens | ,.0f
 """
 
 
@@ -246,10 +249,8 @@ def bench_ranks(args, *, preset="hashformer", batch=64, is_compiled=True, calls=
     for num_ranks in counts:
         with tempfile.TemporaryDirectory() as folder:
             setting = (num_ranks, folder, preset, batch, is_compiled, calls)
-            if num_ranks == 1:  # in this process, as a new one takes seconds to start
-                time_rank(0, *setting)
-            else:  # time_rank(rank, *setting) in a process for each rank
-                torch.multiprocessing.spawn(time_rank, setting, num_ranks)
+            # time_rank(rank, *setting) in a process for each rank
+            torch.multiprocessing.spawn(time_rank, setting, num_ranks)
             ms = read_json(f"{folder}/ms.json")["ms"]
         B = num_ranks * batch
         tokens = 1000 * B * PRESETS[preset]["length"] / ms
@@ -259,7 +260,7 @@ def bench_ranks(args, *, preset="hashformer", batch=64, is_compiled=True, calls=
 def time_rank(rank, num_ranks, folder, preset, batch, is_compiled, calls):
     """Time a training step as a rank of several. The first one writes it to FOLDER/ms.json."""
     # before the ranks connect: find_device sets the device of the rank
-    model = build_model(preset, is_compiled, rank)
+    model = build_on_device(preset, is_compiled, rank)
     backend = "gloo" if model.device.type == "cpu" else "cpu:gloo,cuda:nccl"  # as in pretrain.py
     dist.init_process_group(
         backend, init_method=f"file://{folder}/ranks", rank=rank, world_size=num_ranks)
@@ -274,7 +275,7 @@ def time_rank(rank, num_ranks, folder, preset, batch, is_compiled, calls):
 QUICK = {  # table -> sizes that take seconds on a CPU
     "kernels": dict(heads=2, positions=64, calls=1, lengths=(32,)),
     "mfu": dict(preset="tiny", batches=(2,), compiles=(False,), calls=1),
-    "words": dict(models={"tiny": []}, num_words=90, steps=20, compiles=(False,)),
+    "words": dict(models={"tiny": ""}, num_words=90, steps=20, compiles=(False,)),
     "ranks": dict(preset="tiny", batch=2, is_compiled=False, calls=1),
 }
 
@@ -292,7 +293,7 @@ TABLES = {  # name -> function that yields the rows, columns, flags and their de
     "mfu": (bench_mfu, MFU, {}),
     "words": (bench_words, WORDS, {}),
     "ranks": (bench_ranks, RANKS, {}),
-    "quick": (bench_quick, "table | {name}\nrows | {rows}", {}),
+    "quick": (bench_quick, "table | name | s\nrows | rows | ,", {}),
 }
 
 

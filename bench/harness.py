@@ -1,8 +1,8 @@
 """What the benches share: the command line that prints a table, a stopwatch, models, comparisons.
 
-Each bench file has a dict TABLES: the name of a table -> a function, columns, flags. For example,
-`python -m bench.sketch gaps --seeds 1` calls bench_gaps(args) of bench/sketch.py, which yields
-rows, dict, and prints them in the columns GAPS. That is all that main and print_table below do.
+Each bench file has TABLES: dict, name of a table -> (function, columns, flags). For example,
+`python -m bench.sketch gaps --seeds 1` calls bench_gaps(args) of bench/sketch.py, which yields a
+dict a row; print_table prints the rows in the columns GAPS.
 
 A time is the median of several rounds in one process. Functions that are compared take turns in
 each round, so a busy moment of the machine slows all of them. A ratio is the median of the ratios
@@ -31,7 +31,7 @@ import torch
 
 import finetune
 import pretrain
-from common import InputError, at_least, load_checkpoint, num_cores, read_json, reading
+from common import InputError, at_least, load_checkpoint, num_cores, read_json
 from common import run_script, write_json
 from data.corpus import Corpus, prepare
 from data.tasks import read_task
@@ -42,6 +42,27 @@ from tokenizer import HashTokenizer
 ROOT = Path(__file__).resolve().parents[1]
 
 # Command line
+
+REQUIRED = "required"  # in place of a flag's default
+# flags of tables, with their defaults
+RUNS = dict(runs=REQUIRED)
+GLUE_FILES = dict(data_dir=REQUIRED, cache="cache")
+CORPUS = dict(data="python", cache="cache")
+COMPARE = CORPUS | dict(steps=200, seeds=3, only=".")
+FLAGS = {  # flag -> options of add_argument
+    "alpha": dict(
+        type=at_least(1), help="number of items that share a hash token (default: %(default)s)"),
+    "cache": dict(help="folder of prepared corpora (default: %(default)s)"),
+    "data": dict(help="corpus or item sets, as --data of pretrain.py (default: %(default)s)"),
+    "data_dir": dict(help="folder with the files of GLUE"),
+    "only": dict(help="regular expression: run the variants whose names match"),
+    "runs": dict(nargs="+", help="folders of trained runs"),
+    "seeds": dict(
+        type=at_least(1), help="number of runs of a variant (default: %(default)s)"),
+    "steps": dict(
+        type=at_least(1), help="number of optimizer steps of a run (default: %(default)s)"),
+    "text": dict(help="file of texts, a line each, in which words are hidden; no part of --data"),
+}
 
 
 def main(module, tables, doc, argv=None):
@@ -76,24 +97,6 @@ def print_table(measure, columns, args, command):
     print(f"\n{markdown(result['rows'], columns)}\n{caption(result)}")
 
 
-REQUIRED = "required"  # in place of a flag's default
-COMPARE = dict(data="python", steps=200, seeds=3, only=".", cache="cache")  # flags of compare
-FLAGS = {  # flag -> options of add_argument
-    "alpha": dict(
-        type=at_least(1), help="number of items that share a hash token (default: %(default)s)"),
-    "cache": dict(help="folder of prepared corpora (default: %(default)s)"),
-    "data": dict(help="corpus or item sets, as --data of pretrain.py (default: %(default)s)"),
-    "data_dir": dict(help="folder with the files of GLUE"),
-    "only": dict(help="regular expression: run the variants whose names match"),
-    "runs": dict(nargs="+", help="folders of trained runs"),
-    "seeds": dict(
-        type=at_least(1, maximum=1_000), help="number of runs of a variant (default: %(default)s)"),
-    "steps": dict(
-        type=at_least(1), help="number of optimizer steps of a run (default: %(default)s)"),
-    "text": dict(help="file of texts, a line each, in which words are hidden; no part of --data"),
-}
-
-
 def build_parser(tables, doc=""):
     """Return the parser of a bench file: a command for each table, with the flags that it reads."""
     p = argparse.ArgumentParser(
@@ -118,39 +121,34 @@ def markdown(rows, columns):
 
     Args:
         rows: list of dict.
-        columns: str, a line per column: its heading and its cell. The line "ms per step | {ms:.1f}"
-            shows row["ms"] as an f-string does, and None or no value as "not measured". The cell
-            "{f1:.1f} ± {f1_std:.1f}" has no ± where the row has no f1_std. A column that no row has
-            is left out.
+        columns: str, a line per column: heading | key | format. The line "ms per step | ms | .1f"
+            shows row["ms"] as format(row["ms"], ".1f") does. The format ".1f ±" adds the row's
+            value of the key "ms_std". A column whose key no row has is left out.
     """
-    headings = []
-    rules = []
-    cells = []
+    lines = [[], []]  # headings, and the rules below them
+    shown = []
     for column in columns.strip().splitlines():
-        heading, cell = column.split("|")
-        key = re.search(r"{(.+?)[:}]", cell)[1]
-        # None shows as not measured; a column without the key is hidden
+        heading, key, form = [part.strip() for part in column.split("|")]
         if any(key in row for row in rows):
-            headings.append(heading.strip())
-            is_text = ":" not in cell or "±" in cell
-            rules.append("---" if is_text else "--:")  # numbers are set to the right
-            cells.append(cell.strip())
-    lines = [headings, rules]
+            lines[0].append(heading)
+            is_text = form == "s" or "±" in form
+            lines[1].append("---" if is_text else "--:")  # numbers are set to the right
+            shown.append((key, form))
     for row in rows:
-        lines.append([format_cell(cell, row) for cell in cells])
+        lines.append([format_cell(row, key, form) for key, form in shown])
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def format_cell(cell, row):
-    """Return a cell, such as "{f1:.1f} ± {f1_std:.1f}", with the values of a row."""
-    values = []
-    for field in cell.split(" ± "):
-        key, _, form = field.strip("{}").partition(":")
-        if row.get(key) is not None:
-            values.append(format(row[key], form))
-    if not values:
+def format_cell(row, key, form):
+    """Return row[key] in a format, such as ".1f ±"; "not measured" where it is None or missing."""
+    if row.get(key) is None:
         return "not measured"
-    return " ± ".join(values)
+    number = form.removesuffix(" ±")
+    text = format(row[key], number)
+    std = row.get(f"{key}_std")
+    if "±" in form and std is not None:  # one seed has no deviation
+        text += f" ± {std:{number}}"
+    return text
 
 
 def describe_machine():
@@ -171,7 +169,8 @@ def describe_commit():
     git = ["git", "-C", ROOT]
     try:
         commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
-        changes = subprocess.check_output([*git, "diff", "HEAD", "--", "*.py"])
+        # with new files, which git diff leaves out
+        changes = subprocess.check_output([*git, "status", "--porcelain", "--", "*.py"])
     except (OSError, subprocess.CalledProcessError):  # no git, or no clone
         return "unknown"
     if changes:
@@ -220,8 +219,8 @@ class Stopwatch:
 
 def run_in_new_process(function, *args):
     """Return function(*args), computed by a fresh process, whose peak memory is its own."""
-    # subtle: a spawned child starts as a fork of us, so its peak memory (ru_maxrss) starts at
-    # ours; a fork server is small
+    # subtle: ru_maxrss of a spawned process starts at the parent's peak. Workers of a fork server
+    # start from its own, which is small
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, context) as pool:
         return pool.submit(function, *args).result()
@@ -283,11 +282,9 @@ def load_corpus(args, split, vocab=50_000):
 
 def read_glue(task, args):
     """Return the Task of a name, and its rows by split, from the files of --data_dir."""
-    # the flags of finetune.py that read_task looks at
-    files = argparse.Namespace(data_dir=args.data_dir, cache=args.cache, train=None, dev=None,
-                               encoding=None, sep=None, header=None, limit=None, select=0.0,
-                               balanced=False)
-    return read_task(task, files)
+    # --ckpt is required, and read_task does not look at it
+    flags = ["--ckpt", "", "--select", "0", "--data_dir", args.data_dir, "--cache", args.cache]
+    return read_task(task, finetune.build_parser().parse_args(flags))
 
 
 def load_corpus_of(run, args):
@@ -325,23 +322,25 @@ class Job(NamedTuple):
     folder: str  # --out
 
 
-def compare(args, variants, train, shared=()):
+def compare(args, variants, train, shared=""):
     """Train variants with the same budget, with several seeds each.
 
     Args:
         args: Namespace with the flags of COMPARE.
-        variants: dict, name -> list of flags of pretrain.py.
+        variants: dict, name -> str, flags of pretrain.py.
         train: function(job) that returns a dict of results, such as train_variant. It runs in
             another process.
-        shared: list of flags, for all variants.
+        shared: str, flags for all variants.
 
     Yields:
         dict, a row per variant: its name and flags, and for each result KEY its mean over seeds,
         KEY_std, its standard deviation, and KEY_all, its values.
     """
     # names hold spaces and commas, so --only is a pattern
-    with reading("--only"):
+    try:
         names = [name for name in variants if re.search(args.only, name)]
+    except re.error as error:
+        raise InputError(f"--only: expected a regular expression, got {args.only} ({error}).")
     if not names:
         raise InputError(f"--only: expected a regular expression of {', '.join(variants)}, "
                          f"got {args.only}.")
@@ -352,14 +351,14 @@ def compare(args, variants, train, shared=()):
         jobs = []
         for name in names:
             for seed in range(args.seeds):
-                flags = [*shared, *variants[name], *budget]
+                flags = [*shared.split(), *variants[name].split(), *budget]
                 jobs.append(Job(name, flags, seed, f"{folder}/{len(jobs)}"))
         # an iterator in the order of jobs: a row comes while later jobs are running
         results = run_jobs(train, jobs)
         for name in names:
             runs = [next(results) for _ in range(args.seeds)]
-            flags = " ".join(map(str, [*shared, *variants[name]]))
-            yield dict(name=name, flags=flags) | summarize(runs)
+            flags = f"{shared} {variants[name]}"
+            yield dict(name=name, flags=flags.strip()) | summarize(runs)
 
 
 def run_jobs(function, jobs):

@@ -22,17 +22,17 @@ from model import PRESETS, Config
 from tokenizer import HashTokenizer
 
 COUNTS = """
-    model                | {name}
-    embedding            | {embedding:,}
-    with the word row    | {with_word:,}
-    paper prints         | {printed}
-    total                | {total:,}
-    paper prints         | {printed_total}
-    in the authors' code | {authors:,}
-    PCR all %            | {pcr_all:.1f}
-    PCR emb %            | {pcr_emb:.1f}
-    PoEP %               | {poep:.1f}
-                         | {note}
+    model                | name          | s
+    embedding            | embedding     | ,
+    with the word row    | with_word     | ,
+    paper prints         | printed       | s
+    total                | total         | ,
+    paper prints         | printed_total | s
+    in the authors' code | authors       | ,
+    PCR all %            | pcr_all       | .1f
+    PCR emb %            | pcr_emb       | .1f
+    PoEP %               | poep          | .1f
+                         | note          | s
 """
 # name, emb, rows, printed embedding, printed total, rows more in the authors' code, note
 PAPER_MODELS = (
@@ -68,8 +68,8 @@ def count_paper_models(args=None):
 
 
 HASHING = """
-    one core   | {name}
-    per second | {rate:,.0f}
+    one core   | name | s
+    per second | rate | ,.0f
 """
 
 
@@ -82,7 +82,8 @@ def bench_hashing(args, *, num_words=100_000, repeats=20_000, rounds=5):
     # the paper's number of rows
     n = 50_260
     # each word counts once, as none occurs in a text
-    lsh = hashing.NgramLSH.fit(dict.fromkeys(words, 1), features=n)
+    fit = functools.partial(hashing.NgramLSH.fit, dict.fromkeys(words, 1), features=n)
+    lsh = fit()
     tokenizer = HashTokenizer(Config(), hash=hashing.MD5())
     functions = {  # name -> how many are hashed, function
         "MD5 digests": (num_words, lambda: hashing.md5_digests(words)),
@@ -91,7 +92,7 @@ def bench_hashing(args, *, num_words=100_000, repeats=20_000, rounds=5):
         "LSH index, N 50,260": (len(tenth), lambda: lsh.index(tenth, n)),
         "text to words, characters": (len(text), lambda: hashing.list_words(text)),
         "text to ids, characters": (len(text), lambda: tokenizer.ids_of_texts([text])),
-        "LSH fit": (num_words, lambda: hashing.NgramLSH.fit(dict.fromkeys(words, 1), features=n)),
+        "LSH fit": (num_words, fit),
     }
     watch = Stopwatch({name: function for name, (_, function) in functions.items()}, rounds)
     for name, ms in watch.ms.items():
@@ -130,17 +131,17 @@ SCRATCH = {  # models that are not pre-trained: name -> --preset, average, main 
 BERT = "lookup of BPE pieces, MLM"
 TASKS = dict(sst2=1, cola=5, mrpc=5, rte=5, stsb=5)  # epochs
 GLUE = """
-    embedding, hash    | {name}
-    SST-2              | {sst2:.1f} ± {sst2_std:.1f}
-    CoLA               | {cola:.1f} ± {cola_std:.1f}
-    MRPC               | {mrpc:.1f} ± {mrpc_std:.1f}
-    RTE                | {rte:.1f} ± {rte_std:.1f}
-    STS-B              | {stsb:.1f} ± {stsb_std:.1f}
-    average            | {average:.1f} ± {average_std:.1f}
-    paper, eight tasks | {paper:.1f}
-    PRR %              | {prr:.1f}
-    PCR all %          | {pcr:.1f}
-    PoEP %             | {poep:.1f}
+    embedding, hash    | name    | s
+    SST-2              | sst2    | .1f ±
+    CoLA               | cola    | .1f ±
+    MRPC               | mrpc    | .1f ±
+    RTE                | rte     | .1f ±
+    STS-B              | stsb    | .1f ±
+    average            | average | .1f ±
+    paper, eight tasks | paper   | .1f
+    PRR %              | prr     | .1f
+    PCR all %          | pcr     | .1f
+    PoEP %             | poep    | .1f
 """
 
 
@@ -164,8 +165,8 @@ def train_and_tune(job, flags):
 
 def bench_glue(args):
     """Pre-train and fine-tune every variant. [HF Table 2] [HF §4.4 eq.4, 5, 7]"""
-    variants = {name: flags.split() for name, (flags, _) in MODELS.items()}
-    variants |= dict.fromkeys(SCRATCH, ())
+    variants = {name: flags for name, (flags, _) in MODELS.items()}
+    variants |= dict.fromkeys(SCRATCH, "")
     train = functools.partial(
         train_and_tune, flags=["--data_dir", args.data_dir, "--cache", args.cache])
     # all rows: ratios need BERT's
@@ -192,7 +193,7 @@ def bench_glue(args):
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
     "counts": (count_paper_models, COUNTS, {}),
     "hashing": (bench_hashing, HASHING, {}),
-    "glue": (bench_glue, GLUE, harness.COMPARE | dict(data_dir=harness.REQUIRED)),
+    "glue": (bench_glue, GLUE, harness.COMPARE | harness.GLUE_FILES),
 }
 
 

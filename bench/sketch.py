@@ -12,6 +12,7 @@ Notation:
 
 import collections
 import functools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +27,10 @@ from objectives import rank_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK
 
 SKETCH = """
-    4,096 words, d 512, k 5, R 500 | {name}
-    parameters                     | {parameters:,}
-    ms                             | {ms:.1f}
-    × mean                         | {ratio:.2f}
+    4,096 words, d 512, k 5, R 500 | name       | s
+    parameters                     | parameters | ,
+    ms                             | ms         | .1f
+    × mean                         | ratio      | .2f
 """
 
 
@@ -50,7 +51,7 @@ def bench_sketch(args, *, num_words=30_000, shape=(8, 512), rounds=60):
         "one row per word": dict(emb="lookup", head="mlm", rows=FIRST_WORD_ID + num_words),
         "mean": dict(emb="mean"),
         "median": dict(emb="median"),
-        "median, each occurrence": dict(emb="median"),  # not each distinct word once
+        "median, each occurrence": dict(emb="median"),
         "weighted": dict(emb="weighted", rows=2_500, weights=10_000),
         "proj": dict(emb="proj"),
     }
@@ -59,22 +60,23 @@ def bench_sketch(args, *, num_words=30_000, shape=(8, 512), rounds=60):
     for name, changes in kinds.items():
         model = harness.build_model(words, "median", layers=0, **changes)
         parameters[name] = count_parameters(model)["embedding"]
-        if "each" in name:
+        if name == "median, each occurrence":
+            # skips embed's unique(), so repeated words are computed again
             model.embedding.embed = model.embedding.aggregate_rows
         functions[name] = functools.partial(both_passes, model, model.embed)
     watch = Stopwatch(functions, rounds)
     for name, ms in watch.ms.items():
-        ratio = watch.ratio(name, "mean")
-        yield dict(name=name, parameters=parameters[name], ms=ms, ratio=ratio)
+        yield dict(name=name, parameters=parameters[name], ms=ms,
+                   ratio=watch.ratio(name, "mean"))
 
 
 COLLISIONS = """
-    hash functions, buckets                           | {name}
-    words per bucket                                  | {words:,.1f}
-    % of text behind a more frequent word in a bucket | {one:.1f}
-    in most of its buckets                            | {half:.1f}
-    pairs with all buckets equal                      | {counted:,}
-    V (V - 1) / 2 R^k                                 | {expected:,.1f}
+    hash functions, buckets                           | name     | s
+    words per bucket                                  | words    | ,.1f
+    % of text behind a more frequent word in a bucket | one      | .1f
+    in most of its buckets                            | half     | .1f
+    pairs with all buckets equal                      | counted  | ,
+    V (V - 1) / 2 R^k                                 | expected | ,.1f
 """
 
 
@@ -117,19 +119,21 @@ def hide_words(texts, tokenizer):
     rows = []
     hidden = []
     for text in texts:
-        if not text.isascii():
-            continue
         words, spans = split_words(text)
-        noise = rng.random(len(words))  # drawn before the tokenizer: equal for every model
+        if not words or not text.isascii():
+            continue
+        noise = rng.random(len(words))  # one a word of the whole text, so equal for every model
         # short enough for each model, whatever the number of pieces
-        _, end_of_text = spans[:50][-1]
+        words = words[:50]
+        spans = spans[:50]
+        _, end_of_text = spans[-1]
         units, unit_spans = tokenizer.split(text[:end_of_text])
         row = [CLS, *tokenizer.ids(units).tolist(), SEP]
         gaps = []
-        for word, (start, end), x in zip(words[:50], spans, noise):
+        for word, (start, end), x in zip(words, spans, noise):
             if x >= 0.15 or not word.isalpha() or text[start - 1:start] != " ":
                 continue
-            # a piece may hold the space before the word, or be it
+            # b >= start, not >: a piece that is only the space ends at start, and is the word's
             positions = [i for i, (a, b) in enumerate(unit_spans, 1) if a < end and b >= start]
             # pieces that reach into other words would hide more of one model's text
             if [units[i - 1] for i in positions] != split_word(word, tokenizer):
@@ -151,31 +155,23 @@ def split_word(word, tokenizer):
 
 @torch.no_grad()
 def name_hidden(folder, words, texts):
-    """Return how many hidden words a run names first, and among ten, in percent, and how many.
+    """Ask a run for the hidden words of texts: it scores all of words at each.
 
     A word scores by the log-probabilities of its hashes, its row, or its pieces. The number of
     pieces is not hidden: a word competes with words of as many.
+
+    Returns:
+        dict: first and ten, the percentage of hidden words that rank first and in the first ten;
+        asked, their number.
     """
     model, tokenizer, _ = load_run(folder)
     rows, hidden = hide_words(texts, tokenizer)
     model.set_codes(torch.from_numpy(tokenizer.codes()))
-
-    # number of positions -> the words that compete for them: word -> its buckets, or its pieces
     is_hashed = model.config.head == "hash-mlm"
-    rivals = collections.defaultdict(dict)
-    if is_hashed:
-        rivals[1] = dict(zip(words, tokenizer.sketch_targets(words)))
-    else:
-        for word in words:
-            ids = tokenizer.ids(split_word(word, tokenizer))
-            if UNK not in ids:
-                rivals[len(ids)][word] = ids - FIRST_WORD_ID
-    digests = {n: torch.from_numpy(np.stack([*rivals[n].values()])) for n in rivals}
+    digests, places = list_candidates(words, tokenizer, is_hashed)
 
-    # a hidden word that no model could name is not asked for
-    candidates = set(words)
-    num_asked = 0
-    ranks = []  # how many other words score as much or more; a word without a row has no rank
+    known = set(words)
+    ranks = []  # how many other words score as much or more
     for row, gaps in zip(rows, hidden):
         if not gaps:
             continue
@@ -184,45 +180,77 @@ def name_hidden(folder, words, texts):
         if not is_hashed:  # one distribution a position, as of one hash function
             logits = logits[:, None, FIRST_WORD_ID:]  # (M, 1, V)
         # the masked positions of all gaps, in the order of the text
-        logp = iter(logits.log_softmax(-1))  # (k, R) of each masked position
+        logp = logits.log_softmax(-1)  # (M, k, R)
+        start = 0
         for word, positions in gaps:
-            part = torch.cat([next(logp) for _ in positions])  # (k or pieces, R)
-            num_asked += word in candidates
             n = len(positions)
-            if word in rivals[n]:
-                number = torch.tensor([list(rivals[n]).index(word)])
-                ranks.append(rank_words(part.unsqueeze(0), digests[n], number).item())
+            part = logp[start:start + n].flatten(0, 1)  # (n k, R)
+            start += n
+            if word not in known:
+                continue
+            rank = math.inf  # a word without a row is asked for, and never named
+            if word in places[n]:
+                place = torch.tensor([places[n][word]])
+                rank = rank_words(part.unsqueeze(0), digests[n], place).item()
+            ranks.append(rank)
+    if not ranks:
+        raise InputError(
+            "--text: expected words of the training text, got none. Use a longer file.")
+    num_asked = len(ranks)
     ranks = np.array(ranks)
     first = 100 * (ranks < 1).sum().item() / num_asked
     ten = 100 * (ranks < 10).sum().item() / num_asked
     return dict(first=first, ten=ten, asked=num_asked)
 
 
+def list_candidates(words, tokenizer, is_hashed):
+    """Return the words that compete for n masked positions.
+
+    Returns:
+        digests: dict, n -> integer (W, k) or (W, n), the hash buckets or the pieces of W words.
+        places: dict, n -> dict, word -> its row in digests[n]. A word with an unknown piece has
+            none.
+    """
+    places = collections.defaultdict(dict)
+    if is_hashed:
+        places[1] = {word: row for row, word in enumerate(words)}
+        digests = {1: torch.from_numpy(tokenizer.sketch_targets(words))}
+        return digests, places
+    pieces = collections.defaultdict(list)
+    for word in words:
+        ids = tokenizer.ids(split_word(word, tokenizer))
+        if UNK in ids:
+            continue
+        n = len(ids)
+        places[n][word] = len(pieces[n])
+        pieces[n].append(ids - FIRST_WORD_ID)
+    digests = {n: torch.from_numpy(np.stack(rows)) for n, rows in pieces.items()}
+    return digests, places
+
+
 GAPS = """
-    model               | {name}
-    parameters          | {parameters:,}
-    embedding           | {table:,}
-    named first, %      | {first:.1f} ± {first_std:.1f}
-    in first ten, %     | {ten:.1f} ± {ten_std:.1f}
-    held-out loss       | {eval_loss:.3f} ± {eval_loss_std:.3f}
-    seconds of training | {seconds:,.0f}
-    SST-2               | {sst2:.1f} ± {sst2_std:.1f}
-    CoLA                | {cola:.1f} ± {cola_std:.1f}
-    MRPC                | {mrpc:.1f} ± {mrpc_std:.1f}
-    STS-B               | {stsb:.1f} ± {stsb_std:.1f}
+    model               | name       | s
+    parameters          | parameters | ,
+    embedding           | table      | ,
+    named first, %      | first      | .1f ±
+    in first ten, %     | ten        | .1f ±
+    held-out loss       | eval_loss  | .3f ±
+    seconds of training | seconds    | ,.0f
+    SST-2               | sst2       | .1f ±
+    CoLA                | cola       | .1f ±
+    MRPC                | mrpc       | .1f ±
+    STS-B               | stsb       | .1f ±
 """
-HASHES = ["--objective", "hash-mlm"]
-TABLE = ["--emb", "lookup", "--objective", "mlm", "--vocab", 20_000]
-MODELS = {
-    "median": ["--emb", "median"],
-    "mean": ["--emb", "mean"],
-    "median, tied": ["--emb", "median", "--tied"],
-    "mean, tied": ["--emb", "mean", "--tied"],
-    "proj, LSH": ["--emb", "proj", "--hash", "lsh", *HASHES],
-    "20,000 BPE pieces": TABLE,
-    "20,000 words": [*TABLE, "--split", "regex"],
-    "20,000 words, not tied": [*TABLE, "--split", "regex", "--no-tied"],
-    "weighted": ["--emb", "weighted", "--rows", 2_500, *HASHES],
+MODELS = {  # name -> flags of pretrain.py
+    "median": "--emb median",
+    "mean": "--emb mean",
+    "median, tied": "--emb median --tied",
+    "mean, tied": "--emb mean --tied",
+    "proj, LSH": "--emb proj --hash lsh --objective hash-mlm",
+    "20,000 BPE pieces": "--emb lookup --objective mlm --vocab 20000",
+    "20,000 words": "--emb lookup --objective mlm --vocab 20000 --split regex",
+    "20,000 words, not tied": "--emb lookup --objective mlm --vocab 20000 --split regex --no-tied",
+    "weighted": "--emb weighted --rows 2500 --objective hash-mlm",
 }
 
 
@@ -241,8 +269,7 @@ def bench_gaps(args):
     """Train models of hashes, rows and pieces; name hidden words; score GLUE. [CM]"""
     texts = []
     if args.text:
-        lines = Path(args.text).read_text(encoding="utf-8").split("\n")
-        texts = [line for line in lines if line.strip()]
+        texts = Path(args.text).read_text(encoding="utf-8").split("\n")
     # the flags of fine-tuning, where GLUE is at hand
     tuning = []
     if args.data_dir:
@@ -255,7 +282,7 @@ def bench_gaps(args):
 
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
     "sketch": (bench_sketch, SKETCH, {}),
-    "collisions": (bench_collisions, COLLISIONS, dict(data="python", cache="cache")),
+    "collisions": (bench_collisions, COLLISIONS, harness.CORPUS),
     "gaps": (bench_gaps, GAPS, harness.COMPARE | dict(text=None, data_dir=None)),
 }
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import COMPARE, REQUIRED, compare, count_sizes, load_corpus, train_variant
+from bench.harness import COMPARE, RUNS, compare, count_sizes, load_corpus, train_variant
 from bloom import BloomMap, beam_search, exhaustive, hash_logp
 from common import InputError, blame
 from data.batches import ItemSetBatches
@@ -48,12 +48,12 @@ SIZES = (  # [SB Tables 1, 3 and 4]: model, items, alpha, d, heads, dF, layers, 
     ("Table 4: hash20-h1024", 1_000_000, 20, 1024, 16, 4096, 12, "246.3M"),
 )
 SIZES_COLUMNS = """
-    model                        | {name}
-    rows                         | {rows:,}
-    ours, without special tokens | {total:,}
-    with the pooler              | {paper:,}
-    in 2^20 or 2^30              | {shown}
-    paper prints                 | {printed}
+    model                        | name    | s
+    rows                         | rows    | ,
+    ours, without special tokens | total   | ,
+    with the pooler              | paper   | ,
+    in 2^20 or 2^30              | shown   | s
+    paper prints                 | printed | s
 """
 
 
@@ -84,19 +84,19 @@ def bench_sizes(args):
 # Times
 
 BLOOM = """
-    map, distributions         | {name}
-    beam, ms per position      | {beam:.3f}
-    items scored               | {scored:,.0f}
-    certified %                | {certified:.0f}
-    until certified, ms        | {sure:.3f}
-    items scored               | {scored_sure:,.0f}
-    k = 1, ms                  | {best:.3f}
-    exhaustive, torch.topk, ms | {plain:.1f}
-    × beam                     | {ratio:.0f}
-    × until certified          | {ratio_sure:.0f}
-    exhaustive by blocks, ms   | {all:.1f}
-    × beam                     | {ratio_all:.0f}
-    equal to exhaustive        | {exact}
+    map, distributions         | name        | s
+    beam, ms per position      | beam        | .3f
+    items scored               | scored      | ,.0f
+    certified %                | certified   | .0f
+    until certified, ms        | sure        | .3f
+    items scored               | scored_sure | ,.0f
+    k = 1, ms                  | best        | .3f
+    exhaustive, torch.topk, ms | plain       | .1f
+    × beam                     | ratio       | .0f
+    × until certified          | ratio_sure  | .0f
+    exhaustive by blocks, ms   | all         | .1f
+    × beam                     | ratio_all   | .0f
+    equal to exhaustive        | exact       | s
 """
 
 
@@ -192,15 +192,15 @@ def score_neighbors(args):
 
 
 ENTITIES = """
-    model            | {name}
-    parameters       | {parameters:,}
-    of the embedding | {table:,}
-    rec@1            | {rec@1:.3f} ± {rec@1_std:.3f}
-    rec@10           | {rec@10:.3f} ± {rec@10_std:.3f}
-    rec@20           | {rec@20:.3f} ± {rec@20_std:.3f}
-    correct hashes   | {hashes_right:.3f} ± {hashes_right_std:.3f}
-    certified        | {certified:.3f} ± {certified_std:.3f}
-    loss             | {eval_loss:.3f} ± {eval_loss_std:.3f}
+    model            | name         | s
+    parameters       | parameters   | ,
+    of the embedding | table        | ,
+    rec@1            | rec@1        | .3f ±
+    rec@10           | rec@10       | .3f ±
+    rec@20           | rec@20       | .3f ±
+    correct hashes   | hashes_right | .3f ±
+    certified        | certified    | .3f ±
+    loss             | eval_loss    | .3f ±
 """
 
 
@@ -224,41 +224,39 @@ def bench_entities(args):
     """
     variants = {}
     for n in range(3):
-        flags = ["--alpha", args.alpha, "--coherent", n]
-        variants[f"superbloom, {n} of 2 maps coherent"] = flags
+        variants[f"superbloom, {n} of 2 maps coherent"] = f"--alpha {args.alpha} --coherent {n}"
     num_items = len(load_corpus(args, "items").words)
     width = find_width(num_items, args.alpha)
-    lookup = ["--emb", "lookup", "--width", width, "--ffn", 2 * width]
+    lookup = f"--emb lookup --width {width} --ffn {2 * width}"
     variants[f"lookup, as many parameters (d {width})"] = lookup
     # the paper's rival, where a softmax over all items takes too long
-    sampled = ["--objective", "sampled", "--samples", 1_000]
-    variants[f"the same, sampled softmax (d {width})"] = [*lookup, *sampled]
-    variants["lookup, as wide, sampled softmax (d 256)"] = ["--emb", "lookup", *sampled]
-    yield from compare(args, variants, train_variant, ["--preset", "superbloom-small"])
+    sampled = "--objective sampled --samples 1000"
+    variants[f"the same, sampled softmax (d {width})"] = f"{lookup} {sampled}"
+    variants["lookup, as wide, sampled softmax (d 256)"] = f"--emb lookup {sampled}"
+    yield from compare(args, variants, train_variant, "--preset superbloom-small")
     yield from score_neighbors(args)
 
 
 def bench_depth(args):
     """Compare one layer, six, and a wide one, on frequent items. [SB §3.4] [SB Table 3]"""
     variants = {}
-    for kind, flags in (("superbloom", ["--alpha", args.alpha]), ("lookup", ["--emb", "lookup"])):
-        variants[f"{kind}, 1 layer"] = ["--layers", 1, *flags]
-        variants[f"{kind}, 6 layers"] = ["--layers", 6, *flags]
+    bloom = f"--alpha {args.alpha}"
+    for kind, flags in (("superbloom", bloom), ("lookup", "--emb lookup")):
+        variants[f"{kind}, 1 layer"] = f"--layers 1 {flags}"
+        variants[f"{kind}, 6 layers"] = f"--layers 6 {flags}"
     # as many parameters as six layers have
-    variants["superbloom, 1 layer, wide (d 276)"] = [
-        "--layers", 1, "--alpha", args.alpha, "--width", 276, "--ffn", 552]
-    shared = ["--preset", "superbloom-small", "--width", 128, "--ffn", 256, "--vocab", 2_000,
-              "--lr", 1e-3]
+    variants["superbloom, 1 layer, wide (d 276)"] = f"--layers 1 {bloom} --width 276 --ffn 552"
+    shared = "--preset superbloom-small --width 128 --ffn 256 --vocab 2000 --lr 0.001"
     return compare(args, variants, train_variant, shared)
 
 
 BEAMS = """
-    run, beam    | {name}
-    rec@1        | {rec@1:.3f}
-    rec@10       | {rec@10:.3f}
-    rec@20       | {rec@20:.3f}
-    certified %  | {certified:.1f}
-    items scored | {scored:,.0f}
+    run, beam    | name      | s
+    rec@1        | rec@1     | .3f
+    rec@10       | rec@10    | .3f
+    rec@20       | rec@20    | .3f
+    certified %  | certified | .1f
+    items scored | scored    | ,.0f
 """
 
 
@@ -319,7 +317,7 @@ TABLES = {  # name -> function that yields the rows, columns, flags and their de
     "bloom": (bench_bloom, BLOOM, {}),
     "entities": (bench_entities, ENTITIES, PAGES),
     "depth": (bench_depth, ENTITIES, PAGES),
-    "beams": (bench_beams, BEAMS, dict(data="python-names", cache="cache", runs=REQUIRED)),
+    "beams": (bench_beams, BEAMS, RUNS | dict(data="python-names", cache="cache")),
 }
 
 

@@ -24,20 +24,16 @@ from data.rows import read_rows
 
 NATIONS = ("American", "English", "British", "German", "Canadian", "Australian", "French",
            "Italian", "Irish")
-SIZES = {"articles": (5_000, 2_000), "nations": (4_000, 1_500)}  # rows of train and dev
 
 
 def list_questions(rows):
     """Return (paragraph, question, article) of the 30 articles with the most questions."""
-    # titles with their numbers of questions
+    # title -> its number of questions
     counts = collections.Counter(row["title"] for row in rows)
     # the 30 largest classes
-    titles = {title for title, _ in counts.most_common(30)}
-    questions = []
-    for row in rows:
-        if row["title"] in titles:
-            questions.append((row["context"], row["question"], row["title"]))
-    return questions
+    titles = dict(counts.most_common(30))
+    return [(row["context"], row["question"], row["title"])
+            for row in rows if row["title"] in titles]
 
 
 def list_paragraphs(rows):
@@ -81,15 +77,19 @@ def write_task(folder, examples, num_train, num_dev):
                 print(json.dumps(part[i]), file=file)
 
 
+KINDS = {  # name -> function that lists the examples, rows of train and of dev
+    "articles": (list_questions, 5_000, 2_000),
+    "nations": (list_paragraphs, 4_000, 1_500),
+}
+
+
 def build(kind, source, out):
     """Read the rows of a file, and write the task to the folder OUT/KIND."""
     rows = list(read_rows(source))
+    list_examples, num_train, num_dev = KINDS[kind]
     with reading(source):  # a row without the columns
-        if kind == "articles":
-            examples = list_questions(rows)
-        else:
-            examples = list_paragraphs(rows)
-    write_task(f"{out}/{kind}", examples, *SIZES[kind])
+        examples = list_examples(rows)
+    write_task(f"{out}/{kind}", examples, num_train, num_dev)
 
 
 def main(argv=None):
@@ -102,7 +102,7 @@ def build_parser():
     """Return the parser of the command line."""
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("kind", choices=SIZES)
+    p.add_argument("kind", choices=KINDS)
     p.add_argument("source", help="file of rows: .jsonl, or .jsonl.gz")
     p.add_argument("out", help="folder; the task is written to OUT/KIND")
     return p

@@ -19,7 +19,7 @@ import torch
 
 from baselines.canine import Canine, CanineConfig, CharacterTokenizer
 from bench import harness
-from bench.harness import REQUIRED, Stopwatch, build_model
+from bench.harness import CORPUS, GLUE_FILES, RUNS, Stopwatch, build_model
 from common import autocast, has_fast_bfloat16, read_json
 from data.batches import pad_batch
 from data.tasks import SequenceClassification
@@ -71,12 +71,12 @@ def objective_step(model, name, ids, dtype, compute_loss=None):
 
 
 STEPS = """
-    8,192 positions per step | {name}
-    full, ms                 | {full:,.0f}
-    LSH upper, ms            | {upper:,.0f}
-    % of full                | {share:.0f}
-    LSH all, ms              | {all:,.0f}
-    % of full                | {share_all:.0f}
+    8,192 positions per step | name      | s
+    full, ms                 | full      | ,.0f
+    LSH upper, ms            | upper     | ,.0f
+    % of full                | share     | .0f
+    LSH all, ms              | all       | ,.0f
+    % of full                | share_all | .0f
 """
 
 
@@ -103,12 +103,12 @@ def bench_steps(args, *, lengths=(128, 512, 2048), positions=8_192, num_words=20
 MLM = "MLM, lookup 50K"
 MLM_TRANSFORMERS = "MLM, Hugging Face Transformers"
 TRAIN = """
-    step                       | {name}
-    dtype                      | {dtype}
-    batch                      | {batch:,}
-    ms per sample              | {ms:.2f}
-    × our MLM                  | {speed:.2f}
-    × Transformers, same dtype | {against_transformers:.2f}
+    step                       | name                 | s
+    dtype                      | dtype                | s
+    batch                      | batch                | ,
+    ms per sample              | ms                   | .2f
+    × our MLM                  | speed                | .2f
+    × Transformers, same dtype | against_transformers | .2f
 """
 
 
@@ -169,15 +169,15 @@ def build_transformers_model(shape, num_rows):
 
 
 INFERENCE = """
-    task              | {name}
-    pieces per sample | {pieces:.1f}
-    words             | {words:.1f}
-    characters        | {characters:.1f}
-    BERT, ms          | {pieces_ms:.1f}
-    Proj, ms          | {words_ms:.1f}
-    × BERT            | {words_speed:.2f}
-    CANINE-C, ms      | {characters_ms:.1f}
-    × BERT            | {characters_speed:.2f}
+    task              | name             | s
+    pieces per sample | pieces           | .1f
+    words             | words            | .1f
+    characters        | characters       | .1f
+    BERT, ms          | pieces_ms        | .1f
+    Proj, ms          | words_ms         | .1f
+    × BERT            | words_speed      | .2f
+    CANINE-C, ms      | characters_ms    | .1f
+    × BERT            | characters_speed | .2f
 """
 
 
@@ -227,14 +227,14 @@ def run_batches(model, batches):
 # Scores of trained runs
 
 TASKS = """
-    model, task     | {name}
-    score           | {score:.1f} ± {score_std:.1f}
-    last evaluation | {last:.1f}
-    bag of words    | {bag_of_words:.1f} ± {bag_of_words_std:.1f}
-    difference      | {over_bag:.1f} ± {over_bag_std:.1f}
-    majority class  | {majority:.1f}
-    seeds           | {seeds:,}
-    n               | {n:,}
+    model, task     | name         | s
+    score           | score        | .1f ±
+    last evaluation | last         | .1f
+    bag of words    | bag_of_words | .1f ±
+    difference      | over_bag     | .1f ±
+    majority class  | majority     | .1f
+    seeds           | seeds        | ,
+    n               | n            | ,
 """
 
 
@@ -263,9 +263,8 @@ def bench_tasks(args):
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
     "steps": (bench_steps, STEPS, {}),
     "train": (bench_train, TRAIN, {}),
-    "inference": (bench_inference, INFERENCE,
-                       dict(data="python", data_dir=REQUIRED, cache="cache")),
-    "tasks": (bench_tasks, TASKS, dict(runs=REQUIRED)),
+    "inference": (bench_inference, INFERENCE, CORPUS | GLUE_FILES),
+    "tasks": (bench_tasks, TASKS, RUNS),
 }
 
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import subprocess
 from argparse import Namespace
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import attention as lsh_attention
 import pretrain
 from bench import attention, figures, gpu, harness, hashformers, sketch, superbloom, training
+from common import InputError
 from hashing import MD5, sketch_index
 from model import Config
 from tests.support import ROOT, SMALL, assert_refused, make_words
@@ -37,7 +39,7 @@ def run_bench(file, name, settings=None, **sizes):
     measure, columns, _ = file.TABLES[name]
     rows = list(measure(settings, **sizes))
     keys = set().union(*rows) | {"sketch"}  # a sketch of FlexAttention is gone
-    assert set(re.findall(r"\| {(.+?)[:}]", columns)) <= keys
+    assert set(re.findall(r"\| (\S+) +\|", columns)) <= keys
     harness.markdown(rows, columns)  # every cell has a format
     return rows
 
@@ -68,7 +70,7 @@ def test_rows_that_are_measured_stay_if_a_later_one_fails(tmp_path):
         raise KeyError
 
     path = tmp_path / "x.json"
-    tables = dict(name=(measure, "name | {name}", {}))
+    tables = dict(name=(measure, "name | name | s", {}))
     with pytest.raises(KeyError):
         harness.main("bench.file", tables, "", ["name", "--json", str(path)])
     result = json.loads(path.read_text())
@@ -76,10 +78,15 @@ def test_rows_that_are_measured_stay_if_a_later_one_fails(tmp_path):
     assert result["command"] == f"python -m bench.file name --json {path}"
 
 
-def test_commit_outside_a_clone_is_unknown(tmp_path, monkeypatch):
+def test_commit_is_unknown_outside_a_clone_and_changed_by_a_new_file(tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert harness.describe_machine()["commit"] == "unknown"
+    for command in ("init", "-c user.name=a -c user.email=a commit --allow-empty -m a"):
+        subprocess.check_call(["git", "-C", tmp_path, *command.split()])
+    assert "+" not in harness.describe_commit()
+    tmp_path.joinpath("new.py").touch()
+    assert harness.describe_commit().endswith("+changes")
 
 
 @pytest.mark.parametrize("file, argv, fragment", [
@@ -94,7 +101,9 @@ def test_command_with_bad_input_is_refused(file, argv, fragment):
 
 @pytest.mark.parametrize("name, sizes", gpu.QUICK.items())
 def test_gpu_at_tiny_sizes_fills_all_columns(name, sizes):
-    run_bench(gpu, name, **sizes)
+    for row in run_bench(gpu, name, **sizes):
+        for key in {"dense_mib", "gib"} & set(row):  # memory of a GPU
+            assert (row[key] is not None) == torch.cuda.is_available()
 
 
 # Times, comparisons, tables
@@ -114,8 +123,8 @@ def test_compare_lists_every_seed_with_mean_and_deviation(args, one_process):
     def train(job):
         return dict(score=job.seed + len(job.name))
 
-    variants = dict(a=["--emb", "a"], bcd=["--emb", "bcd"])
-    first, second = harness.compare(args(seeds=3), variants, train, ["--shared"])
+    variants = dict(a="--emb a", bcd="--emb bcd")
+    first, second = harness.compare(args(seeds=3), variants, train, "--shared")
     assert first["score_all"] == [1, 2, 3]
     assert second["score"] == 4
     assert second["score_std"] == 1
@@ -126,19 +135,21 @@ def test_markdown_equals_table_made_by_hand():
     rows = [
         dict(name="a", n=1_234, score=0.5, score_std=0.0123),
         dict(name="b", score=2.0),
+        dict(name="c", score=None, score_std=2.0),
     ]
     columns = """
-        a name | {name}
-        n      | {n:,}
-        score  | {score:.3f} ± {score_std:.3f}
-               | {score:.1f} ± {score_std:.1f}
-        hidden | {nobody_has_it:.1f}
+        a name | name          | s
+        n      | n             | ,
+        score  | score         | .3f ±
+               | score         | .1f ±
+        hidden | nobody_has_it | .1f
     """
     assert harness.markdown(rows, columns) == (
         "| a name | n | score |  |\n"
         "| --- | --: | --- | --- |\n"
         "| a | 1,234 | 0.500 ± 0.012 | 0.5 ± 0.0 |\n"
-        "| b | not measured | 2.000 | 2.0 |\n")
+        "| b | not measured | 2.000 | 2.0 |\n"
+        "| c | not measured | not measured | not measured |\n")
 
 
 # BERT-LSH
@@ -298,6 +309,11 @@ def test_hide_words_hides_the_same_words_from_words_and_pieces():
     assert set(found[0]) == {"cafe", "a", "cat", "the", "dog", "saw", "cats", "and", "it"}
 
 
+def test_texts_without_words_to_ask_for_are_refused(sr_run):
+    with pytest.raises(InputError, match="--text"):
+        sketch.name_hidden(sr_run, ["hi"], ["hi", "\0"])
+
+
 @pytest.mark.parametrize("flags", [
     "--emb median --buckets 31",
     "--emb lookup --objective mlm --vocab 290",  # a word is several pieces
@@ -336,6 +352,17 @@ def test_name_hidden_equals_scoring_all_by_hand(
 
 
 # Figures
+
+
+def test_name_gpu_in_new_results_and_in_old_ones():
+    for device in ("2 cores, NVIDIA H100", "NVIDIA H100, driver 1.2, 2 cores"):
+        assert figures.name_gpu(device) == "NVIDIA H100"
+
+
+def test_result_of_an_unknown_table_is_refused(monkeypatch):
+    monkeypatch.delitem(sketch.TABLES, "gaps")
+    with pytest.raises(KeyError, match="gaps"):
+        figures.readme_tables()
 
 
 def test_figures_are_those_of_assets(tmp_path, monkeypatch):
