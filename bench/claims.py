@@ -5,9 +5,18 @@ A claim is a row of docs/claims.json, such as
     {"claim": "LSH bits score higher than MD5 bits under Proj, GLUE", "rule": "higher", ...
      "here": ["glue", "proj, lsh", "average"], "control": ["glue", "proj, md5", "average"]}
 
-`here` is the number "average" of the row "proj, lsh" in results/glue.json, and `control` that
-of the row "proj, md5". The verdict follows from the two numbers and their errors, by the rule in
-`judge`, and from nothing else.
+Its verdict follows from the two numbers and their errors, by the rule in `judge`, and from nothing
+else. The fields of a row:
+
+    claim, place, paper         text: what it says, where, and the paper's number
+    here, control               [file, row, key], the number in results/, or a number
+    rule, share                 see `judge`
+    n, whole, is_correlation    see `read_cell`
+    cost                        time of a core; the claim was not run
+    note                        text behind the verdict
+    script                      its name in runs/
+    front                       true: README and the figure show the claim
+    bars, unit                  what they call the two numbers, and the unit
 
     python -m bench.figures readme      write the tables anew
 """
@@ -17,10 +26,7 @@ import math
 from bench.harness import ROOT, markdown
 from common import read_json
 
-# Two-sided 95 % of Student's t with four degrees of freedom: three seeds, and three of the control.
-# All rows have it. Where one side alone varies, the degrees of freedom are two, and the limit
-# would be 4.30
-LIMIT = 2.78
+LIMIT = 2.78  # Student's t, two-sided 95 %, 4 degrees of freedom: three seeds on each side
 COLUMNS = """
     claim       | claim   | s
     place       | place   | s
@@ -42,18 +48,18 @@ FRONT = """
 
 def list_tables():
     """Yield marker and markdown: all claims of each paper, and README's main ones of all four."""
-    verdicts = []
+    count = {"holds": 0, "does not hold": 0, "not decided": 0, "not run": 0}
     front = []
     for paper, claims in read_json(ROOT / "docs/claims.json").items():
         rows = [list_cells(claim) for claim in claims]
         yield f"claims {paper}", markdown(rows, COLUMNS)
-        verdicts += [row["verdict"] for row in rows]
+        for row in rows:
+            for start in count:
+                count[start] += row["verdict"].startswith(start)
         front.append(dict(claim=f"**{paper}**", unit="", own_bar="", control_bar="", verdict="",
                           script=""))
         front += [row for row in rows if "unit" in row]
-    count = {start: sum(verdict.startswith(start) for verdict in verdicts)
-             for start in ("holds", "does not hold", "not decided", "not run")}
-    text = (f"Of {len(verdicts)} claims and controls {count['holds']} hold, "
+    text = (f"Of {sum(count.values())} claims and controls {count['holds']} hold, "
             f"{count['does not hold']} do not, {count['not decided']} are not decided, and "
             f"{count['not run']} were not run. The main ones:\n\n")
     yield "front claims", text + markdown(front, FRONT)
@@ -75,7 +81,7 @@ def list_cells(claim):
         row |= dict(here=f"{name_cell(claim, 'here')}{write_number(here)}",
                     control=f"{name_cell(claim, 'control')}{write_number(control)}",
                     verdict=judge(claim, here, control))
-        if "front" in claim:  # README has short names, those of the figure
+        if claim.get("front"):  # README has short names, those of the figure
             own, other = claim["bars"]
             row |= dict(unit=claim["unit"], own_bar=f"{own}: {write_number(here)}",
                         control_bar=f"{other}: {write_number(control)}")
@@ -88,51 +94,53 @@ def judge(claim, here, control):
     """Return the verdict on a claim: "holds", "does not hold", or "not decided".
 
     A claim that one number is higher (or lower) is decided by a difference of more than LIMIT
-    standard errors. One seed decides nothing, because its spread is not known. The rules "at least"
-    and "equal" compare numbers that have no error.
+    standard errors, for which three seeds a side are needed. The rules "at least" and "equal" are
+    for numbers without an error; equal allows 0.005.
 
     Args:
         claim: dict, a row of docs/claims.json, with a rule (default: higher) and a share (default:
             1): here is compared with the share of the control.
         here, control: dict with mean, error (standard error of the mean) and seeds.
     """
+    seeds = [here["seeds"], control["seeds"]]
+    if 1 in seeds:
+        return "not decided, one seed"
+    if 2 in seeds:  # LIMIT is that of three
+        return "not decided, two seeds"
     rule = claim.get("rule", "higher")
     share = claim.get("share", 1)
     difference = here["mean"] - share * control["mean"]
-    if rule == "at least":
-        return name_verdict(difference >= 0)
-    if rule == "equal":
-        return name_verdict(round(difference, 2) == 0)
-    if rule == "lower":
-        difference = -difference
-    elif rule != "higher":
-        raise ValueError(f"rule: expected higher, lower, at least or equal, got {rule}.")
-    if here["seeds"] == 1 or control["seeds"] == 1:
-        return "not decided, one seed"
     error = math.hypot(here["error"], share * control["error"])
-    if error == 0:
-        raise ValueError(f"rule {rule}: expected numbers with an error. Use at least, or equal.")
-    if abs(difference) <= LIMIT * error:
+    if (error > 0) != (rule in ("higher", "lower")):
+        raise ValueError(f"rule {rule}: expected higher or lower for numbers with an error, at "
+                         f"least or equal for others, got error {error}.")
+    if error > 0 and abs(difference) <= LIMIT * error:
         return "not decided"
-    return name_verdict(difference > 0)
-
-
-def name_verdict(is_true):
-    """Return the word of the tables for a decided claim."""
-    return "holds" if is_true else "does not hold"
+    if rule == "higher":
+        holds = difference > 0
+    elif rule == "lower":
+        holds = difference < 0
+    elif rule == "at least":
+        holds = difference >= 0
+    elif rule == "equal":
+        holds = round(difference, 2) == 0
+    else:
+        raise ValueError(f"rule: expected higher, lower, at least or equal, got {rule}.")
+    return "holds" if holds else "does not hold"
 
 
 def read_cell(cell, claim):
     """Return dict of mean, std, error and seeds of a cell of results/.
 
     The error is that of a mean over seeds and, where the claim has an n, of n rows. An average over
-    tasks has no n, so its error leaves out the sampling error of the rows.
+    tasks has no n, so its error leaves out the sampling error of the rows. The rows count as
+    independent on both sides, although they are the same rows; so the error is too large.
 
     Args:
         cell: file, row (its name, or its L) and key; or a number, which has no error.
         claim: dict with, where they differ from these defaults: n (None), the number of rows that
-            were scored, by here and by control as if they were different ones; whole (100), what
-            all of them score; is_correlation (False), whether the score is no share of the rows.
+            were scored; whole (100), what all of them score; is_correlation (False), whether the
+            score is no share of the rows.
     """
     if isinstance(cell, int | float):
         return dict(mean=cell, std=None, error=0, seeds=None)

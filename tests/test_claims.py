@@ -23,8 +23,14 @@ def make_value(mean, error=1.0, seeds=3):
     (0.1, "equal", "does not hold"),
 ])
 def test_verdict_follows_from_the_error(difference, rule, verdict):
-    here = make_value(50 + difference)
-    assert claims.judge(dict(rule=rule), here, make_value(50)) == verdict
+    error = 0 if rule in ("at least", "equal") else 1
+    here = make_value(50 + difference, error)
+    assert claims.judge(dict(rule=rule), here, make_value(50, error)) == verdict
+
+
+def test_numbers_with_an_error_have_no_exact_rule():
+    with pytest.raises(ValueError, match="at least"):
+        claims.judge(dict(rule="at least"), make_value(50), make_value(50))
 
 
 @pytest.mark.parametrize("mean, verdict", [
@@ -36,8 +42,9 @@ def test_share_of_the_control_has_the_share_of_its_error(mean, verdict):
     assert claims.judge(dict(share=0.1), here, make_value(100, error=10)) == verdict
 
 
-def test_one_seed_decides_nothing():
-    verdict = claims.judge({}, make_value(90, seeds=1), make_value(10))
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_fewer_than_three_seeds_decide_nothing(seeds):
+    verdict = claims.judge({}, make_value(90, seeds=seeds), make_value(10))
     assert verdict.startswith("not decided")
 
 
