@@ -235,19 +235,21 @@ class HashTokenizer:
 
     @classmethod
     def load(cls, state, config):
-        """Return the tokenizer of a state() and a model's config; ValueError if they do not fit."""
-        try:
-            options = dict(state)
-            hash_class = HASHES[options.pop("hash_name")]
-            if options["hash"] is not None:
-                options["hash"] = hash_class(**options["hash"])
-            if options["subwords"] is not None:
-                options["subwords"] = SUBWORDS[options["split"]](options["subwords"])
-            if options["bloom_map"] is not None:
-                options["bloom_map"] = BloomMap.load(options["bloom_map"])
-            return cls(config, **options)
-        except Exception as error:  # the BPE library raises plain Exception
-            raise ValueError(f"not the state of a tokenizer for this model: {error!r}") from error
+        """Return the tokenizer of a state() and a model's config.
+
+        Raises:
+            Exception: The state is damaged or does not fit the model. The BPE library raises this
+                type.
+        """
+        options = dict(state)
+        hash_class = HASHES[options.pop("hash_name")]
+        if options["hash"] is not None:
+            options["hash"] = hash_class(**options["hash"])
+        if options["subwords"] is not None:
+            options["subwords"] = SUBWORDS[options["split"]](options["subwords"])
+        if options["bloom_map"] is not None:
+            options["bloom_map"] = BloomMap.load(options["bloom_map"])
+        return cls(config, **options)
 
 
 # Tokens that are learned from a corpus: BPE pieces, phrases
