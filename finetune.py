@@ -349,7 +349,8 @@ def encode_splits(config, checkpoint, task, splits):
     data = {}
     with blame("--ckpt, --preset"):
         if "tokenizer" in checkpoint:
-            tokenizer = HashTokenizer.load(checkpoint["tokenizer"], config)
+            with reading("--ckpt"):
+                tokenizer = HashTokenizer.load(checkpoint["tokenizer"], config)
         else:  # --preset: the hash knows the words of the training rows
             word_counts = collections.Counter()
             for texts, _ in splits["train"]:

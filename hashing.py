@@ -15,9 +15,12 @@ Deviations:
     3. The seed and the key are arguments, and state() returns them. The paper withholds its key.
     4. A byte order mark or a NUL separates words, as white space does.
     5. NgramLSH.index and .bits share hyperplanes. The paper draws T others for the bits.
-    6. NgramLSH.fit shuffles the features.
+    6. NgramLSH.fit shuffles the features: as neighbors in eta, frequent n-grams, which occur
+       together, would make bits depend on each other (docs/hashformers.md).
+    7. [FT §3.2] ngram_index takes n-grams of 1 to 4 characters, and not the word itself. The paper
+       takes those of 3 to 6, and the word.
 Notation:
-    V words   T bits   N rows that an index chooses from: hash buckets, or hyperplanes
+    V words   T bits   N size of an index: hash buckets (MD5), hyperplanes (NgramLSH)
     F features, n-grams   G n-grams of a word   k hash functions of a sketch   R buckets of each
 Demo: python hashing.py "play plays played"
 
@@ -88,12 +91,15 @@ def replace_marks(text):
     PATTERNS takes these marks for symbols. Here each becomes the letter before it: "e\u0301te" is
     "eete". split_words reads the original text at the same positions.
     """
+    # each distinct character once: a long text has few, and most texts have no marks
     if text.isascii() or not any(is_mark(letter) for letter in set(text)):
         return text
     letters = [text[0]]
     for letter in text[1:]:
-        if is_mark(letter) and PATTERNS["space"].match(letters[-1]):  # not after a separator
-            letter = letters[-1]
+        if is_mark(letter):
+            is_separator = PATTERNS["space"].match(letters[-1]) is None
+            if not is_separator:
+                letter = letters[-1]
         letters.append(letter)
     return "".join(letters)
 
@@ -119,7 +125,7 @@ def md5_digests(words, count=1, key=None):
         uint8 (V, 16 · count).
     """
     check_words(words)
-    # suffixes begin with NUL, which no word contains, so word + suffix is never another word
+    # suffixes begin with NUL, which no word of split_words contains: word + suffix is no other word
     suffixes = [b""]
     for i in range(1, count):
         suffixes.append(i.to_bytes(4, "big"))
@@ -165,27 +171,31 @@ def md5_index(words, N, key=None):
 def sketch_index(words, k, R, seed=0, key=None):
     """Return k independent hash buckets per word, from disjoint slices of its digests. [CM]
 
-    Linear functions of one number x, such as (x · prime_j) mod R, are not independent: two numbers
-    that are equal modulo R collide under all of them.
+    A digest of 16 bytes holds two 64-bit numbers, and each hash function takes one, modulo R.
 
     Args:
         words: list[str], V words.
         k: int, number of hash functions.
         R: int, number of buckets of each function.
-        seed: int. key: str or None. With seed 0 and no key the digests are plain MD5, else they
-            are keyed with both.
+        seed: int. key: str, or None or "" for none. With seed 0 and no key the digests are plain
+            MD5, else they are keyed with both.
 
     Returns:
         int64 (V, k), each in 0 .. R-1.
 
     Example:
         sketch_index(["play"], 5, 500)  # [[409, 489, 306, 104, 165]]
+
+    Linear functions of one number x, such as (x · prime_j) mod R, would not be independent: two
+    numbers that are equal modulo R collide under all of them.
     """
     assert k >= 1 and R >= 1, "k, R: expected at least 1"  # numpy: x % 0 is 0
+    if key is None:
+        key = ""
     secret = None
-    if key is not None or seed != 0:
-        secret = f"{key or ''} sketch {seed}"
-    digests = md5_digests(words, math.ceil(k / 2), secret)  # 16 bytes each, for two functions
+    if key != "" or seed != 0:
+        secret = f"{key} sketch {seed}"
+    digests = md5_digests(words, math.ceil(k / 2), secret)  # (V, 16 · ceil(k/2))
     slices = digests.view(">u8")[:, :k]  # (V, k), numbers of 64 bits
     return (slices % np.uint64(R)).astype(np.int64)
 
@@ -215,8 +225,7 @@ def list_ngrams(word):
     """Return the runs of 1 to MAX_GRAM = 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
     grams = []
     for size in range(1, MAX_GRAM + 1):
-        for start in range(len(word) - size + 1):
-            grams.append(word[start:start + size])
+        grams += [word[start:start + size] for start in range(len(word) - size + 1)]
     return grams
 
 
@@ -228,8 +237,8 @@ def ngram_index(words, N, G, seed=0, key=None):
     Args:
         words: list[str], V words.
         N: int, number of buckets, with bucket 0, the padding.
-        G: int, the most n-grams of a word. A word of 15 letters has 62. The last ones, which have 4
-            characters, are lost beyond G.
+        G: int, the most n-grams of a word. A word of 15 letters has 62. Beyond G the longest
+            n-grams are dropped first.
         seed, key: as in sketch_index.
 
     Returns:
@@ -366,9 +375,8 @@ class NgramLSH:
         # ties: the shorter n-gram, then the one with the smaller code points
         grams = sorted(frequency, key=lambda gram: (-frequency[gram], len(gram), gram))
         grams = grams[:features]
-        # Features f and f + 1 have the same window of eta, shifted by one. Frequent n-grams occur
-        # together, and as neighbors they would make bits depend on each other
-        # (docs/hashformers.md), so shuffle. The 1 gives another random stream than that of eta
+        # Features f and f + 1 have the same window of eta, shifted by one: Deviation 6. The 1 gives
+        # another random stream than that of eta
         np.random.default_rng([seed, 1]).shuffle(grams)
         return cls(grams, features, seed)
 
@@ -394,9 +402,9 @@ class NgramLSH:
         windows = sliding_window_view(self.eta, T)  # row f is eta[f : f + T]; nothing is copied
         bits = np.empty((len(words), T), np.uint8)
         for i, word in enumerate(words):
+            # the loop of index as a sum of rows: two thirds of its time where T is 128
             rows = windows[self.list_features(word)]  # (n-grams, T)
-            products = rows.sum(0)  # (T,), x · r^j for each j
-            bits[i] = products > 0
+            bits[i] = rows.sum(0) > 0  # x · r^j for each j
         return bits
 
     def index(self, words, N):
@@ -413,7 +421,7 @@ class NgramLSH:
         index = np.empty(len(words), np.int64)
         for i, word in enumerate(words):
             products = np.zeros(N, np.int64)  # x · r^j for each j
-            for f in self.list_features(word):  # for a large N faster than rows, as in bits
+            for f in self.list_features(word):  # where N is 50,000, four times as fast as rows
                 products += self.eta[f:f + N]
             index[i] = products.argmax()
         return index

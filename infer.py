@@ -159,6 +159,7 @@ class Predictor:
         elif self.config.head == "hash-mlm":
             buckets = self.tokenizer.sketch_targets(words)  # (N, m)
             self.item_map = ItemMap(buckets, self.config.buckets)
+        self.tokenizer.set_names(self.items)
         self.item_numbers = {name: number for number, name in enumerate(self.items)}
 
     def predict(self, rows, k=8):

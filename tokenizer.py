@@ -7,11 +7,14 @@ Sources:
     [CM] Median is all you need, a proposal
 Out of scope: the hash functions (hashing.py), corpora on disk (data/corpus.py).
 Deviations:
-    1. [HF] The BPE of the baselines lower-cases, as hashing does, so that only the units differ.
+    1. [HF] The BPE of the baselines lower-cases, as hashing does. The rest differs: it lower-cases
+       each letter alone (Σ at the end of a word too), keeps decomposed accents, which NFC composes,
+       and has pieces for a byte order mark and NUL, which separate words.
     2. [SB §4] Phrases falls back on pieces of byte-level BPE; the paper uses WordPiece.
 Notation:
     V words   C code numbers of a word   T bits   L positions   N rows of a table
     k hash functions   c bits of a chunk   m hashes of an item   R buckets of a hash function or map
+    G n-grams of a word at most
 Demo: python tokenizer.py
 """
 
@@ -28,19 +31,29 @@ from bloom import BloomMap
 from hashing import (HASHES, MD5, NgramLSH, bits_to_chunks, check_words, list_words, ngram_index,
                      sketch_index, split_words)
 
-# Token IDs of the special tokens, which are never hashed. Words follow, the most frequent first.
+# Token IDs of the special tokens, which are never hashed. Words follow: in the order of the
+# vocabulary, or as they first appear
 SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
 PAD, CLS, SEP, UNK, MASK = range(5)
 FIRST_WORD_ID = len(SPECIALS)
 
 # Ways to split a text. The first two are those of hashing.split_words; "bpe" and "phrases" are
-# learned from a corpus, see SUBWORDS; "items" cuts at the names in a vocabulary
+# learned from a corpus, see SUBWORDS; "items" finds names, see split_names
 SPLITS = ("regex", "space", "bpe", "phrases", "items")
 
-# An embedding's code format says how the codes of a word are laid out: see codes_of_words
-FIXED = ("row", "digest")  # a row, or a Bloom digest, for each word of a fixed vocabulary
-HASHED = ("bits", "chunks", "index")  # bits or a bucket by MD5 or NgramLSH
-# The other formats, "sketch", "weighted" and "ngrams", are buckets by MD5 with a seed and a key
+# Code formats: what a word's codes are, which arguments of HashTokenizer make them, and which
+# embeddings read them
+#
+#   row        its token ID                               vocabulary              lookup
+#   digest     m rows, its Bloom digest                   vocabulary, bloom_map   bloom
+#   bits       T bits, eight in a byte                    hash                    add, proj, linear
+#   chunks     T bits, in numbers of c bits               hash                    pool
+#   index      one bucket, 0 .. N-1                       hash                    emb
+#   sketch     k buckets, 0 .. R-1                        hash_seed, key          mean, median
+#   weighted   k rows, 0 .. N-1, and one of importances   hash_seed, key          weighted
+#   ngrams     G buckets at most, 1 .. N-1, then 0        hash_seed, key          ngram
+FIXED = ("row", "digest")  # every word that is not in the vocabulary is [UNK]
+HASHED = ("bits", "chunks", "index")
 
 
 class HashTokenizer:
@@ -50,19 +63,19 @@ class HashTokenizer:
         ids = tokenizer.ids(words)                 5 6
         codes = tokenizer.codes()[ids]             (2, C), which an embedding reads
 
-    Other libraries call the first two steps "encode"; ids_of_texts is both, for many texts.
-
     The word list has no parameters, and grows with the text: a new word gets the next free ID, and
     is hashed once. In the code formats of FIXED it is a vocabulary, and every other word is [UNK].
 
     Args:
         config: model.Config: the code format of its embedding, and the sizes of the codes.
         split: one of SPLITS.
-        hash: instance of a class of HASHES, for the code formats of HASHED.
+        hash: instance of a class of HASHES.
         subwords: BPE or Phrases, for the splits of the same name, else None.
-        vocabulary: list[str], the words by ID, for the code formats of FIXED.
-        bloom_map: BloomMap of the vocabulary, for the code format digest.
-        hash_seed, key: int, and str or None, for the other code formats and for sketch_targets.
+        vocabulary: list[str], the words by ID.
+        bloom_map: BloomMap of the vocabulary.
+        hash_seed, key: int, and str or None, for sketch_targets too.
+
+    An argument that the code format does not need is ignored.
     """
 
     separator = (SEP, SEP)  # between two texts in build_inputs; a character tokenizer has another
@@ -80,17 +93,19 @@ class HashTokenizer:
         self.key = key
         self.words = []  # their IDs are FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
         self.id_of_word = {}  # word -> ID
-        self.max_words = 1  # words of the longest name: 2 for "New York"
+        self.set_names([])
         self.is_fixed = config.code_format in FIXED
         # code_table (IDs, C): complete in a fixed vocabulary, else codes() appends new words
         if self.is_fixed:
             self.add_words(vocabulary)
+            self.set_names(vocabulary)
             # a word listed twice would shift the IDs of all later words
             assert len(self.words) == len(vocabulary), "vocabulary: expected each word once"
             self.code_table = self.fixed_codes()
         else:
-            # special tokens are not hashed, as Model has vectors for them: their codes are zeros
-            self.code_table = np.zeros_like(self.codes_of_words(SPECIALS))
+            # Model has vectors for special tokens: their codes are zeros. Hash any five words for
+            # the shape and the dtype
+            self.code_table = np.zeros_like(self.codes_of_words(["a"] * FIRST_WORD_ID))
 
     # Text to words, and words to token IDs
 
@@ -99,7 +114,7 @@ class HashTokenizer:
         if self.subwords is not None:
             return self.subwords.split(text)
         if self.split_name == "items":
-            return split_names(text, self.id_of_word, self.max_words)
+            return split_names(text, self.names, self.max_words)
         return split_words(text, self.split_name)
 
     def ids(self, words):
@@ -115,13 +130,18 @@ class HashTokenizer:
             if word not in self.id_of_word:
                 self.id_of_word[word] = FIRST_WORD_ID + len(self.words)
                 self.words.append(word)
-                self.max_words = max(self.max_words, 1 + word.count(" "))
+
+    def set_names(self, names):
+        """Set the known names, list[str], for the split "items": those of several words, too."""
+        self.names = set(names)
+        # subtle: not those of add_words, or a text would change how the next one is split
+        self.max_words = max([1 + name.count(" ") for name in names], default=1)
 
     def ids_of_texts(self, texts):
         """Return the token IDs of each text, int32 (n,), faster than split and ids."""
         if self.subwords is not None:
             return [self.ids(words) for words in self.subwords.split_texts(texts)]
-        if self.split_name == "items":  # a name of one text is known in the next
+        if self.split_name == "items":
             return [self.ids(self.split(text)[0]) for text in texts]
         return [self.ids(list_words(text, self.split_name)) for text in texts]
 
@@ -149,38 +169,35 @@ class HashTokenizer:
         return self.code_table
 
     def codes_of_words(self, words):
-        """Return the codes of words, integers (V, C).
-
-        A comment at each code format names the embeddings that read it.
-        """
+        """Return the codes of words, integers (V, C), by the table of code formats above."""
         if self.is_fixed:
             return self.code_table[self.ids(words)]
         config = self.config
         code_format = config.code_format
-        if code_format == "bits":  # add, proj, linear: T bits in bytes, the first bit highest
+        if code_format == "bits":  # the first bit of a byte is its highest
             return np.packbits(self.hash.bits(words, config.bits), axis=1)  # uint8 (V, ceil(T/8))
-        if code_format == "chunks":  # pool: the T bits in numbers of c bits
+        if code_format == "chunks":
             bits = self.hash.bits(words, config.bits)  # (V, T)
             return bits_to_chunks(bits, config.chunk)  # int16 (V, ceil(T/c))
-        if code_format == "index":  # emb: a hash bucket, 0 .. N-1
+        if code_format == "index":
             codes = self.hash.index(words, config.rows)[:, None]  # (V, 1)
-        elif code_format == "sketch":  # mean, median: k hash buckets, 0 .. R-1
+        elif code_format == "sketch":
             codes = self.sketch_targets(words)  # (V, k)
-        elif code_format == "weighted":  # weighted: k rows, 0 .. N-1, and one of importances
+        elif code_format == "weighted":
             rows = sketch_index(words, config.hashes, config.rows, self.hash_seed, self.key)
             # k + 1 hash functions are independent: the last one chooses the row of importances
             more = sketch_index(words, config.hashes + 1, config.weights, self.hash_seed, self.key)
             codes = np.concatenate([rows, more[:, -1:]], 1)  # (V, k + 1)
-        elif code_format == "ngrams":  # ngram: G buckets 1 .. N-1, of its n-grams, then 0
+        elif code_format == "ngrams":
             codes = ngram_index(words, config.rows, config.grams, self.hash_seed, self.key)
         else:
-            raise ValueError(f"code_format: expected one of those above, got {code_format!r}.")
+            raise ValueError(f"unknown code format {code_format!r}")
         return codes.astype(np.int32)
 
     def sketch_targets(self, words):
-        """Return the k hash buckets of words, int32 (V, k), which hash-mlm predicts. [CM]
+        """Return the k buckets of each word that hash-mlm predicts, int32 (V, k). [CM]
 
-        In the code format digest it predicts the digest.
+        The code format digest does not use them: its targets are the digests.
         """
         config = self.config
         buckets = sketch_index(words, config.hashes, config.buckets, self.hash_seed, self.key)
@@ -188,10 +205,10 @@ class HashTokenizer:
 
     def fixed_codes(self):
         """Return the codes (FIRST_WORD_ID + V, C) of a fixed vocabulary, special tokens first."""
-        if self.config.code_format == "row":  # lookup: the row of a token ID has its number
+        if self.config.code_format == "row":
             ids = np.arange(FIRST_WORD_ID + len(self.words), dtype=np.int32)
             return ids[:, None]
-        # digest, bloom: a map has R rows for its buckets, then a row for each special token
+        # digest: a map has R rows for its buckets, then a row for each special token
         bloom_map = self.bloom_map
         assert bloom_map.n_items == len(self.words), "bloom_map: not that of the vocabulary"
         rows = bloom_map.buckets + np.arange(FIRST_WORD_ID)  # of the special tokens
@@ -218,19 +235,21 @@ class HashTokenizer:
 
     @classmethod
     def load(cls, state, config):
-        """Return the tokenizer of a state() and a model's config; ValueError if they do not fit."""
-        try:
-            options = dict(state)
-            hash_class = HASHES[options.pop("hash_name")]
-            if options["hash"] is not None:
-                options["hash"] = hash_class(**options["hash"])
-            if options["subwords"] is not None:
-                options["subwords"] = SUBWORDS[options["split"]](options["subwords"])
-            if options["bloom_map"] is not None:
-                options["bloom_map"] = BloomMap.load(options["bloom_map"])
-            return cls(config, **options)
-        except Exception as error:  # the BPE library raises plain Exception
-            raise ValueError(f"not the state of a tokenizer for this model: {error!r}") from error
+        """Return the tokenizer of a state() and a model's config.
+
+        Raises:
+            Exception: The state is damaged or does not fit the model. The BPE library raises this
+                type.
+        """
+        options = dict(state)
+        hash_class = HASHES[options.pop("hash_name")]
+        if options["hash"] is not None:
+            options["hash"] = hash_class(**options["hash"])
+        if options["subwords"] is not None:
+            options["subwords"] = SUBWORDS[options["split"]](options["subwords"])
+        if options["bloom_map"] is not None:
+            options["bloom_map"] = BloomMap.load(options["bloom_map"])
+        return cls(config, **options)
 
 
 # Tokens that are learned from a corpus: BPE pieces, phrases
@@ -326,7 +345,7 @@ class Phrases:
             counts.update(" ".join(pair) for pair in zip(words, words[1:]))
             if len(counts) > cls.MAX_COUNTED:
                 counts = Counter(dict(counts.most_common(cls.MAX_COUNTED // 2)))
-        # pieces first: phrases get the IDs that pieces leave
+        # `size` counts the BPE pieces too: learn them first, and fill the rest with phrases
         bpe = BPE.train(open_texts, min(cls.MAX_PIECES, size))
         phrases = [phrase for phrase in counts if counts[phrase] > 1]
         phrases.sort(key=lambda phrase: (-counts[phrase], phrase))
@@ -392,24 +411,23 @@ def split_names(text, names, max_words):
     """Split text into item names as they are written: case and punctuation stay.
 
     Args:
-        text: str, a line of names between tabs, or without tabs of names between spaces, where
-            match_longest finds those of several words.
-        names: set or dict of str.
-        max_words: int, words of the longest name. It does not count between tabs.
+        text: str, one line. If it has tabs, they separate the names. Otherwise spaces do, and
+            match_longest joins the words of a known name.
+        names: set or dict of str, the known ones.
+        max_words: int, words of the longest name.
 
     Returns:
         names list[str], inner spaces single, and spans list[(start, end)] in characters of text.
-        Between tabs a span includes the spaces around the name.
+        Between tabs a span includes the spaces after the name.
     """
-    pattern = r"\S+"
     if "\t" in text:
-        pattern = r"[^\t]+"
-        max_words = 1
-    word_spans = [match.span() for match in re.finditer(pattern, text) if match.group().strip()]
-    words = [text[start:end] for start, end in word_spans]
-    spans = []
-    for start, stop in match_longest(words, names, max_words):
-        spans.append((word_spans[start][0], word_spans[stop - 1][1]))
+        spans = [match.span() for match in re.finditer(r"\S[^\t]*", text)]
+    else:
+        words = text.split()
+        word_spans = [match.span() for match in re.finditer(r"\S+", text)]
+        spans = []
+        for start, stop in match_longest(words, names, max_words):
+            spans.append((word_spans[start][0], word_spans[stop - 1][1]))
     found = [" ".join(text[start:end].split()) for start, end in spans]
     return found, spans
 
@@ -430,23 +448,20 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator):
     Returns:
         ids int32, L at most; and int, how many words were cut.
     """
+    first = list(first)
     if second is None:
-        separator = ()
         second = ()
+        separator = ()
+    second = list(second)
     room = length - 2 - len(separator)  # for words
     if room < 1:
         raise ValueError(f"length: expected {3 + len(separator)} or more, got {length}.")
-    num_first = len(first)
-    num_second = len(second)
-    num_cut = 0
-    while num_first + num_second > room:
-        num_cut += 1
-        if num_first > num_second:
-            num_first -= 1
-        else:
-            num_second -= 1
-    ids = np.concatenate([[CLS], first[:num_first], separator, second[:num_second], [SEP]])
-    return ids.astype(np.int32), num_cut
+    num_cut = max(0, len(first) + len(second) - room)
+    for _ in range(num_cut):
+        longer = first if len(first) > len(second) else second
+        longer.pop()
+    ids = [CLS, *first, *separator, *second, SEP]
+    return np.array(ids, np.int32), num_cut
 
 
 class Window(NamedTuple):
@@ -478,7 +493,8 @@ def sliding_windows(question, context, length):
     # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three before the context
     question = question[:(length - 4) // 2]
     room = length - 4 - len(question)
-    stride = length // 3  # words from start to start, at most room; run_squad.py has 128 of 384
+    # words between starts, never more than room. run_squad.py uses 128 where L is 384
+    stride = length // 3
     windows = []
     start = 0
     while True:
@@ -497,9 +513,9 @@ def main():
     words, spans = tokenizer.split("Play, plays; played!")
     ids = tokenizer.ids(words)
     codes = tokenizer.codes()[ids]  # (V, 4), eight bits in each byte
-    print("word    span      ID   code")
-    for word, span, token_id, code in zip(words, spans, ids, codes):
-        print(f"{word:6}  {str(span):8}  {token_id:2}  {code}")
+    print("word    span      ID  bits")
+    for word, span, token_id, bits in zip(words, spans, ids, np.unpackbits(codes, axis=1)):
+        print(f"{word:6}  {str(span):8}  {token_id:2}  {''.join(map(str, bits))}")
 
 
 if __name__ == "__main__":

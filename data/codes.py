@@ -129,7 +129,8 @@ def fit_alpha(args, m, num_items):
 
 def load_tokenizer(state, config, corpus):
     """Return the tokenizer of another run's state(); InputError unless its IDs fit the corpus."""
-    tokenizer = HashTokenizer.load(state, config)
+    with reading("--init_from"):
+        tokenizer = HashTokenizer.load(state, config)
     pieces = None if corpus.subwords is None else corpus.subwords.json
     words = corpus.words[:len(tokenizer.words)]  # [] where words are hashed
     if state["subwords"] != pieces or tokenizer.words != words:

@@ -96,6 +96,7 @@ def test_sketch_index_depends_on_seed_and_key():
     sketches = [hashing.sketch_index(words, 5, 23, **each) for each in options]
     for first, second in combinations(sketches, 2):
         assert (first != second).mean() > 0.9
+    assert (hashing.sketch_index(words, 5, 23, key="") == sketches[0]).all()  # empty: no key
 
 
 def test_sketch_hash_functions_are_independent():

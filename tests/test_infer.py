@@ -311,7 +311,7 @@ def test_set_is_read_in_every_form(untrained, row, ids):
 
 
 def test_items_of_a_set_are_not_proposed_again(untrained):
-    [found] = untrained["set"].predict_missing("Miles Davis\t[MASK]")
+    [found] = untrained["set"].predict_missing("Miles Davis [MASK]")
     assert {name for name, _ in found["items"]} == {"Bill Evans", "x"}
     [pairs] = untrained["fixed_set"].fill_mask("Miles Davis")
     assert {name for name, _ in pairs} == {"Bill Evans", "x", "3"}

@@ -130,6 +130,14 @@ def test_split_names_finds_names_of_several_words(text, expected):
     assert names == expected
 
 
+def test_names_of_a_text_do_not_change_the_next():
+    tokenizer = HashTokenizer(SKETCH, "items")
+    tokenizer.set_names(["New York"])
+    tokenizer.ids(["Bill Evans"])
+    names, _ = tokenizer.split("New York Bill Evans")
+    assert names == ["New York", "Bill", "Evans"]
+
+
 @hypothesis.settings(deadline=None, database=None, derandomize=True)
 @hypothesis.given(st.text("ab \t\u2028İ\ud800"))
 def test_split_names_hold_all_words_and_stand_at_their_spans(text):
@@ -217,25 +225,7 @@ def test_ids_of_texts_matches_split_and_ids_of_a_copy(split, bpe, phrases):
     assert fast.words == plain.words
 
 
-# State and refusals
-
-
-def test_state_has_every_setting():
-    """No setting is at its default."""
-    tokenizer = HashTokenizer(BITS, "space", hash=MD5("k"), hash_seed=11, key="k")
-    assert reload(tokenizer).state() == tokenizer.state()
-
-
-@pytest.mark.parametrize("config, change", [
-    (BITS, dict(hash=None)),  # missing
-    (BITS, dict(hash_name="sha")),
-    (ROW, dict(vocabulary=[7])),  # no words
-    (DIGEST, dict(bloom_map=dict(n_items=1))),  # incomplete
-])
-def test_load_refuses_a_damaged_state(config, change):
-    state = HashTokenizer(BITS, hash=MD5()).state() | dict(vocabulary=["a"])
-    with pytest.raises(ValueError, match="not the state of a tokenizer"):
-        HashTokenizer.load(state | change, config)
+# Refusals
 
 
 @pytest.mark.parametrize("config, options, message", [
@@ -253,7 +243,7 @@ def test_parts_that_do_not_fit_are_refused(config, options, message):
 
 @pytest.mark.parametrize("call, message", [
     (lambda: HashTokenizer(SKETCH).ids("play"), "words: expected a list of str"),
-    (lambda: HashTokenizer(make_config("new")), "code_format: expected one"),
+    (lambda: HashTokenizer(make_config("new")), "unknown code format"),
     (lambda: sliding_windows(np.arange(5), np.arange(9), 7), "length: expected 8 or more"),
     (lambda: build_inputs(np.arange(5), np.arange(5), 4), "length: expected 5 or more"),
     (lambda: build_inputs(np.arange(5), None, 2), "length: expected 3 or more"),
