@@ -233,8 +233,11 @@ def readme_tables():
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
     tables |= dict(claims.list_tables())
     steps = read_json(ROOT / "results/gpu-steps.json")["rows"]
-    steps = [row for row in steps if row["batch"] == 64 and row["compiled"] == "yes"]
-    tables["front gpu"] = markdown(steps, gpu.MFU)
+    fastest = {}  # model -> its fastest row of 64 sequences
+    for row in sorted(steps, key=lambda row: -row["ms"]):
+        if row["batch"] == 64:
+            fastest[row["name"]] = row
+    tables["front gpu"] = markdown(list(fastest.values()), gpu.MFU)
     benches = {}
     for file in (attention_bench, controls, copies, gpu, hashformers, misspell, sketch, superbloom,
                  training):
