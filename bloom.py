@@ -355,9 +355,7 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
     ids = torch.empty(len(logp), k, dtype=torch.int64, device=logp.device)
     scores = logp.new_empty(ids.shape)
     for p in range(len(logp)):  # one at a time, as a position has N scores
-        parts = []
-        for j in range(bloom_map.m):
-            parts.append(logp[p, j].index_select(0, digest[:, j]))  # (N,)
+        parts = [row.index_select(0, column) for row, column in zip(logp[p], digest.T)]  # (N,) each
         item_scores = gamma(parts)  # (N,)
         is_excluded = exclude[p] >= 0  # -1 is none
         item_scores[exclude[p, is_excluded]] = -torch.inf
@@ -470,8 +468,7 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
             free = free[~np.isin(free, chosen)]
         orders.append(order)
         digest[:, j] = cut_order(order, alpha)
-    for j in range(coherent, m):
-        orders.append(random_order(n_items, seed, j))
+    orders += [random_order(n_items, seed, j) for j in range(coherent, m)]
     return BloomMap(n_items, alpha, m, seed, orders)
 
 
