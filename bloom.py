@@ -6,9 +6,10 @@ Sources:
 Out of scope: hashing of strings (hashing.py), the model that gives the probabilities (model.py).
 Deviations:
     1. Random orders come from integer arithmetic alone, so a BloomMap is the same on every machine.
-       coherent_map computes with floats, so its orders are saved.
+       The paper names no generator. coherent_map computes with floats, so its orders are saved.
     2. In the last map, an item that shares all m buckets with another swaps places with a random
-       item, until no two items have the same digest.
+       item, until no two items have the same digest. The paper makes sure that no two have, and
+       does not say how.
     3. The beam width doubles. The paper's grows by B.
 Notation:
     N items   m hashes of an item   R buckets of a map   alpha items of a bucket
@@ -69,7 +70,7 @@ class ItemMap:
         self.members = list_members(self.digest, num_buckets, self.alpha)
         self.tables = {}  # device -> (digest, members)
 
-    def to(self, device):
+    def tables_on(self, device):
         """Return digest (N, m) and members (m, R, alpha) as tensors, copied to a device once."""
         if device not in self.tables:
             digest = torch.from_numpy(self.digest).to(device)
@@ -87,7 +88,9 @@ class BloomMap(ItemMap):
                             map 1   0 2 | 1 4 | 3 5          digest of item 4: (2, 1)
 
     Args:
-        n_items, alpha, m: int, N, the items of a bucket, and the number of maps.
+        n_items: int, N.
+        alpha: int, items of a bucket.
+        m: int, number of maps.
         seed: int, 0 or more, of the random orders.
         orders: int (m, N), a permutation of the items for each map; None: random orders. The last
             map is changed where items would share all m buckets.
@@ -147,9 +150,7 @@ def swap_repeated(digest, seed):
         map 1   2 3 | 0 4 | 1 5     before
                 2 0 | 3 4 | 1 5     after
 
-    For m = 2, random maps leave about (alpha - 1)² / 2 pairs that share both buckets. The new
-    digest of a moved item is already taken with probability N / R^m. Below about 1/2, each round
-    leaves fewer pairs.
+    For m = 2, random maps leave about (alpha - 1)² / 2 pairs that share both buckets.
 
     Args:
         digest: int (N, m), which is changed.
@@ -161,8 +162,9 @@ def swap_repeated(digest, seed):
     n_items, m = digest.shape
     last = digest[:, -1]  # (N,), a view
     for turn in range(MAX_SWAP_ROUNDS):
-        # lexsort sorts by its last row first, hence [::-1]
-        by_digest = np.lexsort(digest.T[::-1])  # (N,): items of one digest are neighbors
+        # equal digests become neighbors. Keep [::-1]: another order gives other maps, and saved
+        # checksums fail
+        by_digest = np.lexsort(digest.T[::-1])  # (N,)
         is_equal = np.diff(digest[by_digest], axis=0) == 0  # (N - 1, m)
         repeated = by_digest[1:][is_equal.all(1)]  # all items of a digest but one
         if len(repeated) == 0:
@@ -195,8 +197,8 @@ def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=()):
 
     Why certified items are the k best of all items that may be returned:
 
-        1. An item outside, which is not scored, has no bucket in any beam.
-        2. So in each map its bucket is at most as likely as the last bucket of the beam.
+        1. Call an item outside if none of its m buckets is in a beam. All others are scored.
+        2. In each map the bucket of an item outside is at most as likely as the last of the beam.
         3. gamma does not fall when a part grows. So an item outside scores at most the bound, which
            is gamma of the last buckets of the m beams.
         4. If the k-th best of the scored items reaches the bound, no item outside scores more.
@@ -216,24 +218,24 @@ def beam_search_reference(logp, bloom_map, k, beam, score="sum", exclude=()):
     gamma = SCORES[score]
     m, R = logp.shape
     k = min(k, bloom_map.n_items)
-    # line 2: the beam of each map, which ends at its B-th best bucket
+    # [Alg.1 l.2]: the beam of each map, which ends at its B-th best bucket
     ranked = logp.argsort(dim=1, descending=True)  # (m, R), the best first
     beams = ranked[:, :beam].tolist()  # m lists of B buckets
-    # line 4: the bound, the score of those last buckets
+    # [Alg.1 l.4]: the bound, the score of those last buckets
     last = [logp[j, beams[j][-1]] for j in range(m)]
     bound = gamma(last)
-    # lines 5 and 6: score each item that has a bucket in a beam
+    # [Alg.1 l.5-6]: score each item that has a bucket in a beam
     pairs = [(-math.inf, -1)] * k  # returned where fewer than k items are reached
-    for item, buckets in enumerate(bloom_map.digest.tolist()):  # buckets: m ints
-        is_candidate = any(buckets[j] in beams[j] for j in range(m))
+    for item, row in enumerate(bloom_map.digest.tolist()):  # row: m buckets
+        is_candidate = any(row[j] in beams[j] for j in range(m))
         if is_candidate and item not in exclude:
-            value = float(gamma([logp[j, buckets[j]] for j in range(m)]))
+            value = float(gamma([logp[j, row[j]] for j in range(m)]))
             if value > -math.inf:
                 pairs.append((value, item))
     best = sorted(pairs, reverse=True)[:k]
     scores = [value for value, _ in best]
     ids = [item for _, item in best]
-    # line 7: the k-th item reaches the bound, or no item is outside
+    # [Alg.1 l.7]: the k-th item reaches the bound, or no item is outside
     certified = bool(scores[-1] >= bound) or beam >= R
     return ids, scores, certified
 
@@ -257,7 +259,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         rounds: int, 1 or more. Each round after the first searches with twice the beam where the
             items are not certified yet. None: until all are.
         score: a key of SCORES.
-        exclude: int64 (P, E), items that may not be returned, -1 for none; or None.
+        exclude: int64 (P, E), items that may not be returned, below N, -1 for none; or None.
 
     Returns:
         ids int64 (P, k) and scores (P, k), best first, -1 and -inf where fewer than k items are
@@ -276,7 +278,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
     exclude = prepare_exclude(logp, bloom_map, exclude)
     ids, scores, certified, num_scored = search_round(logp, bloom_map, k, beam, score, exclude)
     turn = 1
-    while turn != rounds and not certified.all():  # line 3: 2B, 4B, ... buckets
+    while not certified.all() and (rounds is None or turn < rounds):  # [Alg.1 l.3]: 2B, 4B, ...
         beam *= 2
         if bloom_map.m * beam * bloom_map.alpha >= bloom_map.n_items:
             beam = bloom_map.buckets  # such beams may hold all N items: score all directly
@@ -284,7 +286,7 @@ def beam_search(logp, bloom_map, k=20, beam=20, rounds=1, score="sum", exclude=N
         again = search_round(logp[todo], bloom_map, k, beam, score, exclude[todo])
         ids[todo], scores[todo], certified[todo], num_scored[todo] = again
         turn += 1
-    return ids, scores, certified, num_scored  # line 8
+    return ids, scores, certified, num_scored  # [Alg.1 l.8]
 
 
 def search_round(logp, bloom_map, k, beam, score, exclude):
@@ -296,24 +298,24 @@ def search_round(logp, bloom_map, k, beam, score, exclude):
         return ids, scores, certified, num_scored
     gamma = SCORES[score]
     k = min(k, bloom_map.n_items)
-    digest, members = bloom_map.to(logp.device)  # (N, m), (m, R, alpha)
-    # line 2: the beam of each map, which ends at its B-th best bucket
+    digest, members = bloom_map.tables_on(logp.device)  # (N, m), (m, R, alpha)
+    # [Alg.1 l.2]: the beam of each map, which ends at its B-th best bucket
     values, beams = top_buckets(logp, beam)  # (P, m, B) each, the best first
-    # line 4: the bound, the score of those last buckets
+    # [Alg.1 l.4]: the bound, the score of those last buckets
     last = values[:, :, -1]  # (P, m)
     bound = gamma(last.unbind(1))  # (P,)
-    # line 5: score each item that has a bucket in a beam
+    # [Alg.1 l.5]: score each item that has a bucket in a beam
     items = list_candidates(members, beams, exclude, k)  # (P, C), -1 for none
     parts = []
     for j in range(bloom_map.m):
-        buckets = digest[:, j][items].long()  # (P, C); -1 reads the last item, and is masked below
-        parts.append(logp[:, j].gather(1, buckets))
+        column = digest[:, j][items].long()  # (P, C); -1 reads the last item, and is masked below
+        parts.append(logp[:, j].gather(1, column))
     item_scores = gamma(parts).masked_fill(items < 0, -torch.inf)  # (P, C)
-    # line 6: the best of them
+    # [Alg.1 l.6]: the best of them
     scores, place = item_scores.topk(k)  # (P, k)
     ids = items.gather(1, place)  # (P, k)
     ids.masked_fill_(scores == -torch.inf, -1)
-    # line 7: the k-th item reaches the bound
+    # [Alg.1 l.7]: the k-th item reaches the bound
     certified = scores[:, -1] >= bound  # (P,)
     num_scored = (items >= 0).sum(1)  # (P,)
     return ids, scores, certified, num_scored
@@ -349,13 +351,11 @@ def exhaustive(logp, bloom_map, k=20, score="sum", exclude=None):
     exclude = prepare_exclude(logp, bloom_map, exclude)
     gamma = SCORES[score]
     k = min(k, bloom_map.n_items)
-    digest, _ = bloom_map.to(logp.device)  # (N, m)
+    digest, _ = bloom_map.tables_on(logp.device)  # (N, m)
     ids = torch.empty(len(logp), k, dtype=torch.int64, device=logp.device)
     scores = logp.new_empty(ids.shape)
     for p in range(len(logp)):  # one at a time, as a position has N scores
-        parts = []
-        for j in range(bloom_map.m):
-            parts.append(logp[p, j].index_select(0, digest[:, j]))  # (N,)
+        parts = [row.index_select(0, column) for row, column in zip(logp[p], digest.T)]  # (N,) each
         item_scores = gamma(parts)  # (N,)
         is_excluded = exclude[p] >= 0  # -1 is none
         item_scores[exclude[p, is_excluded]] = -torch.inf
@@ -421,7 +421,8 @@ def hash_logp(logits, bloom_map):
 
     Args:
         logits: float, in one of these forms. Those of bfloat16 become float32, so that fewer tie.
-        bloom_map: the model's own BloomMap or ItemMap.
+        bloom_map: the model's own BloomMap or ItemMap. A smaller R passes for a larger s. The
+            searches refuse what a larger one gives.
     """
     m = bloom_map.m
     R = bloom_map.buckets
@@ -445,8 +446,12 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
     take hours.
 
     Args:
-        items, sizes, n_items: as in item_vectors.
-        alpha, m, seed: as in BloomMap.
+        items: as in item_vectors.
+        sizes: as in item_vectors.
+        n_items: int, N.
+        alpha: as in BloomMap.
+        m: as in BloomMap.
+        seed: as in BloomMap.
         coherent: int, number of maps built so. The others are random.
     """
     vectors = item_vectors(items, sizes, n_items, seed=seed)
@@ -463,8 +468,7 @@ def coherent_map(items, sizes, n_items, alpha, m=2, coherent=1, seed=0):
             free = free[~np.isin(free, chosen)]
         orders.append(order)
         digest[:, j] = cut_order(order, alpha)
-    for j in range(coherent, m):
-        orders.append(random_order(n_items, seed, j))
+    orders += [random_order(n_items, seed, j) for j in range(coherent, m)]
     return BloomMap(n_items, alpha, m, seed, orders)
 
 
@@ -510,12 +514,13 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
 
         1 / √(number of sets of the item · number of items of the set).
 
-    So a large set counts for less, and so does an item of many sets. The similarity of two items
-    is the cosine of their columns. The sets {0, 1}, {0, 1} and {1, 2}:
+    So a large set counts for less. The similarity of two items is the cosine of their columns. The
+    item factor cancels in the cosine; it only keeps frequent items from filling the largest
+    singular values. The sets {0, 1}, {0, 2} and {1, 2, 3}:
 
-        A   0.50  0.41  0         columns 0 and 1   2 · 0.50 · 0.41 = 0.41      cosine 0.82
-            0.50  0.41  0         columns 1 and 2       0.41 · 0.71 = 0.29      cosine 0.58
-            0     0.41  0.71      columns 0 and 2                     0         cosine 0
+        A   0.50  0.50  0     0         columns 0 and 1   0.50 · 0.50 = 0.25      cosine 0.55
+            0.50  0     0.50  0         columns 1 and 2   0.41 · 0.41 = 0.17      cosine 0.40
+            0     0.41  0.41  0.58      columns 0 and 3                 0         cosine 0
 
     A column has a number for each set, which may be millions. The singular value decomposition
     A = U Σ Vᵀ replaces it by `width` numbers: the rows of V Σ, with the largest singular values
@@ -524,7 +529,9 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     Args:
         items: int (links,), the items of all sets, set after set.
         sizes: int (sets,), items of each set.
-        n_items, width, seed: int, N, size of a vector, and seed of the first V.
+        n_items: int, N.
+        width: int, size of a vector.
+        seed: int, of the first V.
 
     Returns:
         float32 (N, width). An item of no set is 0.

@@ -13,7 +13,7 @@ Deviations:
     2. Weighted starts with importance weights of normal(0, 1), truncated at ±2, and rows of std
        0.02. The released code has importance std 0.0005 and row std 0.1: all vectors are nearly 0.
 Notation:
-    c codes   C code numbers of a word   T bits of a word   τ_j bit j, 0 or 1   J chunks of a word
+    c codes of a word, C of them   T bits of a word   τ_j bit j, 0 or 1   J chunks of a word
     B table of N rows   B^j table of bit or block j   P, p weights   e vector   d its width
     m hashes of an item   k hash functions   R buckets of a block   s special tokens
     K rows of the importance table   G n-grams that a word may have
@@ -87,8 +87,8 @@ class Embedding(nn.Module):
 
         Raises:
             ValueError: The codes are no integers, or not C.
-            IndexError: A code has no row. It is a RuntimeError in a compiled module and in ngram. A
-                bit other than 0 and 1 is not detected.
+            IndexError, or RuntimeError when compiled and in ngram: A code has no row. A bit other
+                than 0 and 1 is not detected.
         """
         codes = torch.as_tensor(codes)
         self.check_form(codes)  # subtle: some formulas would broadcast codes of another size
@@ -101,7 +101,7 @@ class Embedding(nn.Module):
             raise ValueError(f"codes: expected integers (..., {num_codes}), "
                              f"got {codes.dtype} {[*codes.shape]}.")
 
-    def check(self, codes):
+    def check_range(self, codes):
         """Raise a ValueError unless codes, integers (V, C), are within code_limits.
 
         Model.set_codes calls it once for all words.
@@ -160,8 +160,7 @@ class PoolEmbedding(Embedding):
 
         e = Σ_j P_j ⊙ B[c_j]        P (J, d): the softmax of W over the chunks
 
-    W (J, d) has a weight for each chunk and dimension. Each forward pass makes J · 2^chunk · d
-    numbers.
+    W (J, d) has a weight for each chunk and dimension.
 
     Args:
         bits: int, T.
@@ -188,10 +187,12 @@ class PoolEmbedding(Embedding):
         self.weight = nn.Parameter(init_normal(torch.empty(num_chunks, width)))  # (J, d)
 
     def initial_std(self):
-        return INIT_STD * math.sqrt(self.chunk / self.bits)  # of the mean of about J rows
+        # of the mean of J rows, if all chunks are whole; a short last one counts as a part of a row
+        return INIT_STD * math.sqrt(self.chunk / self.bits)
 
     def embed(self, codes):
-        # P_j ⊙ B[c] = (P_j ⊙ B)[c]: weight the codebook once for each chunk, then look up
+        # (P * codebook[codes]).sum(-2) would make J · d numbers for each word. P_j ⊙ B[c] is
+        # (P_j ⊙ B)[c]: weight all J · 2^chunk rows once, then look up
         tables = self.weight.softmax(0).unsqueeze(1) * self.codebook  # (J, 2^chunk, d)
         e = 0
         for j, table in enumerate(tables):
@@ -228,7 +229,7 @@ class AddEmbedding(Embedding):
 class ProjEmbedding(Embedding):
     """Proj: each dimension is the Pearson correlation of the bits with a vector. [HF §3.4 eq.3]
 
-        e_j = <τ − mean τ, w^j − mean w^j> / (‖τ − mean τ‖ ‖w^j − mean w^j‖)
+        e_i = <τ − mean τ, w^i − mean w^i> / (‖τ − mean τ‖ ‖w^i − mean w^i‖)
 
     Args:
         bits: int, T.
@@ -241,7 +242,7 @@ class ProjEmbedding(Embedding):
 
     def __init__(self, bits, width):
         super().__init__([2] * bits)
-        self.weight = nn.Parameter(init_normal(torch.empty(width, bits)))  # (d, T): w^j is row j
+        self.weight = nn.Parameter(init_normal(torch.empty(width, bits)))  # (d, T): w^i is row i
 
     def initial_std(self):
         bits = self.weight.shape[1]  # T
@@ -256,10 +257,8 @@ def standardize(x):
     """Return x (..., T) with mean 0 and length 1 in the last dimension; 0 if x is constant."""
     x = x - x.mean(-1, keepdim=True)
     square = x.square().sum(-1, keepdim=True)
-    # subtle: bound the square, not its root, whose gradient at 0 is infinite. float16 rounds 1e-16
-    # to 0, so there the bound is the smallest normal number, 6e-5.
-    bound = max(1e-16, torch.finfo(x.dtype).tiny)
-    return x * square.clamp(min=bound).rsqrt()
+    # subtle: bound the square, not its root, whose gradient at 0 is infinite
+    return x * square.clamp(min=1e-16).rsqrt()
 
 
 class LinearEmbedding(Embedding):
@@ -338,16 +337,10 @@ def gather_rows(codes, table):
     return torch.stack(rows, -2)
 
 
-# from the k rows of a word, float (..., k, d), to its vector (..., d). A further one is a line here
-# and one in EMBEDDINGS
-AGGREGATES = {
-    "median": lambda rows: rows.median(-2).values,
-    "mean": lambda rows: rows.mean(-2),
-}
-
-
 class SketchEmbedding(Embedding):
-    """Count-median sketch: the element-wise median or mean of k rows, one of each block. [CM]
+    """Sketch: k rows of a word, one of each block, become one vector. [CM]
+
+    A subclass says how in `aggregate`:
 
         rows of a word (k 3, d 2)    (1, 7)  (2, -9)  (900, 8)        median (2, 7)    mean (301, 2)
 
@@ -359,21 +352,19 @@ class SketchEmbedding(Embedding):
         hashes: int, k, odd: an even number of rows has no middle one.
         buckets: int, R, rows of a block.
         width: int, d.
-        aggregate: a key of AGGREGATES.
 
     Shape:
         codes (..., k), each below R, as hashing.sketch_index returns them, to (..., d).
     """
 
-    options = ("hashes", "buckets", "width", "emb")  # emb is median or mean, the aggregate
+    options = ("hashes", "buckets", "width")
     code_format = "sketch"
     tie = "optional"
 
-    def __init__(self, hashes, buckets, width, aggregate="median"):
+    def __init__(self, hashes, buckets, width):
         super().__init__([buckets] * hashes)
         if hashes % 2 == 0:
             raise ValueError(f"hashes: expected an odd number for a sketch, got {hashes}.")
-        self.aggregate = aggregate
         self.weight = nn.Parameter(init_normal(torch.empty(hashes * buckets, width)))  # (k·R, d)
 
     def initial_std(self):
@@ -391,9 +382,23 @@ class SketchEmbedding(Embedding):
         return self.aggregate_rows(codes)
 
     def aggregate_rows(self, codes):
-        """Return the median or mean of the k rows of each word: codes (..., k) to (..., d)."""
+        """Return what becomes of the k rows of each word: codes (..., k) to (..., d)."""
         rows = gather_rows(codes, self.weight)  # (..., k, d)
-        return AGGREGATES[self.aggregate](rows)
+        return self.aggregate(rows)
+
+
+class MedianEmbedding(SketchEmbedding):
+    """Count-median sketch: the middle one of k numbers, in each dimension. [CM]"""
+
+    def aggregate(self, rows):
+        return rows.median(-2).values  # (..., d)
+
+
+class MeanEmbedding(SketchEmbedding):
+    """The mean of the same rows. [CM]"""
+
+    def aggregate(self, rows):
+        return rows.mean(-2)  # (..., d)
 
 
 class WeightedEmbedding(Embedding):
@@ -423,8 +428,8 @@ class WeightedEmbedding(Embedding):
         self.importance = nn.Parameter(init_normal(torch.empty(weights, hashes), 1.0))  # (K, k)
 
     def initial_std(self):
-        # measure_std gives all k codes of a word one row. The std is the same as with k different
-        # rows, since each has its own independent weight
+        # measure_std gives all k codes of a word one row. (Σ_j p_j) · row and Σ_j p_j · row_j have
+        # the same variance, so one row stands for k
         return measure_std(self)
 
     def embed(self, codes):
@@ -478,8 +483,8 @@ EMBEDDINGS = {
     "proj": ProjEmbedding,
     "linear": LinearEmbedding,
     "bloom": BloomEmbedding,
-    "median": SketchEmbedding,  # the name is a key of AGGREGATES
-    "mean": SketchEmbedding,
+    "median": MedianEmbedding,
+    "mean": MeanEmbedding,
     "weighted": WeightedEmbedding,
     "ngram": NgramEmbedding,
 }
@@ -518,7 +523,6 @@ def main():
                         grams=64, width=768)
     print("  method  vectors of 100 words  parameters")
     for name, embedding_class in EMBEDDINGS.items():
-        c.emb = name
         module = embedding_class.from_config(c)
         codes = torch.zeros(100, len(module.code_limits), dtype=torch.int64)
         shape = [*module(codes).shape]  # [100, d], or [100, m, d]

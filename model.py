@@ -258,7 +258,7 @@ class Model(nn.Module):
                 raise ValueError(f"codes: expected uint8 (V, {num_bytes}), "
                                  f"got {codes.dtype} {[*codes.shape]}.")
         else:
-            self.embedding.check(codes)
+            self.embedding.check_range(codes)
         self.codes = codes.to(self.device)
 
     def forward(self, ids, key_mask=None, masked_positions=None, rows=None):

@@ -14,9 +14,10 @@ Deviations:
     3. The other items of a set are excluded as predictions. The paper's lists include them.
     4. At least one item of a set is masked. The loss of an item is the mean over its m tokens.
 Notation:
-    B batch   L positions   M masked positions   V token IDs   W words, or items: IDs from
-    first_word_id on   N rows of a table   E excluded items   m hashes of an item, one for each map
-    k hash functions of a sketch   R buckets of each, or of a map   s special tokens
+    ids and labels are token IDs. The number of an item, or word, is its ID minus first_word_id
+    B batch   L positions   M masked positions   V token IDs   W items   N rows of a table
+    E excluded items   m hashes of an item, one for each map   k hash functions of a sketch
+    R buckets of each, or of a map   s special tokens
 Demo: python objectives.py
 """
 
@@ -39,7 +40,11 @@ RANK_PART = 128  # masked words that rank_words scores at a time: bounds its mem
 
 
 class Batch(NamedTuple):
-    """A corrupted micro-batch. make_batch makes it on the host, so that no GPU has to count."""
+    """A corrupted micro-batch.
+
+    make_batch makes it on the host: nonzero on a GPU would make the host wait for the number of
+    scored positions.
+    """
 
     inputs: torch.Tensor  # int64 (B, L), token IDs
     labels: torch.Tensor  # int64 (B, L), IGNORE_INDEX where a position is not scored
@@ -47,13 +52,8 @@ class Batch(NamedTuple):
     key_mask: torch.Tensor | None  # bool (B, L), False = padding; None: without padding
 
     def to(self, device):
-        """Return this batch on a device. The host does not wait, if the memory is pinned."""
-        moved = []
-        for part in self:
-            if part is not None:
-                part = part.to(device, non_blocking=True)
-            moved.append(part)
-        return Batch(*moved)
+        """Return this batch, from the host, on a device. The host does not wait."""
+        return Batch(*[send(part, device) for part in self])
 
     def scored_labels(self):
         """Return the labels of the scored positions, int64 (M,)."""
@@ -73,7 +73,8 @@ class Objective:
 
         corrupt         (ids (B, L), noise (3, B, L), random_words (B, L)) -> inputs, which the
                         model reads, and labels, what it should predict, int64 (B, L) each. A label
-                        is IGNORE_INDEX where the position is not scored
+                        is IGNORE_INDEX where the position is not scored. noise is uniform in
+                        0 .. 1, three numbers a position, which a subclass names
         score           (model, Batch) -> logits, and the loss summed over the scored positions
         count           (logits, Batch) -> dict of tensors: how many predictions are right
         metrics         (sums over batches of what evaluate returns) -> dict of float: shares
@@ -82,9 +83,9 @@ class Objective:
     end. A subclass also has
 
         head            one of model.py's heads
-        expected_loss   (word_counts (W,), sums) -> (num_classes, loss): classes to choose from, and
-                        the loss of a model that knows only how frequent each is. An untrained model
-                        has a loss of about ln num_classes
+        expected_loss   (word_counts (W,), sums of evaluate) -> (num_classes, loss): classes to
+                        choose from, and the loss of a model that knows only how frequent each is.
+                        An untrained model has a loss of about ln num_classes
     """
 
     config: object  # model.Config
@@ -94,7 +95,7 @@ class Objective:
     targets: torch.Tensor | None = None  # (V, k) by token ID, the buckets that hash-mlm predicts
     bloom_map: BloomMap | None = None  # of items, for emb bloom alone
     num_samples: int | None = None  # of sampled softmax
-    noise_rate: float = 0.10  # share of words that sr shuffles, and of the others that it replaces
+    sr_rate: float = 0.10  # share of words that sr shuffles, and of the others that it replaces
 
     def corrupt_batch(self, ids, key_mask, noise, random_words):
         """Corrupt what get_batch or eval_batch of data.batches returns; return it as a Batch."""
@@ -102,7 +103,7 @@ class Objective:
         return make_batch(inputs, labels, key_mask)
 
     def loss(self, model, batch):
-        """Return the training loss summed over the scored positions, with its gradient."""
+        """Return the training loss summed over the scored positions."""
         _, loss = self.score(model, batch)
         return loss
 
@@ -124,9 +125,8 @@ class ShuffleRandom(Objective):
     def corrupt(self, ids, noise, random_words):
         """Shuffle some words among themselves and replace others.
 
-        Noise chooses 10 % of the words to be shuffled, 10 % of the others to be replaced, and the
-        new order. Here the order noise sorts places 1, 3, 5 as 5, 1, 3: place 1 gets the word of 5,
-        3 that of 1, 5 that of 3:
+        Noise chooses words to be shuffled, others to be replaced, and the new order. Here the sort
+        keys order places 1, 3, 5 as 5, 1, 3: place 1 gets the word of 5, 3 that of 1, 5 that of 3:
 
             ids           a b c d e f
             is_shuffled   . x . x . x
@@ -135,15 +135,15 @@ class ShuffleRandom(Objective):
         Returns:
             inputs and labels int64 (B, L): 0 intact, 1 shuffled, 2 random.
         """
-        shuffle, replace, order = noise  # (B, L) each
+        shuffle, replace, sort_key = noise  # (B, L) each
         is_word = ids >= self.first_word_id
-        is_shuffled = is_word & (shuffle < self.noise_rate)
-        is_random = is_word & ~is_shuffled & (replace < self.noise_rate)
+        is_shuffled = is_word & (shuffle < self.sr_rate)
+        is_random = is_word & ~is_shuffled & (replace < self.sr_rate)
 
         inputs = torch.where(is_random, random_words, ids)
         for b in range(len(ids)):
             places = is_shuffled[b].nonzero().squeeze(1)
-            new_order = order[b, places].argsort(stable=True)
+            new_order = sort_key[b, places].argsort(stable=True)
             inputs[b, places] = ids[b, places[new_order]]
 
         labels = is_shuffled.long()
@@ -179,7 +179,7 @@ class ShuffleRandom(Objective):
 
     def expected_loss(self, word_counts, sums):
         num_labeled = np.asarray(sums["table"], float).sum(1)  # after corruption
-        return 3, entropy(num_labeled)
+        return 3, unigram_loss(num_labeled, num_labeled)
 
 
 # Masked words
@@ -201,9 +201,10 @@ class MaskedWords(Objective):
         choose, mask, replace = noise  # (B, L) each
         is_word = ids >= self.first_word_id
         is_chosen = choose < self.mask_rate
-        if not self.config.order:
-            # a set: always choose its item of lowest noise. Else 0.85^5 = 44 % of the sets of five
-            # items would have nothing to predict [SB §3.1]
+        is_item_set = not self.config.order
+        if is_item_set:
+            # always choose the item of lowest noise. Else 0.85^5 = 44 % of the sets of five items
+            # would have nothing to predict [SB §3.1]
             lowest = choose.masked_fill(~is_word, torch.inf).argmin(1, keepdim=True)  # (B, 1)
             is_chosen = is_chosen.scatter(1, lowest, True)
         is_chosen = is_chosen & is_word
@@ -218,41 +219,60 @@ class MaskedWords(Objective):
     def score(self, model, batch):
         """Score masked positions alone: logits (M, N), never (B, L, N)."""
         logits = model(batch.inputs, batch.key_mask, batch.positions).float()  # (M, N)
-        words = batch.scored_labels()  # (M,): the row of a word is its ID
-        return logits, F.cross_entropy(logits, words, reduction="sum")
+        labels = batch.scored_labels()  # (M,): the row of a word is its ID
+        return logits, F.cross_entropy(logits, labels, reduction="sum")
+
+    def count_classes(self, labels, weights=None):
+        """Return how often labels (M,) have each class, (1, N); weights (M,): label i counts so."""
+        return torch.bincount(labels, weights, self.config.rows).unsqueeze(0)
 
     def count(self, logits, batch):
         """Return how many of the words are among the model's best 1, 10 and 20."""
         scores = logits[:, self.first_word_id:]  # (M, W): special tokens are never predicted
-        items = batch.scored_labels() - self.first_word_id  # (M,)
+        labels = batch.scored_labels()  # (M,)
         scores = exclude_items(scores, self.visible_items(batch))
-        return count_hits(rank_items(scores, items))
+        return self.count_hits(labels, rank_items(scores, labels - self.first_word_id))
+
+    def count_hits(self, labels, rank):
+        """Return how many words, by their rank from 0, are among the best 1, 10 and 20."""
+        counts = {f"rec@{k}": (rank < k).sum() for k in RECALL}
+        if not self.config.order:
+            counts["masked"] = self.count_classes(labels)  # for expected_loss
+        return counts
 
     def visible_items(self, batch):
         """Return the other items of the set of each masked position, which it does not predict.
 
         Returns:
-            int64 (M, L), counted without special tokens, and -1 for none. None for text.
+            int64 (M, L), item numbers, and -1 for none. None for text.
         """
         if self.config.order:
             return None
         row = batch.positions // batch.inputs.shape[1]  # (M,)
-        items = batch.inputs[row]  # (M, L)
-        is_special = items < self.first_word_id
+        ids = batch.inputs[row]  # (M, L)
+        is_special = ids < self.first_word_id
         # subtle: 10 % of the words to predict stay in the input, and must not be excluded
-        is_answer = items == batch.scored_labels().unsqueeze(1)
-        return torch.where(is_special | is_answer, -1, items - self.first_word_id)
+        is_answer = ids == batch.scored_labels().unsqueeze(1)
+        return torch.where(is_special | is_answer, -1, ids - self.first_word_id)
 
     def metrics(self, sums):
         """Return each count as a share of the scored positions, such as rec@10."""
         metrics = {}
         for name, value in sums.items():
-            if name not in ("loss", "scored"):
+            if name not in ("loss", "scored", "masked"):
                 metrics[name] = float(value) / max(float(sums["scored"]), 1)
         return metrics
 
     def expected_loss(self, word_counts, sums):
-        return self.config.rows, entropy(word_counts)
+        ids = torch.arange(len(word_counts)) + self.first_word_id
+        counts = self.count_classes(ids, torch.from_numpy(word_counts)).numpy()  # (k, R), or (1, N)
+        # Deviation 4: the items of small sets are masked more often than they occur
+        masked = np.asarray(sums.get("masked", counts))
+        losses = [unigram_loss(*rows) for rows in zip(counts, masked)]
+        num_classes = counts.shape[1]
+        if self.bloom_map is not None:
+            num_classes = counts.size  # one softmax over all maps
+        return num_classes, float(np.mean(losses))
 
 
 class SampledWords(MaskedWords):
@@ -274,19 +294,19 @@ class SampledWords(MaskedWords):
     """
 
     def loss(self, model, batch):
-        words = batch.scored_labels()  # (M,)
+        labels = batch.scored_labels()  # (M,)
         ranks, q = sample_ranks(self.num_samples, self.config.rows - self.first_word_id)
-        samples = send(ranks, words.device) + self.first_word_id  # (num_samples,)
-        log_q = send(q.log().float(), words.device)
+        samples = send(ranks, labels.device) + self.first_word_id  # (num_samples,)
+        log_q = send(q.log().float(), labels.device)
 
         # One call scores everything: the columns are the M correct words, then the samples.
         # Position i needs column i, its own word, and all samples
-        M = len(words)
-        rows = torch.cat([words, samples])  # (M + num_samples,)
+        M = len(labels)
+        rows = torch.cat([labels, samples])  # (M + num_samples,)
         logits = model(batch.inputs, batch.key_mask, batch.positions, rows).float()
         correct = logits[:, :M].diagonal()  # (M,), column i of row i; the others are not used
         others = logits[:, M:] - (log_q + math.log(self.num_samples))  # (M, num_samples)
-        others = others.masked_fill(samples == words.unsqueeze(1), -torch.inf)
+        others = others.masked_fill(samples == labels.unsqueeze(1), -torch.inf)
         candidates = torch.cat([correct.unsqueeze(1), others], 1)  # (M, 1 + num_samples)
         losses = candidates.logsumexp(1) - correct  # (M,)
         return losses.sum()
@@ -305,35 +325,42 @@ class MaskedHashes(MaskedWords):
     head = "hash-mlm"
 
     def score(self, model, batch):
+        # (M, k, R), or (M, m, m·(R + s)) for a Bloom map, whose m is k below
         logits = model(batch.inputs, batch.key_mask, batch.positions).float()
-        # logits (M, k, R), or (M, m, m·(R + s)) for a Bloom map
         targets = self.hash_targets(batch.scored_labels())  # (M, k)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return logits, loss / targets.shape[1]  # the loss of a word is the mean over its k hashes
 
-    def hash_targets(self, words):
+    def count_classes(self, labels, weights=None):
+        """Return how often the words have each bucket, (k, R), or (m, R + s) for a Bloom map."""
+        targets = self.targets.to(labels.device)[labels]  # (M, k)
+        rows = self.config.buckets
+        return torch.stack([torch.bincount(column, weights, rows) for column in targets.T])
+
+    def hash_targets(self, labels):
         """Return the class that each row of logits should predict: token IDs (M,) to (M, k)."""
-        targets = self.targets[words].long()
+        targets = self.targets[labels].long()
         if self.bloom_map is not None:
-            # the m maps share one table: map j begins at row j·(R + s)
-            starts = self.config.buckets * torch.arange(targets.shape[1], device=words.device)
+            # the m maps share one table, one after another
+            rows_per_map = self.config.buckets  # R + s for items; R for a sketch
+            starts = rows_per_map * torch.arange(targets.shape[1], device=labels.device)
             targets = targets + starts
         return targets
 
     def count(self, logits, batch):
         """Return how many words are among the best 1, 10, 20; certified lists; right hashes."""
-        words = batch.scored_labels()  # (M,)
-        items = words - self.first_word_id
+        labels = batch.scored_labels()  # (M,)
+        items = labels - self.first_word_id
         visible = self.visible_items(batch)
         if self.bloom_map is None:
             item_targets = self.targets[self.first_word_id:]  # (W, k)
             rank = rank_words(logits.log_softmax(-1), item_targets, items, visible)  # (M,)
-            counts = count_hits(rank)
+            counts = self.count_hits(labels, rank)
         else:
             rank, certified = self.search_items(logits, items, visible)  # (M,) each
-            counts = count_hits(rank)
+            counts = self.count_hits(labels, rank)
             counts["certified"] = certified.sum()
-        is_right = logits.argmax(-1) == self.hash_targets(words)  # (M, k)
+        is_right = logits.argmax(-1) == self.hash_targets(labels)  # (M, k)
         counts["hashes_right"] = is_right.sum()
         return counts
 
@@ -347,22 +374,15 @@ class MaskedHashes(MaskedWords):
         _, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=visible)
         best, *_ = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=visible)
         is_hit = best == items.unsqueeze(1)  # (M, 20)
-        is_before = is_hit.cumsum(1) == 0  # the items before the hit: all 20 if there is none
-        return is_before.sum(1), certified
+        is_before = is_hit.cumsum(1) == 0  # the items before the hit
+        rank = is_before.sum(1).masked_fill(~is_hit.any(1), MAX_RECALL)
+        return rank, certified
 
     def metrics(self, sums):
         """Return recall@k, the share of certified lists, and that of right hashes."""
         metrics = super().metrics(sums)
         metrics["hashes_right"] /= self.config.hashes
         return metrics
-
-    def expected_loss(self, word_counts, sums):
-        targets = self.targets[self.first_word_id:].cpu().numpy()[:len(word_counts)]
-        entropies = [entropy(np.bincount(column, word_counts)) for column in targets.T]
-        num_classes = self.config.buckets
-        if self.bloom_map is not None:
-            num_classes *= self.config.hashes
-        return num_classes, float(np.mean(entropies))
 
 
 OBJECTIVES = {
@@ -373,28 +393,27 @@ OBJECTIVES = {
 }
 
 
-# Helpers. Recall counts words that are among the best: a word with the same score as the correct
-# one counts as better; items of a Bloom map with equal scores come in any order
+# Helpers
 
 
-def rank_words(logp, digests, words, exclude=None):
+def rank_words(logp, digests, items, exclude=None):
     """Return the rank of each correct word, see rank_items, by its hash buckets, int64 (M,).
 
     Args:
         logp: float (M, k, R). The score of a word is the sum of logp at its k buckets.
         digests: integer (W, k), each word's k buckets.
-        words: int64 (M,), the correct ones, counted without special tokens.
+        items: int64 (M,), the numbers of the correct words.
         exclude: int64 (M, E), other words that do not count, -1 for none; or None.
     """
-    ranks = torch.empty_like(words)
-    for start in range(0, len(words), RANK_PART):
+    ranks = torch.empty_like(items)
+    for start in range(0, len(items), RANK_PART):
         part = slice(start, start + RANK_PART)
         scores = 0
         for j in range(logp.shape[1]):
-            scores = scores + logp[part, j].index_select(1, digests[:, j].int())  # (P, W)
+            scores = scores + logp[part, j].index_select(1, digests[:, j].int())  # (part of M, W)
         if exclude is not None:
             scores = exclude_items(scores, exclude[part])
-        ranks[part] = rank_items(scores, words[part])
+        ranks[part] = rank_items(scores, items[part])
     return ranks
 
 
@@ -413,16 +432,12 @@ def rank_items(scores, items):
 
     Args:
         scores: float (M, W).
-        items: int64 (M,), the correct words, counted without special tokens.
+        items: int64 (M,), the numbers of the correct words.
     """
     correct = scores.gather(1, items.unsqueeze(1))  # (M, 1)
-    # subtle: not >=, which is never true for NaN, so that diverged logits would have recall 1
+    # subtle: every comparison with NaN is False. With >= a diverged model would have rank -1, so
+    # recall 1
     return (~(scores < correct)).sum(1) - 1  # all but the correct one
-
-
-def count_hits(rank):
-    """Return how many of the correct words, by their rank from 0, are among the best 1, 10, 20."""
-    return {f"rec@{k}": (rank < k).sum() for k in RECALL}
 
 
 def sample_ranks(num_samples, n):
@@ -443,15 +458,22 @@ def sample_ranks(num_samples, n):
     u = torch.rand(num_samples, dtype=torch.float64)
     rank = (u * math.log(n + 1)).exp().long() - 1
     rank = rank.clamp(max=n - 1)  # where exp was rounded up to n + 1
-    # subtle: in float32 (rank + 2) / (rank + 1) of a rare row is 1
+    # q = log((r + 2) / (r + 1)) = log1p(1 / (r + 1))
     q = (1 / (rank.double() + 1)).log1p() / math.log(n + 1)
     return rank, q
 
 
-def entropy(counts):
-    """Return the entropy in nats of counts (n,)."""
-    p = counts[counts > 0] / counts.sum()
-    return float(-(p * np.log(p)).sum())
+def unigram_loss(counts, labels):
+    """Return the mean loss of a model that predicts each of n classes by its frequency.
+
+    Args:
+        counts: (n,), how often each class occurs. With labels = counts the loss is their entropy.
+        labels: (n,), how often each is to be predicted.
+    """
+    is_label = labels > 0
+    p = counts[is_label] / counts.sum()
+    share = labels[is_label] / labels.sum()
+    return float(-(share * np.log(p)).sum())
 
 
 def main():
@@ -461,7 +483,7 @@ def main():
     ids = torch.arange(len(names)).unsqueeze(0)  # (1, 9)
     random_words = torch.randint(len(names), ids.shape, generator=generator)
     noise = torch.rand(3, *ids.shape, generator=generator)
-    objective = ShuffleRandom(None, first_word_id=0, noise_rate=0.40)
+    objective = ShuffleRandom(None, first_word_id=0, sr_rate=0.40)
     inputs, labels = objective.corrupt(ids, noise, random_words)
 
     for title, row, texts in (

@@ -127,7 +127,7 @@ def train(args, initial, rank, world, local_rank):
     if targets is not None:
         targets = targets.to(device)
     objective = OBJECTIVES[args.objective](
-        config, mask_rate=args.mask, noise_rate=args.noise, mask_id=MASK,
+        config, mask_rate=args.mask, sr_rate=args.noise, mask_id=MASK,
         first_word_id=FIRST_WORD_ID, targets=targets, bloom_map=tokenizer.bloom_map,
         num_samples=args.samples)
     groups = parameter_groups(model, args.decay)

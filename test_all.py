@@ -425,7 +425,7 @@ def test_sketch_with_an_outlier_by_hand(aggregate, expected):
     Its rows are (1, 7), (2, -9) and (900, 8). Another word has pulled the third far away. That
     drags the mean along; the median moves at most to the next number in order.
     """
-    sketch = embeddings.SketchEmbedding(3, 2, 2, aggregate)  # k = 3 blocks of R = 2 rows, width 2
+    sketch = embeddings.EMBEDDINGS[aggregate](3, 2, 2)  # k = 3 blocks of R = 2 rows, width 2
     sketch.weight.data = torch.tensor([
         [0.0, 0], [1, 7],  # block 0
         [2, -9], [0, 0],  # block 1
