@@ -19,7 +19,6 @@ Deviations:
     3. Gradients are clipped at norm 1, and the cosine restarts after each fifth of the steps that
        follow the warm-up. The paper gives no norm, and does not say how often the cosine restarts.
     4. Models of width below 512 have their own lr and pool (docs/finetuning.md).
-    5. Batch 32 for every model. The median proposal fine-tunes with 64 (--batch 64).
 """
 
 import argparse
@@ -56,7 +55,8 @@ WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # cosines after the warm-up; each restarts at the peak
 BAG_LR = 0.1  # for the bag of words: the best of 0.03, 0.1 and 0.3 on MRPC, CoLA and STS-B
 EVAL_POSITIONS = 32_768  # positions in a batch of an evaluation
-SEED_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
+STEP_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
+NEAR_WORDS = 50_000  # words of --preset, the most frequent, that infer.py --near searches
 # A rerun may change these flags: digests of the texts and of the checkpoint are compared
 PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
 
@@ -78,7 +78,7 @@ def finetune(args):
     names = GLUE if args.task == "glue" else [args.task]
     tasks = {}
     splits = {}  # task -> split -> rows
-    starts = {}  # task -> the checkpoint that its jobs start from, as drop_other_head returns it
+    starts = {}  # task -> dict: model (weights), task ({}: a new head), tokenizer unless --preset
     for name in names:
         read = read_squad if name in SQUAD else read_task
         tasks[name], splits[name] = read(name, args)
@@ -101,8 +101,7 @@ def finetune(args):
                 if not os.path.exists(f"{job_path(args.out, *job)}.json")]
         # ranks take turns to take one of the jobs that are left, the longest first
         jobs.sort(key=lambda job: -len(splits[job[0]]["train"]))
-        # no rank starts a job, or ends one, before rank 0 holds --out and all list the same jobs
-        if world > 1:
+        if world > 1:  # no job starts before rank 0 holds --out, none ends before all have listed
             dist.barrier()
         data = None  # of the last job: jobs of a task follow each other and share its token IDs
         for name, seed in jobs[rank::world]:
@@ -111,7 +110,7 @@ def finetune(args):
             result = run_job(args, runtime, config, starts[name], data, seed)
             write_json(f"{job_path(args.out, name, seed)}.json", result)
             gc.collect()  # a compiled model refers to itself, and would stay in memory
-        if world > 1:
+        if world > 1:  # rank 0 reads the results when all ranks have written theirs
             dist.barrier()
         if rank > 0:
             return None
@@ -124,8 +123,7 @@ def finetune(args):
             best_path = keep_best_weights(args, name, results)  # for glue that of the last task
         content = dict(tasks=summaries, settings=settings)
         if len(names) > 1:
-            values = [row["values"] for row in summaries.values()]  # (tasks, seeds)
-            content["average"] = np.mean(np.mean(values, axis=0))
+            content["average"] = np.mean([row["mean"] for row in summaries.values()])
         write_json(Path(args.out, "results.json"), content)
     print_results(content)
     command = ["python", "infer.py", "--ckpt", best_path]
@@ -156,7 +154,7 @@ def run_job(args, runtime, config, start, data, seed):
     result = train_and_score(args, runtime, model, data, seed, args.lr, title)
     result |= dict(seed=seed, size=count_parameters(model))
     path = f"{job_path(args.out, task.name, seed)}.pt"
-    words = start.get("words", tokenizer.words[:50_000])  # infer.py --near searches among these
+    words = start.get("words", tokenizer.words[:NEAR_WORDS])
     save_checkpoint(path, model, tokenizer.state(), run=result["best"], words=words,
                     task=task.identity() | dict(scale=task.scale))
 
@@ -184,16 +182,17 @@ def train_and_score(args, runtime, model, data, seed, lr, title):
     """Train a model as train does; return its scores on data["dev"], a part of the job's file."""
     best_weights, log = train(args, runtime, model, data, seed, lr, title)
     dev = data["dev"]
-    last, predicted = evaluate(runtime, model, dev)  # the scores of the last weights
-    best = last
+    last, predicted = evaluate(runtime, model, dev)  # of the last weights
+    best = last  # it and predicted are replaced below if the selection rows chose other weights
+    selection = 0.0
+    metric = dev.task.metrics[0]
     if best_weights is not None:
         model.load_state_dict(best_weights)
         best, predicted = evaluate(runtime, model, dev)
+        selection = max(row[metric] for row in log)
 
     labels = dev.task.labels or []  # None: numbers, or answers
     f1_per_label = {label: 100 * f1(predicted, dev.targets, i) for i, label in enumerate(labels)}
-    metric = dev.task.metrics[0]
-    selection_scores = [row.get(metric, 0.0) for row in log]
     return dict(
         metric=metric,
         rows={split: len(part) for split, part in data.items()},
@@ -202,7 +201,7 @@ def train_and_score(args, runtime, model, data, seed, lr, title):
         last=last,
         predicted=np.asarray(predicted).tolist(),
         f1_per_label=f1_per_label,
-        selection=max(selection_scores, default=0.0),
+        selection=selection,
         log=log)
 
 
@@ -242,10 +241,10 @@ def train(args, runtime, model, data, seed, lr, title):
     best_score = -math.inf
     best_weights = None
     for step, indices in enumerate(batches):
-        optimizer.param_groups[0]["lr"] = lr * learning_rate(step, num_steps, warmup)
+        optimizer.param_groups[0]["lr"] = lr * lr_factor(step, num_steps, warmup)
         model.train()
         if isinstance(model, Model) and model.config.lsh_redraw:
-            model.redraw_hyperplanes(seed * SEED_STRIDE + step)
+            model.redraw_hyperplanes(seed * STEP_STRIDE + step)
 
         # Forward, backward, clip, update
         logits = compute_logits(runtime, model, train_data, indices)
@@ -273,8 +272,8 @@ def train(args, runtime, model, data, seed, lr, title):
     return best_weights, log
 
 
-def learning_rate(step, num_steps, warmup):
-    """Return the factor of the peak: a linear rise, then five cosines from 1 to 0. [HF Table 5]"""
+def lr_factor(step, num_steps, warmup):
+    """Return what the peak lr is multiplied by: a rise to 1, then five cosines. [HF Table 5]"""
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / (num_steps - warmup)  # from 0 to below 1
@@ -307,7 +306,6 @@ def compute_logits(runtime, model, part, indices):
     return logits.float()
 
 
-# -------------------------------------------------------------------------------------------------
 # What finetune calls: the start of the jobs, and their folder
 
 
@@ -334,29 +332,29 @@ def load_start(args):
 
 def drop_other_head(checkpoint, task):
     """Return the checkpoint as it is if it was trained for this very task, else without a head."""
-    # the same task has the same name, columns and labels
-    if task.identity().items() <= checkpoint["task"].items():
+    if task.identity().items() <= checkpoint["task"].items():  # same name, columns and labels
         return checkpoint
     weights = {name: weight for name, weight in checkpoint["model"].items()
                if not name.startswith("head.")}
     return checkpoint | dict(model=weights, task={})  # a new dict: other tasks share the old one
 
 
-def encode_splits(config, checkpoint, task, splits):
+def encode_splits(config, start, task, splits):
     """Return the data of a job, dict, split -> its rows as token IDs; print how many there are."""
-    if checkpoint["task"]:  # its head predicts numbers in these units
-        task = dataclasses.replace(task, scale=checkpoint["task"].get("scale"))
+    if start["task"]:  # its head predicts numbers in these units
+        task = dataclasses.replace(task, scale=start["task"].get("scale"))
     data = {}
     with blame("--ckpt, --preset"):
-        if "tokenizer" in checkpoint:
+        if "tokenizer" in start:
             with reading("--ckpt"):
-                tokenizer = HashTokenizer.load(checkpoint["tokenizer"], config)
+                tokenizer = HashTokenizer.load(start["tokenizer"], config)
         else:  # --preset: the hash knows the words of the training rows
             word_counts = collections.Counter()
             for texts, _ in splits["train"]:
                 for text in texts:
                     word_counts.update(list_words(text))
             tokenizer = HashTokenizer(config, hash=NgramLSH.fit(word_counts))
+            tokenizer.add_words([word for word, _ in word_counts.most_common()])
         kind = QuestionAnswering if task.name in SQUAD else SequenceClassification
         for split, rows in splits.items():
             data[split] = kind(task, rows, tokenizer, config.length)
@@ -404,13 +402,12 @@ def keep_best_weights(args, name, results):
     best = max(results, key=lambda result: result["selection"])
     for result in results:
         path = f"{job_path(args.out, name, result['seed'])}.pt"
-        if result is best and os.path.exists(path):  # a finished run has been here before
+        if result is best and os.path.exists(path):  # else a finished run has renamed it already
             os.replace(path, best_path)
         remove(path)
     return best_path
 
 
-# -------------------------------------------------------------------------------------------------
 # Results
 
 
@@ -420,8 +417,11 @@ def summarize(results):
     metric = first["metric"]
     values = [result["best"][metric] for result in results]
     mean = np.mean(values)
-    labels = enumerate(first["f1_per_label"])  # none unless the task has classes
-    all_predicted = np.concatenate([result["predicted"] for result in results])
+    predicted = [result["predicted"] for result in results]  # (seeds, n)
+    never_predicted = []
+    for number, label in enumerate(first["f1_per_label"]):  # {} unless the task has classes
+        if number not in np.concatenate(predicted):
+            never_predicted.append(label)
     row = dict(
         metric=metric,
         rows=first["rows"],
@@ -432,21 +432,19 @@ def summarize(results):
         last=average(results, "last")[metric],
         all_metrics=average(results, "best"),
         f1_per_label=average(results, "f1_per_label"),
-        never_predicted=[name for number, name in labels if number not in all_predicted],
+        never_predicted=never_predicted,
         majority=first["majority"],
         bag_of_words=None)
     if "control" in first:
         controls = [result["control"] for result in results]
         bag_values = [control["best"][metric] for control in controls]
         bag_mean = np.mean(bag_values)
-        predicted = [result["predicted"] for result in results]  # (seeds, n)
         bag_predicted = [control["predicted"] for control in controls]
-        error = standard_error(metric, first["truth"], predicted, bag_predicted)
         row |= dict(
             bag_of_words=bag_mean,
             bag_of_words_std=deviation(bag_values),
             over_bag=mean - bag_mean,
-            over_bag_error=error)
+            over_bag_error=standard_error(metric, first["truth"], predicted, bag_predicted))
     return row
 
 
@@ -467,8 +465,9 @@ def print_results(content):
     """Print the scores of each task beside its controls."""
     for name, row in content["tasks"].items():
         print(f"\n{name}: parameters {row['size']['total']:,}, PoEP {row['size']['poep']:.2%}")
+        rival = "majority class" if row["f1_per_label"] else "without a model"
         print(f"{name}: {row['metric']} {show(row['mean'], row['std'])}, last weights "
-              f"{row['last']:.2f}, majority class {row['majority']:.2f}")
+              f"{row['last']:.2f}, {rival} {row['majority']:.2f}")
         if row["bag_of_words"] is not None:
             bag = show(row["bag_of_words"], row["bag_of_words_std"])
             note = ""
@@ -493,7 +492,6 @@ def show(mean, std):
     return f"{mean:.2f} ± {std:.2f}"
 
 
-# -------------------------------------------------------------------------------------------------
 # Flags
 
 
@@ -549,8 +547,6 @@ def add_run_flags(add, tasks):
 
 def check_flags(args):
     """Raise InputError where a flag is missing, or would be ignored and the result be wrong."""
-    if args.preset and args.from_scratch:
-        raise InputError("--from_scratch requires --ckpt.")
     if args.task == "own" and not args.train:
         raise InputError("--task: expected a task, or your own files as --train and --dev.")
     if (args.train or args.dev) and args.task in ("glue", "pydoc"):
@@ -561,8 +557,8 @@ def check_flags(args):
         raise InputError(f"--train with --task {args.task} requires --dev.")
     if args.data_dir and (args.train or args.task == "pydoc"):
         raise InputError("--data_dir requires a task of GLUE or SQuAD, and no --train.")
-    if reader_options(args) and not args.data_dir and not args.train:
-        raise InputError("--encoding, --sep and --header require --train or --data_dir.")
+    if reader_options(args) and not (args.data_dir or args.train or args.dev):
+        raise InputError("--encoding, --sep and --header require --train, --dev or --data_dir.")
     columns = (args.text, args.label, args.regression)
     if args.task != "own" and columns != ("text", "label", False):
         raise InputError("--text, --label, --regression: expected files of your own.")
@@ -573,11 +569,13 @@ def fill_flags(args, checkpoint, config):
     is_small = config.width < 512
     if args.lr is None:
         args.lr = 1e-3 if is_small else 3e-5  # [HF Table 5]
-    if args.pool is None:
+    if args.pool is None and checkpoint["task"]:
+        args.pool = config.pool
+    elif args.pool is None:
         args.pool = "mean" if is_small else "cls"  # Shuffle+Random never trains [CLS]
-        if checkpoint["task"]:
-            args.pool = config.pool
     if args.epochs == 0:  # nothing is random, and nothing is chosen
+        if checkpoint["task"] and args.pool != config.pool:
+            raise InputError(f"--pool: expected {config.pool}, that of --ckpt, with --epochs 0.")
         args.seeds = 1
         args.select = 0.0
     if args.out is None:

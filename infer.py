@@ -15,7 +15,7 @@ Sources: [HF] Xue & Aletras 2022, HashFormers. [BERT] Devlin et al. 2019. [SB] S
     submission. [CM] Median is all you need, a proposal
 Out of scope: scores (finetune.py --epochs 0)
 Notation: B batch   L positions   M masked positions   V candidate words   d hidden size   T bits
-    m vectors or hashes of an item   k hash functions, or results to return   R buckets   N rows
+    m vectors or hashes of an item   k results to return   R buckets of a hash   N rows
 """
 
 import argparse
@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tokenizers.decoders import ByteLevel
 
 from bloom import ItemMap, beam_search, hash_logp
 from common import InputError, at_least, blame, find_device, load_checkpoint, reading
@@ -76,13 +77,14 @@ def infer(args):
     elif args.near is not None:
         for word, pairs in zip(args.near, predictor.neighbors(args.near, args.top_k)):
             print(word)
-            print_pairs(predictor, pairs)
+            print_pairs([(clean(predictor, name), value) for name, value in pairs])
     elif args.vectors is None:
         write_rows(args, predictor)
     else:
         rows = [row for row, _ in read_file(args, predictor)]
+        vectors = predictor.embed(rows)  # first: a bad row must not empty an earlier file
         with open(args.vectors, "wb") as file:  # np.save would add .npy to a name
-            np.save(file, predictor.embed(rows))
+            np.save(file, vectors)
         print(f"Saved {args.vectors}", file=sys.stderr)
 
 
@@ -91,7 +93,7 @@ class Example(NamedTuple):
 
     ids: np.ndarray  # int32 (L,), token IDs with special tokens
     words: list  # str, those of the text or of both texts, [MASK] is one; or the names of a set
-    spans: list  # (start, end), characters of words up to a [MASK], in the second text of a pair
+    spans: list  # (start, end) of the words of the last text; only detect, of one text, reads them
     num_cut: int  # words or items that were cut off, as they did not fit
 
 
@@ -99,8 +101,9 @@ def takes_one_row(method):
     """Let a method that takes a list of rows also take one row, and return its result alone."""
     @functools.wraps(method)
     def call(self, rows, *options, **named):
+        # detect("a", "b") would take "b" for an option, such as k
         if any(isinstance(option, str) for option in options):
-            raise InputError("expected one row or a list of rows; a pair of texts is a tuple.")
+            raise InputError("expected one row or one list, got two. A pair of texts is a tuple.")
         if isinstance(rows, list):
             return method(self, rows, *options, **named)
         return method(self, [rows], *options, **named)[0]
@@ -147,18 +150,18 @@ class Predictor:
     def set_candidates(self, words):
         """Set the words among which the methods search, list[str], the most frequent first.
 
-        They may be any words, unless the vocabulary is fixed: others have no row and no digest.
+        A fixed vocabulary limits them: a word outside it has no row and no digest.
         """
-        self.words = words  # neighbors searches these
-        self.items = words  # fill_mask and predict_missing search these
-        self.item_map = None  # the hash buckets of each item, which predict_missing reads
         if self.tokenizer.is_fixed:
             self.words = [word for word in words if word in self.tokenizer.id_of_word]
             self.items = self.tokenizer.words
-            self.item_map = self.tokenizer.bloom_map
-        elif self.config.head == "hash-mlm":
-            buckets = self.tokenizer.sketch_targets(words)  # (N, m)
-            self.item_map = ItemMap(buckets, self.config.buckets)
+            self.item_map = self.tokenizer.bloom_map  # buckets of items, for predict_missing
+        else:
+            self.words = words  # neighbors searches these
+            self.items = words  # fill_mask and predict_missing search these
+            if self.config.head == "hash-mlm":
+                buckets = self.tokenizer.sketch_targets(words)  # (V, m)
+                self.item_map = ItemMap(buckets, self.config.buckets)
         self.tokenizer.set_names(self.items)
         self.item_numbers = {name: number for number, name in enumerate(self.items)}
 
@@ -178,7 +181,7 @@ class Predictor:
     # 1. Read: a row to token IDs
 
     def read_all(self, rows, head):
-        """Return the Example of each row, for a method that requires a head, or None: any head."""
+        """Return the Example of each row. head: the head that the method needs; None: any."""
         if head not in (None, self.config.head):
             raise InputError(f"expected a model with head {head}, got one with {self.config.head}.")
         examples = []
@@ -193,17 +196,17 @@ class Predictor:
         length = self.config.length
         if self.config.order:
             example = self.read_texts(row)
-        else:
+        else:  # only heads that fill masks read sets; embed, with head None, adds no [MASK]
             example = self.read_set(row, is_masked=head is not None)
+        # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
         if example.num_cut > 0 and not self.task and not self.truncate:
             raise ValueError(f"expected at most {length} positions, got "
                              f"{length + example.num_cut}. With truncate the start is read.")
         has_mask = MASK in example.ids
-        if head in ("mlm", "hash-mlm"):
-            if not has_mask:
-                raise ValueError(f"expected [MASK], which this model fills, in the first {length} "
-                                 f"positions, got {row!r:.60}.")
-        elif head is not None and has_mask:
+        fills_masks = head in ("mlm", "hash-mlm")
+        if fills_masks and not has_mask:
+            raise ValueError(f"expected [MASK] in the first {length} positions, got {row!r:.60}.")
+        if has_mask and not fills_masks and head is not None:
             raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks.")
         return example
 
@@ -233,8 +236,8 @@ class Predictor:
         first, *others = re.split(r" ?\[MASK\]", text)
         words, spans = self.tokenizer.split(first)
         for part in others:
-            # subtle: BPE adds a space to the start of a text. Begin with a line break, which takes
-            # that space, and drop the line break, the word that starts at 0
+            # subtle: BPE adds a space to the start of a text, here to a line break instead of part.
+            # Both become pieces that start at 0, and are dropped; other splits give no word there
             more, places = self.tokenizer.split("\n" + part)
             words.append(MASK_WORD)
             words += [word for word, (start, _) in zip(more, places) if start > 0]
@@ -263,7 +266,7 @@ class Predictor:
 
     def list_notes(self, row):
         """Return what a user has to know about how a row is read, list[str]."""
-        example = self.read(row, self.config.head)
+        [example] = self.read_all([row], self.config.head)
         notes = []
         if not example.words:
             notes.append("the text has no words")
@@ -284,8 +287,7 @@ class Predictor:
     def run(self, rows, head, forward):
         """Yield for each row its place in rows, its Example and the model's output for it.
 
-        Rows of similar length come together, so their order is another. head: the head that the
-        method needs; None: any. forward: see run_batches.
+        Rows of similar length come together. head: see read_all. forward: see run_batches.
         """
         examples = self.read_all(rows, head)
         inputs = [example.ids for example in examples]
@@ -309,7 +311,7 @@ class Predictor:
             yield chosen, forward(ids, key_mask)
 
     def score_masks(self, ids, key_mask):
-        """Return for each row the logits of its M [MASK]: (M, N), (M, m, m·R) or (M, k, R)."""
+        """Return for each row the logits of its M [MASK]: (M, N), or what hash_logp reads."""
         is_mask = ids == MASK  # (B, L)
         [positions] = torch.where(is_mask.flatten())
         logits = self.model(ids, key_mask, masked_positions=positions)
@@ -365,9 +367,8 @@ class Predictor:
             total: int, how many items there are.
         """
         results = [None] * len(rows)
-        # logits (M, m, m·R), or (M, k, R) for words
         for i, example, logits in self.run(rows, "hash-mlm", self.score_masks):
-            logp = hash_logp(logits, self.item_map)  # (M, m, R)
+            logp = hash_logp(logits, self.item_map)  # (M, m, R): m hashes of an item
             shown = self.list_shown(example).to(logits.device)  # (E,)
             # without a limit of rounds the search goes on until the k best are certified
             best, scores, _, num_scored = beam_search(  # (M, k), (M, k), (M,), (M,)
@@ -488,31 +489,31 @@ def print_result(predictor, row, result, k):
     if head == "sr":
         print_words(predictor, row, *result, k)
     elif head == "classify":
-        print_pairs(predictor, result)
+        print_pairs(result)
     elif head == "span":
-        print_pairs(predictor, [result])
+        print_pairs([result])
     else:
         for number, found in enumerate(result, 1):
             title = f"[MASK] {number}"
             if head == "hash-mlm":
-                title += (f"   {found['scored']:,} of {found['total']:,} scored by sums of "
-                          "log-probabilities, certified: provably the best")
+                title += (f"   sums of log-probabilities; provably the best of {found['total']:,}: "
+                          f"{found['scored']:,} were scored, the rest ruled out")
                 found = found["items"]
             print(title)
-            print_pairs(predictor, found)
+            print_pairs([(clean(predictor, name), value) for name, value in found])
 
 
 def clean(predictor, word):
-    """Return a word as people write it: BPE marks a space in its pieces by Ġ."""
-    if predictor.tokenizer.subwords is not None:
-        word = word.replace("Ġ", " ")
-    return word
+    """Return a word of the tokenizer as people write it, on one line."""
+    subwords = predictor.tokenizer.subwords
+    if subwords is not None and word not in getattr(subwords, "phrases", ()):
+        word = ByteLevel().decode([word])  # BPE writes the bytes of " café" as "ĠcafÃ©"
+    return word.replace("\n", "\\n")
 
 
-def print_pairs(predictor, pairs):
+def print_pairs(pairs):
     """Print pairs (name, number), the names aligned at their right ends."""
     for name, value in pairs:
-        name = clean(predictor, name)
         if not name:
             name = "(no answer)"
         print(f"  {name:>16}   {value:.3f}")
@@ -576,6 +577,9 @@ def read_file(args, predictor):
     names = choose_names(args, predictor, examples)
     print(f"columns: {', '.join(names)} of {args.file}", file=sys.stderr)
     for columns in rows:
+        if not columns.keys().isdisjoint(OUTPUT):
+            raise InputError(f"{args.file}: expected no column {', '.join(OUTPUT)}, as these are "
+                             "added to each row.")
         row = [columns.get(name) for name in names]  # both texts of a pair
         if len(names) == 1:
             [row] = row
@@ -586,14 +590,12 @@ def choose_names(args, predictor, examples):
     """Return the names of the columns to read, list[str]; examples has a value of each column."""
     if not examples:
         raise InputError(f"{args.file}: expected rows, got none.")
-    if not set(OUTPUT).isdisjoint(examples):
-        raise InputError(f"{args.file}: expected no column {', '.join(OUTPUT)}, which infer.py "
-                         f"writes, got {', '.join(examples)}.")
     is_sets = not predictor.config.order
     names = predictor.columns  # those that the model was fine-tuned on, or "text"
     if args.text_columns is not None:
         names = list_names(args.text_columns)
-    elif is_sets or (len(names) == 1 and names[0] not in examples):  # the only one that fits
+    elif is_sets or (len(names) == 1 and names[0] not in examples):
+        # the file lacks the model's column: take its only column of texts, or of sets
         names = choose_columns(args.file, examples, None, is_sets, flag="--text")
     if not set(names) <= set(examples) or len(names) != len(predictor.columns):
         raise InputError(f"{args.file}: expected {len(predictor.columns)} of the columns "
@@ -609,9 +611,6 @@ def to_json(row):
     text = json.dumps(row, default=to_plain)
     row = json.loads(text, parse_constant=lambda name: None)
     return json.dumps(row, ensure_ascii=False, allow_nan=False)
-
-
-# The script
 
 
 def main(argv=None):

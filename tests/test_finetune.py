@@ -112,7 +112,7 @@ def read_job(folder, name="own", seed=0):
 # Results
 
 
-def test_score_beats_majority_and_is_read_back(tune, own, tmp_path):
+def test_score_beats_majority_and_is_read_back(tune, refuse, own, tmp_path):
     """Law: --epochs 0 and infer.py give the score that was saved."""
     row = tune(tmp_path / "a", *own, "--seeds", 1)["tasks"]["own"]
     assert 40 < row["majority"] < 60
@@ -120,6 +120,8 @@ def test_score_beats_majority_and_is_read_back(tune, own, tmp_path):
     assert row["mean"] > 95
     again = tune(tmp_path / "b", *own, "--epochs", 0, "--ckpt", tmp_path / "a")
     assert again["tasks"]["own"]["values"] == row["values"]
+    pooled = [*own, "--epochs", 0, "--ckpt", tmp_path / "a", "--pool", "cls"]
+    refuse(tmp_path / "c", pooled, "--pool: expected mean")
     predictor = Predictor(str(tmp_path / "a"))
     is_right = []
     for dev_row in read_rows(own[-1]):
@@ -222,7 +224,7 @@ def test_slice_chooses_the_weights_and_dev_rows_score_them(tune, own, tmp_path, 
     assert torch.equal(read_weights(tmp_path)["head.1.weight"], chosen)
 
 
-def test_regression_of_pairs_is_learned(tune, tmp_path):
+def test_regression_of_pairs_is_learned(tune, tmp_path, capsys):
     """The number of words of the second text, in units of its own."""
     rng = random.Random(4)
     rows = [("a", "b", "score")]
@@ -233,6 +235,8 @@ def test_regression_of_pairs_is_learned(tune, tmp_path):
     flags = ["--train", train, "--dev", dev, "--text", "a,b", "--label", "score", "--regression"]
     results = tune(tmp_path / "out", *flags, "--seeds", 1, "--epochs", 6)
     assert results["tasks"]["own"]["mean"] > 90  # Spearman's correlation
+    finetune.print_results(results)
+    assert "class" not in capsys.readouterr().out
     predictor = Predictor(str(tmp_path / "out"))
     [(_, few)] = predictor.classify(("a b c", "end"))
     [(_, many)] = predictor.classify(("a b c", "more more more more end"))
@@ -292,12 +296,14 @@ def test_head_is_kept_for_the_very_same_task(tune, own, tmp_path):
 def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):
     small = finetune.PRESETS["proformer"] | dict(width=32, heads=4, ffn=64)
     monkeypatch.setitem(finetune.PRESETS, "proformer", small)
+    monkeypatch.setattr(finetune, "NEAR_WORDS", 2)
     rows = [("text", "label"), ("zebra жираф", "up"), ("quagga", "down")]
     dev = write_table(tmp_path / "dev.tsv", rows)
     out = tmp_path / "my run"
     done = run_main(finetune.main, "--preset", "proformer", *QUICK, *own, "--dev", dev,
                     "--seeds", 1, "--out", out)
     assert done.result["tasks"]["own"]["mean"] == 100
+    assert set(Predictor(str(out)).words) == {"quagga", "zebra"}  # the most frequent
     tokenizer = Predictor(str(out)).tokenizer
     # dev rows have no part in the hash
     assert tokenizer.is_known(["zebra", "жираф"]).tolist() == [True, False]
@@ -316,7 +322,7 @@ def test_proformer_trains_without_pre_training(own, tmp_path, monkeypatch):
     (4, 4, [1 / 4, 1 / 2, 3 / 4, 1]),
 ])
 def test_learning_rate_rises_to_the_peak_and_never_above(steps, warmup, rates):
-    factors = [finetune.learning_rate(step, steps, warmup) for step in range(steps)]
+    factors = [finetune.lr_factor(step, steps, warmup) for step in range(steps)]
     assert factors == pytest.approx(rates)
 
 
@@ -327,7 +333,7 @@ def test_recipe_reaches_the_optimizer(tune, own, tmp_path, before_step):
     actions[80] = groups.append
     flags = "--batch 25 --epochs 5 --lr 1 --seeds 1 --select 0".split()
     row = tune(tmp_path, *own, *flags)["tasks"]["own"]
-    assert rates == [finetune.learning_rate(step, 80, 5) for step in range(80)]
+    assert rates == [finetune.lr_factor(step, 80, 5) for step in range(80)]
     assert groups[0]["eps"] == 1e-6
     assert groups[0]["weight_decay"] == 0
     assert row["mean"] == row["last"]  # without a slice
@@ -460,6 +466,7 @@ def test_two_ranks_give_the_results_of_one(tune, sr_run, own, tmp_path):
     ("--task sst2 --train a --data_dir b", "--data_dir requires"),
     ("--task pydoc --data_dir b", "--data_dir requires"),
     ("--task sst2 --sep ;", "--encoding, --sep and --header require"),
+    ("--task sst2 --dev a --sep ;", "Without the hub"),  # they are those of --dev
     ("--task pydoc --train a --dev b", "--train, --dev: expected"),  # they would not be read
     ("--label a", "--task: expected a task, or your own files"),
     ("OWN --text label", "--text: expected one or two columns other"),  # a perfect score

@@ -115,14 +115,15 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
 @pytest.mark.parametrize("name, call, message", [
     ("detect", lambda p: p.fill_mask("a [MASK]"), "a model with head mlm, got one with sr"),
     ("detect", lambda p: p.detect("the [MASK]"), "expected no [MASK]. Remove it"),
-    ("fill", lambda p: p.fill_mask("the cat"), "expected [MASK], which this model fills"),
+    ("fill", lambda p: p.fill_mask("the cat"), "expected [MASK] in the first 64"),
     ("detect", lambda p: p.detect("a " * 63), "expected at most 64 positions, got 65"),
     ("detect", lambda p: p.embed(["a", 3]), "row 2: expected a text (text), got 3"),
     ("fixed_set", lambda p: p.fill_mask("y z\t[MASK]"), "expected items that this model knows"),
     ("fixed_set", lambda p: p.fill_mask([("x", {})]), "expected items that this model knows"),
     ("classify", lambda p: p.classify(("a", "b")), "expected a text (review), got ('a', 'b')"),
     ("pair", lambda p: p.classify(["a", "b"]), "row 1: expected a tuple of texts (a, b), got 'a'"),
-    ("pair", lambda p: p.classify("a", "b"), "a pair of texts is a tuple"),
+    ("pair", lambda p: p.classify("a", "b"), "A pair of texts is a tuple"),
+    ("detect", lambda p: p.list_notes(""), "expected words, got none"),
     ("detect", lambda p: p.neighbors("日本"), "expected one word that this model knows"),
 ])
 def test_input_that_does_not_fit_is_refused(untrained, name, call, message):
@@ -327,8 +328,10 @@ def test_items_of_a_set_are_not_proposed_again(untrained):
      ["a {b:shuffled}",  # the rest was cut; the most suspicious word comes first
       "                 b   intact 20.0%   shuffled 70.0%   random 10.0%",
       "                 a   intact 90.0%   shuffled 10.0%   random  0.0%"]),
-    ("fill", [[("Ġcat", 1.0)]], ["[MASK] 1", f"{'cat':>18}   1.000"]),  # a space in a piece
+    ("fill", [[("ĠcafÃ©", 1.0)]], ["[MASK] 1", f"{'café':>18}   1.000"]),  # bytes in a piece
+    ("fill", [[("Ċ", 1.0)]], ["[MASK] 1", " " * 16 + r"\n   1.000"]),
     ("classify", [("Ġ", 1.0)], [f"{'Ġ':>18}   1.000"]),  # a letter
+    ("answer", ("é", 1.0), [f"{'é':>18}   1.000"]),
     ("answer", ("", -0.25), [f"{'(no answer)':>18}   -0.250"]),
 ])
 def test_print_result_shows_what_the_pages_print(untrained, capsys, name, result, lines):
@@ -410,13 +413,18 @@ def test_file_goes_on_after_a_bad_row(paths, tmp_path, model, name, content, is_
     assert f"the first in row {is_good.index(False) + 1}: expected" in err
 
 
-def test_parts_before_a_broken_place_are_predicted(paths, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name, content, message", [
+    ("in.csv", "text\n" + "a zebra\n" * 110 + '"not closed\n', "could not be read"),
+    ("in.jsonl", '{"text": "a"}\n' * 110 + '{"text": "a", "notes": 1}\n', "expected no column"),
+])
+def test_parts_before_a_broken_place_are_predicted(
+        paths, tmp_path, monkeypatch, name, content, message):
     monkeypatch.setattr(infer, "PART", 3)
-    path = tmp_path / "in.csv"
-    path.write_text("text\n" + "a zebra\n" * 110 + '"not closed\n')
+    path = tmp_path / name
+    path.write_text(content)
     done = run_main(infer.main, "--ckpt", paths["classify"], "--file", path)
     assert done.code == 2
-    assert f"infer.py: {path}: could not be read" in done.err
+    assert f"infer.py: {path}: {message}" in done.err
     assert len(done.out.splitlines()) == 108
 
 
@@ -441,11 +449,10 @@ def test_vectors_are_those_of_the_rows(untrained, paths, tmp_path):
     flags = ["--ckpt", paths["detect"], "--file", path, "--vectors", out]
     path.write_text("id,text\n1,the cat\n2,cat\n")
     assert not run_main(infer.main, *flags).code
-    vectors = np.load(out)
-    expected = untrained["detect"].embed(["the cat", "cat"])
-    np.testing.assert_array_equal(vectors, expected)
     path.write_text("id,text\n1,the cat\n2,\n")  # which vector would be whose?
     assert_refused(infer.main, flags, "row 2: expected words, got none")
+    expected = untrained["detect"].embed(["the cat", "cat"])
+    np.testing.assert_array_equal(np.load(out), expected)  # the first file is still there
 
 
 @pytest.mark.parametrize("flags, message", [
