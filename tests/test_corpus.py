@@ -154,14 +154,29 @@ def test_plus_joins_sources(write, load):
     assert list_pages(corpus) == [["x"], ["y"]]
 
 
-@pytest.mark.parametrize("again", ["a.txt", "./a.txt", "link.txt", "../all"])
-def test_file_that_is_named_twice_is_refused(again, write, load, monkeypatch):
+@pytest.mark.parametrize("source, again", [
+    *[("a.txt", again) for again in ("a.txt", "./a.txt", "link.txt", "../all")],
+    ("bookcorpus", "rojagtap/bookcorpus"),
+    ("owner/name", "owner/name::train"),
+])
+def test_source_that_is_named_twice_is_refused(source, again, write, load, monkeypatch):
     """Its texts would be held out and trained on."""
     path = write("all/a.txt", "x")
     monkeypatch.chdir(os.path.dirname(path))
     os.symlink(path, "link.txt")
     with pytest.raises(InputError, match="expected each file or name once"):
-        load(f"a.txt+{again}")
+        load(f"{source}+{again}")
+
+
+@pytest.mark.parametrize("name, message", [
+    ("stdlib", "got both. Use ./stdlib"),
+    ("bookcorpus", "got both. Use ./bookcorpus"),
+    ("c++.txt", r"\+ joins sources"),
+])
+def test_path_that_reads_as_something_else_is_refused(name, message, write, load, monkeypatch):
+    monkeypatch.chdir(os.path.dirname(write(name, "x")))
+    with pytest.raises(InputError, match=message):
+        load(name)
 
 
 # Rows of files
@@ -273,6 +288,12 @@ def test_first_row_is_not_lost_where_a_header_is_missing(name, content, message,
     corpus = load(path, "items", header="none", field="1,2")
     assert sum(map(len, list_pages(corpus))) == 2
     assert len(list(read_rows(path, header="first"))) == 1
+
+
+def test_separator_is_asked_for_where_a_header_is_missing(write):
+    """Else the label would be a part of the text."""
+    with pytest.raises(InputError, match="Use --sep"):
+        list(read_rows(write("a.csv", "a bad film;neg\n"), header="none"))
 
 
 @pytest.mark.parametrize("wrong", ["x,1,more", "x"])
