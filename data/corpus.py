@@ -282,18 +282,20 @@ def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
     Raises:
         InputError: There is no such column, or there are several.
     """
-    kind = list if is_sets else str
-    names = [name for name in row if isinstance(row[name], kind)]
     expected = "one column of lists" if is_sets else "one column of text"
     max_names = 1
     if field is not None:
         names = list_names(field)
         expected = f"columns {field}"
         max_names = 2 if is_sets else 1
-    elif is_sets and len(row) == 1:
+    elif is_sets:
         names = list(row)
-    elif not is_sets and "text" in row:
+        if len(names) > 1:
+            names = [name for name in names if isinstance(row[name], list)]
+    else:
         names = ["text"]
+        if "text" not in row:
+            names = [name for name in row if isinstance(row[name], str)]
     if not set(names) <= set(row) or not 1 <= len(names) <= max_names:
         raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
                          f"Use {flag} NAME, or PAGE,ITEM for the item sets of --data.")
