@@ -441,7 +441,7 @@ def summarize(results):
         bag_mean = np.mean(bag_values)
         predicted = [result["predicted"] for result in results]  # (seeds, n)
         bag_predicted = [control["predicted"] for control in controls]
-        error = standard_error(metric, first["truth"], predicted, bag_predicted)
+        error = standard_error(metric, predicted, bag_predicted, first["truth"])
         row |= dict(
             bag_of_words=bag_mean,
             bag_of_words_std=deviation(bag_values),

@@ -70,7 +70,7 @@ class Batches:
         raise NotImplementedError
 
     def eval_batch(self, rows):
-        """Return some of the num_eval held-out rows as get_batch does, with equal noise in all runs."""
+        """Return some of the num_eval held-out rows as get_batch does; all seeds have one noise."""
         raise NotImplementedError
 
     def get_batch(self, step, rows):

@@ -118,7 +118,8 @@ def learn_map(corpus, coherent, options):
 
 def fit_alpha(args, m, num_items):
     """Return the largest alpha, --alpha at most, that gives each item a Bloom digest of its own."""
-    # there are (N / alpha)^m digests. With 16 for each item nothing needs a try, which takes seconds
+    # there are (N / alpha)^m digests. With 16 for each item nothing needs a try, which takes
+    # seconds
     if num_items**m >= 16 * num_items * args.alpha**m:
         return args.alpha
     for alpha in range(args.alpha, 0, -1):

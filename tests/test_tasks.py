@@ -194,10 +194,18 @@ def test_without_dev_a_tenth_of_train_is_held_out_and_shares_no_text(tmp_path):
     assert not {texts for texts, _ in splits["train"]} & {texts for texts, _ in splits["dev"]}
 
 
-def test_fewer_than_two_rows_to_score_are_refused(tmp_path):
-    """Their score would have no standard error, which would be found out after the training."""
-    args = own_flags(tmp_path, [("a", "b", "x"), ("c", "d", "y")], [("e", "f", "x")])
-    with pytest.raises(InputError, match="--dev: expected two rows to score or more, got 1"):
+@pytest.mark.parametrize("changes, message", [
+    # the score of one row would have no standard error, found out after the training
+    (dict(), "--dev: expected two rows to score or more, got 1"),
+    (dict(dev=None), "got 0. .* rows of equal texts stay together"),
+    (dict(dev=""), "expected a file"),  # not a tenth of --train
+    (dict(text="body,body"), "--text: expected one or two different columns"),
+    (dict(text="topic"), "--text: .* other than --label topic"),
+])
+def test_flags_that_score_too_little_are_refused(tmp_path, changes, message):
+    args = own_flags(tmp_path, [("a", "b", "xy"[i % 2]) for i in range(60)], [("e", "f", "x")])
+    vars(args).update(changes)
+    with pytest.raises(InputError, match=message):
         read_task("own", args)
 
 
@@ -210,6 +218,16 @@ def test_limit_and_select_divide_the_training_rows(tmp_path):
     assert len(splits["train"]) == 36
     assert len(splits["select"]) == 4
     assert len(splits["dev"]) == 60
+
+
+def test_select_that_no_group_fits_is_noted(tmp_path, capsys):
+    """A model of all epochs is then scored, not the best one."""
+    rows = [("a", "b", "xy"[i % 2]) for i in range(60)]
+    args = own_flags(tmp_path, rows, rows)
+    args.select = 0.1
+    _, splits = read_task("own", args)
+    assert splits.keys() == {"train", "dev"}
+    assert "--select: each group of rows is larger than the share" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text, num_seen", [
@@ -322,7 +340,7 @@ def test_error_of_one_seed_is_that_of_a_mean_of_rows():
     truth = np.ones(n)
     predicted = np.tile([1, 1, 1, 0, 1, 1, 0, 0], n // 8)
     others = np.tile([0, 0, 0, 1, 1, 1, 0, 0], n // 8)
-    error = standard_error("accuracy", truth, [predicted], [others])
+    error = standard_error("accuracy", [predicted], [others], truth)
     expected = 100 * np.sqrt((4 / 8 - (2 / 8)**2) / n)
     # 20 groups measure a deviation to 1/√38 of it
     assert error == pytest.approx(expected, rel=3 / np.sqrt(38))
@@ -333,7 +351,9 @@ def test_error_of_seeds_is_that_of_their_mean():
     truth = np.ones(40)
     predicted = [np.ones(40), np.zeros(40)]
     others = [np.zeros(40), np.zeros(40)]
-    assert standard_error("accuracy", truth, predicted, others) == pytest.approx(50)
+    assert standard_error("accuracy", predicted, others, truth) == pytest.approx(50)
+    with pytest.raises(ValueError, match="zip"):  # of as many seeds
+        standard_error("accuracy", predicted, others[:1], truth)
 
 
 # Examples and baselines
