@@ -15,6 +15,7 @@ the number of ranks changes nothing.
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from tokenizer import CLS, FIRST_WORD_ID, SEP, UNK
 
@@ -375,10 +376,8 @@ def pad_batch(examples):
         ids: int64 (B, L).
         mask: bool (B, L), True = attend, or None where nothing is padded.
     """
-    longest = max(len(example) for example in examples)
-    ids = torch.zeros(len(examples), longest, dtype=torch.int64)
-    for row, example in enumerate(examples):
-        ids[row, :len(example)] = torch.as_tensor(example)
+    examples = [torch.as_tensor(example, dtype=torch.int64) for example in examples]
+    ids = pad_sequence(examples, batch_first=True)
     mask = ids != 0
     if mask.all():
         mask = None

@@ -28,8 +28,8 @@ from data.batches import divide
 from tokenizer import FIRST_WORD_ID, HASHES, UNK, HashTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
-DECIDING = ("bloom.py", "hashing.py", "tokenizer.py", "data/codes.py", "data/corpus.py")
-SOURCES = [ROOT / name for name in DECIDING]  # they decide on codes and maps
+SOURCES = [ROOT / name for name in (  # they decide on codes and maps
+    "bloom.py", "hashing.py", "tokenizer.py", "data/codes.py", "data/corpus.py")]
 MAX_HASHED = 20_000  # words that a process hashes at a time
 MAX_UNKNOWN = 0.1  # share of a text's words, above which report_unknown warns
 

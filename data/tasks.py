@@ -156,8 +156,12 @@ def read_task(name, args):
         dev, train = draw_groups(train, round(DEV_SHARE * len(train)), DEV_SEED)
     else:
         dev = read_split(task, args, task.dev_split, dev_path)
-        if dev_path is not None:
-            warn_of_leak(train, dev, dev_path)
+        # a model that memorized a training row would score high
+        seen = {texts for texts, _ in train}
+        num_seen = sum(texts in seen for texts, _ in dev)
+        if dev_path is not None and num_seen > 0:
+            note_once(f"warning: {dev_path}: {len(dev):,} rows to score, of which {num_seen:,} "
+                      "have a text of --train.")
     if len(dev) < 2:  # a score of one row has no error
         raise InputError(f"--dev: expected two rows to score or more, got {len(dev)}. Without "
                          "--dev they are at most a tenth of --train, and rows of equal texts stay "
@@ -335,8 +339,8 @@ def split_train(train, args, group_of=tuple):
     if select:
         splits["select"] = select
     elif num_select > 0:
-        note_once("warning: --select: each group of rows is larger than the share; the last weights "
-                  "are scored.")
+        note_once("warning: --select: each group of rows is larger than the share; the last "
+                  "weights are scored.")
     return splits
 
 
@@ -365,16 +369,6 @@ def draw_groups(rows, count, seed, group_of=tuple):
             drawn += group
     others = np.setdiff1d(order, drawn)
     return [rows[i] for i in sorted(drawn)], [rows[i] for i in others]
-
-
-def warn_of_leak(train, dev, path):
-    """Print how many rows to score have the same texts as a training row."""
-    # a model that memorized them would score high
-    seen = {texts for texts, _ in train}
-    num_seen = sum(texts in seen for texts, _ in dev)
-    if num_seen > 0:
-        note_once(f"warning: {path}: {len(dev):,} rows to score, of which {num_seen:,} have a text "
-                  "of --train.")
 
 
 # --------------------------------------------------------------------------------------------------
