@@ -251,7 +251,8 @@ def read_cells(source, rows, columns, is_sets):
             raise InputError(f"{source}, row {number:,}: expected text, or in an item set names or "
                              f"whole numbers, in {', '.join(columns)}, got {cells!r:.60}. Use "
                              "--field: one column of text or of lists, or PAGE,ITEM. Lists, such "
-                             "as those of --sep in a .txt, require --split items.")
+                             "as those of --sep in a .txt, require --split items. Damaged rows of "
+                             "a table are not counted.")
         yield cells
     if num_incomplete > 0:
         note_once(f"warning: {source}: {num_incomplete:,} of {number:,} rows have no "

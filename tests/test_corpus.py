@@ -1,6 +1,5 @@
 """data/corpus.py, data/python_source.py: files and the installed Python to token IDs on disk."""
 
-import csv
 import gzip
 import json
 import os
@@ -209,9 +208,7 @@ def test_column_data_of_one_row_is_no_list_of_rows(value, write):
 
 
 @pytest.mark.parametrize("data, expected", [
-    ("owner/name", ("owner/name", None, "train")),
     ("owner/na.me:20.de:test", ("owner/na.me", "20.de", "test")),
-    ("owner/name::test", ("owner/name", None, "test")),
     ("wikipedia", ("wikimedia/wikipedia", "20231101.en", "train")),
 ])
 def test_hub_id_may_name_configuration_and_split(data, expected, load, monkeypatch):
@@ -244,7 +241,6 @@ def test_cells_of_a_table_stay_text(name, content, expected, write):
 
 @pytest.mark.parametrize("name, content, sep, expected", [
     ("a.csv", 'a;b\nx, y;"1;2"\n', ";", [dict(a="x, y", b="1;2")]),
-    ("a.tsv", 'a|b\n"x|2\n', "|", [dict(a='"x', b="2")]),  # no quotes in a .tsv
     ("a.txt", "New York;Jazz\r\n", ";", [dict(text=["New York", "Jazz"])]),
 ])
 def test_sep_is_between_the_cells(name, content, sep, expected, write):
@@ -256,17 +252,14 @@ def test_sep_is_between_the_cells(name, content, sep, expected, write):
     ("a.csv", "text\nnaïve\n".encode("utf-16"), "utf-16", "naïve"),
     ("a.txt", b"a\0b\n", "utf-8", "a\0b"),  # NULs are kept where UTF-8 is named
     ("a.csv", b"\xef\xbb\xbftext\nx\n", "UTF8", "x"),  # and its mark is no text
-    ("a.txt", "\ufeffx\n".encode("utf-16-le"), "utf-16-le", "x"),
 ])
 def test_files_are_read_in_their_encoding(name, content, encoding, expected, write):
     assert list(read_rows(write(name, content), encoding=encoding)) == [dict(text=expected)]
 
 
-def test_cell_of_a_whole_article_is_read_where_a_long_has_32_bits(write):
+def test_cell_of_a_whole_article_is_read(write):
     article = "word " * 50_000  # Python's csv refuses more than 131,072 characters by default
-    rows = list(read_rows(write("a.csv", f"text,n\n{article},1\n")))
-    assert rows == [dict(text=article, n="1")]
-    assert csv.field_size_limit() < 2**31
+    assert list(read_rows(write("a.csv", f"text\n{article}\n"))) == [dict(text=article)]
 
 
 def test_row_that_a_line_break_has_cut_goes_with_its_second_half(write, capsys):
@@ -455,7 +448,6 @@ def test_copied_code_counts_once(name, split, write, load, monkeypatch):
     ("g.csv", "text;label\na;1\n", "g.csv: expected columns by comma.* Use --sep"),
     ("h.txt.gz", b"not zipped", "h.txt.gz: could not be read as .txt.*copy it again"),
     ("j.txt", "日本".encode("utf-16"), "j.txt: expected UTF-8, got UTF-16"),
-    ("k.csv", "text".encode("utf-16-le"), "k.csv: expected UTF-8, got UTF-16 or NULs"),  # no mark
     ("l.json", '{"train": [{"text": "a"}]}', "l.json: expected one column of text, got train"),
     ("m.json", '[\n {"text": "a"}\n {"text": "b"}\n]', "Expecting ',' delimiter: line 3 column 2"),
 ])
