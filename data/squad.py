@@ -363,16 +363,16 @@ def find_answers(pairs, windows, spans, batches):
         is_context = mark_contexts(chosen, logits)
         found = best_spans(logits, is_context, MAX_ANSWER)  # four tensors (B,)
         scores, firsts, lasts, nulls = [values.tolist() for values in found]
-        for i, (question, window) in enumerate(chosen):
-            null[question] = min(null[question], nulls[i])
-            if scores[i] > best[question]:
-                best[question] = scores[i]
-                shift = window.start - window.offset  # from positions to words
-                start, _ = spans[question][firsts[i] + shift]  # in characters
-                _, end = spans[question][lasts[i] + shift]
-                _, context = pairs[question]
+        for i, (number, window) in enumerate(chosen):
+            null[number] = min(null[number], nulls[i])
+            if scores[i] > best[number]:
+                best[number] = scores[i]
+                shift = window.offset - window.start  # from words to positions
+                start, _ = spans[number][firsts[i] - shift]  # in characters
+                _, end = spans[number][lasts[i] - shift]
+                _, context = pairs[number]
                 # a piece of BPE begins with the space before it
-                texts[question] = context[start:end].strip()
+                texts[number] = context[start:end].strip()
     return texts, best - null
 
 

@@ -169,7 +169,9 @@ def read_task(name, args):
 
     splits = split_train(train, args) | dict(dev=dev)
     if not task.has_classes:
-        task.scale = measure_scale(splits["train"])
+        numbers = [label for _, label in splits["train"]]
+        deviation = max(np.std(numbers), 1e-9)  # not 0, so that equal numbers become zeros
+        task.scale = [float(np.mean(numbers)), float(deviation)]
     return task, splits
 
 
@@ -373,13 +375,6 @@ def draw_groups(rows, count, seed, group_of=tuple):
 
 # --------------------------------------------------------------------------------------------------
 # Rows to examples
-
-
-def measure_scale(rows):
-    """Return [mean, standard deviation] of the rows' labels, which are numbers."""
-    numbers = [label for _, label in rows]
-    deviation = max(np.std(numbers), 1e-9)  # not 0, so that equal numbers become zeros
-    return [float(np.mean(numbers)), float(deviation)]
 
 
 class SequenceClassification:
