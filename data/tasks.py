@@ -182,8 +182,8 @@ def choose_task(name, args):
     texts = list_names(args.text)
     # a text that is the label gives a perfect score
     if len(texts) > 2 or len({*texts, args.label}) < len(texts) + 1:
-        raise InputError("--text: expected one or two different columns other than --label "
-                         f"{args.label}, got {args.text}.")
+        raise InputError(f"--text: expected one or two columns other than --label {args.label}, "
+                         f"each once, got {args.text}.")
     labels = None if args.regression else []
     metrics = NUMBER_METRICS if args.regression else CLASS_METRICS
     return Task(texts, labels, metrics, args.label, name=name)

@@ -196,7 +196,7 @@ def test_without_dev_a_tenth_of_train_is_held_out_and_shares_no_text(tmp_path):
     (dict(), "--dev: expected two rows to score or more, got 1"),
     (dict(dev=None), "got 0. .* rows of equal texts stay together"),
     (dict(dev=""), "expected a file"),  # not a tenth of --train
-    (dict(text="body,body"), "--text: expected one or two different columns"),
+    (dict(text="body,body"), "--text: .* each once, got body,body"),
     (dict(text="topic"), "--text: .* other than --label topic"),
 ])
 def test_flags_that_score_too_little_are_refused(tmp_path, changes, message):
