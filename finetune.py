@@ -440,11 +440,12 @@ def summarize(results):
         bag_values = [control["best"][metric] for control in controls]
         bag_mean = np.mean(bag_values)
         bag_predicted = [control["predicted"] for control in controls]
+        error = standard_error(metric, predicted, bag_predicted, first["truth"])
         row |= dict(
             bag_of_words=bag_mean,
             bag_of_words_std=deviation(bag_values),
             over_bag=mean - bag_mean,
-            over_bag_error=standard_error(metric, first["truth"], predicted, bag_predicted))
+            over_bag_error=error)
     return row
 
 

@@ -416,7 +416,7 @@ class Predictor:
             The answer, "" for none; and its score minus that of none, float.
         """
         self.read_all(rows, "span")  # raises for a bad row; cut_windows reads the rows again
-        windows, spans = cut_windows(rows, self.tokenizer, self.config.length)
+        windows, spans, _ = cut_windows(rows, self.tokenizer, self.config.length)
         batches = self.run_batches([window.ids for _, window in windows], self.model)
         texts, margins = find_answers(rows, windows, spans, batches)
         results = []

@@ -145,8 +145,9 @@ class Canine(nn.Module):
         # stays as it was, as in the released model. So the last window of the text is masked, and
         # its characters count only through local attention. Windows 1 to 4 of text, 5 and 6 of
         # padding:
-        #     window  [CLS]  1  2  3  4  5
-        #     mask        1  1  1  1  0  0
+        #     vector of    [CLS]  1  2  3  4  5     6 is left out
+        #     mask of          1  2  3  4  5  6
+        #     attended         1  1  1  1  0  0
         W = windows.shape[1]
         window_mask = key_mask[:, :RATE * W].unflatten(1, (W, RATE)).any(-1)  # (B, W)
         for layer in self.layers:
@@ -197,12 +198,8 @@ def code_points(ids):
 
 
 def pad_inputs(ids):
-    """Return token IDs, token types and attention mask, padded to full windows and two more.
-
-    The vectors of characters, which are left out here, need the two more to be the same in every
-    batch; the logits do not.
-    """
-    ids = F.pad(ids, (0, -ids.shape[1] % RATE + 2 * RATE))
+    """Return token IDs, token types and attention mask, padded to full windows."""
+    ids = F.pad(ids, (0, -ids.shape[1] % RATE))
     key_mask = ids != 0  # True = attend
     is_sep = (ids == SEP).long()
     seps_before = is_sep.cumsum(1) - is_sep
@@ -352,7 +349,7 @@ def finetune_canine(args):
         torch.manual_seed(seed)  # for fresh weights and dropout
         model = Canine(dataclasses.replace(config, labels=data["train"].num_outputs))
         with reading(args.weights):  # raises where sizes differ
-            model.load_state_dict(weights, strict=False)  # released weights have no head
+            model.load_state_dict(model.state_dict() | weights)  # released weights have no head
         model.to(runtime.device)
         title = f"{args.task}, seed {seed}"
         result = train_and_score(args, runtime, model, data, seed, args.lr, title)

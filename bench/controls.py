@@ -128,7 +128,7 @@ def compare_with_model(name, results, predicted):
     return dict(name=name, metric=metric, n=len(truth), seeds=len(scores),
                 model=statistics.mean(scores), model_std=statistics.stdev(scores),
                 cosine=cosine_score, difference=statistics.mean(scores) - cosine_score,
-                difference_std=standard_error(metric, truth, models, others))
+                difference_std=standard_error(metric, models, others, truth))
 
 
 def weigh_words(rows):

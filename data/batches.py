@@ -15,6 +15,7 @@ the number of ranks changes nothing.
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from tokenizer import CLS, FIRST_WORD_ID, SEP, UNK
 
@@ -50,11 +51,6 @@ class Batches:
         words_per_sequence: float, words of a training sequence, on average.
         has_padding: bool.
 
-    Methods of a subclass:
-        draw_order(epoch): the order of all training examples, int64: starts of windows, or pages.
-        read_step(step, rows): some rows of a step's batch, int64 (r, L), 0 as padding.
-        eval_batch(rows): some of the num_eval held-out rows as get_batch has them, with the same
-            noise for every run's seed.
     """
 
     def __init__(self, word_counts, length, batch_size, seed):
@@ -64,6 +60,19 @@ class Batches:
         self.num_known = FIRST_WORD_ID + len(word_counts)
         self.word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)  # some pieces do not occur
         self.epoch = None  # the one that self.order is of, see examples
+        self.order = None
+
+    def draw_order(self, epoch):
+        """Return the order of all training examples, int64: starts of windows, or pages."""
+        raise NotImplementedError
+
+    def read_step(self, step, rows):
+        """Return some rows of a step's batch, int64 (r, L), 0 as padding."""
+        raise NotImplementedError
+
+    def eval_batch(self, rows):
+        """Return some of the num_eval held-out rows as get_batch does; all seeds have one noise."""
+        raise NotImplementedError
 
     def get_batch(self, step, rows):
         """Return some rows of a step's global batch.
@@ -75,9 +84,10 @@ class Batches:
         Returns:
             ids: int64 (r, L), 0 as padding. L is that of the longest row.
             key_mask: bool (r, L), False = padding, or None where no row is ever padded.
-            noise: float32 (3, r, L), uniform in [0, 1), from which Objective.corrupt decides: for
-                masked words noise[0] is low where a word is chosen, noise[1] where a chosen one
-                becomes [MASK], noise[2] where another chosen one becomes a random word.
+            noise: float32 (3, r, L), uniform in [0, 1), from which Objective.corrupt decides. Where
+                words are masked, noise[0] decides whether a word is chosen, noise[1] whether a
+                chosen word becomes [MASK], noise[2] whether one that does not becomes a random
+                word. Each happens where the number is low.
             random_words: int64 (r, L), uniform over the words that occur.
         """
         ids = self.read_step(step, rows)
@@ -173,8 +183,8 @@ class TextBatches(Batches):
         return self.add_noise(ids, rows, (0, EVALUATION), self.num_eval)
 
     def read_windows(self, starts):
-        """Return int64 (B, L): the windows that begin at starts, int64 (B,)."""
-        places = starts[:, None] + np.arange(self.length - 1)  # (B, L - 1)
+        """Return int64 (r, L): the windows that begin at starts, int64 (r,)."""
+        places = starts[:, None] + np.arange(self.length - 1)  # (r, L - 1)
         ids = self.ids[places].astype(np.int64)
         ids[ids >= self.num_known] = UNK
         ids = np.insert(ids, 0, CLS, axis=1)
@@ -248,8 +258,8 @@ class ItemSetBatches(Batches):
         super().__init__(word_counts, length, batch_size, seed)
         is_item = (ids >= FIRST_WORD_ID) & (ids < self.num_known)  # separators are not
         self.ids = ids[is_item]
-        # where a page begins among the items alone: separators and unknown items before it do not
-        # count
+        # Where a page begins among the items alone. With pages of 3 and 2 items, a separator behind
+        # each, offsets are 0 4 7, num_before is 0 1 2 3 3 4 5 5, and edges are 0 3 5
         num_before = np.append(0, np.cumsum(is_item))  # (n + 1,), items before each place
         edges = num_before[offsets]  # (P + 1,)
         self.page_starts = edges[:-1]  # (P,), in self.ids
@@ -309,11 +319,11 @@ class ItemSetBatches(Batches):
         """Read a segment of each page.
 
         Args:
-            pages: int64 (B,).
-            fractions: float64 (B,) in [0, 1): where in its page a segment begins.
+            pages: int64 (r,).
+            fractions: float64 (r,) in [0, 1): where in its page a segment begins.
 
         Returns:
-            int64 (B, longest).
+            int64 (r, L), L of the longest.
         """
         sizes = self.segment_sizes[pages]
         num_starts = self.page_sizes[pages] - sizes + 1
@@ -366,10 +376,8 @@ def pad_batch(examples):
         ids: int64 (B, L).
         mask: bool (B, L), True = attend, or None where nothing is padded.
     """
-    longest = max(len(example) for example in examples)
-    ids = torch.zeros(len(examples), longest, dtype=torch.int64)
-    for row, example in enumerate(examples):
-        ids[row, :len(example)] = torch.as_tensor(example)
+    examples = [torch.as_tensor(example, dtype=torch.int64) for example in examples]
+    ids = pad_sequence(examples, batch_first=True)
     mask = ids != 0
     if mask.all():
         mask = None

@@ -8,12 +8,12 @@ Out of scope: the hash functions (hashing.py), Bloom maps (bloom.py), the tokeni
 Notation:
     V words   C code numbers of a word   k hash functions of a sketch   m hashes of an item
 
-    Corpus -> build_tokenizer -> build_codes -> Model.set_codes
-                                 build_targets -> the objective hash-mlm
+    Corpus, tokenizer -> build_codes -> Model.set_codes
+    Corpus, tokenizer, codes -> build_targets -> objective hash-mlm
 
 The folder of the corpus keeps what takes long: fitted hashes, coherent maps and tables of codes.
-The name of a file has a fingerprint of everything that its content depends on, the source of the
-hash functions too: an edit of theirs takes effect in the next run.
+The name of a file has a fingerprint of everything that its content depends on, the code in SOURCES
+too: an edit of it takes effect in the next run.
 """
 
 import os
@@ -28,7 +28,8 @@ from data.batches import divide
 from tokenizer import FIRST_WORD_ID, HASHES, UNK, HashTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = [ROOT / "bloom.py", ROOT / "hashing.py", ROOT / "tokenizer.py"]  # they decide on codes
+SOURCES = [ROOT / name for name in (  # they decide on codes and maps
+    "bloom.py", "hashing.py", "tokenizer.py", "data/codes.py", "data/corpus.py")]
 MAX_HASHED = 20_000  # words that a process hashes at a time
 MAX_UNKNOWN = 0.1  # share of a text's words, above which report_unknown warns
 
@@ -50,6 +51,7 @@ def build_tokenizer(args, config, corpus):
     """
     options = dict(
         split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed, key=args.key)
+    # the formats: the table in tokenizer.py
     if config.code_format in ("index", "chunks", "bits"):
         options["hash"] = fit_hash(args, corpus)
     elif config.code_format in ("row", "digest"):
@@ -70,8 +72,11 @@ def fit_hash(args, corpus):
     for word, count in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()):
         if count > 0:  # some pieces of BPE do not occur
             counts[word] = count
-    state = cached(corpus, f"fit-{args.hash}", fit_arguments,
-                   lambda: cls.fit(counts, **fit_arguments).state())
+
+    def fit_state():
+        return cls.fit(counts, **fit_arguments).state()
+
+    state = cached(corpus, f"fit-{args.hash}", fit_arguments, fit_state)
     return cls(**state)
 
 
@@ -82,9 +87,9 @@ def list_vocabulary(args, corpus):
     return corpus.words[:args.vocab]
 
 
-def build_bloom_map(args, m, corpus, num_items):
+def build_bloom_map(args, hashes, corpus, num_items):
     """Return the Bloom map of the first num_items words: random, or by --coherent. [SB App. D]"""
-    options = dict(n_items=num_items, alpha=args.alpha, m=m, seed=args.hash_seed)
+    options = dict(n_items=num_items, alpha=args.alpha, m=hashes, seed=args.hash_seed)
     with blame(f"--alpha for {num_items:,} items"):
         if not args.coherent:
             return BloomMap(**options)
@@ -113,18 +118,20 @@ def learn_map(corpus, coherent, options):
 
 def fit_alpha(args, m, num_items):
     """Return the largest alpha, --alpha at most, that gives each item a Bloom digest of its own."""
-    # far more digests than items: nothing to try, and a map of millions takes seconds
-    if 16 * args.alpha**m <= num_items ** (m - 1):
+    # there are (N / alpha)^m digests. With 16 for each item nothing needs a try, which takes
+    # seconds
+    if num_items**m >= 16 * num_items * args.alpha**m:
         return args.alpha
     for alpha in range(args.alpha, 0, -1):
         try:
             BloomMap(num_items, alpha, m, args.hash_seed)
-        except ValueError:  # too few digests; an alpha of 1 has N
+        except ValueError:  # too few digests
             continue
         if alpha < args.alpha and not args.quiet:
             print(f"alpha: {alpha}, as {num_items:,} items are too few for {args.alpha}",
                   flush=True)
         return alpha
+    raise AssertionError("an alpha of 1 has N digests for N items")
 
 
 def load_tokenizer(state, config, corpus):
@@ -132,7 +139,8 @@ def load_tokenizer(state, config, corpus):
     with reading("--init_from"):
         tokenizer = HashTokenizer.load(state, config)
     pieces = None if corpus.subwords is None else corpus.subwords.json
-    words = corpus.words[:len(tokenizer.words)]  # [] where words are hashed
+    # a hashed tokenizer has no list of words, so any corpus fits; a fixed one must be its beginning
+    words = corpus.words[:len(tokenizer.words)]
     if state["subwords"] != pieces or tokenizer.words != words:
         raise InputError("--init_from: requires the pieces and words of its own corpus, got those "
                          "of another --data. Use the same --data, or hashed whole words.")

@@ -22,6 +22,7 @@ Example: the documents "the cat" and "a cat a cat" become
     counts.npy   0 0 2 0 0 3 2 1     by ID
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -37,8 +38,8 @@ from common import InputError, build_once, fingerprint, num_cores, reading, star
 from common import write_json
 from data.batches import divide
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
-from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, peek_columns
-from data.rows import read_hub, read_rows
+from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, parse_hub_id
+from data.rows import peek_columns, read_hub, read_rows
 from hashing import list_words
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
 
@@ -85,29 +86,16 @@ def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **
     Raises:
         InputError: Data cannot be read, or has no words.
     """
-    parts = data.split("+")
-    files = {}  # part -> its paths
-    for part in parts:
-        files[part] = find_files(part)
-        if part in PYTHON and field is not None:
-            raise InputError(f"--field: requires rows, got {part}.")
-        if reader and (part in PYTHON or not files[part]):
-            raise InputError(f"--encoding, --sep, --header: require files, got {part}.")
+    files = check_parts(data, field, reader)
 
     # the folder's name has a fingerprint of all that decides its content
     num_subwords = max_subwords if split in SUBWORDS else None
     identity = [FORMAT, data, split, num_subwords, field, reader]
     identity += [source.read_text("utf-8") for source in SOURCES]
-    texts = []  # all files but those of Python, whose documents count once
-    for part, paths in files.items():
+    for paths in files.values():
         for file in paths:
             stat = os.stat(file)
             identity.append((os.path.abspath(file), stat.st_size, stat.st_mtime_ns))
-            if part not in PYTHON:
-                texts.append(os.path.realpath(file))
-    # a text that is read twice, such as by a link, may be held out and trained on
-    if len(files) < len(parts) or len(set(texts)) < len(texts):
-        raise InputError(f"--data {data}: expected each file or name once.")
     path = os.path.join(cache, f"{name_data(data)}-{split}-{fingerprint(identity)}")
     return build_once(
         path, write_corpus, data, files, split, max_subwords, quiet, field, reader)
@@ -129,11 +117,7 @@ def write_corpus(folder, data, files, split, max_subwords, quiet, field, reader)
     subwords = None
     number_of = {}  # word -> its number, FIRST_WORD_ID or more: special tokens are 0 to 4
     if split in SUBWORDS:
-        def open_texts():
-            for part, paths in files.items():
-                for job in read_jobs(part, paths, is_sets, field, reader):
-                    yield from list_documents(part, job)
-
+        open_texts = functools.partial(read_texts, files, field, reader)
         subwords = SUBWORDS[split].train(open_texts, max_subwords)
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
         number_of = {word: i for i, word in enumerate(subwords.units, FIRST_WORD_ID)}
@@ -160,11 +144,43 @@ def write_corpus(folder, data, files, split, max_subwords, quiet, field, reader)
 # The files and data sets that --data names
 
 
+def check_parts(data, field, reader):
+    """Return dict, part -> the paths of its files. Parts are refused that do not fit together.
+
+    A part of --data is one name, path or hub ID between + signs. The arguments are as in prepare.
+    """
+    parts = data.split("+")
+    if len(parts) > 1 and os.path.exists(data):
+        raise InputError(f"--data {data}: + joins sources. Use a path without +.")
+    files = {}
+    texts = []  # what is read: files, hub IDs, and names in PYTHON, whose documents count once
+    for part in parts:
+        paths = find_files(part)
+        files[part] = paths
+        if part in PYTHON and field is not None:
+            raise InputError(f"--field: requires rows, got {part}.")
+        if reader and (part in PYTHON or not paths):
+            raise InputError(f"--encoding, --sep, --header: require files, got {part}.")
+        if part in PYTHON:
+            texts.append(part)
+        elif paths:
+            texts.extend(os.path.realpath(file) for file in paths)
+        else:
+            texts.append(parse_hub_id(HUB.get(part, part)))
+    # a text that is read twice, such as by a link, may be held out and trained on
+    if len(set(texts)) < len(texts):
+        raise InputError(f"--data {data}: expected each file or name once.")
+    return files
+
+
 def find_files(part):
     """Return the paths of the files of a part of --data: a name in PYTHON, a file, a folder.
 
     A hub ID has none, []. A folder's linked folders, and files of other kinds, are left out.
     """
+    if part in (*PYTHON, *HUB) and os.path.exists(part):
+        raise InputError(f"--data {part}: expected a name or a path, got both. Use ./{part} for "
+                         "the path, or rename it.")
     if part in PYTHON:
         places, _ = PYTHON[part]
         return list(python_files(places).values())
@@ -212,7 +228,7 @@ def read_documents(part, paths, is_sets, field, reader):
         if columns != ["text"]:
             note_once(f"columns: {', '.join(columns)} of {part}")
         for cells in read_cells(source, rows, columns, is_sets):
-            if len(cells) == 2:
+            if len(columns) == 2:  # a page, which must have a name, and an item
                 page, item = cells
                 pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
             elif cells[0]:
@@ -234,7 +250,9 @@ def read_cells(source, rows, columns, is_sets):
         if not is_good:
             raise InputError(f"{source}, row {number:,}: expected text, or in an item set names or "
                              f"whole numbers, in {', '.join(columns)}, got {cells!r:.60}. Use "
-                             "--field: one column of text or of lists, or PAGE,ITEM.")
+                             "--field: one column of text or of lists, or PAGE,ITEM. Lists, such "
+                             "as those of --sep in a .txt, require --split items. Damaged rows of "
+                             "a table are not counted.")
         yield cells
     if num_incomplete > 0:
         note_once(f"warning: {source}: {num_incomplete:,} of {number:,} rows have no "
@@ -265,18 +283,20 @@ def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
     Raises:
         InputError: There is no such column, or there are several.
     """
-    kind = list if is_sets else str
-    names = [name for name in row if isinstance(row[name], kind)]
     expected = "one column of lists" if is_sets else "one column of text"
     max_names = 1
     if field is not None:
         names = list_names(field)
         expected = f"columns {field}"
         max_names = 2 if is_sets else 1
-    elif is_sets and len(row) == 1:
+    elif is_sets:
         names = list(row)
-    elif not is_sets and "text" in row:
+        if len(names) > 1:
+            names = [name for name in names if isinstance(row[name], list)]
+    else:
         names = ["text"]
+        if "text" not in row:
+            names = [name for name in row if isinstance(row[name], str)]
     if not set(names) <= set(row) or not 1 <= len(names) <= max_names:
         raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
                          f"Use {flag} NAME, or PAGE,ITEM for the item sets of --data.")
@@ -305,7 +325,15 @@ def read_jobs(part, paths, is_sets, field, reader):
             yield documents
             documents = []
             num_units = 0
-    yield documents
+    if documents:
+        yield documents
+
+
+def read_texts(files, field, reader):
+    """Yield the documents of all parts of --data; files: dict, part of data -> paths."""
+    for part, paths in files.items():
+        for job in read_jobs(part, paths, False, field, reader):
+            yield from list_documents(part, job)
 
 
 def list_documents(part, job):
@@ -431,19 +459,20 @@ def renumber(folder, words, by_frequency):
     # Count the words
     numbers = np.memmap(folder / "numbers.bin", np.uint32, "r")
     num_ids = FIRST_WORD_ID + len(words)
-    counts = np.zeros(num_ids, np.int64)  # by number
+    counts_by_number = np.zeros(num_ids, np.int64)
     for block in divide(numbers, BLOCK):
-        counts += np.bincount(block, minlength=num_ids)
+        counts_by_number += np.bincount(block, minlength=num_ids)
 
-    # Sort them. number_of_id and id_of_number are inverse; special tokens keep their place
+    # Sort them. number_of_id[ID] is the number of the word that gets this ID; id_of_number is the
+    # inverse. Special tokens keep their place
     number_of_id = np.arange(num_ids)
     if by_frequency:
-        by_count = np.argsort(-counts[FIRST_WORD_ID:], kind="stable")
+        by_count = np.argsort(-counts_by_number[FIRST_WORD_ID:], kind="stable")
         number_of_id[FIRST_WORD_ID:] = FIRST_WORD_ID + by_count
     dtype = "uint16" if num_ids <= 1 << 16 else "uint32"
     id_of_number = np.empty(num_ids, dtype)
     id_of_number[number_of_id] = np.arange(num_ids)
-    counts = counts[number_of_id]  # by ID
+    counts = counts_by_number[number_of_id]  # by ID
     np.save(folder / "counts.npy", counts)
     text = "".join([words[i - FIRST_WORD_ID] + "\n" for i in number_of_id[FIRST_WORD_ID:]])
     text = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
@@ -487,17 +516,17 @@ class Corpus:
         self.folder = folder
         self.subwords = None
         with reading(f"{folder} (damaged corpus; remove it and it is built again)"):
-            folder = Path(folder)
-            self.meta = json.loads((folder / "meta.json").read_text())
+            path = Path(folder)
+            self.meta = json.loads((path / "meta.json").read_text())
             # memmap: the IDs stay on disk until a batch reads them
-            self.ids = np.memmap(folder / "ids.bin", self.meta["dtype"], "r")
-            self.counts = np.load(folder / "counts.npy")
-            self.offsets = np.load(folder / "offsets.npy")
-            text = (folder / "words.txt").read_text("utf-8", "surrogatepass")
+            self.ids = np.memmap(path / "ids.bin", self.meta["dtype"], "r")
+            self.counts = np.load(path / "counts.npy")
+            self.offsets = np.load(path / "offsets.npy")
+            text = (path / "words.txt").read_text("utf-8", "surrogatepass")
             self.words = text.split("\n")[:-1]
             split = self.meta["split"]
             if split in SUBWORDS:
-                state = (folder / "subwords.json").read_text("utf-8")
+                state = (path / "subwords.json").read_text("utf-8")
                 self.subwords = SUBWORDS[split](state)
             num_ids = FIRST_WORD_ID + len(self.words)
             if len(self.ids) != self.offsets[-1] or len(self.counts) != num_ids:

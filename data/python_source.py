@@ -28,7 +28,8 @@ PYDOC_MIN_WORDS = 5  # shorter docstrings are left out
 def walk_files(folder):
     """Yield the paths of the files below a folder, without hidden ones and linked folders."""
     for root, folders, names in os.walk(folder):
-        # in place, as os.walk goes on with this list; sorted, so that all machines have one order
+        # assigned in place: os.walk goes on into the folders that this list has then. Sorted, so
+        # that all machines have one order
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
             path = os.path.join(root, name)
@@ -37,26 +38,25 @@ def walk_files(folder):
 
 
 def python_files(places=PLACES):
-    """Return name -> path of the .py files of Python and its installed packages, without tests.
+    """Return relative path -> path of the .py files of Python and its packages, without tests.
 
-    Names are relative, such as json/decoder.py on each system, and sorted, so that all machines
-    have one order.
+    Relative paths are such as json/decoder.py on each system, and sorted, so that all machines have
+    one order.
 
     Args:
-        places: names in sysconfig. Where two places have a file of one name, the later place is
-            read.
+        places: names in sysconfig. Where two places have one relative path, the later one is read.
     """
     files = {}
-    for place in places:
-        root = sysconfig.get_path(place)
+    roots = dict.fromkeys(sysconfig.get_path(place) for place in places)  # packages are in one
+    for root in roots:
         for path in walk_files(root):
-            name = Path(path).relative_to(root).as_posix()
+            relative = Path(path).relative_to(root).as_posix()
             # files and folders whose names begin with test, which drops numpy/testing too
-            is_test = "/test" in f"/{name}"
+            is_test = "/test" in f"/{relative}"
             # the folder of the standard library holds site-packages, too
-            is_package = "site-packages" in name
-            if name.endswith(".py") and not is_test and not is_package:
-                files[name] = path
+            is_package = "site-packages" in relative
+            if relative.endswith(".py") and not is_test and not is_package:
+                files[relative] = path
     return dict(sorted(files.items()))
 
 
@@ -112,7 +112,7 @@ def list_nodes(path):
 
 def build_pydoc(cache):
     """Return the folder of train.jsonl and dev.jsonl. They are written once."""
-    files = python_files()  # name, such as json/decoder.py -> path
+    files = python_files()
     # another Python, another package, or another choice of rows is another task
     sizes = [os.path.getsize(path) for path in files.values()]
     choice = [PYDOC_FORMAT, PYDOC_MODULES, PYDOC_ROWS, PYDOC_MIN_WORDS]
@@ -126,10 +126,10 @@ def write_pydoc(folder, files):
     # split -> top-level module -> docstrings
     texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
     seen = set()  # copied code must not bring a text into both splits
-    for name, path in files.items():
-        module = name.split("/")[0].removesuffix(".py")
-        # whole files are held out, one in ten, by a hash of the name: new files move no other
-        is_held_out = int(fingerprint(name), 16) % 10 == 0
+    for relative, path in files.items():
+        module = relative.split("/")[0].removesuffix(".py")
+        # whole files are held out, one in ten, by a hash of the path: new files move no other
+        is_held_out = int(fingerprint(relative), 16) % 10 == 0
         split = "dev" if is_held_out else "train"
         for text in python_texts(path):
             if len(text.split()) >= PYDOC_MIN_WORDS and text not in seen:

@@ -39,9 +39,15 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
             row is refused.
 
     Yields:
-        dict, column -> value. A line of a .txt has the column "text": a str, or with sep a list of
-        str. A .json is an object, a list of objects, such a list as "data" of an object, or an
-        object a line. Cells of a .csv or .tsv stay str. Lines end at a line feed.
+        dict, column -> value, of each row:
+
+            .txt           a line, in the column "text": a str, or with sep a list of str
+            .tsv .csv      a row of a table; its cells stay str
+            .jsonl         a line, an object
+            .json          the object, one of a list or of its list "data", or an object a line
+            .parquet       a row
+
+        Lines end at a line feed.
 
     Raises:
         InputError: The file is damaged, or of another kind. Rows count from 1.
@@ -137,11 +143,12 @@ def parse_json(text):
             rows = [json.loads(line) for line in text.split("\n") if line.strip()]
         except ValueError:
             raise error from None  # it has the place in the whole file
-    if isinstance(rows, dict):
-        # SQuAD's own files have a list as data; a column beside the text may have that name too
-        is_list = isinstance(rows.get("data"), list)
-        rows = rows["data"] if is_list and "text" not in rows else [rows]
-    return rows
+    if not isinstance(rows, dict):
+        return rows
+    # SQuAD's own files: an object with a list "data". Beside a text, data is a column
+    if isinstance(rows.get("data"), list) and "text" not in rows:
+        return rows["data"]
+    return [rows]
 
 
 def split_cells(lines, ending, sep):
@@ -169,9 +176,10 @@ def parse_table(path, table, columns, keep_damaged, header):
     damaged = []  # numbers of the rows with another number of cells
     is_after_short = False
     for number, cells in enumerate(itertools.chain(head, table), 1):
-        if len(cells) != len(names):
+        is_whole = len(cells) == len(names)
+        if not is_whole:
             damaged.append(number)
-        if len(cells) == len(names) and not is_after_short:
+        if is_whole and not is_after_short:
             yield dict(zip(names, cells))
         elif keep_damaged:
             yield cells
@@ -189,7 +197,7 @@ def parse_table(path, table, columns, keep_damaged, header):
 def read_header(path, head, columns, header):
     """Return the names of the columns, and the rows of the head of a table.
 
-    The first line has the names, unless columns or header say that it is a row.
+    header "none" decides first, then columns. Without both the first line has the names.
 
     Args:
         head: list of list[str], the cells of the first lines.
@@ -199,14 +207,15 @@ def read_header(path, head, columns, header):
         InputError: No separator cuts the first line, or it names no columns.
     """
     names = [name.strip() for name in head[0]]
+    if len(names) == 1 and re.search(r"[,;|\t]", names[0]):
+        raise InputError(f"{path}: expected columns by comma, in a .tsv by tab, or by --sep, got "
+                         f"{names[0]!r:.99}. Use --sep, for example --sep ';', or a .txt for a "
+                         "text a line.")
     if header == "none":
         return [str(number) for number in range(1, len(names) + 1)], head
     if columns is not None:
         return columns, head
     rows = head[1:]
-    if len(names) == 1 and re.search(r"[,;|\t]", names[0]):
-        raise InputError(f"{path}: expected columns by comma, in a .tsv by tab, or by --sep, "
-                         f"got {names[0]!r:.99}. Use --sep, for example --sep ';'.")
     for place, name in enumerate(names):
         if name == "":  # the index of pandas
             continue
@@ -242,12 +251,15 @@ def read_hub(hub_id, split="train"):
         InputError: The data set could not be loaded.
     """
     import datasets  # takes seconds to import
-    name, _, options = hub_id.partition(":")
-    config, _, own_split = options.partition(":")
-    if own_split != "":
-        split = own_split
+    name, config, split = parse_hub_id(hub_id, split)
     with reading(hub_id):
-        yield from datasets.load_dataset(name, config or None, split=split, streaming=True)
+        yield from datasets.load_dataset(name, config, split=split, streaming=True)
+
+
+def parse_hub_id(hub_id, split="train"):
+    """Return the name, the configuration or None, and the split of an ID as read_hub takes it."""
+    name, config, own_split = [*hub_id.split(":"), "", ""][:3]
+    return name, config or None, own_split or split
 
 
 # -------------------------------------------------------------------------------------------------

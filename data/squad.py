@@ -6,6 +6,10 @@ Sources:
 Out of scope: training (finetune.py); tasks with one label per text (data/tasks.py).
 Deviations:
     1. Words of the question are no candidates for an answer, neither in training nor after it.
+    2. A word in several windows counts in each, not only where it has most context around it.
+    3. All spans of a window are compared, not those of the 20 best starts and ends.
+    4. An answer that is not at answer_start is looked for at the nearest place.
+    5. A question is cut at half of the room, not at 64 words.
 Notation:
     B batch   L positions   W windows   n questions
 
@@ -99,6 +103,8 @@ def list_questions(records):
 def parse_answers(cell, task, place):
     """Return the answers in a cell, list of (text, start): they are the label of a row."""
     try:
+        if cell == "":  # a table's empty cell; for no answer there is []
+            raise TypeError
         if isinstance(cell, dict):  # of lists, on the hub
             answers = list(zip(cell["text"], cell["answer_start"], strict=True))
         else:
@@ -179,10 +185,11 @@ class QuestionAnswering:
         self.allow_no_answer = task.name == V2
         self.pairs = [texts for texts, _ in rows]
         self.truths = [list_truths(answers, self.allow_no_answer) for _, answers in rows]
-        self.windows, self.spans = cut_windows(self.pairs, tokenizer, length)
+        self.windows, self.spans, num_cut = cut_windows(self.pairs, tokenizer, length)
         self.examples = [window.ids for _, window in self.windows]
         self.targets, num_lost = label_windows(rows, self.windows, self.spans)
-        self.notes = f"{len(self.examples):,} windows, {num_lost:,} answers found in none"
+        self.notes = (f"{len(self.examples):,} windows, {num_lost:,} answers found in none, "
+                      f"{num_cut:,} questions cut")
 
     def __len__(self):
         return len(self.pairs)
@@ -203,6 +210,8 @@ class QuestionAnswering:
 
     def evaluate(self, batches):
         """Score the answers of a model.
+
+        eval_loss takes an answer that is in no window, or nowhere in the context, as none.
 
         Args:
             batches: iterable of (indices, logits (B, L, 2)): of all windows, in any order.
@@ -249,9 +258,11 @@ def cut_windows(pairs, tokenizer, length):
     Returns:
         windows: list of W (number of the question, tokenizer.Window).
         spans: list of n, the (start, end) in characters of each word of a question's context.
+        num_cut: int, the questions that were cut.
     """
     windows = []
     spans = []
+    num_cut = 0
     last_context = None
     for number, (question, context) in enumerate(pairs):
         # questions about one context follow each other: it is split once
@@ -262,8 +273,10 @@ def cut_windows(pairs, tokenizer, length):
         words, _ = tokenizer.split(question)
         for window in sliding_windows(tokenizer.ids(words), context_ids, length):
             windows.append((number, window))
+        if window.offset < len(words) + 3:  # special tokens before the context
+            num_cut += 1
         spans.append(context_spans)
-    return windows, spans
+    return windows, spans, num_cut
 
 
 def label_windows(rows, windows, spans):
@@ -350,16 +363,16 @@ def find_answers(pairs, windows, spans, batches):
         is_context = mark_contexts(chosen, logits)
         found = best_spans(logits, is_context, MAX_ANSWER)  # four tensors (B,)
         scores, firsts, lasts, nulls = [values.tolist() for values in found]
-        for i, (question, window) in enumerate(chosen):
-            null[question] = min(null[question], nulls[i])
-            if scores[i] > best[question]:
-                best[question] = scores[i]
-                shift = window.start - window.offset  # from positions to words
-                start, _ = spans[question][firsts[i] + shift]  # in characters
-                _, end = spans[question][lasts[i] + shift]
-                _, context = pairs[question]
+        for i, (number, window) in enumerate(chosen):
+            null[number] = min(null[number], nulls[i])
+            if scores[i] > best[number]:
+                best[number] = scores[i]
+                shift = window.offset - window.start  # from words to positions
+                start, _ = spans[number][firsts[i] - shift]  # in characters
+                _, end = spans[number][lasts[i] - shift]
+                _, context = pairs[number]
                 # a piece of BPE begins with the space before it
-                texts[question] = context[start:end].strip()
+                texts[number] = context[start:end].strip()
     return texts, best - null
 
 

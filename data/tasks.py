@@ -45,7 +45,8 @@ class Task:
         text_columns: list of str, the column of the text, or those of both texts of a pair.
         labels: list of str, the names of the classes, in the hub's order. [] until read_task finds
             them in your own files or in pydoc. None: no classes, but numbers, or SQuAD's answers.
-        metrics: list of str, keys of METRICS. The first one is the task's score.
+        metrics: list of str, keys of METRICS, or ["f1"], which squad.py computes itself. The first
+            one is the task's score.
         label_column: str.
         folder: str, where the original files of a task of GLUE are below --data_dir, or "" for
             other tasks. A label there may be the number of a class, and -1 is a hidden label.
@@ -84,26 +85,28 @@ class Task:
 
 PAIR = ["sentence1", "sentence2"]
 ENTAILMENT = ["entailment", "not_entailment"]
-ACCURACY = ["accuracy"]
 CLASS_METRICS = ["accuracy", "macro_f1"]  # for your own files and pydoc
 NUMBER_METRICS = ["spearman", "pearson"]
 TASKS = {
-    "mnli": Task(["premise", "hypothesis"], ["entailment", "neutral", "contradiction"], ACCURACY,
-                 folder="MNLI", dev_split="dev_matched",
+    "mnli": Task(["premise", "hypothesis"], labels=["entailment", "neutral", "contradiction"],
+                 metrics=["accuracy"], folder="MNLI", dev_split="dev_matched",
                  renamed={"sentence1": "premise", "sentence2": "hypothesis",
                           "gold_label": "label"}),
-    "qnli": Task(["question", "sentence"], ENTAILMENT, ACCURACY, folder="QNLI"),
-    "qqp": Task(["question1", "question2"], ["not_duplicate", "duplicate"], ["f1", "accuracy"],
-                folder="QQP", renamed={"is_duplicate": "label"}),
-    "rte": Task(PAIR, ENTAILMENT, ACCURACY, folder="RTE"),
-    "sst2": Task(["sentence"], ["negative", "positive"], ACCURACY, folder="SST-2"),
-    "mrpc": Task(PAIR, ["not_equivalent", "equivalent"], ["accuracy", "f1"], folder="MRPC",
-                 renamed={"#1 String": "sentence1", "#2 String": "sentence2",
-                          "Quality": "label"}),
-    "cola": Task(["sentence"], ["unacceptable", "acceptable"], ["matthews", "accuracy"],
-                 folder="CoLA", header=["source", "label", "star", "sentence"]),
-    "stsb": Task(PAIR, None, NUMBER_METRICS, folder="STS-B", renamed={"score": "label"}),
-    "pydoc": Task(["docstring"], [], CLASS_METRICS),
+    "qnli": Task(["question", "sentence"], labels=ENTAILMENT, metrics=["accuracy"], folder="QNLI"),
+    "qqp": Task(["question1", "question2"], labels=["not_duplicate", "duplicate"],
+                metrics=["f1", "accuracy"], folder="QQP", renamed={"is_duplicate": "label"}),
+    "rte": Task(PAIR, labels=ENTAILMENT, metrics=["accuracy"], folder="RTE"),
+    "sst2": Task(["sentence"], labels=["negative", "positive"], metrics=["accuracy"],
+                 folder="SST-2"),
+    "mrpc": Task(PAIR, labels=["not_equivalent", "equivalent"], metrics=["accuracy", "f1"],
+                 folder="MRPC", renamed={"#1 String": "sentence1", "#2 String": "sentence2",
+                                         "Quality": "label"}),
+    "cola": Task(["sentence"], labels=["unacceptable", "acceptable"],
+                 metrics=["matthews", "accuracy"], folder="CoLA",
+                 header=["source", "label", "star", "sentence"]),
+    "stsb": Task(PAIR, labels=None, metrics=NUMBER_METRICS, folder="STS-B",
+                 renamed={"score": "label"}),
+    "pydoc": Task(["docstring"], labels=[], metrics=CLASS_METRICS),
 }
 # the eight of the papers' average; they leave out WNLI, the ninth [GLUE §3]
 GLUE = [name for name, task in TASKS.items() if task.is_glue]
@@ -149,19 +152,26 @@ def read_task(name, args):
     train = read_split(task, args, "train", train_path)
     if task.labels == []:
         task.labels = find_classes(train)  # a dev row of another class is refused
-    if train_path and not dev_path:  # a tenth of --train
+    if train_path is not None and dev_path is None:  # a tenth of --train
         dev, train = draw_groups(train, round(DEV_SHARE * len(train)), DEV_SEED)
     else:
         dev = read_split(task, args, task.dev_split, dev_path)
-        if dev_path:
-            warn_of_leak(train, dev, dev_path)
+        # a model that memorized a training row would score high
+        seen = {texts for texts, _ in train}
+        num_seen = sum(texts in seen for texts, _ in dev)
+        if dev_path is not None and num_seen > 0:
+            note_once(f"warning: {dev_path}: {len(dev):,} rows to score, of which {num_seen:,} "
+                      "have a text of --train.")
     if len(dev) < 2:  # a score of one row has no error
         raise InputError(f"--dev: expected two rows to score or more, got {len(dev)}. Without "
-                         "--dev they are a tenth of --train.")
+                         "--dev they are at most a tenth of --train, and rows of equal texts stay "
+                         "together.")
 
     splits = split_train(train, args) | dict(dev=dev)
     if not task.has_classes:
-        task.scale = measure_scale(splits["train"])
+        numbers = [label for _, label in splits["train"]]
+        deviation = max(np.std(numbers), 1e-9)  # not 0, so that equal numbers become zeros
+        task.scale = [float(np.mean(numbers)), float(deviation)]
     return task, splits
 
 
@@ -170,9 +180,10 @@ def choose_task(name, args):
     if name != "own":
         return dataclasses.replace(TASKS[name], name=name)
     texts = list_names(args.text)
-    if len(texts) > 2 or args.label in texts:  # a text that is the label gives a perfect score
+    # a text that is the label gives a perfect score
+    if len(texts) > 2 or len({*texts, args.label}) < len(texts) + 1:
         raise InputError(f"--text: expected one or two columns other than --label {args.label}, "
-                         f"got {args.text}.")
+                         f"each once, got {args.text}.")
     labels = None if args.regression else []
     metrics = NUMBER_METRICS if args.regression else CLASS_METRICS
     return Task(texts, labels, metrics, args.label, name=name)
@@ -188,7 +199,7 @@ def read_split(task, args, split, path):
 
 
 def read_records(args, split, path, original, hub_id, columns=None):
-    """Read the records of a split: from a file of the user, the original file, or the hub.
+    """Read a split from the first of: path (a file, or a hub ID); --data_dir/original; hub_id.
 
     Args:
         args: Namespace with the flag data_dir, and those of the reader.
@@ -201,11 +212,11 @@ def read_records(args, split, path, original, hub_id, columns=None):
     Returns:
         list of dict, column -> cell; and the name of the source, for messages.
     """
-    if not path and args.data_dir is not None:
+    if path is None and args.data_dir is not None:
         path = os.path.join(args.data_dir, original)
-    if path and not is_hub_id(path):
-        return list(read_rows(path, columns, **reader_options(args))), path
-    if path:
+    if path is not None:
+        if not is_hub_id(path):
+            return list(read_rows(path, columns, **reader_options(args))), path
         hub_id = path
     split = split.replace("dev", "validation")  # as the hub calls it
     try:
@@ -278,8 +289,9 @@ def parse_number(cell, task, place):
         number = float(read_label(cell))
     except ValueError:
         number = math.nan
+    is_hidden = task.is_glue and number == -1
     # NaN is not below 1e38; above it, float32 is infinite
-    if not abs(number) < 1e38 or (task.is_glue and number == -1):
+    if is_hidden or not abs(number) < 1e38:
         raise InputError(f"{place}: expected a label (a number below 1e38; GLUE hides labels as "
                          f"-1), got {cell!r:.60}.")
     return number
@@ -298,7 +310,8 @@ def find_classes(rows):
     """Return the distinct labels, sorted: their order in the file does not matter."""
     classes = sorted({label for _, label in rows})
     # if most rows have a class of their own, the labels are numbers, or the column is wrong
-    if not 2 <= len(classes) <= max(2, len(rows) // 2):
+    max_classes = max(2, len(rows) // 2)
+    if not 2 <= len(classes) <= max_classes:
         raise InputError(f"--label: expected two labels or more, each for several rows, got "
                          f"{len(classes):,} for {len(rows):,} rows. --regression is for numbers.")
     return classes
@@ -327,6 +340,9 @@ def split_train(train, args, group_of=tuple):
     splits = dict(train=train)
     if select:
         splits["select"] = select
+    elif num_select > 0:
+        note_once("warning: --select: each group of rows is larger than the share; the last "
+                  "weights are scored.")
     return splits
 
 
@@ -357,25 +373,8 @@ def draw_groups(rows, count, seed, group_of=tuple):
     return [rows[i] for i in sorted(drawn)], [rows[i] for i in others]
 
 
-def warn_of_leak(train, dev, path):
-    """Print how many rows to score have the same texts as a training row."""
-    # a model that memorized them would score high
-    seen = {texts for texts, _ in train}
-    num_seen = sum(texts in seen for texts, _ in dev)
-    if num_seen > 0:
-        note_once(f"warning: {path}: {len(dev):,} rows to score, of which {num_seen:,} have a text "
-                  "of --train.")
-
-
 # --------------------------------------------------------------------------------------------------
 # Rows to examples
-
-
-def measure_scale(rows):
-    """Return [mean, standard deviation] of the rows' labels, which are numbers."""
-    numbers = [label for _, label in rows]
-    deviation = max(np.std(numbers), 1e-9)  # not 0, so that equal numbers become zeros
-    return [float(np.mean(numbers)), float(deviation)]
 
 
 class SequenceClassification:
@@ -459,8 +458,9 @@ class SequenceClassification:
         logits = np.zeros((len(self.examples), self.num_outputs), np.float32)
         for indices, part in batches:
             logits[indices] = part.cpu().numpy()
-        predicted = logits.argmax(1)
-        if not self.task.has_classes:
+        if self.task.has_classes:
+            predicted = logits.argmax(1)
+        else:
             predicted = logits[:, 0]
         scores = {name: 100 * METRICS[name](predicted, self.targets) for name in self.task.metrics}
         loss = self.loss(torch.from_numpy(logits), np.arange(len(self)))
@@ -538,7 +538,7 @@ METRICS = {
 }
 
 
-def standard_error(metric, truth, predicted, others):
+def standard_error(metric, predicted, others, truth):
     """Return the standard error of the mean difference between two models' scores, in percent.
 
     The error over rows is that of a jackknife: the scores are measured again without each of 20
@@ -546,23 +546,24 @@ def standard_error(metric, truth, predicted, others):
 
     Args:
         metric: str, a key of METRICS.
-        truth: (n,).
         predicted, others: (S, n), predictions of S seeds of each model.
+        truth: (n,).
     """
     score = METRICS[metric]
     truth = np.array(truth)
     num_groups = min(GROUPS, len(truth))
     group = np.random.default_rng(0).permutation(len(truth)) % num_groups  # (n,)
-    differences = []
-    for model, other in zip(np.array(predicted), np.array(others)):  # (n,), of each seed
-        gains = []  # (groups,)
+    differences = []  # differences[s][g]: gain of seed s without group g
+    for model, other in zip(np.array(predicted), np.array(others), strict=True):  # (n,), of a seed
+        gains = []
         for left_out in range(num_groups):
             rows = group != left_out
             gains.append(score(model[rows], truth[rows]) - score(other[rows], truth[rows]))
         differences.append(gains)
-    differences = 100 * np.array(differences)  # (S, groups), each with one group left out
-    # delete-a-group jackknife: (g - 1)/g * sum (d_i - mean)^2 = (g - 1) * variance
-    variance = (num_groups - 1) * differences.mean(0).var()
-    if len(differences) > 1:
-        variance += differences.mean(1).var(ddof=1) / len(differences)
+    differences = 100 * np.array(differences)  # (S, groups)
+    of_groups = differences.mean(0)  # (groups,)
+    of_seeds = differences.mean(1)  # (S,)
+    variance = (num_groups - 1) * of_groups.var()  # delete-a-group jackknife
+    if len(of_seeds) > 1:
+        variance += of_seeds.var(ddof=1) / len(of_seeds)
     return math.sqrt(variance)

@@ -133,15 +133,14 @@ def test_ids_stand_for_code_points():
 
 def test_pairs_have_one_separator_and_types_of_canine():
     """Types are 1 after the first [SEP], and 0 in padding."""
-    first, second = CharacterTokenizer().ids_of_texts(["No", "go!"])
+    first, second = CharacterTokenizer().ids_of_texts(["No", "gone"])
     ids, _ = build_inputs(first, second, 300, CharacterTokenizer.separator)
-    ids = torch.from_numpy(ids).long().unsqueeze(0)  # (1, 8)
+    ids = torch.from_numpy(ids).long().unsqueeze(0)  # (1, 9)
 
     ids, types, mask = canine.pad_inputs(ids)
 
-    assert ids[0, :8].tolist() == [CLS, *first, SEP, *second, SEP]
-    assert types[0, :8].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert not types[0, 8:].any()
+    assert ids.tolist() == [[CLS, *first, SEP, *second, SEP, 0, 0, 0]]
+    assert types.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0]]
     assert torch.equal(mask, ids > 0)
 
 

@@ -90,6 +90,7 @@ def test_files_of_other_hashes_are_kept_apart(tmp_path):
 
 def test_edit_of_a_hash_function_takes_effect(tmp_path, monkeypatch):
     """The codes of before the edit would be read without an error."""
+    assert {"codes.py", "corpus.py"} <= {path.name for path in codes.SOURCES}  # learn_map's pages
     corpus = make_corpus(tmp_path)
     _, before, _ = build(corpus, hash="md5")
     source = tmp_path / "hashing.py"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import data.python_source
 import data.tasks
 from common import InputError
-from data.tasks import METRICS, TASKS, SequenceClassification, Task, draw_groups, measure_scale
+from data.tasks import METRICS, TASKS, SequenceClassification, Task, draw_groups
 from data.tasks import parse_class, parse_number, parse_rows, read_task, standard_error
 from hashing import MD5
 from model import Config
@@ -65,8 +65,7 @@ def write_table(path, rows):
     (TASKS["sst2"], "negative", "negative"),  # by name
     (TASKS["sst2"], 1, "positive"),  # by number
     (UP_OR_DOWN, " up ", "up"),
-    (OWN, 1, "1"),  # in your own files, a number is a name
-    (OWN, 1.0, "1"),  # of the same class
+    (OWN, 1.0, "1"),  # in your own files, a number is a name
 ])
 def test_parse_class_gives_a_name(task, cell, label):
     assert parse_class(cell, task, "here") == label
@@ -75,10 +74,8 @@ def test_parse_class_gives_a_name(task, cell, label):
 @pytest.mark.parametrize("task, cell, expected", [
     (TASKS["sst2"], "2", "negative, positive"),  # there are two classes
     (TASKS["sst2"], -1, "negative, positive"),  # GLUE hides the labels of test files
-    (TASKS["sst2"], None, "negative, positive"),
     (UP_OR_DOWN, 1, "down, up"),
     (OWN, ["a", "b"], "any text"),  # several labels
-    (OWN, "", "any text"),
     (OWN, float("nan"), "any text"),  # an empty cell in a column of numbers
 ])
 def test_parse_class_refuses_what_is_no_class(task, cell, expected):
@@ -194,10 +191,18 @@ def test_without_dev_a_tenth_of_train_is_held_out_and_shares_no_text(tmp_path):
     assert not {texts for texts, _ in splits["train"]} & {texts for texts, _ in splits["dev"]}
 
 
-def test_fewer_than_two_rows_to_score_are_refused(tmp_path):
-    """Their score would have no standard error, which would be found out after the training."""
-    args = own_flags(tmp_path, [("a", "b", "x"), ("c", "d", "y")], [("e", "f", "x")])
-    with pytest.raises(InputError, match="--dev: expected two rows to score or more, got 1"):
+@pytest.mark.parametrize("changes, message", [
+    # the score of one row would have no standard error, found out after the training
+    (dict(), "--dev: expected two rows to score or more, got 1"),
+    (dict(dev=None), "got 0. .* rows of equal texts stay together"),
+    (dict(dev=""), "expected a file"),  # not a tenth of --train
+    (dict(text="body,body"), "--text: .* each once, got body,body"),
+    (dict(text="topic"), "--text: .* other than --label topic"),
+])
+def test_flags_that_score_too_little_are_refused(tmp_path, changes, message):
+    args = own_flags(tmp_path, [("a", "b", "xy"[i % 2]) for i in range(60)], [("e", "f", "x")])
+    vars(args).update(changes)
+    with pytest.raises(InputError, match=message):
         read_task("own", args)
 
 
@@ -210,6 +215,16 @@ def test_limit_and_select_divide_the_training_rows(tmp_path):
     assert len(splits["train"]) == 36
     assert len(splits["select"]) == 4
     assert len(splits["dev"]) == 60
+
+
+def test_select_that_no_group_fits_is_noted(tmp_path, capsys):
+    """A model of all epochs is then scored, not the best one."""
+    rows = [("a", "b", "xy"[i % 2]) for i in range(60)]
+    args = own_flags(tmp_path, rows, rows)
+    args.select = 0.1
+    _, splits = read_task("own", args)
+    assert splits.keys() == {"train", "dev"}
+    assert "--select: each group of rows is larger than the share" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text, num_seen", [
@@ -322,7 +337,7 @@ def test_error_of_one_seed_is_that_of_a_mean_of_rows():
     truth = np.ones(n)
     predicted = np.tile([1, 1, 1, 0, 1, 1, 0, 0], n // 8)
     others = np.tile([0, 0, 0, 1, 1, 1, 0, 0], n // 8)
-    error = standard_error("accuracy", truth, [predicted], [others])
+    error = standard_error("accuracy", [predicted], [others], truth)
     expected = 100 * np.sqrt((4 / 8 - (2 / 8)**2) / n)
     # 20 groups measure a deviation to 1/√38 of it
     assert error == pytest.approx(expected, rel=3 / np.sqrt(38))
@@ -333,7 +348,9 @@ def test_error_of_seeds_is_that_of_their_mean():
     truth = np.ones(40)
     predicted = [np.ones(40), np.zeros(40)]
     others = [np.zeros(40), np.zeros(40)]
-    assert standard_error("accuracy", truth, predicted, others) == pytest.approx(50)
+    assert standard_error("accuracy", predicted, others, truth) == pytest.approx(50)
+    with pytest.raises(ValueError, match="zip"):  # of as many seeds
+        standard_error("accuracy", predicted, others[:1], truth)
 
 
 # Examples and baselines
@@ -351,10 +368,6 @@ def test_examples_are_pairs_cut_to_the_length():
 def test_numbers_are_standardized_by_the_scale():
     data = make_data(NUMBER, make_rows("xy", [1.0, 9.0]))
     assert data.targets.tolist() == [-1, 3]
-
-
-def test_scale_of_equal_numbers_is_not_0():
-    assert measure_scale(make_rows("xy", [4.0, 4.0])) == [4, 1e-9]
 
 
 @pytest.mark.parametrize("task, labels", [
