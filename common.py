@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 import uuid
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +39,8 @@ class InputError(ValueError):
 def run_script(name, function, *args):
     """Return function(*args). Print one line and exit with code 2 where the input is at fault.
 
-    Ctrl-C exits with code 130. An error of the program itself keeps its traceback.
+    OSError, UnicodeError and out-of-memory errors count as bad input, too. Ctrl-C exits with code
+    130. An error of the program itself keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # UTF-8, whatever the locale says
@@ -47,10 +49,6 @@ def run_script(name, function, *args):
         result = function(*args)
         sys.stdout.flush()
         return result
-    except BrokenPipeError:  # what read the output has left, such as head
-        # subtle: at exit Python flushes stdout again and would raise again: point it at /dev/null
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1)
     except KeyboardInterrupt:
         print(f"{name}: Interrupted.", file=sys.stderr)
         raise SystemExit(130)
@@ -59,19 +57,28 @@ def run_script(name, function, *args):
         if not reason:  # a MemoryError has no text
             reason = type(error).__name__
         print(f"{name}: {reason}", file=sys.stderr)
+        if isinstance(error, BrokenPipeError):  # what reads stdout may have left, such as head
+            # subtle: Python flushes stdout at exit and would raise again: point it at /dev/null
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(2)
     finally:
         if dist.is_initialized():
-            # subtle: free DDP first. If DDP is the last owner of the group, its destructor waits
-            # for a thread of the group while it holds Python's lock (GIL), and that thread needs
-            # the lock: deadlock
+            # subtle: DDP must be freed before its process group. Otherwise its destructor can
+            # deadlock. An error holds the local variables of the functions that it ended, DDP too
+            error = sys.exc_info()[1]
+            while error is not None:
+                traceback.clear_frames(error.__traceback__)
+                error = error.__context__
             gc.collect()
             dist.destroy_process_group()
 
 
 @contextlib.contextmanager
 def blame(source=""):
-    """Turn a ValueError of the block into an InputError: "source: what the ValueError says"."""
+    """Turn a ValueError of the block into an InputError: "source: what the ValueError says".
+
+    For our own checks, whose text helps the user. `reading` is for other libraries.
+    """
     try:
         yield
     except InputError:  # it names the flag or the file already
@@ -85,7 +92,8 @@ def blame(source=""):
 def reading(source):
     """Turn any error of the block into an InputError: "source: could not be read".
 
-    For libraries that raise many types of errors about a file. The line is cut at 200 characters.
+    For other libraries, which raise many types of errors about a file. Errors of our own code would
+    hide in such a block. The line is cut at 200 characters.
     """
     try:
         yield
@@ -129,7 +137,7 @@ def find_device(name, local_rank=0):
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # fails where it is not there
-    except (RuntimeError, AssertionError, AttributeError) as error:
+    except Exception as error:  # each backend of torch raises its own
         raise InputError(f"--device: expected cpu or a device that is here, got {name}.") from error
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -195,7 +203,7 @@ def read_ranks():
 
 
 def gather_from_ranks(value, group=None):
-    """Return the list of all ranks' values, which are of plain types."""
+    """Return the list of all ranks' values, which are pickled."""
     if not dist.is_initialized():
         return [value]
     values = [None] * dist.get_world_size()
@@ -245,7 +253,7 @@ def catch_signals():
 def lock_output(folder, rank=0):
     """Make a run's folder and let rank 0 hold it; InputError where another run holds it.
 
-    The system releases it if we are killed. A run that wrote nothing leaves no folder.
+    The system releases the lock if we are killed.
     """
     if rank > 0:
         yield
@@ -253,23 +261,19 @@ def lock_output(folder, rank=0):
     os.makedirs(folder, exist_ok=True)
     lock = FileLock(os.path.join(folder, ".lock"))
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout as error:
         raise InputError(f"--out {folder}: in use by another run. Use another --out.") from error
-    try:
+    with held:
         yield
-    finally:
-        if os.listdir(folder) == [".lock"]:
-            shutil.rmtree(folder, ignore_errors=True)
-        lock.release()
 
 
 def remove(path):
     """Remove a file, or a folder with its contents, if it is there."""
     if os.path.isdir(path):
         shutil.rmtree(path)
-    elif os.path.exists(path):
-        os.remove(path)
+    else:
+        Path(path).unlink(missing_ok=True)
 
 
 def build_once(path, build, *args):
@@ -282,12 +286,13 @@ def build_once(path, build, *args):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with FileLock(path + ".lock"):
         if not os.path.exists(path):
-            remove(path + ".tmp")  # a process was killed
+            remove(path + ".tmp")  # left by a process that was killed
             try:
                 build(path + ".tmp", *args)
                 os.replace(path + ".tmp", path)
-            finally:
-                remove(path + ".tmp")  # where build failed
+            except BaseException:  # Ctrl-C too
+                remove(path + ".tmp")
+                raise
     return path
 
 
@@ -337,8 +342,7 @@ def save_checkpoint(path, model, tokenizer, **more):
         torch.save(parts | more, path + ".tmp")
         os.replace(path + ".tmp", path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        with contextlib.suppress(OSError):  # the disk would stay full
-            os.remove(path + ".tmp")
+        remove(path + ".tmp")  # the disk would stay full
         raise InputError(f"{path}: could not be saved ({error}). An earlier file is "
                          "unchanged.") from error
 

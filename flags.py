@@ -22,18 +22,54 @@ from model import CHOICES, PRESETS, Config, Model
 from objectives import OBJECTIVES, SampledWords
 from tokenizer import HASHES, SPLITS, SUBWORDS
 
-# All settings: the fields of Config, also those without a flag (head, order, grams), and the rest.
-# None: derived by choose_settings, or off
+# All settings: the fields of Config, also those without a flag (head, order, grams), and the rest,
+# in the groups of --help. batch, micro, steps, lr and warmup are not here: every preset for
+# pretrain.py sets them. None: derived by choose_settings, or off
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} | dict(
-    data="python", split=None, field=None, encoding=None, sep=None, header=None, vocab=50_000,
-    cache="cache", hash="lsh", features=50_000, key=None, hash_seed=0, preset="tiny", emb=None,
-    alpha=25, coherent=0, objective=None, mask=0.15, noise=0.10, samples=8_192, short=0.0,
-    init_from=None, lr_mlm=None, schedule="linear", decay=0.01, beta2=0.999, clip=1.0, seed=0,
-    device="auto", dtype="auto", compile=None, workers=None, out=None, eval_every=1_000,
-    save_every=1_000, quiet=False)
+    # words
+    data="python",
+    split=None,
+    field=None,
+    encoding=None,
+    sep=None,
+    header=None,
+    vocab=50_000,
+    cache="cache",
+    # hashes
+    hash="lsh",
+    features=50_000,
+    key=None,
+    hash_seed=0,
+    # model, Bloom digests
+    preset="tiny",
+    emb=None,
+    alpha=25,
+    coherent=0,
+    # objective
+    objective=None,
+    mask=0.15,
+    noise=0.10,
+    samples=8_192,
+    short=0.0,
+    # training, device and files; lr_mlm and beta2 have no flag
+    init_from=None,
+    lr_mlm=None,
+    schedule="linear",
+    decay=0.01,
+    beta2=0.999,
+    clip=1.0,
+    seed=0,
+    device="auto",
+    dtype="auto",
+    compile=None,
+    workers=None,
+    out=None,
+    eval_every=1_000,
+    save_every=1_000,
+    quiet=False)
 # With --init_from these settings come from the other run, as the fields of Config do
 INHERITED = "preset split vocab hash features key hash_seed alpha coherent objective".split()
-PREDICTED = ("digest", "sketch")  # code formats that the default objective predicts
+PREDICTED = ("digest", "sketch")  # code formats with which the default objective is hash-mlm
 
 
 def parse_flags(argv=None, description=None):
@@ -68,8 +104,11 @@ def inherit_settings(initial, flags):
         if name in ("preset", "dropout"):  # the weights fit all the same
             continue
         if name in inherited and value != inherited[name]:
-            raise InputError(f"--{name}: expected that of {source}, got another. Remove one of the "
-                             "two flags.")
+            difference = f"got {value}, there {inherited[name]}"
+            if name == "key":  # a secret is not printed
+                difference = "got another"
+            raise InputError(f"--{name}: expected that of {source}, {difference}. Remove one of "
+                             "the two flags.")
     return inherited
 
 
@@ -86,22 +125,22 @@ def choose_settings(flags, inherited):
 
     # emb, split and objective are None where nobody has set them
     # 1. emb follows from --split, or else from the preset's order
-    wants_sets = not args.order
-    if args.split is not None:
-        wants_sets = args.split == "items"
     if args.emb is None:
-        args.emb = "bloom" if wants_sets else "proj"
+        has_sets = not args.order
+        if args.split is not None:
+            has_sets = args.split == "items"
+        args.emb = "bloom" if has_sets else "proj"
     code_format = EMBEDDINGS[args.emb].code_format
-    # 2. split follows from emb
+    # 2. split follows from the preset's order, or else from emb
     if args.split is None:
-        if wants_sets or code_format == "digest":
+        if not args.order or code_format == "digest":
             args.split = "items"
         elif code_format == "row":  # a table has no row for a new word, so it reads pieces
             args.split = "bpe"
         else:  # any word has a hash
             args.split = "regex"
     args.order = args.split != "items"
-    args.fit_alpha = "alpha" not in fixed  # pretrain.py lowers alpha for few items
+    args.is_alpha_default = "alpha" not in fixed  # then pretrain.py lowers alpha for few items
     # 3. objective follows from both, and from the preset's head; a set has no order to shuffle
     if args.objective is None:
         if args.head == "sr" and args.order and code_format not in PREDICTED:
@@ -129,8 +168,8 @@ def choose_settings(flags, inherited):
     return args
 
 
-# Code format, as HashTokenizer.codes_of_words lists them -> the flags that its codes depend on. The
-# class of a --hash lists more, as `options`
+# Code format of --emb -> the flags that change its codes. Formats with "hash" add those of the
+# --hash class (its .options)
 CODE_FLAGS = {
     "row": "vocab",
     "digest": "vocab alpha hashes hash_seed",
@@ -144,8 +183,8 @@ CODE_FLAGS = {
 # Flag -> what it requires. Without that it has no effect, and check_flags refuses it
 REQUIRED = dict(
     hash="--emb emb, pool, add, proj or linear",
-    key="--hash md5, a sketch, or --objective hash-mlm",
-    hash_seed="--hash lsh, bloom, a sketch, ngram, or --objective hash-mlm",
+    key="--hash md5, --emb median, mean, weighted or ngram, or --objective hash-mlm",
+    hash_seed="--hash lsh, --emb bloom, median, mean, weighted or ngram, or --objective hash-mlm",
     bits="--emb pool, add, proj or linear",
     chunk="--emb pool",
     features="--hash lsh",
@@ -208,7 +247,8 @@ def name_output(args):
         parts.append(args.hash)
     if args.split != "regex":
         parts.append(args.split)
-    # a preset that predicts words still gets "-mlm" in its name
+    # named after the code format alone, so that --preset median stays "median" and bert-lsh, whose
+    # default is mlm, is "lookup-bpe-mlm"
     usual_objective = "hash-mlm" if code_format in PREDICTED else "sr"
     if args.objective != usual_objective:
         parts.append(args.objective)
@@ -234,21 +274,21 @@ def build_parser(description=None):
         epilog="Sections of the papers: [HF] HashFormers, [SB] Superbloom, [CM] count-median "
         "sketch, [SV] hash embeddings, [BL] BERT-LSH, [BERT] BERT. Formats: docs/operations.md")
     defaults = DEFAULTS | PRESETS["tiny"]
-    group = None  # of flags, the one that `add` adds to
-    count = at_least(1)
-    index = at_least(0)
+    positive = at_least(1)
+    natural = at_least(0)
     rate = at_least(0, float)
+    probability = at_least(0, float, 1)
     share = at_least(0.001, float, 0.999)
 
-    def add(flag, help, kind=count):
-        """Add a flag to the current group. kind: its choices, bool, or a type as in argparse."""
+    def add(flag, help, kind=positive):
+        """Add a flag. kind: its choices, bool, or a type as in argparse."""
         if kind is bool:
             options = dict(action=argparse.BooleanOptionalAction)
-        elif isinstance(kind, tuple):
-            options = dict(choices=kind)
-        else:
+        elif callable(kind):
             options = dict(type=kind)
-        action = group.add_argument(flag, **options)
+        else:
+            options = dict(choices=kind)
+        action = group.add_argument(flag, **options)  # subtle: to the latest group below
         default = defaults[action.dest]
         action.help = help if default is None else f"{help} (default: {default})"
 
@@ -264,26 +304,26 @@ def build_parser(description=None):
 
     group = parser.add_argument_group("hashes, for --emb emb, pool, add, proj and linear")
     add("--hash", "md5: random bits [HF §3.2]; lsh: words with equal n-grams get similar bits "
-        "[HF §3.3]", tuple(HASHES))
+        "[HF §3.3]", HASHES)
     add("--bits", "T, bits of a word's hash", at_least(8, maximum=1 << 16))
     add("--chunk", "bits of a chunk of pool")
     add("--features", "n-grams that lsh keeps, at least --bits or --rows")
     add("--key", "secret key of md5 and of sketches (default: none)", str)
-    add("--hash_seed", "seed of lsh, Bloom maps, sketches and n-grams", index)
+    add("--hash_seed", "seed of lsh, Bloom maps, sketches and n-grams", natural)
 
     group = parser.add_argument_group("model: a post-LN transformer over embedded words [HF §4.2]")
-    presets = tuple(name for name in PRESETS if "steps" in PRESETS[name])  # others: finetune.py
+    presets = [name for name in PRESETS if "steps" in PRESETS[name]]  # others: finetune.py
     add("--preset", "sizes and recipe of a paper, or ours for two cores: defaults of other flags. "
         "This help shows those of tiny", presets)
     add("--emb", "how a word becomes a vector, a class of embeddings.py (default: the preset's, "
-        "else proj, or bloom for item sets)", tuple(EMBEDDINGS))
+        "else proj, or bloom for item sets)", EMBEDDINGS)
     add("--layers", "encoder layers; 0 sees one word at a time", at_least(0, maximum=1_000))
-    add("--width", "hidden size d")
+    add("--width", "hidden size d", at_least(1, maximum=1 << 20))  # so that 64 bits count all bytes
     add("--heads", "attention heads")
     add("--ffn", "feed-forward size; 4 d if --width is given")
     add("--length", "positions, [CLS] and [SEP] included", at_least(2))
     add("--rows", "hash buckets of emb, weighted and ngram")
-    add("--dropout", "dropout rate, of attention weights too unless --attn lsh", float)
+    add("--dropout", "dropout rate, of attention weights too unless --attn lsh", probability)
     add("--tied", "share the rows of lookup, bloom, median or mean with the output layer "
         "(default: with lookup and bloom)", bool)
 
@@ -291,7 +331,7 @@ def build_parser(description=None):
         "Bloom digests: --emb bloom [SB §3.2]. Sketches: --emb median and mean [CM], weighted "
         "[SV], and --objective hash-mlm")
     add("--alpha", "items that share a Bloom token; fewer by default for few items")
-    add("--coherent", "Bloom maps that put items of a page together", index)
+    add("--coherent", "how many of the --hashes Bloom maps put items of a page together", natural)
     add("--hashes", "m hashes of an item (default: 2), or k of a sketch (default: 5)",
         at_least(1, maximum=99))
     add("--buckets", "rows, or classes, of a hash function of a sketch")
@@ -302,19 +342,23 @@ def build_parser(description=None):
     add("--lsh_bands", "hyperplanes of a hash function")
     add("--lsh_buckets", "buckets of a hash function")
     add("--lsh_hashes", "hash functions; a pair collides if one agrees")
-    add("--lsh_fill", "other pairs have a score of 0, or no weight", CHOICES["lsh_fill"])
-    add("--lsh_pairs", "upper: (i, j) and (j, i) share a score, as released", CHOICES["lsh_pairs"])
+    add("--lsh_fill",
+        "score of pairs that do not collide: zero: 0 before the softmax; mask: no weight",
+        CHOICES["lsh_fill"])
+    add("--lsh_pairs",
+        "all: each pair has its own score; upper: (i, j) and (j, i) share one, as released",
+        CHOICES["lsh_pairs"])
     add("--lsh_redraw", "new hyperplanes in every training step", bool)
 
     group = parser.add_argument_group("objective")
     add("--objective", "sr: find shuffled and random words [HF §3.6]; mlm, sampled: predict masked "
         "words of lookup [BERT §3.1] [SB §3.3]; hash-mlm: predict hashes of masked words [SB §2.4] "
         "(default: sr; mlm or hash-mlm for sketches, item sets and presets that predict words)",
-        tuple(OBJECTIVES))
+        OBJECTIVES)
     add("--mask", "share of words masked; requires an objective other than sr", share)
     add("--noise", "share of words that sr shuffles, and of the others that it replaces", share)
     add("--samples", "rows of the softmax of sampled")
-    add("--short", "share of text windows cut in training, as short texts", at_least(0, float, 1))
+    add("--short", "share of text windows cut in training, as short texts", probability)
 
     group = parser.add_argument_group("training, device and files")
     add("--init_from", "start from weights of another run, whose words and sizes stay; keep its "
@@ -323,13 +367,13 @@ def build_parser(description=None):
     add("--micro", "sequences a device holds at once")
     add("--steps", "optimizer steps; for more of them, later, --init_from and a new --out")
     add("--lr", "peak learning rate", rate)
-    add("--warmup", "steps to the peak; at most a tenth of --steps by default", index)
+    add("--warmup", "steps to the peak; at most a tenth of --steps by default", natural)
     add("--schedule", "decay of the rate [HF Table 4] [SB §3.2]", ("linear", "rsqrt"))
     add("--decay", "weight decay of AdamW; 0: Adam", rate)
     add("--clip", "gradient clipping norm; 0: none", rate)
-    add("--seed", "seed of weights, batches, noise and dropout", index)
+    add("--seed", "seed of weights, batches, noise and dropout", natural)
     add_device_flags(group.add_argument)
-    add("--workers", "processes that make batches (default: 4 for a GPU, else 0)", index)
+    add("--workers", "processes that make batches (default: 4 for a GPU, else 0)", natural)
     add("--out", "folder of checkpoints and log (default: out/ and a name, as out/proj-lsh)", str)
     add("--eval_every", "steps between evaluations")
     add("--save_every", "steps between checkpoints")

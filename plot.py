@@ -34,14 +34,19 @@ def draw_losses(folder, objective, uniform_loss, unigram_loss):
     training = "training"
     if objective == "sampled":
         training = "training, estimated from samples"
-    for key, style, label in (("loss", "-", training), ("eval_loss", "o-", "held-out set")):
-        rows = [row for row in log if key in row]
-        steps = [row["step"] for row in rows]
-        losses = [row[key] for row in rows]
-        axis.plot(steps, losses, style, linewidth=1, markersize=3, label=label)
+    axis.plot(*points(log, "loss"), linewidth=1, label=training)
+    axis.plot(*points(log, "eval_loss"), "o-", linewidth=1, markersize=3, label="held-out set")
     axis.axhline(uniform_loss, color="gray", linestyle="--", label="uniform baseline")
     axis.axhline(unigram_loss, color="gray", linestyle=":", label="frequencies alone")
     axis.set(xlabel="optimizer steps", ylabel="cross-entropy, nats")
     axis.legend()
     figure.savefig(path)
-    return f"Saved {path}: the losses in training and on held-out text, and two baselines"
+    return f"Saved {path}: the losses in training and on the held-out set, and two baselines"
+
+
+def points(log, key):
+    """Return steps and losses of the rows of the log, dicts, that have this key."""
+    rows = [row for row in log if key in row]
+    steps = [row["step"] for row in rows]
+    losses = [row[key] for row in rows]
+    return steps, losses

@@ -1,6 +1,7 @@
 """Pre-train a transformer over hashed words.
 
-    python pretrain.py                                              docstrings of your Python
+    python pretrain.py                                              train on the docstrings of the
+                                                                    installed Python packages
     python pretrain.py --emb pool --hash md5 --data my_texts/       your own files
     python pretrain.py --objective hash-mlm                         masked words, by their hashes
     python pretrain.py --preset superbloom-small --data pages.jsonl      your own item sets
@@ -10,8 +11,8 @@ One training step of the default run, B = 32 sequences of L = 128 positions, d =
 
     ids, key_mask,          batches.get_batch(step, rows): a function of seed and step, so that a
     noise, random_words     resumed run reads the same batches
-    inputs, labels (B, L)   objective.corrupt: some words are shuffled, others are random. So far
-                            nothing needs the model: workers of the DataLoader are steps ahead
+    inputs, labels (B, L)   objective.corrupt: some words are shuffled, others are random. Workers
+                            of the DataLoader do this ahead of time: it does not need the model
     codes (B, L, T / 8)     model.codes[inputs]. Nothing is hashed here: each distinct word was
                             hashed once, before training, and a word's bits are a row of a table
     x (B, L, d)             model.embedding: codes to vectors; model.layers: attention
@@ -20,7 +21,6 @@ One training step of the default run, B = 32 sequences of L = 128 positions, d =
                             the batch of all ranks, then come backward and optimizer.step
 """
 
-import collections
 import contextlib
 import datetime
 import json
@@ -38,7 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from common import InputError, autocast, blame, catch_signals
-from common import gather_from_ranks, load_checkpoint, lock_output, read_ranks
+from common import find_checkpoint, gather_from_ranks, load_checkpoint, lock_output, read_ranks
 from common import resolve_device, run_script, save_checkpoint
 from data.batches import ItemSetBatches, TextBatches, divide
 from data.codes import build_codes, build_targets, build_tokenizer, fit_alpha, list_vocabulary
@@ -69,8 +69,8 @@ RANK_STRIDE = 4_099  # the same for the ranks of a step
 # Settings that may change when a run resumes. data and how it is read are among them because
 # run["corpus"], a digest of the text, is compared instead: the same file may lie elsewhere. alpha
 # may follow from the corpus, and is compared when that is known
-MAY_CHANGE = ("data field encoding sep header cache alpha fit_alpha out device dtype compile micro "
-              "workers eval_every save_every quiet").split()
+MAY_CHANGE = ("data field encoding sep header cache alpha is_alpha_default out device dtype "
+              "compile micro workers eval_every save_every quiet").split()
 
 
 def train(args, initial, rank, world, local_rank):
@@ -81,7 +81,7 @@ def train(args, initial, rank, world, local_rank):
         initial: dict, the checkpoint of --init_from, or None.
         rank, world, local_rank: int, as read_ranks returns them.
     """
-    # torchrun starts a process, a rank, for each GPU. Rank 0 alone prints and writes files
+    # torchrun starts a process, a rank, for each GPU. Rank 0 alone prints and writes to --out
     is_first = rank == 0
     args.quiet = args.quiet or not is_first
     device, dtype, use_compile = resolve_device(args, local_rank)
@@ -101,21 +101,27 @@ def train(args, initial, rank, world, local_rank):
     for name in MAY_CHANGE:
         del run[name]
     if initial is not None:
+        source = Path(find_checkpoint(args.init_from)).parent
+        if source.resolve() == Path(args.out).resolve():  # it would be overwritten
+            raise InputError(f"--out {args.out}: expected another folder than that of --init_from, "
+                             "got the same. Use another --out.")
         run["init_from"] = f"{os.path.normpath(args.init_from)} at step {initial['step']}"
-    path = os.path.join(args.out, "ckpt.pt")
+    checkpoint_path = os.path.join(args.out, "ckpt.pt")
     resumed = None
-    if os.path.exists(path):
-        resumed = load_checkpoint(path)
-        refuse_another_run(path, resumed, run)
+    if os.path.exists(checkpoint_path):
+        resumed = load_checkpoint(checkpoint_path)
+        refuse_another_run(checkpoint_path, resumed, run)
 
-    # Words, their hashes, and batches of token IDs. The config is final from here on
+    # Words, their hashes, and batches of token IDs. The config is final from here on. This also
+    # lowers args.alpha if it was not given
     corpus, tokenizer, config, codes, targets, batches = load_data(args, initial)
     run["corpus"] = corpus.meta["digest"]
     run["alpha"] = args.alpha
     if tokenizer.bloom_map is not None:
         run["bloom"] = tokenizer.bloom_map.checksum()
     if resumed is not None:
-        refuse_another_run(path, resumed, run)  # again: of the text and the Bloom map
+        # again: corpus, alpha and Bloom map are known only now
+        refuse_another_run(checkpoint_path, resumed, run)
 
     # Model, objective and optimizer
     torch.manual_seed(args.seed)
@@ -173,18 +179,20 @@ def train(args, initial, rank, world, local_rank):
     for part in divide(held_out_rows, args.micro):
         held_out.append(objective.corrupt_batch(*batches.eval_batch(part)))
 
-    # What is about to run, and the loss that theory expects of an untrained model
+    # What is about to run, its loss so far, and two baselines: uniform, which an untrained model
+    # has, and label frequencies (sr counts labels in sums)
     runtime = f"{device}, {dtype}, compile {use_compile}"
     show(args, describe(args, model, corpus, batches, world, runtime))
-    has_control = not config.order and len(batches.ids) <= CONTROL_NAMES
-    if has_control and resumed is None and not args.quiet:
-        show(args, describe_neighbors(batches))
+    if not config.order and resumed is None and not args.quiet:
+        if len(batches.ids) <= CONTROL_NAMES:
+            show(args, describe_neighbors(batches))
     result, sums = evaluate(model, objective, held_out, dtype)
     word_counts = corpus.counts[FIRST_WORD_ID:len(codes)]  # (V,) of each known word
     num_classes, unigram_loss = objective.expected_loss(word_counts, sums)
     uniform_loss = math.log(num_classes)
+    # abs: the entropy of labels that are all equal is -0.0
     show(args, f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
-         f"{uniform_loss:.3f} = ln {num_classes:,}, frequencies alone {unigram_loss:.3f}")
+         f"{uniform_loss:.3f} = ln {num_classes:,}, frequencies alone {abs(unigram_loss):.3f}")
     frequent_words = corpus.frequent(50_000)  # infer.py searches among these
 
     def save(name, **state):
@@ -198,24 +206,24 @@ def train(args, initial, rank, world, local_rank):
     # -----------------------------------------------------------------------------
     # Training loop
     max_norm = args.clip if args.clip > 0 else math.inf  # inf: measured, not clipped
-    words = args.batch * batches.words_per_sequence  # of a step
-    operations = words * count_operations(model) / world  # of a step and device
-    shown = time.perf_counter()  # when the last line of progress was printed
-    clock = shown  # when training went on after the last pause
-    clock_step = step  # and at which step
+    words_per_step = args.batch * batches.words_per_sequence
+    operations_per_step = words_per_step * count_operations(model) / world  # of a device
+    last_shown = time.perf_counter()  # when a line of progress was printed
+    resumed_at = last_shown  # when training went on after the last pause
+    resumed_step = step
     with catch_signals() as signals:
         for micro_batches in loader:
             # Two sums over the ranks, on the host: the scored positions of the whole batch, and
             # the signals, since a signal to one rank has to stop all of them before the same step
-            totals = torch.tensor([0, len(signals)])
-            for batch in micro_batches:
-                totals[0] += len(batch.positions)
+            num_scored = sum(len(batch.positions) for batch in micro_batches)
+            counts = torch.tensor([num_scored, len(signals)])
             if world > 1:
-                dist.all_reduce(totals)
-            num_scored, num_signals = totals.tolist()
+                dist.all_reduce(counts)
+            num_scored, num_signals = counts.tolist()
             if num_signals > 0:
                 save("ckpt.pt", optimizer=optimizer.state_dict())
                 break
+            num_scored = max(num_scored, 1)  # a divisor
 
             # Dropout and sampled rows depend on seed, step and rank alone: a resumed run draws the
             # same
@@ -226,7 +234,6 @@ def train(args, initial, rank, world, local_rank):
 
             # loss of a step = (sum of the losses of all ranks) / num_scored, not a mean of means.
             # subtle: DDP divides gradients by world, hence the factor world
-            num_scored = max(num_scored, 1)  # a divisor
             scale = world / num_scored
             optimizer.zero_grad()
             total_loss = torch.zeros((), device=device)
@@ -255,16 +262,16 @@ def train(args, initial, rank, world, local_rank):
             if world > 1:
                 dist.all_reduce(total_loss)
             # subtle: the clock is read after that wait
-            seconds = (time.perf_counter() - clock) / (step - clock_step)  # of a step
+            seconds_per_step = (time.perf_counter() - resumed_at) / (step - resumed_step)
             if is_logged:
                 row = dict(loss=total_loss.item() / num_scored, lr=lr, grad_norm=norm.item(),
-                           words_per_s=words / seconds)
+                           words_per_s=words_per_step / seconds_per_step)
                 if device.type == "cuda":
-                    row |= measure_gpu(operations / seconds, dtype)
+                    row |= measure_gpu(operations_per_step / seconds_per_step, dtype)
                 write_log(log_path, step, row, is_first)
-                if time.perf_counter() - shown >= SHOW_EVERY:
-                    show(args, describe_progress(row, step, args.steps, seconds))
-                    shown = time.perf_counter()
+                if time.perf_counter() - last_shown >= SHOW_EVERY:
+                    show(args, describe_progress(row, step, args.steps, seconds_per_step))
+                    last_shown = time.perf_counter()
             if is_evaluated:
                 result, _ = evaluate(model, objective, held_out, dtype)
                 write_log(log_path, step, result, is_first)
@@ -275,29 +282,24 @@ def train(args, initial, rank, world, local_rank):
                 show(args, f"step {step:,}: {metrics}")
             if is_saved:
                 save("ckpt.pt", optimizer=optimizer.state_dict())
-            clock = time.perf_counter()
-            clock_step = step
+            resumed_at = time.perf_counter()
+            resumed_step = step
 
     # End
     if world > 1:
         dist.barrier(host_group)  # subtle: a rank that leaves early aborts the others
     if step < args.steps:
-        show(args, f"Interrupted at step {step:,}; saved {path}. Rerun the same command to resume, "
-             "bit for bit on the same device, ranks, threads and --micro.")
+        show(args, f"Interrupted at step {step:,}; saved {checkpoint_path}. Rerun the same command "
+             "to resume, bit for bit on the same device, ranks, threads and --micro.")
         number = signals[0] if signals else signal.SIGTERM  # another rank received it
         raise SystemExit(128 + number)
-    show(args, f"Saved {path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
-    if result["eval_loss"] >= unigram_loss:
+    show(args, f"Saved {checkpoint_path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
+    if result["eval_loss"] >= unigram_loss > 0:
         show(args, "warning: no better than frequencies alone. Use more --steps, or more text.")
     if is_first:
         show(args, draw_losses(args.out, args.objective, uniform_loss, unigram_loss))
-    example = "the cat sat mat the on"  # which words are out of order?
-    if objective.head != "sr":
-        example = "the cat sat on the [MASK]"
-    if not config.order:  # which names go with these, of a held-out set?
-        ids, *_ = batches.eval_batch([batches.num_eval // 2])  # (1, L)
-        example = "\t".join(corpus.words[i - FIRST_WORD_ID] for i in ids[0, :3].tolist())
-    show(args, "Next: " + shlex.join(["python", "infer.py", "--ckpt", args.out, example]))
+    command = ["python", "infer.py", "--ckpt", args.out, example_input(config, corpus, batches)]
+    show(args, "Next: " + shlex.join(command))
     return result
 
 
@@ -335,8 +337,8 @@ def load_data(args, initial):
         batches: data.batches.Batches.
     """
     with blame():
-        folder = prepare(args.data, args.split, args.cache, args.vocab, args.quiet, args.field,
-                         **reader_options(args))
+        folder = prepare(args.data, args.split, args.cache, max_subwords=args.vocab,
+                         quiet=args.quiet, field=args.field, **reader_options(args))
         corpus = Corpus(folder)
 
         # The config: the settings, and the table sizes of the vocabulary
@@ -346,7 +348,7 @@ def load_data(args, initial):
             if config.code_format == "row":
                 config.rows = FIRST_WORD_ID + num_words
             if config.code_format == "digest":  # a row for each bucket and special token of a map
-                if args.fit_alpha:
+                if args.is_alpha_default:
                     args.alpha = fit_alpha(args, config.hashes, num_words)
                 config.buckets = FIRST_WORD_ID + math.ceil(num_words / args.alpha)
 
@@ -361,18 +363,18 @@ def load_data(args, initial):
     if config.order and not args.quiet and (initial is not None or tokenizer.is_fixed):
         report_unknown(tokenizer, corpus.words, corpus.counts)
 
-    counts = corpus.counts[FIRST_WORD_ID:len(codes)]
-    sizes = [counts, config.length, args.batch, args.seed]
+    options = dict(word_counts=corpus.counts[FIRST_WORD_ID:len(codes)], length=config.length,
+                   batch_size=args.batch, seed=args.seed)
     with blame("--data, --batch, --length"):
         if config.order:
-            batches = TextBatches(corpus.ids, *sizes, args.short)
+            batches = TextBatches(corpus.ids, short=args.short, **options)
         else:
-            batches = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), *sizes)
+            batches = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), **options)
     return corpus, tokenizer, config, codes, targets, batches
 
 
-def build_loader(args, batches, objective, rows, step, device):
-    """Return a DataLoader of this rank's steps from `step` on.
+def build_loader(args, batches, objective, rows, first_step, device):
+    """Return a DataLoader of this rank's steps from first_step on.
 
     A step is a list of corrupted micro-batches, objectives.Batch, of `rows` of its global batch.
     """
@@ -389,7 +391,7 @@ def build_loader(args, batches, objective, rows, step, device):
         num_workers = GPU_WORKERS if is_gpu else 0
     # the data set is the step numbers; collate_fn turns a number into its batches
     return DataLoader(
-        range(step, args.steps), batch_size=None, collate_fn=corrupt_step,
+        range(first_step, args.steps), batch_size=None, collate_fn=corrupt_step,
         num_workers=num_workers, pin_memory=is_gpu,
         # a worker lives until this process ends it: it inherits the handlers of catch_signals, but
         # torch sets another for SIGTERM
@@ -408,16 +410,16 @@ def evaluate(model, objective, held_out, dtype):
     parts = []  # the sums of each micro-batch, dict
     for batch in held_out:
         with autocast(model.device, dtype):
-            sums = objective.evaluate(model, batch.to(model.device))
-        for name, value in sums.items():
-            sums[name] = value.cpu().double().numpy()
-        parts.append(sums)
+            part = objective.evaluate(model, batch.to(model.device))
+        for name, value in part.items():
+            part[name] = value.cpu().double().numpy()
+        parts.append(part)
     model.train()
 
-    totals = collections.Counter()
-    for rank_parts in gather_from_ranks(parts):  # a rank may have no held-out batch
-        for sums in rank_parts:
-            totals.update(sums)  # adds arrays too
+    parts = sum(gather_from_ranks(parts), [])  # of all ranks; some may have no held-out batch
+    totals = {}
+    for name in parts[0]:
+        totals[name] = sum(part[name] for part in parts)
     if totals["scored"] == 0:
         raise InputError("--data: expected words to predict in the held-out text, got none. "
                          "Use more text or a larger --mask.")
@@ -474,6 +476,16 @@ def describe_progress(row, step, num_steps, seconds):
     return f"{text}, {left} left"
 
 
+def example_input(config, corpus, batches):
+    """Return an input of infer.py that shows what the model has learned."""
+    if not config.order:  # which names go with these, of a held-out set?
+        ids, *_ = batches.eval_batch([batches.num_eval // 2])  # (1, L)
+        return "\t".join(corpus.words[i - FIRST_WORD_ID] for i in ids[0, :3].tolist())
+    if config.head == "sr":  # which words are out of order?
+        return "the cat sat mat the on"
+    return "the cat sat on the [MASK]"
+
+
 def show(args, text):
     """Print text, unless --quiet."""
     if not args.quiet:
@@ -513,8 +525,7 @@ def describe_neighbors(batches):
 
 def pretrain(argv):
     """Parse the flags, hold --out, and train; return the last evaluation."""
-    commands = (__doc__ or "").split("\nOne training step")[0]  # no __doc__: python -OO
-    args, initial = parse_flags(argv, description=commands)
+    args, initial = parse_flags(argv, description=__doc__)
     rank, world, local_rank = read_ranks()
     with lock_output(args.out, rank):  # another run may be saving the checkpoint there
         return train(args, initial, rank, world, local_rank)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
@@ -59,12 +60,28 @@ def test_run_script_error_of_the_program_keeps_its_traceback():
         common.run_script("pretrain.py", raise_error, ValueError("x"))
 
 
-def test_run_script_whose_reader_leaves_ends_quietly():
+def test_run_script_frees_what_failed_before_the_process_group(monkeypatch):
+    """DDP can deadlock if its group goes first."""
+    models = []
+
+    def fail():
+        model = tiny_model()
+        models.append(weakref.ref(model))
+        raise InputError
+
+    monkeypatch.setattr(common.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(common.dist, "destroy_process_group", lambda: models.append(models[0]()))
+    with pytest.raises(SystemExit):
+        common.run_script("pretrain.py", fail)
+    assert models[1] is None  # when the group went
+
+
+def test_run_script_whose_reader_leaves_ends_with_one_line():
     code = "import common; common.run_script('x.py', lambda: print('x' * 99_999))"
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as run:
         run.stdout.close()
-        assert run.stderr.read() == b""
+        assert run.stderr.read() == b"x.py: [Errno 32] Broken pipe\n"
 
 
 def test_run_script_prints_utf8_whatever_the_locale_says():
@@ -93,10 +110,10 @@ def test_at_least_refuses_other_numbers(text):
         number(text)
 
 
-# Devices and signals
+# Devices
 
 
-@pytest.mark.parametrize("name", ["cuda:99", "abacus"])
+@pytest.mark.parametrize("name", ["cuda:99", "abacus", "hpu"])
 def test_device_that_is_not_here_is_refused(name):
     with pytest.raises(InputError, match=f"^--device: .*got {name}"):
         common.find_device(name)
@@ -110,26 +127,11 @@ def test_dtype_auto_follows_the_processor(monkeypatch, feature, dtype):
     assert common.resolve_device(args) == (torch.device("cpu"), dtype, False)
 
 
-def test_dtype_auto_is_float32_where_torch_cannot_say(monkeypatch):
-    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)  # as in torch 2.8
-    assert not common.has_fast_bfloat16(torch.device("cpu"))
-
-
 def test_compile_without_a_compiler_is_refused_in_one_line(monkeypatch):
     monkeypatch.setenv("PATH", "")
     args = argparse.Namespace(device="cpu", dtype="float32", compile=True)
     with pytest.raises(InputError, match="--no-compile"):
         common.resolve_device(args)
-
-
-def test_catch_signals_collects_them_and_restores_handlers():
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    before = [signal.getsignal(number) for number in numbers]
-    with common.catch_signals() as caught:
-        for number in numbers:
-            signal.raise_signal(number)
-    assert caught == numbers
-    assert [signal.getsignal(number) for number in numbers] == before
 
 
 # Files
@@ -144,15 +146,7 @@ def test_lock_output_is_held_until_the_block_ends(tmp_path):
         with lock_output(folder, rank=1):  # of the same run
             pass
     with lock_output(folder):
-        Path(folder, "log.jsonl").touch()
-    assert os.path.exists(folder)
-
-
-def test_lock_output_of_a_run_that_wrote_nothing_leaves_no_folder(tmp_path):
-    with pytest.raises(InputError):
-        with lock_output(str(tmp_path / "run")):
-            raise InputError
-    assert not os.listdir(tmp_path)
+        pass
 
 
 def test_build_once_from_several_processes_builds_once(tmp_path):

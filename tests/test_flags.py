@@ -39,10 +39,6 @@ def draw_flags(rng, parser, known):
     return words
 
 
-def test_parser_of_pretrain_returns_only_flags_of_the_command_line():
-    assert vars(build_pretrain_parser().parse_args([])) == {}
-
-
 @pytest.fixture
 def files(request, tmp_path, monkeypatch, text_path, pages_path, cache_dir):
     """Return dict, flag -> values that are here, in an empty folder."""
