@@ -49,6 +49,10 @@ def run_script(name, function, *args):
         result = function(*args)
         sys.stdout.flush()
         return result
+    except BrokenPipeError:  # what reads stdout has left, such as head
+        # subtle: Python flushes stdout at exit and would raise again: point it at /dev/null
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1)
     except KeyboardInterrupt:
         print(f"{name}: Interrupted.", file=sys.stderr)
         raise SystemExit(130)
@@ -57,9 +61,6 @@ def run_script(name, function, *args):
         if not reason:  # a MemoryError has no text
             reason = type(error).__name__
         print(f"{name}: {reason}", file=sys.stderr)
-        if isinstance(error, BrokenPipeError):  # what reads stdout may have left, such as head
-            # subtle: Python flushes stdout at exit and would raise again: point it at /dev/null
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(2)
     finally:
         if dist.is_initialized():
