@@ -513,7 +513,7 @@ def validate(c):
     else:
         heads = [masked]  # a set has no text to label
     if c.head not in heads:
-        raise ValueError(f"head (--objective): expected {' or '.join(heads)} for {c.emb}, "
+        raise ValueError(f"head (--objective): expected {' or '.join(heads[:2])} for {c.emb}, "
                          f"got {c.head}.")
 
 

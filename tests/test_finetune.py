@@ -5,6 +5,7 @@ import math
 import random
 import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -283,7 +284,9 @@ def test_head_is_kept_for_the_very_same_task(tune, own, tmp_path):
     tune(tmp_path / "tuned", *own, "--epochs", 1, "--seeds", 1)
     start = [*own, *NO_TRAINING, "--ckpt", tmp_path / "tuned"]
     tune(tmp_path / "same", *start)
-    tune(tmp_path / "other", *start, "--text", "text,text")
+    other = tmp_path / "other.tsv"
+    other.write_text(Path(own[1]).read_text().replace("text", "body", 1))  # a column of its own
+    tune(tmp_path / "other", *start, "--train", other, "--dev", other, "--text", "body")
     tuned = read_weights(tmp_path / "tuned")["head.1.weight"]
     assert torch.equal(read_weights(tmp_path / "same")["head.1.weight"], tuned)
     assert not torch.equal(read_weights(tmp_path / "other")["head.1.weight"], tuned)
