@@ -70,6 +70,11 @@ def test_marks_belong_to_the_character_before(text, words, spans):
 # MD5
 
 
+@pytest.mark.parametrize("T", [8, 128, 130])
+def test_md5_bits_are_the_first_of_more(T):
+    assert (hashing.md5_bits(["play"], T) == hashing.md5_bits(["play"], 256)[:, :T]).all()
+
+
 def test_md5_golden_values():
     """Erratum [HF §3.2]: it prints the digests of cat and mat as those of play and plays."""
     cat, mat = hashing.md5_digests(["cat", "mat"])
