@@ -111,8 +111,8 @@ def test_config_refuses_an_unknown_choice(field):
     (dict(emb="bloom", head="hash-mlm", order=False, attn="lsh", lsh_pairs="upper"),
      "lsh_pairs: expected all for sets"),
     # no row for each word; no hashes; nothing to shuffle
-    (dict(head="mlm"), "head (--objective): expected sr or hash-mlm or"),
-    (dict(emb="lookup", head="hash-mlm"), "head (--objective): expected sr or mlm or"),
+    (dict(head="mlm"), "head (--objective): expected sr or hash-mlm for"),
+    (dict(emb="lookup", head="hash-mlm"), "head (--objective): expected sr or mlm for"),
     (dict(order=False, head="sr"), "head (--objective): expected hash-mlm for proj"),
     (dict(head="hash-mlm", tied=True), "tied requires an embedding with rows of words or hashes"),
 ])
