@@ -144,9 +144,7 @@ def run_job(args, runtime, config, start, data, seed):
     config = dataclasses.replace(config, head=train_data.head, labels=train_data.num_outputs,
                                  pool=args.pool)
     model = Model(config)
-    weights = model.state_dict()  # fresh
-    weights |= start["model"]
-    model.load_state_dict(weights)
+    model.load_state_dict(model.state_dict() | start["model"])
     model.to(runtime.device)
     model.set_codes(tokenizer.codes())  # after .to, which does not move codes
     if runtime.use_compile:
@@ -440,12 +438,11 @@ def summarize(results):
         bag_values = [control["best"][metric] for control in controls]
         bag_mean = np.mean(bag_values)
         bag_predicted = [control["predicted"] for control in controls]
-        error = standard_error(metric, predicted, bag_predicted, first["truth"])
         row |= dict(
             bag_of_words=bag_mean,
             bag_of_words_std=deviation(bag_values),
             over_bag=mean - bag_mean,
-            over_bag_error=error)
+            over_bag_error=standard_error(metric, predicted, bag_predicted, first["truth"]))
     return row
 
 
@@ -548,6 +545,8 @@ def add_run_flags(add, tasks):
 
 def check_flags(args):
     """Raise InputError where a flag is missing, or would be ignored and the result be wrong."""
+    if args.preset and args.from_scratch:
+        raise InputError("--from_scratch requires --ckpt.")
     if args.task == "own" and not args.train:
         raise InputError("--task: expected a task, or your own files as --train and --dev.")
     if (args.train or args.dev) and args.task in ("glue", "pydoc"):

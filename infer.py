@@ -257,7 +257,7 @@ class Predictor:
         is_known = self.tokenizer.is_known(names)
         known = [name for name, is_good in zip(names, is_known) if is_good]
         if not known:
-            raise ValueError(f"expected items that this model knows, in a tuple, got {row!r:.60}.")
+            raise ValueError(f"expected items that this model knows, got {row!r:.60}.")
         ids = self.tokenizer.ids(known)
         if is_masked:
             ids = np.append(np.int32(MASK), ids)

@@ -525,7 +525,8 @@ def describe_neighbors(batches):
 
 def pretrain(argv):
     """Parse the flags, hold --out, and train; return the last evaluation."""
-    args, initial = parse_flags(argv, description=__doc__)
+    commands = (__doc__ or "").split("\nOne training step")[0]  # no __doc__: python -OO
+    args, initial = parse_flags(argv, description=commands)
     rank, world, local_rank = read_ranks()
     with lock_output(args.out, rank):  # another run may be saving the checkpoint there
         return train(args, initial, rank, world, local_rank)

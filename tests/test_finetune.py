@@ -478,6 +478,11 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_from_scratch_requires_a_checkpoint(own):
+    flags = ["--preset", "proformer", "--from_scratch", *own]
+    assert_refused(finetune.main, flags, "--from_scratch requires --ckpt")
+
+
 @pytest.mark.parametrize("flags, out", [
     ("--ckpt runs/a", "out/a-sst2"),
     ("--ckpt runs/a/best.pt --from_scratch", "out/a-scratch-sst2"),  # every run has this file
