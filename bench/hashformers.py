@@ -102,33 +102,34 @@ def bench_hashing(args, *, num_words=100_000, repeats=20_000, rounds=5):
 
 # Scores
 
+BERT = "lookup of BPE pieces, MLM"
 MODELS = {  # name -> flags of pretrain.py [HF §4.3], average of eight tasks [HF Tables 1, 6]
-    "emb 1K, md5": ("--emb emb --hash md5 --rows 1038", 66.8),
-    "emb 1K, lsh": ("--emb emb --hash lsh --rows 1038", 64.2),
-    "emb, md5": ("--emb emb --hash md5", 79.9),  # with 50,260 rows in the paper
-    "emb, lsh": ("--emb emb --hash lsh", 76.0),
-    "pool, md5": ("--emb pool --hash md5", 75.3),
-    "pool, lsh": ("--emb pool --hash lsh", 78.9),
-    "add, md5": ("--emb add --hash md5", 75.7),
-    "add, lsh": ("--emb add --hash lsh", 78.9),
-    "proj, md5": ("--emb proj --hash md5", 75.7),
+    BERT: ("--emb lookup --objective mlm", 79.5),  # the first one: ratios of the others need it
     "proj, lsh": ("--emb proj --hash lsh", 79.1),
-    "lookup of BPE pieces": ("--emb lookup", 79.6),
-    "emb, md5, of BPE pieces": ("--emb emb --hash md5 --split bpe", 78.5),
-    "emb, lsh, of BPE pieces": ("--emb emb --hash lsh --split bpe", 66.0),
-    "proj, md5, of BPE pieces": ("--emb proj --hash md5 --split bpe", 74.1),
-    "proj, lsh, of BPE pieces": ("--emb proj --hash lsh --split bpe", 78.3),
-    "lookup of BPE pieces, MLM": ("--emb lookup --objective mlm", 79.5),
-    "proj, lsh, no layers": ("--layers 0", None),
+    "proj, md5": ("--emb proj --hash md5", 75.7),
+    "emb 1K, lsh": ("--emb emb --hash lsh --rows 1038", 64.2),
+    "emb 1K, md5": ("--emb emb --hash md5 --rows 1038", 66.8),
+    "pool, lsh": ("--emb pool --hash lsh", 78.9),
+    "pool, md5": ("--emb pool --hash md5", 75.3),
+    "add, lsh": ("--emb add --hash lsh", 78.9),
+    "add, md5": ("--emb add --hash md5", 75.7),
+    "emb, lsh": ("--emb emb --hash lsh", 76.0),
+    "emb, md5": ("--emb emb --hash md5", 79.9),  # with 50,260 rows in the paper
     "ngram, as large as proj": ("--emb ngram --rows 128", None),
     "ngram, as large as pool": ("--emb ngram --rows 1037", None),
+    "lookup of BPE pieces": ("--emb lookup", 79.6),
+    "proj, lsh, of BPE pieces": ("--emb proj --hash lsh --split bpe", 78.3),
+    "proj, md5, of BPE pieces": ("--emb proj --hash md5 --split bpe", 74.1),
+    "emb, lsh, of BPE pieces": ("--emb emb --hash lsh --split bpe", 66.0),
+    "emb, md5, of BPE pieces": ("--emb emb --hash md5 --split bpe", 78.5),
+    "proj, lsh, no layers": ("--layers 0", None),
 }
-SCRATCH = {  # models that are not pre-trained: name -> --preset, average, main of their script
-    "ProFormer, tiny, from scratch": ("proformer-tiny", 51.8, finetune.main),
+SCRATCH = {  # models that are not pre-trained: name -> --preset, average, main, times the epochs
+    "ProFormer, tiny, from scratch": ("proformer-tiny", 51.8, finetune.main, 1),
+    "ProFormer, four times the epochs": ("proformer-tiny", None, finetune.main, 4),
     # the paper has the released model, which is pre-trained
-    "CANINE-C, tiny, from scratch": ("canine-tiny", 70.4, canine.main),
+    "CANINE-C, tiny, from scratch": ("canine-tiny", 70.4, canine.main, 1),
 }
-BERT = "lookup of BPE pieces, MLM"
 TASKS = dict(sst2=1, cola=5, mrpc=5, rte=5, stsb=5)  # epochs
 GLUE = """
     embedding, hash    | name    | s
@@ -148,8 +149,9 @@ GLUE = """
 def train_and_tune(job, flags):
     """Train a run and fine-tune it; return its results, with the sizes of SST-2's model."""
     if job.name in SCRATCH:
-        preset, _, main = SCRATCH[job.name]
-        result = harness.finetune_run(job, ["--preset", preset], TASKS, flags, main)
+        preset, _, main, times = SCRATCH[job.name]
+        tasks = {task: times * epochs for task, epochs in TASKS.items()}
+        result = harness.finetune_run(job, ["--preset", preset], tasks, flags, main)
     else:
         result = harness.train_variant(job)
         result |= harness.finetune_run(job, ["--ckpt", job.folder], TASKS, flags)
@@ -169,25 +171,25 @@ def bench_glue(args):
     variants |= dict.fromkeys(SCRATCH, "")
     train = functools.partial(
         train_and_tune, flags=["--data_dir", args.data_dir, "--cache", args.cache])
-    # all rows: ratios need BERT's
-    rows = list(harness.compare(args, variants, train))
-    for row in rows:
-        row["paper"] = (MODELS | SCRATCH)[row["name"]][1]
-    # BERT's row may come last, or not at all with --only
-    for bert in rows:
-        if bert["name"] == BERT:
-            for row in rows:
-                row["prr"] = 100 * row["average"] / bert["average"]
-                row["pcr"] = 100 * (1 - row["parameters"] / bert["parameters"])
-    # the bags of words of all models that read words are alike: one row
-    for row in rows:
-        if "sst2_bag" in row:
-            control = dict(name=f"bag of words, as {row['name']}")
+    bert = None  # not with every --only
+    has_control = False
+    for row in harness.compare(args, variants, train):
+        name = row["name"]
+        row["paper"] = (MODELS | SCRATCH)[name][1]
+        if name == BERT:
+            bert = row
+        if bert is not None:
+            row["prr"] = 100 * row["average"] / bert["average"]
+            row["pcr"] = 100 * (1 - row["parameters"] / bert["parameters"])
+        yield row
+        # the bags of words of all models that read words are alike: one row
+        if "sst2_bag" in row and "pieces" not in name and not has_control:
+            has_control = True
+            control = dict(name=f"bag of words, as {name}")
             for task in (*TASKS, "average"):
                 for suffix in ("", "_std", "_all"):
                     control[f"{task}{suffix}"] = row.get(f"{task}_bag{suffix}")
-            return [*rows, control]
-    return rows
+            yield control
 
 
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults

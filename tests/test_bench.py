@@ -23,7 +23,7 @@ from tokenizer import BPE, FIRST_WORD_ID, HashTokenizer
 @pytest.fixture
 def args(text_path, cache_dir):
     """Return a function of flags that differ from those of a comparison: one run of two steps."""
-    flags = dict(data=str(text_path), cache=str(cache_dir), steps=2, seeds=1, only=".")
+    flags = dict(data=str(text_path), cache=str(cache_dir), steps=2, seeds=1, only=".", flags="")
     return lambda **changes: Namespace(**flags | changes)
 
 
@@ -124,11 +124,12 @@ def test_compare_lists_every_seed_with_mean_and_deviation(args, one_process):
         return dict(score=job.seed + len(job.name))
 
     variants = dict(a="--emb a", bcd="--emb bcd")
-    first, second = harness.compare(args(seeds=3), variants, train, "--shared")
+    settings = args(seeds=3, flags="--workers 1")
+    first, second = harness.compare(settings, variants, train, "--shared")
     assert first["score_all"] == [1, 2, 3]
     assert second["score"] == 4
     assert second["score_std"] == 1
-    assert second["flags"] == "--shared --emb bcd"
+    assert second["flags"] == "--shared --workers 1 --emb bcd"
 
 
 def test_markdown_equals_table_made_by_hand():
@@ -229,11 +230,11 @@ def test_counts_match_hashformers():
 
 def test_bench_glue_compares_with_bert(monkeypatch):
     rows = [
+        dict(name=hashformers.BERT, average=60, parameters=2_000, sst2_bag=1.0, average_bag=1.0),
         dict(name="proj, md5", average=45, parameters=500, sst2_bag=30.0, average_bag=20.0),
-        dict(name=hashformers.BERT, average=60, parameters=2_000),
     ]
     monkeypatch.setattr(harness, "compare", lambda *args: rows)
-    proj, _, bag = hashformers.bench_glue(Namespace(data_dir="glue", cache="cache"))
+    _, proj, bag = hashformers.bench_glue(Namespace(data_dir="glue", cache="cache"))
     assert proj["prr"] == 75
     assert proj["pcr"] == 75
     assert bag["sst2"] == 30
