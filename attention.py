@@ -320,7 +320,8 @@ class SelfAttention(nn.Module):
 
 
 # These sizes change the speed, and the result by rounding alone
-MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula
+MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula on a CPU
+MAX_LITERAL_GPU = 512  # the same on a GPU
 MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
 MAX_FORMULA_CELL = 64  # queries of a cell up to which attend is the formula, not PyTorch's kernel
 
@@ -388,9 +389,11 @@ def choose_impl(q, n, pairs):
     B, _, L, e = q.shape
     if n > 1 or pairs == "upper":  # the fast forms cannot do these
         return "dense"
-    if L <= MAX_LITERAL or B == 0:  # little to save; an empty batch has no buckets
+    max_literal = MAX_LITERAL_GPU if q.is_cuda else MAX_LITERAL
+    if L <= max_literal or B == 0:  # little to save; an empty batch has no buckets
         return "dense"
-    if q.is_cuda and e >= MIN_FLEX_HEAD and has_compiler():
+    is_half = q.dtype in (torch.bfloat16, torch.float16)  # in float32 FlexAttention is slower
+    if q.is_cuda and is_half and e >= MIN_FLEX_HEAD and has_compiler():
         return "flex"
     return "blocks"
 

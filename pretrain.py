@@ -290,7 +290,7 @@ def train(args, initial, rank, world, local_rank):
         dist.barrier(host_group)  # subtle: a rank that leaves early aborts the others
     if step < args.steps:
         show(args, f"Interrupted at step {step:,}; saved {checkpoint_path}. Rerun the same command "
-             "to resume, bit for bit on the same device, ranks, threads and --micro.")
+             "to resume: on a CPU bit for bit, with the same ranks, threads and --micro.")
         number = signals[0] if signals else signal.SIGTERM  # another rank received it
         raise SystemExit(128 + number)
     show(args, f"Saved {checkpoint_path}, and the lowest loss in best.pt: eval_loss {best:.3f}")

@@ -159,11 +159,10 @@ def draw_attention():
     for row in on_gpu["rows"]:
         if row["dtype"] == "bfloat16" and row["data"] == "random" and row["L"] < 65_536:
             gpu_rows.append(row)
-    processor = name_gpu(on_gpu["machine"]["device"])
     panels = (  # title, rows, key of LSH attention
         (f"CPU, {on_cpu['machine']['device']}\n16,384 positions a batch, 2 heads, float32",
          cpu_rows, "ours"),
-        (f"GPU, {processor}\n32,768 positions a batch, 12 heads, bfloat16", gpu_rows, "blocks"),
+        (f"GPU, {on_gpu['machine']['device']}\n32,768 positions a batch, 12 heads, bfloat16", gpu_rows, "flex"),
     )
     with new_figure("attention", (9, 3.6), columns=2) as axes:
         for axis, (title, rows, key) in zip(axes, panels):
@@ -175,11 +174,6 @@ def draw_attention():
             axis.set_xticks(lengths, lengths, fontsize=7)
             axis.minorticks_off()
             axis.legend(fontsize=8)
-
-
-def name_gpu(device):
-    """Return the name in "16 cores, NAME", or in older results "NAME, driver 580, 16 cores"."""
-    return re.sub("^[0-9]+ cores, |, driver .*", "", device)
 
 
 def draw_claims():

@@ -54,20 +54,18 @@ def time_on_gpu(function, calls):
 
 # Attention by length
 
-# The column "sketch" is of an earlier script (docs/speed.md); a new table will not have it
 KERNELS = """
-    dtype                    | dtype      | s
-    vectors                  | data       | s
-    L                        | L          | ,
-    B                        | B          | ,
-    dense, ms                | dense      | .1f
-    LSH, blocks, ms          | blocks     | .1f
-    LSH, flex, ms            | flex       | .1f
-    first sketch of flex, ms | sketch     | .1f
-    LSH, literal, ms         | literal    | .1f
-    dense, MiB               | dense_mib  | ,.0f
-    blocks, MiB              | blocks_mib | ,.0f
-    flex, MiB                | flex_mib   | ,.0f
+    dtype            | dtype      | s
+    vectors          | data       | s
+    L                | L          | ,
+    B                | B          | ,
+    dense, ms        | dense      | .1f
+    LSH, blocks, ms  | blocks     | .1f
+    LSH, flex, ms    | flex       | .1f
+    LSH, literal, ms | literal    | .1f
+    dense, MiB       | dense_mib  | ,.0f
+    blocks, MiB      | blocks_mib | ,.0f
+    flex, MiB        | flex_mib   | ,.0f
 """
 
 

@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-timeout 140 python -m bench.gpu kernels --json results/gpu-attention.json || true
+timeout 130 python -m bench.gpu kernels --json results/gpu-attention.json || true
 timeout 110 python -m bench.gpu mfu --json results/gpu-steps.json || true
-timeout 70 python -m bench.gpu words --json results/gpu-words.json || true
-timeout 30 python -m bench.gpu ranks --json results/gpu-ranks.json || true
+timeout 75 python -m bench.gpu words --json results/gpu-words.json || true
+timeout 45 python -m bench.gpu ranks --json results/gpu-ranks.json || true

@@ -301,11 +301,17 @@ def test_one_compilation_of_flex_serves_all_buckets(monkeypatch):
 @FILL
 def test_flex_on_a_gpu_never_waits(fill):
     layer = SelfAttention(64, 4, attn="lsh", fill=fill, dropout=0.1).cuda()
-    x = torch.randn(2, 300, 64, device="cuda")
-    layer(x).sum().backward()  # compiles
+    x = torch.randn(2, 600, 64, device="cuda")
+
+    def train():
+        with torch.autocast("cuda", torch.bfloat16):
+            out = layer(x)
+        out.sum().backward()
+
+    train()  # compiles
     torch.cuda.set_sync_debug_mode("error")  # from here on a wait raises
     try:
-        layer(x).sum().backward()
+        train()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -320,15 +326,17 @@ def test_blocks_compute_in_float32_under_autocast():
     assert torch.equal(out, expected.bfloat16())
 
 
-@pytest.mark.parametrize("L, e, n, pairs, on_cpu, on_gpu", [
-    (257, 16, 1, "all", "blocks", "flex"),
-    (257, 15, 1, "all", "blocks", "blocks"),  # FlexAttention compiles no narrower heads
-    (256, 16, 1, "all", "dense", "dense"),
-    (257, 16, 2, "all", "dense", "dense"),
-    (257, 16, 1, "upper", "dense", "dense"),
+@pytest.mark.parametrize("L, e, n, pairs, dtype, on_cpu, on_gpu", [
+    (513, 16, 1, "all", torch.bfloat16, "blocks", "flex"),
+    (513, 16, 1, "all", torch.float32, "blocks", "blocks"),  # measured: flex is slower
+    (513, 15, 1, "all", torch.bfloat16, "blocks", "blocks"),  # flex compiles no narrower heads
+    (512, 16, 1, "all", torch.bfloat16, "blocks", "dense"),
+    (256, 16, 1, "all", torch.bfloat16, "dense", "dense"),
+    (513, 16, 2, "all", torch.bfloat16, "dense", "dense"),
+    (513, 16, 1, "upper", torch.bfloat16, "dense", "dense"),
 ])
-def test_auto_chooses_what_serves(monkeypatch, L, e, n, pairs, on_cpu, on_gpu):
-    q = torch.zeros(1, 1, L, e)
+def test_auto_chooses_what_serves(monkeypatch, L, e, n, pairs, dtype, on_cpu, on_gpu):
+    q = torch.zeros(1, 1, L, e, dtype=dtype)
     assert attention.choose_impl(q, n, pairs) == on_cpu
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(attention, "has_compiler", lambda: True)
@@ -340,7 +348,7 @@ def test_without_a_compiler_a_gpu_takes_blocks_and_warns(monkeypatch):
     monkeypatch.setattr(attention, "has_compiler", attention.has_compiler.__wrapped__)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     with pytest.warns(UserWarning, match="found no C compiler"):
-        q = torch.zeros(1, 1, 257, 16)
+        q = torch.zeros(1, 1, 513, 16, dtype=torch.bfloat16)
         impl = attention.choose_impl(q, 1, "all")
     assert impl == "blocks"
 

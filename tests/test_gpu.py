@@ -23,7 +23,7 @@ SETS = "--preset superbloom-small --heads 2 --length 7 --alpha 5"
 EMB_OF = {"sr": "proj", "mlm": "lookup", "sampled": "lookup", "hash-mlm": "median"}
 PROJ = "--emb proj --hash lsh"
 LSH = f"{PROJ} --attn lsh --lsh_bands 2"
-BLOCKS = f"{LSH} --length 300"  # above 256 positions LSH attention goes bucket by bucket
+BLOCKS = f"{LSH} --length 520"  # above 512 positions LSH attention goes bucket by bucket
 
 
 # The device that acts as a GPU
