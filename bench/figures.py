@@ -162,7 +162,8 @@ def draw_attention():
     panels = (  # title, rows, key of LSH attention
         (f"CPU, {on_cpu['machine']['device']}\n16,384 positions a batch, 2 heads, float32",
          cpu_rows, "ours"),
-        (f"GPU, {on_gpu['machine']['device']}\n32,768 positions a batch, 12 heads, bfloat16", gpu_rows, "flex"),
+        (f"GPU, {on_gpu['machine']['device']}\n32,768 positions a batch, 12 heads, bfloat16",
+         gpu_rows, "flex"),
     )
     with new_figure("attention", (9, 3.6), columns=2) as axes:
         for axis, (title, rows, key) in zip(axes, panels):
