@@ -414,13 +414,18 @@ def finetune_run(job, start, tasks, flags, main=finetune.main):
         out = f"{job.folder}-{task}"
         run = ["--task", task, "--epochs", epochs, "--seeds", 1, "--seed", job.seed, "--out", out]
         run_main(main, [*start, *run, *flags])
-        result = read_json(f"{out}/results.json")["tasks"][task]
-        scores[task] = result["mean"]
-        scores[f"{task}_loss"] = result["all_metrics"]["eval_loss"]
-        if result["bag_of_words"] is not None:
-            scores[f"{task}_bag"] = result["bag_of_words"]
-        if "em" in result["all_metrics"]:
-            scores[f"{task}_em"] = result["all_metrics"]["em"]
+        scores |= read_scores(out, task)
+    return scores
+
+
+def read_scores(out, task):
+    """Return the scores of a fine-tuning in the folder out, as finetune_run does for each task."""
+    result = read_json(f"{out}/results.json")["tasks"][task]
+    scores = {task: result["mean"], f"{task}_loss": result["all_metrics"]["eval_loss"]}
+    if result["bag_of_words"] is not None:
+        scores[f"{task}_bag"] = result["bag_of_words"]
+    if "em" in result["all_metrics"]:
+        scores[f"{task}_em"] = result["all_metrics"]["em"]
     return scores
 
 

@@ -7,10 +7,13 @@ column `paper` is the average of the paper's eight tasks.
 
     python -m bench.hashformers counts           or hashing
     python -m bench.hashformers glue --steps 2000 --data_dir glue/    two hours
+    python -m bench.hashformers scores --runs out/proj-lsh-?          fine-tuned by other commands
 """
 
 import functools
+import itertools
 import statistics
+from pathlib import Path
 
 import finetune
 import hashing
@@ -155,14 +158,19 @@ def train_and_tune(job, flags):
     else:
         result = harness.train_variant(job)
         result |= harness.finetune_run(job, ["--ckpt", job.folder], TASKS, flags)
-    sizes = read_json(f"{job.folder}-sst2/results.json")["tasks"]["sst2"]["size"]
-    # here, for each seed, so that compare finds its deviation
-    result["average"] = statistics.mean(result[task] for task in TASKS)
-    if "sst2_bag" in result:  # CANINE has none
-        result["average_bag"] = statistics.mean(result[f"{task}_bag"] for task in TASKS)
-    result["parameters"] = sizes["total"]
-    result["poep"] = 100 * sizes["poep"]
-    return result
+    return result | count_and_average(result, f"{job.folder}-sst2")
+
+
+def count_and_average(result, out):
+    """Return the averages over tasks, and the sizes of the model of SST-2 in the folder out."""
+    sizes = read_json(f"{out}/results.json")["tasks"]["sst2"]["size"]
+    row = dict(parameters=sizes["total"], poep=100 * sizes["poep"])
+    # here, for each seed, so that compare finds the deviation of an average
+    for suffix in ("", "_bag"):
+        scores = [result.get(f"{task}{suffix}") for task in TASKS]
+        if None not in scores:  # CANINE has no bag of words
+            row[f"average{suffix}"] = statistics.mean(scores)
+    return row
 
 
 def bench_glue(args):
@@ -171,14 +179,19 @@ def bench_glue(args):
     variants |= dict.fromkeys(SCRATCH, "")
     train = functools.partial(
         train_and_tune, flags=["--data_dir", args.data_dir, "--cache", args.cache])
-    bert = None  # not with every --only
+    return with_controls(harness.compare(args, variants, train))
+
+
+def with_controls(rows):
+    """Yield rows with their ratios to BERT's, if that is the first, and a row of bags of words."""
+    bert = None
     has_control = False
-    for row in harness.compare(args, variants, train):
+    for row in rows:
         name = row["name"]
         row["paper"] = (MODELS | SCRATCH)[name][1]
         if name == BERT:
             bert = row
-        if bert is not None:
+        if bert is not None and "average" in bert:
             row["prr"] = 100 * row["average"] / bert["average"]
             row["pcr"] = 100 * (1 - row["parameters"] / bert["parameters"])
         yield row
@@ -192,10 +205,31 @@ def bench_glue(args):
             yield control
 
 
+def bench_scores(args):
+    """Collect the rows of `glue` from runs that were fine-tuned one by one.
+
+    --runs are pre-trained models, such as out/proj-lsh-0 with seed 0. A fine-tuning is beside it,
+    in out/proj-lsh-0-sst2. A task that a model of BERT lacks has no score.
+    """
+    names = {name.replace(", ", "-").replace(" ", "-"): name for name in MODELS}
+    rows = []
+    for short, runs in itertools.groupby(args.runs, lambda run: Path(run).name.rpartition("-")[0]):
+        seeds = []
+        for run in runs:
+            result = {}
+            for task in TASKS:
+                if Path(f"{run}-{task}", "results.json").exists():
+                    result |= harness.read_scores(f"{run}-{task}", task)
+            seeds.append(result | count_and_average(result, f"{run}-sst2"))
+        rows.append(dict(name=names[short]) | harness.summarize(seeds))
+    return with_controls(rows)
+
+
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
     "counts": (count_paper_models, COUNTS, {}),
     "hashing": (bench_hashing, HASHING, {}),
     "glue": (bench_glue, GLUE, harness.COMPARE | harness.GLUE_FILES),
+    "scores": (bench_scores, GLUE, harness.RUNS),
 }
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 import attention as lsh_attention
 import pretrain
 from bench import attention, figures, gpu, harness, hashformers, sketch, superbloom, training
-from common import InputError
+from common import InputError, write_json
 from hashing import MD5, sketch_index
 from model import Config
 from tests.support import ROOT, SMALL, assert_refused, make_words
@@ -238,6 +239,23 @@ def test_bench_glue_compares_with_bert(monkeypatch):
     assert proj["pcr"] == 75
     assert bag["sst2"] == 30
     assert bag["average"] == 20
+
+
+def test_bench_scores_collects_the_seeds_of_a_model(tmp_path):
+    runs = [str(tmp_path / f"proj-lsh-{seed}") for seed in range(2)]
+    for seed, run in enumerate(runs):
+        for place, task in enumerate(hashformers.TASKS):
+            content = dict(mean=10 * place + 2 * seed, all_metrics=dict(eval_loss=0.5),
+                           bag_of_words=float(place), size=dict(total=7, poep=0.25))
+            folder = Path(f"{run}-{task}")
+            folder.mkdir()
+            write_json(folder / "results.json", dict(tasks={task: content}))
+    proj, bag = hashformers.bench_scores(Namespace(runs=runs))
+    assert proj["name"] == "proj, lsh"
+    assert proj["cola_all"] == [10, 12]
+    assert proj["average_all"] == [20, 22]
+    assert proj["poep"] == 25
+    assert bag["average"] == 2
 
 
 def test_sizes_match_superbloom_but_for_four():
