@@ -1,7 +1,7 @@
 """Items to m hash tokens and back: Bloom maps, sketch maps, and the beam search for the best items.
 
 Sources:
-    [SB] Superbloom: Bloom filter meets Transformer, ICLR 2020 submission
+    [SB] Anderson et al. 2020, Superbloom: Bloom filter meets Transformer
     [CM] Median is all you need, a proposal
 Out of scope: hashing of strings (hashing.py), the model that gives the probabilities (model.py).
 Deviations:

@@ -2,7 +2,7 @@
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
-    [SB] Superbloom, ICLR 2020 submission
+    [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
     [SV] Svenstrup et al. 2017, Hash Embeddings
     [FT] Bojanowski et al. 2017, Enriching Word Vectors with Subword Information

@@ -37,6 +37,7 @@ COLUMNS = """
     script      | script  | s
 """
 FRONT = """
+    paper       | paper_name  | s
     claim       | claim       | s
     measured    | unit        | s
     here        | own_bar     | s
@@ -56,9 +57,7 @@ def list_tables():
         for row in rows:
             for start in count:
                 count[start] += row["verdict"].startswith(start)
-        front.append(dict(claim=f"**{paper}**", unit="", own_bar="", control_bar="", verdict="",
-                          script=""))
-        front += [row for row in rows if "unit" in row]
+        front += [row | dict(paper_name=paper) for row in rows if "unit" in row]
     text = (f"Of {sum(count.values())} claims and controls {count['holds']} hold, "
             f"{count['does not hold']} do not, {count['not decided']} are not decided, and "
             f"{count['not run']} were not run. The main ones:\n\n")

@@ -6,7 +6,7 @@ standard deviation over seeds. The ± of an average has no sampling error of the
 column `paper` is the average of the paper's eight tasks.
 
     python -m bench.hashformers counts           or hashing
-    python -m bench.hashformers glue --steps 2000 --data_dir glue/    two hours
+    python -m bench.hashformers glue --steps 2000 --data_dir glue/    four hours
     python -m bench.hashformers scores --runs out/proj-lsh-?          fine-tuned by other commands
 """
 
