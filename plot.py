@@ -37,7 +37,7 @@ def draw_losses(folder, objective, uniform_loss, unigram_loss):
     axis.plot(*points(log, "loss"), linewidth=1, label=training)
     axis.plot(*points(log, "eval_loss"), "o-", linewidth=1, markersize=3, label="held-out set")
     axis.axhline(uniform_loss, color="gray", linestyle="--", label="uniform baseline")
-    axis.axhline(unigram_loss, color="gray", linestyle=":", label="frequencies alone")
+    axis.axhline(unigram_loss, color="gray", linestyle=":", label="label frequencies")
     axis.set(xlabel="optimizer steps", ylabel="cross-entropy, nats")
     axis.legend()
     figure.savefig(path)

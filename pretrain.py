@@ -192,7 +192,7 @@ def train(args, initial, rank, world, local_rank):
     uniform_loss = math.log(num_classes)
     # abs: the entropy of labels that are all equal is -0.0
     show(args, f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
-         f"{uniform_loss:.3f} = ln {num_classes:,}, frequencies alone {abs(unigram_loss):.3f}")
+         f"{uniform_loss:.3f} = ln {num_classes:,}, label frequencies {abs(unigram_loss):.3f}")
     frequent_words = corpus.frequent(50_000)  # infer.py searches among these
 
     def save(name, **state):
@@ -295,7 +295,7 @@ def train(args, initial, rank, world, local_rank):
         raise SystemExit(128 + number)
     show(args, f"Saved {checkpoint_path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
     if result["eval_loss"] >= unigram_loss > 0:
-        show(args, "warning: no better than frequencies alone. Use more --steps, or more text.")
+        show(args, "warning: no better than label frequencies alone. Use more --steps, or more text.")
     if is_first:
         show(args, draw_losses(args.out, args.objective, uniform_loss, unigram_loss))
     command = ["python", "infer.py", "--ckpt", args.out, example_input(config, corpus, batches)]

@@ -89,7 +89,7 @@ def draw_pipeline():
     proj = ProjEmbedding(128, 16).requires_grad_(False)
     kinds = {  # a row of the figure each
         "MD5 of the whole word": md5_bits(words),
-        "LSH of its n-grams:\np l a y pl la ay\npla lay play": ngrams.bits(words, 128),
+        "LSH of n-grams,\nof play: p l a y pl\nla ay pla lay play": ngrams.bits(words, 128),
     }
     with new_figure("pipeline", (8.6, 3.6), 2, 2) as axes:
         for (kind, bits), (left, right) in zip(kinds.items(), axes.reshape(2, 2)):
@@ -100,10 +100,12 @@ def draw_pipeline():
                 axis.grid(False)
                 axis.set(**ticks)
             for y, num_different in enumerate((bits != bits[0]).sum(1)):
-                text = "128 bits" if y == 0 else f"{num_different} of 128\ndiffer from play"
+                text = f"{num_different} of 128\ndiffer from play"
+                if y == 0:
+                    text = "128 bits"
                 left.text(32.3, y, text, va="center", fontsize=8)
         axes[0].set_title("1. hash a word: 128 bits (32 shown), black = 1")
-        axes[1].set_title("2. multiply: 16 numbers, dark = large\n(with weights not trained yet)")
+        axes[1].set_title("2. embed (Proj): 16 numbers, dark = high\n(with weights not trained yet)")
 
 
 def draw_maps():
@@ -201,12 +203,12 @@ def draw_claims():
         for axis, (paper, claim, verdict, here, control) in zip(axes, decided):
             own_color = "tab:blue" if verdict == "holds" else "tab:orange"
             for x, value, color in ((0, here, own_color), (1, control, "0.8")):
-                mean = value["mean"]
-                axis.bar(x, mean, yerr=value["std"], capsize=4, width=0.7, color=color)
-                axis.text(x, 0, f"{mean:.3g}", ha="center", va="bottom", weight="bold")
+                axis.bar(x, value["mean"], yerr=value["std"], capsize=4, width=0.7, color=color)
+                number, _, _ = claims.write_number(value).partition(" ±")
+                axis.text(x, 0, number, ha="center", va="bottom", weight="bold")
             axis.set_xticks([0, 1], claim["bars"])
             axis.set_ylabel(claim["unit"])
-            text = textwrap.fill(claim["claim"], 30)
+            text = textwrap.fill(claim["claim"], 27)
             axis.set_title(f"{paper}:\n{text}\n→ {verdict}", fontsize=9)
 
 
