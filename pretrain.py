@@ -295,7 +295,7 @@ def train(args, initial, rank, world, local_rank):
         raise SystemExit(128 + number)
     show(args, f"Saved {checkpoint_path}, and the lowest loss in best.pt: eval_loss {best:.3f}")
     if result["eval_loss"] >= unigram_loss > 0:
-        show(args, "warning: no better than label frequencies alone. Use more --steps, or more text.")
+        show(args, "warning: no better than label frequencies. Use more --steps, or more text.")
     if is_first:
         show(args, draw_losses(args.out, args.objective, uniform_loss, unigram_loss))
     command = ["python", "infer.py", "--ckpt", args.out, example_input(config, corpus, batches)]

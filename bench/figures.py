@@ -105,7 +105,7 @@ def draw_pipeline():
                     text = "128 bits"
                 left.text(32.3, y, text, va="center", fontsize=8)
         axes[0].set_title("1. hash a word: 128 bits (32 shown), black = 1")
-        axes[1].set_title("2. embed (Proj): 16 numbers, dark = high\n(with weights not trained yet)")
+        axes[1].set_title("2. embed (Proj): 16 numbers, dark = high\n(weights not trained yet)")
 
 
 def draw_maps():

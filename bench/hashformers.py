@@ -150,27 +150,37 @@ GLUE = """
 
 
 def train_and_tune(job, flags):
-    """Train a run and fine-tune it; return its results, with the sizes of SST-2's model."""
+    """Train a run and fine-tune it; return its results, as read_run does."""
+    result = {}
+    start = ["--ckpt", job.folder]
+    tasks = TASKS
+    main = finetune.main
     if job.name in SCRATCH:
         preset, _, main, times = SCRATCH[job.name]
+        start = ["--preset", preset]
         tasks = {task: times * epochs for task, epochs in TASKS.items()}
-        result = harness.finetune_run(job, ["--preset", preset], tasks, flags, main)
     else:
         result = harness.train_variant(job)
-        result |= harness.finetune_run(job, ["--ckpt", job.folder], TASKS, flags)
-    return result | count_and_average(result, f"{job.folder}-sst2")
+    harness.finetune_run(job, start, tasks, flags, main)
+    return result | read_run(job.folder)
 
 
-def count_and_average(result, out):
-    """Return the averages over tasks, and the sizes of the model of SST-2 in the folder out."""
-    sizes = read_json(f"{out}/results.json")["tasks"]["sst2"]["size"]
-    row = dict(parameters=sizes["total"], poep=100 * sizes["poep"])
+def read_run(folder):
+    """Return scores, sizes and averages of a run's fine-tunings, in folders such as FOLDER-sst2."""
+    result = {}
+    for task in TASKS:
+        out = f"{folder}-{task}"
+        if Path(out, "results.json").exists():
+            result |= harness.read_scores(out, task)
+            if "poep" not in result:  # the model of SST-2, if that was run
+                sizes = read_json(f"{out}/results.json")["tasks"][task]["size"]
+                result |= dict(parameters=sizes["total"], poep=100 * sizes["poep"])
     # here, for each seed, so that compare finds the deviation of an average
     for suffix in ("", "_bag"):
         scores = [result.get(f"{task}{suffix}") for task in TASKS]
         if None not in scores:  # CANINE has no bag of words
-            row[f"average{suffix}"] = statistics.mean(scores)
-    return row
+            result[f"average{suffix}"] = statistics.mean(scores)
+    return result
 
 
 def bench_glue(args):
@@ -188,10 +198,11 @@ def with_controls(rows):
     has_control = False
     for row in rows:
         name = row["name"]
-        row["paper"] = (MODELS | SCRATCH)[name][1]
+        if name in MODELS | SCRATCH:
+            row["paper"] = (MODELS | SCRATCH)[name][1]
         if name == BERT:
             bert = row
-        if bert is not None and "average" in bert:
+        if bert is not None:
             row["prr"] = 100 * row["average"] / bert["average"]
             row["pcr"] = 100 * (1 - row["parameters"] / bert["parameters"])
         yield row
@@ -209,19 +220,13 @@ def bench_scores(args):
     """Collect the rows of `glue` from runs that were fine-tuned one by one.
 
     --runs are pre-trained models, such as out/proj-lsh-0 with seed 0. A fine-tuning is beside it,
-    in out/proj-lsh-0-sst2. A task that a model of BERT lacks has no score.
+    in out/proj-lsh-0-sst2.
     """
     names = {name.replace(", ", "-").replace(" ", "-"): name for name in MODELS}
     rows = []
     for short, runs in itertools.groupby(args.runs, lambda run: Path(run).name.rpartition("-")[0]):
-        seeds = []
-        for run in runs:
-            result = {}
-            for task in TASKS:
-                if Path(f"{run}-{task}", "results.json").exists():
-                    result |= harness.read_scores(f"{run}-{task}", task)
-            seeds.append(result | count_and_average(result, f"{run}-sst2"))
-        rows.append(dict(name=names[short]) | harness.summarize(seeds))
+        seeds = [read_run(run) for run in runs]
+        rows.append(dict(name=names.get(short, short)) | harness.summarize(seeds))
     return with_controls(rows)
 
 
