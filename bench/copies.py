@@ -3,7 +3,10 @@
 A model is read as pre-training left it, on pairs of STS-B's training rows. Only words count that
 stand once in each text. Shares of attention are in percent, means over words and heads.
 
+`repeats` asks how often the words of a text stand twice in a window.
+
     python -m bench.copies copies --data_dir glue/ --runs models/docstrings.pt
+    python -m bench.copies repeats --data wikipedia.jsonl+novels.jsonl
 """
 
 from pathlib import Path
@@ -12,8 +15,9 @@ import numpy as np
 import torch
 
 from bench import harness
-from bench.harness import GLUE_FILES, RUNS
-from tokenizer import build_inputs
+from bench.harness import CORPUS, GLUE_FILES, RUNS
+from data.corpus import Corpus, prepare
+from tokenizer import FIRST_WORD_ID, build_inputs
 
 COPIES = """
     model                          | name      | s
@@ -92,7 +96,31 @@ def list_copies(first, second):
     return places
 
 
-TABLES = {"copies": (bench_copies, COPIES, GLUE_FILES | RUNS)}
+REPEATS = """
+    text                       | name  | s
+    rarer words that repeat, % | twice | .1f
+    rarer words                | n     | ,
+"""
+
+
+def bench_repeats(args, *, size=126, num_frequent=1_000):
+    """Count how often a word beyond the 1,000 most frequent stands twice in 126 words."""
+    for name in args.data.split("+"):
+        corpus = Corpus(prepare(name, "regex", args.cache, quiet=True))
+        num_windows = len(corpus.ids) // size
+        windows = corpus.ids[:num_windows * size].reshape(num_windows, size)
+        windows = np.sort(windows, 1)  # equal words are neighbors
+        is_equal = windows[:, 1:] == windows[:, :-1]
+        is_twice = np.pad(is_equal, ((0, 0), (1, 0))) | np.pad(is_equal, ((0, 0), (0, 1)))
+        is_rare = windows >= FIRST_WORD_ID + num_frequent  # IDs are sorted by frequency
+        yield dict(name=Path(name).name, twice=100 * is_twice[is_rare].mean().item(),
+                   n=is_rare.sum().item())
+
+
+TABLES = {
+    "copies": (bench_copies, COPIES, GLUE_FILES | RUNS),
+    "repeats": (bench_repeats, REPEATS, CORPUS),
+}
 
 
 if __name__ == "__main__":

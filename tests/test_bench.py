@@ -13,7 +13,8 @@ import torch
 
 import attention as lsh_attention
 import pretrain
-from bench import attention, figures, gpu, harness, hashformers, sketch, superbloom, training
+from bench import attention, copies, figures, gpu, harness, hashformers, sketch, superbloom
+from bench import training
 from common import InputError, write_json
 from hashing import MD5, sketch_index
 from model import Config
@@ -256,6 +257,19 @@ def test_bench_scores_collects_the_seeds_of_a_model(tmp_path):
     assert proj["average_all"] == [20, 22]
     assert proj["poep"] == 25
     assert bag["average"] == 2
+
+
+def test_bench_repeats_counts_words_that_stand_twice_in_a_window(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("the cat the dog a cat bird fish fish the one two")  # windows of 4
+    settings = Namespace(data=str(path), cache=str(tmp_path / "cache"))
+    [row] = copies.bench_repeats(settings, size=4, num_frequent=1)  # "the" is the most frequent
+    # cat dog | a cat bird fish | fish one two: none repeats. The separator ends the text
+    assert row["n"] == 9
+    assert row["twice"] == 0
+    [row] = copies.bench_repeats(settings, size=12, num_frequent=1)
+    assert row["n"] == 9
+    assert row["twice"] == pytest.approx(100 * 4 / 9)  # cat and fish
 
 
 def test_sizes_match_superbloom_but_for_four():
