@@ -233,9 +233,10 @@ def test_bench_glue_compares_with_bert(monkeypatch):
     rows = [
         dict(name=hashformers.BERT, average=60, parameters=2_000, sst2_bag=1.0, average_bag=1.0),
         dict(name="proj, md5", average=45, parameters=500, sst2_bag=30.0, average_bag=20.0),
+        dict(name="add, md5", average=30, parameters=500, sst2_bag=9.0, average_bag=9.0),
     ]
     monkeypatch.setattr(harness, "compare", lambda *args: rows)
-    _, proj, bag = hashformers.bench_glue(Namespace(data_dir="glue", cache="cache"))
+    _, proj, bag, _ = hashformers.bench_glue(Namespace(data_dir="glue", cache="cache"))
     assert proj["prr"] == 75
     assert proj["pcr"] == 75
     assert bag["sst2"] == 30
