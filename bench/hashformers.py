@@ -135,7 +135,7 @@ SCRATCH = {  # models that are not pre-trained: name -> --preset, average, main,
 }
 TASKS = dict(sst2=1, cola=5, mrpc=5, rte=5, stsb=5)  # epochs
 GLUE = """
-    embedding, hash    | name    | s
+    model              | name    | s
     SST-2              | sst2    | .1f ±
     CoLA               | cola    | .1f ±
     MRPC               | mrpc    | .1f ±
