@@ -239,7 +239,10 @@ def readme_tables():
     benches = {}
     for file in (attention_bench, controls, copies, gpu, hashformers, misspell, sketch, superbloom,
                  training):
-        benches |= file.TABLES
+        for name, table in file.TABLES.items():
+            if name in benches:  # a result would be shown in the columns of another table
+                raise ValueError(f"TABLES: expected one {name}, got two.")
+            benches[name] = table
     # each result has a table, whether a page shows it or not
     for path in ROOT.glob("results/*.json"):
         result = read_json(path)

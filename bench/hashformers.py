@@ -7,7 +7,7 @@ column `paper` is the average of the paper's eight tasks.
 
     python -m bench.hashformers counts           or hashing
     python -m bench.hashformers glue --steps 2000 --data_dir glue/    four hours
-    python -m bench.hashformers scores --runs out/proj-lsh-?          fine-tuned by other commands
+    python -m bench.hashformers collect --runs out/proj-lsh-?          fine-tuned by other commands
 """
 
 import functools
@@ -216,7 +216,7 @@ def with_controls(rows):
             yield control
 
 
-def bench_scores(args):
+def bench_collect(args):
     """Collect the rows of `glue` from runs that were fine-tuned one by one.
 
     --runs are pre-trained models, such as out/proj-lsh-0 with seed 0. A fine-tuning is beside it,
@@ -234,7 +234,7 @@ TABLES = {  # name -> function that yields the rows, columns, flags and their de
     "counts": (count_paper_models, COUNTS, {}),
     "hashing": (bench_hashing, HASHING, {}),
     "glue": (bench_glue, GLUE, harness.COMPARE | harness.GLUE_FILES),
-    "scores": (bench_scores, GLUE, harness.RUNS),
+    "collect": (bench_collect, GLUE, harness.RUNS),
 }
 
 

@@ -31,5 +31,5 @@ for seed in 0 1 2; do
         done
     done
 done
-python -m bench.hashformers scores --runs \
+python -m bench.hashformers collect --runs \
     out/{proj-lsh,proj-md5,pool-lsh,pool-md5,add-lsh,add-md5,emb-1K-lsh}-{0,1,2}

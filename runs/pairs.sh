@@ -18,7 +18,7 @@ for seed in 0 1 2; do
         stsb $text-$seed --seeds 1 --seed $seed
     done
 done
-python -m bench.hashformers scores --runs out/wikipedia-{0,1,2} out/novels-{0,1,2}
+python -m bench.hashformers collect --runs out/wikipedia-{0,1,2} out/novels-{0,1,2}
 python -m bench.copies repeats --data wikipedia.jsonl+novels.jsonl
 
 # a small model after pre-trainings of two lengths

@@ -243,7 +243,7 @@ def test_bench_glue_compares_with_bert(monkeypatch):
     assert bag["average"] == 20
 
 
-def test_bench_scores_collects_the_seeds_of_a_model(tmp_path):
+def test_bench_collect_collects_the_seeds_of_a_model(tmp_path):
     runs = [str(tmp_path / f"proj-lsh-{seed}") for seed in range(2)]
     for seed, run in enumerate(runs):
         for place, task in enumerate(hashformers.TASKS):
@@ -252,7 +252,7 @@ def test_bench_scores_collects_the_seeds_of_a_model(tmp_path):
             folder = Path(f"{run}-{task}")
             folder.mkdir()
             write_json(folder / "results.json", dict(tasks={task: content}))
-    proj, bag = hashformers.bench_scores(Namespace(runs=runs))
+    proj, bag = hashformers.bench_collect(Namespace(runs=runs))
     assert proj["name"] == "proj, lsh"
     assert proj["cola_all"] == [10, 12]
     assert proj["average_all"] == [20, 22]
