@@ -471,14 +471,18 @@ def print_results(content):
             note = ""
             if row["over_bag"] <= 2 * row["over_bag_error"]:  # also where both are 0
                 note = ": not shown to be better than a bag of words"
+            source = "rows" if row["std"] is None else "rows and seeds"
             print(f"{name}: bag of words {bag}, difference {row['over_bag']:+.2f} ± "
-                  f"{row['over_bag_error']:.2f}, its standard error over rows and seeds{note}")
+                  f"{row['over_bag_error']:.2f}, its standard error over {source}{note}")
         if row["f1_per_label"]:  # the task has classes
             scores = [f"{label} {score:.1f}" for label, score in row["f1_per_label"].items()]
             print(f"{name}: F1 of each class: {', '.join(scores)}")
         if row["never_predicted"]:
+            advice = "more rows or --epochs"
+            if not content["settings"]["balanced"]:
+                advice += ", or --balanced with another --out"
             print(f"warning: {name}: never predicted: {', '.join(row['never_predicted'])}. Use "
-                  "more rows or --epochs, or --balanced with another --out.")
+                  f"{advice}.")
     if "average" in content:
         print(f"average over the tasks: {content['average']:.2f}")
 
@@ -498,7 +502,7 @@ def build_parser():
     p = argparse.ArgumentParser(
         allow_abbrev=False, prog="finetune.py",
         description=(__doc__ or "").split("\nSources")[0],  # no __doc__: python -OO
-        usage="python finetune.py (--ckpt DIR | --preset NAME) --task NAME [flags]  (see --help)",
+        usage="python finetune.py (--ckpt DIR | --preset NAME) (--task NAME | --train FILE) [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     start = p.add_mutually_exclusive_group(required=True)
     start.add_argument("--ckpt", help="folder of a run of pretrain.py, or its ckpt.pt")

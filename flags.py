@@ -297,7 +297,7 @@ def build_parser(description=None):
         "ID owner/name:CONFIG:SPLIT; several joined by +", str)
     add("--split", "what a word is; bpe and phrases learn --vocab pieces, items are those of sets "
         "(default: regex, bpe with lookup, items with bloom)", SPLITS)
-    add("--field", "column of text or lists, or PAGE,ITEM for item sets (default: text)", str)
+    add("--field", "column of text or lists, or SET,ITEM for item sets (default: text)", str)
     add_reader_flags(group.add_argument)
     add("--vocab", "BPE pieces, or rows of lookup; phrases default to 1,000,000, items to all")
     add("--cache", "folder of prepared corpora; one serves all hashes", str)

@@ -193,6 +193,9 @@ def train(args, initial, rank, world, local_rank):
     # abs: the entropy of labels that are all equal is -0.0
     show(args, f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
          f"{uniform_loss:.3f} = ln {num_classes:,}, label frequencies {abs(unigram_loss):.3f}")
+    if step == args.steps:
+        metrics = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
+        show(args, f"This run has ended. Step {step:,}: {metrics}")
     frequent_words = corpus.frequent(50_000)  # infer.py searches among these
 
     def save(name, **state):

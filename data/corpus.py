@@ -250,7 +250,7 @@ def read_cells(source, rows, columns, is_sets):
         if not is_good:
             raise InputError(f"{source}, row {number:,}: expected text, or in an item set names or "
                              f"whole numbers, in {', '.join(columns)}, got {cells!r:.60}. Use "
-                             "--field: one column of text or of lists, or PAGE,ITEM. Lists, such "
+                             "--field: one column of text or of lists, or SET,ITEM. Lists, such "
                              "as those of --sep in a .txt, require --split items. Damaged rows of "
                              "a table are not counted.")
         yield cells
@@ -298,8 +298,12 @@ def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
         if "text" not in row:
             names = [name for name in row if isinstance(row[name], str)]
     if not set(names) <= set(row) or not 1 <= len(names) <= max_names:
-        raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. "
-                         f"Use {flag} NAME, or PAGE,ITEM for the item sets of --data.")
+        advice = f"Use {flag} NAME"
+        if is_sets and flag == "--field":
+            advice += ", or --field SET,ITEM for rows of set and item"
+        if is_sets:
+            advice += ", or a .txt file with a set a line"
+        raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. {advice}.")
     return names
 
 

@@ -381,7 +381,7 @@ def test_flags_of_files_require_files(data, options, load):
 
 
 @pytest.mark.parametrize("name, content, field, message", [
-    ("a.csv", "item,page\nx,1\n", None, "one column of lists, got item, page. .*PAGE,ITEM"),
+    ("a.csv", "item,page\nx,1\n", None, "one column of lists, got item, page. .*SET,ITEM"),
     ("b.jsonl", '{"n": [1], "l": [2]}\n', None, "one column of lists, got n, l"),
     ("c.csv", "order,sku\n1,30\n", "order,day", "columns order,day, got order, sku"),
     ("d.jsonl", '{"l": [1]}\n{"l": [[1]]}\n', None, "row 2: expected .* names"),

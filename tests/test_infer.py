@@ -435,7 +435,7 @@ def test_embed_is_the_mean_of_the_outputs(untrained):
 
 def test_vectors_are_those_of_the_rows(untrained, paths, tmp_path):
     path = tmp_path / "in.csv"
-    out = tmp_path / "v.npy"
+    out = tmp_path / "new/v.npy"
     flags = ["--ckpt", paths["detect"], "--file", path, "--vectors", out]
     path.write_text("id,text\n1,the cat\n2,cat\n")
     assert not run_main(infer.main, *flags).code

@@ -272,8 +272,10 @@ def test_start_removes_the_best_weights_of_another_run_but_not_those_of_init_fro
 def test_finished_run_started_again_changes_nothing(small, tmp_path):
     pretrain.main(small())
     before = read_log(tmp_path / "run")
-    pretrain.main(small())
+    again = run_main(pretrain.main, *small())
     assert read_log(tmp_path / "run") == before
+    # the last evaluation is printed once more
+    assert re.search(rf"has ended.* accuracy {before[-1]['accuracy']:.3f}", again.out)
 
 
 @pytest.mark.parametrize("flags, change", [
