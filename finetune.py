@@ -502,7 +502,7 @@ def build_parser():
     p = argparse.ArgumentParser(
         allow_abbrev=False, prog="finetune.py",
         description=(__doc__ or "").split("\nSources")[0],  # no __doc__: python -OO
-        usage="python finetune.py (--ckpt DIR | --preset NAME) (--task NAME | --train FILE) [flags]",
+        usage="python finetune.py (--ckpt DIR | --preset NAME) (--task NAME | --train CSV) [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     start = p.add_mutually_exclusive_group(required=True)
     start.add_argument("--ckpt", help="folder of a run of pretrain.py, or its ckpt.pt")
