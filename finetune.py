@@ -471,18 +471,14 @@ def print_results(content):
             note = ""
             if row["over_bag"] <= 2 * row["over_bag_error"]:  # also where both are 0
                 note = ": not shown to be better than a bag of words"
-            source = "rows" if row["std"] is None else "rows and seeds"
             print(f"{name}: bag of words {bag}, difference {row['over_bag']:+.2f} ± "
-                  f"{row['over_bag_error']:.2f}, its standard error over {source}{note}")
+                  f"{row['over_bag_error']:.2f}, its standard error over rows and seeds{note}")
         if row["f1_per_label"]:  # the task has classes
             scores = [f"{label} {score:.1f}" for label, score in row["f1_per_label"].items()]
             print(f"{name}: F1 of each class: {', '.join(scores)}")
         if row["never_predicted"]:
-            advice = "more rows or --epochs"
-            if not content["settings"]["balanced"]:
-                advice += ", or --balanced with another --out"
             print(f"warning: {name}: never predicted: {', '.join(row['never_predicted'])}. Use "
-                  f"{advice}.")
+                  "more rows or --epochs or, with another --out, --balanced unless you did.")
     if "average" in content:
         print(f"average over the tasks: {content['average']:.2f}")
 
