@@ -11,7 +11,7 @@
     words, spans, probabilities = predictor.detect("a text")
     results = predictor.detect(["a text", "another"])  # in batches, a result for each
 
-Sources: [HF] Xue & Aletras 2022. [BERT] Devlin et al. 2019. [SB] Anderson et al. 2020. [CM] proposal
+Sources: [HF] Xue & Aletras 2022. [BERT] Devlin et al. 2019. [SB], [CM]: see objectives.py
 Out of scope: scores (finetune.py --epochs 0)
 Notation: B batch   L positions   M masked positions   V candidate words   d hidden size   T bits
     m vectors or hashes of an item   k results to return   R buckets of a hash   N rows

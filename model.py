@@ -6,7 +6,7 @@ Sources:
     [SR] Yamaguchi et al. 2021, Shuffle+Random
     [V] Vaswani et al. 2017
     [BL] Li & Yip 2024, BERT-LSH
-    [SB] Superbloom, ICLR 2020 submission
+    [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
 Out of scope: text and hashing (tokenizer.py), losses (objectives.py), files.
 Deviations:

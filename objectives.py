@@ -4,7 +4,7 @@ Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SR] Yamaguchi et al. 2021, Shuffle+Random
     [BERT] Devlin et al. 2019
-    [SB] Superbloom, ICLR 2020 submission
+    [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
 Out of scope: batches, the noise that decides what is corrupted (data/batches.py), heads (model.py).
 Deviations:

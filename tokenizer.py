@@ -2,7 +2,7 @@
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
-    [SB] Superbloom, ICLR 2020 submission
+    [SB] Anderson et al. 2020, Superbloom
     [BERT] Devlin et al. 2019, and its released code
     [CM] Median is all you need, a proposal
 Out of scope: the hash functions (hashing.py), corpora on disk (data/corpus.py).

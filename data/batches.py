@@ -2,7 +2,7 @@
 
 Sources:
     [BERT] Devlin et al. 2019, and its code, create_pretraining_data.py
-    [SB] Superbloom, ICLR 2020 submission
+    [SB] Anderson et al. 2020, Superbloom
 Out of scope: files (data/corpus.py), what an objective does to a batch (objectives.py).
 Notation:
     B batch   L positions   n token IDs of a corpus   V words   W windows   P pages, item sets

@@ -2,7 +2,7 @@
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
-    [SB] Superbloom, ICLR 2020 submission
+    [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
 Out of scope: the hash functions (hashing.py), Bloom maps (bloom.py), the tokenizer (tokenizer.py).
 Notation:
