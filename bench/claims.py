@@ -177,9 +177,14 @@ def name_cell(claim, side):
     return f"{name}: "
 
 
+def choose_form(mean):
+    """Return the format of a number and of its deviation."""
+    return ".3f" if abs(mean) < 10 else ".1f"
+
+
 def write_number(value):
     """Return "mean ± std" of a value of read_cell, or its mean alone."""
-    form = ".3f" if abs(value["mean"]) < 10 else ".1f"
+    form = choose_form(value["mean"])
     text = format(value["mean"], form)
     if value["std"] is not None:
         text += f" ± {value['std']:{form}}"

@@ -3,7 +3,7 @@
 A model is read as pre-training left it, on pairs of STS-B's training rows. Only words count that
 stand once in each text. Shares of attention are in percent, means over words and heads.
 
-`repeats` asks how often the words of a text stand twice in a window.
+`repeats` asks how often the words of a text stand twice in a window, for each text of --data.
 
     python -m bench.copies copies --data_dir glue/ --runs models/docstrings.pt
     python -m bench.copies repeats --data wikipedia.jsonl+novels.jsonl
@@ -105,13 +105,15 @@ REPEATS = """
 
 def bench_repeats(args, *, size=126, num_frequent=1_000):
     """Count how often a word beyond the 1,000 most frequent stands twice in 126 words."""
-    for name in args.data.split("+"):
+    for name in args.data.split("+"):  # a row for each text
         corpus = Corpus(prepare(name, "regex", args.cache, quiet=True))
         num_windows = len(corpus.ids) // size
         windows = corpus.ids[:num_windows * size].reshape(num_windows, size)
         windows = np.sort(windows, 1)  # equal words are neighbors
         is_equal = windows[:, 1:] == windows[:, :-1]
-        is_twice = np.pad(is_equal, ((0, 0), (1, 0))) | np.pad(is_equal, ((0, 0), (0, 1)))
+        is_twice = np.zeros(windows.shape, bool)
+        is_twice[:, 1:] |= is_equal
+        is_twice[:, :-1] |= is_equal
         is_rare = windows >= FIRST_WORD_ID + num_frequent  # IDs are sorted by frequency
         yield dict(name=Path(name).name, twice=100 * is_twice[is_rare].mean().item(),
                    n=is_rare.sum().item())

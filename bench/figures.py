@@ -101,8 +101,6 @@ def draw_pipeline():
                 axis.set(**ticks)
             for y, num_different in enumerate((bits != bits[0]).sum(1)):
                 text = f"{num_different} of 128\ndiffer from play"
-                if y == 0:
-                    text = "128 bits"
                 left.text(32.3, y, text, va="center", fontsize=8)
         axes[0].set_title("1. hash a word: 128 bits (32 shown), black = 1")
         axes[1].set_title("2. embed (Proj): 16 numbers, dark = high\n(weights not trained yet)")
@@ -203,9 +201,10 @@ def draw_claims():
         for axis, (paper, claim, verdict, here, control) in zip(axes, decided):
             own_color = "tab:blue" if verdict == "holds" else "tab:orange"
             for x, value, color in ((0, here, own_color), (1, control, "0.8")):
-                axis.bar(x, value["mean"], yerr=value["std"], capsize=4, width=0.7, color=color)
-                number, _, _ = claims.write_number(value).partition(" ±")
-                axis.text(x, 0, number, ha="center", va="bottom", weight="bold")
+                mean = value["mean"]
+                axis.bar(x, mean, yerr=value["std"], capsize=4, width=0.7, color=color)
+                text = format(mean, claims.choose_form(mean))  # as in the table
+                axis.text(x, 0, text, ha="center", va="bottom", weight="bold")
             axis.set_xticks([0, 1], claim["bars"])
             axis.set_ylabel(claim["unit"])
             text = textwrap.fill(claim["claim"], 27)
@@ -231,10 +230,11 @@ def readme_tables():
     """Return dict, marker -> markdown: counts, and tables of results/."""
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
     tables |= dict(claims.list_tables())
-    rows = []
+    rows = []  # of 64 sequences
     for name in ("gpu-bert", "gpu-steps"):
-        rows += [row for row in read_json(ROOT / f"results/{name}.json")["rows"]
-                 if row["batch"] == 64]
+        for row in read_json(ROOT / f"results/{name}.json")["rows"]:
+            if row["batch"] == 64:
+                rows.append(row)
     tables["front gpu"] = markdown(rows, gpu.MFU)
     benches = {}
     for file in (attention_bench, controls, copies, gpu, hashformers, misspell, sketch, superbloom,

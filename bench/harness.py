@@ -48,14 +48,13 @@ REQUIRED = "required"  # in place of a flag's default
 RUNS = dict(runs=REQUIRED)
 GLUE_FILES = dict(data_dir=REQUIRED, cache="cache")
 CORPUS = dict(data="python", cache="cache")
-COMPARE = CORPUS | dict(steps=200, seeds=3, only=".", flags="")
+COMPARE = CORPUS | dict(steps=200, seeds=3, only=".")
 FLAGS = {  # flag -> options of add_argument
     "alpha": dict(
         type=at_least(1), help="number of items that share a hash token (default: %(default)s)"),
     "cache": dict(help="folder of prepared corpora (default: %(default)s)"),
     "data": dict(help="corpus or item sets, as --data of pretrain.py (default: %(default)s)"),
     "data_dir": dict(help="folder with the files of GLUE"),
-    "flags": dict(help="more flags of pretrain.py for all runs, such as '--batch 64 --workers 1'"),
     "only": dict(help="regular expression: run the variants whose names match"),
     "runs": dict(nargs="+", help="folders of trained runs"),
     "seeds": dict(
@@ -345,7 +344,6 @@ def compare(args, variants, train, shared=""):
     if not names:
         raise InputError(f"--only: expected a regular expression of {', '.join(variants)}, "
                          f"got {args.only}.")
-    shared = f"{shared} {args.flags}".strip()
     # one evaluation at the end, and no checkpoint before
     budget = ["--data", args.data, "--steps", args.steps, "--cache", args.cache,
               "--eval_every", args.steps, "--save_every", 10**9]

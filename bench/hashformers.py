@@ -11,7 +11,6 @@ column `paper` is the average of the paper's eight tasks.
 """
 
 import functools
-import itertools
 import statistics
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import hashing
 from baselines import canine
 from bench import harness
 from bench.harness import Stopwatch, made_up_words
-from common import read_json
+from common import InputError, read_json
 from model import PRESETS, Config
 from tokenizer import HashTokenizer
 
@@ -161,7 +160,7 @@ def train_and_tune(job, flags):
         tasks = {task: times * epochs for task, epochs in TASKS.items()}
     else:
         result = harness.train_variant(job)
-    harness.finetune_run(job, start, tasks, flags, main)
+    harness.finetune_run(job, start, tasks, flags, main)  # writes what read_run reads
     return result | read_run(job.folder)
 
 
@@ -222,11 +221,17 @@ def bench_collect(args):
     --runs are pre-trained models, such as out/proj-lsh-0 with seed 0. A fine-tuning is beside it,
     in out/proj-lsh-0-sst2.
     """
-    names = {name.replace(", ", "-").replace(" ", "-"): name for name in MODELS}
-    rows = []
-    for short, runs in itertools.groupby(args.runs, lambda run: Path(run).name.rpartition("-")[0]):
-        seeds = [read_run(run) for run in runs]
-        rows.append(dict(name=names.get(short, short)) | harness.summarize(seeds))
+    names = {}  # that of a folder -> that of the table
+    for name in MODELS:
+        names[name.replace(", ", "-").replace(" ", "-")] = name
+    results = {}  # name of a model -> list of dict, a seed each
+    for run in args.runs:
+        result = read_run(run)
+        if not result:
+            raise InputError(f"--runs: expected fine-tunings beside {run}, got none.")
+        short, _, _ = Path(run).name.rpartition("-")
+        results.setdefault(names.get(short, short), []).append(result)
+    rows = [dict(name=name) | harness.summarize(seeds) for name, seeds in results.items()]
     return with_controls(rows)
 
 

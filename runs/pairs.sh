@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Why pairs of texts transfer worse from some models: the text of the pre-training, attention to copies.
-# Makes: results/texts.json, repeats.json, pairs.json and copies.json.
+# Makes: results/texts.json, repeats.json, pairs.json, pairs-gpu.json, copies-texts.json, copies.json.
 # Data: wikipedia.jsonl, a slice of English Wikipedia, and novels.jsonl, 87 old novels; GLUE's own files
 #     in glue/. None is shipped.
 # Hardware: two CPU cores, about an hour; one GPU for the models of 4 layers.
@@ -20,6 +20,7 @@ for seed in 0 1 2; do
 done
 python -m bench.hashformers collect --runs out/wikipedia-{0,1,2} out/novels-{0,1,2}
 python -m bench.copies repeats --data wikipedia.jsonl+novels.jsonl
+python -m bench.copies copies --data_dir glue/ --runs out/wikipedia-{0,1,2} out/novels-{0,1,2}
 
 # a small model after pre-trainings of two lengths
 for steps in 500 1500; do

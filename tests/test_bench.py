@@ -25,7 +25,7 @@ from tokenizer import BPE, FIRST_WORD_ID, HashTokenizer
 @pytest.fixture
 def args(text_path, cache_dir):
     """Return a function of flags that differ from those of a comparison: one run of two steps."""
-    flags = dict(data=str(text_path), cache=str(cache_dir), steps=2, seeds=1, only=".", flags="")
+    flags = dict(data=str(text_path), cache=str(cache_dir), steps=2, seeds=1, only=".")
     return lambda **changes: Namespace(**flags | changes)
 
 
@@ -125,12 +125,11 @@ def test_compare_lists_every_seed_with_mean_and_deviation(args, one_process):
         return dict(score=job.seed + len(job.name))
 
     variants = dict(a="--emb a", bcd="--emb bcd")
-    settings = args(seeds=3, flags="--workers 1")
-    first, second = harness.compare(settings, variants, train, "--shared")
+    first, second = harness.compare(args(seeds=3), variants, train, "--shared")
     assert first["score_all"] == [1, 2, 3]
     assert second["score"] == 4
     assert second["score_std"] == 1
-    assert second["flags"] == "--shared --workers 1 --emb bcd"
+    assert second["flags"] == "--shared --emb bcd"
 
 
 def test_markdown_equals_table_made_by_hand():
@@ -243,7 +242,7 @@ def test_bench_glue_compares_with_bert(monkeypatch):
     assert bag["average"] == 20
 
 
-def test_bench_collect_collects_the_seeds_of_a_model(tmp_path):
+def test_bench_collect_averages_the_seeds_of_a_model(tmp_path):
     runs = [str(tmp_path / f"proj-lsh-{seed}") for seed in range(2)]
     for seed, run in enumerate(runs):
         for place, task in enumerate(hashformers.TASKS):
@@ -258,6 +257,8 @@ def test_bench_collect_collects_the_seeds_of_a_model(tmp_path):
     assert proj["average_all"] == [20, 22]
     assert proj["poep"] == 25
     assert bag["average"] == 2
+    with pytest.raises(InputError, match="--runs: .*proj-lsh-7"):
+        hashformers.bench_collect(Namespace(runs=[*runs, str(tmp_path / "proj-lsh-7")]))
 
 
 def test_bench_repeats_counts_words_that_stand_twice_in_a_window(tmp_path):
@@ -390,6 +391,12 @@ def test_name_hidden_equals_scoring_all_by_hand(
 def test_result_of_an_unknown_table_is_refused(monkeypatch):
     monkeypatch.delitem(sketch.TABLES, "gaps")
     with pytest.raises(KeyError, match="gaps"):
+        figures.readme_tables()
+
+
+def test_two_tables_of_one_name_are_refused(monkeypatch):
+    monkeypatch.setitem(sketch.TABLES, "glue", sketch.TABLES["gaps"])
+    with pytest.raises(ValueError, match="glue"):
         figures.readme_tables()
 
 
