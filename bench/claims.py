@@ -9,13 +9,14 @@ Its verdict follows from the two numbers and their errors, by the rule in `judge
 else. The fields of a row:
 
     claim, place, paper         text: what it says, where, and the paper's number
-    here, control               [file, row, key], the number in results/, or a number
+    here, control               [file, row, key], the number in results/, or a number; the key
+                                "all / sure" is the ratio of two
     rule, share                 see `judge`
     n, whole, is_correlation    see `read_cell`
     cost                        time of a core; the claim was not run
     note                        text behind the verdict
     script                      its name in runs/
-    front                       true: README and the figure show the claim
+    front                       short words for the claim, which README and the figure show
     bars, unit                  what they call the two numbers, and the unit
 
     python -m bench.figures readme      write the tables anew
@@ -37,40 +38,37 @@ COLUMNS = """
     script      | script  | s
 """
 FRONT = """
-    paper       | paper_name  | s
-    claim       | claim       | s
+    claim       | front       | s
     measured    | unit        | s
     here        | own_bar     | s
     control     | control_bar | s
     holds here? | verdict     | s
-    script      | script      | s
+    script      | link        | s
 """
 
 
 def list_tables():
-    """Yield marker and markdown: all claims of each paper, and README's main ones of all four."""
+    """Yield marker and markdown: all claims of each paper, README's main ones, the counts."""
     count = {"holds": 0, "does not hold": 0, "not decided": 0, "not run": 0}
-    front = []
     for paper, claims in read_json(ROOT / "docs/claims.json").items():
         rows = [list_cells(claim) for claim in claims]
         yield f"claims {paper}", markdown(rows, COLUMNS)
+        yield f"front {paper}", markdown([row for row in rows if "front" in row], FRONT)
         for row in rows:
             for start in count:
                 count[start] += row["verdict"].startswith(start)
-        front += [row | dict(paper_name=paper) for row in rows if "unit" in row]
-    text = (f"Of {sum(count.values())} claims and controls {count['holds']} hold, "
-            f"{count['does not hold']} do not, {count['not decided']} are not decided, and "
-            f"{count['not run']} were not run. The main ones:\n\n")
-    yield "front claims", text + markdown(front, FRONT)
+    yield "claims count", (f"Of {sum(count.values())} claims and controls {count['holds']} hold, "
+                          f"{count['does not hold']} do not, {count['not decided']} are not "
+                          f"decided, and {count['not run']} were not run.\n")
 
 
 def list_cells(claim):
     """Return the row of both tables, dict, from a row of docs/claims.json."""
+    script = f"runs/{claim['script']}.sh"
     paper = claim["paper"]
     if paper is None:
         paper = "no number"
-    row = dict(claim=claim["claim"], place=claim["place"], paper=paper,
-               script=f"`runs/{claim['script']}.sh`")
+    row = dict(claim=claim["claim"], place=claim["place"], paper=paper, script=f"`{script}`")
     if "cost" in claim:
         row |= dict(here="not run", control="not run",
                     verdict=f"not run: {claim['cost']} of a core")
@@ -80,10 +78,12 @@ def list_cells(claim):
         row |= dict(here=f"{name_cell(claim, 'here')}{write_number(here)}",
                     control=f"{name_cell(claim, 'control')}{write_number(control)}",
                     verdict=judge(claim, here, control))
-        if claim.get("front"):  # README has short names, those of the figure
+        if "front" in claim:
             own, other = claim["bars"]
-            row |= dict(unit=claim["unit"], own_bar=f"{own}: {write_number(here)}",
-                        control_bar=f"{other}: {write_number(control)}")
+            row |= dict(front=claim["front"], unit=claim["unit"],
+                        own_bar=f"{own}: {write_number(here)}",
+                        control_bar=f"{other}: {write_number(control)}",
+                        link=f"[{claim['script']}]({script})")
     if "note" in claim:
         row["verdict"] += f" ({claim['note']})"
     return row
@@ -147,6 +147,9 @@ def read_cell(cell, claim):
     rows = read_json(ROOT / f"results/{file}.json")["rows"]
     # a row of a bench by length has L in place of a name
     [row] = [row for row in rows if name in (row.get("name"), row.get("L"))]
+    if " / " in key:
+        above, below = key.split(" / ")
+        return dict(mean=row[above] / row[below], std=None, error=0, seeds=0)
     mean = row[key]
     std = row.get(f"{key}_std")
     # 0: nothing is random, as in counting
@@ -177,15 +180,18 @@ def name_cell(claim, side):
     return f"{name}: "
 
 
-def choose_form(mean):
-    """Return the format of a number and of its deviation."""
-    return ".3f" if abs(mean) < 10 else ".1f"
-
-
 def write_number(value):
-    """Return "mean ± std" of a value of read_cell, or its mean alone."""
-    form = choose_form(value["mean"])
-    text = format(value["mean"], form)
+    """Return "mean ± std" of a value of read_cell, or its mean alone, with three digits."""
+    mean = value["mean"]
+    if isinstance(mean, int):  # exact, a number of docs/claims.json
+        return str(mean)
+    if abs(mean) < 1:
+        form = ".3f"
+    elif abs(mean) < 10:
+        form = ".2f"
+    else:
+        form = ".1f"
+    text = format(mean, form)
     if value["std"] is not None:
         text += f" ± {value['std']:{form}}"
     return text

@@ -183,7 +183,7 @@ def draw_claims():
     decided = []
     for paper, rows in read_json(ROOT / "docs/claims.json").items():
         for claim in rows:
-            if not claim.get("front"):
+            if "front" not in claim:
                 continue
             here = claims.read_cell(claim["here"], claim)
             control = claims.read_cell(claim["control"], claim)
@@ -191,23 +191,22 @@ def draw_claims():
             if not verdict.startswith("not decided"):
                 decided.append((paper, claim, verdict, here, control))
     columns = math.ceil(len(decided) / 2)
-    with new_figure("claims", (2.5 * columns, 7), 2, columns) as axes:
+    with new_figure("claims", (2.5 * columns, 6.6), 2, columns) as axes:
         for axis in axes[len(decided):]:
             axis.set_axis_off()
-        axes[0].figure.suptitle("blue: the claim holds here; orange: it does not; gray: what it is "
-                                "compared with; error bars: standard deviations of three seeds, "
-                                "where there are seeds.\nVerdicts on scores of one task also count "
-                                "the error of its rows")
+        axes[0].figure.suptitle(
+            f"{len(decided)} claims that small models decide. Blue: the claim holds. Orange: it "
+            "does not. Gray: what it is compared with.\nError bars: standard deviation of three "
+            "seeds, where chance plays a part")
         for axis, (paper, claim, verdict, here, control) in zip(axes, decided):
             own_color = "tab:blue" if verdict == "holds" else "tab:orange"
             for x, value, color in ((0, here, own_color), (1, control, "0.8")):
-                mean = value["mean"]
-                axis.bar(x, mean, yerr=value["std"], capsize=4, width=0.7, color=color)
-                text = format(mean, claims.choose_form(mean))  # as in the table
+                axis.bar(x, value["mean"], yerr=value["std"], capsize=4, width=0.7, color=color)
+                text = claims.write_number(value | dict(std=None))  # as in the table
                 axis.text(x, 0, text, ha="center", va="bottom", weight="bold")
             axis.set_xticks([0, 1], claim["bars"])
-            axis.set_ylabel(claim["unit"])
-            text = textwrap.fill(claim["claim"], 27)
+            axis.set_ylabel(textwrap.fill(claim["unit"], 30))
+            text = textwrap.fill(claim["front"], 27)
             axis.set_title(f"{paper}:\n{text}\n→ {verdict}", fontsize=9)
 
 

@@ -63,3 +63,10 @@ def test_error_of_a_correlation():
     r = cell["mean"] / 100
     of_rows = 100 * (1 - r**2) * math.sqrt((1 + r**2 / 2) / 1500)  # for normal variables
     assert cell["error"] == pytest.approx(math.hypot(cell["std"] / math.sqrt(3), of_rows))
+
+
+def test_ratio_of_two_numbers_of_a_row_has_no_error():
+    cell = claims.read_cell(["bloom", "alpha 50, flat", "all / sure"], {})
+    rows = read_json(ROOT / "results/bloom.json")["rows"]
+    [row] = [row for row in rows if row["name"] == "alpha 50, flat"]
+    assert cell == dict(mean=row["all"] / row["sure"], std=None, error=0, seeds=0)
