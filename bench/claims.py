@@ -13,7 +13,6 @@ else. The fields of a row:
                                 "all / sure" is the ratio of two
     rule, share                 see `judge`
     n, whole, is_correlation    see `read_cell`
-    cost                        time of a core; the claim was not run
     note                        text behind the verdict
     script                      its name in runs/
     front                       short words for the claim, which README and the figure show
@@ -49,7 +48,7 @@ FRONT = """
 
 def list_tables():
     """Yield marker and markdown: all claims of each paper, README's main ones, the counts."""
-    count = {"holds": 0, "does not hold": 0, "not decided": 0, "not run": 0}
+    count = {"holds": 0, "does not hold": 0, "not decided": 0}
     for paper, claims in read_json(ROOT / "docs/claims.json").items():
         rows = [list_cells(claim) for claim in claims]
         yield f"claims {paper}", markdown(rows, COLUMNS)
@@ -59,33 +58,27 @@ def list_tables():
                 count[start] += row["verdict"].startswith(start)
     yield "claims count", (f"Of {sum(count.values())} claims and controls {count['holds']} hold, "
                           f"{count['does not hold']} do not, {count['not decided']} are not "
-                          f"decided, and {count['not run']} were not run.\n")
+                          "decided.\n")
 
 
 def list_cells(claim):
     """Return the row of both tables, dict, from a row of docs/claims.json."""
+    here = read_cell(claim["here"], claim)
+    control = read_cell(claim["control"], claim)
     script = f"runs/{claim['script']}.sh"
-    paper = claim["paper"]
-    if paper is None:
-        paper = "no number"
-    row = dict(claim=claim["claim"], place=claim["place"], paper=paper, script=f"`{script}`")
-    if "cost" in claim:
-        row |= dict(here="not run", control="not run",
-                    verdict=f"not run: {claim['cost']} of a core")
-    else:
-        here = read_cell(claim["here"], claim)
-        control = read_cell(claim["control"], claim)
-        row |= dict(here=f"{name_cell(claim, 'here')}{write_number(here)}",
-                    control=f"{name_cell(claim, 'control')}{write_number(control)}",
-                    verdict=judge(claim, here, control))
-        if "front" in claim:
-            own, other = claim["bars"]
-            row |= dict(front=claim["front"], unit=claim["unit"],
-                        own_bar=f"{own}: {write_number(here)}",
-                        control_bar=f"{other}: {write_number(control)}",
-                        link=f"[{claim['script']}]({script})")
+    row = dict(
+        claim=claim["claim"], place=claim["place"], paper=claim["paper"],
+        here=f"{name_cell(claim, 'here')}{write_number(here)}",
+        control=f"{name_cell(claim, 'control')}{write_number(control)}",
+        verdict=judge(claim, here, control), script=f"`{script}`")
     if "note" in claim:
         row["verdict"] += f" ({claim['note']})"
+    if "front" in claim:
+        own, other = claim["bars"]
+        row |= dict(front=claim["front"], unit=claim["unit"],
+                    own_bar=f"{own}: {write_number(here)}",
+                    control_bar=f"{other}: {write_number(control)}",
+                    link=f"[{claim['script']}]({script})")
     return row
 
 
