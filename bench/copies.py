@@ -5,7 +5,7 @@ stand once in each text. Shares of attention are in percent, means over words an
 
 `repeats` asks how often the words of a text stand twice in a window, for each text of --data.
 
-    python -m bench.copies copies --data_dir glue/ --runs models/docstrings.pt
+    python -m bench.copies copies --data_dir glue/ --runs models/english-detect.pt
     python -m bench.copies repeats --data wikipedia.jsonl+novels.jsonl
 """
 

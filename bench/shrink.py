@@ -1,6 +1,6 @@
 """Shrink a checkpoint to what inference needs, in half precision: a model for models/.
 
-    python -m bench.shrink out/proj-lsh models/docstrings.pt
+    python -m bench.shrink out/bloom-items models/names.pt
 """
 
 import argparse

@@ -41,5 +41,5 @@ python -m bench.training tasks --runs out/wiki-*-stsb out/english-*-stsb
 
 # the attention of a word to the same word in the other text, before fine-tuning
 python -m bench.copies copies --data_dir glue/ --runs out/wiki-500 out/wiki-1500 \
-    models/docstrings.pt models/english-detect.pt models/english-fill.pt out/english-bpe-detect.pt \
+    out/proj-lsh models/english-detect.pt models/english-fill.pt out/english-bpe-detect.pt \
     out/english-mean-fill.pt
