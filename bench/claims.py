@@ -8,11 +8,12 @@ A claim is a row of docs/claims.json, such as
 Its verdict follows from the two numbers and their errors, by the rule in `judge`, and from nothing
 else. The fields of a row:
 
-    claim, place, paper         text: what it says, where, and the paper's number
+    claim, place, paper         text: what it says, where ("none": ours), and the paper's number
     here, control               [file, row, key], the number in results/, or a number; the key
                                 "all / sure" is the ratio of two
-    rule, share                 see `judge`
-    n, whole, is_correlation    see `read_cell`
+    rule                        see `judge`
+    share                       the control is multiplied by it
+    n, whole, is_correlation, seeds     see `read_cell`
     note                        text behind the verdict
     script                      its name in runs/
     front                       short words for the claim, which README and the figure show
@@ -26,15 +27,17 @@ import math
 from bench.harness import ROOT, markdown
 from common import read_json
 
-LIMIT = 2.78  # Student's t, two-sided 95 %, 4 degrees of freedom: three seeds on each side
+# Student's t, two-sided 95 %, by degrees of freedom; three seeds on each side have at most four
+LIMITS = {2: 4.303, 3: 3.182, 4: 2.776}
 COLUMNS = """
-    claim       | claim   | s
-    place       | place   | s
-    paper       | paper   | s
-    here        | here    | s
-    control     | control | s
-    holds here? | verdict | s
-    script      | script  | s
+    claim            | claim   | s
+    place            | place   | s
+    paper            | paper   | s
+    here             | here    | s
+    control          | control | s
+    lead that counts | lead    | s
+    holds here?      | verdict | s
+    script           | script  | s
 """
 FRONT = """
     claim       | front       | s
@@ -48,31 +51,50 @@ FRONT = """
 
 def list_tables():
     """Yield marker and markdown: all claims of each paper, README's main ones, the counts."""
-    count = {"holds": 0, "does not hold": 0, "not decided": 0}
+    counts = {}
+    for owner in ("papers", "ours"):
+        counts[owner] = {"holds": 0, "does not hold": 0, "not decided": 0}
     for paper, claims in read_json(ROOT / "docs/claims.json").items():
         rows = [list_cells(claim) for claim in claims]
         yield f"claims {paper}", markdown(rows, COLUMNS)
         yield f"front {paper}", markdown([row for row in rows if "front" in row], FRONT)
         for row in rows:
+            count = counts["ours" if row["place"].startswith("none") else "papers"]
             for start in count:
                 count[start] += row["verdict"].startswith(start)
-    yield "claims count", (f"Of {sum(count.values())} claims and controls {count['holds']} hold, "
-                          f"{count['does not hold']} do not, {count['not decided']} are not "
-                          "decided.\n")
+    text = ""
+    for owner, name in (("papers", "claims of the papers"), ("ours", "controls and own claims")):
+        holds, fails, undecided = counts[owner].values()
+        text += (f"Of {holds + fails + undecided} {name} {holds} hold, {fails} do not, "
+                 f"and {undecided} are not decided.\n")
+    yield "claims count", text
 
 
 def list_cells(claim):
     """Return the row of both tables, dict, from a row of docs/claims.json."""
-    here = read_cell(claim["here"], claim)
-    control = read_cell(claim["control"], claim)
+    here, control = read_sides(claim)
     script = f"runs/{claim['script']}.sh"
+    notes = []
+    if "note" in claim:
+        notes.append(claim["note"])
+    files = [claim[side][0] for side in ("here", "control") if isinstance(claim[side], list)]
+    if len(set(files)) == 2:
+        notes.append("two runs")
+    verdict = judge(claim, here, control)
+    limit = find_limit(here, control)
+    if "seed" in verdict:
+        lead = "none"
+    elif limit == 0:
+        lead = "any"
+    else:
+        lead = write_number(dict(mean=limit, std=None))
+    if notes:
+        verdict += f" ({'; '.join(notes)})"
     row = dict(
         claim=claim["claim"], place=claim["place"], paper=claim["paper"],
         here=f"{name_cell(claim, 'here')}{write_number(here)}",
         control=f"{name_cell(claim, 'control')}{write_number(control)}",
-        verdict=judge(claim, here, control), script=f"`{script}`")
-    if "note" in claim:
-        row["verdict"] += f" ({claim['note']})"
+        lead=lead, verdict=verdict, script=f"`{script}`")
     if "front" in claim:
         own, other = claim["bars"]
         row |= dict(front=claim["front"], unit=claim["unit"],
@@ -82,31 +104,55 @@ def list_cells(claim):
     return row
 
 
+def read_sides(claim):
+    """Return the values of read_cell that a claim compares: here, and its share of the control."""
+    here = read_cell(claim["here"], claim)
+    control = read_cell(claim["control"], claim)
+    for key in ("mean", "std", "error", "seed_error"):
+        if "share" in claim and control[key] is not None:
+            control[key] *= claim["share"]
+    return here, control
+
+
+def find_limit(here, control):
+    """Return the lead that decides a claim: Student's t times the standard error, after Welch.
+
+    Three seeds have two degrees of freedom. If one side has all of the spread, so has the
+    difference; if both have as much, it has four. Scored rows are many.
+    """
+    error = math.hypot(here["error"], control["error"])
+    if error == 0:
+        return 0
+    freedom = 4
+    spread = here["seed_error"] ** 4 / 2 + control["seed_error"] ** 4 / 2
+    if spread > 0:
+        freedom = min(4, error**4 / spread)
+    return LIMITS[math.floor(freedom + 1e-6)] * error
+
+
 def judge(claim, here, control):
     """Return the verdict on a claim: "holds", "does not hold", or "not decided".
 
-    A claim that one number is higher (or lower) is decided by a difference of more than LIMIT
-    standard errors, for which three seeds a side are needed. The rules "at least" and "equal" are
-    for numbers without an error; equal allows 0.005.
+    A claim that one number is higher (or lower) is decided by a difference above find_limit, for
+    which three seeds a side are needed. The rules "at least" and "equal" are for numbers without an
+    error; equal allows 0.005.
 
     Args:
-        claim: dict, a row of docs/claims.json, with a rule (default: higher) and a share (default:
-            1): here is compared with the share of the control.
-        here, control: dict with mean, error (standard error of the mean) and seeds.
+        claim: dict, a row of docs/claims.json, with a rule (default: higher).
+        here, control: dict of read_sides.
     """
     seeds = [here["seeds"], control["seeds"]]
     if 1 in seeds:
         return "not decided, one seed"
-    if 2 in seeds:  # LIMIT is that of three
+    if 2 in seeds:  # LIMITS are those of three
         return "not decided, two seeds"
     rule = claim.get("rule", "higher")
-    share = claim.get("share", 1)
-    difference = here["mean"] - share * control["mean"]
-    error = math.hypot(here["error"], share * control["error"])
-    if (error > 0) != (rule in ("higher", "lower")):
+    difference = here["mean"] - control["mean"]
+    limit = find_limit(here, control)
+    if (limit > 0) != (rule in ("higher", "lower")):
         raise ValueError(f"rule {rule}: expected higher or lower for numbers with an error, at "
-                         f"least or equal for others, got error {error}.")
-    if error > 0 and abs(difference) <= LIMIT * error:
+                         f"least or equal for others, got a limit of {limit}.")
+    if limit > 0 and abs(difference) <= limit:
         return "not decided"
     if rule == "higher":
         holds = difference > 0
@@ -122,35 +168,37 @@ def judge(claim, here, control):
 
 
 def read_cell(cell, claim):
-    """Return dict of mean, std, error and seeds of a cell of results/.
+    """Return dict of mean, std, error, seed_error and seeds of a cell of results/.
 
-    The error is that of a mean over seeds and, where the claim has an n, of n rows. An average over
-    tasks has no n, so its error leaves out the sampling error of the rows. The rows count as
-    independent on both sides, although they are the same rows; so the error is too large.
+    The error is that of a mean over seeds (seed_error) and, where the claim has an n, of n rows.
+    An average over tasks has no n, so its error leaves out the sampling error of the rows. The rows
+    count as independent on both sides, although they are the same rows; so the error is too large.
 
     Args:
         cell: file, row (its name, or its L) and key; or a number, which has no error.
         claim: dict with, where they differ from these defaults: n (None), the number of rows that
             were scored; whole (100), what all of them score; is_correlation (False), whether the
-            score is no share of the rows.
+            score is no share of the rows; seeds (those of the row).
     """
     if isinstance(cell, int | float):
-        return dict(mean=cell, std=None, error=0, seeds=None)
+        return dict(mean=cell, std=None, error=0, seed_error=0, seeds=None)
     file, name, key = cell
     rows = read_json(ROOT / f"results/{file}.json")["rows"]
     # a row of a bench by length has L in place of a name
     [row] = [row for row in rows if name in (row.get("name"), row.get("L"))]
     if " / " in key:
         above, below = key.split(" / ")
-        return dict(mean=row[above] / row[below], std=None, error=0, seeds=0)
+        ratio = row[above] / row[below]
+        return dict(mean=ratio, std=None, error=0, seed_error=0, seeds=0)
     mean = row[key]
     std = row.get(f"{key}_std")
     # 0: nothing is random, as in counting
-    seeds = row.get("seeds", len(row.get(f"{key}_all", [])))
-    variance = 0
+    seeds = claim.get("seeds", row.get("seeds", len(row.get(f"{key}_all", []))))
+    seed_error = 0
     if std is not None:
         assert seeds > 0, f"results/{file}.json does not say how many seeds it has"
-        variance += std**2 / seeds
+        seed_error = std / math.sqrt(seeds)
+    variance = seed_error**2
     if "n" in claim:
         whole = claim.get("whole", 100)
         share = mean / whole
@@ -159,7 +207,7 @@ def read_cell(cell, claim):
         if claim.get("is_correlation"):  # Spearman's [Bonett and Wright 2000]
             row_variance = (1 - share**2) ** 2 * (1 + share**2 / 2)
         variance += whole**2 * row_variance / claim["n"]
-    return dict(mean=mean, std=std, error=math.sqrt(variance), seeds=seeds)
+    return dict(mean=mean, std=std, error=math.sqrt(variance), seed_error=seed_error, seeds=seeds)
 
 
 def name_cell(claim, side):
@@ -169,7 +217,9 @@ def name_cell(claim, side):
         return ""
     _, name, key = cell
     if isinstance(claim["control"], list) and claim["here"][1] == claim["control"][1]:
-        return f"{name}, {key}: "  # two numbers of one row
+        name = f"{name}, {key}"  # two numbers of one row
+    if side == "control" and "share" in claim:
+        name = f"{claim['share']} × {name}"
     return f"{name}: "
 
 

@@ -185,8 +185,7 @@ def draw_claims():
         for claim in rows:
             if "front" not in claim:
                 continue
-            here = claims.read_cell(claim["here"], claim)
-            control = claims.read_cell(claim["control"], claim)
+            here, control = claims.read_sides(claim)
             verdict = claims.judge(claim, here, control)
             if not verdict.startswith("not decided"):
                 decided.append((paper, claim, verdict, here, control))
@@ -195,9 +194,9 @@ def draw_claims():
         for axis in axes[len(decided):]:
             axis.set_axis_off()
         axes[0].figure.suptitle(
-            f"{len(decided)} claims that small models decide. Blue: the claim holds. Orange: it "
-            "does not. Gray: what it is compared with.\nError bars: standard deviation of three "
-            "seeds, where chance plays a part")
+            f"The {len(decided)} claims of README that are decided. Blue: the claim holds. Orange: "
+            "it does not. Gray: what it is compared with.\nError bars: standard deviation of three "
+            "seeds. Times without them are those of a CPU")
         for axis, (paper, claim, verdict, here, control) in zip(axes, decided):
             own_color = "tab:blue" if verdict == "holds" else "tab:orange"
             for x, value, color in ((0, here, own_color), (1, control, "0.8")):

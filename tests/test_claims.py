@@ -10,7 +10,8 @@ from tests.support import ROOT
 
 
 def make_value(mean, error=1.0, seeds=3):
-    return dict(mean=mean, std=None, error=error, seeds=seeds)
+    """Return a number whose error is that of its seeds."""
+    return dict(mean=mean, std=None, error=error, seed_error=error, seeds=seeds)
 
 
 @pytest.mark.parametrize("difference, rule, verdict", [
@@ -33,13 +34,22 @@ def test_numbers_with_an_error_have_no_exact_rule():
         claims.judge(dict(rule="at least"), make_value(50), make_value(50))
 
 
-@pytest.mark.parametrize("mean, verdict", [
-    (12.79, "holds"),  # a tenth of 100 ± 10 is 10 ± 1, and 2.78 errors above it are 12.78
-    (12.77, "not decided"),
+@pytest.mark.parametrize("here, control, limit", [
+    (dict(error=1, seed_error=1), dict(error=1, seed_error=1), 2.776 * math.sqrt(2)),  # 4 degrees
+    (dict(error=1, seed_error=1), dict(error=0, seed_error=0), 4.303),  # 2: one side's seeds
+    (dict(error=1, seed_error=1), dict(error=0.6, seed_error=0.6), 3.182 * 1.1662),  # 3.27, so 3
+    (dict(error=1, seed_error=0.1), dict(error=1, seed_error=0), 2.776 * math.sqrt(2)),  # rows
+    (dict(error=0, seed_error=0), dict(error=0, seed_error=0), 0),
 ])
-def test_share_of_the_control_has_the_share_of_its_error(mean, verdict):
-    here = make_value(mean, error=0)
-    assert claims.judge(dict(share=0.1), here, make_value(100, error=10)) == verdict
+def test_limit_is_of_students_t_after_welch(here, control, limit):
+    assert claims.find_limit(here, control) == pytest.approx(limit, rel=1e-4)
+
+
+def test_share_of_the_control_has_the_share_of_its_error():
+    cell = ["twins", "dense", "sst2"]
+    whole, part = claims.read_sides(dict(here=cell, control=cell, share=0.1))
+    for key in ("mean", "std", "error", "seed_error"):
+        assert part[key] == pytest.approx(0.1 * whole[key])
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -69,4 +79,4 @@ def test_ratio_of_two_numbers_of_a_row_has_no_error():
     cell = claims.read_cell(["bloom", "alpha 50, flat", "all / sure"], {})
     rows = read_json(ROOT / "results/bloom.json")["rows"]
     [row] = [row for row in rows if row["name"] == "alpha 50, flat"]
-    assert cell == dict(mean=row["all"] / row["sure"], std=None, error=0, seeds=0)
+    assert cell == dict(mean=row["all"] / row["sure"], std=None, error=0, seed_error=0, seeds=0)
