@@ -102,8 +102,10 @@ def draw_pipeline():
             for y, num_different in enumerate((bits != bits[0]).sum(1)):
                 text = f"{num_different} of 128\ndiffer from play"
                 left.text(32.3, y, text, va="center", fontsize=8)
-        axes[0].set_title("1. hash a word: 128 bits (32 shown), black = 1")
-        axes[1].set_title("2. embed (Proj): 16 numbers, dark = high\n(weights not trained yet)")
+        axes[0].set_title("1. hash a word: 128 bits (32 shown), black = 1.\n"
+                          "Of two words' bits 64 differ by chance")
+        axes[1].set_title("2. embed by Proj: correlation of the bits with\n"
+                          "16 learned vectors (here random), dark = high")
 
 
 def draw_maps():
