@@ -230,12 +230,11 @@ def readme_tables():
     """Return dict, marker -> markdown: counts, and tables of results/."""
     tables = dict(counts=markdown(list(hashformers.count_paper_models()), hashformers.COUNTS))
     tables |= dict(claims.list_tables())
-    rows = []  # of 64 sequences
+    fastest = []  # of each model, compiled or not
     for name in ("gpu-bert", "gpu-steps"):
-        for row in read_json(ROOT / f"results/{name}.json")["rows"]:
-            if row["batch"] == 64:
-                rows.append(row)
-    tables["front gpu"] = markdown(rows, gpu.MFU)
+        rows = read_json(ROOT / f"results/{name}.json")["rows"]
+        fastest.append(min([row for row in rows if row["batch"] == 64], key=lambda row: row["ms"]))
+    tables["front gpu"] = markdown(fastest, gpu.MFU)
     benches = {}
     for file in (attention_bench, controls, copies, gpu, hashformers, misspell, sketch, superbloom,
                  training):
