@@ -58,6 +58,24 @@ def random_qkv(*shape, dtype=torch.float32):
     return [torch.randn(*shape, dtype=dtype, requires_grad=True) for _ in range(3)]
 
 
+def run_passes(impl, q, k, v, draw, cotangent=None, pairs="all"):
+    """Run attention forward, and backward where there is a cotangent, the gradient of the output.
+
+    impl: "kernel", PyTorch's dense attention; "attention", ours; else that of LSH attention.
+    """
+    with torch.set_grad_enabled(cotangent is not None):
+        if impl == "kernel":
+            out = DENSE(q, k, v)
+        elif impl == "attention":
+            out = attention.full_attention(q, k, v)
+        else:
+            hq, hk = hash_both(q, k, draw)
+            out = attention.lsh_attention(q, k, v, hq, hk, impl=impl, pairs=pairs)
+    if cotangent is not None:
+        # grad, not backward, which would add up gradients in q, k and v
+        torch.autograd.grad(out, (q, k, v), cotangent)
+
+
 # Operations
 
 
@@ -188,26 +206,19 @@ def bench_attention(args, *, positions=16_384, rounds=5,
             num_pairs += (sizes_q * sizes_k).sum().item()
         num_pairs /= len(draws)
 
-        def run(kind, has_backward, turns):
-            with torch.set_grad_enabled(has_backward):
-                if kind == "dense":
-                    out = DENSE(q, k, v)
-                else:
-                    hq, hk = hash_both(q, k, next(turns))
-                    out = attention.lsh_attention(q, k, v, hq, hk, pairs=kind)
-            if has_backward:
-                torch.autograd.grad(out, (q, k, v), cotangent)
+        def run(turns, impl, *options):
+            run_passes(impl, q, k, v, next(turns), *options)
 
-        passes = {"ours": ("all", True), "forward": ("all", False)}
+        passes = {"ours": ("auto", cotangent), "forward": ("auto",)}
         if L <= 1024:  # the literal formula takes matrices of L x L
-            passes["upper"] = ("upper", True)
+            passes["upper"] = ("auto", cotangent, "upper")
         if L <= 16_384:
-            passes["dense"] = ("dense", True)
-            passes["dense_forward"] = ("dense", False)
+            passes["dense"] = ("kernel", cotangent)
+            passes["dense_forward"] = ("kernel",)
         functions = {}
-        for name, (kind, has_backward) in passes.items():
+        for name, options in passes.items():
             # every pass has the draws in the same order
-            functions[name] = functools.partial(run, kind, has_backward, itertools.cycle(draws))
+            functions[name] = functools.partial(run, itertools.cycle(draws), *options)
         watch = Stopwatch(functions, rounds)
 
         num_vectors = q.shape[:3].numel()  # of queries, and of keys
@@ -252,24 +263,17 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
         q, k, v = random_qkv(B, heads, L, 64, dtype=getattr(torch, dtype))
         cotangent = torch.randn_like(q)
 
-        def run(name):
-            if name == "kernel":
-                out = DENSE(q, k, v)
-            elif name == "attention":
-                out = attention.full_attention(q, k, v)
-            else:
-                hq, hk = hash_both(q, k, draw)
-                out = attention.lsh_attention(q, k, v, hq, hk, impl=name)
-            torch.autograd.grad(out, (q, k, v), cotangent)
-
-        names = ["blocks", "auto"]  # values of impl
+        impls = ["blocks", "auto"]
         if L <= 1024:  # the formulas take matrices of L x L
-            names += ["dense", "attention", "kernel"]  # "dense" is the impl that collects no bucket
-        watch = Stopwatch({name: functools.partial(run, name) for name in names}, rounds)
+            impls += ["dense", "attention", "kernel"]  # "dense" is the impl that collects no bucket
+        functions = {}
+        for impl in impls:
+            functions[impl] = functools.partial(run_passes, impl, q, k, v, draw, cotangent)
+        watch = Stopwatch(functions, rounds)
         row = dict(L=L, dtype=dtype, batch=B, heads=heads, **watch.ms)
         # in each round, against the faster of its two ways
         better = watch.times["blocks"]  # seconds of each round
-        if "dense" in names:
+        if "dense" in impls:
             better = map(min, better, watch.times["dense"])
             row["formula"] = watch.ratio("dense", "attention")
             row["gain"] = watch.ratio("attention", "auto")
@@ -280,9 +284,8 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
 # Trained models
 
 
-@torch.no_grad()
 def trained_layers(folder):
-    """Yield number, q, k (B, H, L, e) of each layer of a run, on docstrings of Python."""
+    """Return an iterator of q, k (B, H, L, e) of each layer of a run, on docstrings of Python."""
     model, tokenizer, _ = harness.load_run(folder)
     num_words = 8 * model.config.length
     ids = []  # of one long text, cut into eight sequences
@@ -292,13 +295,7 @@ def trained_layers(folder):
             ids += tokenizer.ids(words).tolist()
         if len(ids) >= num_words:
             break
-    model.set_codes(torch.from_numpy(tokenizer.codes()))
-    ids = torch.tensor(ids[:num_words]).view(8, -1)
-    x = model.embed_inputs(ids)  # (B, L, d)
-    for number, layer in enumerate(model.layers, 1):
-        q, k, _ = layer.attention.project(x)
-        yield number, q, k
-        x = layer(x)
+    return harness.walk_layers(model, tokenizer, torch.tensor(ids[:num_words]).view(8, -1))
 
 
 TRAINED = """
@@ -317,7 +314,7 @@ def bench_trained(args):
     """Measure the pairs, the attention mass and the best keys in the buckets of trained layers."""
     torch.manual_seed(0)  # for the random buckets
     for folder in args.runs:
-        for number, q, k in trained_layers(folder):
+        for number, (q, k) in enumerate(trained_layers(folder), 1):
             for bands in (2, 8):
                 name = f"{Path(folder).name}, layer {number}, r {bands}"
                 yield dict(name=name) | measure_layer(q, k, bands)

@@ -45,7 +45,6 @@ def bench_copies(args):
                        neighbors=neighbors, n=len(values))
 
 
-@torch.no_grad()
 def attend_to_copies(model, tokenizer, pair):
     """Return the attention of each word of a pair of texts that has a copy, means over heads.
 
@@ -64,11 +63,9 @@ def attend_to_copies(model, tokenizer, pair):
     if num_cut > 0 or not places:
         return np.empty((len(model.layers), 0, 3))
     second_start = len(first) + 3  # [CLS] A [SEP] [SEP] B [SEP]
-    model.set_codes(torch.from_numpy(tokenizer.codes()))
-    x = model.embed_inputs(torch.from_numpy(ids).long().unsqueeze(0))  # (1, L, d)
+    ids = torch.from_numpy(ids).long().unsqueeze(0)  # (1, L)
     shares = []  # a list for each layer
-    for layer in model.layers:
-        q, k, _ = layer.attention.project(x)
+    for q, k in harness.walk_layers(model, tokenizer, ids):
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5  # (1, H, L, L)
         weights = scores.softmax(-1).mean(1)[0]  # (L, L)
         values = []  # a tuple for each word
@@ -83,7 +80,6 @@ def attend_to_copies(model, tokenizer, pair):
                 mean = others / (size - 1) if size > 1 else np.nan
                 values.append((copy, mean, neighbors))
         shares.append(values)
-        x = layer(x)
     return np.array(shares)
 
 

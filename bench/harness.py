@@ -275,6 +275,17 @@ def load_run(folder):
     return model, tokenizer, checkpoint
 
 
+@torch.no_grad()
+def walk_layers(model, tokenizer, ids):
+    """Yield queries and keys (B, H, L, e) of each layer, on token IDs (B, L) without padding."""
+    model.set_codes(torch.from_numpy(tokenizer.codes()))
+    x = model.embed_inputs(ids)  # (B, L, d)
+    for layer in model.layers:
+        q, k, _ = layer.attention.project(x)
+        yield q, k
+        x = layer(x)
+
+
 def load_corpus(args, split, vocab=50_000):
     """Return the Corpus of --data; vocab is the largest number of pieces of a BPE."""
     return Corpus(prepare(args.data, split, args.cache, vocab, quiet=True))
