@@ -33,8 +33,6 @@ from bench import harness
 from bench.harness import GLUE_FILES, RUNS, Stopwatch
 from data.python_source import python_files, python_texts
 
-DENSE = F.scaled_dot_product_attention
-
 
 def draw_functions(num_heads, num_hyperplanes=8, num_buckets=256, size=64):
     """Draw a hash function for each head, always the same."""
@@ -65,7 +63,7 @@ def run_passes(impl, q, k, v, draw, cotangent=None, pairs="all"):
     """
     with torch.set_grad_enabled(cotangent is not None):
         if impl == "kernel":
-            out = DENSE(q, k, v)
+            out = F.scaled_dot_product_attention(q, k, v)
         elif impl == "attention":
             out = attention.full_attention(q, k, v)
         else:
@@ -156,18 +154,12 @@ def bench_flops(args, *, rounds=301):
 # Time and memory by length
 
 
-def lsh_all_pairs(q, k, v):
-    """Return LSH attention over all colliding pairs, 8 hyperplanes, 256 buckets, with hashing."""
-    hq, hk = hash_both(q, k, draw_functions(q.shape[1]))
-    return attention.lsh_attention(q, k, v, hq, hk)
-
-
-def memory_of_passes(attend, length):
-    """Return the MiB that a forward and backward pass of attend adds to the process's peak."""
+def memory_of_passes(impl, length):
+    """Return the MiB that run_passes adds to the process's peak."""
     for L in (64, length):  # the libraries allocate what they need once in the first pass
         q, k, v = random_qkv(1, 2, L, 64)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        attend(q, k, v).sum().backward()
+        run_passes(impl, q, k, v, draw_functions(2), torch.ones(1).expand_as(q))
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
 
 
@@ -228,11 +220,11 @@ def bench_attention(args, *, positions=16_384, rounds=5,
         gflop = (flops_of_pair * num_pairs + flops_of_vector * 2 * num_vectors) / 1e9
         row = dict(L=L, share=100 * num_pairs / all_pairs, gflop=gflop, **watch.ms)
         row["dense_gflop"] = flops_of_pair * all_pairs / 1e9
-        row["memory"] = harness.run_in_new_process(memory_of_passes, lsh_all_pairs, L)
+        row["memory"] = harness.run_in_new_process(memory_of_passes, "auto", L)
         if "dense" in passes:
             row["ratio"] = watch.ratio("dense", "ours")
             row["ratio_forward"] = watch.ratio("dense_forward", "forward")
-            row["dense_memory"] = harness.run_in_new_process(memory_of_passes, DENSE, L)
+            row["dense_memory"] = harness.run_in_new_process(memory_of_passes, "kernel", L)
         if "upper" in passes:
             row["ratio_upper"] = watch.ratio("dense", "upper")
         yield row

@@ -257,8 +257,13 @@ def build_model(words, preset, device="cpu", **changes):
     model = Model(Config.choose(PRESETS[preset] | changes)).to(device)
     tokenizer = HashTokenizer(model.config, hash=MD5(), vocabulary=words)
     tokenizer.ids(words)  # it learns them
-    model.set_codes(torch.from_numpy(tokenizer.codes()))
+    set_codes(model, tokenizer)
     return model
+
+
+def set_codes(model, tokenizer):
+    """Give a model the codes of all words that its tokenizer has met."""
+    model.set_codes(torch.from_numpy(tokenizer.codes()))
 
 
 def read_log(folder):
@@ -278,7 +283,7 @@ def load_run(folder):
 @torch.no_grad()
 def walk_layers(model, tokenizer, ids):
     """Yield queries and keys (B, H, L, e) of each layer, on token IDs (B, L) without padding."""
-    model.set_codes(torch.from_numpy(tokenizer.codes()))
+    set_codes(model, tokenizer)
     x = model.embed_inputs(ids)  # (B, L, d)
     for layer in model.layers:
         q, k, _ = layer.attention.project(x)

@@ -161,7 +161,7 @@ def name_hidden(folder, words, texts):
     """
     model, tokenizer, _ = load_run(folder)
     rows, hidden = hide_words(texts, tokenizer)
-    model.set_codes(torch.from_numpy(tokenizer.codes()))
+    harness.set_codes(model, tokenizer)
     is_hashed = model.config.head == "hash-mlm"
     candidates = list_candidates(words, tokenizer, is_hashed)
 
