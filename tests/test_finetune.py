@@ -21,7 +21,7 @@ from data.tasks import Task
 from infer import Predictor
 from model import Config, Model
 from tests.pretend_gpu import pretend_gpu
-from tests.support import assert_refused, equal_weights, make_words, run_main, torchrun
+from tests.support import assert_refused, equal_weights, make_words, run_main, torchrun, write_table
 from tests.test_squad import make_rows
 
 DEVICE = "--device cpu --dtype float32 --no-compile".split()
@@ -37,12 +37,6 @@ def sentence(rng, *more):
     """Return 3 to 9 words and `more`, in random order."""
     words = [*rng.sample(WORDS, rng.randint(3, 9)), *more]
     return " ".join(rng.sample(words, len(words)))
-
-
-def write_table(path, rows):
-    """Write a .tsv; rows are sequences. Return its path, str."""
-    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.fixture(scope="session")

@@ -259,7 +259,6 @@ def test_silently_wrong_arguments_are_refused(call, message):
 @pytest.mark.parametrize("n, m, kept", [
     (10, 10, (4, 3)),  # both are cut: room for 11 - 4 = 7 words
     (2, 10, (2, 5)),  # the second alone; test_all.py cuts the first
-    (3, 3, (3, 3)),
 ])
 def test_build_inputs_cuts_the_longer_text(n, m, kept):
     first = np.arange(n)
