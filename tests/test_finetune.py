@@ -123,14 +123,19 @@ def test_score_beats_majority_and_is_read_back(tune, refuse, own, tmp_path):
 def test_predictions_reproduce_the_scores(tune, own, tmp_path):
     """Law: the files of the jobs have the accuracies that are reported, and these their mean."""
     row = tune(tmp_path, *own, "--seeds", 2, "--epochs", 1)["tasks"]["own"]
-    truth = [["down", "up"].index(dev_row["label"]) for dev_row in read_rows(own[-1])]
+    truth = [int(dev_row["label"] == "up") for dev_row in read_rows(own[-1])]
+
+    def accuracy(job):
+        is_right = np.array(job["predicted"]) == truth
+        return 100 * is_right.mean()
+
     values = []
     bag_values = []
     for seed in (0, 1):
         job = json.loads((tmp_path / f"own-seed-{seed}.json").read_text())
         assert job["truth"] == truth
-        values.append(100 * np.mean(np.array(job["predicted"]) == truth))
-        bag_values.append(100 * np.mean(np.array(job["control"]["predicted"]) == truth))
+        values.append(accuracy(job))
+        bag_values.append(accuracy(job["control"]))
     assert row["values"] == pytest.approx(values)
     assert row["mean"] == pytest.approx(np.mean(values))
     assert row["std"] == pytest.approx(np.std(values, ddof=1))

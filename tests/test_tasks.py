@@ -43,7 +43,7 @@ def two_batches(logits):
 
 
 def flags(**changes):
-    """Return what read_task reads of the flags of finetune.py."""
+    """Return what read_task and read_squad read of the flags of finetune.py."""
     names = ("train", "dev", "data_dir", "text", "label", "regression", "cache", "encoding",
              "sep", "header", "limit")
     return SimpleNamespace(**dict.fromkeys(names) | dict(select=0.0, balanced=False) | changes)
@@ -329,7 +329,8 @@ def test_error_of_one_seed_is_that_of_a_mean_of_rows():
     predicted = np.tile([1, 1, 1, 0, 1, 1, 0, 0], n // 8)
     others = np.tile([0, 0, 0, 1, 1, 1, 0, 0], n // 8)
     error = standard_error("accuracy", [predicted], [others], truth)
-    expected = 100 * np.sqrt((4 / 8 - (2 / 8)**2) / n)
+    variance = 4 / 8 - (2 / 8)**2  # of the differences, 1, -1 or 0
+    expected = 100 * np.sqrt(variance / n)
     # 20 groups measure a deviation to 1/√38 of it
     assert error == pytest.approx(expected, rel=3 / np.sqrt(38))
 
