@@ -664,18 +664,20 @@ def test_shuffle_random_by_hand():
         labels     -   0  1  0  1  0  1  2  -      4 gets 11, 6 gets 13; and 7 gets a random word
     """
     ids = torch.tensor([[CLS, 10, 11, 12, 13, 14, 15, 16, SEP]])
-    shuffle, replace, order = torch.full((3, 9), 0.1001)  # the noise of each decision, (L,)
-    shuffle[[2, 4, 6]] = 0.0999  # below the rate of 10 %
-    replace[[0, 2, 7, 8]] = 0.0999  # only the word at 7: 2 is shuffled, CLS and SEP are no words
-    order[[6, 2, 4]] = torch.tensor([0.2, 0.3, 0.4])  # sorted, this is the new order
-    noise = torch.stack([shuffle, replace, order]).unsqueeze(1)  # (3, B, L)
+    noise = torch.tensor([  # of three decisions
+        # below the rate of 10 % a word trades its place
+        [0.9999, 0.1001, 0.0999, 0.1001, 0.0999, 0.1001, 0.0999, 0.1001, 0.9999],
+        # or goes: only the one at 7, as 2 trades its place, and CLS and SEP are no words
+        [0.0999, 0.1001, 0.0999, 0.1001, 0.1001, 0.1001, 0.1001, 0.0999, 0.0999],
+        # sorted, this is the new order
+        [0.9999, 0.9999, 0.3000, 0.9999, 0.4000, 0.9999, 0.2000, 0.9999, 0.9999],
+    ])
     random_words = torch.full_like(ids, 99)
 
     objective = ShuffleRandom(None, first_word_id=FIRST_WORD_ID)
-    inputs, labels = objective.corrupt(ids, noise, random_words)
+    inputs, labels = objective.corrupt(ids, noise.unsqueeze(1), random_words)
     assert inputs.tolist() == [[CLS, 10, 15, 12, 11, 14, 13, 99, SEP]]
-    assert labels[0, 1:8].tolist() == [0, 1, 0, 1, 0, 1, 2]
-    assert labels[0, 0] == labels[0, 8] == IGNORE_INDEX
+    assert labels.tolist() == [[IGNORE_INDEX, 0, 1, 0, 1, 0, 1, 2, IGNORE_INDEX]]
 
 
 def fixed_model(logits):

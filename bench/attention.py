@@ -33,8 +33,6 @@ from bench import harness
 from bench.harness import GLUE_FILES, RUNS, Stopwatch
 from data.python_source import python_files, python_texts
 
-DENSE = F.scaled_dot_product_attention
-
 
 def draw_functions(num_heads, num_hyperplanes=8, num_buckets=256, size=64):
     """Draw a hash function for each head, always the same."""
@@ -56,6 +54,24 @@ def permute_buckets(h):
 def random_qkv(*shape, dtype=torch.float32):
     """Return random queries, keys and values that need a gradient."""
     return [torch.randn(*shape, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+def run_passes(impl, q, k, v, draw, cotangent=None, pairs="all"):
+    """Run attention forward, and backward where there is a cotangent, the gradient of the output.
+
+    impl: "kernel", PyTorch's dense attention; "attention", ours; else that of LSH attention.
+    """
+    with torch.set_grad_enabled(cotangent is not None):
+        if impl == "kernel":
+            out = F.scaled_dot_product_attention(q, k, v)
+        elif impl == "attention":
+            out = attention.full_attention(q, k, v)
+        else:
+            hq, hk = hash_both(q, k, draw)
+            out = attention.lsh_attention(q, k, v, hq, hk, impl=impl, pairs=pairs)
+    if cotangent is not None:
+        # grad, not backward, which would add up gradients in q, k and v
+        torch.autograd.grad(out, (q, k, v), cotangent)
 
 
 # Operations
@@ -138,18 +154,12 @@ def bench_flops(args, *, rounds=301):
 # Time and memory by length
 
 
-def lsh_all_pairs(q, k, v):
-    """Return LSH attention over all colliding pairs, 8 hyperplanes, 256 buckets, with hashing."""
-    hq, hk = hash_both(q, k, draw_functions(q.shape[1]))
-    return attention.lsh_attention(q, k, v, hq, hk)
-
-
-def memory_of_passes(attend, length):
-    """Return the MiB that a forward and backward pass of attend adds to the process's peak."""
+def memory_of_passes(impl, length):
+    """Return the MiB that run_passes adds to the process's peak."""
     for L in (64, length):  # the libraries allocate what they need once in the first pass
         q, k, v = random_qkv(1, 2, L, 64)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        attend(q, k, v).sum().backward()
+        run_passes(impl, q, k, v, draw_functions(2), torch.ones(1).expand_as(q))
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
 
 
@@ -188,26 +198,19 @@ def bench_attention(args, *, positions=16_384, rounds=5,
             num_pairs += (sizes_q * sizes_k).sum().item()
         num_pairs /= len(draws)
 
-        def run(kind, has_backward, turns):
-            with torch.set_grad_enabled(has_backward):
-                if kind == "dense":
-                    out = DENSE(q, k, v)
-                else:
-                    hq, hk = hash_both(q, k, next(turns))
-                    out = attention.lsh_attention(q, k, v, hq, hk, pairs=kind)
-            if has_backward:
-                torch.autograd.grad(out, (q, k, v), cotangent)
+        def run(turns, impl, *options):
+            run_passes(impl, q, k, v, next(turns), *options)
 
-        passes = {"ours": ("all", True), "forward": ("all", False)}
+        passes = {"ours": ("auto", cotangent), "forward": ("auto",)}
         if L <= 1024:  # the literal formula takes matrices of L x L
-            passes["upper"] = ("upper", True)
+            passes["upper"] = ("auto", cotangent, "upper")
         if L <= 16_384:
-            passes["dense"] = ("dense", True)
-            passes["dense_forward"] = ("dense", False)
+            passes["dense"] = ("kernel", cotangent)
+            passes["dense_forward"] = ("kernel",)
         functions = {}
-        for name, (kind, has_backward) in passes.items():
+        for name, options in passes.items():
             # every pass has the draws in the same order
-            functions[name] = functools.partial(run, kind, has_backward, itertools.cycle(draws))
+            functions[name] = functools.partial(run, itertools.cycle(draws), *options)
         watch = Stopwatch(functions, rounds)
 
         num_vectors = q.shape[:3].numel()  # of queries, and of keys
@@ -217,11 +220,11 @@ def bench_attention(args, *, positions=16_384, rounds=5,
         gflop = (flops_of_pair * num_pairs + flops_of_vector * 2 * num_vectors) / 1e9
         row = dict(L=L, share=100 * num_pairs / all_pairs, gflop=gflop, **watch.ms)
         row["dense_gflop"] = flops_of_pair * all_pairs / 1e9
-        row["memory"] = harness.run_in_new_process(memory_of_passes, lsh_all_pairs, L)
+        row["memory"] = harness.run_in_new_process(memory_of_passes, "auto", L)
         if "dense" in passes:
             row["ratio"] = watch.ratio("dense", "ours")
             row["ratio_forward"] = watch.ratio("dense_forward", "forward")
-            row["dense_memory"] = harness.run_in_new_process(memory_of_passes, DENSE, L)
+            row["dense_memory"] = harness.run_in_new_process(memory_of_passes, "kernel", L)
         if "upper" in passes:
             row["ratio_upper"] = watch.ratio("dense", "upper")
         yield row
@@ -252,24 +255,17 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
         q, k, v = random_qkv(B, heads, L, 64, dtype=getattr(torch, dtype))
         cotangent = torch.randn_like(q)
 
-        def run(name):
-            if name == "kernel":
-                out = DENSE(q, k, v)
-            elif name == "attention":
-                out = attention.full_attention(q, k, v)
-            else:
-                hq, hk = hash_both(q, k, draw)
-                out = attention.lsh_attention(q, k, v, hq, hk, impl=name)
-            torch.autograd.grad(out, (q, k, v), cotangent)
-
-        names = ["blocks", "auto"]  # values of impl
+        impls = ["blocks", "auto"]
         if L <= 1024:  # the formulas take matrices of L x L
-            names += ["dense", "attention", "kernel"]  # "dense" is the impl that collects no bucket
-        watch = Stopwatch({name: functools.partial(run, name) for name in names}, rounds)
+            impls += ["dense", "attention", "kernel"]  # "dense" is the impl that collects no bucket
+        functions = {}
+        for impl in impls:
+            functions[impl] = functools.partial(run_passes, impl, q, k, v, draw, cotangent)
+        watch = Stopwatch(functions, rounds)
         row = dict(L=L, dtype=dtype, batch=B, heads=heads, **watch.ms)
         # in each round, against the faster of its two ways
         better = watch.times["blocks"]  # seconds of each round
-        if "dense" in names:
+        if "dense" in impls:
             better = map(min, better, watch.times["dense"])
             row["formula"] = watch.ratio("dense", "attention")
             row["gain"] = watch.ratio("attention", "auto")
@@ -280,9 +276,8 @@ def bench_auto(args, *, positions=8_192, heads=4, rounds=7,
 # Trained models
 
 
-@torch.no_grad()
 def trained_layers(folder):
-    """Yield number, q, k (B, H, L, e) of each layer of a run, on docstrings of Python."""
+    """Return an iterator of q, k (B, H, L, e) of each layer of a run, on docstrings of Python."""
     model, tokenizer, _ = harness.load_run(folder)
     num_words = 8 * model.config.length
     ids = []  # of one long text, cut into eight sequences
@@ -292,13 +287,7 @@ def trained_layers(folder):
             ids += tokenizer.ids(words).tolist()
         if len(ids) >= num_words:
             break
-    model.set_codes(torch.from_numpy(tokenizer.codes()))
-    ids = torch.tensor(ids[:num_words]).view(8, -1)
-    x = model.embed_inputs(ids)  # (B, L, d)
-    for number, layer in enumerate(model.layers, 1):
-        q, k, _ = layer.attention.project(x)
-        yield number, q, k
-        x = layer(x)
+    return harness.walk_layers(model, tokenizer, torch.tensor(ids[:num_words]).view(8, -1))
 
 
 TRAINED = """
@@ -317,7 +306,7 @@ def bench_trained(args):
     """Measure the pairs, the attention mass and the best keys in the buckets of trained layers."""
     torch.manual_seed(0)  # for the random buckets
     for folder in args.runs:
-        for number, q, k in trained_layers(folder):
+        for number, (q, k) in enumerate(trained_layers(folder), 1):
             for bands in (2, 8):
                 name = f"{Path(folder).name}, layer {number}, r {bands}"
                 yield dict(name=name) | measure_layer(q, k, bands)

@@ -42,7 +42,7 @@ def bench_frequency(args, *, num_steps=200):
         model, tokenizer, checkpoint = harness.load_run(folder)
         corpus = harness.load_corpus_of(checkpoint["run"], args)
         tokenizer.ids(corpus.words)
-        model.set_codes(torch.from_numpy(tokenizer.codes()))
+        harness.set_codes(model, tokenizer)
         word_counts = corpus.counts[FIRST_WORD_ID:]
         batches = TextBatches(corpus.ids, word_counts, model.config.length, 32, seed=0)
         objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
@@ -125,7 +125,7 @@ def compare_with_model(name, results, predicted):
     others = np.tile(predicted, (len(models), 1))  # the same for each seed
     scores = [result["best"][metric] for result in results]
     cosine_score = 100 * METRICS[metric](predicted, truth)
-    return dict(name=name, metric=metric, n=len(truth), seeds=len(scores),
+    return dict(name=name, metric=metric, n=len(truth),
                 model=statistics.mean(scores), model_std=statistics.stdev(scores),
                 cosine=cosine_score, difference=statistics.mean(scores) - cosine_score,
                 difference_std=standard_error(metric, models, others, truth))

@@ -45,7 +45,6 @@ def bench_copies(args):
                        neighbors=neighbors, n=len(values))
 
 
-@torch.no_grad()
 def attend_to_copies(model, tokenizer, pair):
     """Return the attention of each word of a pair of texts that has a copy, means over heads.
 
@@ -60,40 +59,31 @@ def attend_to_copies(model, tokenizer, pair):
     """
     first, second = [tokenizer.ids(tokenizer.split(text)[0]) for text in pair]
     ids, num_cut = build_inputs(first, second, model.config.length)
-    places = list_copies(first.tolist(), second.tolist())
-    if num_cut > 0 or not places:
+    # [CLS] A [SEP] [SEP] B [SEP]
+    first_text = slice(1, len(first) + 1)
+    second_text = slice(len(first) + 3, len(ids) - 1)
+    copies = []  # the word that attends, its copy, the text of the copy
+    for i, word in enumerate(first, 1):
+        is_copy = second == word
+        if (first == word).sum() == 1 and is_copy.sum() == 1:
+            j = second_text.start + is_copy.argmax()
+            copies.append((i, j, second_text))
+            copies.append((j, i, first_text))
+    if num_cut > 0 or not copies:
         return np.empty((len(model.layers), 0, 3))
-    second_start = len(first) + 3  # [CLS] A [SEP] [SEP] B [SEP]
-    model.set_codes(torch.from_numpy(tokenizer.codes()))
-    x = model.embed_inputs(torch.from_numpy(ids).long().unsqueeze(0))  # (1, L, d)
+    ids = torch.from_numpy(ids).long().unsqueeze(0)  # (1, L)
     shares = []  # a list for each layer
-    for layer in model.layers:
-        q, k, _ = layer.attention.project(x)
+    for q, k in harness.walk_layers(model, tokenizer, ids):
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5  # (1, H, L, L)
         weights = scores.softmax(-1).mean(1)[0]  # (L, L)
         values = []  # a tuple for each word
-        for i, j in places:
-            i += 1
-            j += second_start
-            for query, key, start, size in [(i, j, second_start, len(second)),
-                                            (j, i, 1, len(first))]:
-                copy = weights[query, key].item()
-                others = weights[query, start:start + size].sum().item() - copy
-                neighbors = (weights[query, query - 1] + weights[query, query + 1]).item()
-                mean = others / (size - 1) if size > 1 else np.nan
-                values.append((copy, mean, neighbors))
+        for query, key, text in copies:
+            row = weights[query]
+            others = row[text]
+            mean = (others.sum() - row[key]) / (len(others) - 1)
+            values.append((row[key], mean, row[query - 1] + row[query + 1]))
         shares.append(values)
-        x = layer(x)
-    return np.array(shares)
-
-
-def list_copies(first, second):
-    """Return list of (i, j): the word at i of first stands at j of second, and once in each."""
-    places = []
-    for i, word in enumerate(first):
-        if first.count(word) == 1 and second.count(word) == 1:
-            places.append((i, second.index(word)))
-    return places
+    return torch.tensor(shares, dtype=torch.float64).numpy()
 
 
 REPEATS = """
@@ -109,14 +99,14 @@ def bench_repeats(args, *, size=126, num_frequent=1_000):
         corpus = Corpus(prepare(name, "regex", args.cache, quiet=True))
         num_windows = len(corpus.ids) // size
         windows = corpus.ids[:num_windows * size].reshape(num_windows, size)
-        windows = np.sort(windows, 1)  # equal words are neighbors
-        is_equal = windows[:, 1:] == windows[:, :-1]
-        is_twice = np.zeros(windows.shape, bool)
-        is_twice[:, 1:] |= is_equal
-        is_twice[:, :-1] |= is_equal
-        is_rare = windows >= FIRST_WORD_ID + num_frequent  # IDs are sorted by frequency
-        yield dict(name=Path(name).name, twice=100 * is_twice[is_rare].mean().item(),
-                   n=is_rare.sum().item())
+        num_twice = 0
+        n = 0
+        for window in windows:
+            words, counts = np.unique(window, return_counts=True)
+            counts = counts[words >= FIRST_WORD_ID + num_frequent]  # IDs are sorted by frequency
+            num_twice += counts[counts > 1].sum().item()
+            n += counts.sum().item()
+        yield dict(name=Path(name).name, twice=100 * num_twice / n, n=n)
 
 
 TABLES = {

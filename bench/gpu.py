@@ -19,12 +19,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-import attention
 import pretrain
-from bench import harness, training
+from bench import attention, harness, training
 from common import find_device, read_json, write_json
 from model import PRESETS, count_operations
 from tokenizer import FIRST_WORD_ID
@@ -74,9 +72,7 @@ def bench_kernels(args, *, heads=12, positions=32_768, calls=10,
     """Time attention, forward and backward with hashing: heads of 64, r 8, m 256, n 1."""
     device = find_device("auto")
     # drawn on the CPU: the same hyperplanes on every device
-    generator = torch.Generator().manual_seed(0)
-    draw = attention.draw_hyperplanes(heads, 1, 8, 64, 256, generator)
-    planes, coef = [part.to(device) for part in draw]
+    draw = [part.to(device) for part in attention.draw_functions(heads)]
     torch.manual_seed(0)
     dtypes = ("bfloat16", "float32")
     for dtype, data, L in itertools.product(dtypes, ("random", "64 clusters"), lengths):
@@ -92,33 +88,20 @@ def bench_kernels(args, *, heads=12, positions=32_768, calls=10,
             x[:2] = centers[cluster] + 0.1 * x[:2]
         q, k, v, cotangent = x.to(getattr(torch, dtype))
         inputs = [part.requires_grad_() for part in (q, k, v)]
-        kinds = ["dense", "blocks"]
+        impls = {"dense": "kernel", "blocks": "blocks"}
         if q.is_cuda:  # FlexAttention has no backward pass on a CPU
-            kinds.append("flex")
+            impls["flex"] = "flex"
         if L <= 2048:  # the literal formula holds matrices of L x L
-            kinds.append("literal")
+            impls["literal"] = "dense"
         # None: a column of the table even where FlexAttention cannot run
         row = dict(dtype=dtype, data=data, L=L, B=B, flex=None, flex_mib=None)
         # the inputs are no part of what a call needs
         before = torch.cuda.memory_allocated() / 2**20
-        for kind in kinds:
-            call = functools.partial(both_passes, kind, *inputs, cotangent, planes, coef)
-            row[kind], peak = time_on_gpu(call, calls)
-            row[f"{kind}_mib"] = None if peak is None else peak - before
+        for name, impl in impls.items():
+            call = functools.partial(attention.run_passes, impl, *inputs, draw, cotangent)
+            row[name], peak = time_on_gpu(call, calls)
+            row[f"{name}_mib"] = None if peak is None else peak - before
         yield row
-
-
-def both_passes(kind, q, k, v, cotangent, planes, coef):
-    """Run attention forward and backward: "dense", or LSH attention: "literal", or its impl."""
-    if kind == "dense":
-        out = F.scaled_dot_product_attention(q, k, v)
-    else:
-        hq = attention.simhash(q, planes, coef, 256)
-        hk = attention.simhash(k, planes, coef, 256)
-        impl = "dense" if kind == "literal" else kind
-        out = attention.lsh_attention(q, k, v, hq, hk, impl=impl)
-    # grad, not backward, which would add up gradients in q, k and v
-    torch.autograd.grad(out, (q, k, v), cotangent)
 
 
 # Training steps

@@ -257,8 +257,13 @@ def build_model(words, preset, device="cpu", **changes):
     model = Model(Config.choose(PRESETS[preset] | changes)).to(device)
     tokenizer = HashTokenizer(model.config, hash=MD5(), vocabulary=words)
     tokenizer.ids(words)  # it learns them
-    model.set_codes(torch.from_numpy(tokenizer.codes()))
+    set_codes(model, tokenizer)
     return model
+
+
+def set_codes(model, tokenizer):
+    """Give a model the codes of all words that its tokenizer has met."""
+    model.set_codes(torch.from_numpy(tokenizer.codes()))
 
 
 def read_log(folder):
@@ -273,6 +278,17 @@ def load_run(folder):
     model = load_model(checkpoint)
     tokenizer = HashTokenizer.load(checkpoint["tokenizer"], model.config)
     return model, tokenizer, checkpoint
+
+
+@torch.no_grad()
+def walk_layers(model, tokenizer, ids):
+    """Yield queries and keys (B, H, L, e) of each layer, on token IDs (B, L) without padding."""
+    set_codes(model, tokenizer)
+    x = model.embed_inputs(ids)  # (B, L, d)
+    for layer in model.layers:
+        q, k, _ = layer.attention.project(x)
+        yield q, k
+        x = layer(x)
 
 
 def load_corpus(args, split, vocab=50_000):

@@ -3,11 +3,13 @@
 `counts` compares our parameters with those that the paper prints. `hashing` measures times. `glue`
 trains every variant with the same budget and seeds and compares their scores, mean ±
 standard deviation over seeds. The ± of an average has no sampling error of the tasks' rows. The
-column `paper` is the average of the paper's eight tasks.
+column `paper` is the average of the paper's eight tasks. `retention` compares fine-tunings, each
+the --out of finetune.py, with the first one.
 
     python -m bench.hashformers counts           or hashing
     python -m bench.hashformers glue --steps 2000 --data_dir glue/    four hours
     python -m bench.hashformers collect --runs out/proj-lsh-?          fine-tuned by other commands
+    python -m bench.hashformers retention --runs out/hf-bert-mlm-glue out/hf-*-glue
 """
 
 import functools
@@ -235,11 +237,91 @@ def bench_collect(args):
     return with_controls(rows)
 
 
+# The paper's Table 2
+
+RETENTION = """
+    model     | name    | s
+    MNLI      | mnli    | .1f
+    QNLI      | qnli    | .1f
+    QQP       | qqp     | .1f
+    RTE       | rte     | .1f
+    SST-2     | sst2    | .1f
+    MRPC      | mrpc    | .1f
+    CoLA      | cola    | .1f
+    STS-B     | stsb    | .1f
+    PRR %     | average | .1f
+    PCR all % | pcr_all | .1f
+    PCR emb % | pcr_emb | .1f
+    PoEP %    | poep    | .1f
+"""
+
+
+def bench_retention(args):
+    """Compare the scores and sizes of fine-tunings with those of the first one. [HF Table 2]"""
+    # scores and sizes stand there, so no checkpoint is read
+    baseline, *others = [read_json(f"{folder}/results.json") for folder in args.runs]
+    for folder, results in zip(args.runs[1:], others):
+        yield dict(name=Path(folder).name) | compare_results(results, baseline)
+
+
+def compare_results(results, baseline):
+    """Return performance retention (PRR) and parameter compression (PCR), in percent.
+
+    Args:
+        results, baseline: dict, contents of results.json. A task counts if both have it.
+
+    Returns:
+        dict:
+            task: score in percent of the baseline's, None where that is 0 or less. [HF §4.4 eq.4]
+            average: the same ratio for the averages over the tasks.
+            pcr_all, pcr_emb: percent of all parameters, and of the embedding's parameters, that
+                are saved. [HF §4.4 eq.6]
+            poep: percent of the parameters that are the embedding's. [HF §4.4 eq.7]
+
+    Raises:
+        InputError: The two share no task, or a task differs in its rows or in its metric.
+    """
+    prr = {}
+    total = 0.0
+    baseline_total = 0.0
+    for name, row in results["tasks"].items():
+        if name not in baseline["tasks"]:
+            continue
+        other = baseline["tasks"][name]
+        for key in ("metric", "rows"):
+            if row[key] != other[key]:
+                raise InputError(f"{name}: expected equal {key}, got {row[key]} and {other[key]}. "
+                                 "Score the same rows.")
+        # the last task's: heads differ by a few hundred parameters
+        size = row["size"]
+        baseline_size = other["size"]
+        # in percent of the baseline's score, as the paper has it
+        prr[name] = percent(row["mean"], other["mean"])
+        total += row["mean"]
+        baseline_total += other["mean"]
+    if not prr:
+        raise InputError("results.json: expected a task that is in both, got none.")
+    return prr | dict(
+        average=percent(total, baseline_total),
+        pcr_all=100 - percent(size["total"], baseline_size["total"]),
+        pcr_emb=100 - percent(size["embedding"], baseline_size["embedding"]),
+        poep=100 * size["poep"],
+    )
+
+
+def percent(value, whole):
+    """Return value in percent of whole, None where whole is 0 or less, as a correlation may be."""
+    if whole <= 0:
+        return None
+    return 100 * value / whole
+
+
 TABLES = {  # name -> function that yields the rows, columns, flags and their defaults
     "counts": (count_paper_models, COUNTS, {}),
     "hashing": (bench_hashing, HASHING, {}),
     "glue": (bench_glue, GLUE, harness.COMPARE | harness.GLUE_FILES),
     "collect": (bench_collect, GLUE, harness.RUNS),
+    "retention": (bench_retention, RETENTION, harness.RUNS),
 }
 
 

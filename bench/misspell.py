@@ -11,14 +11,12 @@ import argparse
 import re
 
 import numpy as np
-import torch
 
 import finetune
 from bench import harness
 from bench.harness import RUNS
-from common import load_checkpoint, read_json, resolve_device
+from common import read_json, resolve_device
 from data.tasks import read_task
-from model import load_model
 
 SHARES = (0, 10, 20, 40)  # percent of the words
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")  # of a keyboard
@@ -77,8 +75,7 @@ def bench_scores(args):
         settings = argparse.Namespace(**results["settings"] | dict(cache=args.cache, device="cpu"))
         # as the run was trained, but on a CPU
         runtime = resolve_device(settings)
-        checkpoint = load_checkpoint(folder)
-        model = load_model(checkpoint)
+        model, _, checkpoint = harness.load_run(folder)
         task, rows_of_splits = read_task(name, settings)
         # the dev rows, misspelled anew for each share with the same seed, are a split each
         for share in SHARES:
@@ -89,7 +86,7 @@ def bench_scores(args):
             rows_of_splits[str(share)] = rows
         # misspelled words get codes as any new word does
         data = finetune.encode_splits(model.config, checkpoint, task, rows_of_splits)
-        model.set_codes(torch.from_numpy(data["train"].tokenizer.codes()))
+        harness.set_codes(model, data["train"].tokenizer)
         title = harness.name_run(results["settings"], name)  # model, task
         yield score_splits(title, runtime, model, data)
 

@@ -136,7 +136,8 @@ def hide_words(texts, tokenizer):
             # b >= start, not >: a piece that is only the space ends at start, and is the word's
             positions = [i for i, (a, b) in enumerate(unit_spans, 1) if a < end and b >= start]
             # pieces that reach into other words would hide more of one model's text
-            if [units[i - 1] for i in positions] != split_word(word, tokenizer):
+            pieces, _ = tokenizer.split(word)
+            if [units[i - 1] for i in positions] != pieces:
                 raise InputError(f"--text: expected pieces of {word!r} alone, "
                                  f"got others: {text[:60]!r}.")
             gaps.append((word, positions))
@@ -145,12 +146,6 @@ def hide_words(texts, tokenizer):
         rows.append(row)
         hidden.append(gaps)
     return rows, hidden
-
-
-def split_word(word, tokenizer):
-    """Return the pieces of a word, or the word itself where words are read whole."""
-    pieces, _ = tokenizer.split(word)
-    return pieces
 
 
 @torch.no_grad()
@@ -166,9 +161,9 @@ def name_hidden(folder, words, texts):
     """
     model, tokenizer, _ = load_run(folder)
     rows, hidden = hide_words(texts, tokenizer)
-    model.set_codes(torch.from_numpy(tokenizer.codes()))
+    harness.set_codes(model, tokenizer)
     is_hashed = model.config.head == "hash-mlm"
-    digests, places = list_candidates(words, tokenizer, is_hashed)
+    candidates = list_candidates(words, tokenizer, is_hashed)
 
     known = set(words)
     ranks = []  # how many other words score as much or more
@@ -189,43 +184,38 @@ def name_hidden(folder, words, texts):
             if word not in known:
                 continue
             rank = math.inf  # a word without a row is asked for, and never named
-            if word in places[n]:
-                place = torch.tensor([places[n][word]])
-                rank = rank_words(part.unsqueeze(0), digests[n], place).item()
+            names, digests = candidates[n]
+            if word in names:
+                place = torch.tensor([names.index(word)])
+                rank = rank_words(part.unsqueeze(0), digests, place).item()
             ranks.append(rank)
     if not ranks:
         raise InputError(
             "--text: expected words of the training text, got none. Use a longer file.")
-    num_asked = len(ranks)
     ranks = np.array(ranks)
-    first = 100 * (ranks < 1).sum().item() / num_asked
-    ten = 100 * (ranks < 10).sum().item() / num_asked
-    return dict(first=first, ten=ten, asked=num_asked)
+    first = 100 * (ranks < 1).mean().item()
+    ten = 100 * (ranks < 10).mean().item()
+    return dict(first=first, ten=ten, asked=len(ranks))
 
 
 def list_candidates(words, tokenizer, is_hashed):
-    """Return the words that compete for n masked positions.
+    """Return the words that compete for n masked positions, dict, n -> (names, digests).
 
-    Returns:
-        digests: dict, n -> integer (W, k) or (W, n), the hash buckets or the pieces of W words.
-        places: dict, n -> dict, word -> its row in digests[n]. A word with an unknown piece has
-            none.
+    names: list of W words, without those that have an unknown piece.
+    digests: integer (W, k) or (W, n), their hash buckets or their pieces.
     """
-    places = collections.defaultdict(dict)
     if is_hashed:
-        places[1] = {word: row for row, word in enumerate(words)}
-        digests = {1: torch.from_numpy(tokenizer.sketch_targets(words))}
-        return digests, places
-    pieces = collections.defaultdict(list)
+        return {1: (words, torch.from_numpy(tokenizer.sketch_targets(words)))}
+    candidates = collections.defaultdict(lambda: ([], []))
     for word in words:
-        ids = tokenizer.ids(split_word(word, tokenizer))
-        if UNK in ids:
-            continue
-        n = len(ids)
-        places[n][word] = len(pieces[n])
-        pieces[n].append(ids - FIRST_WORD_ID)
-    digests = {n: torch.from_numpy(np.stack(rows)) for n, rows in pieces.items()}
-    return digests, places
+        pieces, _ = tokenizer.split(word)
+        ids = tokenizer.ids(pieces)
+        if UNK not in ids:
+            names, digests = candidates[len(ids)]
+            names.append(word)
+            digests.append(ids - FIRST_WORD_ID)
+    return {n: (names, torch.from_numpy(np.stack(digests)))
+            for n, (names, digests) in candidates.items()}
 
 
 GAPS = """

@@ -132,7 +132,7 @@ def compare_searches(logp, bloom_map, rounds):
     # the results: how many items were scored, and whether the best are those of all items
     _, _, certified, scored = beam_search(logp, bloom_map)
     _, scores, _, scored_sure = beam_search(logp, bloom_map, rounds=None)
-    _, expected, *_ = exhaustive(some, bloom_map)
+    _, expected = exhaustive(some, bloom_map)
     is_equal = torch.equal(scores[:len(some)], expected)
     is_equal = is_equal and torch.equal(scores[0], search_by_blocks(logp[0], columns))
     share = len(logp) / len(some)  # of times: the exhaustive searches had fewer positions
@@ -274,7 +274,7 @@ def bench_beams(args):
         # one item of each set is hidden, the same one as in training's evaluation
         inputs = ids.scatter(1, masked[:, None], MASK)
         # log-probabilities of the hashes at the masked item of each set, (P, m, R)
-        model.set_codes(torch.from_numpy(tokenizer.codes()))
+        harness.set_codes(model, tokenizer)
         positions = (inputs == MASK).flatten().nonzero().flatten()
         logp = hash_logp(model(inputs, inputs != 0, positions), bloom_map)
 

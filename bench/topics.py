@@ -62,7 +62,7 @@ def write_task(folder, examples, num_train, num_dev):
     rng = np.random.default_rng(0)
     groups = sorted({group for group, _, _ in examples})
     is_dev = rng.random(len(groups)) < num_dev / (num_train + num_dev)
-    dev_groups = {group for group, chosen in zip(groups, is_dev) if chosen}
+    dev_groups = set(np.array(groups)[is_dev])
     train = []
     dev = []
     for group, text, label in examples:

@@ -115,8 +115,7 @@ TRAIN = """
 def bench_train(args):
     """Time a training step of S+R and of MLM on one encoder, per sample."""
     num_words = 50_260  # rows of the paper's table
-    # digits are as good as words: a row takes its time whatever it stands for
-    words = [str(i) for i in range(num_words)]
+    words = harness.made_up_words(num_words)
     num_rows = FIRST_WORD_ID + num_words
     models = {  # name -> embedding, objective
         MLM: ("lookup", "mlm"),
@@ -203,7 +202,7 @@ def bench_inference(args):
             # a text has other tokens for each reader
             data = SequenceClassification(task, splits["dev"], tokenizer, model.config.length)
             if unit != "characters":
-                model.set_codes(torch.from_numpy(tokenizer.codes()))
+                harness.set_codes(model, tokenizer)
             row[unit] = np.mean([len(ids) for ids in data.examples])  # tokens a text
             batches = []
             # padded to the longest of 16

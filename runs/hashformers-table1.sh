@@ -30,4 +30,4 @@ torchrun --nproc_per_node=8 finetune.py --preset proformer --task glue
 for row in bert-mlm bert-sr {md5,lsh}-{emb-50k,emb-1k,pool,add,proj}; do
     torchrun --nproc_per_node=8 finetune.py --ckpt out/hf-$row --task glue
 done
-python -m bench.compare retention --runs out/hf-bert-mlm-glue out/hf-*-glue
+python -m bench.hashformers retention --runs out/hf-bert-mlm-glue out/hf-*-glue

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from bench import harness
 from bloom import BloomMap
 from common import load_checkpoint
 from model import Config, Model
@@ -34,6 +35,16 @@ def make_words(count, seed=0, letters="etaoinshrdlu"):
         size = rng.randint(2, 12)
         words.append("".join(rng.choices(letters, k=size)))
     return list(dict.fromkeys(words))[:count]
+
+
+def write_table(path, rows):
+    """Write a .tsv or, by its ending, a .csv without quotes; rows are sequences. Return str."""
+    separator = "," if path.suffix == ".csv" else "\t"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        for row in rows:
+            print(*row, sep=separator, file=file)
+    return str(path)
 
 
 def run_main(main, *argv):
@@ -77,6 +88,14 @@ def torchrun(num_processes, *command, **env):
     """Run a script under torchrun on this machine; flags of torchrun may come before its path."""
     options = ["--standalone", f"--nproc_per_node={num_processes}"]
     return run_script("-m", "torch.distributed.run", *options, *command, **env)
+
+
+def read_log(folder):
+    """Return the rows of log.jsonl without the speed, which differs from run to run."""
+    rows = harness.read_log(folder)
+    for row in rows:
+        row.pop("words_per_s", None)
+    return rows
 
 
 def equal_weights(*folders):

@@ -23,15 +23,17 @@ def assert_is_bloom_map(bloom_map, n, alpha, m=2):
 
     members has the items of each bucket, ascending, and then -1.
     """
-    assert bloom_map.digest.shape == (n, m)
-    assert len(np.unique(bloom_map.digest, axis=0)) == n
-    for column, members in zip(bloom_map.digest.T, bloom_map.members):
-        assert len(members) == math.ceil(n / alpha)
-        assert (np.bincount(column)[:-1] == alpha).all()
+    digest = bloom_map.digest
+    assert digest.shape == (n, m)
+    assert len(np.unique(digest, axis=0)) == n
+    for buckets, members in zip(digest.T, bloom_map.members):
+        assert members.shape == (math.ceil(n / alpha), alpha)
+        assert (members[:-1] >= 0).all()
         for bucket, row in enumerate(members.tolist()):
-            items = np.flatnonzero(column == bucket).tolist()
-            padding = [-1] * (alpha - len(items))
-            assert row == items + padding
+            items = np.flatnonzero(buckets == bucket).tolist()
+            size = len(items)
+            assert row[:size] == items
+            assert set(row[size:]) <= {-1}
 
 
 def test_bloom_map_of_the_alpha_that_the_error_names_is_found():

@@ -140,7 +140,7 @@ def test_pairs_have_one_separator_and_types_of_canine():
     ids, types, mask = canine.pad_inputs(ids)
 
     assert ids.tolist() == [[CLS, *first, SEP, *second, SEP, 0, 0, 0]]
-    assert types.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0]]
+    assert types.tolist() == [[0] * 4 + [1] * 5 + [0] * 3]
     assert torch.equal(mask, ids > 0)
 
 

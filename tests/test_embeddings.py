@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import embeddings
-from embeddings import EMBEDDINGS, MeanEmbedding, MedianEmbedding, SketchEmbedding
+from embeddings import EMBEDDINGS, MeanEmbedding, MedianEmbedding
 from model import Config
 
 METHODS = pytest.mark.parametrize("emb", EMBEDDINGS)
@@ -53,21 +53,6 @@ def test_proj_of_equal_bits_is_zero_with_finite_gradients():
 # Several hash functions
 
 
-class MaxEmbedding(SketchEmbedding):
-    def aggregate(self, rows):
-        return rows.amax(-2)
-
-
-def test_sketch_takes_the_aggregate_of_a_row_of_each_block():
-    """[CM] Block j has R rows from j·R on. Another aggregate is one more subclass."""
-    module = MaxEmbedding(5, 17, 8)
-    codes = random_codes(module, 4, 3)
-    rows = []
-    for j in range(5):
-        rows.append(module.weight[17 * j + codes[..., j]])  # (4, 3, d)
-    assert torch.equal(module(codes), torch.stack(rows).amax(0))
-
-
 @pytest.mark.parametrize("cls", [MedianEmbedding, MeanEmbedding])
 def test_sketch_of_repeated_words_is_that_of_each_by_itself(cls):
     """Each distinct word is computed once; its gradient is the sum over its places."""
@@ -79,24 +64,6 @@ def test_sketch_of_repeated_words_is_that_of_each_by_itself(cls):
     weights = torch.randn(out.shape)
     gradient = torch.autograd.grad(out, module.weight, weights)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, module.weight, weights))
-
-
-def test_ngram_matches_loop_and_has_gradients_at_its_rows_alone():
-    module = embeddings.NgramEmbedding(97, 9, 5)
-    codes = random_codes(module, 4)
-    codes[:, 6:] = 0  # padding
-    expected = torch.zeros(4, 5)
-    for i in range(4):
-        for code in codes[i]:
-            if code > 0:
-                expected[i] += module.weight[code].detach()
-    vectors = module(codes)
-    vectors.sum().backward()
-    torch.testing.assert_close(vectors, expected)
-    is_row = torch.zeros(97, dtype=torch.bool)
-    is_row[codes.flatten()] = True
-    is_row[0] = False
-    assert torch.equal(module.weight.grad.any(1), is_row)
 
 
 # Sizes

@@ -1,4 +1,4 @@
-"""Tests of finetune.py and bench/compare.py: runs of tiny models, resume, refusals, Table 2."""
+"""Tests of finetune.py: runs of tiny models, resume, refusals."""
 
 import json
 import math
@@ -15,14 +15,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import finetune
 import infer
-from bench import compare
-from common import InputError, load_checkpoint, lock_output
+from common import load_checkpoint, lock_output
 from data.corpus import read_rows
 from data.tasks import Task
 from infer import Predictor
 from model import Config, Model
 from tests.pretend_gpu import pretend_gpu
-from tests.support import assert_refused, equal_weights, make_words, run_main, torchrun
+from tests.support import assert_refused, equal_weights, make_words, run_main, torchrun, write_table
 from tests.test_squad import make_rows
 
 DEVICE = "--device cpu --dtype float32 --no-compile".split()
@@ -38,12 +37,6 @@ def sentence(rng, *more):
     """Return 3 to 9 words and `more`, in random order."""
     words = [*rng.sample(WORDS, rng.randint(3, 9)), *more]
     return " ".join(rng.sample(words, len(words)))
-
-
-def write_table(path, rows):
-    """Write a .tsv; rows are sequences. Return its path, str."""
-    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.fixture(scope="session")
@@ -130,14 +123,19 @@ def test_score_beats_majority_and_is_read_back(tune, refuse, own, tmp_path):
 def test_predictions_reproduce_the_scores(tune, own, tmp_path):
     """Law: the files of the jobs have the accuracies that are reported, and these their mean."""
     row = tune(tmp_path, *own, "--seeds", 2, "--epochs", 1)["tasks"]["own"]
-    truth = [["down", "up"].index(dev_row["label"]) for dev_row in read_rows(own[-1])]
+    truth = [int(dev_row["label"] == "up") for dev_row in read_rows(own[-1])]
+
+    def accuracy(job):
+        is_right = np.array(job["predicted"]) == truth
+        return 100 * is_right.mean()
+
     values = []
     bag_values = []
     for seed in (0, 1):
         job = json.loads((tmp_path / f"own-seed-{seed}.json").read_text())
         assert job["truth"] == truth
-        values.append(100 * np.mean(np.array(job["predicted"]) == truth))
-        bag_values.append(100 * np.mean(np.array(job["control"]["predicted"]) == truth))
+        values.append(accuracy(job))
+        bag_values.append(accuracy(job["control"]))
     assert row["values"] == pytest.approx(values)
     assert row["mean"] == pytest.approx(np.mean(values))
     assert row["std"] == pytest.approx(np.std(values, ddof=1))
@@ -501,77 +499,3 @@ def test_class_that_no_selection_row_has_is_noted(sr_run, own, tmp_path, limit, 
     flags = [*QUICK, *own, *NO_TRAINING, "--limit", limit, "--out", tmp_path]
     done = run_main(finetune.main, "--ckpt", sr_run, *flags)
     assert ("no row of --select has the label" in done.out) == is_noted
-
-
-# Comparison
-
-# [HF Table 1] scores: MNLI QNLI QQP RTE SST MRPC CoLA STS
-BERT_MLM = "81.9 88.9 86.7 60.4 92.0 85.7 54.5 86.0"
-# model | scores | [HF Table 2] retention in percent of each task, and of the average
-TABLES = """
-CANINE-C|77.7 87.6 82.8 62.0 85.7 81.4  2.3 83.9|94.9 98.5 95.5 102.6 93.2 95.0 4.2 97.6 88.6
-ProFormer|45.2 59.1 71.4 53.9 82.1 71.2  9.7 22.1|55.2 66.5 82.4 89.2 89.2 83.1 17.8 25.7 65.2
-MD 50K|79.6 88.4 86.9 66.4 88.0 86.8 57.3 86.1|97.2 99.4 100.2 109.9 95.7 101.3 105.1 100.1 100.5
-MD 1K|67.9 80.5 81.0 55.8 72.9 78.4 19.0 79.0|82.9 90.6 93.4 92.4 79.2 91.5 34.9 91.9 84.0
-MD Pool|75.6 84.9 84.9 59.7 86.7 82.7 45.7 82.0|92.3 95.5 97.9 98.8 94.2 96.5 83.9 95.3 94.7
-MD Add|76.2 86.3 85.2 60.2 86.6 81.9 47.4 82.2|93.0 97.1 98.3 99.7 94.1 95.6 87.0 95.6 95.2
-MD Proj|76.0 85.8 84.8 60.9 87.3 83.0 45.9 82.1|92.8 96.5 97.8 100.8 94.9 96.8 84.2 95.5 95.2
-LSH 50K|76.1 86.5 85.5 65.5 83.6 84.2 42.7 83.7|92.9 97.3 98.6 108.4 90.9 98.2 78.3 97.3 95.6
-LSH 1K|65.6 80.1 80.0 56.4 71.3 78.1  5.2 76.9|80.1 90.1 92.3 93.4 77.5 91.1 9.5 89.4 80.8
-LSH Pool|78.0 87.7 86.4 65.6 88.1 84.2 55.3 85.6|95.2 98.7 99.7 108.6 95.8 98.2 101.5 99.5 99.2
-LSH Add|78.6 88.2 86.0 63.1 88.0 84.0 57.7 85.9|96.0 99.2 99.2 104.5 95.7 98.0 105.9 99.9 99.2
-LSH Proj|79.2 88.7 86.5 63.4 88.9 84.6 56.2 85.5|96.7 99.8 99.8 105.0 96.6 98.7 103.1 99.4 99.5
-"""
-
-
-def results_of(scores, parameters=30, embedding=10, **changes):
-    """Return a results.json of the scores, float each, of tasks named a, b, c, …"""
-    tasks = {}
-    size = dict(total=parameters, embedding=embedding)
-    for name, score in zip("abcdefgh", scores):
-        tasks[name] = dict(mean=score, metric="f1", rows=7, size=size) | changes
-    return dict(tasks=tasks, settings=dict(epochs=5, select=0.1))
-
-
-def read_table():
-    """Return dict of model -> scores, printed retentions, and the printed average of these."""
-    table = {}
-    for line in TABLES.strip().splitlines():
-        model, scores, printed = line.split("|")
-        *ratios, average = map(float, printed.split())
-        table[model] = (list(map(float, scores.split())), ratios, average)
-    return table
-
-
-@pytest.mark.parametrize("model", read_table())
-def test_retention_reproduces_table_2(model):
-    """[HF §4.4 eq.4] The average is the ratio of averages: a mean of ratios is up to 3.4 off."""
-    scores, ratios, average = read_table()[model]
-    baseline = results_of(map(float, BERT_MLM.split()))
-    compared = compare.compare(results_of(scores), baseline)
-    assert list(compared["prr"].values()) == pytest.approx(ratios, abs=0.15)  # Table 1 is rounded
-    assert compared["prr_average"] == pytest.approx(average, abs=0.1)
-
-
-def test_erratum_retention_of_1k_rows_does_not_drop_20_percent():
-    """[HF §5.2] prints "20%~26%"."""
-    table = read_table()
-    for kind, drop in (("MD", 16.5), ("LSH", 14.8)):
-        many = table[f"{kind} 50K"][-1]
-        few = table[f"{kind} 1K"][-1]
-        assert many - few == pytest.approx(drop)
-
-
-def test_compression_by_hand():
-    """[HF §4.4 eq.6] 30 of 40 parameters and 10 of 20 are left. A score of 0 has no retention."""
-    compared = compare.compare(results_of([5.0]), results_of([0.0], 40, 20))
-    assert compared == dict(prr=dict(a=None), prr_average=None, pcr_all=25, pcr_emb=50)
-
-
-@pytest.mark.parametrize("baseline, fragment", [
-    (results_of([1.0], metric="accuracy"), "a: expected equal metric"),
-    (results_of([]), "expected a task that is in both"),
-])
-def test_unlike_scores_are_not_compared(baseline, fragment):
-    with pytest.raises(InputError, match=fragment):
-        compare.compare(results_of([1.0]), baseline)

@@ -20,11 +20,13 @@ CAT = F0
 DOG = F0 + 1
 COW = F0 + 2
 SHUFFLE = ShuffleRandom(None, first_word_id=F0)
+ITEM_1 = make_batch(torch.tensor([[MASK]]), torch.tensor([[F0 + 1]]))  # item 1 alone, masked
 
 
 def masked_words(order=True):
     """Return MaskedWords of a text, or of sets; 15 % are masked."""
-    return MaskedWords(Config(emb="lookup", head="mlm", order=order), 0.15, MASK, F0)
+    config = Config(emb="lookup", head="mlm", order=order)
+    return MaskedWords(config, 0.15, MASK, F0)
 
 
 def fixed_model(logits):
@@ -61,7 +63,8 @@ def test_masking_of_a_set_chooses_at_least_one_item(noise, expected):
     """[SB §3.1] Else a set of three has nothing to predict in 0.85³ = 61 % of its turns."""
     ids = torch.tensor([[CAT, DOG, COW, PAD]])
     noise = torch.tensor(noise).expand(3, 1, 4)
-    inputs, labels = masked_words(order=False).corrupt(ids, noise, ids)
+    objective = masked_words(order=False)
+    inputs, labels = objective.corrupt(ids, noise, ids)
     assert inputs.tolist() == [expected]
     assert torch.equal(labels != IGNORE, inputs == MASK)
 
@@ -130,13 +133,15 @@ def test_masked_hashes_loss_and_counts_by_hand():
         COW   buckets 2 1   1/8, counts against DOG, which is third
     """
     objective = masked_hashes([[0, 1], [0, 0], [2, 1]], buckets=3)
-    logits = torch.tensor([
-        [2.0, 1, 1],
-        [1, 2, 1],
-    ]).log().expand(2, 2, 3)  # (M, k, R)
-    batch = make_batch(None, torch.tensor([[CAT, DOG]]))
-    sums = objective.evaluate(fixed_model(logits), batch)
-    assert sums["loss"].item() == pytest.approx((math.log(4) + math.log(8)) / 2)
+    p = torch.tensor([
+        [1 / 2, 1 / 4, 1 / 4],
+        [1 / 4, 1 / 2, 1 / 4],
+    ])
+    logits = p.log().expand(2, 2, 3)  # (M, k, R)
+    labels = torch.tensor([[CAT, DOG]])
+    sums = objective.evaluate(fixed_model(logits), make_batch(None, labels))
+    mean = (math.log(4) + math.log(8)) / 2
+    assert sums["loss"].item() == pytest.approx(mean)
     assert objective.metrics(sums) == {
         "rec@1": 0.5,
         "rec@10": 1,
@@ -154,9 +159,8 @@ def test_masked_items_loss_and_right_tokens_by_hand():
     a, b = bloom_map.digest[1]
     logits[0, 0, a] = 1  # the likeliest row is right for the first token
     logits[0, 1, b] = 1  # for the second it is one of the first block, where that token has no rows
-    batch = make_batch(torch.tensor([[MASK]]), torch.tensor([[DOG]]))  # item 1
 
-    sums = objective.evaluate(fixed_model(logits), batch)
+    sums = objective.evaluate(fixed_model(logits), ITEM_1)
 
     normalizer = math.log(2 * rows - 1 + math.e)
     assert sums["loss"].item() == pytest.approx(normalizer - 1 / 2)
@@ -170,9 +174,9 @@ def test_masked_item_of_probability_zero_is_no_hit():
     bloom_map = BloomMap(15, alpha=2)
     objective = masked_items(bloom_map)
     logits = torch.zeros(1, 2, 2 * objective.config.buckets)
-    logits[0, 0, bloom_map.digest[1, 0]] = -torch.inf
-    batch = make_batch(torch.tensor([[MASK]]), torch.tensor([[DOG]]))  # item 1
-    sums = objective.evaluate(fixed_model(logits), batch)
+    bucket = bloom_map.digest[1, 0]
+    logits[0, 0, bucket] = -torch.inf
+    sums = objective.evaluate(fixed_model(logits), ITEM_1)
     assert sums["rec@20"] == 0
 
 
@@ -207,7 +211,8 @@ def test_rank_words_matches_loops():
     a, b, c = digests.T
     words = torch.randint(0, 50, (300,))
     exclude = torch.randint(-1, 50, (300, 2))
-    exclude = exclude.masked_fill(exclude == words.unsqueeze(1), -1)
+    is_correct = exclude == words.unsqueeze(1)
+    exclude[is_correct] = -1
     ranks = rank_words(logp, digests, words, exclude)
     for i, word in enumerate(words):
         scores = logp[i, 0, a] + logp[i, 1, b] + logp[i, 2, c]  # (50,)
@@ -250,8 +255,11 @@ def test_sampled_softmax_is_unbiased():
     """[SB §3.3] Law: the mean of exp(loss) is that of the full softmax, with 7 samples as well."""
     scores = torch.randn(113)
     scores[2] = 5  # a likely answer, which is often sampled: counted twice it would show
-    losses = torch.stack([sample_loss(scores, 7)[0] for _ in range(2_000)])
-    estimates = losses.exp()
+    losses = []
+    for _ in range(2_000):
+        loss, _ = sample_loss(scores, 7)
+        losses.append(loss)
+    estimates = torch.stack(losses).exp()
     sigma = estimates.std() / math.sqrt(2_000)
     full_loss = -scores.log_softmax(0)[2]
     assert abs(estimates.mean() - full_loss.exp()) < 6 * sigma
@@ -263,8 +271,9 @@ def test_sampled_softmax_weighs_a_word_by_its_rank(n):
     loss, ranks = sample_loss(torch.zeros(1).expand(n), 99)
     r = ranks[ranks != 2].double()  # the correct word counts once, with weight 1
     q = ((r + 2) / (r + 1)).log() / math.log(n + 1)
-    total = 1 + (1 / (99 * q)).sum()
-    assert loss.item() == pytest.approx(total.log().item(), rel=1e-5)
+    weights = 1 / (99 * q)
+    expected = torch.log(1 + weights.sum())
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 # The loss that theory expects
@@ -290,8 +299,9 @@ def test_expected_loss_is_the_entropy_of_the_classes(objective, table, num_class
 def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
     """Deviation 4 masks the items of small sets more often than they occur."""
     labels = torch.tensor([[CAT], [COW], [COW]])  # 1, 3 and 3 bits
-    batch = make_batch(torch.full((3, 1), MASK), labels)
-    sums = objective.evaluate(fixed_model(torch.zeros(3, *shape)), batch)
+    inputs = torch.full_like(labels, MASK)
+    logits = torch.zeros(3, *shape)
+    sums = objective.evaluate(fixed_model(logits), make_batch(inputs, labels))
     _, loss = objective.expected_loss(np.array([4, 2, 1, 1]), sums)
     assert loss == pytest.approx(7 / 3 * math.log(2))
 
@@ -325,7 +335,8 @@ def test_loss_and_evaluate_agree(name):
         model.head.bias.data[:F0] = -100  # special tokens are never sampled
     expected = objective.evaluate(model.eval(), batch)["loss"]
     model.train()
-    losses = torch.stack([objective.loss(model, batch) for _ in range(200)])
+    losses = [objective.loss(model, batch) for _ in range(200)]
+    losses = torch.stack(losses)
     sigma = losses.std() / math.sqrt(200)  # 0 for all others
     assert abs(losses.mean() - expected) < 6 * sigma + 1e-4
 
@@ -333,7 +344,8 @@ def test_loss_and_evaluate_agree(name):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_batch_without_labels_has_no_loss(name):
     model, objective, batch = build(name, num_samples=7)
-    batch = make_batch(batch.inputs, torch.full_like(batch.labels, IGNORE))
+    labels = torch.full_like(batch.labels, IGNORE)
+    batch = make_batch(batch.inputs, labels)
     loss = objective.loss(model, batch)
     sums = objective.evaluate(model, batch)
     assert loss == 0

@@ -112,10 +112,7 @@ def test_sizes_and_recipe_resolve_to(flags, expected):
 
 
 @pytest.mark.parametrize("flags, fragments", [
-    ("--lr nan", ["--lr", "nan"]),
     ("--emb median --hashes 4", ["hashes", "4", "odd"]),  # a median of an even number
-    ("--emb proj --objective mlm", ["objective", "mlm", "proj"]),
-    ("--objective hash-mlm --tied", ["tied", "proj"]),
     ("--mask 1 --objective hash-mlm", ["--mask", "1"]),
     # flags whose effect would be missed
     ("--emb lookup --hash md5", ["--hash requires --emb emb"]),

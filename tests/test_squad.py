@@ -2,7 +2,6 @@
 
 import json
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from data.tasks import Task
 from hashing import MD5, split_words
 from model import Config
 from tests.support import make_words
+from tests.test_tasks import flags
 from tokenizer import SEP, HashTokenizer
 
 WORDS = make_words(60, 3)
@@ -39,17 +39,7 @@ def make_rows(rng, n, no_answer=0.0):
 def read(path, records, name="squad_v2"):
     """Return the training rows of read_squad, of a file with these records."""
     path.write_text(json.dumps(dict(data=records)))
-    args = SimpleNamespace(
-        train=str(path),
-        dev=str(path),
-        data_dir=None,
-        limit=None,
-        select=0.0,
-        encoding=None,
-        sep=None,
-        header=None,
-    )
-    _, splits = read_squad(name, args)
+    _, splits = read_squad(name, flags(train=str(path), dev=str(path)))
     return splits["train"]
 
 
@@ -63,7 +53,8 @@ def make_data(rows, length, name="squad_v2", tokenizer=None):
 
 def batches(logits):
     """Return batches in another order, padded: what `evaluate` reads. logits: list of (L, 2)."""
-    order = np.random.default_rng(0).permutation(len(logits))
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(logits))
     parts = []
     for indices in np.array_split(order, 3):
         part = [logits[i] for i in indices]
@@ -186,7 +177,8 @@ def test_best_spans_match_all_pairs():
     (" ", 3, []),  # between the words
 ])
 def test_find_answer_words_by_hand(text, start, expected):
-    assert find_answer_words("abc def g", [(0, 3), (4, 7), (8, 9)], text, start) == expected
+    spans = [(0, 3), (4, 7), (8, 9)]
+    assert find_answer_words("abc def g", spans, text, start) == expected
 
 
 # Windows and answers
@@ -219,7 +211,11 @@ def test_targets_read_as_answers_score_100(split, length, name, no_answer, bpe):
 
 def test_answers_and_questions_that_are_longer_than_a_window_are_counted():
     context = " ".join(WORDS)
-    data = make_data([(("x", context), [(context, 0)]), ((context, context), [])], 20)
+    rows = [
+        (("x", context), [(context, 0)]),
+        ((context, context), []),
+    ]
+    data = make_data(rows, 20)
     assert "1 answers found in none, 1 questions cut" in data.notes
     assert not data.targets.any()
 
@@ -227,7 +223,8 @@ def test_answers_and_questions_that_are_longer_than_a_window_are_counted():
 def test_answers_are_the_best_over_all_windows():
     """Random scores, against going through all pairs of all windows."""
     pairs = [pair for pair, _ in make_rows(random.Random(4), 9)]
-    windows, spans, _ = cut_windows(pairs, HashTokenizer(Config(), hash=MD5()), 25)
+    tokenizer = HashTokenizer(Config(), hash=MD5())
+    windows, spans, _ = cut_windows(pairs, tokenizer, 25)
     logits = [torch.randn(len(window.ids), 2) for _, window in windows]
     texts, margins = find_answers(pairs, windows, spans, batches(logits))
 

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import pretrain
 from common import fingerprint, load_checkpoint
+from tests.support import read_log
 
 EXIT_CODES = {"kill": (0, -9), "terminate": (0, -15, 143), "full disk": (0, 2)}
 SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM}
@@ -58,18 +59,12 @@ def start(flags, folders, end="", number=0):
 
 def final_state(out):
     """Return a fingerprint of weights, optimizer and log of a finished run."""
-    rows = []
-    with open(os.path.join(out, "log.jsonl")) as file:
-        for line in file:
-            row = json.loads(line)
-            row.pop("words_per_s", None)
-            rows.append(row)
     saved = load_checkpoint(out)
     tensors = list(saved["model"].values())
     for state in saved["optimizer"]["state"].values():
         tensors += state.values()
     numbers = [tensor.tolist() for tensor in tensors]
-    return fingerprint([numbers, repr(saved["run"]), rows])
+    return fingerprint([numbers, repr(saved["run"]), read_log(out)])
 
 
 def main(count, out, cache, *flags):
