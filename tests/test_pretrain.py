@@ -115,6 +115,17 @@ def test_workers_change_nothing(small, tmp_path, data):
     assert read_log(tmp_path / "none") == read_log(tmp_path / "two")
 
 
+@pytest.mark.parametrize("data, flags", [
+    ("text", "--hash md5 --attn lsh --lsh_bands 2 --dropout 0.1"),  # its hyperplanes are saved
+    ("sets", "--coherent 1"),
+])
+def test_run_from_a_checkpoint_begins_with_its_evaluation(small, tmp_path, data, flags):
+    """A step at a learning rate of 0 changes nothing."""
+    result = pretrain.main(small(*flags.split(), out="start", data=data))
+    one_step = ["--steps", "1", "--warmup", "0", "--lr", "0", "--init_from", tmp_path / "start"]
+    assert pretrain.main(small(*flags.split(), *one_step, data=data)) == result
+
+
 @pytest.mark.parametrize("flags, num_classes", [
     ("--emb median --buckets 31", 31),
     ("--emb lookup --objective mlm --vocab 300", 305),  # with special tokens
