@@ -79,10 +79,14 @@ def split_words(text, how="regex"):
 
 
 def list_words(text, how="regex"):
-    """Return the words of split_words without their spans, several times as fast for ASCII."""
+    """Return the words of split_words without their spans, about twice as fast."""
+    # the literal form is split_words(text, how)[0]; with it prepare takes 1.5 times the CPU time
+    pattern = PATTERNS[how]
     if text.isascii():
-        return PATTERNS[how].findall(text.lower())
-    return split_words(text, how)[0]
+        return pattern.findall(text.lower())
+    if replace_marks(text) != text:  # the pattern would cut at marks
+        return split_words(text, how)[0]
+    return [unicodedata.normalize("NFC", word.lower()) for word in pattern.findall(text)]
 
 
 def replace_marks(text):
