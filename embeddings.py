@@ -134,7 +134,7 @@ class LookupEmbedding(Embedding):
 
     def __init__(self, rows, width):
         super().__init__([rows])
-        self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
+        self.weight = new_table(rows, width)  # (N, d)
 
     def embed(self, codes):
         return F.embedding(codes[..., 0].long(), self.weight)
@@ -182,9 +182,9 @@ class PoolEmbedding(Embedding):
         super().__init__([2**chunk] * (num_chunks - 1) + [2**last_chunk])
         self.bits = bits
         self.chunk = chunk
-        self.codebook = nn.Parameter(init_normal(torch.empty(2**chunk, width)))  # (2^chunk, d)
+        self.codebook = new_table(2**chunk, width)  # (2^chunk, d)
         # subtle: with equal weights, words with the same chunks in another order would be equal
-        self.weight = nn.Parameter(init_normal(torch.empty(num_chunks, width)))  # (J, d)
+        self.weight = new_table(num_chunks, width)  # (J, d)
 
     def initial_std(self):
         # of the mean of J rows, if all chunks are whole; a short last one counts as a part of a row
@@ -217,7 +217,7 @@ class AddEmbedding(Embedding):
 
     def __init__(self, bits, width):
         super().__init__([2] * bits)
-        self.codebooks = nn.Parameter(init_normal(torch.empty(bits, 2, width)))  # (T, 2, d)
+        self.codebooks = new_table(bits, 2, width)  # (T, 2, d)
 
     def embed(self, codes):
         zero, one = self.codebooks.unbind(1)  # (T, d), (T, d)
@@ -242,7 +242,7 @@ class ProjEmbedding(Embedding):
 
     def __init__(self, bits, width):
         super().__init__([2] * bits)
-        self.weight = nn.Parameter(init_normal(torch.empty(width, bits)))  # (d, T): w^i is row i
+        self.weight = new_table(width, bits)  # (d, T): w^i is row i
 
     def initial_std(self):
         bits = self.weight.shape[1]  # T
@@ -274,7 +274,7 @@ class LinearEmbedding(Embedding):
 
     def __init__(self, bits, width):
         super().__init__([2] * bits)
-        self.weight = nn.Parameter(init_normal(torch.empty(bits, width)))  # (T, d)
+        self.weight = new_table(bits, width)  # (T, d)
 
     def initial_std(self):
         # A bit is 1/2 ± 1/2. The sum of T rows times 1/2 is a mean that all words share. Words
@@ -312,8 +312,7 @@ class BloomEmbedding(Embedding):
 
     def __init__(self, hashes, buckets, width):
         super().__init__([buckets] * hashes)
-        # (m·(R + s), d)
-        self.weight = nn.Parameter(init_normal(torch.empty(hashes * buckets, width)))
+        self.weight = new_table(hashes * buckets, width)  # (m·(R + s), d)
 
     def embed(self, codes):
         return gather_rows(codes, self.weight)
@@ -365,7 +364,7 @@ class SketchEmbedding(Embedding):
         super().__init__([buckets] * hashes)
         if hashes % 2 == 0:
             raise ValueError(f"hashes: expected an odd number for a sketch, got {hashes}.")
-        self.weight = nn.Parameter(init_normal(torch.empty(hashes * buckets, width)))  # (k·R, d)
+        self.weight = new_table(hashes * buckets, width)  # (k·R, d)
 
     def initial_std(self):
         return measure_std(self)
@@ -424,8 +423,8 @@ class WeightedEmbedding(Embedding):
 
     def __init__(self, hashes, rows, weights, width):
         super().__init__([rows] * hashes + [weights])
-        self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
-        self.importance = nn.Parameter(init_normal(torch.empty(weights, hashes), 1.0))  # (K, k)
+        self.weight = new_table(rows, width)  # (N, d)
+        self.importance = new_table(weights, hashes, std=1.0)  # (K, k)
 
     def initial_std(self):
         # measure_std gives all k codes of a word one row. (Σ_j p_j) · row and Σ_j p_j · row_j have
@@ -462,7 +461,7 @@ class NgramEmbedding(Embedding):
         super().__init__([rows] * grams)
         if rows < 2:
             raise ValueError(f"rows: expected at least 2, one of them for padding, got {rows}.")
-        self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
+        self.weight = new_table(rows, width)  # (N, d)
 
     def initial_std(self):
         return INIT_STD * math.sqrt(22)  # of the sum of 22 rows, the n-grams of "<hello>"
@@ -491,6 +490,11 @@ EMBEDDINGS = {
 
 
 # Helpers
+
+
+def new_table(*shape, std=INIT_STD):
+    """Return a parameter of this shape, filled by init_normal."""
+    return nn.Parameter(init_normal(torch.empty(shape), std))
 
 
 def init_normal(weight, std=INIT_STD):
