@@ -223,15 +223,15 @@ def train(args, runtime, model, data, seed, lr, title):
     if args.balanced:
         train_data.balance()
     metric = train_data.task.metrics[0]
-    lengths = [len(ids) for ids in train_data.examples]
+    examples = train_data.examples
     batches = []  # of all epochs; each holds indices of examples of similar length
     for epoch in range(args.epochs):
-        batches += length_batches(lengths, args.batch, np.random.default_rng([seed, epoch]))
+        batches += length_batches(examples, args.batch, np.random.default_rng([seed, epoch]))
     num_steps = len(batches)
     warmup = math.ceil(WARMUP * num_steps)
     eval_every = args.eval_every
     if eval_every is None:  # twice per epoch
-        eval_every = max(1, math.ceil(len(lengths) / args.batch) // 2)
+        eval_every = max(1, math.ceil(len(examples) / args.batch) // 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr, eps=1e-6, weight_decay=0.0, fused=True)
 
     log = []
@@ -283,9 +283,8 @@ def lr_factor(step, num_steps, warmup):
 def evaluate(runtime, model, part):
     """Return the scores of a model on one split of data, dict, and its predictions."""
     model.eval()
-    lengths = [len(ids) for ids in part.examples]
     batches = []
-    for indices in length_batches(lengths, max(1, EVAL_POSITIONS // part.length)):
+    for indices in length_batches(part.examples, max(1, EVAL_POSITIONS // part.length)):
         batches.append((indices, compute_logits(runtime, model, part, indices)))
     # after the loop, since each check waits for a GPU
     if not all(logits.isfinite().all() for _, logits in batches):
