@@ -56,8 +56,8 @@ class Embedding(nn.Module):
         options: the arguments of its constructor, as fields of model.Config.
         code_format: how a word's codes are laid out: tokenizer.py lists the formats.
         needs_specials: special tokens have no codes, and model.py has a table for them.
-        has_word_row: model.py adds one learned vector to every word. lookup and emb learn it in
-            their rows, and bloom has none.
+        has_word_row: that table has a row more, which is added to every word. emb learns it in its
+            rows.
         tie: may the output layer use the rows? "yes", as it does by default; "optional"; or "no".
         is_stacked: an item has m vectors, which take m places in the sequence.
     """
@@ -306,7 +306,6 @@ class BloomEmbedding(Embedding):
     options = ("hashes", "buckets", "width")
     code_format = "digest"
     needs_specials = False
-    has_word_row = False
     tie = "yes"
     is_stacked = True
 

@@ -20,7 +20,7 @@ from data.rows import add_reader_flags
 from embeddings import EMBEDDINGS
 from model import CHOICES, PRESETS, Config, Model
 from objectives import OBJECTIVES, SampledWords
-from tokenizer import HASHES, SPLITS, SUBWORDS
+from tokenizer import HASHED, HASHES, SPLITS, SUBWORDS
 
 # All settings: the fields of Config, also those without a flag (head, order, grams), and the rest,
 # in the groups of --help. batch, micro, steps, lr and warmup are not here: every preset for
@@ -180,24 +180,9 @@ CODE_FLAGS = {
     "weighted": "hashes rows weights key hash_seed",
     "ngrams": "rows key hash_seed",
 }
-# Flag -> what it requires. Without that it has no effect, and check_flags refuses it
-REQUIRED = dict(
-    hash="--emb emb, pool, add, proj or linear",
-    key="--hash md5, --emb median, mean, weighted or ngram, or --objective hash-mlm",
-    hash_seed="--hash lsh, --emb bloom, median, mean, weighted or ngram, or --objective hash-mlm",
-    bits="--emb pool, add, proj or linear",
-    chunk="--emb pool",
-    features="--hash lsh",
-    rows="--emb emb, weighted or ngram",
-    hashes="--emb bloom, median, mean or weighted, or --objective hash-mlm",
-    weights="--emb weighted",
-    buckets="--emb median or mean, or --objective hash-mlm",
-    alpha="--emb bloom",
-    vocab="--emb lookup or bloom, or --split bpe or phrases",
-    short="texts, not --split items",
-    mask="--objective mlm, sampled or hash-mlm",
-    noise="--objective sr",
-    samples="--objective sampled")
+# Flags that some settings do not read: check_flags refuses them there
+CONDITIONAL = ("vocab alpha hash key hash_seed features bits chunk rows hashes buckets weights "
+               "short mask noise samples").split()
 
 
 def check_flags(args, flags):
@@ -209,7 +194,7 @@ def check_flags(args, flags):
     """
     code_format = EMBEDDINGS[args.emb].code_format
     effective = set(CODE_FLAGS[code_format].split())
-    if "hash" in effective:
+    if code_format in HASHED:
         effective.update(HASHES[args.hash].options.values())
     if args.head == "hash-mlm" and code_format != "digest":  # it predicts the buckets of a sketch
         effective.update(CODE_FLAGS["sketch"].split())
@@ -220,9 +205,11 @@ def check_flags(args, flags):
     effective.add("noise" if args.head == "sr" else "mask")
     if issubclass(OBJECTIVES[args.objective], SampledWords):
         effective.add("samples")
-    for name, requirement in REQUIRED.items():
+    for name in CONDITIONAL:
         if name in flags and name not in effective:
-            raise InputError(f"--{name} requires {requirement}.")
+            raise InputError(f"--{name} requires other settings than --emb {args.emb}, --hash "
+                             f"{args.hash}, --split {args.split} and --objective "
+                             f"{args.objective}, which do not read it. --help says which.")
     num_hyperplanes = args.rows if code_format == "index" else args.bits
     if "features" in effective and args.features < num_hyperplanes:
         raise InputError(f"--features: expected {num_hyperplanes:,} at least, as many as --bits, "
@@ -243,7 +230,7 @@ def name_output(args):
     """Return the default --out, such as out/proj-lsh: --emb, and what differs from the usual."""
     code_format = EMBEDDINGS[args.emb].code_format
     parts = [args.emb]
-    if "hash" in CODE_FLAGS[code_format].split():
+    if code_format in HASHED:
         parts.append(args.hash)
     if args.split != "regex":
         parts.append(args.split)

@@ -163,8 +163,7 @@ def md5_index(words, N, key=None):
     Example:
         md5_index(["play"], 50_000)  # [15933]
     """
-    check_words(words)
-    numbers = [int.from_bytes(md5_digest(encode(word), key), "big") % N for word in words]
+    numbers = [int.from_bytes(digest, "big") % N for digest in md5_digests(words, key=key)]
     return np.array(numbers, np.int64)
 
 

@@ -320,12 +320,9 @@ def build_parser():
 def finetune_canine(args):
     """Fine-tune on one task with each seed, then write and print the means, as finetune.py does."""
     check_flags(args)
-    if args.pool != "cls":
-        raise InputError("--pool: expected cls.")
-    if args.epochs == 0:
-        raise InputError("--epochs: expected one or more.")
-    if args.compile:
-        raise InputError("--compile: CANINE is not compiled.")
+    if args.pool != "cls" or args.epochs == 0 or args.compile:
+        raise InputError("--pool, --epochs, --compile: expected cls, one epoch or more, and no "
+                         "--compile.")
     config = SHAPES[args.preset]
     weights = {}
     if args.weights:

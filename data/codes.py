@@ -25,7 +25,7 @@ import torch
 from bloom import BloomMap, coherent_map
 from common import InputError, blame, build_once, fingerprint, reading, start_workers
 from data.batches import divide
-from tokenizer import FIRST_WORD_ID, HASHES, UNK, HashTokenizer
+from tokenizer import FIRST_WORD_ID, FIXED, HASHED, HASHES, UNK, HashTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / name for name in (  # they decide on codes and maps
@@ -52,9 +52,9 @@ def build_tokenizer(args, config, corpus):
     options = dict(
         split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed, key=args.key)
     # the formats: the table in tokenizer.py
-    if config.code_format in ("index", "chunks", "bits"):
+    if config.code_format in HASHED:
         options["hash"] = fit_hash(args, corpus)
-    elif config.code_format in ("row", "digest"):
+    elif config.code_format in FIXED:
         options["vocabulary"] = list_vocabulary(args, corpus)
     if config.code_format == "digest":
         num_items = len(options["vocabulary"])

@@ -103,14 +103,14 @@ def list_questions(records):
 def parse_answers(cell, task, place):
     """Return the answers in a cell, list of (text, start): they are the label of a row."""
     try:
-        if cell == "":  # a table's empty cell; for no answer there is []
-            raise TypeError
         if isinstance(cell, dict):  # of lists, on the hub
             answers = list(zip(cell["text"], cell["answer_start"], strict=True))
         else:
             answers = [(answer["text"], answer["answer_start"]) for answer in cell]
         is_good = all(type(text) is str and text != "" and type(start) is int
                       for text, start in answers)
+        if cell == "":  # a table's empty cell; for no answer there is []
+            is_good = False
     except (KeyError, TypeError, ValueError):
         is_good = False
     if not is_good:
