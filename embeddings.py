@@ -35,6 +35,7 @@ hashing.py returns numpy arrays, which are codes as they are. A tokenizer stores
 unpack_bits restores them.
 """
 
+import inspect
 import math
 from types import SimpleNamespace
 
@@ -49,11 +50,12 @@ MAX_CHUNK = 15  # bits of a chunk; equals that of hashing.py, as this file impor
 class Embedding(nn.Module):
     """Base class. A subclass makes its tables, and has its formula in `embed`.
 
+    The arguments of its constructor are fields of model.Config.
+
     Args:
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
 
     Attributes of a class, which model.py reads (the defaults are those of a method of bits):
-        options: the arguments of its constructor, as fields of model.Config.
         code_format: how a word's codes are laid out: tokenizer.py lists the formats.
         needs_specials: special tokens have no codes, and model.py has a table for them.
         has_word_row: that table has a row more, which is added to every word. emb learns it in its
@@ -62,7 +64,6 @@ class Embedding(nn.Module):
         is_stacked: an item has m vectors, which take m places in the sequence.
     """
 
-    options = ("bits", "width")
     code_format = "bits"
     needs_specials = True
     has_word_row = True
@@ -75,8 +76,9 @@ class Embedding(nn.Module):
 
     @classmethod
     def from_config(cls, config):
-        """Return the module for a model.Config, or anything with the fields of options."""
-        return cls(*[getattr(config, name) for name in cls.options])
+        """Return the module for a model.Config: its fields have the names of the arguments."""
+        names = inspect.signature(cls).parameters
+        return cls(*[getattr(config, name) for name in names])
 
     def initial_std(self):
         """Return about the std of vectors before training; the model scales positions by it."""
@@ -126,7 +128,6 @@ class LookupEmbedding(Embedding):
         codes (..., 1), each below N, to (..., d).
     """
 
-    options = ("rows", "width")
     code_format = "row"
     needs_specials = False
     has_word_row = False
@@ -171,7 +172,6 @@ class PoolEmbedding(Embedding):
         codes (..., J), each below 2^chunk, to (..., d).
     """
 
-    options = ("bits", "chunk", "width")
     code_format = "chunks"
 
     def __init__(self, bits, chunk, width):
@@ -303,7 +303,6 @@ class BloomEmbedding(Embedding):
         (..., m, d).
     """
 
-    options = ("hashes", "buckets", "width")
     code_format = "digest"
     needs_specials = False
     tie = "yes"
@@ -355,7 +354,6 @@ class SketchEmbedding(Embedding):
         codes (..., k), each below R, as hashing.sketch_index returns them, to (..., d).
     """
 
-    options = ("hashes", "buckets", "width")
     code_format = "sketch"
     tie = "optional"
 
@@ -417,7 +415,6 @@ class WeightedEmbedding(Embedding):
         codes (..., k + 1) to (..., d): k rows below N, and last the row of p, below K.
     """
 
-    options = ("hashes", "rows", "weights", "width")
     code_format = "weighted"
 
     def __init__(self, hashes, rows, weights, width):
@@ -453,7 +450,6 @@ class NgramEmbedding(Embedding):
         is 0 where all codes are padding.
     """
 
-    options = ("rows", "grams", "width")
     code_format = "ngrams"
 
     def __init__(self, rows, grams, width):

@@ -496,7 +496,7 @@ def build_parser():
     """Return the parser of all flags."""
     p = argparse.ArgumentParser(
         allow_abbrev=False, prog="finetune.py",
-        description=(__doc__ or "").split("\nSources")[0],  # no __doc__: python -OO
+        description=__doc__.split("\nSources")[0],
         usage="python finetune.py (--ckpt DIR | --preset NAME) (--task NAME | --train CSV) [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     start = p.add_mutually_exclusive_group(required=True)

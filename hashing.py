@@ -96,10 +96,8 @@ def replace_marks(text):
         return text
     letters = [text[0]]
     for letter in text[1:]:
-        if is_mark(letter):
-            is_separator = PATTERNS["space"].match(letters[-1]) is None
-            if not is_separator:
-                letter = letters[-1]
+        if is_mark(letter) and PATTERNS["space"].match(letters[-1]):  # not after a separator
+            letter = letters[-1]
         letters.append(letter)
     return "".join(letters)
 

@@ -419,13 +419,9 @@ class Predictor:
         self.read_all(rows, "span")  # raises for a bad row; cut_windows reads the rows again
         windows, spans, _ = cut_windows(rows, self.tokenizer, self.config.length)
         batches = self.run_batches([window.ids for _, window in windows], self.model)
-        texts, margins = find_answers(rows, windows, spans, batches)
-        results = []
-        for text, margin in zip(texts, margins.tolist()):
-            if self.task["name"] == V2 and margin <= 0:
-                text = ""
-            results.append((text, margin))
-        return results
+        allow_no_answer = self.task["name"] == V2
+        texts, margins = find_answers(rows, windows, spans, batches, allow_no_answer)
+        return list(zip(texts, margins.tolist()))
 
     # For every head: vectors, similar words
 
@@ -624,7 +620,7 @@ def build_parser():
     """Return the parser of all flags."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False, prog="infer.py",
-        description=(__doc__ or "").split("\nSources")[0],  # no __doc__: python -OO
+        description=__doc__.split("\nSources")[0],
         usage="python infer.py [--ckpt DIR] (TEXT ... | --file FILE | --near WORD ...) [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument

@@ -52,7 +52,6 @@ from objectives import OBJECTIVES
 from plot import draw_losses
 from tokenizer import FIRST_WORD_ID, MASK
 
-LOG = "log.jsonl"
 LOG_EVERY = 10  # steps
 CONTROL_SETS = 500  # held-out item sets whose items neighbors guess, in seconds
 CONTROL_NAMES = 5_000_000  # in all item sets; with more it would take minutes and gigabytes
@@ -151,7 +150,7 @@ def train(args, initial, rank, world, local_rank):
         log_size = resumed["log_size"]
         if args.dtype == "auto":
             dtype = resumed["dtype"]
-    log_path = os.path.join(args.out, LOG)
+    log_path = os.path.join(args.out, "log.jsonl")
     if is_first:
         if step == 0:  # best.pt is of a run that ended before its first ckpt.pt
             Path(args.out, "best.pt").unlink(missing_ok=True)
@@ -528,7 +527,7 @@ def describe_neighbors(batches):
 
 def pretrain(argv):
     """Parse the flags, hold --out, and train; return the last evaluation."""
-    commands = (__doc__ or "").split("\nOne training step")[0]  # no __doc__: python -OO
+    commands = __doc__.split("\nOne training step")[0]
     args, initial = parse_flags(argv, description=commands)
     rank, world, local_rank = read_ranks()
     with lock_output(args.out, rank):  # another run may be saving the checkpoint there

@@ -229,7 +229,7 @@ def test_answers_are_the_best_over_all_windows():
     pairs = [pair for pair, _ in make_rows(random.Random(4), 9)]
     windows, spans, _ = cut_windows(pairs, HashTokenizer(Config(), hash=MD5()), 25)
     logits = [torch.randn(len(window.ids), 2) for _, window in windows]
-    texts, margins = find_answers(pairs, windows, spans, batches(logits))
+    texts, margins = find_answers(pairs, windows, spans, batches(logits), False)
 
     best = {}  # question -> (score, first word, last word)
     null = {}
