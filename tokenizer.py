@@ -154,7 +154,7 @@ class HashTokenizer:
         """
         if self.is_fixed:
             known = [word in self.id_of_word for word in words]
-        elif isinstance(self.hash, NgramLSH):
+        elif self.config.code_format in HASHED and isinstance(self.hash, NgramLSH):
             known = [len(self.hash.list_features(word)) > 0 for word in words]
         else:
             known = [True] * len(words)
