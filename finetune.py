@@ -21,7 +21,6 @@ Deviations:
     4. Models of width below 512 have their own lr and pool (docs/finetuning.md).
 """
 
-import argparse
 import collections
 import copy
 import dataclasses
@@ -40,8 +39,8 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from common import InputError, add_device_flags, at_least, autocast, blame, find_checkpoint
-from common import fingerprint, load_checkpoint, lock_output, read_json, read_ranks, reading, remove
-from common import resolve_device, run_script, save_checkpoint, send, write_json
+from common import fingerprint, load_checkpoint, lock_output, make_parser, read_json, read_ranks
+from common import reading, remove, resolve_device, run_script, save_checkpoint, send, write_json
 from data.batches import length_batches, pad_batch
 from data.codes import report_unknown
 from data.rows import add_reader_flags, reader_options
@@ -494,11 +493,8 @@ def show(mean, std):
 
 def build_parser():
     """Return the parser of all flags."""
-    p = argparse.ArgumentParser(
-        allow_abbrev=False, prog="finetune.py",
-        description=__doc__.split("\nSources")[0],
-        usage="python finetune.py (--ckpt DIR | --preset NAME) (--task NAME | --train CSV) [flags]",
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    usage = "python finetune.py (--ckpt DIR | --preset NAME) (--task NAME | --train CSV) [flags]"
+    p = make_parser("finetune.py", __doc__, usage=usage)
     start = p.add_mutually_exclusive_group(required=True)
     start.add_argument("--ckpt", help="folder of a run of pretrain.py, or its ckpt.pt")
     start.add_argument("--preset", choices=("proformer", "proformer-tiny"),

@@ -14,7 +14,8 @@ import os
 
 import torch
 
-from common import InputError, add_device_flags, at_least, blame, load_checkpoint, reading
+from common import InputError, add_device_flags, at_least, blame, load_checkpoint, make_parser
+from common import reading
 from data.corpus import name_data
 from data.rows import add_reader_flags
 from embeddings import EMBEDDINGS
@@ -72,7 +73,7 @@ INHERITED = "preset split vocab hash features key hash_seed alpha coherent objec
 PREDICTED = ("digest", "sketch")  # code formats with which the default objective is hash-mlm
 
 
-def parse_flags(argv=None, description=None):
+def parse_flags(argv=None, description=""):
     """Return all settings as a Namespace, and the checkpoint of --init_from or None."""
     flags = vars(build_parser(description).parse_args(argv))  # only those on the command line
     initial = None
@@ -124,12 +125,9 @@ def choose_settings(flags, inherited):
     args = argparse.Namespace(**DEFAULTS | preset | fixed)
 
     # emb, split and objective are None where nobody has set them
-    # 1. emb follows from --split, or else from the preset's order
+    # 1. emb follows from --split; presets of sets have one
     if args.emb is None:
-        has_sets = not args.order
-        if args.split is not None:
-            has_sets = args.split == "items"
-        args.emb = "bloom" if has_sets else "proj"
+        args.emb = "bloom" if args.split == "items" else "proj"
     code_format = EMBEDDINGS[args.emb].code_format
     # 2. split follows from the preset's order, or else from emb
     if args.split is None:
@@ -246,18 +244,15 @@ def name_output(args):
     return os.path.join("out", "-".join(parts))
 
 
-def build_parser(description=None):
+def build_parser(description=""):
     """Return the parser of all flags, without defaults: choose_settings merges them.
 
     description is the text above the flags in --help.
     """
-    parser = argparse.ArgumentParser(
+    parser = make_parser(
+        "pretrain.py", description,
         argument_default=argparse.SUPPRESS,  # what is not typed is not in the result
-        allow_abbrev=False,
-        prog="pretrain.py",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="python pretrain.py [flags]        (--help explains them)",
-        description=description,
         epilog="Sections of the papers: [HF] HashFormers, [SB] Superbloom, [CM] count-median "
         "sketch, [SV] hash embeddings, [BL] BERT-LSH, [BERT] BERT. Formats: docs/operations.md")
     defaults = DEFAULTS | PRESETS["tiny"]

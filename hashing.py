@@ -92,7 +92,7 @@ def replace_marks(text):
     "eete". split_words reads the original text at the same positions.
     """
     # each distinct character once: a long text has few, and most texts have no marks
-    if text.isascii() or not any(is_mark(letter) for letter in set(text)):
+    if not any(is_mark(letter) for letter in set(text)):
         return text
     letters = [text[0]]
     for letter in text[1:]:

@@ -17,7 +17,6 @@ Notation: B batch   L positions   M masked positions   V candidate words   d hid
     m vectors or hashes of an item   k results to return   R buckets of a hash   N rows
 """
 
-import argparse
 import functools
 import itertools
 import json
@@ -32,8 +31,8 @@ import torch.nn.functional as F
 from tokenizers.decoders import ByteLevel
 
 from bloom import ItemMap, beam_search, hash_logp
-from common import InputError, at_least, blame, find_device, load_checkpoint, reading
-from common import run_script, send
+from common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
+from common import reading, run_script, send
 from data.batches import length_batches, pad_batch
 from data.corpus import choose_columns, is_document, item_names
 from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
@@ -432,8 +431,7 @@ class Predictor:
             size = len(example.ids) * self.model.vectors_per_item  # the rest is padding
             return outputs[:size].mean(0).cpu().numpy()
 
-        vectors = self.run(rows, None, self.model.encode, average)
-        return np.array(vectors, np.float32).reshape(-1, self.config.width)
+        return np.stack(self.run(rows, None, self.model.encode, average))
 
     @takes_one_row
     def neighbors(self, words, k=8):
@@ -618,11 +616,8 @@ def main(argv=None):
 
 def build_parser():
     """Return the parser of all flags."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog="infer.py",
-        description=__doc__.split("\nSources")[0],
-        usage="python infer.py [--ckpt DIR] (TEXT ... | --file FILE | --near WORD ...) [flags]",
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    usage = "python infer.py [--ckpt DIR] (TEXT ... | --file FILE | --near WORD ...) [flags]"
+    parser = make_parser("infer.py", __doc__, usage=usage)
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True).add_argument
     source("texts", nargs="*", default=[], metavar="TEXT",

@@ -526,6 +526,7 @@ def validate(c):
 #     alpha    items that share a Bloom token
 #     vocab    BPE pieces; the rows of lookup have the special tokens, too
 
+TINY = dict(layers=2, width=128, heads=4, ffn=512, length=128, dropout=0.0)
 BERT_BASE = dict(layers=12, width=768, heads=12, ffn=3072, length=512)  # [BERT §3]
 # types 2: the second row is never read, but the paper's counts of parameters have it
 SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, length=32)
@@ -534,8 +535,8 @@ BERT_LSH = dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="up
                 width=128, heads=2, ffn=512, length=512, rows=32_000, types=2, vocab=31_995)
 PRESETS = {
     # Ours, for two cores
-    "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0,
-                 batch=32, micro=32, steps=10_000, lr=2e-3, warmup=300, short=0.25),
+    "tiny": TINY | dict(rows=8_192, batch=32, micro=32, steps=10_000, lr=2e-3, warmup=300,
+                        short=0.25),
     "superbloom-small": SUPERBLOOM | dict(layers=2, width=256, heads=4, ffn=512, mask=0.40,
                                           batch=64, micro=16, steps=6_000, lr=2e-3, warmup=300),
 
@@ -557,8 +558,7 @@ PRESETS = {
 
     # Sizes alone, for finetune.py, which trains them from scratch [ProFormer]
     "proformer": BERT_BASE | dict(emb="linear", bits=420, layers=2),
-    "proformer-tiny": dict(emb="linear", bits=420, layers=2, width=128, heads=4, ffn=512,
-                           length=128, dropout=0.0),
+    "proformer-tiny": TINY | dict(emb="linear", bits=420),
 }
 
 

@@ -345,7 +345,7 @@ def load_data(args, initial):
 
         # The config: the settings, and the table sizes of the vocabulary
         config = Config.choose(vars(args))
-        if initial is None:  # else args has the sizes of that run
+        if initial is None:
             num_words = len(list_vocabulary(args, corpus))
             if config.code_format == "row":
                 config.rows = FIRST_WORD_ID + num_words
@@ -353,12 +353,11 @@ def load_data(args, initial):
                 if args.is_alpha_default:
                     args.alpha = fit_alpha(args, config.hashes, num_words)
                 config.buckets = FIRST_WORD_ID + math.ceil(num_words / args.alpha)
+            tokenizer = build_tokenizer(args, config, corpus)
+        else:  # args has the sizes of that run
+            tokenizer = load_tokenizer(initial["tokenizer"], config, corpus)
 
         # Words to codes
-        if initial is None:
-            tokenizer = build_tokenizer(args, config, corpus)
-        else:
-            tokenizer = load_tokenizer(initial["tokenizer"], config, corpus)
         codes = build_codes(config, tokenizer, corpus)
         targets = build_targets(config, tokenizer, corpus, codes)
     # a hash that was just fitted to this corpus knows it

@@ -305,8 +305,7 @@ class ItemSetBatches(Batches):
         row = torch.arange(len(ids))
         noise = torch.ones(3, *ids.shape)
         noise[:2, row, column] = 0.0
-        random_words = torch.full_like(ids, self.word_ids[0])  # none is used
-        return ids, ids != 0, noise, random_words
+        return ids, ids != 0, noise, ids  # no random word is used: any IDs will do
 
     def read_segments(self, pages, fractions):
         """Read a segment of each page.

@@ -118,20 +118,15 @@ def learn_map(corpus, coherent, options):
 
 def fit_alpha(args, m, num_items):
     """Return the largest alpha, --alpha at most, that gives each item a Bloom digest of its own."""
-    # there are (N / alpha)^m digests. With 16 for each item nothing needs a try, which takes
-    # seconds
-    if num_items**m >= 16 * num_items * args.alpha**m:
-        return args.alpha
     for alpha in range(args.alpha, 0, -1):
         try:
             BloomMap(num_items, alpha, m, args.hash_seed)
-        except ValueError:  # too few digests
+        except ValueError:  # too few digests; 1 has enough, a bucket for each item
             continue
         if alpha < args.alpha and not args.quiet:
             print(f"alpha: {alpha}, as {num_items:,} items are too few for {args.alpha}",
                   flush=True)
         return alpha
-    raise AssertionError("an alpha of 1 has N digests for N items")
 
 
 def load_tokenizer(state, config, corpus):

@@ -124,7 +124,7 @@ def write_pydoc(folder, files):
     """Write the docstrings of the largest modules, with the module's name, to a new folder."""
     print("preparing pydoc, once for all runs", flush=True)
     # split -> top-level module -> docstrings
-    texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
+    texts = {split: collections.defaultdict(list) for split in PYDOC_ROWS}
     seen = set()  # copied code must not bring a text into both splits
     for relative, path in files.items():
         module = relative.split("/")[0].removesuffix(".py")
