@@ -508,6 +508,7 @@ def build_parser():
 
 def add_run_flags(add, tasks):
     """Add the flags of a task and its training by `add`, the add_argument of a parser."""
+    positive = at_least(1)
     # the task
     add("--task", choices=tasks, default="own",
         help="own: your files; pydoc: a docstring's module; glue: eight (default: own)")
@@ -520,18 +521,18 @@ def add_run_flags(add, tasks):
     add("--label", default="label", help="column of the label in your files (default: label)")
     add("--regression", action="store_true", help="the labels in your files are numbers")
     add("--balanced", action="store_true", help="weigh classes alike in the loss; score macro F1")
-    add("--limit", type=at_least(1), help="training rows, drawn at random (default: all)")
+    add("--limit", type=positive, help="training rows, drawn at random (default: all)")
     # the training
     add("--epochs", type=at_least(0), default=5, help="0: only score (default: 5)")
-    add("--batch", type=at_least(1), default=32, help="examples per step (default: 32)")
+    add("--batch", type=positive, default=32, help="examples per step (default: 32)")
     add("--lr", type=at_least(0, float), help="peak rate (default: 3e-5; 1e-3 below width 512)")
     add("--pool", choices=("cls", "mean"),
         help="the head reads the first position, or the mean (default: mean below a width of 512)")
     add("--select", type=at_least(0, float, 0.5), default=0.1,
         help="share of the training rows that chooses the weights; 0: the last (default: 0.1)")
-    add("--seeds", type=at_least(1), default=3, help="seeds per task (default: 3)")
+    add("--seeds", type=positive, default=3, help="seeds per task (default: 3)")
     add("--seed", type=at_least(0), default=0, help="the first of the seeds (default: 0)")
-    add("--eval_every", type=at_least(1), help="steps between evaluations (default: half an epoch)")
+    add("--eval_every", type=positive, help="steps between evaluations (default: half an epoch)")
     # device and files
     add_device_flags(add)
     add("--cache", default="cache", help="folder of prepared texts (default: cache)")
@@ -564,10 +565,10 @@ def fill_flags(args, checkpoint, config):
     is_small = config.width < 512
     if args.lr is None:
         args.lr = 1e-3 if is_small else 3e-5  # [HF Table 5]
-    if args.pool is None and checkpoint["task"]:
-        args.pool = config.pool
-    elif args.pool is None:
+    if args.pool is None:
         args.pool = "mean" if is_small else "cls"  # Shuffle+Random never trains [CLS]
+        if checkpoint["task"]:
+            args.pool = config.pool
     if args.epochs == 0:  # nothing is random, and nothing is chosen
         if checkpoint["task"] and args.pool != config.pool:
             raise InputError(f"--pool: expected {config.pool}, that of --ckpt, with --epochs 0.")

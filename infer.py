@@ -80,7 +80,7 @@ def infer(args):
     else:
         rows = [row for row, _ in read_file(args, predictor)]
         vectors = predictor.embed(rows)  # first: a bad row must not empty an earlier file
-        Path(args.vectors).absolute().parent.mkdir(parents=True, exist_ok=True)
+        Path(args.vectors).parent.mkdir(parents=True, exist_ok=True)
         with open(args.vectors, "wb") as file:  # np.save would add .npy to a name
             np.save(file, vectors)
         print(f"Saved {args.vectors}", file=sys.stderr)

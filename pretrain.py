@@ -299,7 +299,7 @@ def train(args, initial, rank, world, local_rank):
     if result["eval_loss"] >= unigram_loss > 0:
         show(args, "warning: no better than label frequencies. Use more --steps, or more text.")
     if is_first:
-        show(args, draw_losses(args.out, args.objective, uniform_loss, unigram_loss))
+        show(args, draw_losses(args.out, uniform_loss, unigram_loss))
     command = ["python", "infer.py", "--ckpt", args.out, example_input(config, corpus, batches)]
     show(args, "Next: " + shlex.join(command))
     return result

@@ -65,7 +65,6 @@ class Batches:
         self.num_known = FIRST_WORD_ID + len(word_counts)
         self.word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)  # some pieces do not occur
         self.epoch = None  # the one that self.order is of, see examples
-        self.order = None
 
     def get_batch(self, step, rows):
         """Return some rows of a step's global batch.

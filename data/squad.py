@@ -382,7 +382,7 @@ def best_spans(logits, is_context, max_words):
     """Find the best span of each window exactly: first <= last, the largest sum of both scores.
 
     Args:
-        logits: float (B, L, 2), scores of start and end.
+        logits: float32 (B, L, 2), scores of start and end. In bfloat16 many sums tie.
         is_context: bool (B, L), positions that may answer.
         max_words: int, words of the longest span.
 
@@ -391,7 +391,6 @@ def best_spans(logits, is_context, max_words):
         first, last: int64 (B,), positions of the span's words.
         null: float (B,), the score of "no answer", which is [CLS] to [CLS].
     """
-    logits = logits.float()  # in bfloat16 many sums tie
     null = logits[:, 0].sum(1)  # (B,)
     logits = logits.masked_fill(~is_context.unsqueeze(-1), -torch.inf)
     start = logits[..., 0]  # (B, L)
