@@ -267,7 +267,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         if attn not in ("full", "lsh"):
             raise ValueError(f"attn: expected full or lsh, got {attn!r}.")
-        if hidden_size % num_heads != 0:
+        if num_heads < 1 or hidden_size % num_heads != 0:
             raise ValueError("hidden_size: expected a multiple of num_heads, "
                              f"got {hidden_size} and {num_heads}.")
         check_choices(fill, pairs)
@@ -297,12 +297,6 @@ class SelfAttention(nn.Module):
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, L, 3, H, e)
         return qkv.permute(2, 0, 3, 1, 4).unbind()
 
-    def hash_buckets(self, q, k):
-        """Return the hash buckets of queries and of keys, each int64 (B, H, n, L). [BL §2.1]"""
-        hq = simhash(q, self.planes, self.coef, self.num_buckets)
-        hk = simhash(k, self.planes, self.coef, self.num_buckets)
-        return hq, hk
-
     def forward(self, x, key_mask=None):
         """Map x (B, L, d) to (B, L, d)."""
         q, k, v = self.project(x)
@@ -310,7 +304,8 @@ class SelfAttention(nn.Module):
             dropout = self.dropout if self.training else 0.0
             a = full_attention(q, k, v, key_mask=key_mask, dropout=dropout)
         else:
-            hq, hk = self.hash_buckets(q, k)
+            hq = simhash(q, self.planes, self.coef, self.num_buckets)  # (B, H, n, L)
+            hk = simhash(k, self.planes, self.coef, self.num_buckets)
             a = lsh_attention(
                 q, k, v, hq, hk, fill=self.fill, pairs=self.pairs, key_mask=key_mask)
         return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)

@@ -115,6 +115,13 @@ def at_least(minimum, kind=int, maximum=2**31 - 1):
     return number
 
 
+def make_parser(script, doc, **options):
+    """Return an ArgumentParser whose --help begins with the commands in doc, a file's docstring."""
+    return argparse.ArgumentParser(
+        allow_abbrev=False, prog=script, description=doc.split("\nSources")[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+
 # -----------------------------------------------------------------------------
 # Device
 

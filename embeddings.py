@@ -35,6 +35,7 @@ hashing.py returns numpy arrays, which are codes as they are. A tokenizer stores
 unpack_bits restores them.
 """
 
+import inspect
 import math
 from types import SimpleNamespace
 
@@ -49,20 +50,20 @@ MAX_CHUNK = 15  # bits of a chunk; equals that of hashing.py, as this file impor
 class Embedding(nn.Module):
     """Base class. A subclass makes its tables, and has its formula in `embed`.
 
+    The arguments of its constructor are fields of model.Config.
+
     Args:
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
 
     Attributes of a class, which model.py reads (the defaults are those of a method of bits):
-        options: the arguments of its constructor, as fields of model.Config.
         code_format: how a word's codes are laid out: tokenizer.py lists the formats.
         needs_specials: special tokens have no codes, and model.py has a table for them.
-        has_word_row: model.py adds one learned vector to every word. lookup and emb learn it in
-            their rows, and bloom has none.
+        has_word_row: that table has a row more, which is added to every word. emb learns it in its
+            rows.
         tie: may the output layer use the rows? "yes", as it does by default; "optional"; or "no".
         is_stacked: an item has m vectors, which take m places in the sequence.
     """
 
-    options = ("bits", "width")
     code_format = "bits"
     needs_specials = True
     has_word_row = True
@@ -75,8 +76,9 @@ class Embedding(nn.Module):
 
     @classmethod
     def from_config(cls, config):
-        """Return the module for a model.Config, or anything with the fields of options."""
-        return cls(*[getattr(config, name) for name in cls.options])
+        """Return the module for a model.Config: its fields have the names of the arguments."""
+        names = inspect.signature(cls).parameters
+        return cls(*[getattr(config, name) for name in names])
 
     def initial_std(self):
         """Return about the std of vectors before training; the model scales positions by it."""
@@ -126,7 +128,6 @@ class LookupEmbedding(Embedding):
         codes (..., 1), each below N, to (..., d).
     """
 
-    options = ("rows", "width")
     code_format = "row"
     needs_specials = False
     has_word_row = False
@@ -134,7 +135,7 @@ class LookupEmbedding(Embedding):
 
     def __init__(self, rows, width):
         super().__init__([rows])
-        self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
+        self.weight = new_table(rows, width)  # (N, d)
 
     def embed(self, codes):
         return F.embedding(codes[..., 0].long(), self.weight)
@@ -171,7 +172,6 @@ class PoolEmbedding(Embedding):
         codes (..., J), each below 2^chunk, to (..., d).
     """
 
-    options = ("bits", "chunk", "width")
     code_format = "chunks"
 
     def __init__(self, bits, chunk, width):
@@ -182,9 +182,9 @@ class PoolEmbedding(Embedding):
         super().__init__([2**chunk] * (num_chunks - 1) + [2**last_chunk])
         self.bits = bits
         self.chunk = chunk
-        self.codebook = nn.Parameter(init_normal(torch.empty(2**chunk, width)))  # (2^chunk, d)
+        self.codebook = new_table(2**chunk, width)  # (2^chunk, d)
         # subtle: with equal weights, words with the same chunks in another order would be equal
-        self.weight = nn.Parameter(init_normal(torch.empty(num_chunks, width)))  # (J, d)
+        self.weight = new_table(num_chunks, width)  # (J, d)
 
     def initial_std(self):
         # of the mean of J rows, if all chunks are whole; a short last one counts as a part of a row
@@ -217,7 +217,7 @@ class AddEmbedding(Embedding):
 
     def __init__(self, bits, width):
         super().__init__([2] * bits)
-        self.codebooks = nn.Parameter(init_normal(torch.empty(bits, 2, width)))  # (T, 2, d)
+        self.codebooks = new_table(bits, 2, width)  # (T, 2, d)
 
     def embed(self, codes):
         zero, one = self.codebooks.unbind(1)  # (T, d), (T, d)
@@ -242,7 +242,7 @@ class ProjEmbedding(Embedding):
 
     def __init__(self, bits, width):
         super().__init__([2] * bits)
-        self.weight = nn.Parameter(init_normal(torch.empty(width, bits)))  # (d, T): w^i is row i
+        self.weight = new_table(width, bits)  # (d, T): w^i is row i
 
     def initial_std(self):
         bits = self.weight.shape[1]  # T
@@ -274,7 +274,7 @@ class LinearEmbedding(Embedding):
 
     def __init__(self, bits, width):
         super().__init__([2] * bits)
-        self.weight = nn.Parameter(init_normal(torch.empty(bits, width)))  # (T, d)
+        self.weight = new_table(bits, width)  # (T, d)
 
     def initial_std(self):
         # A bit is 1/2 ± 1/2. The sum of T rows times 1/2 is a mean that all words share. Words
@@ -303,17 +303,14 @@ class BloomEmbedding(Embedding):
         (..., m, d).
     """
 
-    options = ("hashes", "buckets", "width")
     code_format = "digest"
     needs_specials = False
-    has_word_row = False
     tie = "yes"
     is_stacked = True
 
     def __init__(self, hashes, buckets, width):
         super().__init__([buckets] * hashes)
-        # (m·(R + s), d)
-        self.weight = nn.Parameter(init_normal(torch.empty(hashes * buckets, width)))
+        self.weight = new_table(hashes * buckets, width)  # (m·(R + s), d)
 
     def embed(self, codes):
         return gather_rows(codes, self.weight)
@@ -357,7 +354,6 @@ class SketchEmbedding(Embedding):
         codes (..., k), each below R, as hashing.sketch_index returns them, to (..., d).
     """
 
-    options = ("hashes", "buckets", "width")
     code_format = "sketch"
     tie = "optional"
 
@@ -365,7 +361,7 @@ class SketchEmbedding(Embedding):
         super().__init__([buckets] * hashes)
         if hashes % 2 == 0:
             raise ValueError(f"hashes: expected an odd number for a sketch, got {hashes}.")
-        self.weight = nn.Parameter(init_normal(torch.empty(hashes * buckets, width)))  # (k·R, d)
+        self.weight = new_table(hashes * buckets, width)  # (k·R, d)
 
     def initial_std(self):
         return measure_std(self)
@@ -419,13 +415,12 @@ class WeightedEmbedding(Embedding):
         codes (..., k + 1) to (..., d): k rows below N, and last the row of p, below K.
     """
 
-    options = ("hashes", "rows", "weights", "width")
     code_format = "weighted"
 
     def __init__(self, hashes, rows, weights, width):
         super().__init__([rows] * hashes + [weights])
-        self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
-        self.importance = nn.Parameter(init_normal(torch.empty(weights, hashes), 1.0))  # (K, k)
+        self.weight = new_table(rows, width)  # (N, d)
+        self.importance = new_table(weights, hashes, std=1.0)  # (K, k)
 
     def initial_std(self):
         # measure_std gives all k codes of a word one row. (Σ_j p_j) · row and Σ_j p_j · row_j have
@@ -455,14 +450,13 @@ class NgramEmbedding(Embedding):
         is 0 where all codes are padding.
     """
 
-    options = ("rows", "grams", "width")
     code_format = "ngrams"
 
     def __init__(self, rows, grams, width):
         super().__init__([rows] * grams)
         if rows < 2:
             raise ValueError(f"rows: expected at least 2, one of them for padding, got {rows}.")
-        self.weight = nn.Parameter(init_normal(torch.empty(rows, width)))  # (N, d)
+        self.weight = new_table(rows, width)  # (N, d)
 
     def initial_std(self):
         return INIT_STD * math.sqrt(22)  # of the sum of 22 rows, the n-grams of "<hello>"
@@ -491,6 +485,11 @@ EMBEDDINGS = {
 
 
 # Helpers
+
+
+def new_table(*shape, std=INIT_STD):
+    """Return a parameter of this shape, filled by init_normal."""
+    return nn.Parameter(init_normal(torch.empty(shape), std))
 
 
 def init_normal(weight, std=INIT_STD):

@@ -21,7 +21,6 @@ Deviations:
     4. Models of width below 512 have their own lr and pool (docs/finetuning.md).
 """
 
-import argparse
 import collections
 import copy
 import dataclasses
@@ -40,8 +39,8 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from common import InputError, add_device_flags, at_least, autocast, blame, find_checkpoint
-from common import fingerprint, load_checkpoint, lock_output, read_json, read_ranks, reading, remove
-from common import resolve_device, run_script, save_checkpoint, send, write_json
+from common import fingerprint, load_checkpoint, lock_output, make_parser, read_json, read_ranks
+from common import reading, remove, resolve_device, run_script, save_checkpoint, send, write_json
 from data.batches import length_batches, pad_batch
 from data.codes import report_unknown
 from data.rows import add_reader_flags, reader_options
@@ -223,15 +222,15 @@ def train(args, runtime, model, data, seed, lr, title):
     if args.balanced:
         train_data.balance()
     metric = train_data.task.metrics[0]
-    lengths = [len(ids) for ids in train_data.examples]
+    examples = train_data.examples
     batches = []  # of all epochs; each holds indices of examples of similar length
     for epoch in range(args.epochs):
-        batches += length_batches(lengths, args.batch, np.random.default_rng([seed, epoch]))
+        batches += length_batches(examples, args.batch, np.random.default_rng([seed, epoch]))
     num_steps = len(batches)
     warmup = math.ceil(WARMUP * num_steps)
     eval_every = args.eval_every
     if eval_every is None:  # twice per epoch
-        eval_every = max(1, math.ceil(len(lengths) / args.batch) // 2)
+        eval_every = max(1, math.ceil(len(examples) / args.batch) // 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr, eps=1e-6, weight_decay=0.0, fused=True)
 
     log = []
@@ -283,9 +282,8 @@ def lr_factor(step, num_steps, warmup):
 def evaluate(runtime, model, part):
     """Return the scores of a model on one split of data, dict, and its predictions."""
     model.eval()
-    lengths = [len(ids) for ids in part.examples]
     batches = []
-    for indices in length_batches(lengths, max(1, EVAL_POSITIONS // part.length)):
+    for indices in length_batches(part.examples, max(1, EVAL_POSITIONS // part.length)):
         batches.append((indices, compute_logits(runtime, model, part, indices)))
     # after the loop, since each check waits for a GPU
     if not all(logits.isfinite().all() for _, logits in batches):
@@ -495,11 +493,8 @@ def show(mean, std):
 
 def build_parser():
     """Return the parser of all flags."""
-    p = argparse.ArgumentParser(
-        allow_abbrev=False, prog="finetune.py",
-        description=(__doc__ or "").split("\nSources")[0],  # no __doc__: python -OO
-        usage="python finetune.py (--ckpt DIR | --preset NAME) (--task NAME | --train CSV) [flags]",
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    usage = "python finetune.py (--ckpt DIR | --preset NAME) (--task NAME | --train CSV) [flags]"
+    p = make_parser("finetune.py", __doc__, usage=usage)
     start = p.add_mutually_exclusive_group(required=True)
     start.add_argument("--ckpt", help="folder of a run of pretrain.py, or its ckpt.pt")
     start.add_argument("--preset", choices=("proformer", "proformer-tiny"),
@@ -513,6 +508,7 @@ def build_parser():
 
 def add_run_flags(add, tasks):
     """Add the flags of a task and its training by `add`, the add_argument of a parser."""
+    positive = at_least(1)
     # the task
     add("--task", choices=tasks, default="own",
         help="own: your files; pydoc: a docstring's module; glue: eight (default: own)")
@@ -525,18 +521,18 @@ def add_run_flags(add, tasks):
     add("--label", default="label", help="column of the label in your files (default: label)")
     add("--regression", action="store_true", help="the labels in your files are numbers")
     add("--balanced", action="store_true", help="weigh classes alike in the loss; score macro F1")
-    add("--limit", type=at_least(1), help="training rows, drawn at random (default: all)")
+    add("--limit", type=positive, help="training rows, drawn at random (default: all)")
     # the training
     add("--epochs", type=at_least(0), default=5, help="0: only score (default: 5)")
-    add("--batch", type=at_least(1), default=32, help="examples per step (default: 32)")
+    add("--batch", type=positive, default=32, help="examples per step (default: 32)")
     add("--lr", type=at_least(0, float), help="peak rate (default: 3e-5; 1e-3 below width 512)")
     add("--pool", choices=("cls", "mean"),
         help="the head reads the first position, or the mean (default: mean below a width of 512)")
     add("--select", type=at_least(0, float, 0.5), default=0.1,
         help="share of the training rows that chooses the weights; 0: the last (default: 0.1)")
-    add("--seeds", type=at_least(1), default=3, help="seeds per task (default: 3)")
+    add("--seeds", type=positive, default=3, help="seeds per task (default: 3)")
     add("--seed", type=at_least(0), default=0, help="the first of the seeds (default: 0)")
-    add("--eval_every", type=at_least(1), help="steps between evaluations (default: half an epoch)")
+    add("--eval_every", type=positive, help="steps between evaluations (default: half an epoch)")
     # device and files
     add_device_flags(add)
     add("--cache", default="cache", help="folder of prepared texts (default: cache)")
@@ -569,10 +565,10 @@ def fill_flags(args, checkpoint, config):
     is_small = config.width < 512
     if args.lr is None:
         args.lr = 1e-3 if is_small else 3e-5  # [HF Table 5]
-    if args.pool is None and checkpoint["task"]:
-        args.pool = config.pool
-    elif args.pool is None:
+    if args.pool is None:
         args.pool = "mean" if is_small else "cls"  # Shuffle+Random never trains [CLS]
+        if checkpoint["task"]:
+            args.pool = config.pool
     if args.epochs == 0:  # nothing is random, and nothing is chosen
         if checkpoint["task"] and args.pool != config.pool:
             raise InputError(f"--pool: expected {config.pool}, that of --ckpt, with --epochs 0.")

@@ -14,13 +14,14 @@ import os
 
 import torch
 
-from common import InputError, add_device_flags, at_least, blame, load_checkpoint, reading
+from common import InputError, add_device_flags, at_least, blame, load_checkpoint, make_parser
+from common import reading
 from data.corpus import name_data
 from data.rows import add_reader_flags
 from embeddings import EMBEDDINGS
 from model import CHOICES, PRESETS, Config, Model
 from objectives import OBJECTIVES, SampledWords
-from tokenizer import HASHES, SPLITS, SUBWORDS
+from tokenizer import HASHED, HASHES, SPLITS, SUBWORDS
 
 # All settings: the fields of Config, also those without a flag (head, order, grams), and the rest,
 # in the groups of --help. batch, micro, steps, lr and warmup are not here: every preset for
@@ -72,7 +73,7 @@ INHERITED = "preset split vocab hash features key hash_seed alpha coherent objec
 PREDICTED = ("digest", "sketch")  # code formats with which the default objective is hash-mlm
 
 
-def parse_flags(argv=None, description=None):
+def parse_flags(argv=None, description=""):
     """Return all settings as a Namespace, and the checkpoint of --init_from or None."""
     flags = vars(build_parser(description).parse_args(argv))  # only those on the command line
     initial = None
@@ -124,12 +125,9 @@ def choose_settings(flags, inherited):
     args = argparse.Namespace(**DEFAULTS | preset | fixed)
 
     # emb, split and objective are None where nobody has set them
-    # 1. emb follows from --split, or else from the preset's order
+    # 1. emb follows from --split; presets of sets have one
     if args.emb is None:
-        has_sets = not args.order
-        if args.split is not None:
-            has_sets = args.split == "items"
-        args.emb = "bloom" if has_sets else "proj"
+        args.emb = "bloom" if args.split == "items" else "proj"
     code_format = EMBEDDINGS[args.emb].code_format
     # 2. split follows from the preset's order, or else from emb
     if args.split is None:
@@ -180,24 +178,9 @@ CODE_FLAGS = {
     "weighted": "hashes rows weights key hash_seed",
     "ngrams": "rows key hash_seed",
 }
-# Flag -> what it requires. Without that it has no effect, and check_flags refuses it
-REQUIRED = dict(
-    hash="--emb emb, pool, add, proj or linear",
-    key="--hash md5, --emb median, mean, weighted or ngram, or --objective hash-mlm",
-    hash_seed="--hash lsh, --emb bloom, median, mean, weighted or ngram, or --objective hash-mlm",
-    bits="--emb pool, add, proj or linear",
-    chunk="--emb pool",
-    features="--hash lsh",
-    rows="--emb emb, weighted or ngram",
-    hashes="--emb bloom, median, mean or weighted, or --objective hash-mlm",
-    weights="--emb weighted",
-    buckets="--emb median or mean, or --objective hash-mlm",
-    alpha="--emb bloom",
-    vocab="--emb lookup or bloom, or --split bpe or phrases",
-    short="texts, not --split items",
-    mask="--objective mlm, sampled or hash-mlm",
-    noise="--objective sr",
-    samples="--objective sampled")
+# Flags that some settings do not read: check_flags refuses them there
+CONDITIONAL = ("vocab alpha hash key hash_seed features bits chunk rows hashes buckets weights "
+               "short mask noise samples").split()
 
 
 def check_flags(args, flags):
@@ -209,7 +192,7 @@ def check_flags(args, flags):
     """
     code_format = EMBEDDINGS[args.emb].code_format
     effective = set(CODE_FLAGS[code_format].split())
-    if "hash" in effective:
+    if code_format in HASHED:
         effective.update(HASHES[args.hash].options.values())
     if args.head == "hash-mlm" and code_format != "digest":  # it predicts the buckets of a sketch
         effective.update(CODE_FLAGS["sketch"].split())
@@ -220,9 +203,11 @@ def check_flags(args, flags):
     effective.add("noise" if args.head == "sr" else "mask")
     if issubclass(OBJECTIVES[args.objective], SampledWords):
         effective.add("samples")
-    for name, requirement in REQUIRED.items():
+    for name in CONDITIONAL:
         if name in flags and name not in effective:
-            raise InputError(f"--{name} requires {requirement}.")
+            raise InputError(f"--{name} requires other settings than --emb {args.emb}, --hash "
+                             f"{args.hash}, --split {args.split} and --objective "
+                             f"{args.objective}, which do not read it. --help says which.")
     num_hyperplanes = args.rows if code_format == "index" else args.bits
     if "features" in effective and args.features < num_hyperplanes:
         raise InputError(f"--features: expected {num_hyperplanes:,} at least, as many as --bits, "
@@ -243,7 +228,7 @@ def name_output(args):
     """Return the default --out, such as out/proj-lsh: --emb, and what differs from the usual."""
     code_format = EMBEDDINGS[args.emb].code_format
     parts = [args.emb]
-    if "hash" in CODE_FLAGS[code_format].split():
+    if code_format in HASHED:
         parts.append(args.hash)
     if args.split != "regex":
         parts.append(args.split)
@@ -259,18 +244,15 @@ def name_output(args):
     return os.path.join("out", "-".join(parts))
 
 
-def build_parser(description=None):
+def build_parser(description=""):
     """Return the parser of all flags, without defaults: choose_settings merges them.
 
     description is the text above the flags in --help.
     """
-    parser = argparse.ArgumentParser(
+    parser = make_parser(
+        "pretrain.py", description,
         argument_default=argparse.SUPPRESS,  # what is not typed is not in the result
-        allow_abbrev=False,
-        prog="pretrain.py",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="python pretrain.py [flags]        (--help explains them)",
-        description=description,
         epilog="Sections of the papers: [HF] HashFormers, [SB] Superbloom, [CM] count-median "
         "sketch, [SV] hash embeddings, [BL] BERT-LSH, [BERT] BERT. Formats: docs/operations.md")
     defaults = DEFAULTS | PRESETS["tiny"]

@@ -96,14 +96,12 @@ def replace_marks(text):
     "eete". split_words reads the original text at the same positions.
     """
     # each distinct character once: a long text has few, and most texts have no marks
-    if text.isascii() or not any(is_mark(letter) for letter in set(text)):
+    if not any(is_mark(letter) for letter in set(text)):
         return text
     letters = [text[0]]
     for letter in text[1:]:
-        if is_mark(letter):
-            is_separator = PATTERNS["space"].match(letters[-1]) is None
-            if not is_separator:
-                letter = letters[-1]
+        if is_mark(letter) and PATTERNS["space"].match(letters[-1]):  # not after a separator
+            letter = letters[-1]
         letters.append(letter)
     return "".join(letters)
 
@@ -167,8 +165,7 @@ def md5_index(words, N, key=None):
     Example:
         md5_index(["play"], 50_000)  # [15933]
     """
-    check_words(words)
-    numbers = [int.from_bytes(md5_digest(encode(word), key), "big") % N for word in words]
+    numbers = [int.from_bytes(digest, "big") % N for digest in md5_digests(words, key=key)]
     return np.array(numbers, np.int64)
 
 

@@ -17,7 +17,6 @@ Notation: B batch   L positions   M masked positions   V candidate words   d hid
     m vectors or hashes of an item   k results to return   R buckets of a hash   N rows
 """
 
-import argparse
 import functools
 import itertools
 import json
@@ -32,8 +31,8 @@ import torch.nn.functional as F
 from tokenizers.decoders import ByteLevel
 
 from bloom import ItemMap, beam_search, hash_logp
-from common import InputError, at_least, blame, find_device, load_checkpoint, reading
-from common import run_script, send
+from common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
+from common import reading, run_script, send
 from data.batches import length_batches, pad_batch
 from data.corpus import choose_columns, is_document, item_names
 from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
@@ -53,8 +52,7 @@ OUTPUT = ("prediction", "notes", "error")  # what --file adds to a row
 
 def infer(args):
     """Check the flags, load the model, and print what it says."""
-    file_flags = [args.vectors, args.text_columns, args.encoding, args.sep, args.header]
-    if args.file is None and any(flag is not None for flag in file_flags):
+    if args.file is None and (args.vectors or args.text_columns or reader_options(args)):
         raise InputError("--vectors, --text, --encoding, --sep and --header require --file.")
     if args.ckpt is None:  # a model either fills masks or judges words
         is_masked = any(MASK_WORD in text for text in args.texts)
@@ -82,7 +80,7 @@ def infer(args):
     else:
         rows = [row for row, _ in read_file(args, predictor)]
         vectors = predictor.embed(rows)  # first: a bad row must not empty an earlier file
-        Path(args.vectors).absolute().parent.mkdir(parents=True, exist_ok=True)
+        Path(args.vectors).parent.mkdir(parents=True, exist_ok=True)
         with open(args.vectors, "wb") as file:  # np.save would add .npy to a name
             np.save(file, vectors)
         print(f"Saved {args.vectors}", file=sys.stderr)
@@ -284,16 +282,18 @@ class Predictor:
 
     # 2. Run: token IDs to the outputs of the model
 
-    def run(self, rows, head, forward):
-        """Yield for each row its place in rows, its Example and the model's output for it.
+    def run(self, rows, head, forward, interpret):
+        """Return for each row interpret(its Example, the model's output for it).
 
         Rows of similar length come together. head: see read_all. forward: see run_batches.
         """
         examples = self.read_all(rows, head)
         inputs = [example.ids for example in examples]
+        results = [None] * len(rows)
         for chosen, outputs in self.run_batches(inputs, forward):
             for i, output in zip(chosen, outputs):
-                yield i, examples[i], output
+                results[i] = interpret(examples[i], output)
+        return results
 
     def run_batches(self, inputs, forward):
         """Yield the indices of a batch of inputs of similar length, (B,), and its outputs.
@@ -303,8 +303,7 @@ class Predictor:
             forward: function of ids int64 (B, L), 0 is padding, and mask bool (B, L) or None.
         """
         self.model.set_codes(self.tokenizer.codes())  # of new words, too
-        lengths = [len(ids) for ids in inputs]
-        for chosen in length_batches(lengths, BATCH):
+        for chosen in length_batches(inputs, BATCH):
             ids, key_mask = pad_batch([inputs[i] for i in chosen])
             ids = send(ids, self.model.device)
             key_mask = send(key_mask, self.model.device)
@@ -328,12 +327,12 @@ class Predictor:
             spans: list[(start, end)], the characters of each word.
             probabilities: float (words, 3), in the order of objectives.KINDS.
         """
-        results = [None] * len(rows)
-        for i, example, logits in self.run(rows, "sr", self.model):  # (L, 3)
+        def judge(example, logits):  # (L, 3)
             num_read = len(example.ids) - 2  # without [CLS] and [SEP]
             probabilities = logits[1:1 + num_read].softmax(-1).cpu()
-            results[i] = (example.words[:num_read], example.spans[:num_read], probabilities)
-        return results
+            return example.words[:num_read], example.spans[:num_read], probabilities
+
+        return self.run(rows, "sr", self.model, judge)
 
     @takes_one_row
     def fill_mask(self, rows, k=8):
@@ -343,17 +342,18 @@ class Predictor:
             For each [MASK] a list of the k best (word, probability). An item that the set shows is
             not among them.
         """
-        results = [None] * len(rows)
-        for i, example, logits in self.run(rows, "mlm", self.score_masks):  # (M, N)
+        def list_best(example, logits):  # (M, N)
             logits = logits[:, FIRST_WORD_ID:]  # (M, words): no special tokens
             logits[:, self.list_shown(example)] = -torch.inf
             best = logits.softmax(-1).topk(min(k, len(self.items)))
-            results[i] = []  # for each [MASK] its pairs
+            found = []  # for each [MASK] its pairs
             for values, numbers in zip(best.values.tolist(), best.indices.tolist()):
                 # an item that is left out has 0, or NaN if the set shows all items
                 pairs = [(self.items[n], p) for n, p in zip(numbers, values) if p > 0]
-                results[i].append(pairs)
-        return results
+                found.append(pairs)
+            return found
+
+        return self.run(rows, "mlm", self.score_masks, list_best)
 
     @takes_one_row
     def predict_missing(self, rows, k=8):
@@ -366,19 +366,20 @@ class Predictor:
             scored: int, how many items the search scored to certify that these are the best.
             total: int, how many items there are.
         """
-        results = [None] * len(rows)
-        for i, example, logits in self.run(rows, "hash-mlm", self.score_masks):
+        def search(example, logits):
             logp = hash_logp(logits, self.item_map)  # (M, m, R): m hashes of an item
             shown = self.list_shown(example).to(logits.device)  # (E,)
             # without a limit of rounds the search goes on until the k best are certified
             best, scores, _, num_scored = beam_search(  # (M, k), (M, k), (M,), (M,)
                 logp, self.item_map, k, beam=k, rounds=None, exclude=shown.expand(len(logp), -1))
-            results[i] = []  # for each [MASK] its dict
+            found = []  # for each [MASK] its dict
             for numbers, values, scored in zip(best.tolist(), scores.tolist(), num_scored.tolist()):
                 # -1: fewer than k items are left
                 items = [(self.items[n], value) for n, value in zip(numbers, values) if n >= 0]
-                results[i].append(dict(items=items, scored=scored, total=len(self.items)))
-        return results
+                found.append(dict(items=items, scored=scored, total=len(self.items)))
+            return found
+
+        return self.run(rows, "hash-mlm", self.score_masks, search)
 
     def list_shown(self, example):
         """Return the numbers of the items that a set shows, int64 (E,); none for a text."""
@@ -395,16 +396,15 @@ class Predictor:
             one (name of the label column, number).
         """
         labels = self.task.get("labels")
-        results = [None] * len(rows)
-        for i, _, logits in self.run(rows, "classify", self.model):  # (labels,)
+
+        def label(example, logits):  # (labels,)
             if labels is None:
                 mean, deviation = self.task["scale"]
-                pairs = [(self.task["label"], logits.item() * deviation + mean)]
-            else:
-                pairs = zip(labels, logits.softmax(-1).tolist())
-                pairs = sorted(pairs, key=lambda pair: -pair[1])[:k]
-            results[i] = pairs
-        return results
+                return [(self.task["label"], logits.item() * deviation + mean)]
+            pairs = zip(labels, logits.softmax(-1).tolist())
+            return sorted(pairs, key=lambda pair: -pair[1])[:k]
+
+        return self.run(rows, "classify", self.model, label)
 
     @takes_one_row
     def answer(self, rows):
@@ -418,24 +418,20 @@ class Predictor:
         self.read_all(rows, "span")  # raises for a bad row; cut_windows reads the rows again
         windows, spans, _ = cut_windows(rows, self.tokenizer, self.config.length)
         batches = self.run_batches([window.ids for _, window in windows], self.model)
-        texts, margins = find_answers(rows, windows, spans, batches)
-        results = []
-        for text, margin in zip(texts, margins.tolist()):
-            if self.task["name"] == V2 and margin <= 0:
-                text = ""
-            results.append((text, margin))
-        return results
+        allow_no_answer = self.task["name"] == V2
+        texts, margins = find_answers(rows, windows, spans, batches, allow_no_answer)
+        return list(zip(texts, margins.tolist()))
 
     # For every head: vectors, similar words
 
     @takes_one_row
     def embed(self, rows):
         """Return float32 (rows, d), the mean of the encoder's outputs for each; (d,) for one."""
-        vectors = np.empty((len(rows), self.config.width), np.float32)
-        for i, example, outputs in self.run(rows, None, self.model.encode):  # (L·m, d)
+        def average(example, outputs):  # (L·m, d)
             size = len(example.ids) * self.model.vectors_per_item  # the rest is padding
-            vectors[i] = outputs[:size].mean(0).cpu()
-        return vectors
+            return outputs[:size].mean(0).cpu().numpy()
+
+        return np.stack(self.run(rows, None, self.model.encode, average))
 
     @takes_one_row
     def neighbors(self, words, k=8):
@@ -620,11 +616,8 @@ def main(argv=None):
 
 def build_parser():
     """Return the parser of all flags."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog="infer.py",
-        description=(__doc__ or "").split("\nSources")[0],  # no __doc__: python -OO
-        usage="python infer.py [--ckpt DIR] (TEXT ... | --file FILE | --near WORD ...) [flags]",
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    usage = "python infer.py [--ckpt DIR] (TEXT ... | --file FILE | --near WORD ...) [flags]"
+    parser = make_parser("infer.py", __doc__, usage=usage)
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True).add_argument
     source("texts", nargs="*", default=[], metavar="TEXT",

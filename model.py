@@ -29,7 +29,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import FILLS, PAIRS, SelfAttention
-from embeddings import EMBEDDINGS, INIT_STD, init_normal, unpack_bits
+from embeddings import EMBEDDINGS, INIT_STD, init_normal, new_table, unpack_bits
 
 BERT_WIDTH = 768  # the hidden size that INIT_STD is for [BERT §3]
 # Amplitude of the position sinusoids, in units of the std of a word's vector. With an amplitude of
@@ -172,7 +172,7 @@ class MaskedLMHead(nn.Module):
         self.norm = nn.LayerNorm(c.width)
         self.bias = nn.Parameter(torch.zeros(num_rows))
         if not c.tied:
-            self.table = nn.Parameter(init_normal(torch.empty(num_rows, c.width)))  # (N, d)
+            self.table = new_table(num_rows, c.width)  # (N, d)
 
     def forward(self, x, table, rows=None):
         bias = self.bias
@@ -526,6 +526,8 @@ def validate(c):
 #     alpha    items that share a Bloom token
 #     vocab    BPE pieces; the rows of lookup have the special tokens, too
 
+TINY = dict(layers=2, width=128, heads=4, ffn=512, length=128, dropout=0.0)
+BERT_BASE = dict(layers=12, width=768, heads=12, ffn=3072, length=512)  # [BERT §3]
 # types 2: the second row is never read, but the paper's counts of parameters have it
 SUPERBLOOM = dict(emb="bloom", head="hash-mlm", order=False, act="relu", types=2, length=32)
 # [BL §2.2]; its dense counterpart is --attn full
@@ -533,20 +535,19 @@ BERT_LSH = dict(emb="lookup", head="mlm", attn="lsh", lsh_bands=2, lsh_pairs="up
                 width=128, heads=2, ffn=512, length=512, rows=32_000, types=2, vocab=31_995)
 PRESETS = {
     # Ours, for two cores
-    "tiny": dict(layers=2, width=128, heads=4, ffn=512, length=128, rows=8_192, dropout=0.0,
-                 batch=32, micro=32, steps=10_000, lr=2e-3, warmup=300, short=0.25),
+    "tiny": TINY | dict(rows=8_192, batch=32, micro=32, steps=10_000, lr=2e-3, warmup=300,
+                        short=0.25),
     "superbloom-small": SUPERBLOOM | dict(layers=2, width=256, heads=4, ffn=512, mask=0.40,
                                           batch=64, micro=16, steps=6_000, lr=2e-3, warmup=300),
 
     # The papers'
     # [HF §4.1] [HF §4.2] [HF Table 4]
-    "hashformer": dict(layers=12, width=768, heads=12, ffn=3072, length=512, spare_positions=2,
-                       batch=128, micro=16, steps=500_000, lr=5e-5, lr_mlm=1e-4, warmup=10_000,
-                       beta2=0.9999),
+    "hashformer": BERT_BASE | dict(spare_positions=2, batch=128, micro=16, steps=500_000, lr=5e-5,
+                                   lr_mlm=1e-4, warmup=10_000, beta2=0.9999),
     # [SB Table 1] [SB §3.2]; Adam is AdamW without decay
-    "superbloom": SUPERBLOOM | dict(layers=12, width=768, heads=12, ffn=3072, alpha=50,
-                                    batch=1024, micro=64, steps=1_000_000, lr=1e-4, warmup=10_000,
-                                    decay=0.0, schedule="rsqrt"),
+    "superbloom": BERT_BASE | SUPERBLOOM | dict(
+        alpha=50, batch=1024, micro=64, steps=1_000_000, lr=1e-4, warmup=10_000, decay=0.0,
+        schedule="rsqrt"),
     # [CM]; rows and vocab matter only with --emb lookup, the baseline
     "median": dict(emb="median", head="hash-mlm", layers=4, width=512, heads=4, ffn=2048,
                    length=512, rows=30_522, vocab=30_517,
@@ -556,9 +557,8 @@ PRESETS = {
     "bert-lsh-fast": BERT_LSH | dict(batch=64, micro=32, steps=20_000, lr=1e-3, warmup=1_000),
 
     # Sizes alone, for finetune.py, which trains them from scratch [ProFormer]
-    "proformer": dict(emb="linear", bits=420, layers=2, width=768, heads=12, ffn=3072, length=512),
-    "proformer-tiny": dict(emb="linear", bits=420, layers=2, width=128, heads=4, ffn=512,
-                           length=128, dropout=0.0),
+    "proformer": BERT_BASE | dict(emb="linear", bits=420, layers=2),
+    "proformer-tiny": TINY | dict(emb="linear", bits=420),
 }
 
 

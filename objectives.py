@@ -201,10 +201,9 @@ class MaskedWords(Objective):
         choose, mask, replace = noise  # (B, L) each
         is_word = ids >= self.first_word_id
         is_chosen = choose < self.mask_rate
-        is_item_set = not self.config.order
-        if is_item_set:
-            # always choose the item of lowest noise. Else 0.85^5 = 44 % of the sets of five items
-            # would have nothing to predict [SB §3.1]
+        if not self.config.order:
+            # always choose the item of a set with the lowest noise. Else 0.85^5 = 44 % of the sets
+            # of five items would have nothing to predict [SB §3.1]
             lowest = choose.masked_fill(~is_word, torch.inf).argmin(1, keepdim=True)  # (B, 1)
             is_chosen = is_chosen.scatter(1, lowest, True)
         is_chosen = is_chosen & is_word

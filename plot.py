@@ -7,12 +7,11 @@ import json
 import os
 
 
-def draw_losses(folder, objective, uniform_loss, unigram_loss):
+def draw_losses(folder, uniform_loss, unigram_loss):
     """Draw the losses of a run over its steps, where matplotlib is installed.
 
     Args:
         folder: str, --out of pretrain.py. log.jsonl is read, and loss.png is written.
-        objective: str, of --objective. The training loss of sampled is an estimate.
         uniform_loss: float, the loss of guessing.
         unigram_loss: float, the loss of knowing only how frequent each label or word is.
 
@@ -31,10 +30,7 @@ def draw_losses(folder, objective, uniform_loss, unigram_loss):
 
     figure = Figure(figsize=(6.4, 4))
     axis = figure.subplots()
-    training = "training"
-    if objective == "sampled":
-        training = "training, estimated from samples"
-    axis.plot(*points(log, "loss"), linewidth=1, label=training)
+    axis.plot(*points(log, "loss"), linewidth=1, label="training")
     axis.plot(*points(log, "eval_loss"), "o-", linewidth=1, markersize=3, label="held-out set")
     axis.axhline(uniform_loss, color="gray", linestyle="--", label="uniform baseline")
     axis.axhline(unigram_loss, color="gray", linestyle=":", label="label frequencies")

@@ -52,7 +52,6 @@ from objectives import OBJECTIVES
 from plot import draw_losses
 from tokenizer import FIRST_WORD_ID, MASK
 
-LOG = "log.jsonl"
 LOG_EVERY = 10  # steps
 CONTROL_SETS = 500  # held-out item sets whose items neighbors guess, in seconds
 CONTROL_NAMES = 5_000_000  # in all item sets; with more it would take minutes and gigabytes
@@ -151,7 +150,7 @@ def train(args, initial, rank, world, local_rank):
         log_size = resumed["log_size"]
         if args.dtype == "auto":
             dtype = resumed["dtype"]
-    log_path = os.path.join(args.out, LOG)
+    log_path = os.path.join(args.out, "log.jsonl")
     if is_first:
         if step == 0:  # best.pt is of a run that ended before its first ckpt.pt
             Path(args.out, "best.pt").unlink(missing_ok=True)
@@ -300,7 +299,7 @@ def train(args, initial, rank, world, local_rank):
     if result["eval_loss"] >= unigram_loss > 0:
         show(args, "warning: no better than label frequencies. Use more --steps, or more text.")
     if is_first:
-        show(args, draw_losses(args.out, args.objective, uniform_loss, unigram_loss))
+        show(args, draw_losses(args.out, uniform_loss, unigram_loss))
     command = ["python", "infer.py", "--ckpt", args.out, example_input(config, corpus, batches)]
     show(args, "Next: " + shlex.join(command))
     return result
@@ -346,7 +345,7 @@ def load_data(args, initial):
 
         # The config: the settings, and the table sizes of the vocabulary
         config = Config.choose(vars(args))
-        if initial is None:  # else args has the sizes of that run
+        if initial is None:
             num_words = len(list_vocabulary(args, corpus))
             if config.code_format == "row":
                 config.rows = FIRST_WORD_ID + num_words
@@ -354,12 +353,11 @@ def load_data(args, initial):
                 if args.is_alpha_default:
                     args.alpha = fit_alpha(args, config.hashes, num_words)
                 config.buckets = FIRST_WORD_ID + math.ceil(num_words / args.alpha)
+            tokenizer = build_tokenizer(args, config, corpus)
+        else:  # args has the sizes of that run
+            tokenizer = load_tokenizer(initial["tokenizer"], config, corpus)
 
         # Words to codes
-        if initial is None:
-            tokenizer = build_tokenizer(args, config, corpus)
-        else:
-            tokenizer = load_tokenizer(initial["tokenizer"], config, corpus)
         codes = build_codes(config, tokenizer, corpus)
         targets = build_targets(config, tokenizer, corpus, codes)
     # a hash that was just fitted to this corpus knows it
@@ -528,7 +526,7 @@ def describe_neighbors(batches):
 
 def pretrain(argv):
     """Parse the flags, hold --out, and train; return the last evaluation."""
-    commands = (__doc__ or "").split("\nOne training step")[0]  # no __doc__: python -OO
+    commands = __doc__.split("\nOne training step")[0]
     args, initial = parse_flags(argv, description=commands)
     rank, world, local_rank = read_ranks()
     with lock_output(args.out, rank):  # another run may be saving the checkpoint there

@@ -138,11 +138,12 @@ class HashTokenizer:
         self.max_words = max([1 + name.count(" ") for name in names], default=1)
 
     def ids_of_texts(self, texts):
-        """Return the token IDs of each text, int32 (n,), faster than split and ids."""
+        """Return the token IDs of each text, int32 (n,), faster than split and ids.
+
+        It does not split at names of items.
+        """
         if self.subwords is not None:
             return [self.ids(words) for words in self.subwords.split_texts(texts)]
-        if self.split_name == "items":
-            return [self.ids(self.split(text)[0]) for text in texts]
         return [self.ids(list_words(text, self.split_name)) for text in texts]
 
     def is_known(self, words):

@@ -22,7 +22,6 @@ Notation:
     (B, L)        (B, L, k)    (B, L, d)      (B, W, d)              (B, W, d)      (B, labels)
 """
 
-import argparse
 import dataclasses
 import os
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import InputError, fingerprint, reading, resolve_device, run_script
+from common import InputError, fingerprint, make_parser, reading, resolve_device, run_script
 from common import write_json
 from data.tasks import TASKS, SequenceClassification, read_task
 from finetune import add_run_flags, check_flags, check_out, fill_flags, print_results, summarize
@@ -305,9 +304,7 @@ def released_names(config):
 
 def build_parser():
     """Return the parser of all flags: those of finetune.py, except --ckpt and --from_scratch."""
-    p = argparse.ArgumentParser(
-        allow_abbrev=False, prog="python -m baselines.canine", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser("python -m baselines.canine", __doc__)
     p.add_argument("--preset", choices=tuple(SHAPES), default="canine",
                    help="size of the model (default: canine, that of the release)")
     p.add_argument("--weights", help="folder of the released CANINE-C (default: fresh weights)")
@@ -320,12 +317,9 @@ def build_parser():
 def finetune_canine(args):
     """Fine-tune on one task with each seed, then write and print the means, as finetune.py does."""
     check_flags(args)
-    if args.pool != "cls":
-        raise InputError("--pool: expected cls.")
-    if args.epochs == 0:
-        raise InputError("--epochs: expected one or more.")
-    if args.compile:
-        raise InputError("--compile: CANINE is not compiled.")
+    if args.pool != "cls" or args.epochs == 0 or args.compile:
+        raise InputError("--pool, --epochs, --compile: expected cls, one epoch or more, and no "
+                         "--compile.")
     config = SHAPES[args.preset]
     weights = {}
     if args.weights:

@@ -37,7 +37,13 @@ LENGTHS = 5
 class Batches:
     """What TextBatches and ItemSetBatches share: the examples of a step, the noise of a batch.
 
-    A run calls get_batch, divide_rows and eval_batch.
+    A run calls get_batch, divide_rows and eval_batch. A subclass has
+
+        draw_order      (epoch) -> the order of all training examples, int64: starts of windows, or
+                        pages
+        read_step       (step, rows) -> some rows of a step's batch, int64 (r, L), 0 as padding
+        eval_batch      (rows) -> some of the num_eval held-out rows, as get_batch returns them; all
+                        seeds have one noise
 
     Args:
         word_counts: int (V,), how often each known word occurs. All IDs from 5 + V on are unknown.
@@ -50,7 +56,6 @@ class Batches:
         num_eval: int, held-out sequences.
         words_per_sequence: float, words of a training sequence, on average.
         has_padding: bool.
-
     """
 
     def __init__(self, word_counts, length, batch_size, seed):
@@ -60,19 +65,6 @@ class Batches:
         self.num_known = FIRST_WORD_ID + len(word_counts)
         self.word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)  # some pieces do not occur
         self.epoch = None  # the one that self.order is of, see examples
-        self.order = None
-
-    def draw_order(self, epoch):
-        """Return the order of all training examples, int64: starts of windows, or pages."""
-        raise NotImplementedError
-
-    def read_step(self, step, rows):
-        """Return some rows of a step's batch, int64 (r, L), 0 as padding."""
-        raise NotImplementedError
-
-    def eval_batch(self, rows):
-        """Return some of the num_eval held-out rows as get_batch does; all seeds have one noise."""
-        raise NotImplementedError
 
     def get_batch(self, step, rows):
         """Return some rows of a step's global batch.
@@ -312,8 +304,7 @@ class ItemSetBatches(Batches):
         row = torch.arange(len(ids))
         noise = torch.ones(3, *ids.shape)
         noise[:2, row, column] = 0.0
-        random_words = torch.full_like(ids, self.word_ids[0])  # none is used
-        return ids, ids != 0, noise, random_words
+        return ids, ids != 0, noise, ids  # no random word is used: any IDs will do
 
     def read_segments(self, pages, fractions):
         """Read a segment of each page.
@@ -336,11 +327,11 @@ class ItemSetBatches(Batches):
 # Examples of any length
 
 
-def length_batches(lengths, batch_size, rng=None):
+def length_batches(examples, batch_size, rng=None):
     """Batch examples of similar length together, since they need little padding.
 
     Args:
-        lengths: (n,), of the examples.
+        examples: list of n sequences.
         batch_size: int.
         rng: numpy Generator, to shuffle; 64 batches are then sorted by length together. None: all
             examples, sorted by length.
@@ -348,7 +339,7 @@ def length_batches(lengths, batch_size, rng=None):
     Returns:
         list of int64 arrays, the indices of a batch's examples.
     """
-    lengths = np.asarray(lengths)
+    lengths = np.array([len(example) for example in examples])
     pools = [np.arange(len(lengths))]
     if rng is not None:
         pools = divide(rng.permutation(len(lengths)), POOL * batch_size)

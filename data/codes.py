@@ -25,7 +25,7 @@ import torch
 from bloom import BloomMap, coherent_map
 from common import InputError, blame, build_once, fingerprint, reading, start_workers
 from data.batches import divide
-from tokenizer import FIRST_WORD_ID, HASHES, UNK, HashTokenizer
+from tokenizer import FIRST_WORD_ID, FIXED, HASHED, HASHES, UNK, HashTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / name for name in (  # they decide on codes and maps
@@ -52,9 +52,9 @@ def build_tokenizer(args, config, corpus):
     options = dict(
         split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed, key=args.key)
     # the formats: the table in tokenizer.py
-    if config.code_format in ("index", "chunks", "bits"):
+    if config.code_format in HASHED:
         options["hash"] = fit_hash(args, corpus)
-    elif config.code_format in ("row", "digest"):
+    elif config.code_format in FIXED:
         options["vocabulary"] = list_vocabulary(args, corpus)
     if config.code_format == "digest":
         num_items = len(options["vocabulary"])
@@ -118,20 +118,15 @@ def learn_map(corpus, coherent, options):
 
 def fit_alpha(args, m, num_items):
     """Return the largest alpha, --alpha at most, that gives each item a Bloom digest of its own."""
-    # there are (N / alpha)^m digests. With 16 for each item nothing needs a try, which takes
-    # seconds
-    if num_items**m >= 16 * num_items * args.alpha**m:
-        return args.alpha
     for alpha in range(args.alpha, 0, -1):
         try:
             BloomMap(num_items, alpha, m, args.hash_seed)
-        except ValueError:  # too few digests
+        except ValueError:  # too few digests; 1 has enough, a bucket for each item
             continue
         if alpha < args.alpha and not args.quiet:
             print(f"alpha: {alpha}, as {num_items:,} items are too few for {args.alpha}",
                   flush=True)
         return alpha
-    raise AssertionError("an alpha of 1 has N digests for N items")
 
 
 def load_tokenizer(state, config, corpus):

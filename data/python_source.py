@@ -124,7 +124,7 @@ def write_pydoc(folder, files):
     """Write the docstrings of the largest modules, with the module's name, to a new folder."""
     print("preparing pydoc, once for all runs", flush=True)
     # split -> top-level module -> docstrings
-    texts = {"train": collections.defaultdict(list), "dev": collections.defaultdict(list)}
+    texts = {split: collections.defaultdict(list) for split in PYDOC_ROWS}
     seen = set()  # copied code must not bring a text into both splits
     for relative, path in files.items():
         module = relative.split("/")[0].removesuffix(".py")
@@ -139,11 +139,10 @@ def write_pydoc(folder, files):
     # the modules with most texts, of those with texts in both splits
     shared = texts["train"].keys() & texts["dev"].keys()
     shared = sorted(shared, key=lambda module: (-len(texts["train"][module]), module))
-    largest = shared[:PYDOC_MODULES]
 
     rng = np.random.default_rng(0)
     os.makedirs(folder)
-    for module in largest:
+    for module in shared[:PYDOC_MODULES]:
         for split, max_rows in PYDOC_ROWS.items():
             docstrings = texts[split][module]
             with open(os.path.join(folder, f"{split}.jsonl"), "a") as file:

@@ -103,14 +103,13 @@ def list_questions(records):
 def parse_answers(cell, task, place):
     """Return the answers in a cell, list of (text, start): they are the label of a row."""
     try:
-        if cell == "":  # a table's empty cell; for no answer there is []
-            raise TypeError
         if isinstance(cell, dict):  # of lists, on the hub
             answers = list(zip(cell["text"], cell["answer_start"], strict=True))
         else:
             answers = [(answer["text"], answer["answer_start"]) for answer in cell]
-        is_good = all(type(text) is str and text != "" and type(start) is int
-                      for text, start in answers)
+        # "" is a table's empty cell; for no answer there is []
+        is_good = cell != "" and all(type(text) is str and text != "" and type(start) is int
+                                     for text, start in answers)
     except (KeyError, TypeError, ValueError):
         is_good = False
     if not is_good:
@@ -223,9 +222,8 @@ class QuestionAnswering:
         total_loss = 0.0
         for indices, logits in batches:
             total_loss += self.loss(logits, indices).item() * len(indices)
-        texts, margins = find_answers(self.pairs, self.windows, self.spans, batches)
-        if self.allow_no_answer:
-            texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]
+        texts, _ = find_answers(
+            self.pairs, self.windows, self.spans, batches, self.allow_no_answer)
         em, f1 = (100 * self.score(texts).mean(0)).tolist()
         return dict(f1=f1, em=em, eval_loss=total_loss / len(self.examples)), texts
 
@@ -342,7 +340,7 @@ def mark_contexts(windows, logits):
 # Scores of positions to answers
 
 
-def find_answers(pairs, windows, spans, batches):
+def find_answers(pairs, windows, spans, batches, allow_no_answer):
     """Find the best answer to each question by a model's scores of all its windows.
 
     The highest span of all windows of a question counts, and the lowest "no answer".
@@ -351,6 +349,7 @@ def find_answers(pairs, windows, spans, batches):
         pairs: list of n (question, context).
         windows, spans: as cut_windows returns them.
         batches: iterable of (indices of windows, logits (B, L, 2)): of all windows, in any order.
+        allow_no_answer: bool, an answer that scores no more than none becomes "".
 
     Returns:
         list of n str; and float (n,), the score of each answer minus that of none.
@@ -373,14 +372,17 @@ def find_answers(pairs, windows, spans, batches):
                 _, context = pairs[number]
                 # a piece of BPE begins with the space before it
                 texts[number] = context[start:end].strip()
-    return texts, best - null
+    margins = best - null
+    if allow_no_answer:
+        texts = [text if margin > 0 else "" for text, margin in zip(texts, margins)]
+    return texts, margins
 
 
 def best_spans(logits, is_context, max_words):
     """Find the best span of each window exactly: first <= last, the largest sum of both scores.
 
     Args:
-        logits: float (B, L, 2), scores of start and end.
+        logits: float32 (B, L, 2), scores of start and end. In bfloat16 many sums tie.
         is_context: bool (B, L), positions that may answer.
         max_words: int, words of the longest span.
 
@@ -389,7 +391,6 @@ def best_spans(logits, is_context, max_words):
         first, last: int64 (B,), positions of the span's words.
         null: float (B,), the score of "no answer", which is [CLS] to [CLS].
     """
-    logits = logits.float()  # in bfloat16 many sums tie
     null = logits[:, 0].sum(1)  # (B,)
     logits = logits.masked_fill(~is_context.unsqueeze(-1), -torch.inf)
     start = logits[..., 0]  # (B, L)

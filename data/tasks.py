@@ -73,10 +73,6 @@ class Task:
     def has_classes(self):
         return self.labels is not None
 
-    @property
-    def is_glue(self):
-        return self.folder != ""
-
     def identity(self):
         """Return what tells this task from others, dict; checkpoints store it."""
         return dict(name=self.name, texts=self.text_columns, label=self.label_column,
@@ -109,7 +105,7 @@ TASKS = {
     "pydoc": Task(["docstring"], labels=[], metrics=CLASS_METRICS),
 }
 # the eight of the papers' average; they leave out WNLI, the ninth [GLUE §3]
-GLUE = [name for name, task in TASKS.items() if task.is_glue]
+GLUE = [name for name, task in TASKS.items() if task.folder != ""]
 
 GROUPS = 20  # groups of rows in standard_error
 DEV_SHARE = 0.1  # share of --train that is scored where there is no --dev
@@ -275,7 +271,7 @@ def parse_class(cell, task, place):
     label = read_label(cell)
     names = task.labels
     # GLUE's files may have the number of a class; in your own files, 1 is a name
-    if task.is_glue and label.isdecimal() and int(label) < len(names):
+    if task.folder != "" and label.isdecimal() and int(label) < len(names):
         label = names[int(label)]
     if label == "" or (names and label not in names):
         expected = ", ".join(names) if names else "any text"
@@ -289,7 +285,7 @@ def parse_number(cell, task, place):
         number = float(read_label(cell))
     except ValueError:
         number = math.nan
-    is_hidden = task.is_glue and number == -1
+    is_hidden = task.folder != "" and number == -1
     # NaN is not below 1e38; above it, float32 is infinite
     if is_hidden or not abs(number) < 1e38:
         raise InputError(f"{place}: expected a label (a number below 1e38; GLUE hides labels as "
@@ -462,7 +458,9 @@ class SequenceClassification:
             predicted = logits.argmax(1)
         else:
             predicted = logits[:, 0]
-        scores = {name: 100 * METRICS[name](predicted, self.targets) for name in self.task.metrics}
+        scores = {}  # plain numbers, as checkpoints hold them
+        for name in self.task.metrics:
+            scores[name] = 100 * float(METRICS[name](predicted, self.targets))
         loss = self.loss(torch.from_numpy(logits), np.arange(len(self)))
         scores["eval_loss"] = loss.item()
         return scores, predicted
@@ -476,7 +474,7 @@ class SequenceClassification:
             return 0.0  # the correlation of a constant
         most_frequent = np.bincount(train.targets).argmax()
         metric = METRICS[self.task.metrics[0]]
-        return 100 * metric(np.full_like(self.targets, most_frequent), self.targets)
+        return 100 * float(metric(np.full_like(self.targets, most_frequent), self.targets))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -488,7 +486,7 @@ class SequenceClassification:
 
 def accuracy(predicted, truth):
     """Return the share of correct classes."""
-    return float((predicted == truth).mean())
+    return (predicted == truth).mean()
 
 
 def f1(predicted, truth, label=1):
@@ -497,13 +495,13 @@ def f1(predicted, truth, label=1):
     is_predicted = predicted == label
     is_true = truth == label
     total = is_predicted.sum() + is_true.sum()
-    return float(2 * (is_predicted & is_true).sum() / max(total, 1))
+    return 2 * (is_predicted & is_true).sum() / max(total, 1)
 
 
 def macro_f1(predicted, truth):
     """Return the mean F1 of the classes that are predicted or true."""
     classes = np.union1d(predicted, truth)
-    return float(np.mean([f1(predicted, truth, label) for label in classes]))
+    return np.mean([f1(predicted, truth, label) for label in classes])
 
 
 def pearson(predicted, truth):
@@ -511,7 +509,7 @@ def pearson(predicted, truth):
     # np.corrcoef would divide by its deviation, 0, and give NaN
     if np.ptp(predicted) == 0 or np.ptp(truth) == 0:
         return 0.0
-    return float(np.corrcoef(predicted, truth)[0, 1])
+    return np.corrcoef(predicted, truth)[0, 1]
 
 
 def ranks(values):

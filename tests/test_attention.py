@@ -460,6 +460,7 @@ def test_self_attention_over_no_sequence_is_empty():
     (dict(fill="zeros"), "fill: expected zero or mask, got 'zeros'"),
     (dict(num_hyperplanes=0), "hyperplanes: expected sizes of at least 1"),
     (dict(num_heads=3), "hidden_size: expected a multiple of num_heads, got 8 and 3"),
+    (dict(num_heads=0), "hidden_size: expected a multiple of num_heads, got 8 and 0"),
 ])
 def test_self_attention_refuses_what_it_cannot_be(changes, message):
     with pytest.raises(ValueError, match=f"^{message}"):

@@ -221,7 +221,8 @@ def test_set_micro_batches_hold_pages_of_a_size():
 @pytest.mark.parametrize("rng", [None, np.random.default_rng(5)])
 def test_length_batches_hold_all_examples_once_and_little_padding(rng):
     lengths = np.random.default_rng(0).integers(1, 90, 403)
-    batches = length_batches(lengths, 7, rng)
+    examples = [np.ones(length) for length in lengths]
+    batches = length_batches(examples, 7, rng)
     widths = [lengths[batch].max() for batch in batches]
     assert sorted(np.concatenate(batches)) == list(range(403))
     assert 7 * sum(widths) < 1.2 * lengths.sum()

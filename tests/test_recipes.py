@@ -115,14 +115,14 @@ def test_sizes_and_recipe_resolve_to(flags, expected):
     ("--emb median --hashes 4", ["hashes", "4", "odd"]),  # a median of an even number
     ("--mask 1 --objective hash-mlm", ["--mask", "1"]),
     # flags whose effect would be missed
-    ("--emb lookup --hash md5", ["--hash requires --emb emb"]),
-    ("--vocab 9", ["--vocab requires --emb lookup"]),
-    ("--mask 0.5", ["--mask requires --objective mlm"]),
-    ("--buckets 7 --emb bloom", ["--buckets requires --emb median"]),
+    ("--emb lookup --hash md5", ["--hash requires other", "--emb lookup"]),
+    ("--vocab 9", ["--vocab requires other", "--split regex"]),
+    ("--mask 0.5", ["--mask requires other", "--objective sr"]),
+    ("--buckets 7 --emb bloom", ["--buckets requires other", "--emb bloom"]),
     ("--features 9", ["--features: expected 128 at least"]),
-    ("--key secret", ["--key requires --hash md5"]),
-    ("--hash md5 --hash_seed 3", ["--hash_seed requires --hash lsh"]),
-    ("--emb lookup --hash_seed 3", ["--hash_seed requires --hash lsh"]),
+    ("--key secret", ["--key requires other", "--hash lsh"]),
+    ("--hash md5 --hash_seed 3", ["--hash_seed requires other", "--hash md5"]),
+    ("--emb lookup --hash_seed 3", ["--hash_seed requires other", "--emb lookup"]),
     ("--coherent 3 --split items", ["--coherent", "3"]),
     ("--split items --short 0.1", ["--short", "items"]),
 ])

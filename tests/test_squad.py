@@ -226,7 +226,7 @@ def test_answers_are_the_best_over_all_windows():
     tokenizer = HashTokenizer(Config(), hash=MD5())
     windows, spans, _ = cut_windows(pairs, tokenizer, 25)
     logits = [torch.randn(len(window.ids), 2) for _, window in windows]
-    texts, margins = find_answers(pairs, windows, spans, batches(logits))
+    texts, margins = find_answers(pairs, windows, spans, batches(logits), False)
 
     best = {}  # question -> (score, first word, last word)
     null = {}

@@ -11,7 +11,7 @@ import pytest
 from bloom import BloomMap
 from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
 from tests.support import make_words
-from tokenizer import BPE, CLS, FIRST_WORD_ID, SEP, SPLITS
+from tokenizer import BPE, CLS, FIRST_WORD_ID, SEP
 from tokenizer import HashTokenizer, Phrases, build_inputs, match_longest, sliding_windows
 from tokenizer import split_names
 
@@ -213,12 +213,12 @@ def test_digest_codes_count_in_the_block_of_their_map():
     assert (reload(tokenizer).codes() == codes).all()
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", ["regex", "space", "bpe", "phrases"])
 def test_ids_of_texts_matches_split_and_ids_of_a_copy(split, bpe, phrases):
     subwords = dict(bpe=bpe, phrases=phrases).get(split)
     fast = HashTokenizer(SKETCH, split, subwords=subwords)
     plain = reload(fast)
-    texts = ["The cat,\tthe mat!", "", "The cat, sat İ日\ud800"]  # "The cat," is a name twice
+    texts = ["The cat,\tthe mat!", "", "The cat, sat İ日\ud800"]
     for text, ids in zip(texts, fast.ids_of_texts(texts)):
         words, _ = plain.split(text)
         assert ids.tolist() == plain.ids(words).tolist()
