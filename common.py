@@ -181,7 +181,7 @@ def has_fast_bfloat16(device):
     if not hasattr(torch.cpu, "get_capabilities"):  # torch 2.8 cannot say
         return False
     features = torch.cpu.get_capabilities()
-    return any(features.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+    return any(features.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
 
 
 def autocast(device, dtype):

@@ -359,11 +359,6 @@ def encode_splits(config, start, task, splits):
     report_unknown(tokenizer, tokenizer.words, counts)
     sizes = ", ".join(f"{split} {len(part):,}" for split, part in data.items())
     print(f"{task.name}: rows {sizes}; of train {data['train'].notes}", flush=True)
-    if task.labels and "select" in splits:
-        found = {label for _, label in splits["select"]}
-        missing = sorted(set(task.labels) - found)
-        if missing:
-            print(f"note: {task.name}: no row of --select has the label {', '.join(missing)}")
     return data
 
 
@@ -414,10 +409,9 @@ def summarize(results):
     values = [result["best"][metric] for result in results]
     mean = np.mean(values)
     predicted = [result["predicted"] for result in results]  # (seeds, n)
-    never_predicted = []
-    for number, label in enumerate(first["f1_per_label"]):  # {} unless the task has classes
-        if number not in np.concatenate(predicted):
-            never_predicted.append(label)
+    never_predicted = [  # f1_per_label is {} unless the task has classes
+        label for number, label in enumerate(first["f1_per_label"])
+        if number not in np.concatenate(predicted)]
     row = dict(
         metric=metric,
         rows=first["rows"],

@@ -255,7 +255,8 @@ class Predictor:
         is_known = self.tokenizer.is_known(names)
         known = [name for name, is_good in zip(names, is_known) if is_good]
         if not known:
-            raise ValueError(f"expected items that this model knows, got {row!r:.60}.")
+            raise ValueError("expected items that this model knows, between tabs or spaces, got "
+                             f"{row!r:.60}.")
         ids = self.tokenizer.ids(known)
         if is_masked:
             ids = np.append(np.int32(MASK), ids)
@@ -585,7 +586,7 @@ def read_file(args, predictor):
 def choose_names(args, predictor, examples):
     """Return the names of the columns to read, list[str]; examples has a value of each column."""
     if not examples:
-        raise InputError(f"{args.file}: expected rows, got none.")
+        raise InputError(f"{args.file}: expected rows with columns, got none.")
     is_sets = not predictor.config.order
     names = predictor.columns  # those that the model was fine-tuned on, or "text"
     if args.text_columns is not None:
@@ -595,16 +596,14 @@ def choose_names(args, predictor, examples):
         names = choose_columns(args.file, examples, None, is_sets, flag="--text")
     if not set(names) <= set(examples) or len(names) != len(predictor.columns):
         raise InputError(f"{args.file}: expected {len(predictor.columns)} of the columns "
-                         f"{', '.join(examples)}, named by --text, got {', '.join(names)}.")
+                         f"{', '.join(examples)}, as this model reads {len(predictor.columns)} a "
+                         f"row, got {', '.join(names)}. Use --text NAME.")
     return names
 
 
 def to_json(row):
     """Return a dict as JSON. It has no NaN and no infinity: they become null, at any depth."""
-    def to_plain(value):
-        return value.tolist() if torch.is_tensor(value) else str(value)
-
-    text = json.dumps(row, default=to_plain)
+    text = json.dumps(row, default=lambda x: x.tolist() if torch.is_tensor(x) else str(x))
     row = json.loads(text, parse_constant=lambda name: None)
     return json.dumps(row, ensure_ascii=False, allow_nan=False)
 

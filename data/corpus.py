@@ -225,6 +225,11 @@ def read_documents(part, paths, is_sets, field, reader):
         if not examples:
             continue
         columns = choose_columns(source, examples, field, is_sets)
+        value = examples[columns[0]]
+        is_line = is_sets and len(columns) == 1 and isinstance(value, str)
+        if is_line and "," in value and "\t" not in value:
+            raise InputError(f"{source}: expected names between tabs or spaces, got {value!r:.60}. "
+                             "Use --sep , for commas, and for JSON a .jsonl.")
         if columns != ["text"]:
             note_once(f"columns: {', '.join(columns)} of {part}")
         for cells in read_cells(source, rows, columns, is_sets):

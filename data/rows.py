@@ -64,7 +64,8 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
             elif keep_damaged:
                 yield {}
             else:
-                raise ValueError(f"expected an object, got {row!r:.60}")
+                raise ValueError('expected an object, such as {"text": "a text"} or '
+                                 f'{{"items": ["a", "b"]}}, got {row!r:.60}')
             num_rows += 1
     except (InputError, FileNotFoundError, IsADirectoryError, PermissionError):
         raise  # they say what is wrong
@@ -235,7 +236,9 @@ def is_hub_id(text):
 
     A mistyped path should not go to the hub, which answers after half a minute.
     """
-    is_path = os.path.exists(text) or get_ending(text) in ENDINGS
+    ending = get_ending(text)
+    is_mistyped = ending != "" and os.path.isdir(os.path.dirname(text))  # such as notes/may.xlsx
+    is_path = is_mistyped or os.path.exists(text) or ending in ENDINGS
     return not is_path and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(:[^:]*){0,2}", text) is not None
 
 

@@ -456,8 +456,16 @@ def test_damaged_files_are_named(name, content, message, write, load):
         load(write(name, content))
 
 
+@pytest.mark.parametrize("line", ["red tea, milk", '["red tea", "milk"]'])
+def test_line_of_a_set_in_another_format_is_refused(line, write, load):
+    """Else the names would be red, "tea," and so on."""
+    with pytest.raises(InputError, match="sets.txt: expected names between tabs or spaces"):
+        load(write("sets.txt", f"{line}\n"), "items")
+
+
 @pytest.mark.parametrize("name", [
-    "", "sub/absent.csv", "a.txt+", "my/folder", "a/b/c:de", "owner/name:de:train:x"])  # no hub IDs
+    "", "sub/absent.csv", "a.txt+", "my/folder", "my/absent.xlsx", "a/b/c:de",
+    "owner/name:de:train:x"])  # no hub IDs
 def test_data_that_is_nowhere_is_refused(name, write, load, tmp_path, monkeypatch):
     write("my/folder/notes.bin", "x")
     monkeypatch.chdir(tmp_path)

@@ -491,11 +491,3 @@ def test_default_out_is_named_after_the_start(flags, out):
     args = finetune.build_parser().parse_args(["--task", "sst2", *flags.split()])
     finetune.fill_flags(args, dict(task={}), Config())
     assert args.out == out
-
-
-@pytest.mark.parametrize("limit, is_noted", [(12, True), (400, False)])
-def test_class_that_no_selection_row_has_is_noted(sr_run, own, tmp_path, limit, is_noted):
-    """One row of 12 cannot have both labels; 40 rows of 397 have."""
-    flags = [*QUICK, *own, *NO_TRAINING, "--limit", limit, "--out", tmp_path]
-    done = run_main(finetune.main, "--ckpt", sr_run, *flags)
-    assert ("no row of --select has the label" in done.out) == is_noted

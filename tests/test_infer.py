@@ -384,9 +384,9 @@ def test_file_is_read_as_training_reads_it(
 
 @pytest.mark.parametrize("model, content, flags, message", [
     ("classify", TABLE, [], "expected one column of text, got n, title, body. Use --text NAME"),
-    ("classify", TABLE, ["--text", "gone"], "1 of the columns n, title, body, named by"),
-    ("classify", "title,body\n", [], "expected rows, got none"),
-    ("answer", TABLE, [], "expected 2 of the columns n, title, body, named"),
+    ("classify", TABLE, ["--text", "gone"], "1 of the columns n, title, body, as"),
+    ("classify", "title,body\n", [], "expected rows with columns, got none"),
+    ("answer", TABLE, [], "expected 2 of the columns n, title, body, as"),
     ("fixed_set", "order,item\n7,x\n", [], "got order, item. Use --text NAME"),
 ])
 def test_file_without_the_columns_is_refused(paths, tmp_path, model, content, flags, message):
