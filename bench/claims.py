@@ -79,7 +79,7 @@ def list_cells(claim):
         notes.append(claim["note"])
     files = [claim[side][0] for side in ("here", "control") if isinstance(claim[side], list)]
     if len(set(files)) == 2:
-        notes.append("two runs")
+        notes.append("trained apart")
     verdict = judge(claim, here, control)
     limit = find_limit(here, control)
     if "seed" in verdict:

@@ -103,9 +103,9 @@ def draw_pipeline():
                 text = f"{num_different} of 128\ndiffer from play"
                 left.text(32.3, y, text, va="center", fontsize=8)
         axes[0].set_title("1. hash a word: 128 bits (32 shown), black = 1.\n"
-                          "Of two words' bits 64 differ by chance")
-        axes[1].set_title("2. embed by Proj: correlation of the bits with\n"
-                          "16 learned vectors (here random), dark = high")
+                          "Unrelated words: about 64 differ")
+        axes[1].set_title("2. embed by Proj: correlate the bits with\n"
+                          "16 vectors (here random), dark = high")
 
 
 def draw_maps():
@@ -198,7 +198,7 @@ def draw_claims():
         axes[0].figure.suptitle(
             f"The {len(decided)} claims of README that are decided. Blue: the claim holds. Orange: "
             "it does not. Gray: what it is compared with.\nError bars: standard deviation of three "
-            "seeds. Times without them are those of a CPU")
+            "seeds. Speeds are of a CPU, one run")
         for axis, (paper, claim, verdict, here, control) in zip(axes, decided):
             own_color = "tab:blue" if verdict == "holds" else "tab:orange"
             for x, value, color in ((0, here, own_color), (1, control, "0.8")):
