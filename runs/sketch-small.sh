@@ -16,7 +16,7 @@ python -m bench.sketch collisions
 # which hidden words are named, and GLUE
 python -m bench.sketch gaps --data docs-train.txt --text docs-test.txt --steps 1200
 python -m bench.sketch gaps --data docs-train.txt --text docs-test.txt --steps 4000 \
-    --only '^(median|mean)$'
+    --only '^(median|mean)$|not tied'
 python -m bench.sketch gaps --data docs-train.txt --text docs-test.txt --steps 10000 --seeds 1 \
     --only '^(median|mean)$'
 python -m bench.sketch gaps --data text/ --text squad-dev.txt --data_dir glue/ --steps 2000
