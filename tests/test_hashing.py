@@ -29,6 +29,7 @@ HARD_TEXTS = [
     "\ufeffa\0b \ufeff c\ufeff",
     "\ud800 lone \udfff",  # surrogates, as JSON can produce
     "日本語 and 한국어",
+    "\u0958 \uf900",  # NFC replaces them, without a mark
     "e\u0301\u0327 ﬃ Ⅷ",  # combining marks, ligature, Roman number
     "a\u2028b\x85c\u00a0d",  # separators of lines and words
     "🙂🙃 !?…",
