@@ -23,6 +23,7 @@ else. The fields of a row:
 """
 
 import math
+from collections import Counter
 
 from bench.harness import ROOT, markdown
 from common import read_json
@@ -51,22 +52,19 @@ FRONT = """
 
 def list_tables():
     """Yield marker and markdown: all claims of each paper, README's main ones, the counts."""
-    counts = {}
-    for owner in ("papers", "ours"):
-        counts[owner] = {"holds": 0, "does not hold": 0, "not decided": 0}
+    counts = {"papers": Counter(), "ours": Counter()}
     for paper, claims in read_json(ROOT / "docs/claims.json").items():
         rows = [list_cells(claim) for claim in claims]
         yield f"claims {paper}", markdown(rows, COLUMNS)
         yield f"front {paper}", markdown([row for row in rows if "front" in row], FRONT)
         for row in rows:
-            count = counts["ours" if row["place"].startswith("none") else "papers"]
-            for start in count:
-                count[start] += row["verdict"].startswith(start)
+            owner = "ours" if row["place"].startswith("none") else "papers"
+            counts[owner][row["kind"]] += 1
     text = ""
     for owner, name in (("papers", "claims of the papers"), ("ours", "controls and own claims")):
-        holds, fails, undecided = counts[owner].values()
-        text += (f"Of {holds + fails + undecided} {name} {holds} hold, {fails} do not, "
-                 f"and {undecided} are not decided.\n")
+        count = counts[owner]
+        text += (f"Of {count.total()} {name} {count['holds']} hold, {count['does not hold']} do "
+                 f"not, and {count['not decided']} are not decided.\n")
     yield "claims count", text
 
 
@@ -74,12 +72,6 @@ def list_cells(claim):
     """Return the row of both tables, dict, from a row of docs/claims.json."""
     here, control = read_sides(claim)
     script = f"runs/{claim['script']}.sh"
-    notes = []
-    if "note" in claim:
-        notes.append(claim["note"])
-    files = [claim[side][0] for side in ("here", "control") if isinstance(claim[side], list)]
-    if len(set(files)) == 2:
-        notes.append("trained apart")
     verdict = judge(claim, here, control)
     limit = find_limit(here, control)
     if "seed" in verdict:
@@ -88,13 +80,16 @@ def list_cells(claim):
         lead = "any"
     else:
         lead = write_number(dict(mean=limit, std=None))
-    if notes:
-        verdict += f" ({'; '.join(notes)})"
     row = dict(
         claim=claim["claim"], place=claim["place"], paper=claim["paper"],
-        here=f"{name_cell(claim, 'here')}{write_number(here)}",
-        control=f"{name_cell(claim, 'control')}{write_number(control)}",
-        lead=lead, verdict=verdict, script=f"`{script}`")
+        here=name_cell(claim, "here") + write_number(here),
+        control=name_cell(claim, "control") + write_number(control),
+        lead=lead, kind=verdict.split(",")[0], verdict=verdict, script=f"`{script}`")
+    notes = [claim["note"]] if "note" in claim else []
+    if here["file"] != control["file"] and control["file"] is not None:
+        notes.append("trained apart")
+    if notes:
+        row["verdict"] += f" ({'; '.join(notes)})"
     if "front" in claim:
         own, other = claim["bars"]
         row |= dict(front=claim["front"], unit=claim["unit"],
@@ -168,7 +163,7 @@ def judge(claim, here, control):
 
 
 def read_cell(cell, claim):
-    """Return dict of mean, std, error, seed_error and seeds of a cell of results/.
+    """Return dict of mean, std, error, seed_error, seeds and file of a cell of results/.
 
     The error is that of a mean over seeds (seed_error) and, where the claim has an n, of n rows.
     An average over tasks has no n, so its error leaves out the sampling error of the rows. The rows
@@ -181,7 +176,7 @@ def read_cell(cell, claim):
             score is no share of the rows; seeds (those of the row).
     """
     if isinstance(cell, int | float):
-        return dict(mean=cell, std=None, error=0, seed_error=0, seeds=None)
+        return dict(mean=cell, std=None, error=0, seed_error=0, seeds=None, file=None)
     file, name, key = cell
     rows = read_json(ROOT / f"results/{file}.json")["rows"]
     # a row of a bench by length has L in place of a name
@@ -189,7 +184,7 @@ def read_cell(cell, claim):
     if " / " in key:
         above, below = key.split(" / ")
         ratio = row[above] / row[below]
-        return dict(mean=ratio, std=None, error=0, seed_error=0, seeds=0)
+        return dict(mean=ratio, std=None, error=0, seed_error=0, seeds=0, file=file)
     mean = row[key]
     std = row.get(f"{key}_std")
     # 0: nothing is random, as in counting
@@ -207,7 +202,8 @@ def read_cell(cell, claim):
         if claim.get("is_correlation"):  # Spearman's [Bonett and Wright 2000]
             row_variance = (1 - share**2) ** 2 * (1 + share**2 / 2)
         variance += whole**2 * row_variance / claim["n"]
-    return dict(mean=mean, std=std, error=math.sqrt(variance), seed_error=seed_error, seeds=seeds)
+    return dict(mean=mean, std=std, error=math.sqrt(variance), seed_error=seed_error, seeds=seeds,
+                file=file)
 
 
 def name_cell(claim, side):

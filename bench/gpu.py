@@ -1,6 +1,6 @@
-"""One GPU, and several: attention, training steps, words per second, ranks. runs/gpu.sh has all.
+"""One GPU: attention, training steps, words per second. runs/gpu.sh has all.
 
-    python -m bench.gpu kernels         or mfu, words, ranks
+    python -m bench.gpu kernels         or mfu, words
     python -m bench.gpu quick           all of them at tiny sizes, 20 seconds on a CPU
 
 A time is the mean of calls in a row between two waits for the GPU: as in training, the host may be
@@ -18,12 +18,10 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 import pretrain
 from bench import attention, harness, training
-from common import find_device, read_json, write_json
+from common import find_device
 from model import PRESETS, count_operations
 from tokenizer import FIRST_WORD_ID
 
@@ -155,11 +153,11 @@ def bench_mfu(args, *, preset="hashformer", batches=(64, 16), compiles=(True, Fa
         yield row
 
 
-def build_on_device(preset, is_compiled, rank=0):
-    """Return an untrained Model of a preset on the device of a rank."""
+def build_on_device(preset, is_compiled):
+    """Return an untrained Model of a preset on the GPU, or on the CPU where there is none."""
     torch.compiler.reset()  # else a second batch size is compiled for all sizes
     words = harness.made_up_words(VOCABULARY)
-    model = harness.build_model(words, preset, find_device("auto", rank)).train()
+    model = harness.build_model(words, preset, find_device("auto")).train()
     if is_compiled:
         model.encode = torch.compile(model.encode)  # as in pretrain.py
     return model
@@ -212,52 +210,10 @@ def bench_words(args, *, models=MODELS, num_words=20_000, steps=400, compiles=(T
                        low=min(speeds), high=max(speeds))
 
 
-# Ranks
-
-RANKS = """
-    ranks                | ranks  | ,
-    B, all ranks         | batch  | ,
-    ms per step          | ms     | .1f
-    positions per second | tokens | ,.0f
-"""
-
-
-def bench_ranks(args, *, preset="hashformer", batch=64, is_compiled=True, calls=10):
-    """Time a training step of one rank, and of two, which add up their gradients."""
-    counts = [1]
-    if torch.cuda.device_count() > 1:
-        counts.append(2)
-    for num_ranks in counts:
-        with tempfile.TemporaryDirectory() as folder:
-            setting = (num_ranks, folder, preset, batch, is_compiled, calls)
-            # time_rank(rank, *setting) in a process for each rank
-            torch.multiprocessing.spawn(time_rank, setting, num_ranks)
-            ms = read_json(f"{folder}/ms.json")["ms"]
-        B = num_ranks * batch
-        tokens = 1000 * B * PRESETS[preset]["length"] / ms
-        yield dict(ranks=num_ranks, batch=B, ms=ms, tokens=tokens)
-
-
-def time_rank(rank, num_ranks, folder, preset, batch, is_compiled, calls):
-    """Time a training step as a rank of several. The first one writes it to FOLDER/ms.json."""
-    # before the ranks connect: find_device sets the device of the rank
-    model = build_on_device(preset, is_compiled, rank)
-    backend = "gloo" if model.device.type == "cpu" else "cpu:gloo,cuda:nccl"  # as in pretrain.py
-    dist.init_process_group(
-        backend, init_method=f"file://{folder}/ranks", rank=rank, world_size=num_ranks)
-    step = build_step(DistributedDataParallel(model), preset, batch)
-    ms, _ = time_on_gpu(step, calls)
-    # a process that was spawned returns nothing
-    if rank == 0:
-        write_json(f"{folder}/ms.json", dict(ms=ms))
-    dist.destroy_process_group()
-
-
 QUICK = {  # table -> sizes that take seconds on a CPU
     "kernels": dict(heads=2, positions=64, calls=1, lengths=(32,)),
     "mfu": dict(preset="tiny", batches=(2,), compiles=(False,), calls=1),
     "words": dict(models={"tiny": ""}, num_words=90, steps=20, compiles=(False,)),
-    "ranks": dict(preset="tiny", batch=2, is_compiled=False, calls=1),
 }
 
 
@@ -273,7 +229,6 @@ TABLES = {  # name -> function that yields the rows, columns, flags and their de
     "kernels": (bench_kernels, KERNELS, {}),
     "mfu": (bench_mfu, MFU, {}),
     "words": (bench_words, WORDS, {}),
-    "ranks": (bench_ranks, RANKS, {}),
     "quick": (bench_quick, "table | name | s\nrows | rows | ,", {}),
 }
 
