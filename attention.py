@@ -445,18 +445,17 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
     cell_q, cell_k = number_cells(hq, hk, key_mask)  # (B, H, L) each
     extra_score, extra_value = find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill)
 
-    # 2. Make tables of queries, keys and values. lsh_attention_flex merges cell and extra key by
-    #    the log-sum-exp of the scores. PyTorch's dense kernel does not return it, so here the extra
-    #    key takes part in the softmax. Its score differs from query to query. Column e, which is
-    #    added, lets a single row of the table be the extra key of all queries:
+    # 2. Make tables in which one row, N + 1, is the extra key of all queries. Its score differs
+    #    from query to query, so each query carries it in an added column e, where the extra key
+    #    alone has a 1: their product is extra_score. Its value has a 1 there too, so column e of
+    #    the output is its weight. Step 4 adds that weight times extra_value:
     #
     #        row          query                   key       value
     #        0 to N - 1   (q / √e, extra_score)   (k, 0)    (v, 0)
     #        N            (0, 0)                  (0, 0)    (0, 0)    padding of a group
     #        N + 1                                (0, 1)    (0, 1)    extra key
     #
-    #    The product of a query and the extra key is extra_score. Column e of the output is the
-    #    weight of the extra key. Step 4 adds that weight times extra_value
+    #    (lsh_attention_flex merges by log-sum-exp, which PyTorch's dense kernel does not return)
     width = e + 1
     if q.is_cuda:  # three more columns of zeros: there PyTorch's kernel wants a multiple of 4
         width = e + 4
@@ -504,7 +503,7 @@ def number_cells(hq, hk, key_mask):
         bucket of the key       7  7  4    4  4  7
 
         buckets, sorted         4  4  4  7  7  7    4  4  4  7  7  7
-        place                   0  1  2  3  4  5    6  7  8  9 10 11
+        place + start           0  1  2  3  4  5    6  7  8  9 10 11
 
         cell of the query       0  3  0    6  9  9
         cell of the key         3  3  0    6  6 12
@@ -515,7 +514,7 @@ def number_cells(hq, hk, key_mask):
     B, H, L = hq.shape
     N = B * H * L
     buckets = torch.cat([hq, hk], 2)  # (B, H, 2L)
-    place = torch.searchsorted(buckets.sort().values, buckets)  # in 0 to 2L - 1
+    place = torch.searchsorted(buckets.sort().values, buckets)  # of a first occurrence, 0 to 2L - 1
     start = torch.arange(0, 2 * N, 2 * L, device=hq.device)  # sequence s has numbers from s·2L on
     cell = start.view(B, H, 1) + place  # (B, H, 2L)
     cell_q, cell_k = cell.chunk(2, 2)
@@ -599,7 +598,7 @@ def group_cells(cell_q, cell_k):
     cells = host_count[0].nonzero().squeeze(1)  # the numbers of those that have queries
     larger_count = host_count[:, cells].amax(0)  # of queries or of keys: the size of the cell
     # Sizes 1 to 4 are one group, then 5 to 6, 7 to 9, 10 to 13, ...: beyond 4 the largest size of a
-    # group is at most 1.5 times the smallest, which bounds the padding
+    # group is at most 1.5 times the smallest, which bounds the padding of the larger side
     bounds = 4 * 1.5 ** torch.arange(64)  # 4, 6, 9, 13.5, ...
     group_of_cell = torch.bucketize(larger_count.float(), bounds)
 

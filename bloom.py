@@ -421,8 +421,8 @@ def hash_logp(logits, bloom_map):
 
     Args:
         logits: float, in one of these forms. Those of bfloat16 become float32, so that fewer tie.
-        bloom_map: the model's own BloomMap or ItemMap. A smaller R passes for a larger s. The
-            searches refuse what a larger one gives.
+        bloom_map: the model's own BloomMap or ItemMap. In the second form a wrong R passes
+            unnoticed up to the width of a block; the searches refuse a larger one.
     """
     m = bloom_map.m
     R = bloom_map.buckets
@@ -541,7 +541,8 @@ def item_vectors(items, sizes, n_items, width=64, seed=0):
     sets_of_item = np.bincount(items, minlength=n_items)  # (N,)
     weight = 1 / np.sqrt(sets_of_item[items] * sizes[sets])  # (links,), the numbers of A
 
-    # Power iteration: products with Aᵀ A turn random vectors to those of large singular values
+    # Power iteration: a product with Aᵀ A stretches the directions of large singular values most,
+    # so random columns turn toward them. qr keeps the columns from all becoming the first one
     V = np.random.default_rng(seed).standard_normal((n_items, min(width, n_items)))
     for _ in range(POWER_ITERATIONS):
         AV = multiply_sparse(sets, items, weight, V, num_sets)  # (sets, width)

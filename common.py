@@ -64,8 +64,9 @@ def run_script(name, function, *args):
         raise SystemExit(2)
     finally:
         if dist.is_initialized():
-            # subtle: DDP must be freed before its process group. Otherwise its destructor can
-            # deadlock. An error holds the local variables of the functions that it ended, DDP too
+            # subtle: DDP must be freed before its process group, or its destructor can deadlock. It
+            # is a local variable of train, which a traceback keeps alive: clear the frames of the
+            # error, and of those that it replaced
             error = sys.exc_info()[1]
             while error is not None:
                 traceback.clear_frames(error.__traceback__)

@@ -58,8 +58,7 @@ class Embedding(nn.Module):
     Attributes of a class, which model.py reads (the defaults are those of a method of bits):
         code_format: how a word's codes are laid out: tokenizer.py lists the formats.
         needs_specials: special tokens have no codes, and model.py has a table for them.
-        has_word_row: that table has a row more, which is added to every word. emb learns it in its
-            rows.
+        has_word_row: that table has a row more, which is added to every word.
         tie: may the output layer use the rows? "yes", as it does by default; "optional"; or "no".
         is_stacked: an item has m vectors, which take m places in the sequence.
     """
@@ -149,7 +148,7 @@ class HashEmbedding(LookupEmbedding):
     """
 
     code_format = "index"
-    needs_specials = True
+    needs_specials = True  # but no word row: its rows can learn what all words share
     tie = "no"  # words that share a row would have equal logits
 
 
@@ -423,8 +422,8 @@ class WeightedEmbedding(Embedding):
         self.importance = new_table(weights, hashes, std=1.0)  # (K, k)
 
     def initial_std(self):
-        # measure_std gives all k codes of a word one row. (Σ_j p_j) · row and Σ_j p_j · row_j have
-        # the same variance, so one row stands for k
+        # measure_std takes codes (i, ..., i), whose vector is (Σ_j p_j) · row_i. As the p_j are
+        # independent with mean 0, its variance is that of Σ_j p_j · row_j
         return measure_std(self)
 
     def embed(self, codes):

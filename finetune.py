@@ -77,7 +77,7 @@ def finetune(args):
     names = GLUE if args.task == "glue" else [args.task]
     tasks = {}
     splits = {}  # task -> split -> rows
-    starts = {}  # task -> dict: model (weights), task ({}: a new head), tokenizer unless --preset
+    starts = {}  # task -> the checkpoint, as drop_other_head returns it
     for name in names:
         read = read_squad if name in SQUAD else read_task
         tasks[name], splits[name] = read(name, args)
@@ -98,7 +98,7 @@ def finetune(args):
                 print(f"{name}: {value}")
         jobs = [job for job in itertools.product(names, seeds)
                 if not os.path.exists(f"{job_path(args.out, *job)}.json")]
-        # ranks take turns to take one of the jobs that are left, the longest first
+        # rank r takes the jobs r, r + world, ... of those that are left; the longest come first
         jobs.sort(key=lambda job: -len(splits[job[0]]["train"]))
         if world > 1:  # no job starts before rank 0 holds --out, none ends before all have listed
             dist.barrier()
@@ -180,12 +180,12 @@ def train_and_score(args, runtime, model, data, seed, lr, title):
     best_weights, log = train(args, runtime, model, data, seed, lr, title)
     dev = data["dev"]
     last, predicted = evaluate(runtime, model, dev)  # of the last weights
-    best = last  # it and predicted are replaced below if the selection rows chose other weights
+    chosen = last  # dev scores of the weights that the selection rows choose, not the best scores
     selection = 0.0
     metric = dev.task.metrics[0]
     if best_weights is not None:
         model.load_state_dict(best_weights)
-        best, predicted = evaluate(runtime, model, dev)
+        chosen, predicted = evaluate(runtime, model, dev)
         selection = max(row[metric] for row in log)
 
     labels = dev.task.labels or []  # None: numbers, or answers
@@ -194,7 +194,7 @@ def train_and_score(args, runtime, model, data, seed, lr, title):
         metric=metric,
         rows={split: len(part) for split, part in data.items()},
         majority=dev.majority(data["train"]),
-        best=best,
+        best=chosen,
         last=last,
         predicted=np.asarray(predicted).tolist(),
         f1_per_label=f1_per_label,
@@ -308,8 +308,10 @@ def compute_logits(runtime, model, part, indices):
 def load_start(args):
     """Return the checkpoint to start from, dict, and the Config of its encoder.
 
-    --preset has no checkpoint: no weights and no hash. --from_scratch takes sizes and hash from
-    --ckpt, and no weights. --ckpt alone takes all.
+    The dict has
+        model, task          weights, and the task of its head; {} with --preset or --from_scratch
+        tokenizer, words     not with --preset
+        digest               of the file; None with --preset
     """
     if args.preset:
         return dict(model={}, task={}, digest=None), Config.choose(PRESETS[args.preset])
@@ -456,10 +458,10 @@ def print_results(content):
     for name, row in content["tasks"].items():
         print(f"\n{name}: parameters {row['size']['total']:,}, PoEP {row['size']['poep']:.2%}")
         rival = "majority class" if row["f1_per_label"] else "without a model"
-        print(f"{name}: {row['metric']} {show(row['mean'], row['std'])}, last weights "
+        print(f"{name}: {row['metric']} {format_mean(row['mean'], row['std'])}, last weights "
               f"{row['last']:.2f}, {rival} {row['majority']:.2f}")
         if row["bag_of_words"] is not None:
-            bag = show(row["bag_of_words"], row["bag_of_words_std"])
+            bag = format_mean(row["bag_of_words"], row["bag_of_words_std"])
             note = ""
             if row["over_bag"] <= 2 * row["over_bag_error"]:  # also where both are 0
                 note = ": not shown to be better than a bag of words"
@@ -475,7 +477,7 @@ def print_results(content):
         print(f"average over the tasks: {content['average']:.2f}")
 
 
-def show(mean, std):
+def format_mean(mean, std):
     """Return a mean as text, with ± its deviation over the seeds if there are several."""
     if std is None:
         return f"{mean:.2f}"

@@ -120,11 +120,12 @@ def choose_settings(flags, inherited):
         flags: dict, those on the command line.
         inherited: dict, what inherit_settings returns; {} without --init_from.
     """
-    fixed = inherited | flags  # nothing below changes these
+    fixed = inherited | flags  # these win: they are merged once more at the end
     preset = PRESETS[fixed.get("preset", DEFAULTS["preset"])]
     args = argparse.Namespace(**DEFAULTS | preset | fixed)
 
-    # emb, split and objective are None where nobody has set them
+    # emb, split and objective are None where nobody has set them. Until they are assigned below,
+    # args.order and args.head are those of the preset, or of the checkpoint of --init_from
     # 1. emb follows from --split; presets of sets have one
     if args.emb is None:
         args.emb = "bloom" if args.split == "items" else "proj"
@@ -232,8 +233,8 @@ def name_output(args):
         parts.append(args.hash)
     if args.split != "regex":
         parts.append(args.split)
-    # named after the code format alone, so that --preset median stays "median" and bert-lsh, whose
-    # default is mlm, is "lookup-bpe-mlm"
+    # What is usual depends on the code format alone, not on the preset: --preset median is named
+    # "median", and bert-lsh, whose objective is mlm, "lookup-bpe-mlm"
     usual_objective = "hash-mlm" if code_format in PREDICTED else "sr"
     if args.objective != usual_objective:
         parts.append(args.objective)

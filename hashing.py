@@ -192,7 +192,7 @@ def sketch_index(words, k, R, seed=0, key=None):
     """
     assert k >= 1 and R >= 1, "k, R: expected at least 1"  # numpy: x % 0 is 0
     if key is None:
-        key = ""
+        key = ""  # no key, either
     secret = None
     if key != "" or seed != 0:
         secret = f"{key} sketch {seed}"
@@ -376,8 +376,9 @@ class NgramLSH:
         # ties: the shorter n-gram, then the one with the smaller code points
         grams = sorted(frequency, key=lambda gram: (-frequency[gram], len(gram), gram))
         grams = grams[:features]
-        # Features f and f + 1 have the same window of eta, shifted by one: Deviation 6. The 1 gives
-        # another random stream than that of eta
+        # Shuffle: n-grams of similar frequency often occur together. As neighbors f and f + 1 their
+        # windows of eta differ by a shift of one, and bits would depend on each other
+        # (Deviation 6). [seed, 1] gives another random stream than eta's
         np.random.default_rng([seed, 1]).shuffle(grams)
         return cls(grams, features, seed)
 

@@ -146,17 +146,17 @@ class Predictor:
         self.truncate = truncate
 
     def set_candidates(self, words):
-        """Set the words among which the methods search, list[str], the most frequent first.
+        """Set what the methods search: words for neighbors, items for [MASK].
 
-        A fixed vocabulary limits them: a word outside it has no row and no digest.
+        words: list[str], those of the checkpoint, the most frequent first.
         """
-        if self.tokenizer.is_fixed:
+        if self.tokenizer.is_fixed:  # a word outside the vocabulary has no row and no digest
             self.words = [word for word in words if word in self.tokenizer.id_of_word]
-            self.items = self.tokenizer.words
-            self.item_map = self.tokenizer.bloom_map  # buckets of items, for predict_missing
+            self.items = self.tokenizer.words  # item i has the token ID FIRST_WORD_ID + i
+            self.item_map = self.tokenizer.bloom_map  # for predict_missing; None without digests
         else:
-            self.words = words  # neighbors searches these
-            self.items = words  # fill_mask and predict_missing search these
+            self.words = words
+            self.items = words  # for predict_missing: fill_mask has a fixed vocabulary
             if self.config.head == "hash-mlm":
                 buckets = self.tokenizer.sketch_targets(words)  # (V, m)
                 self.item_map = ItemMap(buckets, self.config.buckets)
@@ -201,10 +201,11 @@ class Predictor:
             raise ValueError(f"expected at most {length} positions, got "
                              f"{length + example.num_cut}. With truncate the start is read.")
         has_mask = MASK in example.ids
-        fills_masks = head in ("mlm", "hash-mlm")
-        if fills_masks and not has_mask:
-            raise ValueError(f"expected [MASK] in the first {length} positions, got {row!r:.60}.")
-        if has_mask and not fills_masks and head is not None:
+        if head in ("mlm", "hash-mlm"):
+            if not has_mask:
+                raise ValueError(
+                    f"expected [MASK] in the first {length} positions, got {row!r:.60}.")
+        elif head is not None and has_mask:  # embed, with head None, takes both
             raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks.")
         return example
 

@@ -72,9 +72,9 @@ class Config:
     dropout: float = 0.1
     # Head
     head: str = "sr"
-    # True: heads mlm and hash-mlm score the rows of the embedding. False: they have a table of
-    # their own. None: as Embedding.tie says. Other heads do not read it; still, True requires an
-    # embedding that can be tied
+    # The table that heads mlm and hash-mlm score. True: the embedding's. False: their own. None:
+    # the embedding's if its tie is "yes", else their own. Where tie is "no", True is refused
+    # whatever the head
     tied: bool | None = None
     labels: int = 2  # classes of classify; 1: a regression
     pool: str = "cls"  # classify sees cls, the first position, or the mean of all positions
@@ -349,8 +349,9 @@ class Model(nn.Module):
             x = x.flatten(-3, -2)  # (..., L·m, d)
         if self.specials is None:
             return x
-        # A special token reads its own row. Every word reads the last row, which is the word row;
-        # emb has none, and torch.where drops what its words read
+        # Row i is special token i; words, whose IDs are larger, are clamped to the last row. That
+        # is the word row, added to each word. Where there is none (emb), words read a special
+        # token's row, and torch.where drops it
         last_row = self.specials.num_embeddings - 1
         special = self.specials(ids.clamp(max=last_row))  # (..., L, d)
         if self.embedding.has_word_row:

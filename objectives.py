@@ -222,7 +222,7 @@ class MaskedWords(Objective):
         return logits, F.cross_entropy(logits, labels, reduction="sum")
 
     def count_classes(self, labels, weights=None):
-        """Return how often labels (M,) have each class, (1, N); weights (M,): label i counts so."""
+        """Return how often labels (M,) have each class, (1, N). Label i counts weights[i] times."""
         return torch.bincount(labels, weights, self.config.rows).unsqueeze(0)
 
     def count(self, logits, batch):
@@ -233,10 +233,13 @@ class MaskedWords(Objective):
         return self.count_hits(labels, rank_items(scores, labels - self.first_word_id))
 
     def count_hits(self, labels, rank):
-        """Return how many words, by their rank from 0, are among the best 1, 10 and 20."""
+        """Return how many words, by their rank from 0, are among the best 1, 10 and 20.
+
+        For item sets also how often each class is a label, "masked", which expected_loss reads.
+        """
         counts = {f"rec@{k}": (rank < k).sum() for k in RECALL}
         if not self.config.order:
-            counts["masked"] = self.count_classes(labels)  # for expected_loss
+            counts["masked"] = self.count_classes(labels)
         return counts
 
     def visible_items(self, batch):
@@ -264,8 +267,10 @@ class MaskedWords(Objective):
 
     def expected_loss(self, word_counts, sums):
         ids = torch.arange(len(word_counts)) + self.first_word_id
-        counts = self.count_classes(ids, torch.from_numpy(word_counts)).numpy()  # (k, R), or (1, N)
-        # Deviation 4: the items of small sets are masked more often than they occur
+        # how often each class occurs in the corpus: (k, R), (m, R + s) for a Bloom map, or (1, N)
+        counts = self.count_classes(ids, torch.from_numpy(word_counts)).numpy()
+        # how often each is a label. At least one item of a set is masked (Deviation 4), so items of
+        # small sets are labels more often than they occur; for text the two are proportional
         masked = np.asarray(sums.get("masked", counts))
         losses = [unigram_loss(*rows) for rows in zip(counts, masked)]
         num_classes = counts.shape[1]

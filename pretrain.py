@@ -65,11 +65,11 @@ PEAK_TFLOPS = {  # of dense products in bfloat16, by the name that PyTorch gives
 GPU_WORKERS = 4  # processes that make batches: a GPU takes them faster than one process makes them
 SEED_STRIDE = 1_000_003  # two runs with different --seed share no seed of a step below the stride
 RANK_STRIDE = 4_099  # the same for the ranks of a step
-# Settings that may change when a run resumes. data and how it is read are among them because
-# run["corpus"], a digest of the text, is compared instead: the same file may lie elsewhere. alpha
-# may follow from the corpus, and is compared when that is known
-MAY_CHANGE = ("data field encoding sep header cache alpha is_alpha_default out device dtype "
-              "compile micro workers eval_every save_every quiet").split()
+# Settings that may change when a run resumes. What load_data makes of the first line is compared
+# instead, run["corpus"] and run["alpha"]: the same text may lie elsewhere, and decides on alpha
+MAY_CHANGE = (
+    "data field encoding sep header cache alpha is_alpha_default "
+    "out device dtype compile micro workers eval_every save_every quiet").split()
 
 
 def train(args, initial, rank, world, local_rank):
@@ -179,7 +179,7 @@ def train(args, initial, rank, world, local_rank):
         held_out.append(objective.corrupt_batch(*batches.eval_batch(part)))
 
     # What is about to run, its loss so far, and two baselines: uniform, which an untrained model
-    # has, and label frequencies (sr counts labels in sums)
+    # has, and label frequencies (from word_counts, sums or both)
     runtime = f"{device}, {dtype}, compile {use_compile}"
     show(args, describe(args, model, corpus, batches, world, runtime))
     if not config.order and resumed is None and not args.quiet:
@@ -211,8 +211,8 @@ def train(args, initial, rank, world, local_rank):
     words_per_step = args.batch * batches.words_per_sequence
     operations_per_step = words_per_step * count_operations(model) / world  # of a device
     last_shown = time.perf_counter()  # when a line of progress was printed
-    resumed_at = last_shown  # when training went on after the last pause
-    resumed_step = step
+    timer_start = last_shown  # speed is measured from here: the end of the last pause
+    timer_step = step
     with catch_signals() as signals:
         for micro_batches in loader:
             # Two sums over the ranks, on the host: the scored positions of the whole batch, and
@@ -264,15 +264,15 @@ def train(args, initial, rank, world, local_rank):
             if world > 1:
                 dist.all_reduce(total_loss)
             # subtle: the clock is read after that wait
-            seconds_per_step = (time.perf_counter() - resumed_at) / (step - resumed_step)
+            seconds_per_step = (time.perf_counter() - timer_start) / (step - timer_step)
             if is_logged:
-                row = dict(loss=total_loss.item() / num_scored, lr=lr, grad_norm=norm.item(),
-                           words_per_s=words_per_step / seconds_per_step)
+                numbers = dict(loss=total_loss.item() / num_scored, lr=lr, grad_norm=norm.item(),
+                               words_per_s=words_per_step / seconds_per_step)
                 if device.type == "cuda":
-                    row |= measure_gpu(operations_per_step / seconds_per_step, dtype)
-                write_log(log_path, step, row, is_first)
+                    numbers |= measure_gpu(operations_per_step / seconds_per_step, dtype)
+                write_log(log_path, step, numbers, is_first)
                 if time.perf_counter() - last_shown >= SHOW_EVERY:
-                    show(args, describe_progress(row, step, args.steps, seconds_per_step))
+                    show(args, describe_progress(numbers, step, args.steps, seconds_per_step))
                     last_shown = time.perf_counter()
             if is_evaluated:
                 result, _ = evaluate(model, objective, held_out, dtype)
@@ -284,8 +284,8 @@ def train(args, initial, rank, world, local_rank):
                 show(args, f"step {step:,}: {metrics}")
             if is_saved:
                 save("ckpt.pt", optimizer=optimizer.state_dict())
-            resumed_at = time.perf_counter()
-            resumed_step = step
+            timer_start = time.perf_counter()
+            timer_step = step
 
     # End
     if world > 1:

@@ -95,7 +95,8 @@ class HashTokenizer:
         self.id_of_word = {}  # word -> ID
         self.set_names([])
         self.is_fixed = config.code_format in FIXED
-        # code_table (IDs, C): complete in a fixed vocabulary, else codes() appends new words
+        # code_table (IDs, C) has row i for ID i. It is complete for a fixed vocabulary; else it
+        # starts with the special tokens, and codes() appends the words that are missing
         if self.is_fixed:
             self.add_words(vocabulary)
             self.set_names(vocabulary)
@@ -103,8 +104,7 @@ class HashTokenizer:
             assert len(self.words) == len(vocabulary), "vocabulary: expected each word once"
             self.code_table = self.fixed_codes()
         else:
-            # Model has vectors for special tokens: their codes are zeros. Hash any five words for
-            # the shape and the dtype
+            # zeros, as Model has vectors for special tokens; hashed words give shape and dtype
             self.code_table = np.zeros_like(self.codes_of_words(["a"] * FIRST_WORD_ID))
 
     # Text to words, and words to token IDs
@@ -220,6 +220,7 @@ class HashTokenizer:
 
     def state(self):
         """Return plain types that load restores: all but the config and a growing word list."""
+        # load looks hash_name up even where hash is None, so it must be a name in HASHES
         state = dict(split=self.split_name, hash_name="md5", hash=None, subwords=None,
                      hash_seed=self.hash_seed, key=self.key, vocabulary=None, bloom_map=None)
         if self.hash is not None:

@@ -64,7 +64,7 @@ class Batches:
         self.seed = seed
         self.num_known = FIRST_WORD_ID + len(word_counts)
         self.word_ids = FIRST_WORD_ID + np.flatnonzero(word_counts)  # some pieces do not occur
-        self.epoch = None  # the one that self.order is of, see examples
+        self.order_epoch = None  # examples keeps self.order, of draw_order for this epoch
 
     def get_batch(self, step, rows):
         """Return some rows of a step's global batch.
@@ -88,8 +88,8 @@ class Batches:
     def examples(self, step):
         """Return the training examples of a step, int64 (B,); each epoch shuffles them."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch != self.epoch:  # once: a large corpus has millions of examples
-            self.epoch = epoch
+        if epoch != self.order_epoch:  # once: a large corpus has millions of examples
+            self.order_epoch = epoch
             self.order = self.draw_order(epoch)
         first = place * self.batch_size
         return self.order[first:first + self.batch_size]
@@ -164,7 +164,7 @@ class TextBatches(Batches):
         rng = np.random.default_rng([self.seed, LENGTHS, step])
         is_cut = rng.random(self.batch_size) < self.short
         sizes = rng.integers(self.min_size, self.length + 1, self.batch_size)
-        for window, cut, size in zip(ids, is_cut[rows], sizes[rows]):
+        for window, cut, size in zip(ids, is_cut[rows], sizes[rows]):  # views: ids changes
             if cut:
                 window[size - 1] = SEP
                 window[size:] = 0

@@ -64,9 +64,10 @@ def build_tokenizer(args, config, corpus):
 
 def fit_hash(args, corpus):
     """Return the hash of --hash, fitted to the words of the corpus. [HF §3.3]"""
-    cls = HASHES[args.hash]  # hashing.py says, above MD5, what a class of hashes has
+    cls = HASHES[args.hash]
+    # cls.options: argument of fit -> flag, such as {"features": "features", "seed": "hash_seed"}
     fit_arguments = {name: getattr(args, flag) for name, flag in cls.options.items()}
-    if not cls.needs_counts:
+    if not cls.needs_counts:  # nothing is learned, so nothing is cached
         return cls.fit(None, **fit_arguments)
     counts = {}
     for word, count in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()):

@@ -226,8 +226,8 @@ def read_documents(part, paths, is_sets, field, reader):
             continue
         columns = choose_columns(source, examples, field, is_sets)
         value = examples[columns[0]]
-        is_line = is_sets and len(columns) == 1 and isinstance(value, str)
-        if is_line and "," in value and "\t" not in value:
+        is_joined = is_sets and len(columns) == 1 and isinstance(value, str)  # a set as one str
+        if is_joined and "," in value and "\t" not in value:
             raise InputError(f"{source}: expected names between tabs or spaces, got {value!r:.60}. "
                              "Use --sep , for commas, and for JSON a .jsonl.")
         if columns != ["text"]:
@@ -313,7 +313,8 @@ def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
 
 
 # -------------------------------------------------------------------------------------------------
-# Documents to words, on all cores. A job is the work of one core at a time
+# Documents to words, on all cores. A job is the work of one core at a time: a list of documents,
+# or for Python sources a list of paths, whose documents the worker reads
 
 
 def read_jobs(part, paths, is_sets, field, reader):

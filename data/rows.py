@@ -128,7 +128,7 @@ def read_lines(path, file, encoding):
 
 
 def parse_line(line):
-    """Return the value of a line of JSON, or the line itself where it is broken."""
+    """Return the value of a line of JSON. A broken line stays a str, a damaged row."""
     try:
         return json.loads(line)
     except ValueError:
@@ -183,7 +183,7 @@ def parse_table(path, table, columns, keep_damaged, header):
         if is_whole and not is_after_short:
             yield dict(zip(names, cells))
         elif keep_damaged:
-            yield cells
+            yield cells  # no dict, so read_rows yields {} for it
         is_after_short = len(cells) < len(names)  # for the next row
     if damaged and not keep_damaged:
         message = (f"{path}: expected {len(names)} columns ({', '.join(names)}), got another "
@@ -198,7 +198,8 @@ def parse_table(path, table, columns, keep_damaged, header):
 def read_header(path, head, columns, header):
     """Return the names of the columns, and the rows of the head of a table.
 
-    header "none" decides first, then columns. Without both the first line has the names.
+    A first line that no separator cuts is refused. Then header "none" decides, then columns.
+    Without both the first line has the names.
 
     Args:
         head: list of list[str], the cells of the first lines.

@@ -48,8 +48,8 @@ class Task:
         metrics: list of str, keys of METRICS, or ["f1"], which squad.py computes itself. The first
             one is the task's score.
         label_column: str.
-        folder: str, where the original files of a task of GLUE are below --data_dir, or "" for
-            other tasks. A label there may be the number of a class, and -1 is a hidden label.
+        folder: str, where the original files are below --data_dir. Only tasks of GLUE have one, so
+            it also tells them apart: there a label may be the number of a class, or -1 if hidden.
         renamed: dict, a column's name in the original files -> its name here and on the hub.
         dev_split: str, the split to score, as the original files call it.
         header: list of str, the columns of original files without a header line, or None.
@@ -186,7 +186,7 @@ def choose_task(name, args):
 
 
 def read_split(task, args, split, path):
-    """Return the rows of a split: train, or the task's dev_split; path is that of its flag."""
+    """Return the rows of a split, train or the task's dev_split; path: a file, hub ID, or None."""
     original = os.path.join(task.folder, f"{split}.tsv")
     hub_id = f"nyu-mll/glue:{task.name}"
     records, source = read_records(args, split, path, original, hub_id, task.header)
@@ -550,17 +550,17 @@ def standard_error(metric, predicted, others, truth):
     score = METRICS[metric]
     truth = np.array(truth)
     num_groups = min(GROUPS, len(truth))
-    group = np.random.default_rng(0).permutation(len(truth)) % num_groups  # (n,)
+    group_of_row = np.random.default_rng(0).permutation(len(truth)) % num_groups  # (n,)
     differences = []  # differences[s][g]: gain of seed s without group g
     for model, other in zip(np.array(predicted), np.array(others), strict=True):  # (n,), of a seed
         gains = []
         for left_out in range(num_groups):
-            rows = group != left_out
+            rows = group_of_row != left_out
             gains.append(score(model[rows], truth[rows]) - score(other[rows], truth[rows]))
         differences.append(gains)
     differences = 100 * np.array(differences)  # (S, groups)
-    of_groups = differences.mean(0)  # (groups,)
-    of_seeds = differences.mean(1)  # (S,)
+    of_groups = differences.mean(0)  # (groups,), without each group, means over seeds
+    of_seeds = differences.mean(1)  # (S,), close to each seed's difference on all rows
     variance = (num_groups - 1) * of_groups.var()  # delete-a-group jackknife
     if len(of_seeds) > 1:
         variance += of_seeds.var(ddof=1) / len(of_seeds)
