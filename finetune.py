@@ -472,7 +472,7 @@ def print_results(content):
             print(f"{name}: F1 of each class: {', '.join(scores)}")
         if row["never_predicted"]:
             print(f"warning: {name}: never predicted: {', '.join(row['never_predicted'])}. Use "
-                  "more rows or --epochs, or --balanced with another --out.")
+                  "more rows or --epochs, or --balanced if it is not given, with another --out.")
     if "average" in content:
         print(f"average over the tasks: {content['average']:.2f}")
 

@@ -317,7 +317,7 @@ def build_parser(description=""):
     add("--coherent", "how many of the --hashes Bloom maps put items of a page together", natural)
     add("--hashes", "m hashes of an item (default: 2), or k of a sketch (default: 5)",
         at_least(1, maximum=99))
-    add("--buckets", "rows, or classes, of a hash function of a sketch")
+    add("--buckets", "rows, or classes, of a hash function of median, mean and hash-mlm")
     add("--weights", "rows of the importance table of weighted")
 
     group = parser.add_argument_group("attention: dense, or of the pairs that collide [BL §2.1]")
