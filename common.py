@@ -118,8 +118,9 @@ def at_least(minimum, kind=int, maximum=2**31 - 1):
 
 def make_parser(script, doc, **options):
     """Return an ArgumentParser whose --help begins with the commands in doc, a file's docstring."""
+    commands = (doc or "").split("\nSources")[0]  # python -OO has no doc
     return argparse.ArgumentParser(
-        allow_abbrev=False, prog=script, description=doc.split("\nSources")[0],
+        allow_abbrev=False, prog=script, description=commands,
         formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
 

@@ -73,9 +73,9 @@ INHERITED = "preset split vocab hash features key hash_seed alpha coherent objec
 PREDICTED = ("digest", "sketch")  # code formats with which the default objective is hash-mlm
 
 
-def parse_flags(argv=None, description=""):
+def parse_flags(argv=None, doc=""):
     """Return all settings as a Namespace, and the checkpoint of --init_from or None."""
-    flags = vars(build_parser(description).parse_args(argv))  # only those on the command line
+    flags = vars(build_parser(doc).parse_args(argv))  # only those on the command line
     initial = None
     inherited = {}
     if "init_from" in flags:
@@ -245,13 +245,13 @@ def name_output(args):
     return os.path.join("out", "-".join(parts))
 
 
-def build_parser(description=""):
+def build_parser(doc=""):
     """Return the parser of all flags, without defaults: choose_settings merges them.
 
-    description is the text above the flags in --help.
+    doc: str, a docstring; its beginning is the text above the flags in --help.
     """
     parser = make_parser(
-        "pretrain.py", description,
+        "pretrain.py", doc,
         argument_default=argparse.SUPPRESS,  # what is not typed is not in the result
         usage="python pretrain.py [flags]        (--help explains them)",
         epilog="Sections of the papers: [HF] HashFormers, [SB] Superbloom, [CM] count-median "

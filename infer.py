@@ -191,20 +191,20 @@ class Predictor:
 
     def read(self, row, head):
         """Return the Example of a row, or raise a ValueError if this model cannot read it."""
-        length = self.config.length
         if self.config.order:
             example = self.read_texts(row)
         else:  # only heads that fill masks read sets; embed, with head None, adds no [MASK]
             example = self.read_set(row, is_masked=head is not None)
         # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
         if example.num_cut > 0 and not self.task and not self.truncate:
-            raise ValueError(f"expected at most {length} positions, got "
-                             f"{length + example.num_cut}. With truncate the start is read.")
+            raise ValueError(f"expected at most {self.config.length} positions, got "
+                             f"{self.config.length + example.num_cut}. With truncate the start is "
+                             "read.")
         has_mask = MASK in example.ids
         if head in ("mlm", "hash-mlm"):
             if not has_mask:
-                raise ValueError(
-                    f"expected [MASK] in the first {length} positions, got {row!r:.60}.")
+                raise ValueError(f"expected [MASK] in the first {self.config.length} positions, "
+                                 f"got {row!r:.60}.")
         elif head is not None and has_mask:  # embed, with head None, takes both
             raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks.")
         return example
@@ -433,7 +433,8 @@ class Predictor:
             size = len(example.ids) * self.model.vectors_per_item  # the rest is padding
             return outputs[:size].mean(0).cpu().numpy()
 
-        return np.stack(self.run(rows, None, self.model.encode, average))
+        vectors = self.run(rows, None, self.model.encode, average)
+        return np.reshape(vectors, (-1, self.config.width))  # no rows: (0, d)
 
     @takes_one_row
     def neighbors(self, words, k=8):
@@ -604,7 +605,10 @@ def choose_names(args, predictor, examples):
 
 def to_json(row):
     """Return a dict as JSON. It has no NaN and no infinity: they become null, at any depth."""
-    text = json.dumps(row, default=lambda x: x.tolist() if torch.is_tensor(x) else str(x))
+    def to_plain(value):
+        return value.tolist() if torch.is_tensor(value) else str(value)
+
+    text = json.dumps(row, default=to_plain)
     row = json.loads(text, parse_constant=lambda name: None)
     return json.dumps(row, ensure_ascii=False, allow_nan=False)
 

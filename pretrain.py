@@ -7,6 +7,8 @@
     python pretrain.py --preset superbloom-small --data pages.jsonl      your own item sets
     torchrun --nproc_per_node=8 pretrain.py --emb proj --hash lsh   eight GPUs or processes
 
+Sources: [HF] Xue & Aletras 2022, HashFormers. [SB] Anderson et al. 2020, Superbloom
+
 One training step of the default run, B = 32 sequences of L = 128 positions, d = 128:
 
     ids, key_mask,          batches.get_batch(step, rows): a function of seed and step, so that a
@@ -526,8 +528,7 @@ def describe_neighbors(batches):
 
 def pretrain(argv):
     """Parse the flags, hold --out, and train; return the last evaluation."""
-    commands = __doc__.split("\nOne training step")[0]
-    args, initial = parse_flags(argv, description=commands)
+    args, initial = parse_flags(argv, __doc__)
     rank, world, local_rank = read_ranks()
     with lock_output(args.out, rank):  # another run may be saving the checkpoint there
         return train(args, initial, rank, world, local_rank)

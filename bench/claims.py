@@ -116,8 +116,6 @@ def find_limit(here, control):
     difference; if both have as much, it has four. Scored rows are many.
     """
     error = math.hypot(here["error"], control["error"])
-    if error == 0:
-        return 0
     freedom = 4
     spread = here["seed_error"] ** 4 / 2 + control["seed_error"] ** 4 / 2
     if spread > 0:

@@ -125,8 +125,7 @@ def fit_alpha(args, m, num_items):
         except ValueError:  # too few digests; 1 has enough, a bucket for each item
             continue
         if alpha < args.alpha and not args.quiet:
-            print(f"alpha: {alpha}, as {num_items:,} items are too few for {args.alpha}",
-                  flush=True)
+            print(f"alpha: {alpha}, as {num_items:,} items are too few for {args.alpha}")
         return alpha
 
 
