@@ -439,7 +439,7 @@ def test_embed_is_the_mean_of_the_outputs(untrained):
     outputs = p.model.encode(ids.long())[0]
     np.testing.assert_allclose(vector, outputs.mean(0), atol=1e-6)
     assert vector.dtype == np.float32
-    assert p.embed([]).size == 0
+    assert not p.embed([]).size
 
 
 def test_vectors_are_those_of_the_rows(untrained, paths, tmp_path):
