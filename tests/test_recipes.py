@@ -127,7 +127,8 @@ def test_sizes_and_recipe_resolve_to(flags, expected):
     ("--split items --short 0.1", ["--short", "items"]),
 ])
 def test_flags_that_contradict_are_refused_before_any_file_is_made(tmp_path, flags, fragments):
-    files = ["--cache", tmp_path, "--out", tmp_path / "out"]
+    # without the check it would be the data that is refused, before hours of training
+    files = ["--data", "absent.txt", "--out", tmp_path / "out"]
     assert_refused(pretrain.main, [*flags.split(), *files], *fragments)
     assert not list(tmp_path.iterdir())
 
