@@ -53,6 +53,7 @@ from tokenizer import FIRST_WORD_ID, HashTokenizer
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # cosines after the warm-up; each restarts at the peak
 BAG_LR = 0.1  # for the bag of words: the best of 0.03, 0.1 and 0.3 on MRPC, CoLA and STS-B
+BAG_STEPS = 300  # at least: on a small file the epochs of the model would leave it half trained
 EVAL_POSITIONS = 32_768  # positions in a batch of an evaluation
 STEP_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
 NEAR_WORDS = 50_000  # words of --preset, the most frequent, that infer.py --near searches
@@ -158,8 +159,12 @@ def run_job(args, runtime, config, start, data, seed):
     # Control. SQuAD has none: a bag of words does not know where in the text a word stands
     if args.epochs > 0 and train_data.head == "classify":
         bag = BagOfWords(len(model.codes), train_data.num_outputs).to(runtime.device)
+        bag_args = copy.copy(args)
+        bag_args.epochs = max(args.epochs, math.ceil(BAG_STEPS * args.batch / len(train_data)))
+        if bag_args.epochs > args.epochs:  # else the lines of its evaluations would be many
+            bag_args.eval_every = BAG_STEPS // 10
         result["control"] = train_and_score(
-            args, runtime, bag, data, seed, BAG_LR, f"{title}, bag of words")
+            bag_args, runtime, bag, data, seed, BAG_LR, f"{title}, bag of words")
         result["truth"] = data["dev"].targets.tolist()
     return result
 
@@ -188,8 +193,11 @@ def train_and_score(args, runtime, model, data, seed, lr, title):
         chosen, predicted = evaluate(runtime, model, dev)
         selection = max(row[metric] for row in log)
 
-    labels = dev.task.labels or []  # None: numbers, or answers
-    f1_per_label = {label: 100 * f1(predicted, dev.targets, i) for i, label in enumerate(labels)}
+    f1_per_label = {}
+    rows_per_label = {}  # of dev
+    for number, label in enumerate(dev.task.labels or []):  # None: numbers, or answers
+        f1_per_label[label] = 100 * f1(predicted, dev.targets, number)
+        rows_per_label[label] = int(np.sum(dev.targets == number))
     return dict(
         metric=metric,
         rows={split: len(part) for split, part in data.items()},
@@ -198,6 +206,7 @@ def train_and_score(args, runtime, model, data, seed, lr, title):
         last=last,
         predicted=np.asarray(predicted).tolist(),
         f1_per_label=f1_per_label,
+        rows_per_label=rows_per_label,
         selection=selection,
         log=log)
 
@@ -411,9 +420,6 @@ def summarize(results):
     values = [result["best"][metric] for result in results]
     mean = np.mean(values)
     predicted = [result["predicted"] for result in results]  # (seeds, n)
-    never_predicted = [  # f1_per_label is {} unless the task has classes
-        label for number, label in enumerate(first["f1_per_label"])
-        if number not in np.concatenate(predicted)]
     row = dict(
         metric=metric,
         rows=first["rows"],
@@ -424,7 +430,7 @@ def summarize(results):
         last=average(results, "last")[metric],
         all_metrics=average(results, "best"),
         f1_per_label=average(results, "f1_per_label"),
-        never_predicted=never_predicted,
+        rows_per_label=first["rows_per_label"],
         majority=first["majority"],
         bag_of_words=None)
     if "control" in first:
@@ -468,11 +474,13 @@ def print_results(content):
             print(f"{name}: bag of words {bag}, difference {row['over_bag']:+.2f} ± "
                   f"{row['over_bag_error']:.2f}, its standard error over rows and seeds{note}")
         if row["f1_per_label"]:  # the task has classes
-            scores = [f"{label} {score:.1f}" for label, score in row["f1_per_label"].items()]
+            scores = [f"{label} {score:.1f} ({row['rows_per_label'][label]:,} rows)"
+                      for label, score in row["f1_per_label"].items()]
             print(f"{name}: F1 of each class: {', '.join(scores)}")
-        if row["never_predicted"]:
-            print(f"warning: {name}: never predicted: {', '.join(row['never_predicted'])}. Use "
-                  "more rows or --epochs, or --balanced if it is not given, with another --out.")
+        missed = [label for label, score in row["f1_per_label"].items() if score == 0]
+        if missed:
+            print(f"warning: {name}: never predicted rightly: {', '.join(missed)}. Use more rows "
+                  "or --epochs, or --balanced unless it is given, with another --out.")
     if "average" in content:
         print(f"average over the tasks: {content['average']:.2f}")
 

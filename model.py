@@ -17,7 +17,6 @@ Notation:
     B batch   L positions   d hidden size (width)   H heads   e d/H   V token IDs   N rows
     C code numbers of a word   m vectors of an item (1, or as many as bloom has)
     s special tokens   M masked positions   k hash functions of R buckets each   T bits of a word
-Demo: python model.py
 """
 
 import copy
@@ -561,18 +560,3 @@ PRESETS = {
     "proformer": BERT_BASE | dict(emb="linear", bits=420, layers=2),
     "proformer-tiny": TINY | dict(emb="linear", bits=420),
 }
-
-
-def main():
-    """Print the parameters of HashFormers' model for two labels, with each embedding method."""
-    print("  method   embedding  whole model  share of parameters; 12 layers, width 768")
-    for emb in EMBEDDINGS:
-        rows = 50_265 if emb == "lookup" else 50_260  # the table of lookup has special tokens, too
-        config = Config(emb=emb, rows=rows, spare_positions=2, head="classify")
-        with torch.device("meta"):  # counted, not allocated
-            sizes = count_parameters(Model(config))
-        print(f"{emb:>8}  {sizes['embedding']:10,}  {sizes['total']:11,}  {sizes['poep']:5.1%}")
-
-
-if __name__ == "__main__":
-    main()

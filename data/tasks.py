@@ -386,7 +386,7 @@ class SequenceClassification:
         examples: list of n int32 arrays, token IDs.
         targets: (n,), int64 classes, or float32 numbers in units of the task's scale.
         num_outputs: int, the model's outputs: a score per class, or one number.
-        notes: str, how many texts were cut.
+        notes: str, how many texts were cut, and how many rows have no text.
     """
 
     head = "classify"
@@ -410,7 +410,8 @@ class SequenceClassification:
             self.examples.append(ids)
             if num_words_cut > 0:
                 num_cut += 1
-        self.notes = f"{num_cut:,} texts cut to {length} positions"
+        num_empty = sum(not any(texts) for texts, _ in rows)
+        self.notes = f"{num_cut:,} texts cut to {length} positions, {num_empty:,} empty"
 
         # labels
         labels = [label for _, label in rows]

@@ -350,11 +350,11 @@ def test_error_of_seeds_is_that_of_their_mean():
 
 def test_examples_are_pairs_cut_to_the_length():
     long_text = " ".join(WORDS)
-    rows = [(("x y", "y"), 1.0), (("z", long_text), 2.0)]
+    rows = [(("x y", "y"), 1.0), (("z", long_text), 2.0), (("", ""), 3.0)]
     data = make_data(Task(["a", "b"], None, ["spearman"], scale=[0.0, 1.0]), rows)
     assert data.examples[0].tolist() == [CLS, 5, 6, SEP, SEP, 6, SEP]
     assert len(data.examples[1]) == 9
-    assert data.notes.startswith("1 texts cut to 9 positions")
+    assert data.notes == "1 texts cut to 9 positions, 1 empty"
 
 
 def test_numbers_are_standardized_by_the_scale():
