@@ -65,7 +65,7 @@ def infer(args):
         rows = args.texts
         if len(predictor.columns) == 2:  # each pair is two texts of the command line
             if len(rows) % 2:
-                raise InputError(f"TEXT: expected {', '.join(predictor.columns)}, got {rows}.")
+                raise InputError(f"TEXT: expected {' and '.join(predictor.columns)}, got {rows}.")
             rows = list(zip(rows[::2], rows[1::2]))
         for row, result in zip(rows, predictor.predict(rows, args.top_k)):
             print_result(predictor, row, result, args.top_k)
@@ -99,9 +99,6 @@ def takes_one_row(method):
     """Let a method that takes a list of rows also take one row, and return its result alone."""
     @functools.wraps(method)
     def call(self, rows, *options, **named):
-        # detect("a", "b") would take "b" for an option, such as k
-        if any(isinstance(option, str) for option in options):
-            raise InputError("expected one row or one list, got two. A pair of texts is a tuple.")
         if isinstance(rows, list):
             return method(self, rows, *options, **named)
         return method(self, [rows], *options, **named)[0]
@@ -181,7 +178,8 @@ class Predictor:
     def read_all(self, rows, head):
         """Return the Example of each row. head: the head that the method needs; None: any."""
         if head not in (None, self.config.head):
-            raise InputError(f"expected a model with head {head}, got one with {self.config.head}.")
+            raise InputError(f"expected a model with head {head}, got one with {self.config.head}. "
+                             "finetune.py makes classify and span, pretrain.py the others.")
         examples = []
         for number, row in enumerate(rows, 1):
             source = f"row {number:,}" if len(rows) > 1 else ""
@@ -206,7 +204,8 @@ class Predictor:
                 raise ValueError(f"expected [MASK] in the first {self.config.length} positions, "
                                  f"got {row!r:.60}.")
         elif head is not None and has_mask:  # embed, with head None, takes both
-            raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks.")
+            raise ValueError("expected no [MASK]. Remove it, or use a model that fills masks, such "
+                             "as models/english-fill.pt.")
         return example
 
     def read_texts(self, row):
@@ -597,9 +596,8 @@ def choose_names(args, predictor, examples):
         # the file lacks the model's column: take its only column of texts, or of sets
         names = choose_columns(args.file, examples, None, is_sets, flag="--text")
     if not set(names) <= set(examples) or len(names) != len(predictor.columns):
-        raise InputError(f"{args.file}: expected {len(predictor.columns)} of the columns "
-                         f"{', '.join(examples)}, as this model reads {len(predictor.columns)} a "
-                         f"row, got {', '.join(names)}. Use --text NAME.")
+        raise InputError(f"{args.file}: expected the columns {', '.join(names)}, "
+                         f"{len(predictor.columns)} a row, got {', '.join(examples)}. Use --text.")
     return names
 
 

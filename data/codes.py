@@ -125,7 +125,7 @@ def fit_alpha(args, m, num_items):
         except ValueError:  # too few digests; 1 has enough, a bucket for each item
             continue
         if alpha < args.alpha and not args.quiet:
-            print(f"alpha: {alpha}, as {num_items:,} items are too few for {args.alpha}")
+            print(f"alpha: {alpha} items a token, as {num_items:,} are too few for {args.alpha}")
         return alpha
 
 

@@ -64,7 +64,7 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
             elif keep_damaged:
                 yield {}
             else:
-                raise ValueError('expected an object, such as {"text": "a text"} or '
+                raise InputError(f"{path}, row {num_rows + 1:,}: expected an object, such as "
                                  f'{{"items": ["a", "b"]}}, got {row!r:.60}')
             num_rows += 1
     except (InputError, FileNotFoundError, IsADirectoryError, PermissionError):

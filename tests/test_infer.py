@@ -127,7 +127,6 @@ def test_any_text_is_read_by_every_head_or_refused(text, untrained):
     ("fixed_set", lambda p: p.fill_mask([("x", {})]), "expected items that this model knows"),
     ("classify", lambda p: p.classify(("a", "b")), "expected a text (review), got ('a', 'b')"),
     ("pair", lambda p: p.classify(["a", "b"]), "row 1: expected a tuple of texts (a, b), got 'a'"),
-    ("pair", lambda p: p.classify("a", "b"), "A pair of texts is a tuple"),
     ("detect", lambda p: p.list_notes(""), "expected words, got none"),
     ("detect", lambda p: p.neighbors("日本"), "expected one word that this model knows"),
 ])
@@ -384,9 +383,9 @@ def test_file_is_read_as_training_reads_it(
 
 @pytest.mark.parametrize("model, content, flags, message", [
     ("classify", TABLE, [], "expected one column of text, got n, title, body. Use --text NAME"),
-    ("classify", TABLE, ["--text", "gone"], "1 of the columns n, title, body, as"),
+    ("classify", TABLE, ["--text", "gone"], "expected the columns gone, 1 a row, got n, title"),
     ("classify", "title,body\n", [], "expected rows with columns, got none"),
-    ("answer", TABLE, [], "expected 2 of the columns n, title, body, as"),
+    ("answer", TABLE, [], "columns question, context, 2 a row, got n, title"),
     ("fixed_set", "order,item\n7,x\n", [], "got order, item. Use --text NAME"),
 ])
 def test_file_without_the_columns_is_refused(paths, tmp_path, model, content, flags, message):
@@ -470,7 +469,7 @@ def test_flags_that_do_not_fit_are_refused(paths, tmp_path, monkeypatch, flags, 
 def test_texts_of_the_command_line_are_answered_pair_by_pair(paths):
     done = run_main(infer.main, "--ckpt", paths["pair"], "a", "b", "c", "d", "--top_k", 1)
     assert len(done.out.splitlines()) == 2
-    assert_refused(infer.main, ["--ckpt", paths["pair"], "a"], "TEXT: expected a, b")
+    assert_refused(infer.main, ["--ckpt", paths["pair"], "a"], "TEXT: expected a and b")
 
 
 def test_damaged_checkpoint_ends_in_one_line(paths, tmp_path):

@@ -359,7 +359,7 @@ def test_alpha_fits_few_items_unless_it_is_given(small, tmp_path):
     done = run_main(pretrain.main, *flags)
 
     alpha = load_checkpoint(str(tmp_path / "run"))["run"]["alpha"]
-    assert f"alpha: {alpha}, as 120 items are too few for 25" in done.out
+    assert f"alpha: {alpha} items a token, as 120 are too few for 25" in done.out
     assert infer.Predictor(str(tmp_path / "run")).item_map.alpha == alpha
     with pytest.raises(ValueError):
         BloomMap(120, alpha + 1)
