@@ -45,7 +45,8 @@ FRONT = """
     measured    | unit        | s
     here        | own_bar     | s
     control     | control_bar | s
-    holds here? | verdict     | s
+    holds here? | kind        | s
+    note        | note        | s
     script      | link        | s
 """
 
@@ -61,7 +62,8 @@ def list_tables():
             owner = "ours" if row["place"].startswith("none") else "papers"
             counts[owner][row["kind"]] += 1
     text = ""
-    for owner, name in (("papers", "claims of the papers"), ("ours", "controls and own claims")):
+    for owner, name in (("papers", "claims of the papers, some of them on several tasks,"),
+                        ("ours", "controls and own claims")):
         count = counts[owner]
         text += (f"Of {count.total()} {name} {count['holds']} hold, {count['does not hold']} do "
                  f"not, and {count['not decided']} are not decided.\n")
@@ -92,7 +94,7 @@ def list_cells(claim):
         row["verdict"] += f" ({'; '.join(notes)})"
     if "front" in claim:
         own, other = claim["bars"]
-        row |= dict(front=claim["front"], unit=claim["unit"],
+        row |= dict(front=claim["front"], unit=claim["unit"], note=claim.get("note", ""),
                     own_bar=f"{own}: {write_number(here)}",
                     control_bar=f"{other}: {write_number(control)}",
                     link=f"[{claim['script']}]({script})")

@@ -106,7 +106,7 @@ def bench_kernels(args, *, heads=12, positions=32_768, calls=10,
 
 MFU = """
     model                | name     | s
-    B                    | batch    | ,
+    batch                | batch    | ,
     compiled             | compiled | s
     ms per step          | ms       | .1f
     positions per second | tokens   | ,.0f
