@@ -83,7 +83,7 @@ def infer(args):
         Path(args.vectors).parent.mkdir(parents=True, exist_ok=True)
         with open(args.vectors, "wb") as file:  # np.save would add .npy to a name
             np.save(file, vectors)
-        print(f"Saved {args.vectors}", file=sys.stderr)
+        print(f"Saved {args.vectors}: {len(vectors):,} vectors", file=sys.stderr)
 
 
 class Example(NamedTuple):
@@ -196,8 +196,8 @@ class Predictor:
         # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
         if example.num_cut > 0 and not self.task and not self.truncate:
             raise ValueError(f"expected at most {self.config.length} positions, got "
-                             f"{self.config.length + example.num_cut}. With truncate the start is "
-                             "read.")
+                             f"{self.config.length + example.num_cut}. The flag or argument "
+                             "truncate reads the start.")
         has_mask = MASK in example.ids
         if head in ("mlm", "hash-mlm"):
             if not has_mask:
@@ -494,8 +494,8 @@ def print_result(predictor, row, result, k):
         for number, found in enumerate(result, 1):
             title = f"[MASK] {number}"
             if head == "hash-mlm":
-                title += (f"   sums of log-probabilities; provably the best of {found['total']:,}: "
-                          f"{found['scored']:,} were scored, the rest ruled out")
+                title += (f"   sums of log-probabilities; provably the best of {found['total']:,}, "
+                          f"of which {found['scored']:,} were scored")
                 found = found["items"]
             print(title)
             print_pairs([(clean(predictor, name), value) for name, value in found])

@@ -523,7 +523,7 @@ def describe_neighbors(batches):
     rows = np.linspace(0, batches.num_eval - 1, num_sets).astype(int)
     is_hit = rank_hidden_items(batches, rows) < 10  # (n, 4)
     recalls = [f"{name} {share:.3f}" for name, share in zip(NEIGHBORS, is_hit.mean(0))]
-    return f"rec@10 to beat, of {num_sets:,} sets without training: {', '.join(recalls)}"
+    return f"rec@10 to beat, on {num_sets:,} sets, without training: {', '.join(recalls)}"
 
 
 def pretrain(argv):

@@ -63,7 +63,7 @@ def list_tables():
             counts[owner][row["kind"]] += 1
     text = ""
     for owner, name in (("papers", "claims of the papers, some of them on several tasks,"),
-                        ("ours", "controls and own claims")):
+                        ("ours", "claims of our own, most of them controls,")):
         count = counts[owner]
         text += (f"Of {count.total()} {name} {count['holds']} hold, {count['does not hold']} do "
                  f"not, and {count['not decided']} are not decided.\n")

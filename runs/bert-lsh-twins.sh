@@ -4,7 +4,7 @@
 #     and "Buckets of trained models".
 # Data: the docstrings of your Python; text/, 100 MB of novels and Wikipedia, which is not shipped; glue/ with GLUE's own files
 #     and SQuAD's train-v1.1.json and dev-v1.1.json.
-# Hardware: two CPU cores, about two hours.
+# Hardware: two CPU cores, about three hours.
 # Differs from the paper: 128 positions, 8,192 pieces, 2,500 steps of 32.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,6 +20,21 @@ for attn in full lsh; do
         --batch 32 --lr 1e-3 --warmup 250 --steps 2500 --dropout 0 --seed 1 --out out/docs-$attn-1
     python pretrain.py --preset bert-lsh --attn $attn --data docs-train.txt --vocab 8192 --length 128 \
         --batch 32 --lr 1e-3 --warmup 250 --steps 2500 --dropout 0 --seed 2 --out out/docs-$attn-2
+done
+
+# the same with new hyperplanes in each step, as the authors have them
+for seed in 0 1 2; do
+    python pretrain.py --preset bert-lsh --lsh_redraw --data docs-train.txt --vocab 8192 --length 128 \
+        --batch 32 --lr 1e-3 --warmup 250 --steps 2500 --dropout 0 --seed $seed --out out/docs-redraw-$seed
+done
+
+# sequences of 1,024 positions: dense, and with eight hyperplanes
+for seed in 0 1 2; do
+    python pretrain.py --preset bert-lsh --attn full --data docs-train.txt --vocab 8192 --length 1024 \
+        --batch 4 --lr 1e-3 --warmup 250 --steps 2500 --dropout 0 --seed $seed --out out/long-full-$seed
+    python pretrain.py --preset bert-lsh --lsh_bands 8 --lsh_pairs all --data docs-train.txt \
+        --vocab 8192 --length 1024 --batch 4 --lr 1e-3 --warmup 250 --steps 2500 --dropout 0 \
+        --seed $seed --out out/long-lsh-$seed
 done
 
 # the pairs of trained models that collide
