@@ -480,7 +480,7 @@ def print_results(content):
         missed = [label for label, score in row["f1_per_label"].items() if score == 0]
         if missed:
             print(f"warning: {name}: never predicted rightly: {', '.join(missed)}. Use more rows "
-                  "or --epochs, or --balanced unless it is given, with another --out.")
+                  "or --epochs, or --balanced, with another --out.")
     if "average" in content:
         print(f"average over the tasks: {content['average']:.2f}")
 

@@ -596,8 +596,8 @@ def choose_names(args, predictor, examples):
         # the file lacks the model's column: take its only column of texts, or of sets
         names = choose_columns(args.file, examples, None, is_sets, flag="--text")
     if not set(names) <= set(examples) or len(names) != len(predictor.columns):
-        raise InputError(f"{args.file}: expected the columns {', '.join(names)}, "
-                         f"{len(predictor.columns)} a row, got {', '.join(examples)}. Use --text.")
+        raise InputError(f"{args.file}: expected {len(predictor.columns)} of its columns "
+                         f"{', '.join(examples)}, got {', '.join(names)}. Use --text.")
     return names
 
 

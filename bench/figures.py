@@ -191,8 +191,8 @@ def draw_claims():
             verdict = claims.judge(claim, here, control)
             if not verdict.startswith("not decided"):
                 decided.append((paper, claim, verdict, here, control))
-    columns = math.ceil(len(decided) / 2)
-    with new_figure("claims", (2.5 * columns, 6.6), 2, columns) as axes:
+    columns = math.ceil(len(decided) / 3)
+    with new_figure("claims", (2.5 * columns, 9.9), 3, columns) as axes:
         for axis in axes[len(decided):]:
             axis.set_axis_off()
         axes[0].figure.suptitle(

@@ -383,9 +383,9 @@ def test_file_is_read_as_training_reads_it(
 
 @pytest.mark.parametrize("model, content, flags, message", [
     ("classify", TABLE, [], "expected one column of text, got n, title, body. Use --text NAME"),
-    ("classify", TABLE, ["--text", "gone"], "expected the columns gone, 1 a row, got n, title"),
+    ("classify", TABLE, ["--text", "gone"], "expected 1 of its columns n, title, body, got gone"),
     ("classify", "title,body\n", [], "expected rows with columns, got none"),
-    ("answer", TABLE, [], "columns question, context, 2 a row, got n, title"),
+    ("answer", TABLE, [], "expected 2 of its columns n, title, body, got question"),
     ("fixed_set", "order,item\n7,x\n", [], "got order, item. Use --text NAME"),
 ])
 def test_file_without_the_columns_is_refused(paths, tmp_path, model, content, flags, message):
