@@ -14,7 +14,8 @@ else. The fields of a row:
     rule                        see `judge`
     share                       the control is multiplied by it
     n, whole, is_correlation, seeds     see `read_cell`
-    note                        text behind the verdict
+    note                        text behind the verdict in docs/claims.md
+    remark                      one or two sentences in README
     script                      its name in runs/
     front                       short words for the claim, which README and the figure show
     bars, unit                  what they call the two numbers, and the unit
@@ -46,7 +47,7 @@ FRONT = """
     here        | own_bar     | s
     control     | control_bar | s
     holds here? | kind        | s
-    note        | note        | s
+    remark      | remark      | s
     script      | link        | s
 """
 
@@ -62,7 +63,7 @@ def list_tables():
             owner = "ours" if row["place"].startswith("none") else "papers"
             counts[owner][row["kind"]] += 1
     text = ""
-    for owner, name in (("papers", "claims of the papers and the proposal, some on several tasks,"),
+    for owner, name in (("papers", "claims (counted by task) of the papers and the proposal"),
                         ("ours", "claims of our own, most of them controls,")):
         count = counts[owner]
         text += (f"Of {count.total()} {name} {count['holds']} hold, {count['does not hold']} do "
@@ -94,7 +95,7 @@ def list_cells(claim):
         row["verdict"] += f" ({'; '.join(notes)})"
     if "front" in claim:
         own, other = claim["bars"]
-        row |= dict(front=claim["front"], unit=claim["unit"], note=claim.get("note", ""),
+        row |= dict(front=claim["front"], unit=claim["unit"], remark=claim.get("remark", ""),
                     own_bar=f"{own}: {write_number(here)}",
                     control_bar=f"{other}: {write_number(control)}",
                     link=f"[{claim['script']}]({script})")

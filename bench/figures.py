@@ -207,7 +207,7 @@ def draw_claims():
                 axis.text(x, 0, text, ha="center", va="bottom", weight="bold")
             axis.set_xticks([0, 1], claim["bars"])
             axis.set_ylabel(textwrap.fill(claim["unit"], 30))
-            text = textwrap.fill(claim["front"], 27)
+            text = textwrap.fill(claim["front"], 26)
             axis.set_title(f"{paper}:\n{text}\n→ {verdict}", fontsize=9)
 
 

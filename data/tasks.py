@@ -251,7 +251,7 @@ def parse_rows(records, task, source, parse):
                              f"{', '.join(record)}.")
         for name in (*task.text_columns, task.label_column):
             if name not in cells:
-                raise InputError(f"{place}: expected a column {name}, got {', '.join(cells)}. "
+                raise InputError(f"{place}: no column {name} among {', '.join(cells)}. "
                                  "--text and --label choose those of your own files.")
         texts = []
         for name in task.text_columns:

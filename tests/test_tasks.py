@@ -92,10 +92,10 @@ def test_parse_rows_chooses_columns_by_name():
 
 @pytest.mark.parametrize("cells, message", [
     ([], "here: expected rows, got none"),
-    ([dict(sentence1="a", label=0)], "expected a column sentence2, got sentence1"),
+    ([dict(sentence1="a", label=0)], "no column sentence2 among sentence1"),
     ([dict(sentence1="a", sentence2=5, label=0)], "here, row 1: expected text, got 5"),
     ([dict(sentence1="a", sentence2="b", label=0), dict(sentence1="a", label=0)],
-     "here, row 2: expected a column sentence2"),  # else it would train on an empty text
+     "here, row 2: no column sentence2"),  # else it would train on an empty text
 ])
 def test_parse_rows_refuses_other_rows(cells, message):
     with pytest.raises(InputError, match=message):
