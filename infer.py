@@ -255,7 +255,7 @@ class Predictor:
         is_known = self.tokenizer.is_known(names)
         known = [name for name, is_good in zip(names, is_known) if is_good]
         if not known:
-            raise ValueError("expected items that this model knows, between tabs or spaces, got "
+            raise ValueError("expected items that this model knows, split by tabs or spaces, got "
                              f"{row!r:.60}.")
         ids = self.tokenizer.ids(known)
         if is_masked:
