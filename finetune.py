@@ -89,7 +89,7 @@ def finetune(args):
 
     # Jobs: the folder --out holds those of one choice of flags, texts and checkpoint
     settings = dict(vars(args), device=str(runtime.device), dtype=runtime.dtype,
-                    texts=fingerprint(splits), checkpoint=checkpoint["digest"])
+                    train_and_dev_rows=fingerprint(splits), checkpoint=checkpoint["digest"])
     seeds = range(args.seed, args.seed + args.seeds)
     with lock_output(args.out, rank):
         check_out(args.out, settings)

@@ -436,7 +436,7 @@ def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
     refuse(out, flags, "checkpoint was")
     shutil.copy(sr_run / "ckpt.pt", copied)
     dev.write_text(dev.read_text() + "one more text\tup\n")
-    refuse(out, flags, "texts was")
+    refuse(out, flags, "train_and_dev_rows was")
     assert (out / "results.json").read_bytes() == before
 
 
