@@ -63,7 +63,7 @@ def list_tables():
             owner = "ours" if row["place"].startswith("none") else "papers"
             counts[owner][row["kind"]] += 1
     text = ""
-    for owner, name in (("papers", "claims (each task counts) of the papers and the proposal"),
+    for owner, name in (("papers", "claims (one per task) of the papers and the proposal"),
                         ("ours", "claims of our own, most against simpler methods,")):
         count = counts[owner]
         text += (f"Of {count.total()} {name} {count['holds']} hold, {count['does not hold']} do "
