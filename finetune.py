@@ -53,7 +53,7 @@ from tokenizer import FIRST_WORD_ID, HashTokenizer
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # cosines after the warm-up; each restarts at the peak
 BAG_LR = 0.1  # for the bag of words: the best of 0.03, 0.1 and 0.3 on MRPC, CoLA and STS-B
-BAG_STEPS = 300  # at least: on a small file the epochs of the model would leave it half trained
+BAG_STEPS = 300  # at least: fewer leave it half trained on a small file. GLUE's tasks have more
 EVAL_POSITIONS = 32_768  # positions in a batch of an evaluation
 STEP_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step: two seeds share none
 NEAR_WORDS = 50_000  # words of --preset, the most frequent, that infer.py --near searches
@@ -419,7 +419,6 @@ def summarize(results):
     metric = first["metric"]
     values = [result["best"][metric] for result in results]
     mean = np.mean(values)
-    predicted = [result["predicted"] for result in results]  # (seeds, n)
     row = dict(
         metric=metric,
         rows=first["rows"],
@@ -437,6 +436,7 @@ def summarize(results):
         controls = [result["control"] for result in results]
         bag_values = [control["best"][metric] for control in controls]
         bag_mean = np.mean(bag_values)
+        predicted = [result["predicted"] for result in results]  # (seeds, n)
         bag_predicted = [control["predicted"] for control in controls]
         row |= dict(
             bag_of_words=bag_mean,

@@ -14,8 +14,7 @@ else. The fields of a row:
     rule                        see `judge`
     share                       the control is multiplied by it
     n, whole, is_correlation, seeds     see `read_cell`
-    note                        text behind the verdict in docs/claims.md
-    remark                      one or two sentences in README
+    note                        one to three sentences behind the verdict
     script                      its name in runs/
     front                       short words for the claim, which README and the figure show
     bars, unit                  what they call the two numbers, and the unit
@@ -47,7 +46,7 @@ FRONT = """
     here        | own_bar     | s
     control     | control_bar | s
     holds here? | kind        | s
-    remark      | remark      | s
+    note        | note        | s
     script      | link        | s
 """
 
@@ -64,7 +63,7 @@ def list_tables():
             counts[owner][row["kind"]] += 1
     text = ""
     for owner, name in (("papers", "claims (one per task) of the papers and the proposal"),
-                        ("ours", "claims of our own, most against simpler methods,")):
+                        ("ours", "claims of our own, many against simpler methods,")):
         count = counts[owner]
         text += (f"Of {count.total()} {name} {count['holds']} hold, {count['does not hold']} do "
                  f"not, and {count['not decided']} are not decided.\n")
@@ -88,14 +87,14 @@ def list_cells(claim):
         here=name_cell(claim, "here") + write_number(here),
         control=name_cell(claim, "control") + write_number(control),
         lead=lead, kind=verdict.split(",")[0], verdict=verdict, script=f"`{script}`")
-    notes = [claim["note"]] if "note" in claim else []
+    note = claim.get("note", "")
     if here["file"] != control["file"] and control["file"] is not None:
-        notes.append("trained apart")
-    if notes:
-        row["verdict"] += f" ({'; '.join(notes)})"
+        note = f"{note} Trained at another time.".lstrip()
+    if note:
+        row["verdict"] += f". {note}"
     if "front" in claim:
         own, other = claim["bars"]
-        row |= dict(front=claim["front"], unit=claim["unit"], remark=claim.get("remark", ""),
+        row |= dict(front=claim["front"], unit=claim["unit"], note=note,
                     own_bar=f"{own}: {write_number(here)}",
                     control_bar=f"{other}: {write_number(control)}",
                     link=f"[{claim['script']}]({script})")

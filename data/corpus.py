@@ -228,8 +228,8 @@ def read_documents(part, paths, is_sets, field, reader):
         value = examples[columns[0]]
         is_joined = is_sets and len(columns) == 1 and isinstance(value, str)  # a set as one str
         if is_joined and "," in value and "\t" not in value:
-            raise InputError(f"{source}: expected item sets, names between tabs or spaces, got "
-                             f"{value!r:.60}. For commas use --sep , and for JSON a .jsonl.")
+            raise InputError(f"{source}: expected item sets, names split by tabs or spaces, "
+                             f"got {value!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
         if columns != ["text"]:
             note_once(f"columns: {', '.join(columns)} of {part}")
         for cells in read_cells(source, rows, columns, is_sets):
