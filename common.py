@@ -6,6 +6,7 @@ Out of scope: models and data. model.load_model turns a checkpoint into a Model.
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import gc
 import hashlib
 import io
@@ -20,9 +21,11 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
+from torch.nn.parallel import DistributedDataParallel
 
 FORMAT = 6  # checkpoints of another format are refused
 COMPILERS = ("c++", "g++", "clang++", "cl")  # what torch.compile looks for
@@ -204,6 +207,62 @@ def send(tensor, device):
 # Ranks: torchrun starts several processes of a script
 
 
+class Ranks:
+    """The processes that torchrun starts, one for each GPU; without torchrun this process alone.
+
+    With one rank every method does nothing, so a script has no other code for it.
+
+    Attributes:
+        rank: int, the number of this process.
+        world: int, how many there are.
+        local_rank: int, the number of this process on its machine, and of its GPU.
+        is_first: bool, whether this is rank 0, which prints and writes.
+    """
+
+    def __init__(self):
+        self.rank = int(os.environ.get("RANK", 0))
+        self.world = int(os.environ.get("WORLD_SIZE", 1))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        self.is_first = self.rank == 0
+
+    def connect(self, device_type, **patience):
+        """Find the other ranks. patience: how long one waits for the others, such as hours=12."""
+        if self.world > 1:
+            # nccl adds up gradients; gloo what the host counts, so that no step waits for the GPU
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo")
+            timeout = datetime.timedelta(**patience)
+            self.patient_group = dist.new_group(backend="gloo", timeout=timeout)
+
+    def share(self, count):
+        """Return this rank's part of the numbers 0 .. count - 1, an int array."""
+        return np.array_split(np.arange(count), self.world)[self.rank]
+
+    def sum(self, tensor):
+        """Return the sum of a tensor over the ranks, which replaces it."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value):
+        """Return the list of all ranks' values, which are pickled."""
+        if self.world == 1:
+            return [value]
+        values = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def wait(self):
+        """Wait until all ranks are here, as long as connect says. Other methods wait minutes."""
+        if self.world > 1:
+            dist.barrier(self.patient_group)
+
+    def wrap(self, model):
+        """Return a model whose gradients are the means over the ranks after backward."""
+        if self.world > 1:
+            return DistributedDataParallel(model)
+        return model
+
+
 def read_ranks():
     """Return rank, world size and local rank as torchrun sets them; 0, 1 and 0 without torchrun."""
     rank = int(os.environ.get("RANK", 0))
@@ -246,36 +305,36 @@ def catch_signals():
     def catch(number, frame):
         caught.append(number)
 
-    old_terminate = signal.signal(signal.SIGTERM, catch)
-    old_interrupt = signal.signal(signal.SIGINT, catch)
+    handlers = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        handlers[number] = signal.signal(number, catch)
     try:
         yield caught
     finally:
-        signal.signal(signal.SIGTERM, old_terminate)
-        signal.signal(signal.SIGINT, old_interrupt)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 # -----------------------------------------------------------------------------
 # Files
 
 
-@contextlib.contextmanager
 def lock_output(folder, rank=0):
-    """Make a run's folder and let rank 0 hold it; InputError where another run holds it.
+    """Make a run's folder and return a context in which rank 0 holds it.
 
     The system releases the lock if we are killed.
+
+    Raises:
+        InputError: Another run holds the folder.
     """
     if rank > 0:
-        yield
-        return
+        return contextlib.nullcontext()
     os.makedirs(folder, exist_ok=True)
     lock = FileLock(os.path.join(folder, ".lock"))
     try:
-        held = lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout as error:
         raise InputError(f"--out {folder}: in use by another run. Use another --out.") from error
-    with held:
-        yield
 
 
 def remove(path):

@@ -24,7 +24,6 @@ Deviations:
 import collections
 import copy
 import dataclasses
-import datetime
 import gc
 import hashlib
 import itertools
@@ -35,12 +34,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn as nn
 
-from common import InputError, add_device_flags, at_least, autocast, blame, find_checkpoint
-from common import fingerprint, load_checkpoint, lock_output, make_parser, read_json, read_ranks
-from common import reading, remove, resolve_device, run_script, save_checkpoint, send, write_json
+from common import InputError, Ranks, add_device_flags, at_least, autocast, blame, find_checkpoint
+from common import fingerprint, load_checkpoint, lock_output, make_parser, read_json, reading
+from common import remove, resolve_device, run_script, save_checkpoint, send, write_json
 from data.batches import length_batches, pad_batch
 from data.codes import report_unknown
 from data.rows import add_reader_flags, reader_options
@@ -69,10 +67,9 @@ def finetune(args):
     fill_flags(args, checkpoint, config)
 
     # Device: torchrun starts a process, called rank, for each GPU
-    rank, world, local_rank = read_ranks()
-    if world > 1:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(days=30))
-    runtime = resolve_device(args, local_rank)
+    ranks = Ranks()
+    ranks.connect("cpu", days=30)  # they exchange nothing: each has jobs of its own
+    runtime = resolve_device(args, ranks.local_rank)
 
     # Texts: all are read before the first job, so that a bad file shows at once
     names = GLUE if args.task == "glue" else [args.task]
@@ -91,9 +88,9 @@ def finetune(args):
     settings = dict(vars(args), device=str(runtime.device), dtype=runtime.dtype,
                     train_and_dev_rows=fingerprint(splits), checkpoint=checkpoint["digest"])
     seeds = range(args.seed, args.seed + args.seeds)
-    with lock_output(args.out, rank):
+    with lock_output(args.out, ranks.rank):
         check_out(args.out, settings)
-        if rank == 0:
+        if ranks.is_first:
             write_json(Path(args.out, "settings.json"), settings)
             for name, value in settings.items():
                 print(f"{name}: {value}")
@@ -101,18 +98,16 @@ def finetune(args):
                 if not os.path.exists(f"{job_path(args.out, *job)}.json")]
         # rank r takes the jobs r, r + world, ... of those that are left; the longest come first
         jobs.sort(key=lambda job: -len(splits[job[0]]["train"]))
-        if world > 1:  # no job starts before rank 0 holds --out, none ends before all have listed
-            dist.barrier()
+        ranks.wait()  # no job starts before rank 0 holds --out, none ends before all have listed
         data = None  # of the last job: jobs of a task follow each other and share its token IDs
-        for name, seed in jobs[rank::world]:
+        for name, seed in jobs[ranks.rank::ranks.world]:
             if data is None or data["train"].task.name != name:
                 data = encode_splits(config, starts[name], tasks[name], splits[name])
             result = run_job(args, runtime, config, starts[name], data, seed)
             write_json(f"{job_path(args.out, name, seed)}.json", result)
             gc.collect()  # a compiled model refers to itself, and would stay in memory
-        if world > 1:  # rank 0 reads the results when all ranks have written theirs
-            dist.barrier()
-        if rank > 0:
+        ranks.wait()  # rank 0 reads the results when all ranks have written theirs
+        if not ranks.is_first:
             return None
 
         # Results: means over the seeds, and a model for infer.py
