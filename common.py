@@ -263,23 +263,6 @@ class Ranks:
         return model
 
 
-def read_ranks():
-    """Return rank, world size and local rank as torchrun sets them; 0, 1 and 0 without torchrun."""
-    rank = int(os.environ.get("RANK", 0))
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    return rank, world, local_rank
-
-
-def gather_from_ranks(value, group=None):
-    """Return the list of all ranks' values, which are pickled."""
-    if not dist.is_initialized():
-        return [value]
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value, group)
-    return values
-
-
 # -----------------------------------------------------------------------------
 # Processor cores and signals
 

@@ -3,7 +3,8 @@
     args, initial = parse_flags(["--emb", "pool", "--steps", "500"])
 
 A setting is a flag, a field of model.Config, or both. Where several of these set it, the last one
-counts: default, preset, what follows from other settings, checkpoint of --init_from, flag.
+counts: default, preset, what follows from other settings, checkpoint of --init_from, flag. Nothing
+changes a setting after parse_flags.
 
 Out of scope: the flags of finetune.py and infer.py, which these files define.
 """
@@ -11,11 +12,12 @@ Out of scope: the flags of finetune.py and infer.py, which these files define.
 import argparse
 import dataclasses
 import os
+from pathlib import Path
 
 import torch
 
-from common import InputError, add_device_flags, at_least, blame, load_checkpoint, make_parser
-from common import reading
+from common import InputError, Ranks, add_device_flags, at_least, blame, find_checkpoint
+from common import load_checkpoint, make_parser, reading
 from data.corpus import name_data
 from data.rows import add_reader_flags
 from embeddings import EMBEDDINGS
@@ -70,6 +72,11 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} |
     quiet=False)
 # With --init_from these settings come from the other run, as the fields of Config do
 INHERITED = "preset split vocab hash features key hash_seed alpha coherent objective".split()
+# These may change when a run resumes, and all others must not. The digest of the corpus and the
+# alpha of the Bloom map stand for those of the first line: the same text may lie elsewhere
+MAY_CHANGE = (
+    "data field encoding sep header cache alpha is_alpha_default "
+    "out device dtype compile micro workers eval_every save_every quiet").split()
 PREDICTED = ("digest", "sketch")  # code formats with which the default objective is hash-mlm
 
 
@@ -85,7 +92,23 @@ def parse_flags(argv=None, doc=""):
     check_flags(args, flags)
     if args.out is None:
         args.out = name_output(args)
+    if initial is not None:
+        source = Path(find_checkpoint(args.init_from)).parent
+        if source.resolve() == Path(args.out).resolve():  # it would be overwritten
+            raise InputError(f"--out {args.out}: expected another folder than that of --init_from, "
+                             "got the same. Use another --out.")
+        args.init_from = f"{os.path.normpath(args.init_from)} at step {initial['step']}"
+    ranks = Ranks()
+    if args.batch % ranks.world != 0:
+        raise InputError(f"--batch: expected a multiple of {ranks.world} ranks, got {args.batch}.")
+    args.micro = min(args.micro, args.batch // ranks.world)
+    args.quiet = args.quiet or not ranks.is_first
     return args, initial
+
+
+def identity(args):
+    """Return the settings that two processes must agree on to be one run, dict."""
+    return {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
 
 
 def inherit_settings(initial, flags):
@@ -139,7 +162,7 @@ def choose_settings(flags, inherited):
         else:  # any word has a hash
             args.split = "regex"
     args.order = args.split != "items"
-    args.is_alpha_default = "alpha" not in fixed  # then pretrain.py lowers alpha for few items
+    args.is_alpha_default = "alpha" not in fixed  # then a Bloom map of few items has a lower one
     # 3. objective follows from both, and from the preset's head; a set has no order to shuffle
     if args.objective is None:
         if args.head == "sr" and args.order and code_format not in PREDICTED:

@@ -21,6 +21,7 @@ import torch
 
 import pretrain
 from bench import attention, harness, training
+from bookkeeping import measure_gpu
 from common import find_device
 from model import PRESETS, count_operations
 from tokenizer import FIRST_WORD_ID
@@ -147,7 +148,7 @@ def bench_mfu(args, *, preset="hashformer", batches=(64, 16), compiles=(True, Fa
                    gib=None, mfu=None)
         if peak is not None:
             row["gib"] = peak / 1024
-            numbers = pretrain.measure_gpu(tokens * operations, "bfloat16")
+            numbers = measure_gpu(tokens * operations, "bfloat16")
             if "mfu" in numbers:  # not where the peak of the GPU is unknown
                 row["mfu"] = 100 * numbers["mfu"]
         yield row

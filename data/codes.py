@@ -17,6 +17,7 @@ too: an edit of it takes effect in the next run.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +44,11 @@ def build_tokenizer(args, config, corpus):
 
     Args:
         args: Namespace with the flags of pretrain.py.
-        config: model.Config, whose rows or buckets fit the vocabulary.
+        config: model.Config.
         corpus: data.corpus.Corpus.
 
     Returns:
-        HashTokenizer.
+        HashTokenizer. Its config has the rows, or the buckets, that a fixed vocabulary needs.
     """
     options = dict(
         split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed, key=args.key)
@@ -55,10 +56,15 @@ def build_tokenizer(args, config, corpus):
     if config.code_format in HASHED:
         options["hash"] = fit_hash(args, corpus)
     elif config.code_format in FIXED:
-        options["vocabulary"] = list_vocabulary(args, corpus)
-    if config.code_format == "digest":
-        num_items = len(options["vocabulary"])
-        options["bloom_map"] = build_bloom_map(args, config.hashes, corpus, num_items)
+        vocabulary = list_vocabulary(args, corpus)
+        options["vocabulary"] = vocabulary
+        # the table has a row for each special token, and for each word or bucket
+        if config.code_format == "row":
+            config = replace(config, rows=FIRST_WORD_ID + len(vocabulary))
+        else:
+            bloom_map = build_bloom_map(args, config.hashes, corpus, len(vocabulary))
+            options["bloom_map"] = bloom_map
+            config = replace(config, buckets=FIRST_WORD_ID + bloom_map.buckets)
     return HashTokenizer(config, **options)
 
 
@@ -90,7 +96,10 @@ def list_vocabulary(args, corpus):
 
 def build_bloom_map(args, hashes, corpus, num_items):
     """Return the Bloom map of the first num_items words: random, or by --coherent. [SB App. D]"""
-    options = dict(n_items=num_items, alpha=args.alpha, m=hashes, seed=args.hash_seed)
+    alpha = args.alpha
+    if args.is_alpha_default:
+        alpha = fit_alpha(args, hashes, num_items)
+    options = dict(n_items=num_items, alpha=alpha, m=hashes, seed=args.hash_seed)
     with blame(f"--alpha for {num_items:,} items"):
         if not args.coherent:
             return BloomMap(**options)

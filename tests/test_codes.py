@@ -16,7 +16,7 @@ from tokenizer import FIRST_WORD_ID, SEP, HashTokenizer
 WORDS = make_words(120)
 # what the flags of pretrain.py say; of Config, the sizes of all embeddings
 ARGS = dict(split="regex", hash="lsh", features=999, key=None, hash_seed=0, vocab=50, alpha=5,
-            coherent=0, quiet=True)
+            is_alpha_default=False, coherent=0, quiet=True)
 SIZES = dict(bits=64, hashes=2, buckets=31, rows=97, weights=53)
 
 

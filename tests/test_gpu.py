@@ -13,6 +13,7 @@ import finetune
 import infer
 import pretrain
 from baselines.canine import Canine, CanineConfig
+from bookkeeping import measure_gpu
 from embeddings import EMBEDDINGS
 from model import Config
 from objectives import OBJECTIVES
@@ -185,5 +186,5 @@ def test_log_has_the_operations_of_the_layers(flags, attention, pretrain_on_gpu)
 
 def test_mfu_is_a_share_of_a_known_peak():
     with pretend_gpu():  # of 989 TFLOP/s in bfloat16
-        assert pretrain.measure_gpu(98.9e12, "bfloat16")["mfu"] == pytest.approx(0.1)
-        assert "mfu" not in pretrain.measure_gpu(98.9e12, "float32")
+        assert measure_gpu(98.9e12, "bfloat16")["mfu"] == pytest.approx(0.1)
+        assert "mfu" not in measure_gpu(98.9e12, "float32")
