@@ -34,13 +34,14 @@ from bloom import ItemMap, beam_search, hash_logp
 from common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
 from common import reading, run_script, send
 from data.batches import length_batches, pad_batch
-from data.corpus import choose_columns, is_document, item_names
+from data.corpus import choose_columns, is_document
 from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
 from data.squad import V2, cut_windows, find_answers
 from hashing import NgramLSH
 from model import load_model
 from objectives import KINDS
-from tokenizer import FIRST_WORD_ID, MASK, SPECIALS, HashTokenizer, build_inputs
+from tokenizer import FIRST_WORD_ID, MASK, SPECIALS, HashTokenizer, ItemNames, build_inputs
+from tokenizer import item_names
 
 MASK_WORD = SPECIALS[MASK]
 BATCH = 32  # rows; on a CPU 8 to 64 are best, as more have more padding
@@ -150,14 +151,15 @@ class Predictor:
         if self.tokenizer.is_fixed:  # a word outside the vocabulary has no row and no digest
             self.words = [word for word in words if word in self.tokenizer.id_of_word]
             self.items = self.tokenizer.words  # item i has the token ID FIRST_WORD_ID + i
-            self.item_map = self.tokenizer.bloom_map  # for predict_missing; None without digests
+            self.item_map = self.tokenizer.coder.bloom_map  # for predict_missing
         else:
             self.words = words
             self.items = words  # for predict_missing: fill_mask has a fixed vocabulary
             if self.config.head == "hash-mlm":
-                buckets = self.tokenizer.sketch_targets(words)  # (V, m)
+                buckets = self.tokenizer.targets.codes(words)  # (V, m)
                 self.item_map = ItemMap(buckets, self.config.buckets)
-        self.tokenizer.set_names(self.items)
+        if not self.config.order:
+            self.tokenizer.splitter = ItemNames(self.items)
         self.item_numbers = {name: number for number, name in enumerate(self.items)}
 
     def predict(self, rows, k=8):
@@ -454,7 +456,7 @@ class Predictor:
             queries += found
         candidates = self.word_vectors(self.words)  # (V, T) or (V, m·d)
         mean = 0
-        if not isinstance(self.tokenizer.hash, NgramLSH):
+        if not isinstance(self.tokenizer.coder.hash, NgramLSH):
             mean = candidates.mean(0)
         candidates = F.normalize(candidates - mean)
         results = []
@@ -467,7 +469,7 @@ class Predictor:
 
     def word_vectors(self, words):
         """Return what neighbors compares: bits as +1 and -1, (n, T), or embeddings (n, m·d)."""
-        hash = self.tokenizer.hash
+        hash = self.tokenizer.coder.hash
         if isinstance(hash, NgramLSH):
             # more bits than the model reads: they find the word of a misspelling more often
             bits = hash.bits(words, min(NEAR_BITS, hash.features))
@@ -503,8 +505,8 @@ def print_result(predictor, row, result, k):
 
 def clean(predictor, word):
     """Return a word of the tokenizer as people write it, on one line."""
-    subwords = predictor.tokenizer.subwords
-    if subwords is not None and word not in getattr(subwords, "phrases", ()):
+    splitter = predictor.tokenizer.splitter
+    if splitter.json is not None and word not in getattr(splitter, "phrases", ()):
         word = ByteLevel().decode([word])  # BPE writes the bytes of " café" as "ĠcafÃ©"
     return word.replace("\n", "\\n")
 

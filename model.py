@@ -96,7 +96,7 @@ class Config:
 
     @property
     def code_format(self):
-        """How a word's codes are laid out: see HashTokenizer.codes_of_words."""
+        """How a word's codes are laid out: a key of coders.CODERS."""
         return EMBEDDINGS[self.emb].code_format
 
     @property

@@ -43,8 +43,8 @@ from common import InputError, autocast, blame, catch_signals
 from common import find_checkpoint, gather_from_ranks, load_checkpoint, lock_output, read_ranks
 from common import resolve_device, run_script, save_checkpoint
 from data.batches import ItemSetBatches, TextBatches, divide
-from data.codes import build_codes, build_targets, build_tokenizer, fit_alpha, list_vocabulary
-from data.codes import load_tokenizer, report_unknown
+from data.codes import build_codes, build_targets, build_tokenizer, fit_sizes, load_tokenizer
+from data.codes import report_unknown
 from data.corpus import Corpus, prepare
 from data.neighbors import NEIGHBORS, rank_hidden_items
 from data.rows import reader_options
@@ -118,8 +118,9 @@ def train(args, initial, rank, world, local_rank):
     corpus, tokenizer, config, codes, targets, batches = load_data(args, initial)
     run["corpus"] = corpus.meta["digest"]
     run["alpha"] = args.alpha
-    if tokenizer.bloom_map is not None:
-        run["bloom"] = tokenizer.bloom_map.checksum()
+    bloom_map = tokenizer.coder.bloom_map
+    if bloom_map is not None:
+        run["bloom"] = bloom_map.checksum()
     if resumed is not None:
         # again: corpus, alpha and Bloom map are known only now
         refuse_another_run(checkpoint_path, resumed, run)
@@ -135,7 +136,7 @@ def train(args, initial, rank, world, local_rank):
         targets = targets.to(device)
     objective = OBJECTIVES[args.objective](
         config, mask_rate=args.mask, sr_rate=args.noise, mask_id=MASK,
-        first_word_id=FIRST_WORD_ID, targets=targets, bloom_map=tokenizer.bloom_map,
+        first_word_id=FIRST_WORD_ID, targets=targets, bloom_map=bloom_map,
         num_samples=args.samples)
     groups = parameter_groups(model, args.decay)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, args.beta2), fused=True)
@@ -348,13 +349,7 @@ def load_data(args, initial):
         # The config: the settings, and the table sizes of the vocabulary
         config = Config.choose(vars(args))
         if initial is None:
-            num_words = len(list_vocabulary(args, corpus))
-            if config.code_format == "row":
-                config.rows = FIRST_WORD_ID + num_words
-            if config.code_format == "digest":  # a row for each bucket and special token of a map
-                if args.is_alpha_default:
-                    args.alpha = fit_alpha(args, config.hashes, num_words)
-                config.buckets = FIRST_WORD_ID + math.ceil(num_words / args.alpha)
+            fit_sizes(args, config, corpus)
             tokenizer = build_tokenizer(args, config, corpus)
         else:  # args has the sizes of that run
             tokenizer = load_tokenizer(initial["tokenizer"], config, corpus)

@@ -265,7 +265,7 @@ def bench_beams(args):
     """Measure recall by beam width [SB Table 6] and by frequency of the item [SB Figure 3]."""
     for folder in args.runs:
         model, tokenizer, checkpoint = harness.load_run(folder)
-        bloom_map = tokenizer.bloom_map
+        bloom_map = tokenizer.coder.bloom_map
         if bloom_map is None or checkpoint["run"]["vocab"]:
             raise InputError(f"--runs: expected runs of --emb bloom without --vocab, got {folder}.")
         corpus = harness.load_corpus_of(checkpoint["run"], args)

@@ -16,6 +16,7 @@ The name of a file has a fingerprint of everything that its content depends on, 
 too: an edit of it takes effect in the next run.
 """
 
+import math
 import os
 from pathlib import Path
 
@@ -23,13 +24,15 @@ import numpy as np
 import torch
 
 from bloom import BloomMap, coherent_map
+from coders import CODERS
 from common import InputError, blame, build_once, fingerprint, reading, start_workers
 from data.batches import divide
-from tokenizer import FIRST_WORD_ID, FIXED, HASHED, HASHES, UNK, HashTokenizer
+from hashing import HASHES
+from tokenizer import FIRST_WORD_ID, UNK, HashTokenizer, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / name for name in (  # they decide on codes and maps
-    "bloom.py", "hashing.py", "tokenizer.py", "data/codes.py", "data/corpus.py")]
+    "bloom.py", "coders.py", "hashing.py", "tokenizer.py", "data/codes.py", "data/corpus.py")]
 MAX_HASHED = 20_000  # words that a process hashes at a time
 MAX_UNKNOWN = 0.1  # share of a text's words, above which report_unknown warns
 
@@ -49,20 +52,14 @@ def build_tokenizer(args, config, corpus):
     Returns:
         HashTokenizer.
     """
-    options = dict(
-        split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed, key=args.key)
-    # the formats: the table in tokenizer.py
-    if config.code_format in HASHED:
-        options["hash"] = fit_hash(args, corpus)
-    elif config.code_format in FIXED:
-        options["vocabulary"] = list_vocabulary(args, corpus)
-    if config.code_format == "digest":
-        num_items = len(options["vocabulary"])
-        options["bloom_map"] = build_bloom_map(args, config.hashes, corpus, num_items)
-    return HashTokenizer(config, **options)
+    parts = dict(hash_seed=args.hash_seed, key=args.key)
+    for name in CODERS[config.code_format].reads.split():
+        if name in PARTS:
+            parts[name] = PARTS[name](args, config, corpus)
+    return make_tokenizer(config, args.split, corpus.subwords, **parts)
 
 
-def fit_hash(args, corpus):
+def fit_hash(args, config, corpus):
     """Return the hash of --hash, fitted to the words of the corpus. [HF §3.3]"""
     cls = HASHES[args.hash]
     # cls.options: argument of fit -> flag, such as {"features": "features", "seed": "hash_seed"}
@@ -81,16 +78,17 @@ def fit_hash(args, corpus):
     return cls(**state)
 
 
-def list_vocabulary(args, corpus):
+def list_vocabulary(args, config, corpus):
     """Return the words of a fixed vocabulary, list[str]: the most frequent, or all pieces."""
     if corpus.subwords is not None:  # the corpus was split into --vocab pieces
         return corpus.words
     return corpus.words[:args.vocab]
 
 
-def build_bloom_map(args, hashes, corpus, num_items):
-    """Return the Bloom map of the first num_items words: random, or by --coherent. [SB App. D]"""
-    options = dict(n_items=num_items, alpha=args.alpha, m=hashes, seed=args.hash_seed)
+def build_bloom_map(args, config, corpus):
+    """Return the Bloom map of the vocabulary: random, or by --coherent. [SB App. D]"""
+    num_items = len(list_vocabulary(args, config, corpus))
+    options = dict(n_items=num_items, alpha=args.alpha, m=config.hashes, seed=args.hash_seed)
     with blame(f"--alpha for {num_items:,} items"):
         if not args.coherent:
             return BloomMap(**options)
@@ -129,6 +127,24 @@ def fit_alpha(args, m, num_items):
         return alpha
 
 
+# what a coder may read besides settings
+PARTS = {"hash": fit_hash, "vocabulary": list_vocabulary, "bloom_map": build_bloom_map}
+
+
+def fit_sizes(args, config, corpus):
+    """Set the sizes of config that follow from the vocabulary, where the codes have one.
+
+    Lowers args.alpha, unless it was given, to what so few items allow.
+    """
+    num_words = len(list_vocabulary(args, config, corpus))
+    if config.code_format == "row":
+        config.rows = FIRST_WORD_ID + num_words
+    if config.code_format == "digest":  # a row for each bucket and special token of a map
+        if args.is_alpha_default:
+            args.alpha = fit_alpha(args, config.hashes, num_words)
+        config.buckets = FIRST_WORD_ID + math.ceil(num_words / args.alpha)
+
+
 def load_tokenizer(state, config, corpus):
     """Return the tokenizer of another run's state(); InputError unless its IDs fit the corpus."""
     with reading("--init_from"):
@@ -157,9 +173,9 @@ def build_codes(config, tokenizer, corpus):
     if tokenizer.is_fixed:  # it has made its codes
         return torch.from_numpy(tokenizer.codes())
     # not all of the config: models with other layers share the codes
-    options = [config.code_format, config.bits, config.chunk, config.rows, config.hashes,
-               config.buckets, config.weights, config.grams]
-    identity = [options, tokenizer.state()]
+    settings = vars(config)
+    sizes = {name: value for name, value in vars(tokenizer.coder).items() if name in settings}
+    identity = [config.code_format, sizes, tokenizer.state()]
     return cached(corpus, "codes", identity, hash_corpus, tokenizer, corpus)
 
 
@@ -168,10 +184,10 @@ def hash_corpus(tokenizer, corpus):
     jobs = divide(corpus.words, MAX_HASHED)
     codes = [tokenizer.codes()[:FIRST_WORD_ID]]
     if len(jobs) == 1:  # done before processes would have started
-        codes.append(tokenizer.codes_of_words(corpus.words))
+        codes.append(tokenizer.coder.codes(corpus.words))
     else:
         with start_workers() as pool:
-            codes += pool.map(tokenizer.codes_of_words, jobs)
+            codes += pool.map(tokenizer.coder.codes, jobs)
     return torch.from_numpy(np.concatenate(codes))
 
 
@@ -183,10 +199,10 @@ def build_targets(config, tokenizer, corpus, codes):
     """
     if config.head != "hash-mlm":
         return None
-    if config.code_format in ("digest", "sketch"):
+    if tokenizer.coder.is_predicted:
         return codes
     specials = np.zeros((FIRST_WORD_ID, config.hashes), np.int32)  # never predicted
-    sketches = tokenizer.sketch_targets(corpus.words)
+    sketches = tokenizer.targets.codes(corpus.words)
     return torch.from_numpy(np.concatenate([specials, sketches]))
 
 

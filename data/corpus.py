@@ -40,8 +40,7 @@ from data.batches import divide
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
 from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, parse_hub_id
 from data.rows import peek_columns, read_hub, read_rows
-from hashing import list_words
-from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
+from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS, make_splitter
 
 PYTHON = {  # name -> where its .py files are, and what reads the documents of one
     "python": (PLACES, python_texts),  # docstrings of the installed Python
@@ -121,6 +120,7 @@ def write_corpus(folder, data, files, split, max_subwords, quiet, field, reader)
         subwords = SUBWORDS[split].train(open_texts, max_subwords)
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
         number_of = {word: i for i, word in enumerate(subwords.units, FIRST_WORD_ID)}
+    splitter = make_splitter(split, subwords)
 
     # Split all documents, on all cores. Words get numbers by first appearance, as IDs, which are
     # by frequency, are not known before the end
@@ -128,7 +128,7 @@ def write_corpus(folder, data, files, split, max_subwords, quiet, field, reader)
     with open(folder / "numbers.bin", "wb") as file:
         for part, paths in files.items():
             jobs = read_jobs(part, paths, is_sets, field, reader)
-            results = split_all(part, jobs, split, subwords)
+            results = split_all(part, jobs, splitter)
             for documents in tqdm(results, f"preparing {part}", disable=is_hidden):
                 if part in PYTHON:
                     documents = drop_copies(documents, seen, is_sets)
@@ -357,60 +357,38 @@ def list_documents(part, job):
     return documents
 
 
-def split_all(part, jobs, split, subwords):
+def split_all(part, jobs, splitter):
     """Yield split_job of each job, in order, on all cores where that pays."""
     # a small file is one job; processes start in 0.1 s, on macOS and Windows in seconds
     head = list(itertools.islice(jobs, 2))
     jobs = itertools.chain(head, jobs)
-    if len(head) < 2 or subwords is not None:  # the BPE library has threads of its own
+    if len(head) < 2 or splitter.json is not None:  # the BPE library has threads of its own
         for job in jobs:
-            yield split_job(part, job, split, subwords)
+            yield split_job(part, job, splitter)
         return
     with start_workers() as pool:
         pending = deque()
         for job in jobs:
-            pending.append(pool.apply_async(split_job, (part, job, split)))
+            pending.append(pool.apply_async(split_job, (part, job, splitter)))
             if len(pending) > 4 * num_cores():  # else the reader runs ahead without limit
                 yield pending.popleft().get()
         for result in pending:
             yield result.get()
 
 
-def split_job(part, job, split, subwords=None):
+def split_job(part, job, splitter):
     """Split the documents of a job into words.
 
     Args:
         part, job: as read_jobs has them.
-        split: str, one of tokenizer.SPLITS; subwords: its BPE or Phrases, or None.
+        splitter: as tokenizer.make_splitter returns it.
 
     Returns:
         list[str], the words of each document joined by line breaks, which are in no word. Another
         process sends a str faster than a list.
     """
-    documents = list_documents(part, job)
-    if subwords is not None:
-        documents = subwords.split_texts(documents)
-    elif split == "items":
-        documents = [item_names(document) for document in documents]
-    else:
-        documents = [list_words(document, split) for document in documents]
+    documents = splitter.split_texts(list_documents(part, job))
     return ["\n".join(words) for words in documents if words]
-
-
-def item_names(document):
-    """Return the distinct names of a set, in order.
-
-    Args:
-        document: list of str, int or None, or a str with tabs or else spaces between names.
-    """
-    if isinstance(document, list):
-        parts = document
-    elif "\t" in document:  # then names may have spaces
-        parts = document.split("\t")
-    else:
-        parts = document.split()
-    names = [" ".join(str(part).split()) for part in parts if part is not None]
-    return [name for name in dict.fromkeys(names) if name]
 
 
 def drop_copies(documents, seen, is_sets):

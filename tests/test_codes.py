@@ -11,7 +11,7 @@ from data import codes
 from hashing import MD5, NgramLSH
 from model import Config
 from tests.support import make_words
-from tokenizer import FIRST_WORD_ID, SEP, HashTokenizer
+from tokenizer import FIRST_WORD_ID, SEP, make_tokenizer
 
 WORDS = make_words(120)
 # what the flags of pretrain.py say; of Config, the sizes of all embeddings
@@ -44,16 +44,14 @@ def build(corpus, emb="proj", head="sr", **flags):
 def test_codes_are_those_of_each_token_id(tmp_path, emb):
     tokenizer, table, _ = build(make_corpus(tmp_path), emb)
     num_words = ARGS["vocab"] if tokenizer.is_fixed else 120
-    expected = tokenizer.codes_of_words(WORDS[:num_words])
-    specials = tokenizer.codes()[:FIRST_WORD_ID]
-    assert np.array_equal(table[:FIRST_WORD_ID], specials)
-    assert np.array_equal(table[FIRST_WORD_ID:], expected)
+    tokenizer.ids(WORDS[:num_words])
+    assert np.array_equal(table, tokenizer.codes())
 
 
 @pytest.mark.parametrize("emb", ["proj", "median", "weighted"])
 def test_targets_of_hash_mlm_are_sketches(tmp_path, emb):
     tokenizer, _, targets = build(make_corpus(tmp_path), emb, "hash-mlm")
-    expected = tokenizer.sketch_targets(WORDS)
+    expected = tokenizer.targets.codes(WORDS)
     assert np.array_equal(targets[FIRST_WORD_ID:], expected)
 
 
@@ -67,7 +65,7 @@ def test_hash_is_fitted_to_the_counts_of_the_corpus(tmp_path):
     corpus = make_corpus(tmp_path)
     tokenizer, _, _ = build(corpus, features=70)
     counts = dict(zip(WORDS, corpus.counts[FIRST_WORD_ID:]))
-    assert tokenizer.hash.grams == NgramLSH.fit(counts, 70).grams
+    assert tokenizer.coder.hash.grams == NgramLSH.fit(counts, 70).grams
 
 
 def test_files_of_other_hashes_are_kept_apart(tmp_path):
@@ -118,7 +116,7 @@ def build_coherent_map(folder, moved=slice(0)):
     first_items = corpus.ids.reshape(60, 3)[moved, 0]
     first_items[:] = np.roll(first_items, 1)
     tokenizer, _, _ = build(corpus, "bloom", coherent=1, vocab=120)
-    return tokenizer.bloom_map.digest
+    return tokenizer.coder.bloom_map.digest
 
 
 def test_coherent_map_learns_from_training_pages_alone(tmp_path):
@@ -131,9 +129,9 @@ def test_coherent_map_learns_from_training_pages_alone(tmp_path):
 def test_words_that_are_hashed_in_several_processes_keep_their_order(monkeypatch):
     monkeypatch.setattr(codes, "start_workers", lambda: ThreadPool(2))
     monkeypatch.setattr(codes, "MAX_HASHED", 50)
-    tokenizer = HashTokenizer(Config(), hash=MD5())
+    tokenizer = make_tokenizer(Config(), hash=MD5())
     table = codes.hash_corpus(tokenizer, SimpleNamespace(words=WORDS))
-    assert np.array_equal(table[FIRST_WORD_ID:], tokenizer.codes_of_words(WORDS))
+    assert np.array_equal(table[FIRST_WORD_ID:], tokenizer.coder.codes(WORDS))
 
 
 @pytest.mark.parametrize("counts, line", [
@@ -143,7 +141,7 @@ def test_words_that_are_hashed_in_several_processes_keep_their_order(monkeypatch
 ])
 def test_report_unknown_prints_the_share_of_words_by_count(counts, line, capsys):
     """The word "dog" of the corpus and [UNK] are unknown."""
-    tokenizer = HashTokenizer(Config(emb="lookup"), vocabulary=["the", "cat"])
+    tokenizer = make_tokenizer(Config(emb="lookup"), vocabulary=["the", "cat"])
     codes.report_unknown(tokenizer, ["the", "cat", "dog"], np.array(counts))
     out = capsys.readouterr().out
     assert out.split(". Use")[0] == line

@@ -119,8 +119,8 @@ def test_toy_run_trains_and_detects(toy_flags, tmp_path):
 
     assert set(result) == {"eval_loss", "toy_accuracy"}
     assert isinstance(predictor.model.embedding, ToyEmbedding)
-    assert predictor.tokenizer.hash.shift == 3
-    assert len(predictor.tokenizer.hash.ranks) > 30
+    assert predictor.tokenizer.coder.hash.shift == 3
+    assert len(predictor.tokenizer.coder.hash.ranks) > 30
     assert p.shape == (len(words), 3)
     assert torch.allclose(p.sum(1), torch.ones(len(words)))
 

@@ -361,7 +361,7 @@ def test_masked_hashes_training_scores_no_vocabulary():
     num_items = 40_009
     model, tokenizer = bloom_model(n=num_items, alpha=97)
     targets = torch.from_numpy(tokenizer.codes())
-    objective = MaskedHashes(model.config, None, MASK, F0, targets, tokenizer.bloom_map)
+    objective = MaskedHashes(model.config, None, MASK, F0, targets, tokenizer.coder.bloom_map)
     inputs = torch.tensor([[F0 + 1, MASK]])
     labels = torch.tensor([[IGNORE, F0 + 5]])
     sizes = []
