@@ -34,10 +34,11 @@ from bloom import ItemMap, beam_search, hash_logp
 from common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
 from common import reading, run_script, send
 from data.batches import length_batches, pad_batch
-from data.corpus import choose_columns, is_document
+from data.corpus import choose_columns
 from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
 from data.squad import V2, cut_windows, find_answers
 from hashing import NgramLSH
+from items import choose_set_columns, is_names
 from model import load_model
 from objectives import KINDS
 from tokenizer import FIRST_WORD_ID, MASK, SPECIALS, HashTokenizer, ItemNames, build_inputs
@@ -251,7 +252,7 @@ class Predictor:
         names = []
         if isinstance(row, str):
             names, _ = self.tokenizer.split(row)
-        elif isinstance(row, (tuple, list)) and is_document(list(row), is_sets=True):
+        elif isinstance(row, (tuple, list)) and is_names(list(row)):
             names = item_names(list(row))
         names = [name for name in dict.fromkeys(names) if name != MASK_WORD]
         is_known = self.tokenizer.is_known(names)
@@ -590,13 +591,14 @@ def choose_names(args, predictor, examples):
     """Return the names of the columns to read, list[str]; examples has a value of each column."""
     if not examples:
         raise InputError(f"{args.file}: expected rows with columns, got none.")
-    is_sets = not predictor.config.order
     names = predictor.columns  # those that the model was fine-tuned on, or "text"
     if args.text_columns is not None:
         names = list_names(args.text_columns)
-    elif is_sets or (len(names) == 1 and names[0] not in examples):
-        # the file lacks the model's column: take its only column of texts, or of sets
-        names = choose_columns(args.file, examples, None, is_sets, flag="--text")
+    elif not predictor.config.order:
+        names = choose_set_columns(args.file, examples, flag="--text")
+    elif len(names) == 1 and names[0] not in examples:
+        # the file lacks the model's column: take its only column of texts
+        names = choose_columns(args.file, examples, flag="--text")
     if not set(names) <= set(examples) or len(names) != len(predictor.columns):
         raise InputError(f"{args.file}: expected {len(predictor.columns)} of its columns "
                          f"{', '.join(examples)}, got {', '.join(names)}. Use --text.")

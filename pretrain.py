@@ -42,21 +42,20 @@ from torch.utils.data import DataLoader
 from common import InputError, autocast, blame, catch_signals
 from common import find_checkpoint, gather_from_ranks, load_checkpoint, lock_output, read_ranks
 from common import resolve_device, run_script, save_checkpoint
-from data.batches import ItemSetBatches, TextBatches, divide
+from data.batches import TextBatches, divide
 from data.codes import build_codes, build_targets, build_tokenizer, fit_sizes, load_tokenizer
 from data.codes import report_unknown
 from data.corpus import Corpus, prepare
-from data.neighbors import NEIGHBORS, rank_hidden_items
+from data.neighbors import CONTROL_NAMES, describe_neighbors
 from data.rows import reader_options
 from flags import DEFAULTS, parse_flags
+from items import SET_OBJECTIVES, ItemSetBatches, split_pages
 from model import Config, Model, count_operations, count_parameters, parameter_groups
-from objectives import OBJECTIVES
+from objectives import choose_objective
 from plot import draw_losses
 from tokenizer import FIRST_WORD_ID, MASK
 
 LOG_EVERY = 10  # steps
-CONTROL_SETS = 500  # held-out item sets whose items neighbors guess, in seconds
-CONTROL_NAMES = 5_000_000  # in all item sets; with more it would take minutes and gigabytes
 SHOW_EVERY = 30  # seconds between lines of progress
 PEAK_TFLOPS = {  # of dense products in bfloat16, by the name that PyTorch gives a GPU
     "NVIDIA A100-SXM4-40GB": 312,
@@ -134,7 +133,10 @@ def train(args, initial, rank, world, local_rank):
     model.set_codes(codes)
     if targets is not None:
         targets = targets.to(device)
-    objective = OBJECTIVES[args.objective](
+    objective_class = choose_objective(args.objective, config)
+    if not config.order:
+        objective_class = SET_OBJECTIVES[objective_class]
+    objective = objective_class(
         config, mask_rate=args.mask, sr_rate=args.noise, mask_id=MASK,
         first_word_id=FIRST_WORD_ID, targets=targets, bloom_map=bloom_map,
         num_samples=args.samples)
@@ -367,7 +369,7 @@ def load_data(args, initial):
         if config.order:
             batches = TextBatches(corpus.ids, short=args.short, **options)
         else:
-            batches = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), **options)
+            batches = ItemSetBatches(corpus.ids, corpus.offsets, *split_pages(corpus), **options)
     return corpus, tokenizer, config, codes, targets, batches
 
 
@@ -509,16 +511,6 @@ def describe(args, model, corpus, batches, world, runtime):
         f"micro-batches of at most {args.micro}",
         f"device: {runtime}, torch {torch.__version__}, seed {args.seed}"]
     return "\n".join(lines)
-
-
-def describe_neighbors(batches):
-    """Return a line on the control of item sets: recall@10 by neighbors, without training."""
-    num_sets = min(batches.num_eval, CONTROL_SETS)
-    # at equal distances, as they are sorted by size
-    rows = np.linspace(0, batches.num_eval - 1, num_sets).astype(int)
-    is_hit = rank_hidden_items(batches, rows) < 10  # (n, 4)
-    recalls = [f"{name} {share:.3f}" for name, share in zip(NEIGHBORS, is_hit.mean(0))]
-    return f"rec@10 to beat, on {num_sets:,} sets, without training: {', '.join(recalls)}"
 
 
 def pretrain(argv):

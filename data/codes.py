@@ -23,16 +23,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bloom import BloomMap, coherent_map
+from bloom import BloomMap
 from coders import CODERS
 from common import InputError, blame, build_once, fingerprint, reading, start_workers
 from data.batches import divide
 from hashing import HASHES
+from items import learn_map
 from tokenizer import FIRST_WORD_ID, UNK, HashTokenizer, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / name for name in (  # they decide on codes and maps
-    "bloom.py", "coders.py", "hashing.py", "tokenizer.py", "data/codes.py", "data/corpus.py")]
+    "bloom.py", "coders.py", "hashing.py", "items.py", "tokenizer.py", "data/codes.py")]
 MAX_HASHED = 20_000  # words that a process hashes at a time
 MAX_UNKNOWN = 0.1  # share of a text's words, above which report_unknown warns
 
@@ -95,24 +96,6 @@ def build_bloom_map(args, config, corpus):
         identity = [options, args.coherent]
         state = cached(corpus, "coherent", identity, learn_map, corpus, args.coherent, options)
         return BloomMap.load(state)
-
-
-def learn_map(corpus, coherent, options):
-    """Return the state of the coherent map of the training pages. [SB App. D]
-
-    Held-out pages would tell which items go together.
-    """
-    pages = []
-    train_pages, _ = corpus.split_pages()
-    for number in train_pages:
-        start, end = corpus.offsets[number:number + 2]
-        items = corpus.ids[start:end].astype(np.int64) - FIRST_WORD_ID
-        is_item = (items >= 0) & (items < options["n_items"])  # neither a separator nor unknown
-        pages.append(items[is_item])
-    sizes = np.array([len(items) for items in pages])
-    if sizes.sum() == 0:
-        raise InputError("--coherent: requires training pages, got none. Use more item sets.")
-    return coherent_map(np.concatenate(pages), sizes, coherent=coherent, **options).state()
 
 
 def fit_alpha(args, m, num_items):

@@ -313,6 +313,41 @@ def peek_columns(rows):
     return examples, itertools.chain(head, rows)
 
 
+def check_columns(source, row, names, most, expected, advice):
+    """Return names, at least one and at most `most`, or raise InputError unless row has them all.
+
+    expected and advice are the end of the message.
+    """
+    if not set(names) <= set(row) or not 1 <= len(names) <= most:
+        raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. {advice}")
+    return names
+
+
+def note_columns(part, columns):
+    """Say which columns of a part of --data are read."""
+    if columns != ["text"]:
+        note_once(f"columns: {', '.join(columns)} of {part}")
+
+
+def read_cells(source, rows, columns, is_good):
+    """Yield the cells of each row in some columns, a list; InputError unless is_good(cells)."""
+    num_incomplete = 0
+    for number, row in enumerate(rows, 1):
+        if not set(columns) <= set(row):
+            num_incomplete += 1
+        cells = [row.get(name) for name in columns]
+        if not is_good(cells):
+            raise InputError(f"{source}, row {number:,}: expected text, or in an item set names or "
+                             f"whole numbers, in {', '.join(columns)}, got {cells!r:.60}. Use "
+                             "--field: one column of text or of lists, or SET,ITEM. Lists, such "
+                             "as those of --sep in a .txt, require --split items. Damaged rows of "
+                             "a table are not counted.")
+        yield cells
+    if num_incomplete > 0:
+        note_once(f"warning: {source}: {num_incomplete:,} of {number:,} rows have no "
+                  f"{', '.join(columns)}.")
+
+
 def get_ending(path):
     """Return the ending of a path, such as ".csv". A .gz behind it does not count."""
     return os.path.splitext(path.lower().removesuffix(".gz"))[1]

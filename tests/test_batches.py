@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches import ItemSetBatches, TextBatches, length_batches, pad_batch, text_windows
+from data.batches import TextBatches, length_batches, pad_batch, text_windows
+from items import ItemSetBatches
 from tokenizer import CLS, FIRST_WORD_ID, SEP
 
 ALL = slice(None)  # rows

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import items
 from common import InputError
 from data import codes
 from hashing import MD5, NgramLSH
@@ -21,13 +22,13 @@ SIZES = dict(bits=64, hashes=2, buckets=31, rows=97, weights=53)
 
 
 def make_corpus(folder):
-    """Return a Corpus of 60 pages of two words each, of which the first six are held out."""
+    """Return a Corpus of 60 pages of two words each, of which six are held out."""
     pages = FIRST_WORD_ID + np.arange(120).reshape(60, 2)
     ids = np.insert(pages, 2, SEP, axis=1).flatten()
     counts = np.arange(FIRST_WORD_ID + 120)
     return SimpleNamespace(folder=str(folder), words=WORDS, counts=counts, subwords=None, ids=ids,
                            offsets=np.arange(0, 181, 3),
-                           split_pages=lambda: (np.arange(6, 60), np.arange(6)))
+                           meta=dict(documents=60))
 
 
 def build(corpus, emb="proj", head="sr", **flags):
@@ -88,7 +89,7 @@ def test_files_of_other_hashes_are_kept_apart(tmp_path):
 
 def test_edit_of_a_hash_function_takes_effect(tmp_path, monkeypatch):
     """The codes of before the edit would be read without an error."""
-    assert {"codes.py", "corpus.py"} <= {path.name for path in codes.SOURCES}  # learn_map's pages
+    assert {"codes.py", "items.py"} <= {path.name for path in codes.SOURCES}  # learn_map's pages
     corpus = make_corpus(tmp_path)
     _, before, _ = build(corpus, hash="md5")
     source = tmp_path / "hashing.py"
@@ -119,8 +120,10 @@ def build_coherent_map(folder, moved=slice(0)):
     return tokenizer.coder.bloom_map.digest
 
 
-def test_coherent_map_learns_from_training_pages_alone(tmp_path):
+def test_coherent_map_learns_from_training_pages_alone(tmp_path, monkeypatch):
     """[SB App. D] Held-out pages would tell which items go together."""
+    pages = (np.arange(6, 60), np.arange(6))
+    monkeypatch.setattr(items, "split_pages", lambda corpus: pages)
     digest = build_coherent_map(tmp_path / "1")
     assert np.array_equal(digest, build_coherent_map(tmp_path / "2", moved=slice(0, 6)))
     assert not np.array_equal(digest, build_coherent_map(tmp_path / "3", moved=slice(6, 60)))

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from bloom import BloomMap, beam_search, hash_logp
+from items import SET_OBJECTIVES, MaskedItemDigests, MaskedItems
 from model import Config
 from objectives import IGNORE_INDEX as IGNORE
-from objectives import OBJECTIVES, MaskedHashes, MaskedWords, SampledWords, ShuffleRandom
-from objectives import make_batch, rank_words
+from objectives import OBJECTIVES, MaskedDigests, MaskedHashes, MaskedWords, SampledWords
+from objectives import ShuffleRandom, choose_objective, make_batch, rank_words
 from tests.support import bloom_model, tiny_model
 from tokenizer import MASK, PAD, SEP
 from tokenizer import FIRST_WORD_ID as F0
@@ -23,10 +24,10 @@ SHUFFLE = ShuffleRandom(None, first_word_id=F0)
 ITEM_1 = make_batch(torch.tensor([[MASK]]), torch.tensor([[F0 + 1]]))  # item 1 alone, masked
 
 
-def masked_words(order=True):
-    """Return MaskedWords of a text, or of sets; 15 % are masked."""
-    config = Config(emb="lookup", head="mlm", order=order)
-    return MaskedWords(config, 0.15, MASK, F0)
+def masked_words(objective_class=MaskedWords):
+    """Return MaskedWords of a text, or MaskedItems of sets; 15 % are masked."""
+    config = Config(emb="lookup", head="mlm", order=objective_class is MaskedWords)
+    return objective_class(config, 0.15, MASK, F0)
 
 
 def fixed_model(logits):
@@ -63,7 +64,7 @@ def test_masking_of_a_set_chooses_at_least_one_item(noise, expected):
     """[SB §3.1] Else a set of three has nothing to predict in 0.85³ = 61 % of its turns."""
     ids = torch.tensor([[CAT, DOG, COW, PAD]])
     noise = torch.tensor(noise).expand(3, 1, 4)
-    objective = masked_words(order=False)
+    objective = masked_words(MaskedItems)
     inputs, labels = objective.corrupt(ids, noise, ids)
     assert inputs.tolist() == [expected]
     assert torch.equal(labels != IGNORE, inputs == MASK)
@@ -100,29 +101,29 @@ def test_masked_words_loss_and_recall_by_hand():
     ([F0, F0 + 3, F0 + 7], F0, [1, 1, 1]),
 ])
 def test_visible_items_of_a_set_are_no_predictions(inputs, word, hits):
-    """Deviation 3."""
+    """Deviation 1 of items.py."""
     logits = -torch.arange(37.0).unsqueeze(0)
     inputs = torch.tensor([inputs])
     labels = torch.full_like(inputs, IGNORE)
     labels[0, 0] = word
     batch = make_batch(inputs, labels)
-    objective = masked_words(order=False)
+    objective = masked_words(MaskedItems)
     sums = objective.evaluate(fixed_model(logits), batch)
     assert list(objective.metrics(sums).values()) == hits
 
 
-def masked_hashes(digests, buckets, bloom_map=None, **sizes):
-    """Return MaskedHashes of words in text with these digests (V, k), or of a Bloom map's items."""
+def masked_hashes(digests, buckets, objective_class=MaskedHashes, bloom_map=None, **sizes):
+    """Return MaskedHashes of words in text with these digests (V, k), or another class."""
     targets = F.pad(torch.as_tensor(digests), (0, 0, F0, 0))
     sizes = dict(emb="median") | sizes
     config = Config(head="hash-mlm", buckets=buckets, hashes=targets.shape[1], **sizes)
-    return MaskedHashes(config, None, MASK, F0, targets, bloom_map)
+    return objective_class(config, None, MASK, F0, targets, bloom_map)
 
 
 def masked_items(bloom_map):
-    """Return MaskedHashes of items; after a map's R buckets its block has special tokens."""
-    return masked_hashes(bloom_map.digest, bloom_map.buckets + F0, bloom_map, emb="bloom",
-                         order=False)
+    """Return MaskedItemDigests; after a map's R buckets its block has special tokens."""
+    return masked_hashes(bloom_map.digest, bloom_map.buckets + F0, MaskedItemDigests, bloom_map,
+                         emb="bloom", order=False)
 
 
 def test_masked_hashes_loss_and_counts_by_hand():
@@ -293,11 +294,11 @@ def test_expected_loss_is_the_entropy_of_the_classes(objective, table, num_class
 
 
 @pytest.mark.parametrize("objective, shape", [
-    (masked_words(order=False), (50_260,)),
+    (masked_words(MaskedItems), (50_260,)),
     (masked_items(BloomMap(4, alpha=1)), (2, 18)),
 ])
 def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
-    """Deviation 4 masks the items of small sets more often than they occur."""
+    """Deviation 2 of items.py masks the items of small sets more often than they occur."""
     labels = torch.tensor([[CAT], [COW], [COW]])  # 1, 3 and 3 bits
     inputs = torch.full_like(labels, MASK)
     logits = torch.zeros(3, *shape)
@@ -307,6 +308,16 @@ def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
 
 
 # All objectives
+
+
+def test_every_objective_of_masked_words_has_one_of_sets():
+    """Bloom digests have an objective of their own; a set has no order to shuffle."""
+    classes = {cls for cls in OBJECTIVES.values() if issubclass(cls, MaskedWords)}
+    assert set(SET_OBJECTIVES) == {*classes, MaskedDigests}
+    for text_class, set_class in SET_OBJECTIVES.items():
+        assert issubclass(set_class, text_class)
+    assert choose_objective("hash-mlm", Config(emb="bloom", head="hash-mlm")) is MaskedDigests
+    assert choose_objective("hash-mlm", Config(emb="median", head="hash-mlm")) is MaskedHashes
 
 
 def build(name, num_samples):
@@ -361,7 +372,7 @@ def test_masked_hashes_training_scores_no_vocabulary():
     num_items = 40_009
     model, tokenizer = bloom_model(n=num_items, alpha=97)
     targets = torch.from_numpy(tokenizer.codes())
-    objective = MaskedHashes(model.config, None, MASK, F0, targets, tokenizer.coder.bloom_map)
+    objective = MaskedDigests(model.config, None, MASK, F0, targets, tokenizer.coder.bloom_map)
     inputs = torch.tensor([[F0 + 1, MASK]])
     labels = torch.tensor([[IGNORE, F0 + 5]])
     sizes = []
