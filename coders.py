@@ -31,7 +31,7 @@ A new format is a class here, and its line in CODERS.
 
 import numpy as np
 
-from hashing import HASHES, NgramLSH, bits_to_chunks, ngram_index, sketch_index
+from hashing import NgramLSH, bits_to_chunks, ngram_index, sketch_index
 
 
 class Coder:
@@ -73,13 +73,9 @@ class Coder:
         none = self.codes([])  # (0, C)
         return np.zeros((num_specials, none.shape[1]), none.dtype)
 
-    def is_known(self, words):
-        """Return bool (V,): whether the codes of a word differ from those of all unknown words."""
-        return np.ones(len(words), bool)
-
-    def state(self):
-        """Return what a checkpoint keeps besides the config, a dict of plain types."""
-        return {}
+    def knows(self, word):
+        """Return whether the codes of a word differ from those of all unknown words."""
+        return True
 
 
 # A vocabulary: a word has a code by its place in it
@@ -95,9 +91,6 @@ class RowCoder(Coder):
     def first_codes(self, num_specials):
         ids = np.arange(num_specials + len(self.vocabulary), dtype=np.int32)
         return ids[:, None]
-
-    def state(self):
-        return dict(vocabulary=self.vocabulary)
 
 
 class DigestCoder(Coder):
@@ -118,9 +111,6 @@ class DigestCoder(Coder):
         special_codes = np.stack([rows] * bloom_map.m, 1)  # (s, m)
         return np.concatenate([special_codes, bloom_map.digest]).astype(np.int32)
 
-    def state(self):
-        return dict(vocabulary=self.vocabulary, bloom_map=self.bloom_map.state())
-
 
 # A hash of --hash
 
@@ -128,15 +118,9 @@ class DigestCoder(Coder):
 class HashCoder(Coder):
     """What the formats of a --hash share."""
 
-    def is_known(self, words):
-        if not isinstance(self.hash, NgramLSH):
-            return super().is_known(words)
-        # words without an n-gram of the corpus that it was fitted to have equal codes
-        return np.array([len(self.hash.list_features(word)) > 0 for word in words], bool)
-
-    def state(self):
-        name_of_class = {hash_class: name for name, hash_class in HASHES.items()}
-        return dict(hash_name=name_of_class[type(self.hash)], hash=self.hash.state())
+    def knows(self, word):
+        # words without an n-gram of the corpus that an LSH was fitted to have equal codes
+        return not isinstance(self.hash, NgramLSH) or len(self.hash.list_features(word)) > 0
 
 
 class BitCoder(HashCoder):
@@ -169,14 +153,7 @@ class IndexCoder(HashCoder):
 # MD5 with a seed and a key
 
 
-class SeededCoder(Coder):
-    """What the formats without a --hash share."""
-
-    def state(self):
-        return dict(hash_seed=self.hash_seed, key=self.key)
-
-
-class SketchCoder(SeededCoder):
+class SketchCoder(Coder):
     """k buckets, one of each hash function: int32 (V, k). [CM]"""
 
     reads = flags = "hashes buckets hash_seed key"
@@ -187,7 +164,7 @@ class SketchCoder(SeededCoder):
         return index.astype(np.int32)
 
 
-class WeightedCoder(SeededCoder):
+class WeightedCoder(Coder):
     """k rows of a table and one of the K of importances: int32 (V, k + 1). [SV §3]"""
 
     reads = flags = "hashes rows weights hash_seed key"
@@ -199,7 +176,7 @@ class WeightedCoder(SeededCoder):
         return np.concatenate([rows, more[:, -1:]], 1).astype(np.int32)
 
 
-class NgramCoder(SeededCoder):
+class NgramCoder(Coder):
     """The buckets of a word's n-grams, G at most, then 0: int32 (V, G). [FT §3.2]"""
 
     reads = "rows grams hash_seed key"

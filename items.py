@@ -23,8 +23,7 @@ import torch
 from bloom import coherent_map, random_order
 from common import InputError
 from data.batches import EVALUATION, ORDER, SEGMENTS, Batches, divide, pad_batch
-from data.rows import check_columns, list_names, note_columns, peek_columns, read_cells
-from objectives import MaskedDigests, MaskedHashes, MaskedWords, SampledWords
+from data.rows import find_columns, read_cells
 from tokenizer import FIRST_WORD_ID
 
 HELD_OUT_KEY = 90  # seed of the order of pages: every run holds out the same ones
@@ -40,29 +39,28 @@ def read_sets(part, sources, field):
     A set is a cell, or the items of all rows of a page, which may be in several files.
 
     Args:
-        part: str.
-        sources: dict of iterators of rows, as data.corpus.open_sources returns it.
+        part: str; sources: as data.corpus.open_sources returns them.
         field: str or None, see choose_set_columns.
     """
     pages = defaultdict(list)  # page -> its items
-    for source, rows in sources.items():
-        examples, rows = peek_columns(rows)
-        if not examples:
-            continue
-        columns = choose_set_columns(source, examples, field)
-        value = examples[columns[0]]
-        is_joined = len(columns) == 1 and isinstance(value, str)  # a set as one str
-        if is_joined and "," in value and "\t" not in value:
-            raise InputError(f"{source}: expected item sets, names split by tabs or spaces, "
-                             f"got {value!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
-        note_columns(part, columns)
-        for cells in read_cells(source, rows, columns, is_set):
-            if len(cells) == 2:
-                page, item = cells
-                pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
-            elif cells[0]:
-                yield cells[0]
+    for cells in read_cells(part, sources, field, choose_corpus_columns, is_set):
+        if len(cells) == 2:
+            page, item = cells
+            pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
+        elif cells[0]:
+            yield cells[0]
     yield from pages.values()
+
+
+def choose_corpus_columns(source, row, field):
+    """Return choose_set_columns; InputError if commas seem to divide a set that is one str."""
+    columns = choose_set_columns(source, row, field)
+    value = row[columns[0]]
+    is_joined = len(columns) == 1 and isinstance(value, str)
+    if is_joined and "," in value and "\t" not in value:
+        raise InputError(f"{source}: expected item sets, names split by tabs or spaces, "
+                         f"got {value!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
+    return columns
 
 
 def is_set(cells):
@@ -93,21 +91,14 @@ def choose_set_columns(source, row, field=None, flag="--field"):
     Raises:
         InputError: There is no such column, or there are several.
     """
-    expected = "one column of lists"
-    most = 1
-    if field is not None:
-        names = list_names(field)
-        expected = f"columns {field}"
-        most = 2
-    elif len(row) == 1:
-        names = list(row)
-    else:
+    names = list(row)
+    if len(names) > 1:
         names = [name for name in row if isinstance(row[name], list)]
     advice = f"Use {flag} NAME"
     if flag == "--field":
         advice += ", or --field SET,ITEM for rows of set and item"
     advice += ", or a .txt file with a set a line."
-    return check_columns(source, row, names, most, expected, advice)
+    return find_columns(source, row, field, names, "one column of lists", advice, most=2)
 
 
 def key_of_set(document):
@@ -185,6 +176,16 @@ class ItemSetBatches(Batches):
         self.eval_pages = eval_pages[by_size]  # pages of one size together need little padding
         self.words_per_sequence = float(self.segment_sizes[self.train_pages].mean())
 
+    def get_batch(self, step, rows):
+        """Return what Batches.get_batch does, with noise that masks at least one item of a set.
+
+        Else 0.85^5 = 44 % of the sets of five items would have nothing to predict. [SB §3.1]
+        """
+        ids, key_mask, noise, random_words = super().get_batch(step, rows)
+        lowest = noise[0].masked_fill(~key_mask, torch.inf).argmin(1, keepdim=True)  # (r, 1)
+        noise[0].scatter_(1, lowest, 0.0)
+        return ids, key_mask, noise, random_words
+
     def draw_order(self, epoch):
         rng = np.random.default_rng([self.seed, ORDER, epoch])
         return rng.permutation(self.train_pages)
@@ -240,20 +241,18 @@ class ItemSetBatches(Batches):
         return ids
 
 
-# Masked items. Each class is that of a text in objectives.py, but for the methods of ItemSets
+# Masked items
+
+
+def for_sets(objective_class):
+    """Return the class for item sets of an objective of masked words, a class of objectives.py."""
+    class MaskedItems(ItemSets, objective_class):
+        pass
+    return MaskedItems
 
 
 class ItemSets:
-    """What masked words of item sets do otherwise."""
-
-    def choose(self, is_word, noise):
-        """Choose items to predict; always the one of a set with the lowest noise.
-
-        Else 0.85^5 = 44 % of the sets of five items would have nothing to predict. [SB §3.1]
-        """
-        lowest = noise.masked_fill(~is_word, torch.inf).argmin(1, keepdim=True)  # (B, 1)
-        is_chosen = super().choose(is_word, noise).scatter(1, lowest, True)
-        return is_chosen & is_word  # a row may have no item
+    """The methods of MaskedWords that item sets have otherwise."""
 
     def excluded(self, batch):
         """Return the other items of the set of each masked position, int64 (M, L), -1 for none."""
@@ -265,36 +264,13 @@ class ItemSets:
         return torch.where(is_special | is_answer, -1, ids - self.first_word_id)
 
     def count_hits(self, labels, rank):
-        """Return the hits, and how often each class is a label, which expected_loss reads."""
+        """Return the hits, and how often each class is a label, which label_counts reads."""
         return dict(super().count_hits(labels, rank), masked=self.count_classes(labels))
 
     def metrics(self, sums):
         return super().metrics({name: sums[name] for name in sums if name != "masked"})
 
     def label_counts(self, counts, sums):
-        """Items of small sets are labels more often than they occur, by the rule of choose."""
+        """Return how often each class is a label: for items of small sets more often than they
+        occur, as at least one item of a set is masked."""
         return np.asarray(sums["masked"])
-
-
-class MaskedItems(ItemSets, MaskedWords):
-    """Masked items, predicted as rows of a table."""
-
-
-class SampledItems(ItemSets, SampledWords):
-    """Masked items against sampled rows. [SB §3.3]"""
-
-
-class MaskedItemHashes(ItemSets, MaskedHashes):
-    """Masked items, predicted by their buckets of a sketch."""
-
-
-class MaskedItemDigests(ItemSets, MaskedDigests):
-    """Masked items, predicted by their buckets of a Bloom map. [SB §2.4]"""
-
-
-SET_OBJECTIVES = {  # class for texts -> that for sets
-    MaskedWords: MaskedItems,
-    SampledWords: SampledItems,
-    MaskedHashes: MaskedItemHashes,
-    MaskedDigests: MaskedItemDigests,
-}

@@ -199,7 +199,8 @@ class MaskedWords(Objective):
             inputs and labels int64 (B, L): the token ID of a chosen word.
         """
         choose, mask, replace = noise  # (B, L) each
-        is_chosen = self.choose(ids >= self.first_word_id, choose)
+        is_word = ids >= self.first_word_id
+        is_chosen = is_word & (choose < self.mask_rate)
         is_masked = is_chosen & (mask < 0.8)
         is_random = is_chosen & ~is_masked & (replace < 0.5)  # half of the other 20 %
 
@@ -207,10 +208,6 @@ class MaskedWords(Objective):
         inputs = torch.where(is_random, random_words, inputs)
         labels = ids.masked_fill(~is_chosen, IGNORE_INDEX)
         return inputs, labels
-
-    def choose(self, is_word, noise):
-        """Choose words to predict: bool (B, L), of is_word bool and noise float (B, L)."""
-        return is_word & (noise < self.mask_rate)
 
     def score(self, model, batch):
         """Score masked positions alone: logits (M, N), never (B, L, N)."""

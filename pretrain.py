@@ -49,7 +49,7 @@ from data.corpus import Corpus, prepare
 from data.neighbors import CONTROL_NAMES, describe_neighbors
 from data.rows import reader_options
 from flags import DEFAULTS, parse_flags
-from items import SET_OBJECTIVES, ItemSetBatches, split_pages
+from items import ItemSetBatches, for_sets, split_pages
 from model import Config, Model, count_operations, count_parameters, parameter_groups
 from objectives import choose_objective
 from plot import draw_losses
@@ -135,7 +135,7 @@ def train(args, initial, rank, world, local_rank):
         targets = targets.to(device)
     objective_class = choose_objective(args.objective, config)
     if not config.order:
-        objective_class = SET_OBJECTIVES[objective_class]
+        objective_class = for_sets(objective_class)
     objective = objective_class(
         config, mask_rate=args.mask, sr_rate=args.noise, mask_id=MASK,
         first_word_id=FIRST_WORD_ID, targets=targets, bloom_map=bloom_map,

@@ -32,6 +32,7 @@ from hashing import HASHES, MD5, check_words, list_words, split_words
 SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
 PAD, CLS, SEP, UNK, MASK = range(5)
 FIRST_WORD_ID = len(SPECIALS)
+DEFAULT_SKETCH = SketchCoder(hashes=5, buckets=500, hash_seed=0, key=None)  # as in model.Config
 
 
 # Text to words. A splitter is an object with
@@ -78,13 +79,13 @@ class HashTokenizer:
     Args:
         coder: a class of coders.CODERS, which hashes words.
         splitter: Words, BPE, Phrases or ItemNames.
-        targets: SketchCoder, whose codes hash-mlm predicts; None if it predicts those of coder.
+        targets: SketchCoder, whose codes hash-mlm predicts unless coder.is_predicted.
     """
 
     is_fixed = False
     separator = (SEP, SEP)  # between two texts in build_inputs; a character tokenizer has another
 
-    def __init__(self, coder, splitter=Words("regex"), targets=None):
+    def __init__(self, coder, splitter=Words("regex"), targets=DEFAULT_SKETCH):
         self.coder = coder
         self.splitter = splitter
         self.targets = targets
@@ -98,10 +99,13 @@ class HashTokenizer:
         return self.splitter.split(text)
 
     def ids(self, words):
-        """Return the token IDs of words, int32 (V,). A new word is added."""
+        """Return the token IDs of words, int32 (V,). A new word is learned."""
         check_words(words)
+        self.learn(words)
+        return np.array([self.id_of_word.get(word, UNK) for word in words], np.int32)
+
+    def learn(self, words):
         self.add_words(words)
-        return np.array([self.id_of_word[word] for word in words], np.int32)
 
     def add_words(self, words):
         """Give each new word the next free ID."""
@@ -116,7 +120,10 @@ class HashTokenizer:
 
     def is_known(self, words):
         """Return bool (V,): whether the model can tell a word from other unknown words."""
-        return self.coder.is_known(words)
+        return np.array([self.knows(word) for word in words], bool)
+
+    def knows(self, word):
+        return self.coder.knows(word)
 
     def codes(self):
         """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
@@ -127,13 +134,18 @@ class HashTokenizer:
 
     def state(self):
         """Return plain types that load restores: all but the config and a growing word list."""
+        coder = self.coder
         # load looks hash_name up even where hash is None, so it must be a name in HASHES
         state = dict(split=self.splitter.name, hash_name="md5", hash=None,
-                     subwords=self.splitter.json, hash_seed=0, key=None, vocabulary=None,
-                     bloom_map=None)
-        if self.targets is not None:
-            state |= self.targets.state()
-        return state | self.coder.state()
+                     subwords=self.splitter.json, hash_seed=self.targets.hash_seed,
+                     key=self.targets.key, vocabulary=coder.vocabulary, bloom_map=None)
+        if coder.hash is not None:
+            name_of_class = {hash_class: name for name, hash_class in HASHES.items()}
+            state["hash_name"] = name_of_class[type(coder.hash)]
+            state["hash"] = coder.hash.state()
+        if coder.bloom_map is not None:
+            state["bloom_map"] = coder.bloom_map.state()
+        return state
 
     @staticmethod
     def load(state, config):
@@ -159,19 +171,17 @@ class FixedTokenizer(HashTokenizer):
 
     is_fixed = True
 
-    def __init__(self, coder, splitter, targets=None):
-        super().__init__(coder, splitter, targets)
+    def __init__(self, coder, *parts):
+        super().__init__(coder, *parts)
         self.add_words(coder.vocabulary)
         # a word listed twice would shift the IDs of all later words
         assert len(self.words) == len(coder.vocabulary), "vocabulary: expected each word once"
 
-    def ids(self, words):
-        """Return the token IDs of words, int32 (V,). A word outside the vocabulary is UNK."""
-        check_words(words)
-        return np.array([self.id_of_word.get(word, UNK) for word in words], np.int32)
+    def learn(self, words):
+        """Learn nothing: a word outside the vocabulary is UNK."""
 
-    def is_known(self, words):
-        return np.array([word in self.id_of_word for word in words], bool)
+    def knows(self, word):
+        return word in self.id_of_word
 
 
 def make_tokenizer(config, split="regex", subwords=None, **parts):

@@ -165,7 +165,7 @@ def build_codes(config, tokenizer, corpus):
 def hash_corpus(tokenizer, corpus):
     """Return the codes of special tokens and words, (5 + V, C). Many are hashed on all cores."""
     jobs = divide(corpus.words, MAX_HASHED)
-    codes = [tokenizer.codes()[:FIRST_WORD_ID]]
+    codes = [tokenizer.coder.first_codes(FIRST_WORD_ID)]
     if len(jobs) == 1:  # done before processes would have started
         codes.append(tokenizer.coder.codes(corpus.words))
     else:
@@ -184,7 +184,7 @@ def build_targets(config, tokenizer, corpus, codes):
         return None
     if tokenizer.coder.is_predicted:
         return codes
-    specials = np.zeros((FIRST_WORD_ID, config.hashes), np.int32)  # never predicted
+    specials = tokenizer.targets.first_codes(FIRST_WORD_ID)  # never predicted
     sketches = tokenizer.targets.codes(corpus.words)
     return torch.from_numpy(np.concatenate([specials, sketches]))
 

@@ -37,8 +37,8 @@ from common import InputError, build_once, fingerprint, num_cores, reading, star
 from common import write_json
 from data.batches import divide
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
-from data.rows import ENDINGS, check_columns, get_ending, is_hub_id, list_names, note_columns
-from data.rows import parse_hub_id, peek_columns, read_cells, read_hub, read_rows
+from data.rows import ENDINGS, find_columns, get_ending, is_hub_id, parse_hub_id, read_cells
+from data.rows import read_hub, read_rows
 from items import key_of_set, read_sets
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS, make_splitter
 
@@ -224,18 +224,15 @@ def open_sources(part, paths, reader):
 
 
 def read_documents(part, sources, field):
-    """Yield the texts of the sources of a part of --data, without empty ones; field: see prepare.
+    """Yield the texts of a part of --data, without empty ones. items.read_sets is that of sets.
 
-    items.read_sets does the same for item sets.
+    Args:
+        part: str; sources: as open_sources returns them.
+        field: str or None, see choose_columns.
     """
-    for source, rows in sources.items():
-        examples, rows = peek_columns(rows)
-        if examples:
-            columns = choose_columns(source, examples, field)
-            note_columns(part, columns)
-            for [text] in read_cells(source, rows, columns, is_text):
-                if text:
-                    yield text
+    for [text] in read_cells(part, sources, field, choose_columns, is_text):
+        if text:
+            yield text
 
 
 def is_text(cells):
@@ -245,7 +242,7 @@ def is_text(cells):
 
 
 def choose_columns(source, row, field=None, flag="--field"):
-    """Choose the column of the texts.
+    """Choose the column of the texts, list of one str.
 
     Args:
         source: str, for the message of an error.
@@ -253,21 +250,13 @@ def choose_columns(source, row, field=None, flag="--field"):
         field: str, its name. None: the column "text", or else the only one of strings.
         flag: str, the flag that sets field, for the message.
 
-    Returns:
-        list of str, one name.
-
     Raises:
         InputError: There is no such column, or there are several.
     """
-    expected = "one column of text"
-    if field is not None:
-        names = list_names(field)
-        expected = f"columns {field}"
-    elif "text" in row:
-        names = ["text"]
-    else:
+    names = ["text"]
+    if "text" not in row:
         names = [name for name in row if isinstance(row[name], str)]
-    return check_columns(source, row, names, 1, expected, f"Use {flag} NAME.")
+    return find_columns(source, row, field, names, "one column of text", f"Use {flag} NAME.")
 
 
 # -------------------------------------------------------------------------------------------------

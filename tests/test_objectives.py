@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from bloom import BloomMap, beam_search, hash_logp
-from items import SET_OBJECTIVES, MaskedItemDigests, MaskedItems
+from items import for_sets
 from model import Config
 from objectives import IGNORE_INDEX as IGNORE
 from objectives import OBJECTIVES, MaskedDigests, MaskedHashes, MaskedWords, SampledWords
@@ -25,7 +25,7 @@ ITEM_1 = make_batch(torch.tensor([[MASK]]), torch.tensor([[F0 + 1]]))  # item 1 
 
 
 def masked_words(objective_class=MaskedWords):
-    """Return MaskedWords of a text, or MaskedItems of sets; 15 % are masked."""
+    """Return MaskedWords of a text, or for_sets(MaskedWords); 15 % are masked."""
     config = Config(emb="lookup", head="mlm", order=objective_class is MaskedWords)
     return objective_class(config, 0.15, MASK, F0)
 
@@ -54,20 +54,6 @@ def test_shuffle_random_moves_words_within_their_row():
 
 
 # Masked words: what is corrupted. test_all.py has the rates of [BERT §3.1]
-
-
-@pytest.mark.parametrize("noise, expected", [
-    ([0.5, 0.3, 0.9, 0.1], [CAT, MASK, COW, PAD]),  # none is: the lowest, and padding is no item
-    ([0.1, 0.3, 0.14, 0.1], [MASK, DOG, MASK, PAD]),  # some are: no other
-])
-def test_masking_of_a_set_chooses_at_least_one_item(noise, expected):
-    """[SB §3.1] Else a set of three has nothing to predict in 0.85³ = 61 % of its turns."""
-    ids = torch.tensor([[CAT, DOG, COW, PAD]])
-    noise = torch.tensor(noise).expand(3, 1, 4)
-    objective = masked_words(MaskedItems)
-    inputs, labels = objective.corrupt(ids, noise, ids)
-    assert inputs.tolist() == [expected]
-    assert torch.equal(labels != IGNORE, inputs == MASK)
 
 
 # Losses and counts by hand
@@ -107,7 +93,7 @@ def test_visible_items_of_a_set_are_no_predictions(inputs, word, hits):
     labels = torch.full_like(inputs, IGNORE)
     labels[0, 0] = word
     batch = make_batch(inputs, labels)
-    objective = masked_words(MaskedItems)
+    objective = masked_words(for_sets(MaskedWords))
     sums = objective.evaluate(fixed_model(logits), batch)
     assert list(objective.metrics(sums).values()) == hits
 
@@ -121,9 +107,9 @@ def masked_hashes(digests, buckets, objective_class=MaskedHashes, bloom_map=None
 
 
 def masked_items(bloom_map):
-    """Return MaskedItemDigests; after a map's R buckets its block has special tokens."""
-    return masked_hashes(bloom_map.digest, bloom_map.buckets + F0, MaskedItemDigests, bloom_map,
-                         emb="bloom", order=False)
+    """Return MaskedDigests of sets; after a map's R buckets its block has special tokens."""
+    return masked_hashes(bloom_map.digest, bloom_map.buckets + F0, for_sets(MaskedDigests),
+                         bloom_map, emb="bloom", order=False)
 
 
 def test_masked_hashes_loss_and_counts_by_hand():
@@ -294,7 +280,7 @@ def test_expected_loss_is_the_entropy_of_the_classes(objective, table, num_class
 
 
 @pytest.mark.parametrize("objective, shape", [
-    (masked_words(MaskedItems), (50_260,)),
+    (masked_words(for_sets(MaskedWords)), (50_260,)),
     (masked_items(BloomMap(4, alpha=1)), (2, 18)),
 ])
 def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
@@ -310,12 +296,7 @@ def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
 # All objectives
 
 
-def test_every_objective_of_masked_words_has_one_of_sets():
-    """Bloom digests have an objective of their own; a set has no order to shuffle."""
-    classes = {cls for cls in OBJECTIVES.values() if issubclass(cls, MaskedWords)}
-    assert set(SET_OBJECTIVES) == {*classes, MaskedDigests}
-    for text_class, set_class in SET_OBJECTIVES.items():
-        assert issubclass(set_class, text_class)
+def test_hashes_of_items_and_phrases_are_digests_where_the_model_reads_them():
     assert choose_objective("hash-mlm", Config(emb="bloom", head="hash-mlm")) is MaskedDigests
     assert choose_objective("hash-mlm", Config(emb="median", head="hash-mlm")) is MaskedHashes
 
