@@ -37,7 +37,7 @@ DEFAULT_SKETCH = SketchCoder(hashes=5, buckets=500, hash_seed=0, key=None)  # as
 
 # Text to words. A splitter is an object with
 #
-#   name            of SPLITS, at the end of the next sections
+#   name            a key of SPLITS, which stands behind the last of them
 #   json            str, what it has learned from a corpus; None: nothing
 #   split           (text) -> words list[str] and spans list[(start, end)] in characters
 #   split_texts     (texts) -> the words of each, list[list[str]], faster and without spans
@@ -99,13 +99,10 @@ class HashTokenizer:
         return self.splitter.split(text)
 
     def ids(self, words):
-        """Return the token IDs of words, int32 (V,). A new word is learned."""
+        """Return the token IDs of words, int32 (V,). A new word is added, or it is UNK if fixed."""
         check_words(words)
-        self.learn(words)
-        return np.array([self.id_of_word.get(word, UNK) for word in words], np.int32)
-
-    def learn(self, words):
         self.add_words(words)
+        return np.array([self.id_of_word.get(word, UNK) for word in words], np.int32)
 
     def add_words(self, words):
         """Give each new word the next free ID."""
@@ -123,6 +120,7 @@ class HashTokenizer:
         return np.array([self.knows(word) for word in words], bool)
 
     def knows(self, word):
+        """Return is_known of one word."""
         return self.coder.knows(word)
 
     def codes(self):
@@ -173,12 +171,12 @@ class FixedTokenizer(HashTokenizer):
 
     def __init__(self, coder, *parts):
         super().__init__(coder, *parts)
-        self.add_words(coder.vocabulary)
+        super().add_words(coder.vocabulary)
         # a word listed twice would shift the IDs of all later words
         assert len(self.words) == len(coder.vocabulary), "vocabulary: expected each word once"
 
-    def learn(self, words):
-        """Learn nothing: a word outside the vocabulary is UNK."""
+    def add_words(self, words):
+        """Add nothing: the vocabulary is complete."""
 
     def knows(self, word):
         return word in self.id_of_word
@@ -376,7 +374,7 @@ class ItemNames:
     """The split "items": names as they are written, whose case and punctuation stay.
 
     Args:
-        names: iterable of str, the known names; only split joins their words.
+        names: iterable of str, the known ones, of which some have spaces. Only split reads them.
     """
 
     name = "items"
@@ -413,16 +411,14 @@ class ItemNames:
 
 
 SUBWORDS = {"bpe": BPE, "phrases": Phrases}  # learned from a corpus
-SPLITS = ("regex", "space", *SUBWORDS, "items")
+SPLITS = {"regex": Words("regex"), "space": Words("space"), **SUBWORDS, "items": ItemNames()}
 
 
 def make_splitter(split, subwords=None):
     """Return the splitter of a name in SPLITS; subwords: BPE or Phrases, else None."""
-    assert split in SPLITS, f"split: expected one of {SPLITS}, got {split!r}"
+    assert split in SPLITS, f"split: expected one of {[*SPLITS]}, got {split!r}"
     assert (split in SUBWORDS) == (subwords is not None), f"subwords: not of {split}"
-    if subwords is not None:
-        return subwords
-    return ItemNames() if split == "items" else Words(split)
+    return SPLITS[split] if subwords is None else subwords
 
 
 # IDs to the input of a model

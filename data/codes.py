@@ -4,7 +4,8 @@ Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
-Out of scope: the hash functions (hashing.py), Bloom maps (bloom.py), the tokenizer (tokenizer.py).
+Out of scope: the hash functions (hashing.py), code formats (coders.py), Bloom maps (bloom.py), the
+    tokenizer (tokenizer.py).
 Notation:
     V words   C code numbers of a word   k hash functions of a sketch   m hashes of an item
 

@@ -7,7 +7,7 @@ Out of scope: the formats of files (data/rows.py), batches (data/batches.py).
 prepare writes a folder, once, in the steps of write_corpus, and Corpus reads it:
 
     find_files      --data        ->  paths of files
-    read_documents  paths         ->  rows, by data/rows.py  ->  texts, or lists of item names
+    read_documents  paths         ->  rows, by data/rows.py  ->  texts (read_sets: item sets)
     split_all       documents     ->  words, in several processes
     number_words    words         ->  numbers.bin
     renumber        numbers.bin   ->  ids.bin, words.txt, offsets.npy, counts.npy
@@ -53,7 +53,8 @@ HUB = {  # name -> data set on the hub
 }
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / "hashing.py", ROOT / "tokenizer.py"]  # they split text; an edit takes effect
-FORMAT = 10  # bump it with any edit in data/ that changes a corpus: all are built again
+# bump it with any edit in data/ or items.py that changes a corpus: all are built again
+FORMAT = 10
 BLOCK = 1 << 24  # token IDs in memory at a time
 JOB_FILES = 64  # Python files in the work of one core at a time
 JOB_UNITS = 1_000_000  # characters, or names in lists, in such work
@@ -208,7 +209,7 @@ def name_data(data):
 
 
 # -------------------------------------------------------------------------------------------------
-# Rows to documents: str, or a list of item names
+# Rows to texts. items.py has the same steps for item sets
 
 
 def open_sources(part, paths, reader):
