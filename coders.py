@@ -51,11 +51,13 @@ class Coder:
     Attributes of a class:
         flags: the flags of pretrain.py that change the codes; "hash" adds those of its class.
         default_split: how texts are split, if no flag says so.
+        masked_objective: what predicts masked words, if no flag says so.
         is_predicted: hash-mlm predicts these codes. Else it predicts those of a SketchCoder.
     """
 
     reads = flags = ""
     default_split = "regex"
+    masked_objective = "hash-mlm"
     is_predicted = False
     hash = None
     vocabulary = None
@@ -87,6 +89,7 @@ class RowCoder(Coder):
     reads = "vocabulary"
     flags = "vocab"
     default_split = "bpe"  # a table has no row for a new word, so it reads pieces
+    masked_objective = "mlm"
 
     def first_codes(self, num_specials):
         ids = np.arange(num_specials + len(self.vocabulary), dtype=np.int32)

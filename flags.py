@@ -141,10 +141,8 @@ def choose_settings(flags, inherited):
     if args.objective is None:
         if args.head == "sr" and args.order and not coder.is_predicted:
             args.objective = "sr"
-        elif code_format == "row":
-            args.objective = "mlm"
         else:
-            args.objective = "hash-mlm"
+            args.objective = coder.masked_objective
     args.head = OBJECTIVES[args.objective].head
 
     # Sizes and rates that follow from these, unless they are fixed

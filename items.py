@@ -252,7 +252,7 @@ def for_sets(objective_class):
 
 
 class ItemSets:
-    """The methods of MaskedWords that item sets have otherwise."""
+    """The methods that masked words of item sets have instead of those of MaskedWords."""
 
     def excluded(self, batch):
         """Return the other items of the set of each masked position, int64 (M, L), -1 for none."""
@@ -271,6 +271,9 @@ class ItemSets:
         return super().metrics({name: sums[name] for name in sums if name != "masked"})
 
     def label_counts(self, counts, sums):
-        """Return how often each class is a label: for items of small sets more often than they
-        occur, as at least one item of a set is masked."""
+        """Return how often each class is a label.
+
+        At least one item of a set is masked, so items of small sets are labels more often than they
+        occur.
+        """
         return np.asarray(sums["masked"])

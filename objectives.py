@@ -253,8 +253,10 @@ class MaskedWords(Objective):
         return counts.shape[1], float(np.mean(losses))
 
     def label_counts(self, counts, sums):
-        """Return how often each class is a label, up to a factor, as counts (k, R) are those of
-        the corpus: the words to predict are chosen at random."""
+        """Return how often each class is a label, (k, R), up to a factor.
+
+        Words of a text are masked in proportion to counts, how often they occur.
+        """
         return counts
 
 
@@ -346,9 +348,9 @@ class MaskedHashes(MaskedWords):
 
 
 class MaskedDigests(MaskedHashes):
-    """Masked words or items, predicted by their m buckets of bloom_map. [SB §2.4]
+    """Masked items, or phrases, predicted by their m buckets of bloom_map. [SB §2.4]
 
-    The m maps share one table of m·(R + s) rows, one after another. Evaluation searches the best
+    The m maps share one table of m·(R + s) rows, one after another. An evaluation searches the best
     items, and does not score all.
     """
 

@@ -111,7 +111,7 @@ def fit_alpha(args, m, num_items):
         return alpha
 
 
-# what a coder may read besides settings
+# what a coder may read besides settings, and who makes it; all have the same arguments
 PARTS = {"hash": fit_hash, "vocabulary": list_vocabulary, "bloom_map": build_bloom_map}
 
 
