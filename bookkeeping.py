@@ -18,18 +18,15 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from common import InputError, load_checkpoint, save_checkpoint
-from data.neighbors import NEIGHBORS, rank_hidden_items
+from data.neighbors import CONTROL_NAMES, describe_neighbors
 from flags import DEFAULTS, identity
 from model import count_operations, count_parameters
 from plot import draw_losses
 from tokenizer import FIRST_WORD_ID
 
-CONTROL_SETS = 500  # held-out item sets whose items neighbors guess, in seconds
-CONTROL_NAMES = 5_000_000  # in all item sets; with more it would take minutes and gigabytes
 NEAR_WORDS = 50_000  # the most frequent words, among which infer.py --near searches
 SHOW_EVERY = 30  # seconds between lines of progress
 PEAK_TFLOPS = {  # of dense products in bfloat16, by the name that PyTorch gives a GPU
@@ -103,7 +100,7 @@ class Run:
         """Keep the data, and add its words and hashes to the identity."""
         self.data = data
         facts = dict(corpus=data.corpus.meta["digest"], alpha=self.args.alpha)
-        bloom_map = data.tokenizer.bloom_map
+        bloom_map = data.tokenizer.coder.bloom_map
         if bloom_map is not None:
             facts |= dict(alpha=bloom_map.alpha, bloom=bloom_map.checksum())
         self.identify(facts)
@@ -247,16 +244,6 @@ def report_start(run, model):
         run.show(describe_neighbors(batches))
 
 
-def describe_neighbors(batches):
-    """Return a line on the control of item sets: recall@10 by neighbors, without training."""
-    num_sets = min(batches.num_eval, CONTROL_SETS)
-    # at equal distances, as they are sorted by size
-    rows = np.linspace(0, batches.num_eval - 1, num_sets).astype(int)
-    is_hit = rank_hidden_items(batches, rows) < 10  # (n, 4)
-    recalls = [f"{name} {share:.3f}" for name, share in zip(NEIGHBORS, is_hit.mean(0))]
-    return f"rec@10 to beat, on {num_sets:,} sets, without training: {', '.join(recalls)}"
-
-
 def report_baselines(run, result, num_classes, unigram_loss):
     """Print the loss so far and two baselines; return these.
 
@@ -298,10 +285,9 @@ def report_end(run, signals, result, baselines):
 
 def example_input(data):
     """Return an input of infer.py that shows what the model has learned."""
-    config = data.tokenizer.config
-    if not config.order:  # which names go with these, of a held-out set?
+    if not data.config.order:  # which names go with these, of a held-out set?
         ids, *_ = data.batches.eval_batch([data.batches.num_eval // 2])  # (1, L)
         return "\t".join(data.corpus.words[i - FIRST_WORD_ID] for i in ids[0, :3].tolist())
-    if config.head == "sr":  # which words are out of order?
+    if data.config.head == "sr":  # which words are out of order?
         return "the cat sat mat the on"
     return "the cat sat on the [MASK]"

@@ -46,7 +46,7 @@ from data.squad import SQUAD, QuestionAnswering, read_squad
 from data.tasks import GLUE, TASKS, SequenceClassification, f1, read_task, standard_error
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, Model, count_parameters, load_model
-from tokenizer import FIRST_WORD_ID, HashTokenizer
+from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
 
 WARMUP = 0.06  # share of the steps [HF Table 5]
 CYCLES = 5  # cosines after the warm-up; each restarts at the peak
@@ -355,7 +355,7 @@ def encode_splits(config, start, task, splits):
             for texts, _ in splits["train"]:
                 for text in texts:
                     word_counts.update(list_words(text))
-            tokenizer = HashTokenizer(config, hash=NgramLSH.fit(word_counts))
+            tokenizer = make_tokenizer(config, hash=NgramLSH.fit(word_counts))
             tokenizer.add_words([word for word, _ in word_counts.most_common()])
         kind = QuestionAnswering if task.name in SQUAD else SequenceClassification
         for split, rows in splits.items():

@@ -16,14 +16,16 @@ from pathlib import Path
 
 import torch
 
+from coders import CODERS, HashCoder, SketchCoder
 from common import InputError, Ranks, add_device_flags, at_least, blame, find_checkpoint
 from common import load_checkpoint, make_parser, reading
 from data.corpus import name_data
 from data.rows import add_reader_flags
 from embeddings import EMBEDDINGS
+from hashing import HASHES
 from model import CHOICES, PRESETS, Config, Model
 from objectives import OBJECTIVES, SampledWords
-from tokenizer import HASHED, HASHES, SPLITS, SUBWORDS
+from tokenizer import SPLITS, SUBWORDS
 
 # All settings: the fields of Config, also those without a flag (head, order, grams), and the rest,
 # in the groups of --help. batch, micro, steps, lr and warmup are not here: every preset for
@@ -77,7 +79,6 @@ INHERITED = "preset split vocab hash features key hash_seed alpha coherent objec
 MAY_CHANGE = (
     "data field encoding sep header cache alpha is_alpha_default "
     "out device dtype compile micro workers eval_every save_every quiet").split()
-PREDICTED = ("digest", "sketch")  # code formats with which the default objective is hash-mlm
 
 
 def parse_flags(argv=None, doc=""):
@@ -153,24 +154,18 @@ def choose_settings(flags, inherited):
     if args.emb is None:
         args.emb = "bloom" if args.split == "items" else "proj"
     code_format = EMBEDDINGS[args.emb].code_format
+    coder = CODERS[code_format]
     # 2. split follows from the preset's order, or else from emb
     if args.split is None:
-        if not args.order or code_format == "digest":
-            args.split = "items"
-        elif code_format == "row":  # a table has no row for a new word, so it reads pieces
-            args.split = "bpe"
-        else:  # any word has a hash
-            args.split = "regex"
+        args.split = coder.default_split if args.order else "items"
     args.order = args.split != "items"
     args.is_alpha_default = "alpha" not in fixed  # then a Bloom map of few items has a lower one
     # 3. objective follows from both, and from the preset's head; a set has no order to shuffle
     if args.objective is None:
-        if args.head == "sr" and args.order and code_format not in PREDICTED:
+        if args.head == "sr" and args.order and not coder.is_predicted:
             args.objective = "sr"
-        elif code_format == "row":
-            args.objective = "mlm"
         else:
-            args.objective = "hash-mlm"
+            args.objective = coder.masked_objective
     args.head = OBJECTIVES[args.objective].head
 
     # Sizes and rates that follow from these, unless they are fixed
@@ -190,18 +185,6 @@ def choose_settings(flags, inherited):
     return args
 
 
-# Code format of --emb -> the flags that change its codes. Formats with "hash" add those of the
-# --hash class (its .options)
-CODE_FLAGS = {
-    "row": "vocab",
-    "digest": "vocab alpha hashes hash_seed",
-    "index": "hash rows",
-    "bits": "hash bits",
-    "chunks": "hash bits chunk",
-    "sketch": "hashes buckets key hash_seed",
-    "weighted": "hashes rows weights key hash_seed",
-    "ngrams": "rows key hash_seed",
-}
 # Flags that some settings do not read: check_flags refuses them there
 CONDITIONAL = ("vocab alpha hash key hash_seed features bits chunk rows hashes buckets weights "
                "short mask noise samples").split()
@@ -215,11 +198,12 @@ def check_flags(args, flags):
         flags: dict, those on the command line.
     """
     code_format = EMBEDDINGS[args.emb].code_format
-    effective = set(CODE_FLAGS[code_format].split())
-    if code_format in HASHED:
+    coder = CODERS[code_format]
+    effective = set(coder.flags.split())
+    if issubclass(coder, HashCoder):
         effective.update(HASHES[args.hash].options.values())
-    if args.head == "hash-mlm" and code_format != "digest":  # it predicts the buckets of a sketch
-        effective.update(CODE_FLAGS["sketch"].split())
+    if args.head == "hash-mlm" and not coder.is_predicted:  # it predicts the buckets of a sketch
+        effective.update(SketchCoder.flags.split())
     if args.split in SUBWORDS:
         effective.add("vocab")
     if args.order:
@@ -250,15 +234,15 @@ def check_flags(args, flags):
 
 def name_output(args):
     """Return the default --out, such as out/proj-lsh: --emb, and what differs from the usual."""
-    code_format = EMBEDDINGS[args.emb].code_format
+    coder = CODERS[EMBEDDINGS[args.emb].code_format]
     parts = [args.emb]
-    if code_format in HASHED:
+    if issubclass(coder, HashCoder):
         parts.append(args.hash)
     if args.split != "regex":
         parts.append(args.split)
     # What is usual depends on the code format alone, not on the preset: --preset median is named
     # "median", and bert-lsh, whose objective is mlm, "lookup-bpe-mlm"
-    usual_objective = "hash-mlm" if code_format in PREDICTED else "sr"
+    usual_objective = "hash-mlm" if coder.is_predicted else "sr"
     if args.objective != usual_objective:
         parts.append(args.objective)
     if args.attn == "lsh":

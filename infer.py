@@ -34,13 +34,15 @@ from bloom import ItemMap, beam_search, hash_logp
 from common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
 from common import reading, run_script, send
 from data.batches import length_batches, pad_batch
-from data.corpus import choose_columns, is_document, item_names
+from data.corpus import choose_columns
 from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
 from data.squad import V2, cut_windows, find_answers
 from hashing import NgramLSH
+from items import choose_set_columns, is_names
 from model import load_model
 from objectives import KINDS
-from tokenizer import FIRST_WORD_ID, MASK, SPECIALS, HashTokenizer, build_inputs
+from tokenizer import FIRST_WORD_ID, MASK, SPECIALS, HashTokenizer, ItemNames, build_inputs
+from tokenizer import item_names
 
 MASK_WORD = SPECIALS[MASK]
 BATCH = 32  # rows; on a CPU 8 to 64 are best, as more have more padding
@@ -150,14 +152,15 @@ class Predictor:
         if self.tokenizer.is_fixed:  # a word outside the vocabulary has no row and no digest
             self.words = [word for word in words if word in self.tokenizer.id_of_word]
             self.items = self.tokenizer.words  # item i has the token ID FIRST_WORD_ID + i
-            self.item_map = self.tokenizer.bloom_map  # for predict_missing; None without digests
+            self.item_map = self.tokenizer.coder.bloom_map  # for predict_missing
         else:
             self.words = words
             self.items = words  # for predict_missing: fill_mask has a fixed vocabulary
             if self.config.head == "hash-mlm":
-                buckets = self.tokenizer.sketch_targets(words)  # (V, m)
+                buckets = self.tokenizer.targets.codes(words)  # (V, m)
                 self.item_map = ItemMap(buckets, self.config.buckets)
-        self.tokenizer.set_names(self.items)
+        if not self.config.order:
+            self.tokenizer.splitter = ItemNames(self.items)
         self.item_numbers = {name: number for number, name in enumerate(self.items)}
 
     def predict(self, rows, k=8):
@@ -249,7 +252,7 @@ class Predictor:
         names = []
         if isinstance(row, str):
             names, _ = self.tokenizer.split(row)
-        elif isinstance(row, (tuple, list)) and is_document(list(row), is_sets=True):
+        elif isinstance(row, (tuple, list)) and is_names(list(row)):
             names = item_names(list(row))
         names = [name for name in dict.fromkeys(names) if name != MASK_WORD]
         is_known = self.tokenizer.is_known(names)
@@ -454,7 +457,7 @@ class Predictor:
             queries += found
         candidates = self.word_vectors(self.words)  # (V, T) or (V, m·d)
         mean = 0
-        if not isinstance(self.tokenizer.hash, NgramLSH):
+        if not isinstance(self.tokenizer.coder.hash, NgramLSH):
             mean = candidates.mean(0)
         candidates = F.normalize(candidates - mean)
         results = []
@@ -467,7 +470,7 @@ class Predictor:
 
     def word_vectors(self, words):
         """Return what neighbors compares: bits as +1 and -1, (n, T), or embeddings (n, m·d)."""
-        hash = self.tokenizer.hash
+        hash = self.tokenizer.coder.hash
         if isinstance(hash, NgramLSH):
             # more bits than the model reads: they find the word of a misspelling more often
             bits = hash.bits(words, min(NEAR_BITS, hash.features))
@@ -503,8 +506,8 @@ def print_result(predictor, row, result, k):
 
 def clean(predictor, word):
     """Return a word of the tokenizer as people write it, on one line."""
-    subwords = predictor.tokenizer.subwords
-    if subwords is not None and word not in getattr(subwords, "phrases", ()):
+    splitter = predictor.tokenizer.splitter
+    if splitter.json is not None and word not in getattr(splitter, "phrases", ()):
         word = ByteLevel().decode([word])  # BPE writes the bytes of " café" as "ĠcafÃ©"
     return word.replace("\n", "\\n")
 
@@ -588,13 +591,14 @@ def choose_names(args, predictor, examples):
     """Return the names of the columns to read, list[str]; examples has a value of each column."""
     if not examples:
         raise InputError(f"{args.file}: expected rows with columns, got none.")
-    is_sets = not predictor.config.order
     names = predictor.columns  # those that the model was fine-tuned on, or "text"
     if args.text_columns is not None:
         names = list_names(args.text_columns)
-    elif is_sets or (len(names) == 1 and names[0] not in examples):
-        # the file lacks the model's column: take its only column of texts, or of sets
-        names = choose_columns(args.file, examples, None, is_sets, flag="--text")
+    elif not predictor.config.order:
+        names = choose_set_columns(args.file, examples, flag="--text")
+    elif len(names) == 1 and names[0] not in examples:
+        # the file lacks the model's column: take its only column of texts
+        names = choose_columns(args.file, examples, flag="--text")
     if not set(names) <= set(examples) or len(names) != len(predictor.columns):
         raise InputError(f"{args.file}: expected {len(predictor.columns)} of its columns "
                          f"{', '.join(examples)}, got {', '.join(names)}. Use --text.")

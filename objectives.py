@@ -6,13 +6,13 @@ Sources:
     [BERT] Devlin et al. 2019
     [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
-Out of scope: batches, the noise that decides what is corrupted (data/batches.py), heads (model.py).
+Out of scope: batches, the noise that decides what is corrupted (data/batches.py), heads (model.py),
+    what item sets change (items.py).
 Deviations:
     1. Words are shuffled within their row. The authors share one permutation of positions over a
        batch, which moves few words of a short row.
     2. Random words are words of the corpus. The authors give Add and Proj bits that no word has.
-    3. The other items of a set are excluded as predictions. The paper's lists include them.
-    4. At least one item of a set is masked. The loss of an item is the mean over its m tokens.
+    3. The loss of an item is the mean over its m tokens.
 Notation:
     ids and labels are token IDs. The number of an item, or word, is its ID minus first_word_id
     B batch   L positions   M masked positions   V token IDs   W items   N rows of a table
@@ -200,13 +200,7 @@ class MaskedWords(Objective):
         """
         choose, mask, replace = noise  # (B, L) each
         is_word = ids >= self.first_word_id
-        is_chosen = choose < self.mask_rate
-        if not self.config.order:
-            # always choose the item of a set with the lowest noise. Else 0.85^5 = 44 % of the sets
-            # of five items would have nothing to predict [SB §3.1]
-            lowest = choose.masked_fill(~is_word, torch.inf).argmin(1, keepdim=True)  # (B, 1)
-            is_chosen = is_chosen.scatter(1, lowest, True)
-        is_chosen = is_chosen & is_word
+        is_chosen = is_word & (choose < self.mask_rate)
         is_masked = is_chosen & (mask < 0.8)
         is_random = is_chosen & ~is_masked & (replace < 0.5)  # half of the other 20 %
 
@@ -229,54 +223,41 @@ class MaskedWords(Objective):
         """Return how many of the words are among the model's best 1, 10 and 20."""
         scores = logits[:, self.first_word_id:]  # (M, W): special tokens are never predicted
         labels = batch.scored_labels()  # (M,)
-        scores = exclude_items(scores, self.visible_items(batch))
+        scores = exclude_items(scores, self.excluded(batch))
         return self.count_hits(labels, rank_items(scores, labels - self.first_word_id))
 
     def count_hits(self, labels, rank):
-        """Return how many words, by their rank from 0, are among the best 1, 10 and 20.
+        """Return how many words, by their rank from 0, are among the best 1, 10 and 20."""
+        return {f"rec@{k}": (rank < k).sum() for k in RECALL}
 
-        For item sets also how often each class is a label, "masked", which expected_loss reads.
+    def excluded(self, batch):
+        """Return the words that are no predictions of each masked position, int64 (M, E), or None.
+
+        Words are numbered from 0, and -1 is none. In a text every word may be right.
         """
-        counts = {f"rec@{k}": (rank < k).sum() for k in RECALL}
-        if not self.config.order:
-            counts["masked"] = self.count_classes(labels)
-        return counts
-
-    def visible_items(self, batch):
-        """Return the other items of the set of each masked position, which it does not predict.
-
-        Returns:
-            int64 (M, L), item numbers, and -1 for none. None for text.
-        """
-        if self.config.order:
-            return None
-        row = batch.positions // batch.inputs.shape[1]  # (M,)
-        ids = batch.inputs[row]  # (M, L)
-        is_special = ids < self.first_word_id
-        # subtle: 10 % of the words to predict stay in the input, and must not be excluded
-        is_answer = ids == batch.scored_labels().unsqueeze(1)
-        return torch.where(is_special | is_answer, -1, ids - self.first_word_id)
+        return None
 
     def metrics(self, sums):
         """Return each count as a share of the scored positions, such as rec@10."""
         metrics = {}
         for name, value in sums.items():
-            if name not in ("loss", "scored", "masked"):
+            if name not in ("loss", "scored"):
                 metrics[name] = float(value) / max(float(sums["scored"]), 1)
         return metrics
 
     def expected_loss(self, word_counts, sums):
         ids = torch.arange(len(word_counts)) + self.first_word_id
-        # how often each class occurs in the corpus: (k, R), (m, R + s) for a Bloom map, or (1, N)
+        # how often each class occurs in the corpus: (1, N), or for hashes (k, R)
         counts = self.count_classes(ids, torch.from_numpy(word_counts)).numpy()
-        # how often each is a label. At least one item of a set is masked (Deviation 4), so items of
-        # small sets are labels more often than they occur; for text the two are proportional
-        masked = np.asarray(sums.get("masked", counts))
-        losses = [unigram_loss(*rows) for rows in zip(counts, masked)]
-        num_classes = counts.shape[1]
-        if self.bloom_map is not None:
-            num_classes = counts.size  # one softmax over all maps
-        return num_classes, float(np.mean(losses))
+        losses = [unigram_loss(*rows) for rows in zip(counts, self.label_counts(counts, sums))]
+        return counts.shape[1], float(np.mean(losses))
+
+    def label_counts(self, counts, sums):
+        """Return how often each class is a label, (k, R), up to a factor.
+
+        Words of a text are masked in proportion to counts, how often they occur.
+        """
+        return counts
 
 
 class SampledWords(MaskedWords):
@@ -320,10 +301,9 @@ class SampledWords(MaskedWords):
 
 
 class MaskedHashes(MaskedWords):
-    """Masked words or items, predicted by their hash buckets alone. [SB §2.4] [CM]
+    """Masked words, predicted by their k buckets of a sketch alone. [CM]
 
-    A word has k buckets of a sketch, an item m buckets of bloom_map. Training scores buckets.
-    Evaluation scores all words by their buckets, and ranks them.
+    Training scores buckets. Evaluation scores all words by their buckets, and ranks them.
     """
 
     head = "hash-mlm"
@@ -336,57 +316,74 @@ class MaskedHashes(MaskedWords):
         return logits, loss / targets.shape[1]  # the loss of a word is the mean over its k hashes
 
     def count_classes(self, labels, weights=None):
-        """Return how often the words have each bucket, (k, R), or (m, R + s) for a Bloom map."""
+        """Return how often the words have each bucket, (k, R)."""
         targets = self.targets.to(labels.device)[labels]  # (M, k)
         rows = self.config.buckets
         return torch.stack([torch.bincount(column, weights, rows) for column in targets.T])
 
     def hash_targets(self, labels):
         """Return the class that each row of logits should predict: token IDs (M,) to (M, k)."""
-        targets = self.targets[labels].long()
-        if self.bloom_map is not None:
-            # the m maps share one table, one after another
-            rows_per_map = self.config.buckets  # R + s for items; R for a sketch
-            starts = rows_per_map * torch.arange(targets.shape[1], device=labels.device)
-            targets = targets + starts
-        return targets
+        return self.targets[labels].long()
 
     def count(self, logits, batch):
-        """Return how many words are among the best 1, 10, 20; certified lists; right hashes."""
+        """Return how many words are among the best 1, 10, 20; and right hashes."""
         labels = batch.scored_labels()  # (M,)
-        items = labels - self.first_word_id
-        visible = self.visible_items(batch)
-        if self.bloom_map is None:
-            item_targets = self.targets[self.first_word_id:]  # (W, k)
-            rank = rank_words(logits.log_softmax(-1), item_targets, items, visible)  # (M,)
-            counts = self.count_hits(labels, rank)
-        else:
-            rank, certified = self.search_items(logits, items, visible)  # (M,) each
-            counts = self.count_hits(labels, rank)
-            counts["certified"] = certified.sum()
+        counts = self.count_words(logits, labels, self.excluded(batch))
         is_right = logits.argmax(-1) == self.hash_targets(labels)  # (M, k)
         counts["hashes_right"] = is_right.sum()
         return counts
 
-    def search_items(self, logits, items, visible):
+    def count_words(self, logits, labels, excluded):
+        """Return count_hits by the scores of all words."""
+        word_targets = self.targets[self.first_word_id:]  # (W, k)
+        logp = logits.log_softmax(-1)
+        rank = rank_words(logp, word_targets, labels - self.first_word_id, excluded)  # (M,)
+        return self.count_hits(labels, rank)
+
+    def metrics(self, sums):
+        """Return recall@k and the other counts as shares, and the share of right hashes."""
+        metrics = super().metrics(sums)
+        metrics["hashes_right"] /= self.config.hashes
+        return metrics
+
+
+class MaskedDigests(MaskedHashes):
+    """Masked items, or phrases, predicted by their m buckets of bloom_map. [SB §2.4]
+
+    The m maps share one table of m·(R + s) rows, one after another. An evaluation searches the best
+    items, and does not score all.
+    """
+
+    def hash_targets(self, labels):
+        targets = super().hash_targets(labels)  # (M, m), in 0 .. R-1
+        rows_per_map = self.config.buckets  # R + s
+        starts = rows_per_map * torch.arange(targets.shape[1], device=labels.device)
+        targets = targets + starts
+        return targets
+
+    def count_words(self, logits, labels, excluded):
+        """Return count_hits of the best items, and how many lists are certified."""
+        items = labels - self.first_word_id
+        rank, certified = self.search_items(logits, items, excluded)  # (M,) each
+        return dict(self.count_hits(labels, rank), certified=certified.sum())
+
+    def search_items(self, logits, items, excluded):
         """Return the rank of each correct item, from 0 to 20 at most, and what is certified.
 
         certified is bool (M,): a beam of 20 proved that it found the best 20.
         """
         logp = hash_logp(logits, self.bloom_map)
         # the certificate of one round is a metric; the ranks come from a search to the end
-        _, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=visible)
-        best, *_ = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=visible)
+        _, _, certified, _ = beam_search(logp, self.bloom_map, MAX_RECALL, exclude=excluded)
+        best, *_ = beam_search(logp, self.bloom_map, MAX_RECALL, rounds=None, exclude=excluded)
         is_hit = best == items.unsqueeze(1)  # (M, 20)
         is_before = is_hit.cumsum(1) == 0  # the items before the hit
         rank = is_before.sum(1).masked_fill(~is_hit.any(1), MAX_RECALL)
         return rank, certified
 
-    def metrics(self, sums):
-        """Return recall@k, the share of certified lists, and that of right hashes."""
-        metrics = super().metrics(sums)
-        metrics["hashes_right"] /= self.config.hashes
-        return metrics
+    def expected_loss(self, word_counts, sums):
+        num_classes, loss = super().expected_loss(word_counts, sums)
+        return num_classes * self.config.hashes, loss  # one softmax over all maps
 
 
 OBJECTIVES = {
@@ -395,6 +392,13 @@ OBJECTIVES = {
     "sampled": SampledWords,
     "hash-mlm": MaskedHashes,
 }
+
+
+def choose_objective(name, config):
+    """Return the class of a name in OBJECTIVES: MaskedDigests where the model reads digests."""
+    if name == "hash-mlm" and config.code_format == "digest":
+        return MaskedDigests
+    return OBJECTIVES[name]
 
 
 # Helpers

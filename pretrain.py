@@ -37,13 +37,14 @@ from torch.utils.data import DataLoader
 from bookkeeping import Run, report_baselines, report_end, report_start
 from common import InputError, Ranks, autocast, blame, catch_signals, lock_output, resolve_device
 from common import run_script, send
-from data.batches import Batches, ItemSetBatches, TextBatches, divide
+from data.batches import Batches, TextBatches, divide
 from data.codes import build_codes, build_targets, build_tokenizer, load_tokenizer, report_unknown
 from data.corpus import Corpus, prepare
 from data.rows import reader_options
 from flags import parse_flags
+from items import ItemSetBatches, for_sets, split_pages
 from model import Config, Model, parameter_groups
-from objectives import OBJECTIVES
+from objectives import choose_objective
 from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
 LOG_EVERY = 10  # steps
@@ -73,15 +74,18 @@ def pretrain(args, initial, ranks):
 
     # Model, objective and optimizer: fresh, from --init_from, or as the checkpoint has them
     torch.manual_seed(args.seed)
-    model = Model(data.tokenizer.config)
+    model = Model(data.config)
     if initial is not None:
         model.load_state_dict(initial["model"])
     model.to(run.device).train()
     model.set_codes(data.codes)
-    objective = OBJECTIVES[args.objective](
-        model.config, mask_rate=args.mask, sr_rate=args.noise, mask_id=MASK,
+    objective_class = choose_objective(args.objective, data.config)
+    if not data.config.order:
+        objective_class = for_sets(objective_class)
+    objective = objective_class(
+        data.config, mask_rate=args.mask, sr_rate=args.noise, mask_id=MASK,
         first_word_id=FIRST_WORD_ID, targets=send(data.targets, run.device),
-        bloom_map=data.tokenizer.bloom_map, num_samples=args.samples)
+        bloom_map=data.tokenizer.coder.bloom_map, num_samples=args.samples)
     optimizer = torch.optim.AdamW(
         parameter_groups(model, args.decay), betas=(0.9, args.beta2), fused=True)
     run.restore(model, optimizer)
@@ -238,7 +242,8 @@ class Data(NamedTuple):
     """What a run reads: a corpus, its words as hashes, and its batches."""
 
     corpus: Corpus
-    tokenizer: HashTokenizer  # its config is that of the model
+    tokenizer: HashTokenizer
+    config: Config  # of the model: the settings, and the sizes of tables of a vocabulary
     codes: torch.Tensor  # integer (5 + V, C), by token ID
     targets: torch.Tensor | None  # integer (5 + V, k), what hash-mlm predicts; None: not hash-mlm
     word_counts: np.ndarray  # int (V,), of each known word
@@ -253,8 +258,7 @@ def load_data(args, initial):
         corpus = Corpus(folder)
         config = Config.choose(vars(args))
         if initial is None:
-            tokenizer = build_tokenizer(args, config, corpus)
-            config = tokenizer.config  # with the sizes of tables that the vocabulary decides
+            tokenizer, config = build_tokenizer(args, config, corpus)
         else:  # args has the sizes of that run
             tokenizer = load_tokenizer(initial["tokenizer"], config, corpus)
         codes = build_codes(config, tokenizer, corpus)
@@ -270,8 +274,8 @@ def load_data(args, initial):
         if config.order:
             batches = TextBatches(corpus.ids, short=args.short, **options)
         else:
-            batches = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), **options)
-    return Data(corpus, tokenizer, codes, targets, word_counts, batches)
+            batches = ItemSetBatches(corpus.ids, corpus.offsets, *split_pages(corpus), **options)
+    return Data(corpus, tokenizer, config, codes, targets, word_counts, batches)
 
 
 def build_loader(run, batches, objective):

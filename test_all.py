@@ -44,7 +44,7 @@ from data.tasks import METRICS
 from model import Config, Model, count_parameters
 from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, make_batch
 from tests.support import SMALL, make_words
-from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK, HashTokenizer, build_inputs
+from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK, build_inputs, make_tokenizer
 
 # == hashing.py: a text becomes words, a word becomes bits or a bucket
 #
@@ -764,7 +764,7 @@ def test_masked_hashes_loss_by_hand():
 def test_tokenizer_gives_a_new_word_the_next_id():
     """No word is unknown: it gets the next free ID, and its codes are its hash. [HF §3.1]"""
     config = Config(emb="emb", rows=16)
-    tokenizer = HashTokenizer(config, hash=hashing.MD5())
+    tokenizer = make_tokenizer(config, hash=hashing.MD5())
     words, _ = tokenizer.split("Play! The play")
     ids = tokenizer.ids(words)
     assert ids.tolist() == [5, 6, 7, 5]
@@ -777,7 +777,7 @@ def test_tokenizer_gives_a_new_word_the_next_id():
 def test_tokenizer_of_a_vocabulary_has_unknown_words():
     """The baseline: a table has rows for the words of a list alone."""
     config = Config(emb="lookup", head="mlm", rows=7)
-    tokenizer = HashTokenizer(config, vocabulary=["the", "cat"])
+    tokenizer = make_tokenizer(config, vocabulary=["the", "cat"])
     ids = tokenizer.ids(["cat", "dog", "the"])
     assert ids.tolist() == [6, UNK, 5]
     assert tokenizer.codes()[ids, 0].tolist() == [6, UNK, 5]  # the row of an ID has its number
@@ -868,7 +868,7 @@ def test_misspelling_is_nearest_to_its_word_under_lsh(tmp_path, hash_name, is_fo
     words = ["receive", "separate", "definitely", *make_words(300, 11, "abcdefghijklmnop")]
     config = Config(emb="proj", layers=0, width=512, heads=4, ffn=8, length=9)
     hash_function = hashing.HASHES[hash_name].fit(dict.fromkeys(words, 1))
-    tokenizer = HashTokenizer(config, hash=hash_function)
+    tokenizer = make_tokenizer(config, hash=hash_function)
     path = tmp_path / "ckpt.pt"
     save_checkpoint(str(path), Model(config), tokenizer.state(), words=words)
     predictor = infer.Predictor(str(tmp_path))

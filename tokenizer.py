@@ -1,127 +1,107 @@
-"""Text to words, words to token IDs, and token IDs to the hash codes that embeddings.py reads.
+"""Text to words, words to token IDs, and a table of the codes of all token IDs.
 
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SB] Anderson et al. 2020, Superbloom
     [BERT] Devlin et al. 2019, and its released code
-    [CM] Median is all you need, a proposal
-Out of scope: the hash functions (hashing.py), corpora on disk (data/corpus.py).
+Out of scope: words to codes (coders.py), corpora on disk (data/corpus.py).
 Deviations:
     1. [HF] The BPE of the baselines lower-cases, as hashing does. The rest differs: it lower-cases
        each letter alone (Σ at the end of a word too), keeps decomposed accents, which NFC composes,
        and has pieces for a byte order mark and NUL, which separate words.
     2. [SB §4] Phrases falls back on pieces of byte-level BPE; the paper uses WordPiece.
 Notation:
-    V words   C code numbers of a word   T bits   L positions   N rows of a table
-    k hash functions   c bits of a chunk   m hashes of an item   R buckets of a hash function or map
-    G n-grams of a word at most
+    V words   C code numbers of a word   L positions
 Demo: python tokenizer.py
 """
 
 import json
 import re
 from collections import Counter
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from bloom import BloomMap
-from hashing import (HASHES, MD5, NgramLSH, bits_to_chunks, check_words, list_words, ngram_index,
-                     sketch_index, split_words)
+from coders import CODERS, BitCoder, SketchCoder
+from hashing import HASHES, MD5, check_words, list_words, split_words
 
 # Token IDs of the special tokens, which are never hashed. Words follow: in the order of the
 # vocabulary, or as they first appear
 SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
 PAD, CLS, SEP, UNK, MASK = range(5)
 FIRST_WORD_ID = len(SPECIALS)
+DEFAULT_SKETCH = SketchCoder(hashes=5, buckets=500, hash_seed=0, key=None)  # as in model.Config
 
-# Ways to split a text. The first two are those of hashing.split_words; "bpe" and "phrases" are
-# learned from a corpus, see SUBWORDS; "items" finds names, see split_names
-SPLITS = ("regex", "space", "bpe", "phrases", "items")
 
-# Code formats: what a word's codes are, which arguments of HashTokenizer make them, and which
-# embeddings read them
+# Text to words. A splitter is an object with
 #
-#   row        its token ID                               vocabulary              lookup
-#   digest     m rows, its Bloom digest                   vocabulary, bloom_map   bloom
-#   bits       T bits, eight in a byte                    hash                    add, proj, linear
-#   chunks     T bits, in numbers of c bits               hash                    pool
-#   index      one bucket, 0 .. N-1                       hash                    emb
-#   sketch     k buckets, 0 .. R-1                        hash_seed, key          mean, median
-#   weighted   k rows, 0 .. N-1, and one of importances   hash_seed, key          weighted
-#   ngrams     G buckets at most, 1 .. N-1, then 0        hash_seed, key          ngram
-FIXED = ("row", "digest")  # every word that is not in the vocabulary is [UNK]
-HASHED = ("bits", "chunks", "index")
+#   name            a key of SPLITS, which stands behind the last of them
+#   json            str, what it has learned from a corpus; None: nothing
+#   split           (text) -> words list[str] and spans list[(start, end)] in characters
+#   split_texts     (texts) -> the words of each, list[list[str]], faster and without spans
+
+
+class Words:
+    """The splits "regex" and "space": runs of letters or of symbols, or white space between words.
+
+    Args:
+        name: str, as in hashing.split_words.
+    """
+
+    json = None
+
+    def __init__(self, name):
+        self.name = name
+
+    def split(self, text):
+        return split_words(text, self.name)
+
+    def split_texts(self, texts):
+        return [list_words(text, self.name) for text in texts]
+
+
+# Words to token IDs to codes
 
 
 class HashTokenizer:
     """Map text to words, words to token IDs, and IDs to hash codes. [HF §3.1]
 
+        tokenizer = HashTokenizer(BitCoder(hash=MD5(), bits=128))
         words, spans = tokenizer.split("A cat")    a cat
         ids = tokenizer.ids(words)                 5 6
         codes = tokenizer.codes()[ids]             (2, C), which an embedding reads
 
     The word list has no parameters, and grows with the text: a new word gets the next free ID, and
-    is hashed once. In the code formats of FIXED it is a vocabulary, and every other word is [UNK].
+    is hashed once.
 
     Args:
-        config: model.Config: the code format of its embedding, and the sizes of the codes.
-        split: one of SPLITS.
-        hash: instance of a class of HASHES.
-        subwords: BPE or Phrases, for the splits of the same name, else None.
-        vocabulary: list[str], the words by ID.
-        bloom_map: BloomMap of the vocabulary.
-        hash_seed, key: int, and str or None, for sketch_targets too.
-
-    An argument that the code format does not need is ignored.
+        coder: a class of coders.CODERS, which hashes words.
+        splitter: Words, BPE, Phrases or ItemNames.
+        targets: SketchCoder, whose codes hash-mlm predicts unless coder.is_predicted.
     """
 
+    is_fixed = False
     separator = (SEP, SEP)  # between two texts in build_inputs; a character tokenizer has another
 
-    def __init__(self, config, split="regex", hash=None, subwords=None, vocabulary=None,
-                 bloom_map=None, hash_seed=0, key=None):
-        assert split in SPLITS, f"split: expected one of {SPLITS}, got {split!r}"
-        assert (split in SUBWORDS) == (subwords is not None), f"subwords: not of {split}"
-        self.config = config
-        self.split_name = split
-        self.hash = hash
-        self.subwords = subwords
-        self.bloom_map = bloom_map
-        self.hash_seed = hash_seed
-        self.key = key
+    def __init__(self, coder, splitter=Words("regex"), targets=DEFAULT_SKETCH):
+        self.coder = coder
+        self.splitter = splitter
+        self.targets = targets
         self.words = []  # their IDs are FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
-        self.id_of_word = {}  # word -> ID
-        self.set_names([])
-        self.is_fixed = config.code_format in FIXED
-        # code_table (IDs, C) has row i for ID i. It is complete for a fixed vocabulary; else it
-        # starts with the special tokens, and codes() appends the words that are missing
-        if self.is_fixed:
-            self.add_words(vocabulary)
-            self.set_names(vocabulary)
-            # a word listed twice would shift the IDs of all later words
-            assert len(self.words) == len(vocabulary), "vocabulary: expected each word once"
-            self.code_table = self.fixed_codes()
-        else:
-            # zeros, as Model has vectors for special tokens; hashed words give shape and dtype
-            self.code_table = np.zeros_like(self.codes_of_words(["a"] * FIRST_WORD_ID))
-
-    # Text to words, and words to token IDs
+        self.id_of_word = {}
+        # (IDs, C): row i is of ID i. codes() appends the words that are missing
+        self.code_table = coder.first_codes(FIRST_WORD_ID)
 
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
-        if self.subwords is not None:
-            return self.subwords.split(text)
-        if self.split_name == "items":
-            return split_names(text, self.names, self.max_words)
-        return split_words(text, self.split_name)
+        return self.splitter.split(text)
 
     def ids(self, words):
         """Return the token IDs of words, int32 (V,). A new word is added, or it is UNK if fixed."""
         check_words(words)
-        if not self.is_fixed:
-            self.add_words(words)
+        self.add_words(words)
         return np.array([self.id_of_word.get(word, UNK) for word in words], np.int32)
 
     def add_words(self, words):
@@ -131,127 +111,92 @@ class HashTokenizer:
                 self.id_of_word[word] = FIRST_WORD_ID + len(self.words)
                 self.words.append(word)
 
-    def set_names(self, names):
-        """Set the known names, list[str], for the split "items": those of several words, too."""
-        self.names = set(names)
-        # subtle: not those of add_words, or a text would change how the next one is split
-        self.max_words = max([1 + name.count(" ") for name in names], default=1)
-
     def ids_of_texts(self, texts):
-        """Return the token IDs of each text, int32 (n,), faster than split and ids.
-
-        It does not split at names of items.
-        """
-        if self.subwords is not None:
-            return [self.ids(words) for words in self.subwords.split_texts(texts)]
-        return [self.ids(list_words(text, self.split_name)) for text in texts]
+        """Return the token IDs of each text, int32 (n,), faster than split and ids."""
+        return [self.ids(words) for words in self.splitter.split_texts(texts)]
 
     def is_known(self, words):
-        """Return bool (V,): whether the model can tell a word from other unknown words.
+        """Return bool (V,): whether the model can tell a word from other unknown words."""
+        return np.array([self.knows(word) for word in words], bool)
 
-        A fixed vocabulary reads other words as [UNK]. An LSH gives words without an n-gram of the
-        corpus it was fitted to the same hash code, all zeros.
-        """
-        if self.is_fixed:
-            known = [word in self.id_of_word for word in words]
-        elif self.config.code_format in HASHED and isinstance(self.hash, NgramLSH):
-            known = [len(self.hash.list_features(word)) > 0 for word in words]
-        else:
-            known = [True] * len(words)
-        return np.array(known, bool)
-
-    # Token IDs to hash codes
+    def knows(self, word):
+        """Return is_known of one word."""
+        return self.coder.knows(word)
 
     def codes(self):
         """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
         new_words = self.words[len(self.code_table) - FIRST_WORD_ID:]
         if new_words:
-            self.code_table = np.concatenate([self.code_table, self.codes_of_words(new_words)])
+            self.code_table = np.concatenate([self.code_table, self.coder.codes(new_words)])
         return self.code_table
-
-    def codes_of_words(self, words):
-        """Return the codes of words, integers (V, C), by the table of code formats above."""
-        if self.is_fixed:
-            return self.code_table[self.ids(words)]
-        config = self.config
-        code_format = config.code_format
-        if code_format == "bits":  # the first bit of a byte is its highest
-            return np.packbits(self.hash.bits(words, config.bits), axis=1)  # uint8 (V, ceil(T/8))
-        if code_format == "chunks":
-            bits = self.hash.bits(words, config.bits)  # (V, T)
-            return bits_to_chunks(bits, config.chunk)  # int16 (V, ceil(T/c))
-        if code_format == "index":
-            codes = self.hash.index(words, config.rows)[:, None]  # (V, 1)
-        elif code_format == "sketch":
-            codes = self.sketch_targets(words)  # (V, k)
-        elif code_format == "weighted":
-            rows = sketch_index(words, config.hashes, config.rows, self.hash_seed, self.key)
-            # k + 1 hash functions are independent: the last one chooses the row of importances
-            more = sketch_index(words, config.hashes + 1, config.weights, self.hash_seed, self.key)
-            codes = np.concatenate([rows, more[:, -1:]], 1)  # (V, k + 1)
-        elif code_format == "ngrams":
-            codes = ngram_index(words, config.rows, config.grams, self.hash_seed, self.key)
-        else:
-            raise ValueError(f"unknown code format {code_format!r}")
-        return codes.astype(np.int32)
-
-    def sketch_targets(self, words):
-        """Return the k buckets of each word that hash-mlm predicts, int32 (V, k). [CM]
-
-        The code format digest does not use them: its targets are the digests.
-        """
-        config = self.config
-        buckets = sketch_index(words, config.hashes, config.buckets, self.hash_seed, self.key)
-        return buckets.astype(np.int32)
-
-    def fixed_codes(self):
-        """Return the codes (FIRST_WORD_ID + V, C) of a fixed vocabulary, special tokens first."""
-        if self.config.code_format == "row":
-            ids = np.arange(FIRST_WORD_ID + len(self.words), dtype=np.int32)
-            return ids[:, None]
-        # digest: a map has R rows for its buckets, then a row for each special token
-        bloom_map = self.bloom_map
-        assert bloom_map.n_items == len(self.words), "bloom_map: not that of the vocabulary"
-        rows = bloom_map.buckets + np.arange(FIRST_WORD_ID)  # of the special tokens
-        special_codes = np.stack([rows] * bloom_map.m, 1)  # (FIRST_WORD_ID, m)
-        return np.concatenate([special_codes, bloom_map.digest]).astype(np.int32)
-
-    # Checkpoints
 
     def state(self):
         """Return plain types that load restores: all but the config and a growing word list."""
+        coder = self.coder
         # load looks hash_name up even where hash is None, so it must be a name in HASHES
-        state = dict(split=self.split_name, hash_name="md5", hash=None, subwords=None,
-                     hash_seed=self.hash_seed, key=self.key, vocabulary=None, bloom_map=None)
-        if self.hash is not None:
+        state = dict(split=self.splitter.name, hash_name="md5", hash=None,
+                     subwords=self.splitter.json, hash_seed=self.targets.hash_seed,
+                     key=self.targets.key, vocabulary=coder.vocabulary, bloom_map=None)
+        if coder.hash is not None:
             name_of_class = {hash_class: name for name, hash_class in HASHES.items()}
-            state["hash_name"] = name_of_class[type(self.hash)]
-            state["hash"] = self.hash.state()
-        if self.subwords is not None:
-            state["subwords"] = self.subwords.json
-        if self.is_fixed:
-            state["vocabulary"] = self.words
-        if self.bloom_map is not None:
-            state["bloom_map"] = self.bloom_map.state()
+            state["hash_name"] = name_of_class[type(coder.hash)]
+            state["hash"] = coder.hash.state()
+        if coder.bloom_map is not None:
+            state["bloom_map"] = coder.bloom_map.state()
         return state
 
-    @classmethod
-    def load(cls, state, config):
+    @staticmethod
+    def load(state, config):
         """Return the tokenizer of a state() and a model's config.
 
         Raises:
             Exception: The state is damaged or does not fit the model. The BPE library raises this
                 type.
         """
-        options = dict(state)
-        hash_class = HASHES[options.pop("hash_name")]
-        if options["hash"] is not None:
-            options["hash"] = hash_class(**options["hash"])
-        if options["subwords"] is not None:
-            options["subwords"] = SUBWORDS[options["split"]](options["subwords"])
-        if options["bloom_map"] is not None:
-            options["bloom_map"] = BloomMap.load(options["bloom_map"])
-        return cls(config, **options)
+        parts = dict(state)
+        hash_class = HASHES[parts.pop("hash_name")]
+        if parts["hash"] is not None:
+            parts["hash"] = hash_class(**parts["hash"])
+        if parts["subwords"] is not None:
+            parts["subwords"] = SUBWORDS[parts["split"]](parts["subwords"])
+        if parts["bloom_map"] is not None:
+            parts["bloom_map"] = BloomMap.load(parts["bloom_map"])
+        return make_tokenizer(config, **parts)
+
+
+class FixedTokenizer(HashTokenizer):
+    """The words are those of the coder's vocabulary, and every other word is [UNK]."""
+
+    is_fixed = True
+
+    def __init__(self, coder, *parts):
+        super().__init__(coder, *parts)
+        super().add_words(coder.vocabulary)
+        # a word listed twice would shift the IDs of all later words
+        assert len(self.words) == len(coder.vocabulary), "vocabulary: expected each word once"
+
+    def add_words(self, words):
+        """Add nothing: the vocabulary is complete."""
+
+    def knows(self, word):
+        return word in self.id_of_word
+
+
+def make_tokenizer(config, split="regex", subwords=None, **parts):
+    """Return the tokenizer of a model's config.
+
+    Args:
+        config: model.Config: the code format of its embedding, and the sizes of the codes.
+        split: one of SPLITS.
+        subwords: BPE or Phrases, for the splits of the same name, else None.
+        parts: those of hash_seed, key, hash, vocabulary and bloom_map that the coder reads.
+    """
+    if config.code_format not in CODERS:
+        raise ValueError(f"unknown code format {config.code_format!r}")
+    settings = dict(hash_seed=0, key=None) | vars(config) | parts
+    coder = CODERS[config.code_format](**settings)
+    tokenizer_class = HashTokenizer if coder.vocabulary is None else FixedTokenizer
+    return tokenizer_class(coder, make_splitter(split, subwords), SketchCoder(**settings))
 
 
 # Tokens that are learned from a corpus: BPE pieces, phrases
@@ -276,6 +221,8 @@ class BPE:
     Attributes:
         units: list[str], the pieces by the library's own number.
     """
+
+    name = "bpe"
 
     def __init__(self, json_text):
         self.json = json_text
@@ -325,6 +272,7 @@ class Phrases:
         units: list[str], phrases and then pieces, which are its tokens.
     """
 
+    name = "phrases"
     MAX_PIECES = 30_000  # BPE pieces among the tokens
     MAX_COUNTED = 10_000_000  # words and pairs in memory; beyond it the rarer half is dropped
 
@@ -380,9 +328,6 @@ class Phrases:
         return [self.split(text)[0] for text in texts]
 
 
-SUBWORDS = {"bpe": BPE, "phrases": Phrases}
-
-
 # Names of items
 
 
@@ -409,29 +354,71 @@ def match_longest(words, phrases, max_words):
         start = stop
 
 
-def split_names(text, names, max_words):
-    """Split text into item names as they are written: case and punctuation stay.
+def item_names(document):
+    """Return the distinct names of a set, in order.
 
     Args:
-        text: str, one line. If it has tabs, they separate the names. Otherwise spaces do, and
-            match_longest joins the words of a known name.
-        names: set or dict of str, the known ones.
-        max_words: int, words of the longest name.
-
-    Returns:
-        names list[str], inner spaces single, and spans list[(start, end)] in characters of text.
-        Between tabs a span includes the spaces after the name.
+        document: list of str, int or None, or a str with tabs or else spaces between names.
     """
-    if "\t" in text:
-        spans = [match.span() for match in re.finditer(r"\S[^\t]*", text)]
+    if isinstance(document, list):
+        parts = document
+    elif "\t" in document:  # then names may have spaces
+        parts = document.split("\t")
     else:
-        words = text.split()
-        word_spans = [match.span() for match in re.finditer(r"\S+", text)]
-        spans = []
-        for start, stop in match_longest(words, names, max_words):
-            spans.append((word_spans[start][0], word_spans[stop - 1][1]))
-    found = [" ".join(text[start:end].split()) for start, end in spans]
-    return found, spans
+        parts = document.split()
+    names = [" ".join(str(part).split()) for part in parts if part is not None]
+    return [name for name in dict.fromkeys(names) if name]
+
+
+class ItemNames:
+    """The split "items": names as they are written, whose case and punctuation stay.
+
+    Args:
+        names: iterable of str, the known ones, of which some have spaces. Only split reads them.
+    """
+
+    name = "items"
+    json = None
+
+    def __init__(self, names=()):
+        self.names = set(names)
+        self.max_words = max([1 + name.count(" ") for name in names], default=1)
+
+    def split(self, text):
+        """Return the names in what a user types, list[str], and spans list[(start, end)].
+
+        Args:
+            text: str, one line. If it has tabs, they separate the names. Otherwise spaces do, and
+                match_longest joins the words of a known name.
+
+        Returns:
+            Inner spaces of names are single. Between tabs a span includes the spaces after a name.
+        """
+        if "\t" in text:
+            spans = [match.span() for match in re.finditer(r"\S[^\t]*", text)]
+        else:
+            words = text.split()
+            word_spans = [match.span() for match in re.finditer(r"\S+", text)]
+            spans = []
+            for start, stop in match_longest(words, self.names, self.max_words):
+                spans.append((word_spans[start][0], word_spans[stop - 1][1]))
+        found = [" ".join(text[start:end].split()) for start, end in spans]
+        return found, spans
+
+    def split_texts(self, texts):
+        """Return the item_names of each set of a corpus, list[list[str]]."""
+        return [item_names(text) for text in texts]
+
+
+SUBWORDS = {"bpe": BPE, "phrases": Phrases}  # learned from a corpus
+SPLITS = {"regex": Words("regex"), "space": Words("space"), **SUBWORDS, "items": ItemNames()}
+
+
+def make_splitter(split, subwords=None):
+    """Return the splitter of a name in SPLITS; subwords: BPE or Phrases, else None."""
+    assert split in SPLITS, f"split: expected one of {[*SPLITS]}, got {split!r}"
+    assert (split in SUBWORDS) == (subwords is not None), f"subwords: not of {split}"
+    return SPLITS[split] if subwords is None else subwords
 
 
 # IDs to the input of a model
@@ -510,8 +497,7 @@ def sliding_windows(question, context, length):
 
 def main():
     """Show the words of a text, with their spans, token IDs and 32 bits of MD5."""
-    config = SimpleNamespace(code_format="bits", bits=32)
-    tokenizer = HashTokenizer(config, hash=MD5())
+    tokenizer = HashTokenizer(BitCoder(hash=MD5(), bits=32))
     words, spans = tokenizer.split("Play, plays; played!")
     ids = tokenizer.ids(words)
     codes = tokenizer.codes()[ids]  # (V, 4), eight bits in each byte

@@ -37,7 +37,7 @@ from data.corpus import Corpus, prepare
 from data.tasks import read_task
 from hashing import MD5
 from model import PRESETS, Config, Model, count_parameters, load_model
-from tokenizer import HashTokenizer
+from tokenizer import HashTokenizer, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -255,7 +255,7 @@ def count_sizes(config):
 def build_model(words, preset, device="cpu", **changes):
     """Return an untrained Model of a preset with changes. Its IDs: special tokens, then words."""
     model = Model(Config.choose(PRESETS[preset] | changes)).to(device)
-    tokenizer = HashTokenizer(model.config, hash=MD5(), vocabulary=words)
+    tokenizer = make_tokenizer(model.config, hash=MD5(), vocabulary=words)
     tokenizer.ids(words)  # it learns them
     set_codes(model, tokenizer)
     return model

@@ -23,7 +23,7 @@ from bench import harness
 from bench.harness import Stopwatch, made_up_words
 from common import InputError, read_json
 from model import PRESETS, Config
-from tokenizer import HashTokenizer
+from tokenizer import make_tokenizer
 
 COUNTS = """
     model                | name          | s
@@ -88,7 +88,7 @@ def bench_hashing(args, *, num_words=100_000, repeats=20_000, rounds=5):
     # each word counts once, as none occurs in a text
     fit = functools.partial(hashing.NgramLSH.fit, dict.fromkeys(words, 1), features=n)
     lsh = fit()
-    tokenizer = HashTokenizer(Config(), hash=hashing.MD5())
+    tokenizer = make_tokenizer(Config(), hash=hashing.MD5())
     functions = {  # name -> how many are hashed, function
         "MD5 digests": (num_words, lambda: hashing.md5_digests(words)),
         "MD5 index, N 50,260": (num_words, lambda: hashing.md5_index(words, n)),

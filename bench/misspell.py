@@ -92,7 +92,7 @@ def bench_scores(args):
 
         # a bag of words is the same for all models of a task that split the texts alike
         units = "words"
-        if data["train"].tokenizer.split_name == "bpe":
+        if data["train"].tokenizer.splitter.name == "bpe":
             units = "pieces"
         _, task_name = title.rsplit(", ", 1)
         title = f"bag of {units}, {task_name}"

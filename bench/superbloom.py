@@ -23,8 +23,8 @@ from bench import harness
 from bench.harness import COMPARE, RUNS, compare, count_sizes, load_corpus, train_variant
 from bloom import BloomMap, beam_search, exhaustive, hash_logp
 from common import InputError, blame
-from data.batches import ItemSetBatches
 from data.neighbors import NEIGHBORS, rank_hidden_items
+from items import ItemSetBatches, split_pages
 from model import PRESETS
 from objectives import RECALL
 from tokenizer import FIRST_WORD_ID, MASK
@@ -173,7 +173,7 @@ def read_sets(corpus, length):
     """Return ItemSetBatches; IDs of the held-out sets, int64 (P, L); the masked columns, (P,)."""
     word_counts = corpus.counts[FIRST_WORD_ID:]
     with blame():
-        sets = ItemSetBatches(corpus.ids, corpus.offsets, *corpus.split_pages(), word_counts,
+        sets = ItemSetBatches(corpus.ids, corpus.offsets, *split_pages(corpus), word_counts,
                               length, batch_size=1, seed=0)
     ids, _, noise, _ = sets.eval_batch(slice(None))
     # noise[0] is 0 at the masked item and 1 elsewhere
@@ -265,7 +265,7 @@ def bench_beams(args):
     """Measure recall by beam width [SB Table 6] and by frequency of the item [SB Figure 3]."""
     for folder in args.runs:
         model, tokenizer, checkpoint = harness.load_run(folder)
-        bloom_map = tokenizer.bloom_map
+        bloom_map = tokenizer.coder.bloom_map
         if bloom_map is None or checkpoint["run"]["vocab"]:
             raise InputError(f"--runs: expected runs of --emb bloom without --vocab, got {folder}.")
         corpus = harness.load_corpus_of(checkpoint["run"], args)

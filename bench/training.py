@@ -26,7 +26,7 @@ from data.tasks import SequenceClassification
 from hashing import MD5
 from model import PRESETS, Config, Model, parameter_groups
 from objectives import OBJECTIVES
-from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
+from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 
 # Times
 
@@ -187,10 +187,10 @@ def bench_inference(args):
     # untrained weights take as long as trained ones
     hashed = Config.choose(shape)
     lookup = Config.choose(shape | dict(emb="lookup", rows=FIRST_WORD_ID + len(corpus.words)))
-    pieces = HashTokenizer(lookup, "bpe", subwords=corpus.subwords, vocabulary=corpus.words)
+    pieces = make_tokenizer(lookup, "bpe", subwords=corpus.subwords, vocabulary=corpus.words)
     readers = dict(
         pieces=(Model(lookup).eval(), pieces),
-        words=(Model(hashed).eval(), HashTokenizer(hashed, hash=MD5())),
+        words=(Model(hashed).eval(), make_tokenizer(hashed, hash=MD5())),
         characters=(Canine(CanineConfig()).eval(), CharacterTokenizer()),
     )
     # the same texts as pieces, words and characters

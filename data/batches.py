@@ -1,11 +1,11 @@
-"""Batches of token IDs: windows of text, segments of item sets, padding.
+"""Batches of token IDs: windows of text, padding.
 
 Sources:
     [BERT] Devlin et al. 2019, and its code, create_pretraining_data.py
-    [SB] Anderson et al. 2020, Superbloom
-Out of scope: files (data/corpus.py), what an objective does to a batch (objectives.py).
+Out of scope: files (data/corpus.py), item sets (items.py), what an objective does to a batch
+    (objectives.py).
 Notation:
-    B batch   L positions   n token IDs of a corpus   V words   W windows   P pages, item sets
+    B batch   L positions   n token IDs of a corpus   V words   W windows
     r rows of a batch that a rank or a micro-batch reads
 
 A batch and its noise are a function of (seed, step) alone, so a resumed run sees the same batches
@@ -23,19 +23,18 @@ MAX_STRETCHES = 20  # of a text; the end of each is held out
 MIN_STRETCH = 100  # windows; a shorter text has fewer stretches
 HELD_OUT = 50  # one word in 50 is held out
 MAX_EVAL_WORDS = 65_536  # held-out positions of an evaluation
-MAX_EVAL_PAGES = 2_000  # held-out pages of an evaluation; one item of each is masked
 POOL = 64  # batches whose examples length_batches sorts together
 
 # What a random generator is for: a part of its seed, so that no two of them draw the same numbers
 ORDER = 1
 NOISE = 2
 EVALUATION = 3
-SEGMENTS = 4
+SEGMENTS = 4  # of items.py
 LENGTHS = 5
 
 
 class Batches:
-    """What TextBatches and ItemSetBatches share: the examples of a step, the noise of a batch.
+    """What TextBatches and items.ItemSetBatches share: the examples of a step, and its noise.
 
     A run calls get_batch, divide_rows and eval_batch. A subclass has
 
@@ -222,106 +221,6 @@ def text_windows(num_ids, length):
     num_windows = min(len(held_out), max(1, MAX_EVAL_WORDS // length))
     chosen = np.linspace(0, len(held_out) - 1, num_windows).astype(int)
     return np.array(train), np.array(held_out)[chosen]
-
-
-# Segments of item sets
-
-
-class ItemSetBatches(Batches):
-    """Segments of item sets: a run of at most L items of one page, 0 as padding. [SB §3.1]
-
-    A page is an item set. Each epoch reads another segment of a page that has more than L items.
-
-    Args:
-        ids: integer (n,), token IDs of all pages. All but known items are left out.
-        offsets: int64 (P + 1,), where each page begins in ids.
-        train_pages, eval_pages: int64, numbers of pages. Those with less than two items are left
-            out: an item is predicted from the others of its page.
-        word_counts, length, batch_size, seed: as in Batches.
-
-    Raises:
-        ValueError: If there are too few pages for one batch.
-    """
-
-    has_padding = True
-
-    def __init__(self, ids, offsets, train_pages, eval_pages, word_counts, length, batch_size,
-                 seed):
-        super().__init__(word_counts, length, batch_size, seed)
-        is_item = (ids >= FIRST_WORD_ID) & (ids < self.num_known)  # separators are not
-        self.ids = ids[is_item]
-        # Where a page begins among the items alone. With pages of 3 and 2 items, a separator behind
-        # each, offsets are 0 4 7, num_before is 0 1 2 3 3 4 5 5, and edges are 0 3 5
-        num_before = np.append(0, np.cumsum(is_item))  # (n + 1,), items before each place
-        edges = num_before[offsets]  # (P + 1,)
-        self.page_starts = edges[:-1]  # (P,), in self.ids
-        self.page_sizes = np.diff(edges)  # (P,), items of each page
-        self.segment_sizes = np.minimum(self.page_sizes, length)
-        self.train_pages = train_pages[self.page_sizes[train_pages] > 1]
-        eval_pages = eval_pages[self.page_sizes[eval_pages] > 1][:MAX_EVAL_PAGES]
-        self.num_eval = len(eval_pages)
-        self.steps_per_epoch = len(self.train_pages) // batch_size
-        if self.steps_per_epoch == 0 or self.num_eval == 0:
-            raise ValueError(f"expected {batch_size:,} training sets of two items or more and a "
-                             f"held-out one, got {len(self.train_pages):,} and {self.num_eval:,}. "
-                             "Use smaller batches, more sets, or tabs between items.")
-        by_size = np.argsort(self.page_sizes[eval_pages], kind="stable")
-        self.eval_pages = eval_pages[by_size]  # pages of one size together need little padding
-        self.words_per_sequence = float(self.segment_sizes[self.train_pages].mean())
-
-    def draw_order(self, epoch):
-        rng = np.random.default_rng([self.seed, ORDER, epoch])
-        return rng.permutation(self.train_pages)
-
-    def read_step(self, step, rows):
-        pages = self.examples(step)[rows]
-        rng = np.random.default_rng([self.seed, SEGMENTS, step])
-        fractions = rng.random(self.batch_size)[rows]
-        return self.read_segments(pages, fractions)
-
-    def divide_rows(self, step, rows, size):
-        """Return the rows of each micro-batch, sorted by the size of their page. rows: int array.
-
-        Pages of equal size need no padding. Rows 0 .. 3 with 5 2 4 2 items, two in a micro-batch:
-        rows 1 and 3, then rows 2 and 0.
-        """
-        sizes = self.segment_sizes[self.examples(step)[rows]]
-        by_size = np.argsort(sizes, kind="stable")
-        return divide(rows[by_size], size)
-
-    def eval_batch(self, rows):
-        """Return held-out pages, with noise that masks one item of each.
-
-        noise[0] and noise[1] are 0 at that item, so it is chosen and becomes [MASK]; all other
-        noise is 1.
-        """
-        pages = self.eval_pages[rows]
-        rng = np.random.default_rng([0, EVALUATION])
-        starts = rng.random(self.num_eval)[rows]  # of the segments, as fractions
-        masked = rng.random(self.num_eval)[rows]  # of the masked items, as fractions
-        ids = self.read_segments(pages, starts)
-        column = (masked * self.segment_sizes[pages]).astype(np.int64)  # (r,)
-        row = torch.arange(len(ids))
-        noise = torch.ones(3, *ids.shape)
-        noise[:2, row, column] = 0.0
-        return ids, ids != 0, noise, ids  # no random word is used: any IDs will do
-
-    def read_segments(self, pages, fractions):
-        """Read a segment of each page.
-
-        Args:
-            pages: int64 (r,).
-            fractions: float64 (r,) in [0, 1): where in its page a segment begins.
-
-        Returns:
-            int64 (r, L), L of the longest.
-        """
-        sizes = self.segment_sizes[pages]
-        num_starts = self.page_sizes[pages] - sizes + 1
-        starts = self.page_starts[pages] + (fractions * num_starts).astype(np.int64)
-        segments = [self.ids[start:start + size] for start, size in zip(starts, sizes)]
-        ids, _ = pad_batch(segments)
-        return ids
 
 
 # Examples of any length

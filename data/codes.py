@@ -4,7 +4,8 @@ Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
-Out of scope: the hash functions (hashing.py), Bloom maps (bloom.py), the tokenizer (tokenizer.py).
+Out of scope: the hash functions (hashing.py), code formats (coders.py), Bloom maps (bloom.py), the
+    tokenizer (tokenizer.py).
 Notation:
     V words   C code numbers of a word   k hash functions of a sketch   m hashes of an item
 
@@ -23,14 +24,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bloom import BloomMap, coherent_map
+from bloom import BloomMap
+from coders import CODERS
 from common import InputError, blame, build_once, fingerprint, reading, start_workers
 from data.batches import divide
-from tokenizer import FIRST_WORD_ID, FIXED, HASHED, HASHES, UNK, HashTokenizer
+from hashing import HASHES
+from items import learn_map
+from tokenizer import FIRST_WORD_ID, UNK, HashTokenizer, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / name for name in (  # they decide on codes and maps
-    "bloom.py", "hashing.py", "tokenizer.py", "data/codes.py", "data/corpus.py")]
+    "bloom.py", "coders.py", "hashing.py", "items.py", "tokenizer.py", "data/codes.py")]
 MAX_HASHED = 20_000  # words that a process hashes at a time
 MAX_UNKNOWN = 0.1  # share of a text's words, above which report_unknown warns
 
@@ -44,31 +48,22 @@ def build_tokenizer(args, config, corpus):
 
     Args:
         args: Namespace with the flags of pretrain.py.
-        config: model.Config.
+        config: model.Config, as the flags say.
         corpus: data.corpus.Corpus.
 
     Returns:
-        HashTokenizer. Its config has the rows, or the buckets, that a fixed vocabulary needs.
+        tokenizer: HashTokenizer.
+        config: model.Config, whose tables have the sizes that a vocabulary decides.
     """
-    options = dict(
-        split=args.split, subwords=corpus.subwords, hash_seed=args.hash_seed, key=args.key)
-    # the formats: the table in tokenizer.py
-    if config.code_format in HASHED:
-        options["hash"] = fit_hash(args, corpus)
-    elif config.code_format in FIXED:
-        vocabulary = list_vocabulary(args, corpus)
-        options["vocabulary"] = vocabulary
-        # the table has a row for each special token, and for each word or bucket
-        if config.code_format == "row":
-            config = replace(config, rows=FIRST_WORD_ID + len(vocabulary))
-        else:
-            bloom_map = build_bloom_map(args, config.hashes, corpus, len(vocabulary))
-            options["bloom_map"] = bloom_map
-            config = replace(config, buckets=FIRST_WORD_ID + bloom_map.buckets)
-    return HashTokenizer(config, **options)
+    parts = dict(hash_seed=args.hash_seed, key=args.key)
+    for name in CODERS[config.code_format].reads.split():
+        if name in PARTS:
+            parts[name] = PARTS[name](args, config, corpus)
+    tokenizer = make_tokenizer(config, args.split, corpus.subwords, **parts)
+    return tokenizer, replace(config, **tokenizer.coder.table_sizes(FIRST_WORD_ID))
 
 
-def fit_hash(args, corpus):
+def fit_hash(args, config, corpus):
     """Return the hash of --hash, fitted to the words of the corpus. [HF §3.3]"""
     cls = HASHES[args.hash]
     # cls.options: argument of fit -> flag, such as {"features": "features", "seed": "hash_seed"}
@@ -87,43 +82,29 @@ def fit_hash(args, corpus):
     return cls(**state)
 
 
-def list_vocabulary(args, corpus):
+def list_vocabulary(args, config, corpus):
     """Return the words of a fixed vocabulary, list[str]: the most frequent, or all pieces."""
     if corpus.subwords is not None:  # the corpus was split into --vocab pieces
         return corpus.words
     return corpus.words[:args.vocab]
 
 
-def build_bloom_map(args, hashes, corpus, num_items):
-    """Return the Bloom map of the first num_items words: random, or by --coherent. [SB App. D]"""
+def build_bloom_map(args, config, corpus):
+    """Return the Bloom map of the vocabulary: random, or by --coherent. [SB App. D]
+
+    The default of --alpha is lowered to what few items allow.
+    """
+    num_items = len(list_vocabulary(args, config, corpus))
     alpha = args.alpha
     if args.is_alpha_default:
-        alpha = fit_alpha(args, hashes, num_items)
-    options = dict(n_items=num_items, alpha=alpha, m=hashes, seed=args.hash_seed)
+        alpha = fit_alpha(args, config.hashes, num_items)
+    options = dict(n_items=num_items, alpha=alpha, m=config.hashes, seed=args.hash_seed)
     with blame(f"--alpha for {num_items:,} items"):
         if not args.coherent:
             return BloomMap(**options)
         identity = [options, args.coherent]
         state = cached(corpus, "coherent", identity, learn_map, corpus, args.coherent, options)
         return BloomMap.load(state)
-
-
-def learn_map(corpus, coherent, options):
-    """Return the state of the coherent map of the training pages. [SB App. D]
-
-    Held-out pages would tell which items go together.
-    """
-    pages = []
-    train_pages, _ = corpus.split_pages()
-    for number in train_pages:
-        start, end = corpus.offsets[number:number + 2]
-        items = corpus.ids[start:end].astype(np.int64) - FIRST_WORD_ID
-        is_item = (items >= 0) & (items < options["n_items"])  # neither a separator nor unknown
-        pages.append(items[is_item])
-    sizes = np.array([len(items) for items in pages])
-    if sizes.sum() == 0:
-        raise InputError("--coherent: requires training pages, got none. Use more item sets.")
-    return coherent_map(np.concatenate(pages), sizes, coherent=coherent, **options).state()
 
 
 def fit_alpha(args, m, num_items):
@@ -136,6 +117,10 @@ def fit_alpha(args, m, num_items):
         if alpha < args.alpha and not args.quiet:
             print(f"alpha: {alpha} items a token, as {num_items:,} are too few for {args.alpha}")
         return alpha
+
+
+# what a coder may read besides settings, and who makes it; all have the same arguments
+PARTS = {"hash": fit_hash, "vocabulary": list_vocabulary, "bloom_map": build_bloom_map}
 
 
 def load_tokenizer(state, config, corpus):
@@ -166,21 +151,21 @@ def build_codes(config, tokenizer, corpus):
     if tokenizer.is_fixed:  # it has made its codes
         return torch.from_numpy(tokenizer.codes())
     # not all of the config: models with other layers share the codes
-    options = [config.code_format, config.bits, config.chunk, config.rows, config.hashes,
-               config.buckets, config.weights, config.grams]
-    identity = [options, tokenizer.state()]
+    settings = vars(config)
+    sizes = {name: value for name, value in vars(tokenizer.coder).items() if name in settings}
+    identity = [config.code_format, sizes, tokenizer.state()]
     return cached(corpus, "codes", identity, hash_corpus, tokenizer, corpus)
 
 
 def hash_corpus(tokenizer, corpus):
     """Return the codes of special tokens and words, (5 + V, C). Many are hashed on all cores."""
     jobs = divide(corpus.words, MAX_HASHED)
-    codes = [tokenizer.codes()[:FIRST_WORD_ID]]
+    codes = [tokenizer.coder.first_codes(FIRST_WORD_ID)]
     if len(jobs) == 1:  # done before processes would have started
-        codes.append(tokenizer.codes_of_words(corpus.words))
+        codes.append(tokenizer.coder.codes(corpus.words))
     else:
         with start_workers() as pool:
-            codes += pool.map(tokenizer.codes_of_words, jobs)
+            codes += pool.map(tokenizer.coder.codes, jobs)
     return torch.from_numpy(np.concatenate(codes))
 
 
@@ -192,10 +177,10 @@ def build_targets(config, tokenizer, corpus, codes):
     """
     if config.head != "hash-mlm":
         return None
-    if config.code_format in ("digest", "sketch"):
+    if tokenizer.coder.is_predicted:
         return codes
-    specials = np.zeros((FIRST_WORD_ID, config.hashes), np.int32)  # never predicted
-    sketches = tokenizer.sketch_targets(corpus.words)
+    specials = tokenizer.targets.first_codes(FIRST_WORD_ID)  # never predicted
+    sketches = tokenizer.targets.codes(corpus.words)
     return torch.from_numpy(np.concatenate([specials, sketches]))
 
 

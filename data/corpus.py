@@ -7,7 +7,7 @@ Out of scope: the formats of files (data/rows.py), batches (data/batches.py).
 prepare writes a folder, once, in the steps of write_corpus, and Corpus reads it:
 
     find_files      --data        ->  paths of files
-    read_documents  paths         ->  rows, by data/rows.py  ->  texts, or lists of item names
+    read_documents  paths         ->  rows, by data/rows.py  ->  texts (read_sets: item sets)
     split_all       documents     ->  words, in several processes
     number_words    words         ->  numbers.bin
     renumber        numbers.bin   ->  ids.bin, words.txt, offsets.npy, counts.npy
@@ -27,21 +27,20 @@ import hashlib
 import itertools
 import json
 import os
-from collections import defaultdict, deque
+from collections import deque
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from bloom import random_order
 from common import InputError, build_once, fingerprint, num_cores, reading, start_workers
 from common import write_json
 from data.batches import divide
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
-from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, parse_hub_id
-from data.rows import peek_columns, read_hub, read_rows
-from hashing import list_words
-from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS
+from data.rows import ENDINGS, find_columns, get_ending, is_hub_id, parse_hub_id, read_cells
+from data.rows import read_hub, read_rows
+from items import key_of_set, read_sets
+from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS, make_splitter
 
 PYTHON = {  # name -> where its .py files are, and what reads the documents of one
     "python": (PLACES, python_texts),  # docstrings of the installed Python
@@ -54,11 +53,11 @@ HUB = {  # name -> data set on the hub
 }
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / "hashing.py", ROOT / "tokenizer.py"]  # they split text; an edit takes effect
-FORMAT = 10  # bump it with any edit in data/ that changes a corpus: all are built again
+# bump it with any edit in data/ or items.py that changes a corpus: all are built again
+FORMAT = 10
 BLOCK = 1 << 24  # token IDs in memory at a time
 JOB_FILES = 64  # Python files in the work of one core at a time
 JOB_UNITS = 1_000_000  # characters, or names in lists, in such work
-HELD_OUT_KEY = 90  # seed of the order of documents: every run holds out the same ones
 
 
 # -------------------------------------------------------------------------------------------------
@@ -111,7 +110,11 @@ def write_corpus(folder, data, files, split, max_subwords, quiet, field, reader)
     if not quiet:
         print(f"preparing {data}, once for all runs, in {folder.parent}", flush=True)
     is_hidden = True if quiet else None  # None: unless stderr is a terminal
-    is_sets = split == "items"
+    read = read_documents
+    key_of = str  # documents with equal keys are copies: each text is its own
+    if split == "items":
+        read = read_sets
+        key_of = key_of_set
 
     # Subwords are learned from all texts, before any text is split. They keep the library's numbers
     subwords = None
@@ -121,17 +124,18 @@ def write_corpus(folder, data, files, split, max_subwords, quiet, field, reader)
         subwords = SUBWORDS[split].train(open_texts, max_subwords)
         (folder / "subwords.json").write_text(subwords.json, "utf-8")
         number_of = {word: i for i, word in enumerate(subwords.units, FIRST_WORD_ID)}
+    splitter = make_splitter(split, subwords)
 
     # Split all documents, on all cores. Words get numbers by first appearance, as IDs, which are
     # by frequency, are not known before the end
     seen = set()  # the documents of Python sources so far
     with open(folder / "numbers.bin", "wb") as file:
         for part, paths in files.items():
-            jobs = read_jobs(part, paths, is_sets, field, reader)
-            results = split_all(part, jobs, split, subwords)
+            jobs = read_jobs(part, paths, read, field, reader)
+            results = split_all(part, jobs, splitter)
             for documents in tqdm(results, f"preparing {part}", disable=is_hidden):
                 if part in PYTHON:
-                    documents = drop_copies(documents, seen, is_sets)
+                    documents = drop_copies(documents, seen, key_of)
                 number_words(documents, number_of).tofile(file)
         if file.tell() == 0:
             raise InputError(f"--data {data}: expected text, got no words.")
@@ -205,111 +209,55 @@ def name_data(data):
 
 
 # -------------------------------------------------------------------------------------------------
-# Rows to documents: str, or a list of item names
+# Rows to texts. items.py has the same steps for item sets
 
 
-def read_documents(part, paths, is_sets, field, reader):
-    """Yield the documents of a part of --data, without empty ones.
+def open_sources(part, paths, reader):
+    """Return the rows of each source of a part of --data, a dict of iterators.
 
     Args:
         part: str; paths: its files, or [] for a data set on the hub.
-        is_sets: bool, documents are item sets. One is a cell, or the items of all rows of a page.
-        field, reader: as in prepare.
+        reader: as in prepare.
     """
-    sources = {path: read_rows(path, **reader) for path in paths}
     if not paths:
-        sources[part] = read_hub(HUB.get(part, part))
-    pages = defaultdict(list)  # page -> its items, which may be in several files
-    for source, rows in sources.items():
-        examples, rows = peek_columns(rows)
-        if not examples:
-            continue
-        columns = choose_columns(source, examples, field, is_sets)
-        value = examples[columns[0]]
-        is_joined = is_sets and len(columns) == 1 and isinstance(value, str)  # a set as one str
-        if is_joined and "," in value and "\t" not in value:
-            raise InputError(f"{source}: expected item sets, names split by tabs or spaces, "
-                             f"got {value!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
-        if columns != ["text"]:
-            note_once(f"columns: {', '.join(columns)} of {part}")
-        for cells in read_cells(source, rows, columns, is_sets):
-            if len(columns) == 2:  # a page, which must have a name, and an item
-                page, item = cells
-                pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
-            elif cells[0]:
-                yield cells[0]
-    yield from pages.values()
+        return {part: read_hub(HUB.get(part, part))}
+    return {path: read_rows(path, **reader) for path in paths}
 
 
-def read_cells(source, rows, columns, is_sets):
-    """Yield the cells of each row: a document, or a page and one of its items. Bad ones raise."""
-    num_incomplete = 0
-    for number, row in enumerate(rows, 1):
-        if not set(columns) <= set(row):
-            num_incomplete += 1
-        cells = [row.get(name) for name in columns]
-        if len(cells) == 1:
-            is_good = is_document(cells[0], is_sets)
-        else:  # an item without a page is in no set
-            is_good = is_document(cells, is_sets) and cells[0] not in (None, "")
-        if not is_good:
-            raise InputError(f"{source}, row {number:,}: expected text, or in an item set names or "
-                             f"whole numbers, in {', '.join(columns)}, got {cells!r:.60}. Use "
-                             "--field: one column of text or of lists, or SET,ITEM. Lists, such "
-                             "as those of --sep in a .txt, require --split items. Damaged rows of "
-                             "a table are not counted.")
-        yield cells
-    if num_incomplete > 0:
-        note_once(f"warning: {source}: {num_incomplete:,} of {number:,} rows have no "
-                  f"{', '.join(columns)}.")
+def read_documents(part, sources, field):
+    """Yield the texts of a part of --data, without empty ones. items.read_sets is that of sets.
+
+    Args:
+        part: str; sources: as open_sources returns them.
+        field: str or None, see choose_columns.
+    """
+    for [text] in read_cells(part, sources, field, choose_columns, is_text):
+        if text:
+            yield text
 
 
-def is_document(value, is_sets):
-    """Return whether a cell is a text, or a list of names or whole numbers, or empty."""
-    if is_sets and isinstance(value, list):
-        return all(isinstance(name, (str, int, type(None))) for name in value)
-    return value is None or isinstance(value, str)
+def is_text(cells):
+    """Return whether the cells of a row are one text, or an empty one."""
+    [text] = cells
+    return text is None or isinstance(text, str)
 
 
-def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
-    """Choose the columns of the documents.
+def choose_columns(source, row, field=None, flag="--field"):
+    """Choose the column of the texts, list of one str.
 
     Args:
         source: str, for the message of an error.
         row: dict, the columns and a value of each.
-        field: str, names joined by commas. None: for texts the column "text", or else the only one
-            of strings; for item sets the only one at all, or the only one of lists.
-        is_sets: bool, documents are item sets.
+        field: str, its name. None: the column "text", or else the only one of strings.
         flag: str, the flag that sets field, for the message.
-
-    Returns:
-        list of str: one name, or for item sets two, a page and one of its items.
 
     Raises:
         InputError: There is no such column, or there are several.
     """
-    expected = "one column of lists" if is_sets else "one column of text"
-    max_names = 1
-    if field is not None:
-        names = list_names(field)
-        expected = f"columns {field}"
-        max_names = 2 if is_sets else 1
-    elif is_sets:
-        names = list(row)
-        if len(names) > 1:
-            names = [name for name in names if isinstance(row[name], list)]
-    else:
-        names = ["text"]
-        if "text" not in row:
-            names = [name for name in row if isinstance(row[name], str)]
-    if not set(names) <= set(row) or not 1 <= len(names) <= max_names:
-        advice = f"Use {flag} NAME"
-        if is_sets and flag == "--field":
-            advice += ", or --field SET,ITEM for rows of set and item"
-        if is_sets:
-            advice += ", or a .txt file with a set a line"
-        raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. {advice}.")
-    return names
+    names = ["text"]
+    if "text" not in row:
+        names = [name for name in row if isinstance(row[name], str)]
+    return find_columns(source, row, field, names, "one column of text", f"Use {flag} NAME.")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -317,18 +265,19 @@ def choose_columns(source, row, field=None, is_sets=False, flag="--field"):
 # or for Python sources a list of paths, whose documents the worker reads
 
 
-def read_jobs(part, paths, is_sets, field, reader):
+def read_jobs(part, paths, read, field, reader):
     """Yield lists of documents; for Python sources lists of paths, since workers parse the files.
 
     Args:
-        part, paths, is_sets, field, reader: as in read_documents.
+        part, paths, reader: as in open_sources.
+        read: read_documents or items.read_sets; field: its argument.
     """
     if part in PYTHON:
         yield from divide(paths, JOB_FILES)
         return
     documents = []
     num_units = 0  # characters, or names in lists
-    for document in read_documents(part, paths, is_sets, field, reader):
+    for document in read(part, open_sources(part, paths, reader), field):
         documents.append(document)
         num_units += len(document)
         if num_units > JOB_UNITS:
@@ -342,7 +291,7 @@ def read_jobs(part, paths, is_sets, field, reader):
 def read_texts(files, field, reader):
     """Yield the documents of all parts of --data; files: dict, part of data -> paths."""
     for part, paths in files.items():
-        for job in read_jobs(part, paths, False, field, reader):
+        for job in read_jobs(part, paths, read_documents, field, reader):
             yield from list_documents(part, job)
 
 
@@ -357,77 +306,53 @@ def list_documents(part, job):
     return documents
 
 
-def split_all(part, jobs, split, subwords):
+def split_all(part, jobs, splitter):
     """Yield split_job of each job, in order, on all cores where that pays."""
     # a small file is one job; processes start in 0.1 s, on macOS and Windows in seconds
     head = list(itertools.islice(jobs, 2))
     jobs = itertools.chain(head, jobs)
-    if len(head) < 2 or subwords is not None:  # the BPE library has threads of its own
+    if len(head) < 2 or splitter.json is not None:  # the BPE library has threads of its own
         for job in jobs:
-            yield split_job(part, job, split, subwords)
+            yield split_job(part, job, splitter)
         return
     with start_workers() as pool:
         pending = deque()
         for job in jobs:
-            pending.append(pool.apply_async(split_job, (part, job, split)))
+            pending.append(pool.apply_async(split_job, (part, job, splitter)))
             if len(pending) > 4 * num_cores():  # else the reader runs ahead without limit
                 yield pending.popleft().get()
         for result in pending:
             yield result.get()
 
 
-def split_job(part, job, split, subwords=None):
+def split_job(part, job, splitter):
     """Split the documents of a job into words.
 
     Args:
         part, job: as read_jobs has them.
-        split: str, one of tokenizer.SPLITS; subwords: its BPE or Phrases, or None.
+        splitter: as tokenizer.make_splitter returns it.
 
     Returns:
         list[str], the words of each document joined by line breaks, which are in no word. Another
         process sends a str faster than a list.
     """
-    documents = list_documents(part, job)
-    if subwords is not None:
-        documents = subwords.split_texts(documents)
-    elif split == "items":
-        documents = [item_names(document) for document in documents]
-    else:
-        documents = [list_words(document, split) for document in documents]
+    documents = splitter.split_texts(list_documents(part, job))
     return ["\n".join(words) for words in documents if words]
 
 
-def item_names(document):
-    """Return the distinct names of a set, in order.
-
-    Args:
-        document: list of str, int or None, or a str with tabs or else spaces between names.
-    """
-    if isinstance(document, list):
-        parts = document
-    elif "\t" in document:  # then names may have spaces
-        parts = document.split("\t")
-    else:
-        parts = document.split()
-    names = [" ".join(str(part).split()) for part in parts if part is not None]
-    return [name for name in dict.fromkeys(names) if name]
-
-
-def drop_copies(documents, seen, is_sets):
-    """Return the documents that are not in `seen`, a set, and add them to it.
+def drop_copies(documents, seen, key_of):
+    """Return the documents whose key_of is not in `seen`, a set, and add it.
 
     Code is copied about, so its docstrings and sets of names repeat, and held-out text would be
     seen in training.
 
     Args:
         documents: list of str, as split_job returns them.
-        is_sets: bool, they are item sets, which are equal in any order.
+        key_of: function of a document.
     """
     new = []
     for document in documents:
-        key = document
-        if is_sets:
-            key = "\n".join(sorted(document.split("\n")))
+        key = key_of(document)
         if key not in seen:
             seen.add(key)
             new.append(document)
@@ -547,9 +472,3 @@ class Corpus:
         counts = self.counts[FIRST_WORD_ID:]
         order = np.argsort(-counts, kind="stable")[:n]
         return [self.words[i] for i in order if counts[i] > 0]
-
-    def split_pages(self):
-        """Return the indices of training documents, and of a random tenth that is held out."""
-        order = random_order(self.meta["documents"], HELD_OUT_KEY)
-        num_held_out = max(len(order) // 10, 1)
-        return order[num_held_out:], order[:num_held_out]

@@ -3,7 +3,7 @@
 The items that often stand on a page with the visible ones are the guess. A model that names no more
 hidden items has learned no more than how often two items meet.
 
-Out of scope: the pages, training and held out (data/batches.py).
+Out of scope: the pages, training and held out (items.py).
 Notation:
     V token IDs   n held-out sets   page: an item set
 
@@ -22,14 +22,26 @@ import numpy as np
 
 from tokenizer import FIRST_WORD_ID
 
+CONTROL_SETS = 500  # held-out item sets whose items neighbors guess, in seconds
+CONTROL_NAMES = 5_000_000  # in all item sets; with more it would take minutes and gigabytes
 NEIGHBORS = ("popularity", "neighbors: counts", "neighbors: cosines", "neighbors: random walks")
+
+
+def describe_neighbors(batches):
+    """Return a line on the control of item sets: recall@10 by neighbors, without training."""
+    num_sets = min(batches.num_eval, CONTROL_SETS)
+    # at equal distances, as they are sorted by size
+    rows = np.linspace(0, batches.num_eval - 1, num_sets).astype(int)
+    is_hit = rank_hidden_items(batches, rows) < 10  # (n, 4)
+    recalls = [f"{name} {share:.3f}" for name, share in zip(NEIGHBORS, is_hit.mean(0))]
+    return f"rec@10 to beat, on {num_sets:,} sets, without training: {', '.join(recalls)}"
 
 
 def rank_hidden_items(sets, rows):
     """Return the rank of each hidden item, from 0, by each of NEIGHBORS, int (n, 4).
 
     Args:
-        sets: data.batches.ItemSetBatches, whose eval_batch hides an item of each held-out set.
+        sets: items.ItemSetBatches, whose eval_batch hides an item of each held-out set.
         rows: int (n,), numbers of held-out sets.
     """
     num_ids = sets.num_known

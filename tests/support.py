@@ -17,7 +17,7 @@ from bench import harness
 from bloom import BloomMap
 from common import load_checkpoint
 from model import Config, Model
-from tokenizer import FIRST_WORD_ID, HashTokenizer
+from tokenizer import FIRST_WORD_ID, make_tokenizer
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
@@ -129,7 +129,7 @@ def bloom_model(n=53, alpha=5, m=2, **changes):
     sizes = dict(emb="bloom", head="hash-mlm", hashes=m, order=False, act="relu",
                  buckets=bloom_map.buckets + FIRST_WORD_ID)
     model = tiny_model(**sizes | changes)
-    tokenizer = HashTokenizer(model.config, split="items", vocabulary=make_words(n),
+    tokenizer = make_tokenizer(model.config, split="items", vocabulary=make_words(n),
                               bloom_map=bloom_map)
     model.set_codes(torch.from_numpy(tokenizer.codes()))
     for parameter in model.parameters():

@@ -19,7 +19,7 @@ from common import InputError, write_json
 from hashing import MD5, sketch_index
 from model import Config
 from tests.support import ROOT, SMALL, assert_refused, make_words
-from tokenizer import BPE, FIRST_WORD_ID, HashTokenizer
+from tokenizer import BPE, FIRST_WORD_ID, make_tokenizer
 
 
 @pytest.fixture
@@ -393,8 +393,8 @@ def test_collisions_by_hand(monkeypatch):
 def test_hide_words_hides_the_same_words_from_words_and_pieces():
     text = "A cafe, a Cat; the cat-like dog saw 4 cats and it's 'fine'."
     bpe = BPE.train(lambda: ["the cat"] * 9)
-    by_words = HashTokenizer(Config(), hash=MD5())
-    by_pieces = HashTokenizer(Config(emb="lookup"), split="bpe", subwords=bpe, vocabulary=bpe.units)
+    by_words = make_tokenizer(Config(), hash=MD5())
+    by_pieces = make_tokenizer(Config(emb="lookup"), "bpe", bpe, vocabulary=bpe.units)
     found = []
     for tokenizer in (by_words, by_pieces):
         units, _ = tokenizer.split(text)

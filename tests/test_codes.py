@@ -1,17 +1,19 @@
 """Tests of data/codes.py: what is hashed, and what is kept in files beside the corpus."""
 
+import copy
 from multiprocessing.pool import ThreadPool
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import items
 from common import InputError
 from data import codes
 from hashing import MD5, NgramLSH
 from model import Config
 from tests.support import make_words
-from tokenizer import FIRST_WORD_ID, SEP, HashTokenizer
+from tokenizer import FIRST_WORD_ID, SEP, make_tokenizer
 
 WORDS = make_words(120)
 # what the flags of pretrain.py say; of Config, the sizes of all embeddings
@@ -21,20 +23,20 @@ SIZES = dict(bits=64, hashes=2, buckets=31, rows=97, weights=53)
 
 
 def make_corpus(folder):
-    """Return a Corpus of 60 pages of two words each, of which the first six are held out."""
+    """Return a Corpus of 60 pages of two words each, of which six are held out."""
     pages = FIRST_WORD_ID + np.arange(120).reshape(60, 2)
     ids = np.insert(pages, 2, SEP, axis=1).flatten()
     counts = np.arange(FIRST_WORD_ID + 120)
     return SimpleNamespace(folder=str(folder), words=WORDS, counts=counts, subwords=None, ids=ids,
                            offsets=np.arange(0, 181, 3),
-                           split_pages=lambda: (np.arange(6, 60), np.arange(6)))
+                           meta=dict(documents=60))
 
 
 def build(corpus, emb="proj", head="sr", **flags):
     """Return the tokenizer, the codes and the targets that flags ask for."""
     args = SimpleNamespace(**ARGS | flags)
     config = Config(emb=emb, head=head, **SIZES)
-    tokenizer = codes.build_tokenizer(args, config, corpus)
+    tokenizer, config = codes.build_tokenizer(args, config, corpus)
     table = codes.build_codes(config, tokenizer, corpus)
     return tokenizer, table, codes.build_targets(config, tokenizer, corpus, table)
 
@@ -44,16 +46,30 @@ def build(corpus, emb="proj", head="sr", **flags):
 def test_codes_are_those_of_each_token_id(tmp_path, emb):
     tokenizer, table, _ = build(make_corpus(tmp_path), emb)
     num_words = ARGS["vocab"] if tokenizer.is_fixed else 120
-    expected = tokenizer.codes_of_words(WORDS[:num_words])
-    specials = tokenizer.codes()[:FIRST_WORD_ID]
-    assert np.array_equal(table[:FIRST_WORD_ID], specials)
-    assert np.array_equal(table[FIRST_WORD_ID:], expected)
+    tokenizer.ids(WORDS[:num_words])
+    assert np.array_equal(table, tokenizer.codes())
+
+
+@pytest.mark.parametrize("emb, flags, sizes", [
+    ("lookup", {}, dict(rows=FIRST_WORD_ID + 50)),
+    ("bloom", {}, dict(buckets=FIRST_WORD_ID + 10)),  # of five words each
+    # 3 buckets of 4 words have 3 · 3 digests, too few for ten words; 4 of 3 have 16
+    ("bloom", dict(vocab=10, is_alpha_default=True), dict(buckets=FIRST_WORD_ID + 4)),
+    ("median", {}, {}),
+])
+def test_vocabulary_decides_on_the_sizes_of_tables(tmp_path, emb, flags, sizes):
+    args = SimpleNamespace(**ARGS | flags)
+    config = Config(emb=emb, **SIZES)
+    given = copy.deepcopy([vars(args), config])
+    _, fitted = codes.build_tokenizer(args, config, make_corpus(tmp_path))
+    assert fitted == Config(emb=emb, **SIZES | sizes)
+    assert given == [vars(args), config]  # neither has changed
 
 
 @pytest.mark.parametrize("emb", ["proj", "median", "weighted"])
 def test_targets_of_hash_mlm_are_sketches(tmp_path, emb):
     tokenizer, _, targets = build(make_corpus(tmp_path), emb, "hash-mlm")
-    expected = tokenizer.sketch_targets(WORDS)
+    expected = tokenizer.targets.codes(WORDS)
     assert np.array_equal(targets[FIRST_WORD_ID:], expected)
 
 
@@ -67,7 +83,7 @@ def test_hash_is_fitted_to_the_counts_of_the_corpus(tmp_path):
     corpus = make_corpus(tmp_path)
     tokenizer, _, _ = build(corpus, features=70)
     counts = dict(zip(WORDS, corpus.counts[FIRST_WORD_ID:]))
-    assert tokenizer.hash.grams == NgramLSH.fit(counts, 70).grams
+    assert tokenizer.coder.hash.grams == NgramLSH.fit(counts, 70).grams
 
 
 def test_files_of_other_hashes_are_kept_apart(tmp_path):
@@ -90,7 +106,7 @@ def test_files_of_other_hashes_are_kept_apart(tmp_path):
 
 def test_edit_of_a_hash_function_takes_effect(tmp_path, monkeypatch):
     """The codes of before the edit would be read without an error."""
-    assert {"codes.py", "corpus.py"} <= {path.name for path in codes.SOURCES}  # learn_map's pages
+    assert {"codes.py", "items.py"} <= {path.name for path in codes.SOURCES}  # learn_map's pages
     corpus = make_corpus(tmp_path)
     _, before, _ = build(corpus, hash="md5")
     source = tmp_path / "hashing.py"
@@ -118,11 +134,13 @@ def build_coherent_map(folder, moved=slice(0)):
     first_items = corpus.ids.reshape(60, 3)[moved, 0]
     first_items[:] = np.roll(first_items, 1)
     tokenizer, _, _ = build(corpus, "bloom", coherent=1, vocab=120)
-    return tokenizer.bloom_map.digest
+    return tokenizer.coder.bloom_map.digest
 
 
-def test_coherent_map_learns_from_training_pages_alone(tmp_path):
+def test_coherent_map_learns_from_training_pages_alone(tmp_path, monkeypatch):
     """[SB App. D] Held-out pages would tell which items go together."""
+    pages = (np.arange(6, 60), np.arange(6))
+    monkeypatch.setattr(items, "split_pages", lambda corpus: pages)
     digest = build_coherent_map(tmp_path / "1")
     assert np.array_equal(digest, build_coherent_map(tmp_path / "2", moved=slice(0, 6)))
     assert not np.array_equal(digest, build_coherent_map(tmp_path / "3", moved=slice(6, 60)))
@@ -131,9 +149,9 @@ def test_coherent_map_learns_from_training_pages_alone(tmp_path):
 def test_words_that_are_hashed_in_several_processes_keep_their_order(monkeypatch):
     monkeypatch.setattr(codes, "start_workers", lambda: ThreadPool(2))
     monkeypatch.setattr(codes, "MAX_HASHED", 50)
-    tokenizer = HashTokenizer(Config(), hash=MD5())
+    tokenizer = make_tokenizer(Config(), hash=MD5())
     table = codes.hash_corpus(tokenizer, SimpleNamespace(words=WORDS))
-    assert np.array_equal(table[FIRST_WORD_ID:], tokenizer.codes_of_words(WORDS))
+    assert np.array_equal(table[FIRST_WORD_ID:], tokenizer.coder.codes(WORDS))
 
 
 @pytest.mark.parametrize("counts, line", [
@@ -143,7 +161,7 @@ def test_words_that_are_hashed_in_several_processes_keep_their_order(monkeypatch
 ])
 def test_report_unknown_prints_the_share_of_words_by_count(counts, line, capsys):
     """The word "dog" of the corpus and [UNK] are unknown."""
-    tokenizer = HashTokenizer(Config(emb="lookup"), vocabulary=["the", "cat"])
+    tokenizer = make_tokenizer(Config(emb="lookup"), vocabulary=["the", "cat"])
     codes.report_unknown(tokenizer, ["the", "cat", "dog"], np.array(counts))
     out = capsys.readouterr().out
     assert out.split(". Use")[0] == line

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 import data.corpus
+import tokenizer
 from common import InputError
-from data.corpus import Corpus, choose_columns, find_files, item_names, list_documents
+from data.corpus import Corpus, choose_columns, find_files, list_documents
 from data.corpus import name_data, prepare
 from data.python_source import python_files, python_names
 from data.rows import read_rows
 from hashing import list_words
-from tokenizer import FIRST_WORD_ID, SEP
+from items import split_pages
+from tokenizer import FIRST_WORD_ID, SEP, item_names
 
 ROWS = [dict(n=1, text="one fish"), dict(n=2, text="two fish"), dict(n=3, text="naïve 日本")]
 TEXTS = [row["text"] for row in ROWS]
@@ -122,7 +124,7 @@ def test_changed_file_is_another_corpus(write, load):
 
 
 def test_split_pages_hold_out_one_in_ten_at_random(pages_path, load):
-    train, held_out = load(pages_path, "items").split_pages()
+    train, held_out = split_pages(load(pages_path, "items"))
     assert len(held_out) == 40
     assert set(held_out) != set(range(40))
     assert sorted([*train, *held_out]) == list(range(400))
@@ -144,7 +146,7 @@ def test_edit_of_the_splitting_is_another_corpus(write, load, tmp_path, monkeypa
     source = tmp_path / "hashing.py"
     source.write_text("# edited")
     monkeypatch.setattr(data.corpus, "SOURCES", [source])
-    monkeypatch.setattr(data.corpus, "list_words", lambda text, how: [text])
+    monkeypatch.setattr(tokenizer, "list_words", lambda text, how: [text])
     assert load(path).words == ["a b"]
 
 

@@ -1,4 +1,4 @@
-"""Extensions: a toy embedding, hash, objective and task, registered from outside as one object."""
+"""Extensions: a toy embedding, code format, hash, objective and task, registered from outside."""
 
 import re
 
@@ -10,12 +10,13 @@ import torch.nn.functional as F
 
 import finetune
 import pretrain
+from coders import CODERS, Coder
 from data.tasks import TASKS, Task
-from embeddings import EMBEDDINGS, BloomEmbedding, Embedding
+from embeddings import EMBEDDINGS, BloomEmbedding, Embedding, HashEmbedding
 from hashing import HASHES
 from infer import Predictor
 from objectives import IGNORE_INDEX, OBJECTIVES, Objective, SampledWords
-from tests.support import SMALL, run_main
+from tests.support import SMALL, assert_refused, run_main
 
 
 class ToyEmbedding(Embedding):
@@ -28,6 +29,20 @@ class ToyEmbedding(Embedding):
     def embed(self, codes):
         signs = 2 * codes.to(self.matrix.dtype) - 1  # (..., bits)
         return signs @ self.matrix
+
+
+class ToyCoder(Coder):
+    """The length of a word chooses its row."""
+
+    reads = flags = "rows hash_seed"
+
+    def codes(self, words):
+        lengths = np.array([len(word) for word in words], np.int32)
+        return (lengths[:, None] + self.hash_seed) % self.rows  # (V, 1)
+
+
+class ToyRows(HashEmbedding):
+    code_format = "toy"
 
 
 class ToyHash:
@@ -119,10 +134,27 @@ def test_toy_run_trains_and_detects(toy_flags, tmp_path):
 
     assert set(result) == {"eval_loss", "toy_accuracy"}
     assert isinstance(predictor.model.embedding, ToyEmbedding)
-    assert predictor.tokenizer.hash.shift == 3
-    assert len(predictor.tokenizer.hash.ranks) > 30
+    assert predictor.tokenizer.coder.hash.shift == 3
+    assert len(predictor.tokenizer.coder.hash.ranks) > 30
     assert p.shape == (len(words), 3)
     assert torch.allclose(p.sum(1), torch.ones(len(words)))
+
+
+def test_new_code_format_is_a_class_and_its_line(monkeypatch, text_path, cache_dir, tmp_path):
+    """Its flags, its codes, its checkpoint: nothing else knows the format."""
+    monkeypatch.setitem(EMBEDDINGS, "toy", ToyRows)
+    monkeypatch.setitem(CODERS, "toy", ToyCoder)
+    files = ["--data", text_path, "--cache", cache_dir, "--out", tmp_path / "toy"]
+    flags = [*SMALL, *"--emb toy --rows 50 --hash_seed 3".split(), *files]
+
+    pretrain.main([str(flag) for flag in flags])
+    predictor = Predictor(str(tmp_path / "toy"))
+    tokenizer = predictor.tokenizer
+    predictor.detect("a new text")
+
+    codes = tokenizer.codes()[tokenizer.ids(["a", "new", "text"])]
+    assert codes.tolist() == [[4], [6], [7]]
+    assert_refused(pretrain.main, [*flags, "--bits", "32"], "--bits requires other settings")
 
 
 def test_toy_model_on_a_toy_task_learns_it(toy_flags, tmp_path):

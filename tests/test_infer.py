@@ -22,7 +22,7 @@ from hashing import MD5, sketch_index
 from infer import Predictor
 from model import Config, Model
 from tests.support import assert_refused, make_words, run_main
-from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
+from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 
 WORDS = [*make_words(50), "cat", "the"]
 NAMES = ["Miles Davis", "Bill Evans", "x"]
@@ -38,7 +38,7 @@ def paths(tmp_path_factory, bpe, lsh):
         torch.manual_seed(0)
         config = Config(layers=1, width=8, heads=2, ffn=8, length=64, lsh_pairs="all", **sizes)
         model = Model(config)
-        tokenizer = HashTokenizer(config, **tokenizer_parts)
+        tokenizer = make_tokenizer(config, **tokenizer_parts)
         path = str(folder / name)
         save_checkpoint(path, model, tokenizer.state(), words=words, task=task)
         made[name] = path
@@ -242,7 +242,7 @@ def test_candidates_may_be_words_that_no_text_had(paths):
 def test_neighbors_of_lsh_share_most_bits(untrained, name):
     """Whatever the model reads of a hash. The first of words with equal distances comes first."""
     p = untrained[name]
-    hash = p.tokenizer.hash
+    hash = p.tokenizer.coder.hash
     bits = hash.bits(["cats", *p.words], hash.features)  # 997, less than NEAR_BITS
     distance = (bits[1:] != bits[0]).sum(1)
     order = np.argsort(distance, kind="stable")[:9]
@@ -256,7 +256,7 @@ def test_neighbors_of_lsh_share_most_bits(untrained, name):
 def test_neighbors_of_other_hashes_are_the_largest_cosines(untrained):
     """Less the mean of the candidates."""
     p = untrained["classify"]
-    codes = torch.from_numpy(p.tokenizer.codes_of_words(["cats", *p.words]))
+    codes = torch.from_numpy(p.tokenizer.coder.codes(["cats", *p.words]))
     v = p.model.embedding(codes)
     v = v - v[1:].mean(0)
     cosines = F.cosine_similarity(v[1:], v[:1])  # (V,)

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from bloom import BloomMap, beam_search, hash_logp
+from items import for_sets
 from model import Config
 from objectives import IGNORE_INDEX as IGNORE
-from objectives import OBJECTIVES, MaskedHashes, MaskedWords, SampledWords, ShuffleRandom
-from objectives import make_batch, rank_words
+from objectives import OBJECTIVES, MaskedDigests, MaskedHashes, MaskedWords, SampledWords
+from objectives import ShuffleRandom, choose_objective, make_batch, rank_words
 from tests.support import bloom_model, tiny_model
 from tokenizer import MASK, PAD, SEP
 from tokenizer import FIRST_WORD_ID as F0
@@ -23,10 +24,10 @@ SHUFFLE = ShuffleRandom(None, first_word_id=F0)
 ITEM_1 = make_batch(torch.tensor([[MASK]]), torch.tensor([[F0 + 1]]))  # item 1 alone, masked
 
 
-def masked_words(order=True):
-    """Return MaskedWords of a text, or of sets; 15 % are masked."""
-    config = Config(emb="lookup", head="mlm", order=order)
-    return MaskedWords(config, 0.15, MASK, F0)
+def masked_words(objective_class=MaskedWords):
+    """Return MaskedWords of a text, or for_sets(MaskedWords); 15 % are masked."""
+    config = Config(emb="lookup", head="mlm", order=objective_class is MaskedWords)
+    return objective_class(config, 0.15, MASK, F0)
 
 
 def fixed_model(logits):
@@ -53,20 +54,6 @@ def test_shuffle_random_moves_words_within_their_row():
 
 
 # Masked words: what is corrupted. test_all.py has the rates of [BERT §3.1]
-
-
-@pytest.mark.parametrize("noise, expected", [
-    ([0.5, 0.3, 0.9, 0.1], [CAT, MASK, COW, PAD]),  # none is: the lowest, and padding is no item
-    ([0.1, 0.3, 0.14, 0.1], [MASK, DOG, MASK, PAD]),  # some are: no other
-])
-def test_masking_of_a_set_chooses_at_least_one_item(noise, expected):
-    """[SB §3.1] Else a set of three has nothing to predict in 0.85³ = 61 % of its turns."""
-    ids = torch.tensor([[CAT, DOG, COW, PAD]])
-    noise = torch.tensor(noise).expand(3, 1, 4)
-    objective = masked_words(order=False)
-    inputs, labels = objective.corrupt(ids, noise, ids)
-    assert inputs.tolist() == [expected]
-    assert torch.equal(labels != IGNORE, inputs == MASK)
 
 
 # Losses and counts by hand
@@ -100,29 +87,29 @@ def test_masked_words_loss_and_recall_by_hand():
     ([F0, F0 + 3, F0 + 7], F0, [1, 1, 1]),
 ])
 def test_visible_items_of_a_set_are_no_predictions(inputs, word, hits):
-    """Deviation 3."""
+    """Deviation 1 of items.py."""
     logits = -torch.arange(37.0).unsqueeze(0)
     inputs = torch.tensor([inputs])
     labels = torch.full_like(inputs, IGNORE)
     labels[0, 0] = word
     batch = make_batch(inputs, labels)
-    objective = masked_words(order=False)
+    objective = masked_words(for_sets(MaskedWords))
     sums = objective.evaluate(fixed_model(logits), batch)
     assert list(objective.metrics(sums).values()) == hits
 
 
-def masked_hashes(digests, buckets, bloom_map=None, **sizes):
-    """Return MaskedHashes of words in text with these digests (V, k), or of a Bloom map's items."""
+def masked_hashes(digests, buckets, objective_class=MaskedHashes, bloom_map=None, **sizes):
+    """Return MaskedHashes of words in text with these digests (V, k), or another class."""
     targets = F.pad(torch.as_tensor(digests), (0, 0, F0, 0))
     sizes = dict(emb="median") | sizes
     config = Config(head="hash-mlm", buckets=buckets, hashes=targets.shape[1], **sizes)
-    return MaskedHashes(config, None, MASK, F0, targets, bloom_map)
+    return objective_class(config, None, MASK, F0, targets, bloom_map)
 
 
 def masked_items(bloom_map):
-    """Return MaskedHashes of items; after a map's R buckets its block has special tokens."""
-    return masked_hashes(bloom_map.digest, bloom_map.buckets + F0, bloom_map, emb="bloom",
-                         order=False)
+    """Return MaskedDigests of sets; after a map's R buckets its block has special tokens."""
+    return masked_hashes(bloom_map.digest, bloom_map.buckets + F0, for_sets(MaskedDigests),
+                         bloom_map, emb="bloom", order=False)
 
 
 def test_masked_hashes_loss_and_counts_by_hand():
@@ -293,11 +280,11 @@ def test_expected_loss_is_the_entropy_of_the_classes(objective, table, num_class
 
 
 @pytest.mark.parametrize("objective, shape", [
-    (masked_words(order=False), (50_260,)),
+    (masked_words(for_sets(MaskedWords)), (50_260,)),
     (masked_items(BloomMap(4, alpha=1)), (2, 18)),
 ])
 def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
-    """Deviation 4 masks the items of small sets more often than they occur."""
+    """Deviation 2 of items.py masks the items of small sets more often than they occur."""
     labels = torch.tensor([[CAT], [COW], [COW]])  # 1, 3 and 3 bits
     inputs = torch.full_like(labels, MASK)
     logits = torch.zeros(3, *shape)
@@ -307,6 +294,11 @@ def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
 
 
 # All objectives
+
+
+def test_hashes_of_items_and_phrases_are_digests_where_the_model_reads_them():
+    assert choose_objective("hash-mlm", Config(emb="bloom", head="hash-mlm")) is MaskedDigests
+    assert choose_objective("hash-mlm", Config(emb="median", head="hash-mlm")) is MaskedHashes
 
 
 def build(name, num_samples):
@@ -361,7 +353,7 @@ def test_masked_hashes_training_scores_no_vocabulary():
     num_items = 40_009
     model, tokenizer = bloom_model(n=num_items, alpha=97)
     targets = torch.from_numpy(tokenizer.codes())
-    objective = MaskedHashes(model.config, None, MASK, F0, targets, tokenizer.bloom_map)
+    objective = MaskedDigests(model.config, None, MASK, F0, targets, tokenizer.coder.bloom_map)
     inputs = torch.tensor([[F0 + 1, MASK]])
     labels = torch.tensor([[IGNORE, F0 + 5]])
     sizes = []

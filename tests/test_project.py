@@ -51,7 +51,7 @@ def test_flag_of_a_script_is_read(build_parser):
     """A flag that nobody reads has no effect."""
     text = "".join(path.read_text() for path in SOURCES)
     for action in build_parser()._actions[1:]:  # without --help
-        assert re.search(rf"\b(args|config|c)\.{action.dest}\b", text), action.dest
+        assert re.search(rf"\b(args|config|c|self)\.{action.dest}\b", text), action.dest
 
 
 def test_importing_does_nothing():

@@ -15,7 +15,7 @@ from hashing import MD5, split_words
 from model import Config
 from tests.support import make_words
 from tests.test_tasks import flags
-from tokenizer import SEP, HashTokenizer
+from tokenizer import SEP, make_tokenizer
 
 WORDS = make_words(60, 3)
 
@@ -46,7 +46,7 @@ def read(path, records, name="squad_v2"):
 def make_data(rows, length, name="squad_v2", tokenizer=None):
     """Return the windows of rows."""
     if tokenizer is None:
-        tokenizer = HashTokenizer(Config(), hash=MD5())
+        tokenizer = make_tokenizer(Config(), hash=MD5())
     task = Task(["question", "context"], None, ["f1"], name=name)
     return QuestionAnswering(task, rows, tokenizer, length)
 
@@ -194,7 +194,7 @@ def test_targets_read_as_answers_score_100(split, length, name, no_answer, bpe):
     tokenizer = None
     if split == "bpe":
         config = Config(emb="lookup")
-        tokenizer = HashTokenizer(config, split="bpe", subwords=bpe, vocabulary=bpe.units)
+        tokenizer = make_tokenizer(config, split="bpe", subwords=bpe, vocabulary=bpe.units)
     data = make_data(rows, length, name, tokenizer)
     assert len(data.examples) > 40
     assert "0 answers found in none" in data.notes
@@ -223,7 +223,7 @@ def test_answers_and_questions_that_are_longer_than_a_window_are_counted():
 def test_answers_are_the_best_over_all_windows():
     """Random scores, against going through all pairs of all windows."""
     pairs = [pair for pair, _ in make_rows(random.Random(4), 9)]
-    tokenizer = HashTokenizer(Config(), hash=MD5())
+    tokenizer = make_tokenizer(Config(), hash=MD5())
     windows, spans, _ = cut_windows(pairs, tokenizer, 25)
     logits = [torch.randn(len(window.ids), 2) for _, window in windows]
     texts, margins = find_answers(pairs, windows, spans, batches(logits), False)

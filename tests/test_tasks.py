@@ -17,7 +17,7 @@ from data.rows import note_once
 from hashing import MD5
 from model import Config
 from tests.support import make_words, write_table
-from tokenizer import CLS, SEP, HashTokenizer
+from tokenizer import CLS, SEP, make_tokenizer
 
 WORDS = make_words(60, 3)
 OWN = Task(["text"], [], ["accuracy"])  # its classes are not known yet
@@ -32,7 +32,7 @@ def make_rows(texts, labels):
 
 def make_data(task, rows):
     """Return the examples of rows, of at most nine positions."""
-    tokenizer = HashTokenizer(Config(), hash=MD5())
+    tokenizer = make_tokenizer(Config(), hash=MD5())
     return SequenceClassification(task, rows, tokenizer, 9)
 
 

@@ -11,13 +11,12 @@ import pytest
 from bloom import BloomMap
 from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
 from tests.support import make_words
-from tokenizer import BPE, CLS, FIRST_WORD_ID, SEP
-from tokenizer import HashTokenizer, Phrases, build_inputs, match_longest, sliding_windows
-from tokenizer import split_names
+from tokenizer import BPE, CLS, FIRST_WORD_ID, SEP, HashTokenizer, ItemNames, Phrases
+from tokenizer import build_inputs, make_tokenizer, match_longest, sliding_windows
 
 
 def make_config(code_format):
-    """Return what HashTokenizer reads of a model's config, with odd and distinct sizes."""
+    """Return what make_tokenizer reads of a model's config, with odd and distinct sizes."""
     return SimpleNamespace(code_format=code_format, bits=29, chunk=7, rows=499, hashes=3,
                            buckets=41, weights=97, grams=9)
 
@@ -28,10 +27,10 @@ DIGEST = make_config("digest")
 SKETCH = make_config("sketch")
 
 
-def reload(tokenizer):
+def reload(tokenizer, config):
     """Return a tokenizer's copy, through its state as JSON."""
     state = json.loads(json.dumps(tokenizer.state()))
-    return HashTokenizer.load(state, tokenizer.config)
+    return HashTokenizer.load(state, config)
 
 
 # BPE and phrases
@@ -126,13 +125,13 @@ def test_match_longest_is_greedy(words, max_words, stops):
     ("New  York\t \tJazz", ["New York", "Jazz"]),  # tabs: each is a name, known or not
 ])
 def test_split_names_finds_names_of_several_words(text, expected):
-    names, _ = split_names(text, {"Miles Davis"}, 2)
+    names, _ = ItemNames(["Miles Davis"]).split(text)
     assert names == expected
 
 
 def test_names_of_a_text_do_not_change_the_next():
-    tokenizer = HashTokenizer(SKETCH, "items")
-    tokenizer.set_names(["New York"])
+    tokenizer = make_tokenizer(SKETCH, "items")
+    tokenizer.splitter = ItemNames(["New York"])
     tokenizer.ids(["Bill Evans"])
     names, _ = tokenizer.split("New York Bill Evans")
     assert names == ["New York", "Bill", "Evans"]
@@ -141,7 +140,7 @@ def test_names_of_a_text_do_not_change_the_next():
 @hypothesis.settings(deadline=None, database=None, derandomize=True)
 @hypothesis.given(st.text("ab \t\u2028İ\ud800"))
 def test_split_names_hold_all_words_and_stand_at_their_spans(text):
-    names, spans = split_names(text, {"a b"}, 2)
+    names, spans = ItemNames(["a b"]).split(text)
     assert " ".join(names).split() == text.split()
     assert names == [" ".join(text[start:end].split()) for start, end in spans]
 
@@ -172,14 +171,15 @@ def test_codes_are_the_hashes_of_the_words(code_format, dtype, lsh):
         weighted=np.hstack([rows, weights]),
         ngrams=ngram_index(words, 499, 9, 3, "k"))
 
-    tokenizer = HashTokenizer(make_config(code_format), hash=lsh, hash_seed=3, key="k")
-    tokenizer = reload(tokenizer)
+    config = make_config(code_format)
+    tokenizer = make_tokenizer(config, hash=lsh, hash_seed=3, key="k")
+    tokenizer = reload(tokenizer, config)
     ids = tokenizer.ids(words)
     codes = tokenizer.codes()
     assert codes.dtype == dtype
     assert not codes[:FIRST_WORD_ID].any()
     assert (codes[ids] == expected[code_format]).all()
-    assert (tokenizer.sketch_targets(words) == sketch).all()  # for hash-mlm, with any codes
+    assert (tokenizer.targets.codes(words) == sketch).all()  # for hash-mlm, with any codes
 
 
 @pytest.mark.parametrize("code_format", ["bits", "index"])
@@ -187,15 +187,15 @@ def test_lsh_knows_the_words_with_an_ngram_of_its_corpus(code_format):
     """A known word may be in bucket 0 of index codes, as unknown words are."""
     config = make_config(code_format)
     config.rows = 1
-    tokenizer = HashTokenizer(config, hash=NgramLSH.fit({"play": 1}))
+    tokenizer = make_tokenizer(config, hash=NgramLSH.fit({"play": 1}))
     assert tokenizer.is_known(["play", "lay", "фильм"]).tolist() == [True, True, False]
 
 
 def test_other_hashes_know_all_words_and_a_vocabulary_its_own():
-    assert HashTokenizer(BITS, hash=MD5()).is_known(["фильм"]).all()
+    assert make_tokenizer(BITS, hash=MD5()).is_known(["фильм"]).all()
     lsh = NgramLSH.fit({"play": 1})  # which codes of a sketch do not depend on
-    assert HashTokenizer(SKETCH, hash=lsh).is_known(["фильм"]).all()
-    tokenizer = HashTokenizer(ROW, vocabulary=["cat"])
+    assert make_tokenizer(SKETCH, hash=lsh).is_known(["фильм"]).all()
+    tokenizer = make_tokenizer(ROW, vocabulary=["cat"])
     assert tokenizer.is_known(["cat", "фильм"]).tolist() == [True, False]
 
 
@@ -203,21 +203,21 @@ def test_digest_codes_count_in_the_block_of_their_map():
     """Items have the buckets 0 .. R-1 of each map, and special token s row R + s of each block."""
     words = make_words(23)
     bloom_map = BloomMap(23, 3)  # R = 8
-    tokenizer = HashTokenizer(DIGEST, "items", vocabulary=words, bloom_map=bloom_map)
+    tokenizer = make_tokenizer(DIGEST, "items", vocabulary=words, bloom_map=bloom_map)
     codes = tokenizer.codes()
     assert codes.dtype == np.int32
     assert (codes[:FIRST_WORD_ID].T == [8, 9, 10, 11, 12]).all()
     assert (codes[FIRST_WORD_ID:] == bloom_map.digest).all()
-    some = tokenizer.codes_of_words([words[4], "?"])
+    some = codes[tokenizer.ids([words[4], "?"])]
     assert some.tolist() == [bloom_map.digest[4].tolist(), [11, 11]]  # UNK
-    assert (reload(tokenizer).codes() == codes).all()
+    assert (reload(tokenizer, DIGEST).codes() == codes).all()
 
 
 @pytest.mark.parametrize("split", ["regex", "space", "bpe", "phrases"])
 def test_ids_of_texts_matches_split_and_ids_of_a_copy(split, bpe, phrases):
     subwords = dict(bpe=bpe, phrases=phrases).get(split)
-    fast = HashTokenizer(SKETCH, split, subwords=subwords)
-    plain = reload(fast)
+    fast = make_tokenizer(SKETCH, split, subwords=subwords)
+    plain = reload(fast, SKETCH)
     texts = ["The cat,\tthe mat!", "", "The cat, sat İ日\ud800"]
     for text, ids in zip(texts, fast.ids_of_texts(texts)):
         words, _ = plain.split(text)
@@ -238,12 +238,12 @@ def test_ids_of_texts_matches_split_and_ids_of_a_copy(split, bpe, phrases):
 ])
 def test_parts_that_do_not_fit_are_refused(config, options, message):
     with pytest.raises(AssertionError, match=message):
-        HashTokenizer(config, **options)
+        make_tokenizer(config, **options)
 
 
 @pytest.mark.parametrize("call, message", [
-    (lambda: HashTokenizer(SKETCH).ids("play"), "words: expected a list of str"),
-    (lambda: HashTokenizer(make_config("new")), "unknown code format"),
+    (lambda: make_tokenizer(SKETCH).ids("play"), "words: expected a list of str"),
+    (lambda: make_tokenizer(make_config("new")), "unknown code format"),
     (lambda: sliding_windows(np.arange(5), np.arange(9), 7), "length: expected 8 or more"),
     (lambda: build_inputs(np.arange(5), np.arange(5), 4), "length: expected 5 or more"),
 ])

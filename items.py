@@ -1,0 +1,279 @@
+"""Item sets, the data of Superbloom: all that texts do not need, from files to predictions.
+
+Sources:
+    [SB] Anderson et al. 2020, Superbloom
+Out of scope: Bloom maps and the search (bloom.py), names of items (ItemNames of tokenizer.py), what
+    neighbors guess (data/neighbors.py). Phrases of a text have Bloom digests too, without this
+    file.
+Deviations:
+    1. The other items of a set are excluded as predictions. The paper's lists include them.
+    2. At least one item of a set is masked.
+Notation:
+    B batch   L positions   M masked positions   n token IDs of a corpus   P pages, item sets
+    r rows of a batch that a rank or a micro-batch reads
+
+A page is an item set. It has no order: the model adds no positions to its items.
+"""
+
+from collections import defaultdict
+
+import numpy as np
+import torch
+
+from bloom import coherent_map, random_order
+from common import InputError
+from data.batches import EVALUATION, ORDER, SEGMENTS, Batches, divide, pad_batch
+from data.rows import find_columns, read_cells
+from tokenizer import FIRST_WORD_ID
+
+HELD_OUT_KEY = 90  # seed of the order of pages: every run holds out the same ones
+MAX_EVAL_PAGES = 2_000  # held-out pages of an evaluation; one item of each is masked
+
+
+# Rows to item sets: lists of names, or a str of names
+
+
+def read_sets(part, sources, field):
+    """Yield the item sets of a part of --data, without empty ones.
+
+    A set is a cell, or the items of all rows of a page, which may be in several files.
+
+    Args:
+        part: str; sources: as data.corpus.open_sources returns them.
+        field: str or None, see choose_set_columns.
+    """
+    pages = defaultdict(list)  # page -> its items
+    for cells in read_cells(part, sources, field, choose_corpus_columns, is_set):
+        if len(cells) == 2:
+            page, item = cells
+            pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
+        elif cells[0]:
+            yield cells[0]
+    yield from pages.values()
+
+
+def choose_corpus_columns(source, row, field):
+    """Return choose_set_columns; InputError if commas seem to divide a set that is one str."""
+    columns = choose_set_columns(source, row, field)
+    value = row[columns[0]]
+    is_joined = len(columns) == 1 and isinstance(value, str)
+    if is_joined and "," in value and "\t" not in value:
+        raise InputError(f"{source}: expected item sets, names split by tabs or spaces, "
+                         f"got {value!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
+    return columns
+
+
+def is_set(cells):
+    """Return whether the cells of a row are a set, or an empty one; or a page and an item."""
+    if len(cells) == 2:  # an item without a page is in no set
+        return is_names(cells) and cells[0] not in (None, "")
+    [value] = cells
+    return value is None or isinstance(value, str) or is_names(value)
+
+
+def is_names(value):
+    """Return whether a value is a list of names or whole numbers."""
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(name, (str, int, type(None))) for name in value)
+
+
+def choose_set_columns(source, row, field=None, flag="--field"):
+    """Choose the column of the sets, or two: a page and one of its items.
+
+    Args:
+        source, row, flag: as in data.corpus.choose_columns.
+        field: str, names joined by commas. None: the only column, or the only one of lists.
+
+    Returns:
+        list of str, one name or two.
+
+    Raises:
+        InputError: There is no such column, or there are several.
+    """
+    names = list(row)
+    if len(names) > 1:
+        names = [name for name in row if isinstance(row[name], list)]
+    advice = f"Use {flag} NAME"
+    if flag == "--field":
+        advice += ", or --field SET,ITEM for rows of set and item"
+    advice += ", or a .txt file with a set a line."
+    return find_columns(source, row, field, names, "one column of lists", advice, most=2)
+
+
+def key_of_set(document):
+    """Return the same text for a set in any order; document: its names, joined by line breaks."""
+    return "\n".join(sorted(document.split("\n")))
+
+
+# Pages of a corpus
+
+
+def split_pages(corpus):
+    """Return the numbers of training pages, and of a random tenth that is held out, int64."""
+    order = random_order(corpus.meta["documents"], HELD_OUT_KEY)
+    num_held_out = max(len(order) // 10, 1)
+    return order[num_held_out:], order[:num_held_out]
+
+
+def learn_map(corpus, coherent, options):
+    """Return the state of the coherent map of the training pages. [SB App. D]
+
+    Held-out pages would tell which items go together.
+    """
+    pages = []
+    train_pages, _ = split_pages(corpus)
+    for number in train_pages:
+        start, end = corpus.offsets[number:number + 2]
+        items = corpus.ids[start:end].astype(np.int64) - FIRST_WORD_ID
+        is_item = (items >= 0) & (items < options["n_items"])  # neither a separator nor unknown
+        pages.append(items[is_item])
+    sizes = np.array([len(items) for items in pages])
+    if sizes.sum() == 0:
+        raise InputError("--coherent: requires training pages, got none. Use more item sets.")
+    return coherent_map(np.concatenate(pages), sizes, coherent=coherent, **options).state()
+
+
+class ItemSetBatches(Batches):
+    """Segments of item sets: a run of at most L items of one page, 0 as padding. [SB §3.1]
+
+    A page is an item set. Each epoch reads another segment of a page that has more than L items.
+
+    Args:
+        ids: integer (n,), token IDs of all pages. All but known items are left out.
+        offsets: int64 (P + 1,), where each page begins in ids.
+        train_pages, eval_pages: int64, numbers of pages. Those with less than two items are left
+            out: an item is predicted from the others of its page.
+        word_counts, length, batch_size, seed: as in Batches.
+
+    Raises:
+        ValueError: If there are too few pages for one batch.
+    """
+
+    has_padding = True
+
+    def __init__(self, ids, offsets, train_pages, eval_pages, word_counts, length, batch_size,
+                 seed):
+        super().__init__(word_counts, length, batch_size, seed)
+        is_item = (ids >= FIRST_WORD_ID) & (ids < self.num_known)  # separators are not
+        self.ids = ids[is_item]
+        # Where a page begins among the items alone. With pages of 3 and 2 items, a separator behind
+        # each, offsets are 0 4 7, num_before is 0 1 2 3 3 4 5 5, and edges are 0 3 5
+        num_before = np.append(0, np.cumsum(is_item))  # (n + 1,), items before each place
+        edges = num_before[offsets]  # (P + 1,)
+        self.page_starts = edges[:-1]  # (P,), in self.ids
+        self.page_sizes = np.diff(edges)  # (P,), items of each page
+        self.segment_sizes = np.minimum(self.page_sizes, length)
+        self.train_pages = train_pages[self.page_sizes[train_pages] > 1]
+        eval_pages = eval_pages[self.page_sizes[eval_pages] > 1][:MAX_EVAL_PAGES]
+        self.num_eval = len(eval_pages)
+        self.steps_per_epoch = len(self.train_pages) // batch_size
+        if self.steps_per_epoch == 0 or self.num_eval == 0:
+            raise ValueError(f"expected {batch_size:,} training sets of two items or more and a "
+                             f"held-out one, got {len(self.train_pages):,} and {self.num_eval:,}. "
+                             "Use smaller batches, more sets, or tabs between items.")
+        by_size = np.argsort(self.page_sizes[eval_pages], kind="stable")
+        self.eval_pages = eval_pages[by_size]  # pages of one size together need little padding
+        self.words_per_sequence = float(self.segment_sizes[self.train_pages].mean())
+
+    def get_batch(self, step, rows):
+        """Return what Batches.get_batch does, with noise that masks at least one item of a set.
+
+        Else 0.85^5 = 44 % of the sets of five items would have nothing to predict. [SB §3.1]
+        """
+        ids, key_mask, noise, random_words = super().get_batch(step, rows)
+        lowest = noise[0].masked_fill(~key_mask, torch.inf).argmin(1, keepdim=True)  # (r, 1)
+        noise[0].scatter_(1, lowest, 0.0)
+        return ids, key_mask, noise, random_words
+
+    def draw_order(self, epoch):
+        rng = np.random.default_rng([self.seed, ORDER, epoch])
+        return rng.permutation(self.train_pages)
+
+    def read_step(self, step, rows):
+        pages = self.examples(step)[rows]
+        rng = np.random.default_rng([self.seed, SEGMENTS, step])
+        fractions = rng.random(self.batch_size)[rows]
+        return self.read_segments(pages, fractions)
+
+    def divide_rows(self, step, rows, size):
+        """Return the rows of each micro-batch, sorted by the size of their page. rows: int array.
+
+        Pages of equal size need no padding. Rows 0 .. 3 with 5 2 4 2 items, two in a micro-batch:
+        rows 1 and 3, then rows 2 and 0.
+        """
+        sizes = self.segment_sizes[self.examples(step)[rows]]
+        by_size = np.argsort(sizes, kind="stable")
+        return divide(rows[by_size], size)
+
+    def eval_batch(self, rows):
+        """Return held-out pages, with noise that masks one item of each.
+
+        noise[0] and noise[1] are 0 at that item, so it is chosen and becomes [MASK]; all other
+        noise is 1.
+        """
+        pages = self.eval_pages[rows]
+        rng = np.random.default_rng([0, EVALUATION])
+        starts = rng.random(self.num_eval)[rows]  # of the segments, as fractions
+        masked = rng.random(self.num_eval)[rows]  # of the masked items, as fractions
+        ids = self.read_segments(pages, starts)
+        column = (masked * self.segment_sizes[pages]).astype(np.int64)  # (r,)
+        row = torch.arange(len(ids))
+        noise = torch.ones(3, *ids.shape)
+        noise[:2, row, column] = 0.0
+        return ids, ids != 0, noise, ids  # no random word is used: any IDs will do
+
+    def read_segments(self, pages, fractions):
+        """Read a segment of each page.
+
+        Args:
+            pages: int64 (r,).
+            fractions: float64 (r,) in [0, 1): where in its page a segment begins.
+
+        Returns:
+            int64 (r, L), L of the longest.
+        """
+        sizes = self.segment_sizes[pages]
+        num_starts = self.page_sizes[pages] - sizes + 1
+        starts = self.page_starts[pages] + (fractions * num_starts).astype(np.int64)
+        segments = [self.ids[start:start + size] for start, size in zip(starts, sizes)]
+        ids, _ = pad_batch(segments)
+        return ids
+
+
+# Masked items
+
+
+def for_sets(objective_class):
+    """Return the class for item sets of an objective of masked words, a class of objectives.py."""
+    class MaskedItems(ItemSets, objective_class):
+        pass
+    return MaskedItems
+
+
+class ItemSets:
+    """The methods that masked words of item sets have instead of those of MaskedWords."""
+
+    def excluded(self, batch):
+        """Return the other items of the set of each masked position, int64 (M, L), -1 for none."""
+        row = batch.positions // batch.inputs.shape[1]  # (M,)
+        ids = batch.inputs[row]  # (M, L)
+        is_special = ids < self.first_word_id
+        # subtle: 10 % of the words to predict stay in the input, and must not be excluded
+        is_answer = ids == batch.scored_labels().unsqueeze(1)
+        return torch.where(is_special | is_answer, -1, ids - self.first_word_id)
+
+    def count_hits(self, labels, rank):
+        """Return the hits, and how often each class is a label, which label_counts reads."""
+        return dict(super().count_hits(labels, rank), masked=self.count_classes(labels))
+
+    def metrics(self, sums):
+        return super().metrics({name: sums[name] for name in sums if name != "masked"})
+
+    def label_counts(self, counts, sums):
+        """Return how often each class is a label.
+
+        At least one item of a set is masked, so items of small sets are labels more often than they
+        occur.
+        """
+        return np.asarray(sums["masked"])
