@@ -6,8 +6,8 @@ Sources:
     [CM] Median is all you need, a proposal
     [SV] Svenstrup et al. 2017, Hash Embeddings
     [FT] Bojanowski et al. 2017, Enriching Word Vectors with Subword Information
-Out of scope: how words get their codes (hashing.py, coders.py), vectors of special tokens, [PAD]
-    included (model.py).
+Out of scope: how words get their codes (hashing.py, data/coders.py), vectors of special tokens,
+    [PAD] included (model.py).
 Deviations:
     1. No dropout inside. The authors' code has some in Pool, the paper has none.
     2. Weighted starts with importance weights of normal(0, 1), truncated at ±2, and rows of std
@@ -31,7 +31,7 @@ Every module maps codes c, integers (..., C), to vectors e, float (..., d):
     weighted        e = Σ_j p_j B[c_j]
     ngram           e = Σ_j B[c_j]                  all n-grams of a word
 
-hashing.py returns numpy arrays, which are codes as they are. coders.py stores bits in bytes:
+hashing.py returns numpy arrays, which are codes as they are. data/coders.py stores bits in bytes:
 unpack_bits restores them.
 """
 
@@ -56,7 +56,7 @@ class Embedding(nn.Module):
         code_limits: list of C ints. Code number j is in 0 .. code_limits[j] - 1.
 
     Attributes of a class, which model.py reads (the defaults are those of a method of bits):
-        code_format: how a word's codes are laid out: coders.py lists the formats.
+        code_format: how a word's codes are laid out: data/coders.py lists the formats.
         needs_specials: special tokens have no codes, and model.py has a table for them.
         has_word_row: that table has a row more, which is added to every word.
         tie: may the output layer use the rows? "yes", as it does by default; "optional"; or "no".
@@ -508,7 +508,7 @@ def measure_std(embedding):
 def unpack_bits(packed, bits):
     """Return bits uint8 (..., T) of bytes uint8 (..., ceil(T/8)), most significant bit first.
 
-    The model calls it, as BitCoder of coders.py packs them.
+    The model calls it, as BitCoder of data/coders.py packs them.
     """
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
     unpacked = (packed.unsqueeze(-1) >> shifts) & 1  # (..., ceil(T/8), 8)

@@ -36,9 +36,6 @@ import numpy as np
 import torch
 import torch.nn as nn
 
-from common import InputError, Ranks, add_device_flags, at_least, autocast, blame, find_checkpoint
-from common import fingerprint, load_checkpoint, lock_output, make_parser, read_json, reading
-from common import remove, resolve_device, run_script, save_checkpoint, send, write_json
 from data.batches import length_batches, pad_batch
 from data.codes import report_unknown
 from data.rows import add_reader_flags, reader_options
@@ -46,6 +43,10 @@ from data.squad import SQUAD, QuestionAnswering, read_squad
 from data.tasks import GLUE, TASKS, SequenceClassification, f1, read_task, standard_error
 from hashing import NgramLSH, list_words
 from model import PRESETS, Config, Model, count_parameters, load_model
+from support.common import InputError, Ranks, add_device_flags, at_least, autocast, blame
+from support.common import find_checkpoint, fingerprint, load_checkpoint, lock_output, make_parser
+from support.common import read_json, reading, remove, resolve_device, run_script, save_checkpoint
+from support.common import send, write_json
 from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
 
 WARMUP = 0.06  # share of the steps [HF Table 5]

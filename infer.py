@@ -31,16 +31,16 @@ import torch.nn.functional as F
 from tokenizers.decoders import ByteLevel
 
 from bloom import ItemMap, beam_search, hash_logp
-from common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
-from common import reading, run_script, send
 from data.batches import length_batches, pad_batch
 from data.corpus import choose_columns
+from data.items import choose_set_columns, is_names
 from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
 from data.squad import V2, cut_windows, find_answers
 from hashing import NgramLSH
-from items import choose_set_columns, is_names
 from model import load_model
 from objectives import KINDS
+from support.common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
+from support.common import reading, run_script, send
 from tokenizer import FIRST_WORD_ID, MASK, SPECIALS, HashTokenizer, ItemNames, build_inputs
 from tokenizer import item_names
 

@@ -8,7 +8,7 @@ Sources:
     [BL] Li & Yip 2024, BERT-LSH
     [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
-Out of scope: text and hashing (tokenizer.py, coders.py), losses (objectives.py), files.
+Out of scope: text and hashing (tokenizer.py, data/coders.py), losses (objectives.py), files.
 Deviations:
     1. Positions start as sinusoids. Matrices of the layers, and of the heads "classify" and "span",
        start with std 0.02 · √(768/d).
@@ -96,7 +96,7 @@ class Config:
 
     @property
     def code_format(self):
-        """How a word's codes are laid out: a key of coders.CODERS."""
+        """How a word's codes are laid out: a key of data.coders.CODERS."""
         return EMBEDDINGS[self.emb].code_format
 
     @property

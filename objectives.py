@@ -7,7 +7,7 @@ Sources:
     [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
 Out of scope: batches, the noise that decides what is corrupted (data/batches.py), heads (model.py),
-    what item sets change (items.py).
+    what item sets change (data/items.py).
 Deviations:
     1. Words are shuffled within their row. The authors share one permutation of positions over a
        batch, which moves few words of a short row.
@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 
 from bloom import BloomMap, beam_search, hash_logp
-from common import send
+from support.common import send
 
 IGNORE_INDEX = -100  # the label of a position that is not scored: torch's own default
 KINDS = ("intact", "shuffled", "random")  # the labels 0, 1, 2 of Shuffle+Random

@@ -23,7 +23,8 @@ One training step of the default run, B = 32 sequences of L = 128 positions, d =
                             the batch of all ranks, then come backward and optimizer.step
 
 The functions stand in the order in which a reader needs them: pretrain sets up, train has the loop,
-train_step the step. Settings: flags.py. Checkpoints, log and reports: bookkeeping.py.
+train_step the step. Out of scope: settings (support/flags.py); checkpoints, log and reports
+(support/bookkeeping.py).
 """
 
 import math
@@ -34,17 +35,17 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from bookkeeping import Run, report_baselines, report_end, report_start
-from common import InputError, Ranks, autocast, blame, catch_signals, lock_output, resolve_device
-from common import run_script, send
 from data.batches import Batches, TextBatches, divide
 from data.codes import build_codes, build_targets, build_tokenizer, load_tokenizer, report_unknown
 from data.corpus import Corpus, prepare
+from data.items import ItemSetBatches, for_sets, split_pages
 from data.rows import reader_options
-from flags import parse_flags
-from items import ItemSetBatches, for_sets, split_pages
 from model import Config, Model, parameter_groups
 from objectives import choose_objective
+from support.bookkeeping import Run, report_baselines, report_end, report_start
+from support.common import InputError, Ranks, autocast, blame, catch_signals, lock_output
+from support.common import resolve_device, run_script, send
+from support.flags import parse_flags
 from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
 
 LOG_EVERY = 10  # steps
@@ -59,7 +60,7 @@ def pretrain(args, initial, ranks):
     Args:
         args: Namespace, all settings. They are final.
         initial: dict, the checkpoint of --init_from, or None.
-        ranks: common.Ranks: torchrun starts a process, a rank, for each GPU.
+        ranks: support.common.Ranks: torchrun starts a process, a rank, for each GPU.
 
     Returns:
         dict of float, the last evaluation.

@@ -37,12 +37,12 @@ import pretrain
 from attention import collision_probability, draw_hyperplanes, full_attention, simhash
 from attention import full_attention_reference, lsh_attention, lsh_attention_reference
 from bloom import BloomMap, ItemMap, beam_search, coherent_map
-from common import save_checkpoint
 from data.corpus import Corpus, prepare
 from data.squad import exact_and_f1, normalize_answer
 from data.tasks import METRICS
 from model import Config, Model, count_parameters
 from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, make_batch
+from support.common import save_checkpoint
 from tests.support import SMALL, make_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK, build_inputs, make_tokenizer
 

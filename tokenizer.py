@@ -4,7 +4,7 @@ Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SB] Anderson et al. 2020, Superbloom
     [BERT] Devlin et al. 2019, and its released code
-Out of scope: words to codes (coders.py), corpora on disk (data/corpus.py).
+Out of scope: words to codes (data/coders.py), corpora on disk (data/corpus.py).
 Deviations:
     1. [HF] The BPE of the baselines lower-cases, as hashing does. The rest differs: it lower-cases
        each letter alone (Σ at the end of a word too), keeps decomposed accents, which NFC composes,
@@ -24,7 +24,7 @@ import numpy as np
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from bloom import BloomMap
-from coders import CODERS, BitCoder, SketchCoder
+from data.coders import CODERS, BitCoder, SketchCoder
 from hashing import HASHES, MD5, check_words, list_words, split_words
 
 # Token IDs of the special tokens, which are never hashed. Words follow: in the order of the
@@ -77,7 +77,7 @@ class HashTokenizer:
     is hashed once.
 
     Args:
-        coder: a class of coders.CODERS, which hashes words.
+        coder: a class of data.coders.CODERS, which hashes words.
         splitter: Words, BPE, Phrases or ItemNames.
         targets: SketchCoder, whose codes hash-mlm predicts unless coder.is_predicted.
     """

@@ -32,12 +32,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import InputError, fingerprint, make_parser, reading, resolve_device, run_script
-from common import write_json
 from data.tasks import TASKS, SequenceClassification, read_task
 from finetune import add_run_flags, check_flags, check_out, fill_flags, print_results, summarize
 from finetune import train_and_score
 from model import Config, TransformerLayer, count_parameters
+from support.common import InputError, fingerprint, make_parser, reading, resolve_device, run_script
+from support.common import write_json
 from tokenizer import FIRST_WORD_ID, SEP
 
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113)  # one for each of the k hash functions

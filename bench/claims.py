@@ -26,7 +26,7 @@ import math
 from collections import Counter
 
 from bench.harness import ROOT, markdown
-from common import read_json
+from support.common import read_json
 
 # Student's t, two-sided 95 %, by degrees of freedom; three seeds on each side have at most four
 LIMITS = {2: 4.303, 3: 3.182, 4: 2.776}

@@ -17,11 +17,11 @@ import torch
 
 from bench import harness
 from bench.harness import CORPUS, GLUE_FILES, RUNS
-from common import InputError, read_json
 from data.batches import TextBatches
 from data.tasks import METRICS, standard_error
 from hashing import list_words
 from objectives import KINDS, ShuffleRandom
+from support.common import InputError, read_json
 from tokenizer import FIRST_WORD_ID
 
 # Shuffle+Random

@@ -22,9 +22,9 @@ from bench import attention as attention_bench
 from bench import claims, controls, copies, gpu, hashformers, misspell, sketch, superbloom, training
 from bench.harness import ROOT, caption, markdown
 from bloom import DEMO_ORDERS, DEMO_PROBABILITIES, BloomMap
-from common import read_json, run_script
 from embeddings import ProjEmbedding
 from hashing import NgramLSH, list_words, md5_bits
+from support.common import read_json, run_script
 
 ASSETS = ROOT / "assets"
 WITHOUT_TABLE = {"variants"}  # results with numbers of the prose alone

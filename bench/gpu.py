@@ -21,9 +21,9 @@ import torch
 
 import pretrain
 from bench import attention, harness, training
-from bookkeeping import measure_gpu
-from common import find_device
 from model import PRESETS, count_operations
+from support.bookkeeping import measure_gpu
+from support.common import find_device
 from tokenizer import FIRST_WORD_ID
 
 VOCABULARY = 30_522  # of BERT

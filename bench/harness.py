@@ -31,12 +31,12 @@ import torch
 
 import finetune
 import pretrain
-from common import InputError, at_least, load_checkpoint, num_cores, read_json
-from common import run_script, write_json
 from data.corpus import Corpus, prepare
 from data.tasks import read_task
 from hashing import MD5
 from model import PRESETS, Config, Model, count_parameters, load_model
+from support.common import InputError, at_least, load_checkpoint, num_cores, read_json
+from support.common import run_script, write_json
 from tokenizer import HashTokenizer, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]

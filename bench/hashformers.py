@@ -21,8 +21,8 @@ import hashing
 from baselines import canine
 from bench import harness
 from bench.harness import Stopwatch, made_up_words
-from common import InputError, read_json
 from model import PRESETS, Config
+from support.common import InputError, read_json
 from tokenizer import make_tokenizer
 
 COUNTS = """

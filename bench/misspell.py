@@ -15,8 +15,8 @@ import numpy as np
 import finetune
 from bench import harness
 from bench.harness import RUNS
-from common import read_json, resolve_device
 from data.tasks import read_task
+from support.common import read_json, resolve_device
 
 SHARES = (0, 10, 20, 40)  # percent of the words
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")  # of a keyboard

@@ -7,7 +7,7 @@ import argparse
 
 import torch
 
-from common import load_checkpoint, run_script
+from support.common import load_checkpoint, run_script
 
 NUM_WORDS = 5_000  # infer.py --near searches among them
 PARTS = ("format", "config", "model", "tokenizer", "run", "step", "words")

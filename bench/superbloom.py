@@ -22,11 +22,11 @@ import torch
 from bench import harness
 from bench.harness import COMPARE, RUNS, compare, count_sizes, load_corpus, train_variant
 from bloom import BloomMap, beam_search, exhaustive, hash_logp
-from common import InputError, blame
+from data.items import ItemSetBatches, split_pages
 from data.neighbors import NEIGHBORS, rank_hidden_items
-from items import ItemSetBatches, split_pages
 from model import PRESETS
 from objectives import RECALL
+from support.common import InputError, blame
 from tokenizer import FIRST_WORD_ID, MASK
 
 NUM_ITEMS = 5_281_889  # of [SB Table 1]

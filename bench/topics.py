@@ -19,8 +19,8 @@ import re
 
 import numpy as np
 
-from common import reading, run_script
 from data.rows import read_rows
+from support.common import reading, run_script
 
 NATIONS = ("American", "English", "British", "German", "Canadian", "Australian", "French",
            "Italian", "Irish")

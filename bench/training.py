@@ -20,12 +20,12 @@ import torch
 from baselines.canine import Canine, CanineConfig, CharacterTokenizer
 from bench import harness
 from bench.harness import CORPUS, GLUE_FILES, RUNS, Stopwatch, build_model
-from common import autocast, has_fast_bfloat16, read_json
 from data.batches import pad_batch
 from data.tasks import SequenceClassification
 from hashing import MD5
 from model import PRESETS, Config, Model, parameter_groups
 from objectives import OBJECTIVES
+from support.common import autocast, has_fast_bfloat16, read_json
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 
 # Times

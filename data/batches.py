@@ -2,7 +2,7 @@
 
 Sources:
     [BERT] Devlin et al. 2019, and its code, create_pretraining_data.py
-Out of scope: files (data/corpus.py), item sets (items.py), what an objective does to a batch
+Out of scope: files (data/corpus.py), item sets (data/items.py), what an objective does to a batch
     (objectives.py).
 Notation:
     B batch   L positions   n token IDs of a corpus   V words   W windows
@@ -29,7 +29,7 @@ POOL = 64  # batches whose examples length_batches sorts together
 ORDER = 1
 NOISE = 2
 EVALUATION = 3
-SEGMENTS = 4  # of items.py
+SEGMENTS = 4  # of data/items.py
 LENGTHS = 5
 
 

@@ -4,8 +4,8 @@ Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SB] Anderson et al. 2020, Superbloom
     [CM] Median is all you need, a proposal
-Out of scope: the hash functions (hashing.py), code formats (coders.py), Bloom maps (bloom.py), the
-    tokenizer (tokenizer.py).
+Out of scope: the hash functions (hashing.py), code formats (data/coders.py), Bloom maps (bloom.py),
+    the tokenizer (tokenizer.py).
 Notation:
     V words   C code numbers of a word   k hash functions of a sketch   m hashes of an item
 
@@ -25,16 +25,16 @@ import numpy as np
 import torch
 
 from bloom import BloomMap
-from coders import CODERS
-from common import InputError, blame, build_once, fingerprint, reading, start_workers
 from data.batches import divide
+from data.coders import CODERS
+from data.items import learn_map
 from hashing import HASHES
-from items import learn_map
+from support.common import InputError, blame, build_once, fingerprint, reading, start_workers
 from tokenizer import FIRST_WORD_ID, UNK, HashTokenizer, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / name for name in (  # they decide on codes and maps
-    "bloom.py", "coders.py", "hashing.py", "items.py", "tokenizer.py", "data/codes.py")]
+    "bloom.py", "data/coders.py", "hashing.py", "data/items.py", "tokenizer.py", "data/codes.py")]
 MAX_HASHED = 20_000  # words that a process hashes at a time
 MAX_UNKNOWN = 0.1  # share of a text's words, above which report_unknown warns
 

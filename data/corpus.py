@@ -33,13 +33,13 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from common import InputError, build_once, fingerprint, num_cores, reading, start_workers
-from common import write_json
 from data.batches import divide
+from data.items import key_of_set, read_sets
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
 from data.rows import ENDINGS, find_columns, get_ending, is_hub_id, parse_hub_id, read_cells
 from data.rows import read_hub, read_rows
-from items import key_of_set, read_sets
+from support.common import InputError, build_once, fingerprint, num_cores, reading, start_workers
+from support.common import write_json
 from tokenizer import FIRST_WORD_ID, SEP, SUBWORDS, make_splitter
 
 PYTHON = {  # name -> where its .py files are, and what reads the documents of one
@@ -53,7 +53,7 @@ HUB = {  # name -> data set on the hub
 }
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / "hashing.py", ROOT / "tokenizer.py"]  # they split text; an edit takes effect
-# bump it with any edit in data/ or items.py that changes a corpus: all are built again
+# bump it with any edit in data/ that changes a corpus: all are built again
 FORMAT = 10
 BLOCK = 1 << 24  # token IDs in memory at a time
 JOB_FILES = 64  # Python files in the work of one core at a time
@@ -209,7 +209,7 @@ def name_data(data):
 
 
 # -------------------------------------------------------------------------------------------------
-# Rows to texts. items.py has the same steps for item sets
+# Rows to texts. data/items.py has the same steps for item sets
 
 
 def open_sources(part, paths, reader):

@@ -3,7 +3,7 @@
 The items that often stand on a page with the visible ones are the guess. A model that names no more
 hidden items has learned no more than how often two items meet.
 
-Out of scope: the pages, training and held out (items.py).
+Out of scope: the pages, training and held out (data/items.py).
 Notation:
     V token IDs   n held-out sets   page: an item set
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common import build_once, fingerprint
+from support.common import build_once, fingerprint
 
 PLACES = ("platlib", "purelib", "stdlib")  # names in sysconfig: packages, standard library
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 
-from common import InputError, reading
+from support.common import InputError, reading
 
 ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")  # each may end in .gz too
 PEEK = 100  # rows that decide on the columns

@@ -36,9 +36,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import InputError, reading, send
 from data.rows import note_once
 from data.tasks import Task, parse_rows, read_records, split_train
+from support.common import InputError, reading, send
 from tokenizer import sliding_windows
 
 V2 = "squad_v2"  # questions may have no answer

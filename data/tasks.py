@@ -31,9 +31,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import InputError, send
 from data.python_source import build_pydoc
 from data.rows import is_hub_id, list_names, note_once, read_hub, read_rows, reader_options
+from support.common import InputError, send
 from tokenizer import build_inputs
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pretrain
 from bench import harness
-from flags import build_parser
+from support.flags import build_parser
 from tests.support import ROOT
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in

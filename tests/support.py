@@ -15,8 +15,8 @@ import torch
 
 from bench import harness
 from bloom import BloomMap
-from common import load_checkpoint
 from model import Config, Model
+from support.common import load_checkpoint
 from tokenizer import FIRST_WORD_ID, make_tokenizer
 
 ROOT = Path(__file__).parents[1]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from data.batches import Batches, TextBatches, length_batches, pad_batch, text_windows
-from items import ItemSetBatches
+from data.items import ItemSetBatches
 from tokenizer import CLS, FIRST_WORD_ID, SEP
 
 ALL = slice(None)  # rows

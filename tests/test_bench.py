@@ -15,9 +15,9 @@ import attention as lsh_attention
 import pretrain
 from bench import attention, copies, figures, gpu, harness, hashformers, sketch, superbloom
 from bench import training
-from common import InputError, write_json
 from hashing import MD5, sketch_index
 from model import Config
+from support.common import InputError, write_json
 from tests.support import ROOT, SMALL, assert_refused, make_words
 from tokenizer import BPE, FIRST_WORD_ID, make_tokenizer
 

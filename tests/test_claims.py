@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bench import claims
-from common import read_json
+from support.common import read_json
 from tests.support import ROOT
 
 

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import items
-from common import InputError
-from data import codes
+from data import codes, items
 from hashing import MD5, NgramLSH
 from model import Config
+from support.common import InputError
 from tests.support import make_words
 from tokenizer import FIRST_WORD_ID, SEP, make_tokenizer
 

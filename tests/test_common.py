@@ -1,4 +1,4 @@
-"""Tests of common.py: errors of one line, devices, ranks, files built once, checkpoints."""
+"""Tests of support/common.py: errors of one line, devices, ranks, files built once, checkpoints."""
 
 import argparse
 import multiprocessing
@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import common
-from common import InputError, blame, build_once, load_checkpoint, lock_output, reading
-from common import save_checkpoint
 from model import Config
+from support import common
+from support.common import InputError, blame, build_once, load_checkpoint, lock_output, reading
+from support.common import save_checkpoint
 from tests.support import ROOT, run_script, tiny_model
 
 FORK = multiprocessing.get_context("fork")  # children see the patches of a test
@@ -77,7 +77,7 @@ def test_run_script_frees_what_failed_before_the_process_group(monkeypatch):
 
 
 def test_run_script_whose_reader_leaves_ends_quietly():
-    code = "import common; common.run_script('x.py', lambda: print('x' * 99_999))"
+    code = "from support import common; common.run_script('x.py', lambda: print('x' * 99_999))"
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as run:
         run.stdout.close()
@@ -86,7 +86,7 @@ def test_run_script_whose_reader_leaves_ends_quietly():
 
 def test_run_script_prints_utf8_whatever_the_locale_says():
     """Half of a surrogate pair is no character."""
-    code = r"import common; common.run_script('x.py', print, 'F1 ± 3 \ud83d')"
+    code = r"from support import common; common.run_script('x.py', print, 'F1 ± 3 \ud83d')"
     out = run_script("-c", code, PYTHONIOENCODING="ascii").stdout  # and what comes is read as UTF-8
     assert out == "F1 ± 3 \\ud83d\n"
 

@@ -11,13 +11,13 @@ import pytest
 
 import data.corpus
 import tokenizer
-from common import InputError
 from data.corpus import Corpus, choose_columns, find_files, list_documents
 from data.corpus import name_data, prepare
+from data.items import split_pages
 from data.python_source import python_files, python_names
 from data.rows import read_rows
 from hashing import list_words
-from items import split_pages
+from support.common import InputError
 from tokenizer import FIRST_WORD_ID, SEP, item_names
 
 ROWS = [dict(n=1, text="one fish"), dict(n=2, text="two fish"), dict(n=3, text="naïve 日本")]

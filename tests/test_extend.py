@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import finetune
 import pretrain
-from coders import CODERS, Coder
+from data.coders import CODERS, Coder
 from data.tasks import TASKS, Task
 from embeddings import EMBEDDINGS, BloomEmbedding, Embedding, HashEmbedding
 from hashing import HASHES

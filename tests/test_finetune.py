@@ -15,11 +15,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import finetune
 import infer
-from common import load_checkpoint, lock_output
 from data.corpus import read_rows
 from data.tasks import Task
 from infer import Predictor
 from model import Config, Model
+from support.common import load_checkpoint, lock_output
 from tests.pretend_gpu import pretend_gpu
 from tests.support import assert_refused, equal_weights, make_words, run_main, torchrun, write_table
 from tests.test_squad import make_rows

@@ -9,7 +9,7 @@ import pytest
 import finetune
 import infer
 import pretrain
-from flags import build_parser as build_pretrain_parser
+from support.flags import build_parser as build_pretrain_parser
 from tests.support import SMALL, run_main
 
 USUAL = ["1", "2", "3", "8", "0.1"]

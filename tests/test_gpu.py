@@ -13,10 +13,10 @@ import finetune
 import infer
 import pretrain
 from baselines.canine import Canine, CanineConfig
-from bookkeeping import measure_gpu
 from embeddings import EMBEDDINGS
 from model import Config
 from objectives import OBJECTIVES
+from support.bookkeeping import measure_gpu
 from tests.pretend_gpu import pretend_gpu
 from tests.support import SMALL
 

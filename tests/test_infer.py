@@ -17,10 +17,10 @@ import torch.nn.functional as F
 
 import infer
 from bloom import hash_logp
-from common import InputError, save_checkpoint
 from hashing import MD5, sketch_index
 from infer import Predictor
 from model import Config, Model
+from support.common import InputError, save_checkpoint
 from tests.support import assert_refused, make_words, run_main
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 

@@ -10,9 +10,9 @@ import torch
 
 import infer
 from bench import copies, shrink
-from common import load_checkpoint, save_checkpoint
 from infer import Predictor
 from model import load_model
+from support.common import load_checkpoint, save_checkpoint
 from tests.support import ROOT, run_main, tiny_model
 
 CARD = " ".join((ROOT / "models" / "README.md").read_text().split())  # without line breaks

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from data.items import ItemSetBatches
 from data.neighbors import count_ahead, rank_hidden_items, score_neighbors
-from items import ItemSetBatches
 from tokenizer import FIRST_WORD_ID, SEP
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from bloom import BloomMap, beam_search, hash_logp
-from items import for_sets
+from data.items import for_sets
 from model import Config
 from objectives import IGNORE_INDEX as IGNORE
 from objectives import OBJECTIVES, MaskedDigests, MaskedHashes, MaskedWords, SampledWords
@@ -87,7 +87,7 @@ def test_masked_words_loss_and_recall_by_hand():
     ([F0, F0 + 3, F0 + 7], F0, [1, 1, 1]),
 ])
 def test_visible_items_of_a_set_are_no_predictions(inputs, word, hits):
-    """Deviation 1 of items.py."""
+    """Deviation 1 of data/items.py."""
     logits = -torch.arange(37.0).unsqueeze(0)
     inputs = torch.tensor([inputs])
     labels = torch.full_like(inputs, IGNORE)
@@ -284,7 +284,7 @@ def test_expected_loss_is_the_entropy_of_the_classes(objective, table, num_class
     (masked_items(BloomMap(4, alpha=1)), (2, 18)),
 ])
 def test_expected_loss_of_sets_is_that_of_what_is_masked(objective, shape):
-    """Deviation 2 of items.py masks the items of small sets more often than they occur."""
+    """Deviation 2 of data/items.py masks the items of small sets more often than they occur."""
     labels = torch.tensor([[CAT], [COW], [COW]])  # 1, 3 and 3 bits
     inputs = torch.full_like(labels, MASK)
     logits = torch.zeros(3, *shape)

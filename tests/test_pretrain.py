@@ -20,9 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import infer
 import pretrain
 from bloom import BloomMap
-from common import load_checkpoint, lock_output
 from embeddings import EMBEDDINGS
 from model import Config, Model
+from support.common import load_checkpoint, lock_output
 from tests.support import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights, make_words
 from tests.support import read_log, run_main, run_script, torchrun
 

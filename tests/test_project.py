@@ -8,11 +8,12 @@ import pytest
 
 import finetune
 import infer
-from flags import build_parser
+from support.flags import build_parser
 from tests.support import ROOT, run_main, run_script
 
 PARSERS = [build_parser, finetune.build_parser, infer.build_parser]
-SOURCES = [*ROOT.glob("*.py"), *ROOT.glob("data/*.py"), *ROOT.glob("baselines/*.py")]
+FOLDERS = ("", "data/", "support/", "baselines/")
+SOURCES = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}*.py")]
 SOURCES = [path for path in SOURCES if "test" not in path.name]
 
 

@@ -52,7 +52,8 @@ def test_python_block_with_the_files_it_names_runs(code, tmp_path, sr_run):
         search_path = str(ROOT)
     else:
         for name in needs.split():
-            shutil.copy(ROOT / name, tmp_path)
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           cwd=tmp_path, env=os.environ | {"PYTHONPATH": search_path})

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from common import InputError
 from data.squad import QuestionAnswering, best_spans, cut_windows, exact_and_f1, find_answer_words
 from data.squad import find_answers, normalize_answer, read_squad
 from data.tasks import Task
 from hashing import MD5, split_words
 from model import Config
+from support.common import InputError
 from tests.support import make_words
 from tests.test_tasks import flags
 from tokenizer import SEP, make_tokenizer

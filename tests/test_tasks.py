@@ -10,12 +10,12 @@ import torch.nn.functional as F
 
 import data.python_source
 import data.tasks
-from common import InputError
+from data.rows import note_once
 from data.tasks import METRICS, TASKS, SequenceClassification, Task, draw_groups
 from data.tasks import parse_class, parse_number, parse_rows, read_task, standard_error
-from data.rows import note_once
 from hashing import MD5
 from model import Config
+from support.common import InputError
 from tests.support import make_words, write_table
 from tokenizer import CLS, SEP, make_tokenizer
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import torch
 
-from coders import CODERS, HashCoder, SketchCoder
-from common import InputError, Ranks, add_device_flags, at_least, blame, find_checkpoint
-from common import load_checkpoint, make_parser, reading
+from data.coders import CODERS, HashCoder, SketchCoder
 from data.corpus import name_data
 from data.rows import add_reader_flags
 from embeddings import EMBEDDINGS
 from hashing import HASHES
 from model import CHOICES, PRESETS, Config, Model
 from objectives import OBJECTIVES, SampledWords
+from support.common import InputError, Ranks, add_device_flags, at_least, blame, find_checkpoint
+from support.common import load_checkpoint, make_parser, reading
 from tokenizer import SPLITS, SUBWORDS
 
 # All settings: the fields of Config, also those without a flag (head, order, grams), and the rest,

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from bloom import coherent_map, random_order
-from common import InputError
 from data.batches import EVALUATION, ORDER, SEGMENTS, Batches, divide, pad_batch
 from data.rows import find_columns, read_cells
+from support.common import InputError
 from tokenizer import FIRST_WORD_ID
 
 HELD_OUT_KEY = 90  # seed of the order of pages: every run holds out the same ones

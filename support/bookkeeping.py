@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 
-from common import InputError, load_checkpoint, save_checkpoint
 from data.neighbors import CONTROL_NAMES, describe_neighbors
-from flags import DEFAULTS, identity
 from model import count_operations, count_parameters
-from plot import draw_losses
+from support.common import InputError, load_checkpoint, save_checkpoint
+from support.flags import DEFAULTS, identity
+from support.plot import draw_losses
 from tokenizer import FIRST_WORD_ID
 
 NEAR_WORDS = 50_000  # the most frequent words, among which infer.py --near searches
