@@ -43,7 +43,7 @@ from data.tasks import METRICS
 from model import Config, Model, count_parameters
 from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, make_batch
 from support.common import save_checkpoint
-from tests.support import SMALL, make_words
+from tests.helpers import SMALL, make_words
 from tokenizer import CLS, FIRST_WORD_ID, MASK, SEP, UNK, build_inputs, make_tokenizer
 
 # == hashing.py: a text becomes words, a word becomes bits or a bucket

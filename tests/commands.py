@@ -11,7 +11,7 @@ from pathlib import Path
 import pretrain
 from bench import harness
 from support.flags import build_parser
-from tests.support import ROOT
+from tests.helpers import ROOT
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in
          (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"))}

@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pretrain  # noqa: E402
 from hashing import NgramLSH  # noqa: E402
-from tests.support import SMALL, SMALL_SETS, make_words  # noqa: E402
+from tests.helpers import SMALL, SMALL_SETS, make_words  # noqa: E402
 from tokenizer import BPE  # noqa: E402
 
 

@@ -18,7 +18,7 @@ from bench import training
 from hashing import MD5, sketch_index
 from model import Config
 from support.common import InputError, write_json
-from tests.support import ROOT, SMALL, assert_refused, make_words
+from tests.helpers import ROOT, SMALL, assert_refused, make_words
 from tokenizer import BPE, FIRST_WORD_ID, make_tokenizer
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from baselines import canine
 from baselines.canine import Canine, CanineConfig, CharacterTokenizer, load_released
 from support.common import InputError
-from tests.support import assert_refused, run_main
+from tests.helpers import assert_refused, run_main
 from tests.test_finetune import QUICK, own  # noqa: F401  a fixture
 from tokenizer import CLS, SEP, build_inputs
 

@@ -6,7 +6,7 @@ import pytest
 
 from bench import claims
 from support.common import read_json
-from tests.support import ROOT
+from tests.helpers import ROOT
 
 
 def make_value(mean, error=1.0, seeds=3):

@@ -11,7 +11,7 @@ from data import codes, items
 from hashing import MD5, NgramLSH
 from model import Config
 from support.common import InputError
-from tests.support import make_words
+from tests.helpers import make_words
 from tokenizer import FIRST_WORD_ID, SEP, make_tokenizer
 
 WORDS = make_words(120)

@@ -19,7 +19,7 @@ from model import Config
 from support import common
 from support.common import InputError, blame, build_once, load_checkpoint, lock_output, reading
 from support.common import save_checkpoint
-from tests.support import ROOT, run_script, tiny_model
+from tests.helpers import ROOT, run_script, tiny_model
 
 FORK = multiprocessing.get_context("fork")  # children see the patches of a test
 

@@ -16,7 +16,7 @@ from embeddings import EMBEDDINGS, BloomEmbedding, Embedding, HashEmbedding
 from hashing import HASHES
 from infer import Predictor
 from objectives import IGNORE_INDEX, OBJECTIVES, Objective, SampledWords
-from tests.support import SMALL, assert_refused, run_main
+from tests.helpers import SMALL, assert_refused, run_main
 
 
 class ToyEmbedding(Embedding):

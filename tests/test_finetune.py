@@ -21,7 +21,7 @@ from infer import Predictor
 from model import Config, Model
 from support.common import load_checkpoint, lock_output
 from tests.pretend_gpu import pretend_gpu
-from tests.support import assert_refused, equal_weights, make_words, run_main, torchrun, write_table
+from tests.helpers import assert_refused, equal_weights, make_words, run_main, torchrun, write_table
 from tests.test_squad import make_rows
 
 DEVICE = "--device cpu --dtype float32 --no-compile".split()

@@ -10,7 +10,7 @@ import finetune
 import infer
 import pretrain
 from support.flags import build_parser as build_pretrain_parser
-from tests.support import SMALL, run_main
+from tests.helpers import SMALL, run_main
 
 USUAL = ["1", "2", "3", "8", "0.1"]
 WRONG_NUMBERS = ["", "x", "0", "-1", "1_0", "1e-3", "1e39", "inf", "nan", "²", "9" * 5_000]

@@ -18,7 +18,7 @@ from model import Config
 from objectives import OBJECTIVES
 from support.bookkeeping import measure_gpu
 from tests.pretend_gpu import pretend_gpu
-from tests.support import SMALL
+from tests.helpers import SMALL
 
 SETS = "--preset superbloom-small --heads 2 --length 7 --alpha 5"
 EMB_OF = {"sr": "proj", "mlm": "lookup", "sampled": "lookup", "hash-mlm": "median"}

@@ -19,7 +19,7 @@ import pytest
 
 import hashing
 from hashing import HASHES, NgramLSH
-from tests.support import make_words
+from tests.helpers import make_words
 
 SEPARATORS = r"[\s\ufeff\0]+"  # white space, byte order mark, NUL
 HARD_TEXTS = [

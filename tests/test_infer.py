@@ -21,7 +21,7 @@ from hashing import MD5, sketch_index
 from infer import Predictor
 from model import Config, Model
 from support.common import InputError, save_checkpoint
-from tests.support import assert_refused, make_words, run_main
+from tests.helpers import assert_refused, make_words, run_main
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 
 WORDS = [*make_words(50), "cat", "the"]

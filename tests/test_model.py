@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import model
 from embeddings import EMBEDDINGS, unpack_bits
 from model import PRESETS, Config, Model, count_parameters, load_model
-from tests.support import bloom_model, tiny_model
+from tests.helpers import bloom_model, tiny_model
 from tokenizer import CLS, FIRST_WORD_ID, PAD, SEP
 
 LSH = dict(attn="lsh", lsh_bands=3, lsh_buckets=5, lsh_hashes=2)

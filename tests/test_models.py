@@ -13,7 +13,7 @@ from bench import copies, shrink
 from infer import Predictor
 from model import load_model
 from support.common import load_checkpoint, save_checkpoint
-from tests.support import ROOT, run_main, tiny_model
+from tests.helpers import ROOT, run_main, tiny_model
 
 CARD = " ".join((ROOT / "models" / "README.md").read_text().split())  # without line breaks
 SIZES = {  # megabytes at most

@@ -13,7 +13,7 @@ from model import Config
 from objectives import IGNORE_INDEX as IGNORE
 from objectives import OBJECTIVES, MaskedDigests, MaskedHashes, MaskedWords, SampledWords
 from objectives import ShuffleRandom, choose_objective, make_batch, rank_words
-from tests.support import bloom_model, tiny_model
+from tests.helpers import bloom_model, tiny_model
 from tokenizer import MASK, PAD, SEP
 from tokenizer import FIRST_WORD_ID as F0
 

@@ -23,8 +23,8 @@ from bloom import BloomMap
 from embeddings import EMBEDDINGS
 from model import Config, Model
 from support.common import load_checkpoint, lock_output
-from tests.support import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights, make_words
-from tests.support import read_log, run_main, run_script, torchrun
+from tests.helpers import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights, make_words
+from tests.helpers import read_log, run_main, run_script, torchrun
 
 SCRIPTS = ROOT / "tests" / "scripts"
 TWO_STEPS = "--steps 2 --warmup 0 --eval_every 2 --save_every 2 --micro 3 --dropout 0 --quiet"

@@ -9,7 +9,7 @@ import pytest
 import finetune
 import infer
 from support.flags import build_parser
-from tests.support import ROOT, run_main, run_script
+from tests.helpers import ROOT, run_main, run_script
 
 PARSERS = [build_parser, finetune.build_parser, infer.build_parser]
 FOLDERS = ("", "data/", "support/", "baselines/")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.commands import list_page_commands, split_command
-from tests.support import ROOT
+from tests.helpers import ROOT
 
 PAGE = ""
 for name in ("reading", "reading-2"):

@@ -20,7 +20,7 @@ import pretrain
 from bench import figures
 from tests.commands import PAGES, RUNS, check_command, list_page_commands, list_run_commands
 from tests.commands import split_command
-from tests.support import ROOT, SMALL, make_words, run_main
+from tests.helpers import ROOT, SMALL, make_words, run_main
 
 ALL = "\n".join(PAGES.values())
 FAST = "--device cpu --dtype float32".split()

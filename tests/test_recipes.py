@@ -9,7 +9,7 @@ import pytest
 import pretrain
 from model import Config
 from tests.commands import RUNS, list_run_commands, split_command
-from tests.support import assert_refused, run_main
+from tests.helpers import assert_refused, run_main
 
 
 def resolve(flags):

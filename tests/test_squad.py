@@ -13,7 +13,7 @@ from data.tasks import Task
 from hashing import MD5, split_words
 from model import Config
 from support.common import InputError
-from tests.support import make_words
+from tests.helpers import make_words
 from tests.test_tasks import flags
 from tokenizer import SEP, make_tokenizer
 

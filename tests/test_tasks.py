@@ -16,7 +16,7 @@ from data.tasks import parse_class, parse_number, parse_rows, read_task, standar
 from hashing import MD5
 from model import Config
 from support.common import InputError
-from tests.support import make_words, write_table
+from tests.helpers import make_words, write_table
 from tokenizer import CLS, SEP, make_tokenizer
 
 WORDS = make_words(60, 3)

@@ -10,7 +10,7 @@ import pytest
 
 from bloom import BloomMap
 from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
-from tests.support import make_words
+from tests.helpers import make_words
 from tokenizer import BPE, CLS, FIRST_WORD_ID, SEP, HashTokenizer, ItemNames, Phrases
 from tokenizer import build_inputs, make_tokenizer, match_longest, sliding_windows
 

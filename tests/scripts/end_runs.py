@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import pretrain
 from support.common import fingerprint, load_checkpoint
-from tests.support import read_log
+from tests.helpers import read_log
 
 EXIT_CODES = {"kill": (0, -9), "terminate": (0, -15, 143), "full disk": (0, 2)}
 SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM}

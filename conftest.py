@@ -1,3 +1,0 @@
-"""Load the fixtures of all tests."""
-
-pytest_plugins = ["tests.fixtures"]
