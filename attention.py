@@ -19,20 +19,20 @@ Notation:
 Demo: python attention.py
 
 A score is large where query and key point the same way, and such vectors usually share a hash
-bucket. So LSH attention computes the scores inside alone. That is no mask. In the paper a pair that
-does not collide has the score 0, and exp(0) = 1 is a weight. A query with c keys outside reads the
-plain mean of their values, and this mean has the share
+bucket. So LSH attention computes the scores inside alone. But that is no mask: in the paper a pair
+that does not collide has the score 0, and so the weight exp(0) = 1. A query with c keys outside
+reads the plain mean of their values, and gives it this share of its weight:
 
     c / (c + Σ exp(score))        the sum is over the keys inside
 
-of its weight. With random vectors a key is inside with probability P, about 1 / 2^r, so c and the
-sum both grow with L, and their shares hardly depend on it (outside_share_law, e 64, 256 buckets):
+Random vectors collide with a probability P of about 1 / 2^r. So c and the sum both grow with L, and
+the share hardly depends on it. For e 64 and 256 buckets:
 
-    r hyperplanes                                       1       2       4       8
-    share of the mean of the keys outside              36 %    60 %    86 %    98 %
-    queries with no key inside, (1 - P)^L, L = 128      0 %     0 %     0 %    37 %
+    r hyperplanes                                            1       2       4       8
+    share of the keys outside (outside_share_law)           36 %    60 %    86 %    98 %
+    queries without a key inside, (1 - P)^L, for L = 128     0 %     0 %     0 %    37 %
 
-Trained vectors collide more often. With fill="mask" the keys outside have no weight at all.
+The share is smaller where queries and keys are similar. With fill="mask" it is 0.
 """
 
 import functools
@@ -191,7 +191,8 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
     if fill == "zero":
         scores = scores.masked_fill(~is_collision, 0.0)
     else:
-        is_inside = is_collision | torch.eye(L, dtype=torch.bool, device=q.device)
+        is_itself = torch.eye(L, dtype=torch.bool, device=q.device)
+        is_inside = is_collision | is_itself
         is_key = is_inside if is_key is None else is_inside & is_key
 
     return masked_softmax(scores, is_key) @ v
@@ -446,15 +447,16 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
         cell and extra key   weights exp(ln 3), exp(ln 2) = 3, 2          (3·1 + 2·2.5)     / 5
 
     Both are 1.6. With fill="mask" the extra key is that at the query's own position, if it is in
-    another cell. A loop over the cells would be enough:
+    another cell. A loop would do:
 
         for each cell, and each query of the cell:
-            scores = q · k / √e for each key of the cell, and the score of the extra key
-            values = v for each key of the cell, and the value of the extra key
-            output = softmax(scores) values
+            scores = q · k / √e for the keys of the cell, then the score of the extra key
+            values = v for the keys of the cell, then the value of the extra key
+            output = softmax(scores) · values
 
-    There may be thousands of cells, so the code below does the same for many cells at once. The
-    memory grows with L, not L², even if all positions share a bucket.
+    There may be thousands of cells. So the code below puts the vectors of all cells in tables, and
+    cells of similar size in groups, and attends group by group. The memory grows with L, not L²,
+    even if all positions share a bucket.
 
     Args:
         hq, hk: int64 (B, H, L), hash buckets.
@@ -706,8 +708,9 @@ def attend(q, k, v, is_key):
     """
     if q.shape[1] <= MAX_FORMULA_CELL:
         scores = q @ k.transpose(1, 2)  # (G, x, y)
-        scores = scores.masked_fill(~is_key, -torch.inf)
-        return scores.softmax(2) @ v
+        scores = scores.masked_fill(~is_key, -torch.inf)  # the extra key always has a score
+        weights = scores.softmax(2)
+        return weights @ v
     # PyTorch's kernel holds no matrix of scores. It wants a dimension of heads
     out = F.scaled_dot_product_attention(
         q[:, None], k[:, None], v[:, None], attn_mask=is_key[:, None], scale=1.0)
@@ -794,8 +797,12 @@ def find_blocks(sorted_q, sorted_k):
         return sorted_q[b, h, i] == sorted_k[b, h, j]
 
     from torch.nn.attention import flex_attention as flex  # here, as it loads torch._dynamo: 1 s
-    return flex.BlockMask.from_kv_blocks(count, numbers, BLOCK_SIZE=FLEX_BLOCK,
-                                         mask_mod=is_same_cell, seq_lengths=(L, L))
+    return flex.BlockMask.from_kv_blocks(
+        count,
+        numbers,
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=is_same_cell,
+        seq_lengths=(L, L))
 
 
 def attend_flex(q, k, v, blocks):
@@ -883,14 +890,11 @@ def check_hyperplanes(x, planes, coef):
 
 def main():
     """Print which pairs of queries and keys collide, and two laws beside what is measured."""
-    e = 64
-    num_buckets = 256
     torch.manual_seed(0)
+    e = 64
     centers = torch.randn(3, e).repeat_interleave(4, 0)  # (12, e)
     q, k = centers + 0.3 * torch.randn(2, 1, 1, 12, e)  # (B, H, L, e) each
-    planes, coef = draw_hyperplanes(1, 1, 4, e, num_buckets)
-    hq = simhash(q, planes, coef, num_buckets)
-    hk = simhash(k, planes, coef, num_buckets)
+    hq, hk = hash_by_chance(q, k, 4)
     print("12 positions in 3 groups of 4 similar vectors. Rows are queries, columns are keys.\n"
           "#  on the same side of 4 hyperplanes: LSH attention computes the score of the pair\n"
           ".  not so: the score is 0, and the weight before normalization exp(0) = 1\n")
@@ -901,14 +905,19 @@ def main():
     print("hyperplanes                         law      counted      law      measured")
     q, k = torch.randn(2, 1, 16, 512, e)
     for r in (1, 2, 4, 8):
-        planes, coef = draw_hyperplanes(16, 1, r, e, num_buckets)
-        hq = simhash(q, planes, coef, num_buckets)
-        hk = simhash(k, planes, coef, num_buckets)
-        law = collision_probability(math.pi / 2, r, num_buckets)
+        hq, hk = hash_by_chance(q, k, r)
+        law = collision_probability(math.pi / 2, r, 256)  # nearly a right angle, on average
         counted = collisions(hq, hk).float().mean()
-        share_law = outside_share_law(e, r, num_buckets)
+        share_law = outside_share_law(e, r, 256)
         share = outside_share(q, k, hq, hk).mean()
         print(f"{r:<36}{law:<9.1%}{counted:<13.1%}{share_law:<9.1%}{share:.1%}")
+
+
+def hash_by_chance(q, k, num_hyperplanes):
+    """Return buckets of q and k, (B, H, 1, L) each, of 256, by new hyperplanes."""
+    _, H, _, e = q.shape
+    planes, coef = draw_hyperplanes(H, 1, num_hyperplanes, e, 256)
+    return simhash(q, planes, coef, 256), simhash(k, planes, coef, 256)
 
 
 if __name__ == "__main__":

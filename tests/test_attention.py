@@ -173,10 +173,10 @@ def test_share_of_keys_outside_follows_its_law(r):
     law = attention.outside_share_law(64, r, 256)
     assert abs(share - law) < 0.02
     is_alone = ~attention.collisions(hq, hk).any(3)
-    num_alone = is_alone.float().mean().item()
+    alone = is_alone.float().mean().item()
 
     column = [1, 2, 4, 8].index(r)
-    for row, measured in [("mean of the keys outside", share), ("no key inside", num_alone)]:
+    for row, measured in [("share of the keys outside", share), ("without a key inside", alone)]:
         [line] = re.findall(f".*{row}.*", attention.__doc__)
         printed = re.findall(r"(\d+) %", line)[column]
         assert abs(int(printed) / 100 - measured) < 0.015
