@@ -1,6 +1,7 @@
 """Extensions: a toy embedding, code format, hash, objective and task, registered from outside."""
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -31,10 +32,12 @@ class ToyEmbedding(Embedding):
         return signs @ self.matrix
 
 
+@dataclass(kw_only=True)
 class ToyCoder(Coder):
     """The length of a word chooses its row."""
 
-    reads = flags = "rows hash_seed"
+    rows: int
+    hash_seed: int
 
     def codes(self, words):
         lengths = np.array([len(word) for word in words], np.int32)
@@ -50,6 +53,7 @@ class ToyHash:
 
     options = {"shift": "hash_seed"}  # argument of fit -> flag
     needs_counts = True
+    near_bits = 0
 
     def __init__(self, ranks, shift=0):
         self.ranks = ranks
@@ -70,6 +74,9 @@ class ToyHash:
 
     def state(self):
         return vars(self)
+
+    def knows(self, words):
+        return np.array([word in self.ranks for word in words], bool)
 
 
 class ToyObjective(Objective):

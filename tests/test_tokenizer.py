@@ -10,15 +10,16 @@ import pytest
 
 from bloom import BloomMap
 from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
+from data.squad import sliding_windows
 from tests.helpers import make_words
 from tokenizer import BPE, CLS, FIRST_WORD_ID, SEP, HashTokenizer, ItemNames, Phrases
-from tokenizer import build_inputs, make_tokenizer, match_longest, sliding_windows
+from tokenizer import build_inputs, make_tokenizer, match_longest
 
 
 def make_config(code_format):
     """Return what make_tokenizer reads of a model's config, with odd and distinct sizes."""
     return SimpleNamespace(code_format=code_format, bits=29, chunk=7, rows=499, hashes=3,
-                           buckets=41, weights=97, grams=9)
+                           buckets=41, weights=97, grams=9, special_tokens=FIRST_WORD_ID)
 
 
 BITS = make_config("bits")
