@@ -2,9 +2,9 @@
 
     args, initial = parse_flags(["--emb", "pool", "--steps", "500"])
 
-A setting is a flag, a field of model.Config, or both. Where several of these set it, the last one
-counts: default, preset, what follows from other settings, checkpoint of --init_from, flag. Nothing
-changes a setting after parse_flags.
+A setting is a flag, a field of model.Config, or both. Where several of these set it, the first one
+counts: its flag, the checkpoint of --init_from, other settings that it follows from, the preset,
+its default. choose_settings has this order. Nothing changes a setting after parse_flags.
 
 Out of scope: the flags of finetune.py and infer.py, which these files define.
 """
@@ -126,7 +126,8 @@ def inherit_settings(initial, flags):
         inherited = dataclasses.asdict(Config(**initial["config"]))
     for name in INHERITED:
         inherited[name] = run[name]
-    inherited["alpha"] = run.get("alpha")  # of its Bloom map, if it has one
+    if "alpha" in run:  # it has a Bloom map
+        inherited["alpha"] = run["alpha"]
     for name, value in flags.items():
         if name in ("preset", "dropout"):  # the weights fit all the same
             continue
@@ -142,65 +143,64 @@ def inherit_settings(initial, flags):
 def choose_settings(flags, inherited):
     """Return all settings as a Namespace.
 
-    Where several of these set a value, the first one counts: flag, checkpoint of --init_from, other
-    settings (choose_method, derive_settings), preset, default.
-
     Args:
         flags: dict, those on the command line.
         inherited: dict, what inherit_settings returns; {} without --init_from.
     """
     fixed = inherited | flags
     preset = PRESETS[fixed.get("preset", DEFAULTS["preset"])]
-    settings = DEFAULTS | preset | fixed
-    settings |= choose_method(settings)
-    settings |= derive_settings(settings, fixed)
-    return argparse.Namespace(**settings | fixed)
+    args = argparse.Namespace(**DEFAULTS | preset | fixed)
+    choose_method(args)
+    derived = derive_settings(args, fixed)
+    vars(args).update(derived | fixed)
+    return args
 
 
-def choose_method(settings):
-    """Return emb, split and objective, where they are None a choice, and what follows from them.
+def find_coder(emb):
+    """Return the class of data.coders.CODERS whose codes an embedding reads."""
+    return CODERS[EMBEDDINGS[emb].code_format]
 
-    settings: dict; its order and head are those of the preset, or of the checkpoint.
+
+def choose_method(args):
+    """Set emb, split and objective where they are None, and order and head, which follow.
+
+    Until then args.order and args.head are those of the preset, or of the checkpoint.
     """
     # 1. emb follows from --split; presets of sets have one
-    emb = settings["emb"]
-    if emb is None:
-        emb = "bloom" if settings["split"] == "items" else "proj"
-    coder = CODERS[EMBEDDINGS[emb].code_format]
+    if args.emb is None:
+        args.emb = "bloom" if args.split == "items" else "proj"
+    coder = find_coder(args.emb)
     # 2. split follows from the preset's order, or else from emb
-    split = settings["split"]
-    if split is None:
-        split = coder.default_split if settings["order"] else "items"
-    order = split != "items"
+    if args.split is None:
+        args.split = coder.default_split if args.order else "items"
+    args.order = args.split != "items"
     # 3. objective follows from both, and from the preset's head; a set has no order to shuffle
-    objective = settings["objective"]
-    if objective is None:
-        objective = coder.masked_objective
-        if settings["head"] == "sr" and order and not coder.is_predicted:
-            objective = "sr"
-    head = OBJECTIVES[objective].head
-    return dict(emb=emb, split=split, order=order, objective=objective, head=head)
+    if args.objective is None:
+        args.objective = coder.masked_objective
+        if args.head == "sr" and args.order and not coder.is_predicted:
+            args.objective = "sr"
+    args.head = OBJECTIVES[args.objective].head
 
 
-def derive_settings(settings, fixed):
+def derive_settings(args, fixed):
     """Return sizes and rates that follow from other settings, a dict.
 
     Args:
-        settings: dict, after choose_method.
+        args: Namespace, after choose_method.
         fixed: dict, flags and what the checkpoint of --init_from decides.
     """
-    derived = dict(warmup=min(settings["warmup"], settings["steps"] // 10))
-    if EMBEDDINGS[settings["emb"]].code_format == "index":
-        derived["features"] = max(settings["features"], settings["rows"])
-    if settings["split"] == "phrases":
+    derived = dict(warmup=min(args.warmup, args.steps // 10))
+    if EMBEDDINGS[args.emb].code_format == "index":
+        derived["features"] = max(args.features, args.rows)
+    if args.split == "phrases":
         derived["vocab"] = 1_000_000
-    if settings["split"] == "items":  # sets are short, and replace what the preset says of texts
+    if args.split == "items":  # sets are short, and replace what the preset says of texts
         # lsh_pairs upper would give a pair one score, by the order of its items: sets have none
         derived.update(data="python-names", vocab=None, length=32, lsh_pairs="all", short=0.0)
     if "width" in fixed:
-        derived["ffn"] = 4 * fixed["width"]
-    if settings["head"] != "sr" and settings["lr_mlm"] is not None:
-        derived["lr"] = settings["lr_mlm"]
+        derived["ffn"] = 4 * args.width
+    if args.head != "sr" and args.lr_mlm is not None:
+        derived["lr"] = args.lr_mlm
     return derived
 
 
@@ -221,7 +221,7 @@ def check_flags(args, flags):
         flags: dict, those on the command line.
     """
     code_format = EMBEDDINGS[args.emb].code_format
-    coder = CODERS[code_format]
+    coder = find_coder(args.emb)
     hash_class = HASHES[args.hash]
     effective = coder.list_flags(hash_class)
     if args.head == "hash-mlm" and not coder.is_predicted:  # it predicts the buckets of a sketch
@@ -233,8 +233,9 @@ def check_flags(args, flags):
     effective.add("noise" if args.head == "sr" else "mask")
     if issubclass(OBJECTIVES[args.objective], SampledWords):
         effective.add("samples")
+    conditional = list_conditional()
     for name in flags:
-        if name in list_conditional() and name not in effective:
+        if name in conditional and name not in effective:
             raise InputError(f"--{name} requires other settings than --emb {args.emb}, --hash "
                              f"{args.hash}, --split {args.split} and --objective "
                              f"{args.objective}, which do not read it. --help says which.")
@@ -256,7 +257,7 @@ def check_flags(args, flags):
 
 def name_output(args):
     """Return the default --out, such as out/proj-lsh: --emb, and what differs from the usual."""
-    coder = CODERS[EMBEDDINGS[args.emb].code_format]
+    coder = find_coder(args.emb)
     parts = [args.emb]
     if "hash" in coder.list_fields():
         parts.append(args.hash)
@@ -276,11 +277,7 @@ def name_output(args):
 
 def list_methods(field):
     """Return the names of --emb whose codes depend on a field, str."""
-    names = []
-    for name, embedding in EMBEDDINGS.items():
-        if field in CODERS[embedding.code_format].list_fields():
-            names.append(name)
-    return ", ".join(names)
+    return ", ".join(emb for emb in EMBEDDINGS if field in find_coder(emb).list_fields())
 
 
 def build_parser(doc=""):

@@ -138,6 +138,12 @@ def test_names_of_a_text_do_not_change_the_next():
     assert names == ["New York", "Bill", "Evans"]
 
 
+def test_names_of_a_generator_may_have_spaces():
+    """It can be read once: the longest name is not looked for in what is left of it."""
+    splitter = ItemNames(name for name in ["Miles Davis", "Jazz"])
+    assert splitter.split("Miles Davis Jazz")[0] == ["Miles Davis", "Jazz"]
+
+
 @hypothesis.settings(deadline=None, database=None, derandomize=True)
 @hypothesis.given(st.text("ab \t\u2028İ\ud800"))
 def test_split_names_hold_all_words_and_stand_at_their_spans(text):
@@ -212,6 +218,16 @@ def test_digest_codes_count_in_the_block_of_their_map():
     some = codes[tokenizer.ids([words[4], "?"])]
     assert some.tolist() == [bloom_map.digest[4].tolist(), [11, 11]]  # UNK
     assert (reload(tokenizer, DIGEST).codes() == codes).all()
+
+
+@pytest.mark.parametrize("hash_name", ["md5", None])
+def test_state_of_a_sketch_has_no_hash(hash_name):
+    """Older checkpoints have the name of a hash where there is none, as models/names.pt."""
+    tokenizer = make_tokenizer(SKETCH, key="k")
+    state = tokenizer.state()
+    assert state["hash_name"] is None
+    loaded = HashTokenizer.load(state | dict(hash_name=hash_name), SKETCH)
+    assert loaded.coder == tokenizer.coder
 
 
 @pytest.mark.parametrize("split", ["regex", "space", "bpe", "phrases"])
