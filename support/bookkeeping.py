@@ -99,7 +99,7 @@ class Run:
     def add_data(self, data):
         """Keep the data, and add its words and hashes to the identity."""
         self.data = data
-        facts = dict(corpus=data.corpus.meta["digest"], alpha=self.args.alpha)
+        facts = dict(corpus=data.corpus.meta["digest"])
         bloom_map = data.tokenizer.coder.bloom_map
         if bloom_map is not None:
             facts |= dict(alpha=bloom_map.alpha, bloom=bloom_map.checksum())
