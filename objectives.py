@@ -99,11 +99,11 @@ class Objective:
 
     def corrupt_batch(self, draw):
         """Corrupt a data.batches.Draw by its noise, or mask what it says; return a Batch."""
-        if draw.is_hidden is None:
+        if draw.is_masked is None:
             inputs, labels = self.corrupt(draw.ids, draw.noise, draw.random_words)
         else:  # held-out item sets
-            inputs = draw.ids.masked_fill(draw.is_hidden, self.mask_id)
-            labels = draw.ids.masked_fill(~draw.is_hidden, IGNORE_INDEX)
+            inputs = draw.ids.masked_fill(draw.is_masked, self.mask_id)
+            labels = draw.ids.masked_fill(~draw.is_masked, IGNORE_INDEX)
         return make_batch(inputs, labels, draw.key_mask)
 
     def loss(self, model, batch):

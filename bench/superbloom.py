@@ -176,7 +176,7 @@ def read_sets(corpus, length):
         sets = ItemSetBatches(corpus.ids, corpus.offsets, *split_pages(corpus), word_counts,
                               length, batch_size=1, seed=0)
     draw = sets.eval_batch(slice(None))
-    return sets, draw.ids, draw.is_hidden.int().argmax(1)
+    return sets, draw.ids, draw.is_masked.int().argmax(1)
 
 
 def score_neighbors(args):

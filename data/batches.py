@@ -38,46 +38,15 @@ LENGTHS = 5
 class Draw(NamedTuple):
     """Some rows of a batch, and the random numbers from which an objective corrupts them.
 
-    A Draw has noise and random_words, or is_hidden.
+    A Draw has noise and random_words, or is_masked.
     """
 
     ids: torch.Tensor  # int64 (r, L), 0 as padding. L is that of the longest row
     key_mask: torch.Tensor | None  # bool (r, L), False = padding; None: no row is ever padded
-    # float32 (3, r, L), uniform in [0, 1): three numbers a position, which each objective names
+    # float32 (3, r, L), uniform in [0, 1): three numbers a position, which Objective.corrupt names
     noise: torch.Tensor | None = None
     random_words: torch.Tensor | None = None  # int64 (r, L), uniform over the words that occur
-    is_hidden: torch.Tensor | None = None  # bool (r, L), exactly these are masked
-
-
-class RowGenerator:
-    """Random numbers for some rows of a batch.
-
-    Numbers are drawn for the whole batch, and those of the rows are returned. So the numbers of a
-    row do not depend on which rank, or micro-batch, reads it. That is cheap: a few milliseconds for
-    65,536 positions.
-
-    Args:
-        seed: tuple of int.
-        batch_size: int, rows of the whole batch.
-        rows: int array or slice, r rows.
-    """
-
-    def __init__(self, seed, batch_size, rows):
-        self.rng = np.random.default_rng(seed)
-        self.batch_size = batch_size
-        self.rows = rows
-
-    def random(self, *shape, dtype=np.float64):
-        """Return uniform numbers in [0, 1), (r, *shape)."""
-        return self.rng.random((self.batch_size, *shape), dtype)[self.rows]
-
-    def integers(self, start, stop):
-        """Return uniform integers from start to stop - 1, (r,)."""
-        return self.rng.integers(start, stop, self.batch_size)[self.rows]
-
-    def choice(self, values, *shape):
-        """Return uniform elements of values, (r, *shape)."""
-        return self.rng.choice(values, (self.batch_size, *shape))[self.rows]
+    is_masked: torch.Tensor | None = None  # bool (r, L), exactly these are masked
 
 
 class Batches:
@@ -135,7 +104,7 @@ class Batches:
         """Return the Draw of IDs, int64 (r, L), with noise by a RowGenerator."""
         L = ids.shape[1]
         noise = [rng.random(self.length, dtype=np.float32)[:, :L] for _ in range(3)]
-        random_words = rng.choice(self.word_ids, self.length)[:, :L]
+        random_words = self.word_ids[rng.integers(0, len(self.word_ids), self.length)[:, :L]]
         key_mask = ids != 0 if self.has_padding else None
         return Draw(ids, key_mask, torch.from_numpy(np.stack(noise)),
                     torch.from_numpy(random_words))
@@ -143,6 +112,33 @@ class Batches:
     def divide_rows(self, step, rows, size):
         """Return the rows of each micro-batch: `rows`, an int array, in parts of at most `size`."""
         return divide(rows, size)
+
+
+class RowGenerator:
+    """Random numbers for some rows of a batch.
+
+    Numbers are drawn for the whole batch, and those of the rows are returned. So the numbers of a
+    row do not depend on which rank, or micro-batch, reads it. That is cheap: a few milliseconds for
+    65,536 positions.
+
+    Args:
+        seed: tuple of int.
+        batch_size: int, rows of the whole batch.
+        rows: int array or slice, r rows.
+    """
+
+    def __init__(self, seed, batch_size, rows):
+        self.rng = np.random.default_rng(seed)
+        self.batch_size = batch_size
+        self.rows = rows
+
+    def random(self, *shape, dtype=np.float64):
+        """Return uniform numbers in [0, 1), (r, *shape)."""
+        return self.rng.random((self.batch_size, *shape), dtype)[self.rows]
+
+    def integers(self, start, stop, *shape):
+        """Return uniform integers from start to stop - 1, (r, *shape)."""
+        return self.rng.integers(start, stop, (self.batch_size, *shape))[self.rows]
 
 
 # Windows of text

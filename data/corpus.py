@@ -103,15 +103,14 @@ def write_corpus(folder, data, split, sources, max_subwords, quiet):
     # 2. and 3. Split all documents, and number their words by first appearance: their IDs, which
     # are by frequency, are not known before the end
     splitter = make_splitter(split, subwords)
-    key_of = key_of_set if split == "items" else str
     seen = set()  # the documents of sources where equal ones count once
     is_hidden = True if quiet else None  # None: unless stderr is a terminal
     with open(folder / "numbers.bin", "wb") as file:
         for source in sources:
             results = split_all(source, splitter)
             for documents in tqdm(results, f"preparing {source.part}", disable=is_hidden):
-                if source.counts_once:
-                    documents = drop_copies(documents, seen, key_of)
+                if source.has_copies:
+                    documents = drop_copies(documents, seen, source.is_sets)
                 number_words(documents, number_of).tofile(file)
         if file.tell() == 0:
             raise InputError(f"--data {data}: expected text, got no words.")
@@ -174,25 +173,22 @@ def split_job(open_job, job, splitter):
     return ["\n".join(words) for words in documents if words]
 
 
-def drop_copies(documents, seen, key_of):
-    """Return the documents whose key_of is not in `seen`, a set, and add it.
+def drop_copies(documents, seen, is_sets):
+    """Return the documents that are not in `seen`, a set, and add them.
 
     Args:
         documents: list of str, as split_job returns them.
-        key_of: function of a document.
+        is_sets: bool, the order of the names in a document does not count.
     """
     new = []
     for document in documents:
-        key = key_of(document)
+        key = document
+        if is_sets:
+            key = "\n".join(sorted(document.split("\n")))
         if key not in seen:
             seen.add(key)
             new.append(document)
     return new
-
-
-def key_of_set(document):
-    """Return the same text for a set in any order; document: its names, joined by line breaks."""
-    return "\n".join(sorted(document.split("\n")))
 
 
 # -------------------------------------------------------------------------------------------------

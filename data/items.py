@@ -129,16 +129,16 @@ class ItemSetBatches(Batches):
         return divide(rows[by_size], size)
 
     def eval_batch(self, rows):
-        """Return held-out pages, of each of which one item is hidden."""
+        """Return the Draw of held-out pages, where one item of each is masked."""
         pages = self.eval_pages[rows]
         rng = RowGenerator((0, EVALUATION), self.num_eval, rows)
         starts = rng.random()  # (r,) of the segments, as fractions
-        places = rng.random()  # (r,) of the hidden items, as fractions
+        places = rng.random()  # (r,) of the masked items, as fractions
         ids = self.read_segments(pages, starts)
         column = (places * self.segment_sizes[pages]).astype(np.int64)  # (r,)
-        is_hidden = torch.zeros_like(ids, dtype=torch.bool)
-        is_hidden[torch.arange(len(ids)), column] = True
-        return Draw(ids, ids != 0, is_hidden=is_hidden)
+        is_masked = torch.zeros_like(ids, dtype=torch.bool)
+        is_masked[torch.arange(len(ids)), column] = True
+        return Draw(ids, ids != 0, is_masked=is_masked)
 
     def read_segments(self, pages, fractions):
         """Read a segment of each page.

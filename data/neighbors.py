@@ -58,7 +58,7 @@ def rank_hidden_items(sets, rows):
     seen_at[items] = places
 
     draw = sets.eval_batch(rows)
-    hidden = draw.is_hidden.int().argmax(1)  # (n,), columns
+    hidden = draw.is_masked.int().argmax(1)  # (n,), columns
     neighbors_of = {}  # visible item -> its neighbors and their scores, which many sets share
     ranks = []
     for row, column in zip(draw.ids.numpy(), hidden.tolist()):

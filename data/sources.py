@@ -32,12 +32,66 @@ JOB_FILES = 64  # Python files of a job
 JOB_UNITS = 1_000_000  # characters of a job, or names in lists
 
 
+def find_sources(data, split, field, reader):
+    """Return the source of each part of --data. Parts that do not fit together are refused.
+
+    Args:
+        data: str, parts joined by +.
+        split: str, "items" for item sets.
+        field, reader: as in Source.
+    """
+    parts = data.split("+")
+    if len(parts) > 1 and os.path.exists(data):
+        raise InputError(f"--data {data}: + joins sources. Use a path without +.")
+    sources = []
+    contents = []
+    for part in parts:
+        source_class = choose_source(part)
+        source = source_class(part, split == "items", field, reader)
+        sources.append(source)
+        contents.extend(source.list_contents())
+    # a text that is read twice, such as by a link, may be held out and trained on
+    if len(set(contents)) < len(contents):
+        raise InputError(f"--data {data}: expected each file or name once.")
+    return sources
+
+
+def choose_source(part):
+    """Return the class of a part of --data."""
+    if part in SOURCES or part in HUB:
+        if os.path.exists(part):
+            raise InputError(f"--data {part}: expected a name or a path, got both. Use ./{part} "
+                             "for the path, or rename it.")
+        return SOURCES.get(part, Hub)
+    if is_hub_id(part):
+        return Hub
+    return Files
+
+
+def name_data(data):
+    """Return a name of --data for files: my_texts/+owner/name:de gives my_texts+name-de."""
+    names = []
+    for part in data.split("+"):
+        if is_hub_id(part):
+            names.append(part.split("/")[1].replace(":", "-"))
+        else:
+            names.append(Path(part).resolve().stem)
+    return "+".join(names)[:40]
+
+
+# -------------------------------------------------------------------------------------------------
+# Sources
+
+
 class Source:
-    """Base class: a part of --data. A subclass has jobs, and may have the rest.
+    """Base class: a part of --data.
+
+    A subclass has jobs() -> an iterator of jobs, plain values that are sent to other processes. It
+    may have documents, paths and contents of its own.
 
     Args:
         part: str, its name in --data.
-        read: read_texts or read_sets, which a source of rows calls.
+        is_sets: bool, documents are item sets and no texts.
         field: str or None, the column of the documents, see choose_columns.
         reader: dict, encoding, sep and header of read_rows.
 
@@ -45,17 +99,17 @@ class Source:
         paths: list of str, files that its documents come from. An edited file is another corpus.
     """
 
-    has_rows = False  # with columns, of which --field chooses
-    has_files = False  # of which --encoding, --sep and --header say how to read them
-    counts_once = False  # a document that is equal to an earlier one is left out
+    has_rows = False  # --field chooses a column of them
+    has_files = False  # --encoding, --sep and --header say how to read them
+    has_copies = False  # equal documents count once
 
-    def __init__(self, part, read, field, reader):
+    def __init__(self, part, is_sets, field, reader):
         if field is not None and not self.has_rows:
             raise InputError(f"--field: requires rows, got {part}.")
         if reader and not self.has_files:
             raise InputError(f"--encoding, --sep, --header: require files, got {part}.")
         self.part = part
-        self.read = read
+        self.is_sets = is_sets
         self.field = field
         self.reader = reader
         self.paths = self.find_paths()
@@ -64,36 +118,28 @@ class Source:
         return []
 
     def list_contents(self):
-        """Return names of all that is read, list. Two sources with a name in common are refused."""
+        """Return names of all that is read, list. Sources with a name in common are refused."""
         return [self.part]
-
-    def jobs(self):
-        """Return an iterator of jobs, plain values that are sent to another process."""
-        raise NotImplementedError
 
     @classmethod
     def documents(cls, job):
-        """Return the documents of a job, list. A worker calls it, which has the class alone."""
+        """Return the documents of a job, list. Another process calls it, without the object."""
         return job
 
 
-# -------------------------------------------------------------------------------------------------
-# Sources
-
-
 class RowSource(Source):
-    """Rows with columns. One process reads them, and a job is a list of documents."""
+    """Rows with columns. One process reads them, and a job is a list of documents.
+
+    A subclass has open_tables() -> dict, the name of a file or data set -> an iterator of its rows.
+    """
 
     has_rows = True
 
-    def open_tables(self):
-        """Return dict, the name of a file or data set -> an iterator of its rows."""
-        raise NotImplementedError
-
     def jobs(self):
+        read = read_sets if self.is_sets else read_texts
         job = []
         num_units = 0
-        for document in self.read(self):
+        for document in read(self):
             job.append(document)
             num_units += len(document)
             if num_units > JOB_UNITS:
@@ -129,11 +175,15 @@ class Files(RowSource):
 class Hub(RowSource):
     """A data set on the hub."""
 
+    def __init__(self, part, *options):
+        super().__init__(part, *options)
+        self.hub_id = HUB.get(part, part)
+
     def list_contents(self):
-        return [parse_hub_id(HUB.get(self.part, self.part))]
+        return [parse_hub_id(self.hub_id)]
 
     def open_tables(self):
-        return {self.part: read_hub(HUB.get(self.part, self.part))}
+        return {self.part: read_hub(self.hub_id)}
 
 
 class PythonTexts(Source):
@@ -143,7 +193,7 @@ class PythonTexts(Source):
     would be seen in training.
     """
 
-    counts_once = True
+    has_copies = True
     places = PLACES
     read_file = staticmethod(python_texts)
 
@@ -178,53 +228,6 @@ SOURCES = {
     "stdlib": StandardLibrary,
     "python-names": PythonNames,
 }
-
-
-def find_sources(data, split, field, reader):
-    """Return the source of each part of --data. Parts that do not fit together are refused.
-
-    Args:
-        data: str, parts joined by +.
-        split: str, "items" for item sets.
-        field, reader: as in Source.
-    """
-    parts = data.split("+")
-    if len(parts) > 1 and os.path.exists(data):
-        raise InputError(f"--data {data}: + joins sources. Use a path without +.")
-    read = read_sets if split == "items" else read_texts
-    sources = []
-    contents = []
-    for part in parts:
-        source = choose_source(part)(part, read, field, reader)
-        sources.append(source)
-        contents.extend(source.list_contents())
-    # a text that is read twice, such as by a link, may be held out and trained on
-    if len(set(contents)) < len(contents):
-        raise InputError(f"--data {data}: expected each file or name once.")
-    return sources
-
-
-def choose_source(part):
-    """Return the class of a part of --data."""
-    if part in SOURCES or part in HUB:
-        if os.path.exists(part):
-            raise InputError(f"--data {part}: expected a name or a path, got both. Use ./{part} "
-                             "for the path, or rename it.")
-        return SOURCES.get(part, Hub)
-    if is_hub_id(part):
-        return Hub
-    return Files
-
-
-def name_data(data):
-    """Return a name of --data for files: my_texts/+owner/name:de gives my_texts+name-de."""
-    names = []
-    for part in data.split("+"):
-        if is_hub_id(part):
-            names.append(part.split("/")[1].replace(":", "-"))
-        else:
-            names.append(Path(part).resolve().stem)
-    return "+".join(names)[:40]
 
 
 # -------------------------------------------------------------------------------------------------

@@ -226,9 +226,9 @@ def test_set_segments_begin_anywhere_in_their_page():
     assert len(starts) == SIZES[page] - 5 + 1
 
 
-def test_set_eval_batch_hides_one_item_of_each_held_out_page():
-    ids, _, _, _, is_hidden = set_batches().eval_batch(ALL)
-    row, column = torch.nonzero(is_hidden, as_tuple=True)
+def test_set_eval_batch_masks_one_item_of_each_held_out_page():
+    ids, _, _, _, is_masked = set_batches().eval_batch(ALL)
+    row, column = torch.nonzero(is_masked, as_tuple=True)
     assert sorted(pages_of(ids)) == np.flatnonzero(SIZES[:13] > 1).tolist()
     assert row.tolist() == list(range(len(ids)))
     assert (ids[row, column] > 0).all()
