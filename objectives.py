@@ -97,10 +97,14 @@ class Objective:
     num_samples: int | None = None  # of sampled softmax
     sr_rate: float = 0.10  # share of words that sr shuffles, and of the others that it replaces
 
-    def corrupt_batch(self, ids, key_mask, noise, random_words):
-        """Corrupt what get_batch or eval_batch of data.batches returns; return it as a Batch."""
-        inputs, labels = self.corrupt(ids, noise, random_words)
-        return make_batch(inputs, labels, key_mask)
+    def corrupt_batch(self, draw):
+        """Corrupt a data.batches.Draw by its noise, or mask what it says; return a Batch."""
+        if draw.is_masked is None:
+            inputs, labels = self.corrupt(draw.ids, draw.noise, draw.random_words)
+        else:  # held-out item sets
+            inputs = draw.ids.masked_fill(draw.is_masked, self.mask_id)
+            labels = draw.ids.masked_fill(~draw.is_masked, IGNORE_INDEX)
+        return make_batch(inputs, labels, draw.key_mask)
 
     def loss(self, model, batch):
         """Return the training loss summed over the scored positions."""

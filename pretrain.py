@@ -290,7 +290,7 @@ def build_loader(run, batches, objective):
     def corrupt_step(step):
         """Return the micro-batches of a step, the same whichever worker makes them."""
         parts = batches.divide_rows(step, rows, run.args.micro)
-        return [objective.corrupt_batch(*batches.get_batch(step, part)) for part in parts]
+        return [objective.corrupt_batch(batches.get_batch(step, part)) for part in parts]
 
     is_gpu = run.device.type == "cuda"
     num_workers = run.args.workers
@@ -312,7 +312,7 @@ def corrupt_held_out(run, batches, objective):
     It is corrupted once: all evaluations read the same.
     """
     parts = divide(run.ranks.share(batches.num_eval), run.args.micro)
-    return [objective.corrupt_batch(*batches.eval_batch(part)) for part in parts]
+    return [objective.corrupt_batch(batches.eval_batch(part)) for part in parts]
 
 
 # -----------------------------------------------------------------------------
