@@ -65,17 +65,6 @@ def run_script(name, function, *args):
             reason = type(error).__name__
         print(f"{name}: {reason}", file=sys.stderr)
         raise SystemExit(2)
-    finally:
-        if dist.is_initialized():
-            # subtle: DDP must be freed before its process group, or its destructor can deadlock. It
-            # is a local variable of train, which a traceback keeps alive: clear the frames of the
-            # error, and of those that it replaced
-            error = sys.exc_info()[1]
-            while error is not None:
-                traceback.clear_frames(error.__traceback__)
-                error = error.__context__
-            gc.collect()
-            dist.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -210,6 +199,10 @@ def send(tensor, device):
 class Ranks:
     """The processes that torchrun starts, one for each GPU; without torchrun this process alone.
 
+        with Ranks() as ranks:
+            ranks.connect("cuda", hours=12)
+            ...                                 they leave each other at the end of the block
+
     With one rank every method does nothing, so a script has no other code for it.
 
     Attributes:
@@ -233,15 +226,33 @@ class Ranks:
             timeout = datetime.timedelta(**patience)
             self.patient_group = dist.new_group(backend="gloo", timeout=timeout)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error_class, error, trace):
+        """Leave the other ranks, after connect, whatever has ended the block."""
+        if not dist.is_initialized():
+            return
+        # subtle: the result of wrap must be freed before the process group, or its destructor can
+        # deadlock. After an error the traceback keeps the variables of all functions: clear those
+        # of the error, and of those that it replaced
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__context__
+        gc.collect()
+        dist.destroy_process_group()
+
     def share(self, count):
         """Return this rank's part of the numbers 0 .. count - 1, an int array."""
         return np.array_split(np.arange(count), self.world)[self.rank]
 
-    def sum(self, tensor):
-        """Return the sum of a tensor over the ranks, which replaces it."""
-        if self.world > 1:
-            dist.all_reduce(tensor)
-        return tensor
+    def total(self, number):
+        """Return the sum of a number over the ranks. It is made on the host."""
+        if self.world == 1:
+            return number
+        tensor = torch.from_numpy(np.array(number))  # int64 or float64
+        dist.all_reduce(tensor)
+        return tensor.item()
 
     def gather(self, value):
         """Return the list of all ranks' values, which are pickled."""
@@ -250,6 +261,14 @@ class Ranks:
         values = [None] * self.world
         dist.all_gather_object(values, value)
         return values
+
+    def add_up(self, numbers):
+        """Return the sums over the ranks of a dict of numbers or arrays; some rank may have {}."""
+        totals = {}
+        for part in self.gather(numbers):
+            for name, value in part.items():
+                totals[name] = totals.get(name, 0) + value
+        return totals
 
     def wait(self):
         """Wait until all ranks are here, as long as connect says. Other methods wait minutes."""
