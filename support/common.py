@@ -86,8 +86,9 @@ def blame(source=""):
 def reading(source):
     """Turn any error of the block into an InputError: "source: could not be read".
 
-    For other libraries, which raise many types of errors about a file. Errors of our own code would
-    hide in such a block. The line is cut at 200 characters.
+    For calls of other libraries, which raise many types of errors about a file, and for nothing
+    else: an error of our own code would hide in the block. It raises a ValueError about a file,
+    which `blame` names. The line is cut at 200 characters.
     """
     try:
         yield
@@ -347,23 +348,37 @@ def remove(path):
         Path(path).unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def replacing(path, ending="tmp"):
+    """Write a file or folder beside its place, then rename it: a crash leaves the old or the new.
+
+        with replacing("a.json") as temporary:
+            Path(temporary).write_text("{}")
+
+    Where several processes write the same path at once, each needs another ending.
+    """
+    temporary = f"{path}.{ending}"
+    remove(temporary)  # left by a process that was killed
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:  # Ctrl-C too. A full disk would stay full
+        remove(temporary)
+        raise
+
+
 def build_once(path, build, *args):
     """Return path. If it does not exist, one process makes it, and others wait.
 
     Args:
         path: str, a file or folder.
-        build: function of a temporary path and args, which makes it there. Then it is renamed.
+        build: function of a temporary path and args, which makes it there.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with FileLock(path + ".lock"):
         if not os.path.exists(path):
-            remove(path + ".tmp")  # left by a process that was killed
-            try:
-                build(path + ".tmp", *args)
-                os.replace(path + ".tmp", path)
-            except BaseException:  # Ctrl-C too
-                remove(path + ".tmp")
-                raise
+            with replacing(path) as temporary:
+                build(temporary, *args)
     return path
 
 
@@ -379,10 +394,9 @@ def read_json(path):
 
 
 def write_json(path, content):
-    """Write a .json file: a crash leaves the old one or the new one."""
-    temporary = f"{path}.{uuid.uuid4()}.tmp"  # several processes may write the same file at once
-    Path(temporary).write_text(json.dumps(content, indent=1))
-    os.replace(temporary, path)
+    """Write a .json file. Several processes may write the same one at once."""
+    with replacing(path, f"{uuid.uuid4()}.tmp") as temporary:
+        Path(temporary).write_text(json.dumps(content, indent=1))
 
 
 # -----------------------------------------------------------------------------
@@ -390,7 +404,7 @@ def write_json(path, content):
 
 
 def save_checkpoint(path, model, tokenizer, **more):
-    """Write a checkpoint beside the old one, then replace it: a crash leaves one of the two intact.
+    """Write a checkpoint: a crash leaves an earlier one or the new one.
 
     Args:
         path: str.
@@ -410,10 +424,9 @@ def save_checkpoint(path, model, tokenizer, **more):
     config = dataclasses.asdict(model.config)
     parts = dict(format=FORMAT, config=config, model=weights, tokenizer=tokenizer)
     try:
-        torch.save(parts | more, path + ".tmp")
-        os.replace(path + ".tmp", path)
+        with replacing(path) as temporary:
+            torch.save(parts | more, temporary)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        remove(path + ".tmp")  # the disk would stay full
         raise InputError(f"{path}: could not be saved ({error}). An earlier file is "
                          "unchanged.") from error
 
