@@ -30,7 +30,6 @@ import torch
 import torch.nn.functional as F
 
 from bloom import BloomMap, beam_search, hash_logp
-from data.items import for_sets
 from support.common import send
 from tokenizer import FIRST_WORD_ID, MASK
 
@@ -407,6 +406,7 @@ def build_objective(config, args, data, device):
     """
     objective_class = choose_objective(args.objective, config)
     if not config.order:
+        from data.items import for_sets
         objective_class = for_sets(objective_class)
     return objective_class(
         config, mask_rate=args.mask, sr_rate=args.noise, mask_id=MASK,
