@@ -95,7 +95,7 @@ def judge_function(name, yours):
     results = []
     for arguments, _ in cases:
         result = call(yours, arguments)
-        if result is None or result is ...:
+        if not results and (result is None or result is ...):  # the body is still a blank
             return "not yet"
         results.append(to_array(result))
     expected = [to_array(value) for _, value in cases]
@@ -103,6 +103,7 @@ def judge_function(name, yours):
     if not wrong:
         return f"right in all {len(cases)} cases"
 
+    # an error is named if it explains all results, the right ones too
     for usual_error, hint in EXERCISES[name].hints.items():
         with np.errstate(all="ignore"):
             same = [to_array(call(usual_error, arguments)) for arguments, _ in cases]
@@ -476,6 +477,7 @@ def judge_score(name, yours):
         if torch.equal(value, score(parts)):
             return (f"this is the score {known}, which never falls when a part grows. The "
                     "certificate holds.")
+    # beam_search takes the name of a score: for a while this is one
     generator = torch.Generator().manual_seed(0)
     SCORES["yours"] = yours
     try:

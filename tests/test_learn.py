@@ -133,7 +133,7 @@ def stored_text(cell):
 def test_blank_notebook_prints_what_is_stored(run_cells):
     printed = run_cells(SOURCES)
 
-    for i in CODE:
+    for i in CODE:  # after a change, run all cells in Jupyter, and save
         assert printed[i] == stored_text(CELLS[i]), SOURCES[i]
     everything = "".join(printed.values())
     assert everything.count("guess: not yet") == SOURCES_TEXT.count("guess = ...") == 7
@@ -176,7 +176,7 @@ def test_outputs_are_text_and_pictures():
             if kind == "stream":
                 assert output["name"] == "stdout"
             else:
-                assert list(output["data"]) == ["image/png"]
+                assert "image/png" in output["data"]
 
 
 def test_limits_of_size():
@@ -261,7 +261,7 @@ def test_other_error_shows_the_first_wrong_case(capsys):
     check("my_median", lambda rows: rows[0] + 1)
     printed = capsys.readouterr().out
     assert "not a usual one" in printed
-    assert "my_median([[1.0, 7.0], [2.0, -9.0], [900.0, 8.0]])" in printed
+    assert "first in my_median([[1.0, 7.0], [2.0, -9.0], [900.0, 8.0]])" in printed
     assert "expected [2.0, 7.0], got [2.0, 8.0]" in printed
 
 
