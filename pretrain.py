@@ -12,8 +12,8 @@ Sources: [HF] Xue & Aletras 2022, HashFormers. [SB] Anderson et al. 2020, Superb
 One training step of the default run. B = 32 sequences of L = 128 positions, d = 128 numbers a
 vector, T = 128 bits of a word's hash, eight of them in a byte:
 
-    ids, key_mask,          batches.get_batch(step, rows): a function of seed and step, so that a
-    noise, random_words     resumed run reads the same batches
+    Draw(ids, noise, ...)   batches.get_batch(step, rows): a function of seed and step, so that a
+                            resumed run reads the same batches
     inputs, labels (B, L)   objective.corrupt: some words are shuffled, others are random. Workers
                             of the DataLoader do this ahead of time: it does not need the model
     codes (B, L, T / 8)     model.codes[inputs]. Nothing is hashed here: each distinct word was
@@ -80,7 +80,7 @@ def pretrain(args, initial, ranks):
         parameter_groups(model, args.decay), betas=(0.9, args.beta2), fused=True)
     log = Log(args.out, args.quiet, args.steps, args.batch * data.batches.words_per_sequence,
               model, ranks, runtime)
-    run = Run(args.out, facts, data, runtime.dtype, log, ranks.is_first)
+    run = Run(args.out, facts, data, objective.kinds, runtime.dtype, log, ranks.is_first)
     run.restore(saved, model, optimizer)
 
     # What is about to run, its loss so far, and what it has to beat
