@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import gc
 import hashlib
+import importlib.util
 import io
 import json
 import multiprocessing
@@ -16,6 +17,7 @@ import os
 import shutil
 import signal
 import sys
+import sysconfig
 import traceback
 import uuid
 from pathlib import Path
@@ -29,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 FORMAT = 6  # checkpoints of another format are refused
 COMPILERS = ("c++", "g++", "clang++", "cl")  # what torch.compile looks for
+TRITON_CAPABILITY = (7, 0)  # of CUDA: Volta and later
 
 
 # -----------------------------------------------------------------------------
@@ -124,7 +127,7 @@ def make_parser(script, doc, **options):
 def add_device_flags(add):
     """Add --device, --dtype and --compile, without defaults, by `add`, a parser's add_argument."""
     add("--device", metavar="NAME",
-        help="cpu, cuda, or auto: CUDA if present (default: auto)")
+        help="cpu, cuda, or auto: CUDA if present; mps and xpu are not tested (default: auto)")
     add("--dtype", choices=("auto", "float32", "bfloat16"),
         help="dtype of matrix products; auto: bfloat16 where the hardware has it (default: auto)")
     add("--compile", action=argparse.BooleanOptionalAction,
@@ -161,18 +164,52 @@ def resolve_device(args, local_rank=0):
     dtype = args.dtype
     if dtype == "auto":
         dtype = "bfloat16" if has_fast_bfloat16(device) else "float32"
+
+    is_quiet = local_rank > 0 or vars(args).get("quiet", False)
+    if args.device == "auto" and device.type == "cpu" and shutil.which("nvidia-smi"):
+        if not is_quiet:
+            print("note: found nvidia-smi, but this PyTorch uses no GPU. pytorch.org has the "
+                  "command that installs one with CUDA", file=sys.stderr)
+
+    # By default pretrain.py compiles on CUDA, where that is possible
     use_compile = args.compile
     if use_compile is None:
         use_compile = device.type == "cuda"
-    if use_compile and not any(shutil.which(name) for name in COMPILERS):
-        raise InputError("--compile: requires a C++ compiler, such as g++. Use --no-compile.")
+    lacking = find_lacking(device) if use_compile else None
+    if lacking is not None:
+        if args.compile:
+            raise InputError(f"--compile: requires {lacking}. Use --no-compile.")
+        use_compile = False
+        if not is_quiet:
+            print(f"note: the model is not compiled, and slower: that requires {lacking}",
+                  file=sys.stderr)
     return Runtime(device, dtype, use_compile)
+
+
+def find_lacking(device):
+    """Return what torch.compile lacks on this machine, str, or None."""
+    if not any(shutil.which(name) for name in COMPILERS):
+        return "a C++ compiler, such as g++"
+    if sys.platform == "linux":
+        header = Path(sysconfig.get_path("include"), "Python.h")
+        if not header.exists():
+            return f"{header}, which is in the package python3-dev"
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "Triton, which is here for Linux alone"
+        if torch.cuda.get_device_capability(device) < TRITON_CAPABILITY:
+            return "a GPU of compute capability 7.0, for Triton"
+    return None
 
 
 def has_fast_bfloat16(device):
     """Return whether a device multiplies bfloat16 in hardware, as far as PyTorch can say."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
+    # PyTorch cannot say it of other devices. On the CPU oneDNN makes use of it. Builds for macOS lack
+    # oneDNN, and there bfloat16 is ten times slower than float32
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
     if not hasattr(torch.cpu, "get_capabilities"):  # torch 2.8 cannot say
         return False
     features = torch.cpu.get_capabilities()
@@ -185,12 +222,13 @@ def autocast(device, dtype):
 
 
 def send(tensor, device):
-    """Return a tensor on a device, or None for None. The CPU does not wait for the copy."""
+    """Return a tensor on a device, or None for None. The CPU does not wait for a copy to CUDA."""
     if tensor is None:
         return None
     if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+        return tensor.pin_memory().to(device, non_blocking=True)
+    # subtle: others must wait. The memory may be freed before they have read it
+    return tensor.to(device)
 
 
 # -----------------------------------------------------------------------------

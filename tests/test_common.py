@@ -111,11 +111,97 @@ def test_dtype_auto_follows_the_processor(monkeypatch, feature, dtype):
     assert common.resolve_device(args) == (torch.device("cpu"), dtype, False)
 
 
-def test_compile_without_a_compiler_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    args = argparse.Namespace(device="cpu", dtype="float32", compile=True)
-    with pytest.raises(InputError, match="--no-compile"):
+def test_dtype_auto_without_onednn_is_float32(monkeypatch):
+    """The processor of a Mac has bfloat16, and PyTorch for macOS has nothing that uses it."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict(bf16=True), raising=False)
+    assert common.has_fast_bfloat16(torch.device("cpu"))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not common.has_fast_bfloat16(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu"])
+def test_dtype_auto_of_another_device_does_not_follow_the_processor(monkeypatch, name):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict(bf16=True), raising=False)
+    assert not common.has_fast_bfloat16(torch.device(name))
+
+
+def remove_compiler(monkeypatch):
+    monkeypatch.setattr(common, "COMPILERS", ["absent"])
+
+
+def remove_triton(monkeypatch):
+    monkeypatch.setattr(common.importlib.util, "find_spec", lambda name: None)
+
+
+def remove_header(monkeypatch):
+    monkeypatch.setattr(common.sysconfig, "get_path", lambda name: "/absent")
+
+
+def take_old_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 0))
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """Let find_device return a GPU, on Linux, with all that torch.compile needs."""
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(common, "COMPILERS", ["python"])
+    monkeypatch.setattr(common.sys, "platform", "linux")
+    monkeypatch.setattr(common.sysconfig, "get_path", lambda name: tmp_path)
+    monkeypatch.setattr(common.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(common, "find_device", lambda *_: torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("remove, reason", [
+    (remove_compiler, "C++ compiler"),  # Windows, slim containers
+    (remove_triton, "Triton"),  # Windows
+    (remove_header, "Python.h"),  # WSL
+    (take_old_gpu, "capability"),  # P100
+])
+def test_compile_that_is_not_possible_is_off_with_a_note_and_refused_by_flag(
+        gpu, monkeypatch, capsys, remove, reason):
+    args = argparse.Namespace(device="cuda", dtype="float32", compile=None)
+    assert common.resolve_device(args).use_compile
+    assert capsys.readouterr().err == ""
+
+    remove(monkeypatch)
+
+    assert not common.resolve_device(args).use_compile
+    assert reason in capsys.readouterr().err
+    args.compile = True
+    with pytest.raises(InputError, match="--compile: requires .*--no-compile") as error:
         common.resolve_device(args)
+    assert reason in str(error.value)
+
+
+def test_gpu_that_pytorch_cannot_use_is_noted(monkeypatch, capsys):
+    """The build of PyTorch for Windows that pip installs has no CUDA."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(common.shutil, "which", lambda name: name)
+    args = argparse.Namespace(device="auto", dtype="float32", compile=False, quiet=False)
+    common.resolve_device(args)
+    assert "nvidia-smi" in capsys.readouterr().err
+    args.quiet = True
+    common.resolve_device(args)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name, is_async", [("cpu", False), ("mps", False), ("cuda", True)])
+def test_send_waits_unless_the_memory_is_pinned(name, is_async):
+    """Else another tensor may be in that memory before the device has read it."""
+    calls = []
+
+    class FakeTensor:
+        def pin_memory(self):
+            calls.append("pinned")
+            return self
+
+        def to(self, device, non_blocking=False):
+            calls.append(non_blocking)
+
+    common.send(FakeTensor(), torch.device(name))
+    assert calls == (["pinned", True] if is_async else [False])
 
 
 # Ranks
