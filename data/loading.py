@@ -8,6 +8,7 @@ Out of scope: what is in a batch (batches.py, items.py), how it is corrupted (ob
 (codes.py).
 """
 
+import multiprocessing
 import signal
 from typing import NamedTuple
 
@@ -22,10 +23,11 @@ from data.items import ItemSetBatches, split_pages
 from data.neighbors import CONTROL_NAMES, describe_neighbors
 from data.rows import reader_options
 from model import Config
-from support.common import blame
+from support.common import InputError, blame, num_cores
 from tokenizer import FIRST_WORD_ID, HashTokenizer
 
 GPU_WORKERS = 4  # processes that make batches: a GPU takes them faster than one process makes them
+HAS_FORK = "fork" in multiprocessing.get_all_start_methods()  # a worker then copies no corpus
 
 
 class Data(NamedTuple):
@@ -118,7 +120,12 @@ def build_loader(batches, objective, steps, rows, micro, num_workers, device):
 
     is_gpu = device.type == "cuda"
     if num_workers is None:
-        num_workers = GPU_WORKERS if is_gpu else 0
+        num_workers = 0
+        if is_gpu and HAS_FORK:
+            num_workers = min(GPU_WORKERS, num_cores())
+    if num_workers > 0 and not HAS_FORK:
+        raise InputError(f"--workers: requires a system that forks processes, such as Linux, got "
+                         f"{num_workers}. Use --workers 0.")
     # the data set is the step numbers; collate_fn turns a number into its batches
     return DataLoader(
         steps, batch_size=None, collate_fn=corrupt_step,
@@ -126,7 +133,7 @@ def build_loader(batches, objective, steps, rows, micro, num_workers, device):
         # a worker lives until this process ends it: it inherits the handlers of catch_signals, but
         # torch sets another for SIGTERM
         worker_init_fn=lambda worker: signal.signal(signal.SIGTERM, signal.SIG_IGN),
-        multiprocessing_context="fork" if num_workers > 0 else None)  # fork copies no corpus
+        multiprocessing_context="fork" if num_workers > 0 else None)
 
 
 def until_signal(loader, ranks, signals):
