@@ -83,7 +83,8 @@ def pretrain(args, initial, ranks):
     run = Run(args.out, facts, data, runtime.dtype, log, ranks.is_first)
     run.restore(saved, model, optimizer)
 
-    # What is about to run, its loss so far, and what it has to beat
+    # What is about to run, its loss so far, and two baselines: a uniform guess, which an untrained
+    # model makes, and label frequencies (from counts of words, sums of labels or both)
     log.show(describe_run(args, data, model, ranks.world, runtime))
     held_out = corrupt_held_out(data.batches, objective, args.micro, ranks)
     result, sums = evaluate(model, objective, held_out, ranks, runtime)

@@ -187,19 +187,19 @@ def resolve_device(args, local_rank=0):
     use_compile = args.compile
     if use_compile is None:
         use_compile = device.type == "cuda"
-    lacking = find_lacking(device) if use_compile else None
-    if lacking is not None:
+    missing_part = find_missing_part(device) if use_compile else None
+    if missing_part is not None:
         if args.compile:
-            raise InputError(f"--compile: requires {lacking}. Use --no-compile.")
+            raise InputError(f"--compile: requires {missing_part}. Use --no-compile.")
         use_compile = False
         if not is_quiet:
-            print(f"note: the model is not compiled, and slower: that requires {lacking}",
+            print(f"note: runs slower, without torch.compile, which requires {missing_part}",
                   file=sys.stderr)
     return Runtime(device, dtype, use_compile)
 
 
-def find_lacking(device):
-    """Return what torch.compile lacks on this machine, str, or None."""
+def find_missing_part(device):
+    """Return what torch.compile needs and does not find here, str, or None."""
     if not any(shutil.which(name) for name in COMPILERS):
         return "a C++ compiler, such as g++"
     if sys.platform == "linux":
