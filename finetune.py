@@ -29,7 +29,6 @@ import hashlib
 import itertools
 import math
 import os
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +44,8 @@ from hashing import NgramLSH, list_words
 from model import PRESETS, Config, Model, count_parameters, load_model
 from support.common import InputError, Ranks, add_device_flags, at_least, autocast, blame
 from support.common import find_checkpoint, fingerprint, load_checkpoint, lock_output, make_parser
-from support.common import read_json, reading, remove, resolve_device, run_script, save_checkpoint
-from support.common import send, write_json
+from support.common import quote_command, read_json, reading, remove, resolve_device, run_script
+from support.common import save_checkpoint, send, write_json
 from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
 
 WARMUP = 0.06  # share of the steps [HF Table 5]
@@ -123,7 +122,7 @@ def finetune(args, ranks):
     print_results(content)
     command = ["python", "infer.py", "--ckpt", best_path]
     command += [f"some {column}" for column in tasks[name].text_columns]
-    print(f"Saved {args.out}/results.json. Next: {shlex.join(command)}")
+    print(f"Saved {args.out}/results.json. Next: {quote_command(command)}")
     return content
 
 

@@ -33,7 +33,7 @@ import signal
 
 import torch
 
-from data.loading import build_loader, corrupt_held_out, load_data, until_signal
+from data.loading import corrupt_held_out, load_data, open_loader, until_signal
 from model import Model, parameter_groups
 from objectives import build_objective
 from support.common import InputError, Ranks, autocast, catch_signals, lock_output, resolve_device
@@ -83,7 +83,8 @@ def pretrain(args, initial, ranks):
     run = Run(args.out, facts, data, objective.kinds, runtime.dtype, log, ranks.is_first)
     run.restore(saved, model, optimizer)
 
-    # What is about to run, its loss so far, and what it has to beat
+    # What is about to run, its loss so far, and two baselines: a uniform guess, which an untrained
+    # model makes, and label frequencies (from counts of words, sums of labels or both)
     log.show(describe_run(args, data, model, ranks.world, runtime))
     held_out = corrupt_held_out(data.batches, objective, args.micro, ranks)
     result, sums = evaluate(model, objective, held_out, ranks, runtime)
@@ -92,11 +93,10 @@ def pretrain(args, initial, ranks):
 
     # Train, unless the checkpoint is of the last step
     has_ended = run.step == args.steps
-    with catch_signals() as signals:
-        if not has_ended:
-            loader = build_loader(
+    if not has_ended:
+        with catch_signals() as signals, open_loader(
                 data.batches, objective, range(run.step, args.steps), ranks.share(args.batch),
-                args.micro, args.workers, runtime.device)
+                args.micro, args.workers, runtime.device) as loader:
             result = train(args, run, model, objective, optimizer,
                            until_signal(loader, ranks, signals), held_out, ranks, runtime)
     ranks.wait()  # subtle: a rank that leaves early aborts the others

@@ -150,11 +150,11 @@ def split_all(source, splitter):
     with start_workers() as pool:
         pending = deque()
         for job in jobs:
-            pending.append(pool.apply_async(split_job, (source.documents, job, splitter)))
+            pending.append(pool.submit(split_job, source.documents, job, splitter))
             if len(pending) > 4 * num_cores():  # else the reader runs ahead without limit
-                yield pending.popleft().get()
+                yield pending.popleft().result()
         for result in pending:
-            yield result.get()
+            yield result.result()
 
 
 def split_job(open_job, job, splitter):
