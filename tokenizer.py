@@ -19,7 +19,6 @@ import re
 from collections import Counter
 
 import numpy as np
-from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from bloom import BloomMap
 from data.coders import CODERS, BitCoder, SketchCoder
@@ -216,6 +215,16 @@ def make_encodable(text):
     return text.encode("utf-8", "replace").decode().replace("İ", "i")
 
 
+def import_tokenizers():
+    """Return the `tokenizers` library. Nothing but BPE needs it, and some systems have none."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ValueError("--split bpe, phrases: requires the package tokenizers, not found. "
+                         "Install it, or use --split regex.") from error
+    return tokenizers
+
+
 class BPE:
     """Byte-level byte-pair encoding by the `tokenizers` library, which the baselines use.
 
@@ -233,7 +242,7 @@ class BPE:
 
     def __init__(self, json_text):
         self.json = json_text
-        self.tokenizer = Tokenizer.from_str(json_text)
+        self.tokenizer = import_tokenizers().Tokenizer.from_str(json_text)
         number_of_piece = self.tokenizer.get_vocab()
         self.units = sorted(number_of_piece, key=number_of_piece.get)
 
@@ -247,7 +256,7 @@ class BPE:
         """
         # a space after 1,000 letters, as the time for a word grows with the square of its length
         texts = (re.sub(r"\S{1000}", r"\g<0> ", make_encodable(text)) for text in open_texts())
-        tokenizer = ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True)
+        tokenizer = import_tokenizers().ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True)
         # a pair of pieces that occurs less than five times stays apart
         tokenizer.train_from_iterator(texts, size, min_frequency=5, show_progress=False)
         return cls(tokenizer.to_str())
