@@ -32,6 +32,33 @@ FIRST_WORD_ID = len(SPECIALS)
 MAX_UNKNOWN = 0.1  # share of the words of a text that may be unknown; above it users are told
 
 
+# Text to words. A splitter is an instance of a class with
+#
+#   name            its key in SPLITS, which stands behind the last of them
+#   json            str, what it has learned from a corpus; None: nothing
+#   split           (text) -> words list[str] and spans list[(start, end)] in characters
+#   split_texts     (texts) -> the words of each, list[list[str]], faster and without spans
+
+
+class Words:
+    """The split "regex": runs of letters or of symbols."""
+
+    name = "regex"
+    json = None
+
+    def split(self, text):
+        return split_words(text, self.name)
+
+    def split_texts(self, texts):
+        return [list_words(text, self.name) for text in texts]
+
+
+class SpacedWords(Words):
+    """The split "space": what stands between white space."""
+
+    name = "space"
+
+
 # Words to token IDs to codes
 
 
@@ -176,33 +203,6 @@ def make_tokenizer(config, split="regex", subwords=None, hash_seed=0, key=None, 
     if coder.vocabulary is not None:
         return FixedTokenizer(coder, splitter, targets)
     return HashTokenizer(coder, splitter, targets)
-
-
-# Text to words. A splitter is an instance of a class with
-#
-#   name            its key in SPLITS, which stands behind the last of them
-#   json            str, what it has learned from a corpus; None: nothing
-#   split           (text) -> words list[str] and spans list[(start, end)] in characters
-#   split_texts     (texts) -> the words of each, list[list[str]], faster and without spans
-
-
-class Words:
-    """The split "regex": runs of letters or of symbols."""
-
-    name = "regex"
-    json = None
-
-    def split(self, text):
-        return split_words(text, self.name)
-
-    def split_texts(self, texts):
-        return [list_words(text, self.name) for text in texts]
-
-
-class SpacedWords(Words):
-    """The split "space": what stands between white space."""
-
-    name = "space"
 
 
 # Tokens that are learned from a corpus: BPE pieces, phrases
@@ -394,16 +394,21 @@ class ItemNames:
         Returns:
             Inner spaces of names are single. Between tabs a span includes the spaces after a name.
         """
+        pattern = r"\S+"
+        max_words = self.max_words
         if "\t" in text:
-            spans = [match.span() for match in re.finditer(r"\S[^\t]*", text)]
-        else:
-            words = text.split()
-            word_spans = [match.span() for match in re.finditer(r"\S+", text)]
-            spans = []
-            for start, stop in match_longest(words, self.names, self.max_words):
-                spans.append((word_spans[start][0], word_spans[stop - 1][1]))
-        found = [" ".join(text[start:end].split()) for start, end in spans]
-        return found, spans
+            pattern = r"\S[^\t]*"
+            max_words = 1
+        matches = list(re.finditer(pattern, text))
+        parts = [match[0] for match in matches]
+        names = []
+        spans = []
+        for start, stop in match_longest(parts, self.names, max_words):
+            first = matches[start].start()
+            last = matches[stop - 1].end()
+            names.append(" ".join(text[first:last].split()))
+            spans.append((first, last))
+        return names, spans
 
     def split_texts(self, texts):
         """Return the item_names of each set of a corpus, list[list[str]]."""

@@ -59,7 +59,7 @@ class Coder:
     masked_objective = "hash-mlm"
     is_predicted = False
 
-    # Parts that are no field of a class. Without annotations, a dataclass ignores these lines
+    # A part that is no field of a class is None. Without types these lines are no fields
     hash = None
     vocabulary = None
     bloom_map = None
