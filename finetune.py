@@ -60,7 +60,7 @@ NEAR_WORDS = 50_000  # words of --preset, the most frequent, that infer.py --nea
 PLACES = ("out", "ckpt", "train", "dev", "data_dir", "cache", "device")
 
 
-def finetune(args):
+def finetune(args, ranks):
     """Run one job for each task and seed, then write and print the means over the seeds."""
     # Start: a checkpoint, or the sizes of a model with fresh weights
     check_flags(args)
@@ -68,7 +68,6 @@ def finetune(args):
     fill_flags(args, checkpoint, config)
 
     # Device: torchrun starts a process, called rank, for each GPU
-    ranks = Ranks()
     ranks.connect("cpu", days=30)  # they exchange nothing: each has jobs of its own
     runtime = resolve_device(args, ranks.local_rank)
 
@@ -586,9 +585,15 @@ def fill_flags(args, checkpoint, config):
         args.out = f"out/{start}-{args.task}"
 
 
+def start(args):
+    """Fine-tune, on each rank that torchrun starts."""
+    with Ranks() as ranks:
+        return finetune(args, ranks)
+
+
 def main(argv=None):
     """Fine-tune as the command line, or the list argv, says; return the content of results.json."""
-    return run_script("finetune.py", finetune, build_parser().parse_args(argv))
+    return run_script("finetune.py", start, build_parser().parse_args(argv))
 
 
 if __name__ == "__main__":

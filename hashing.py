@@ -468,7 +468,10 @@ HASHES = {"md5": MD5, "lsh": NgramLSH}  # a new hash is one class like these two
 
 
 def main():
-    """Show MD5 and LSH bits of the words of a text, and how many differ from the first word's."""
+    """Show MD5 and LSH bits of words, how many differ from the first word's, and how many should.
+
+    ± is one standard deviation of as many independent bits.
+    """
     words = list_words(" ".join(sys.argv[1:]))
     if not words:
         words = ["play", "plays", "played", "zebra"]
@@ -476,12 +479,30 @@ def main():
     # a few words are no corpus: add the header of this file
     counts = Counter(words + list_words(__doc__))
     for name, hash_class in HASHES.items():
-        print(f"{name:>12}  {'40 of 128 bits: # is 1, . is 0':40}  differ, by chance 64")
+        print(f"{name:>12}  {'40 of 128 bits: # is 1, . is 0':40}  differ  expected")
         bits = hash_class.fit(counts).bits(words, MD5_BITS)  # (V, 128)
         for word, row in zip(words, bits):
+            share = 0.5  # of bits, by chance
+            if word == words[0]:
+                share = 0.0
+            elif name == "lsh":
+                share = ngram_angle(word, words[0]) / math.pi
+            law = MD5_BITS * share
+            spread = math.sqrt(law * (1 - share))
             signs = "".join(".#"[bit] for bit in row[:40])
             num_different = (row != bits[0]).sum()
-            print(f"{word:>12}  {signs}  {num_different:6d}")
+            print(f"{word:>12}  {signs}  {num_different:6d}  {law:4.0f} ± {spread:.0f}")
+
+
+def ngram_angle(word, other):
+    """Return the angle between the n-gram counts of two words, in radians."""
+    x = Counter(list_ngrams(word))
+    y = Counter(list_ngrams(other))
+    product = sum(x[gram] * y[gram] for gram in x)
+    x_square = sum(count**2 for count in x.values())
+    y_square = sum(count**2 for count in y.values())
+    cosine = product / math.sqrt(x_square * y_square)
+    return math.acos(min(cosine, 1.0))  # rounding may give more than 1
 
 
 if __name__ == "__main__":

@@ -32,9 +32,8 @@ from tokenizers.decoders import ByteLevel
 
 from bloom import ItemMap, beam_search, hash_logp
 from data.batches import length_batches, pad_batch
-from data.corpus import choose_columns
-from data.items import choose_set_columns, is_names
 from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
+from data.sources import choose_columns, choose_set_columns, is_names
 from data.squad import V2, cut_windows, find_answers
 from hashing import NgramLSH
 from model import load_model

@@ -108,11 +108,6 @@ def parse_flags(argv=None, doc=""):
     return args, initial
 
 
-def identity(args):
-    """Return the settings that two processes must agree on to be one run, dict."""
-    return {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
-
-
 def inherit_settings(initial, flags):
     """Return what the checkpoint of --init_from decides, a dict: the model, hashes and words.
 

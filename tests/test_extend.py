@@ -20,7 +20,8 @@ import model
 import pretrain
 from data import coders
 from data.coders import CODERS, Coder
-from data.corpus import Corpus
+from data.corpus import Corpus, prepare
+from data.sources import SOURCES, Source
 from data.tasks import TASKS, Task
 from embeddings import EMBEDDINGS, BloomEmbedding, Embedding, HashEmbedding
 from hashing import HASHES
@@ -249,6 +250,26 @@ def test_toy_model_on_a_toy_task_learns_it(toy_flags, tmp_path):
     predictor = Predictor(str(tmp_path / "tuned"))
     assert predictor.classify("a good thing")[0][0] == "yes"
     assert predictor.classify("a bad thing")[0][0] == "no"
+
+
+class ToySource(Source):
+    """Two jobs, of which other processes make the documents."""
+
+    def jobs(self):
+        yield "red"
+        yield "blue"
+
+    @classmethod
+    def documents(cls, job):
+        return [f"one {job} fish"] * 3
+
+
+def test_new_source_is_a_class_and_its_line(monkeypatch, tmp_path):
+    monkeypatch.setitem(SOURCES, "toy", ToySource)
+    corpus = Corpus(prepare("toy", "regex", str(tmp_path), quiet=True))
+    assert corpus.words == ["one", "fish", "red", "blue"]
+    assert corpus.meta["documents"] == 6
+    assert_refused(pretrain.main, ["--data", "toy", "--field", "a"], "--field: requires rows")
 
 
 # Lists of methods
