@@ -18,7 +18,7 @@ import embeddings
 import finetune
 import model
 import pretrain
-from data import coders
+from data import coders, loading
 from data.coders import CODERS, Coder
 from data.corpus import Corpus, prepare
 from data.sources import SOURCES, Source
@@ -202,7 +202,7 @@ def salted_flags(monkeypatch, text_path, tmp_path):
     monkeypatch.setitem(EMBEDDINGS, "salted", SaltedRows)
     monkeypatch.setitem(CODERS, "salted", SaltedCoder)
     monkeypatch.setitem(flags.DEFAULTS, "salt", 0)
-    for module in (model, pretrain, flags):
+    for module in (model, loading, flags):
         monkeypatch.setattr(module, "Config", SaltedConfig)
     build_parser = flags.build_parser
 
