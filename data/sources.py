@@ -130,7 +130,8 @@ class Source:
 class RowSource(Source):
     """Rows with columns. One process reads them, and a job is a list of documents.
 
-    A subclass has open_tables() -> dict, the name of a file or data set -> an iterator of its rows.
+    A subclass has tables, list of str, the names of its files or its data set, and
+    open_table(table) -> an iterator of rows.
     """
 
     has_rows = True
@@ -168,22 +169,26 @@ class Files(RowSource):
     def list_contents(self):
         return [os.path.realpath(path) for path in self.paths]
 
-    def open_tables(self):
-        return {path: read_rows(path, **self.reader) for path in self.paths}
+    @property
+    def tables(self):
+        return self.paths
+
+    def open_table(self, path):
+        return read_rows(path, **self.reader)
 
 
 class Hub(RowSource):
     """A data set on the hub."""
 
-    def __init__(self, part, *options):
-        super().__init__(part, *options)
-        self.hub_id = HUB.get(part, part)
+    @property
+    def tables(self):
+        return [HUB.get(self.part, self.part)]
 
     def list_contents(self):
-        return [parse_hub_id(self.hub_id)]
+        return [parse_hub_id(table) for table in self.tables]
 
-    def open_tables(self):
-        return {self.part: read_hub(self.hub_id)}
+    def open_table(self, hub_id):
+        return read_hub(hub_id)
 
 
 class PythonTexts(Source):
@@ -236,25 +241,54 @@ SOURCES = {
 
 def read_texts(source):
     """Yield the texts of a RowSource, without empty ones."""
-    for table, number, [text] in read_cells(source, choose_columns):
-        if text is not None and not isinstance(text, str):
-            raise InputError(f"{table}, row {number:,}: expected text, got {text!r:.60}. Use "
-                             "--field for another column, --split items for lists.")
-        if text:
-            yield text
+    for table in source.tables:
+        for number, [text] in read_cells(source, table, choose_columns):
+            if text is not None and not isinstance(text, str):
+                raise InputError(f"{table}, row {number:,}: expected text, got {text!r:.60}. Use "
+                                 "--field for another column, --split items for lists.")
+            if text:
+                yield text
 
 
 def read_sets(source):
-    """Yield the item sets of a RowSource, without empty ones: a cell, or the items of a page."""
+    """Yield the item sets of a RowSource, lists, without empty ones."""
     if source.field is not None and len(list_names(source.field)) == 2:
         yield from read_pairs(source)
         return
-    for table, number, [items] in read_cells(source, choose_corpus_columns):
-        if items is not None and not isinstance(items, str) and not is_names(items):
-            raise InputError(f"{table}, row {number:,}: expected names or whole numbers, got "
-                             f"{items!r:.60}. Use --field for another column.")
-        if items:
+    for table in source.tables:
+        split = choose_split(source, table)
+        for number, [items] in read_cells(source, table, choose_set_columns):
+            if items in (None, "", []):
+                continue
+            is_good = is_names(items) if split is None else isinstance(items, str)
+            if not is_good:
+                raise InputError(f"{table}, row {number:,}: expected in all rows lists of names or "
+                                 f"whole numbers, or in all rows texts, got {items!r:.60}. Use "
+                                 "--field for another column.")
+            if split is not None:
+                items = split(items)
             yield items
+
+
+def choose_split(source, table):
+    """Return the function that splits the sets of a table into names; None if they are lists.
+
+    Tabs in any of the sets decide for all: then "olive oil" is one name, and else it is two.
+    """
+    example = None
+    for _, [items] in read_cells(source, table, choose_set_columns):
+        if items and not isinstance(items, str):
+            break
+        if items and "\t" in items:
+            return lambda items: items.split("\t")
+        if example is None:
+            example = items
+    if example is None:
+        return None
+    if "," in example:
+        raise InputError(f"{table}: expected item sets, names split by tabs or spaces, got "
+                         f"{example!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
+    return str.split
 
 
 def read_pairs(source):
@@ -263,38 +297,38 @@ def read_pairs(source):
     A page may be in several files.
     """
     pages = defaultdict(list)  # page -> its items
-    for table, number, cells in read_cells(source, choose_set_columns):
-        page, item = cells
-        if page in (None, "") or not is_names(cells):
-            raise InputError(f"{table}, row {number:,}: expected names or whole numbers of a set "
-                             f"and an item, got {cells!r:.60}. Use --field SET,ITEM.")
-        pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
+    for table in source.tables:
+        for number, cells in read_cells(source, table, choose_set_columns):
+            page, item = cells
+            if page in (None, "") or not is_names(cells):
+                raise InputError(f"{table}, row {number:,}: expected names or whole numbers of a "
+                                 f"set and an item, got {cells!r:.60}. Use --field SET,ITEM.")
+            pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
     yield from pages.values()
 
 
-def read_cells(source, choose):
-    """Yield of each row: its table, str; its number, from 1; its cells in the chosen columns, list.
+def read_cells(source, table, choose):
+    """Yield the number of each row, from 1, and its cells in the columns of the documents, list.
 
     Args:
         source: RowSource.
-        choose: choose_columns or another function of a table's name, an example of each column
-            and a field, which returns names of columns.
+        table: str, one of source.tables.
+        choose: choose_columns or choose_set_columns.
     """
-    for table, rows in source.open_tables().items():
-        examples, rows = peek_columns(rows)
-        if not examples:
-            continue
-        columns = choose(table, examples, source.field)
-        if columns != ["text"]:
-            note_once(f"columns: {', '.join(columns)} of {source.part}")
-        num_incomplete = 0
-        for number, row in enumerate(rows, 1):
-            if not set(columns) <= set(row):
-                num_incomplete += 1
-            yield table, number, [row.get(name) for name in columns]
-        if num_incomplete > 0:
-            note_once(f"warning: {table}: {num_incomplete:,} of {number:,} rows have no "
-                      f"{', '.join(columns)}.")
+    examples, rows = peek_columns(source.open_table(table))
+    if not examples:
+        return
+    columns = choose(table, examples, source.field)
+    if columns != ["text"]:
+        note_once(f"columns: {', '.join(columns)} of {source.part}")
+    num_incomplete = 0
+    for number, row in enumerate(rows, 1):
+        if not set(columns) <= set(row):
+            num_incomplete += 1
+        yield number, [row.get(name) for name in columns]
+    if num_incomplete > 0:
+        note_once(f"warning: {table}: {num_incomplete:,} of {number:,} rows have no "
+                  f"{', '.join(columns)}.")
 
 
 def is_names(value):
@@ -362,13 +396,3 @@ def choose_set_columns(table, examples, field=None, flag="--field"):
         raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. {advice}, or "
                          "a .txt file with a set a line.")
     return names
-
-
-def choose_corpus_columns(table, examples, field):
-    """Return choose_set_columns; InputError if commas seem to divide a set that is one str."""
-    [name] = choose_set_columns(table, examples, field)
-    items = examples[name]
-    if isinstance(items, str) and "," in items and "\t" not in items:
-        raise InputError(f"{table}: expected item sets, names split by tabs or spaces, got "
-                         f"{items!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
-    return [name]

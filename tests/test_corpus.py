@@ -360,11 +360,31 @@ def test_item_names_are_a_set_in_order():
     ("item.csv", "items\nb a\n", None, [["b", "a"]]),
     ("pairs.csv", "item,page\nNew York,1\nx,2\n7,1\n", "page,item", [["New York", "7"], ["x"]]),
     ("three.csv", "o,date,sku\n1,x,30\n2,x,4\n1,y,7\n", "o, sku", [["30", "7"], ["4"]]),
-    ("text.txt", "b a b\n\nNew York\tJazz\n", None, [["b", "a"], ["New York", "Jazz"]]),
+    ("text.txt", "b a b\n\nNew York Jazz\n", None, [["b", "a"], ["New", "York", "Jazz"]]),
 ])
 def test_item_sets_of_every_kind(name, content, field, expected, write, load):
     corpus = load(write(name, content), "items", field=field)
     assert list_pages(corpus) == expected
+
+
+@pytest.mark.parametrize("name, content, expected", [
+    ("a.txt", "sea salt\trye bread\nolive oil\n", [["sea salt", "rye bread"], ["olive oil"]]),
+    ("b.txt.gz", "olive oil\r\nParis, France\ttea\r\n", [["olive oil"], ["Paris, France", "tea"]]),
+    ("c.txt", "olive oil\n" * 150 + "a\tb\n", [["olive oil"]] * 150 + [["a", "b"]]),
+    ("d.csv", 'n,items\n1,olive oil\n2,"a\tb c"\n', [["olive oil"], ["a", "b c"]]),
+    ("e.txt", "olive oil\n\ntea\n", [["olive", "oil"], ["tea"]]),  # no tab in the whole file
+])
+def test_tab_anywhere_decides_for_the_file(name, content, expected, write, load):
+    """Else a line of one name would be a set that nobody wrote."""
+    field = "items" if name == "d.csv" else None
+    assert list_pages(load(write(name, content), "items", field=field)) == expected
+
+
+def test_each_file_of_item_sets_has_its_own_separator(write, load, tmp_path):
+    write("all/a.txt", "olive oil\n")
+    write("all/b.txt", "olive oil\nrye bread\ttea\n")
+    corpus = load(tmp_path / "all", "items")
+    assert list_pages(corpus) == [["olive", "oil"], ["olive oil"], ["rye bread", "tea"]]
 
 
 def test_page_of_two_files_is_one_set(write, load, tmp_path):
@@ -388,9 +408,13 @@ def test_flags_of_files_require_files(data, options, load):
     ("a.csv", "item,page\nx,1\n", None, "one column of lists, got item, page. .*SET,ITEM"),
     ("b.jsonl", '{"n": [1], "l": [2]}\n', None, "one column of lists, got n, l"),
     ("c.csv", "order,sku\n1,30\n", "order,day", "columns order,day, got order, sku"),
-    ("d.jsonl", '{"l": [1]}\n{"l": [[1]]}\n', None, "row 2: expected names"),
+    ("d.jsonl", '{"l": [1]}\n{"l": [[1]]}\n', None, "row 2: expected in all rows"),
+    # converters of XML write a list of one as a text: one name, or two?
+    ("g.jsonl", '{"l": ["a", "b"]}\n{"l": "olive oil"}\n', None, "row 2: expected in all rows"),
+    ("h.jsonl", '{"l": "a\\tb"}\n{"l": ["olive oil"]}\n', None, "row 2: expected in all rows"),
     # an item without a page
     ("e.csv", "page,item\n1,x\n,y\n", "page,item", "row 2: expected names"),
+    ("i.jsonl", '{"l": ["a"]}\n{"l": 0}\n', None, "row 2: expected in all rows"),
     ("f.jsonl", '{"p": 1, "l": [2]}\n', "p,l", "row 1: expected .* of a set and an item"),
 ])
 def test_item_sets_without_a_clear_column_are_refused(name, content, field, message, write, load):
