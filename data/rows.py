@@ -36,7 +36,7 @@ def read_rows(path, columns=None, keep_damaged=False, encoding=None, sep=None, h
             In a .txt a sep of any length cuts each line into a list.
         header: "none": a table has no header, and its columns are "1", "2", ...; "first": the
             first line is the header. None: the first line is the header, and one that looks like a
-            row is refused.
+            row, or comes again soon, is refused.
 
     Yields:
         dict, column -> value, of each row:
@@ -116,10 +116,9 @@ def read_lines(path, file, encoding):
         encoding = "utf-8"
     num_replaced = 0
     lines = io.TextIOWrapper(file, encoding, errors="replace", newline="\n")
-    for number, line in enumerate(lines):
+    for line in lines:
         num_replaced += line.count("\ufffd")
-        if number == 0:
-            line = line.removeprefix("\ufeff")  # a byte-order mark
+        line = line.removeprefix("\ufeff")  # a byte-order mark; joined files have several
         yield line.replace("\r\n", "\n").replace("\r", " ")
     if num_replaced > 0:
         note_once(f"warning: {path}: {num_replaced:,} characters could not be decoded and were "
@@ -168,23 +167,34 @@ def parse_table(path, table, columns, keep_damaged, header):
     """Yield the rows of a table. A few may be damaged: they have another number of cells.
 
     A raw line break cuts "a bad film,neg" into rows "a bad" and "film,neg". The second looks whole,
-    so a row after a short one is left out too.
+    so a row after a short one is left out too. Joined files have their header again in the middle:
+    rows equal to it are left out.
     """
     head = list(itertools.islice(table, 1 + PEEK))
     if not head:
         return
+    header_cells = head[0]
+    if header == "none" or columns is not None:
+        header_cells = None  # it is a row
     names, head = read_header(path, head, columns, header)
+    num_headers = 0
     damaged = []  # numbers of the rows with another number of cells
     is_after_short = False
     for number, cells in enumerate(itertools.chain(head, table), 1):
         is_whole = len(cells) == len(names)
+        is_header = cells == header_cells
+        if is_header:
+            num_headers += 1
         if not is_whole:
             damaged.append(number)
-        if is_whole and not is_after_short:
+        if is_whole and not is_header and not is_after_short:
             yield dict(zip(names, cells))
         elif keep_damaged:
             yield cells  # no dict, so read_rows yields {} for it
         is_after_short = len(cells) < len(names)  # for the next row
+    if num_headers > 0 and not keep_damaged:
+        note_once(f"warning: {path}: rows equal to the header, as in joined files: "
+                  f"{num_headers:,}. They are left out.")
     if damaged and not keep_damaged:
         message = (f"{path}: expected {len(names)} columns ({', '.join(names)}), got another "
                    f"number in {len(damaged):,} of {number:,} rows, the first in row "
@@ -218,6 +228,11 @@ def read_header(path, head, columns, header):
     if columns is not None:
         return columns, head
     rows = head[1:]
+    if head[0] in rows and header is None:
+        raise InputError(f"{path}: expected a line of column names once, got "
+                         f"{', '.join(names):.99} again in row {rows.index(head[0]) + 1}. Use "
+                         "--header first, and such rows of joined files are left out; or --header "
+                         "none, if it is a row.")
     for place, name in enumerate(names):
         if name == "":  # the index of pandas
             continue

@@ -273,6 +273,47 @@ def test_row_that_a_line_break_has_cut_goes_with_its_second_half(write, capsys):
     assert "another number in 1 of 103 rows, the first in row 101" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ending, mark", [
+    ("\n", ""),
+    ("\r\n", "\ufeff"),  # three files of Excel
+])
+def test_header_of_joined_files_is_no_row(ending, mark, write, capsys):
+    """`cat a.csv b.csv c.csv`: else the label "label" would be a class."""
+    lines = [f'"text {i}",good' for i in range(120)]
+    part = mark + ending.join(["text, label", *lines]) + ending
+    path = write("all.csv", part * 3)
+    rows = list(read_rows(path))
+    assert len(rows) == 360
+    assert {row["label"] for row in rows} == {"good"}
+    assert "all.csv: rows equal to the header, as in joined files: 2" in capsys.readouterr().err
+
+
+def test_header_again_in_the_first_rows_is_refused_by_its_cause(write, capsys):
+    """A table without a header may begin with two equal rows."""
+    path = write("all.tsv", "text\tlabel\na\tb\ntext\tlabel\nc\td\n")
+    with pytest.raises(InputError, match="got text, label again in row 2.*--header first"):
+        list(read_rows(path))
+    rows = list(read_rows(path, header="first"))
+    assert [row["text"] for row in rows] == ["a", "c"]
+    assert "as in joined files: 1" in capsys.readouterr().err
+    assert len(list(read_rows(path, header="none"))) == 4
+    assert len(list(read_rows(path, columns=["text", "label"]))) == 4
+
+
+def test_header_again_keeps_its_number_among_the_rows(write, capsys):
+    """infer.py answers each row of a file by its number."""
+    path = write("all.csv", "text,n\n" + "a,1\n" * 101 + "text,n\nb,2\n")
+    rows = list(read_rows(path, keep_damaged=True, header="first"))
+    assert rows[101] == {}
+    assert rows[102] == dict(text="b", n="2")
+    assert capsys.readouterr().err == ""
+
+
+def test_row_of_one_column_that_is_equal_to_the_first_one_is_asked_about(write):
+    with pytest.raises(InputError, match="got yes again in row 3.*--header none"):
+        list(read_rows(write("a.csv", "yes\nno\nno\nyes\n")))
+
+
 @pytest.mark.parametrize("name, content, message", [
     ("a.csv", "u1,New York\nu1,Jazz\n", "got u1, New York, where u1 looks like a cell"),
     ("b.csv", "1,x\n2,y\n", "where 1 looks like a cell. Use --header none"),
