@@ -25,6 +25,7 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from bloom import BloomMap
 from data.coders import CODERS, BitCoder, SketchCoder
+from data.rows import clean_name
 from hashing import HASHES, MD5, check_words, list_words, split_words
 
 # Token IDs of the special tokens, which are never hashed. Words follow: in the order of the
@@ -366,7 +367,7 @@ def item_names(document):
         parts = document.split("\t")
     else:
         parts = document.split()
-    names = [" ".join(str(part).split()) for part in parts if part is not None]
+    names = [" ".join(clean_name(str(part)).split()) for part in parts if part is not None]
     return [name for name in dict.fromkeys(names) if name]
 
 
@@ -397,12 +398,12 @@ class ItemNames:
         if "\t" in text:
             spans = [match.span() for match in re.finditer(r"\S[^\t]*", text)]
         else:
-            words = text.split()
+            words = [clean_name(word) for word in text.split()]
             word_spans = [match.span() for match in re.finditer(r"\S+", text)]
             spans = []
             for start, stop in match_longest(words, self.names, self.max_words):
                 spans.append((word_spans[start][0], word_spans[stop - 1][1]))
-        found = [" ".join(text[start:end].split()) for start, end in spans]
+        found = [" ".join(clean_name(text[start:end]).split()) for start, end in spans]
         return found, spans
 
     def split_texts(self, texts):

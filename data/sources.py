@@ -20,8 +20,8 @@ from pathlib import Path
 
 from data.batches import divide
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
-from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, parse_hub_id
-from data.rows import peek_columns, read_hub, read_rows
+from data.rows import ENDINGS, clean_name, get_ending, is_hub_id, list_names, note_once
+from data.rows import parse_hub_id, peek_columns, read_hub, read_rows
 from support.common import InputError
 
 HUB = {  # name -> data set on the hub
@@ -303,7 +303,7 @@ def read_pairs(source):
             if page in (None, "") or not is_names(cells):
                 raise InputError(f"{table}, row {number:,}: expected names or whole numbers of a "
                                  f"set and an item, got {cells!r:.60}. Use --field SET,ITEM.")
-            pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
+            pages[clean_name(str(page))].append(item)  # "1" in a table and 1 in JSON are one page
     yield from pages.values()
 
 

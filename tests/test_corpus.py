@@ -19,7 +19,8 @@ from data.rows import read_rows
 from data.sources import Files, PythonTexts, choose_columns, find_sources, name_data
 from hashing import list_words
 from support.common import InputError
-from tokenizer import FIRST_WORD_ID, SEP, item_names
+from tests.helpers import ROOT
+from tokenizer import FIRST_WORD_ID, SEP, ItemNames, item_names
 
 ROWS = [dict(n=1, text="one fish"), dict(n=2, text="two fish"), dict(n=3, text="naïve 日本")]
 TEXTS = [row["text"] for row in ROWS]
@@ -461,6 +462,31 @@ def test_flags_of_files_require_files(data, options, load):
 def test_item_sets_without_a_clear_column_are_refused(name, content, field, message, write, load):
     with pytest.raises(InputError, match=f"{name}.*{message}"):
         load(write(name, content), "items", field=field)
+
+
+@pytest.mark.parametrize("name, content, field", [
+    ("a.txt", "caf\u00e9\ttea\ncafe\u0301\ttea\n\ufeffcaf\u00e9 \u200b\ttea\n", None),
+    ("b.jsonl", '{"l": ["caf\u00e9", "tea"]}\n' * 2 + '{"l": ["cafe\u0301", "tea\ufeff"]}\n', None),
+    ("c.csv", "p,i\n1,caf\u00e9\n1,tea\n\u200b2,cafe\u0301\n2,tea\n3,tea\n3,caf\u00e9\n", "p,i"),
+])
+def test_names_that_look_alike_are_one_item(name, content, field, write, load):
+    """NFC, and nothing invisible at the ends."""
+    corpus = load(write(name, content), "items", field=field)
+    assert sorted(corpus.words) == ["caf\u00e9", "tea"]
+    assert corpus.meta["documents"] == 3
+
+
+def test_names_that_a_user_types_are_those_of_the_corpus():
+    names, spans = ItemNames(["caf\u00e9 noir", "tea"]).split("tea cafe\u0301 noir")
+    assert names == ["tea", "caf\u00e9 noir"]
+    assert spans == [(0, 3), (4, 14)]
+    names, _ = ItemNames().split("\ufeffcafe\u0301 noir\ttea\u200b")
+    assert names == ["caf\u00e9 noir", "tea"]
+
+
+@pytest.mark.parametrize("text", ["\ufeffpos", " pos\u200b ", "\u200b \ufeffpos\r\n"])
+def test_clean_name_has_nothing_invisible_at_its_ends(text):
+    assert clean_name(text) == "pos"
 
 
 # The installed Python
