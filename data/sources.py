@@ -44,15 +44,17 @@ def find_sources(data, split, field, reader):
     if len(parts) > 1 and os.path.exists(data):
         raise InputError(f"--data {data}: + joins sources. Use a path without +.")
     sources = []
-    contents = []
+    name_of = {}  # what is read -> its name
     for part in parts:
         source_class = choose_source(part)
         source = source_class(part, split == "items", field, reader)
         sources.append(source)
-        contents.extend(source.list_contents())
-    # a text that is read twice, such as by a link, may be held out and trained on
-    if len(set(contents)) < len(contents):
-        raise InputError(f"--data {data}: expected each file or name once.")
+        # a text that is read twice, such as by a link, may be held out and trained on
+        for content, name in source.contents().items():
+            if content in name_of:
+                raise InputError(f"--data {data}: expected each file or name once, got "
+                                 f"{name_of[content]} and {name}.")
+            name_of[content] = name
     return sources
 
 
@@ -117,9 +119,9 @@ class Source:
     def find_paths(self):
         return []
 
-    def list_contents(self):
-        """Return names of all that is read, list. Sources with a name in common are refused."""
-        return [self.part]
+    def contents(self):
+        """Return dict, all that is read -> its name. Sources with a key in common are refused."""
+        return {self.part: self.part}
 
     @classmethod
     def documents(cls, job):
@@ -160,14 +162,19 @@ class Files(RowSource):
         if os.path.isfile(self.part):
             return [self.part]
         paths = [path for path in sorted(walk_files(self.part)) if get_ending(path) in ENDINGS]
+        # two links to a file, or the file and a link, such as latest.txt, are one text
+        path_of = {}
+        for path in sorted(paths, key=os.path.islink):
+            path_of.setdefault(os.path.realpath(path), path)
+        paths = sorted(path_of.values())
         if not paths:
             raise InputError(f"--data {self.part}: expected files in {', '.join(ENDINGS)} (or "
                              f".gz), a hub ID or one of {', '.join((*SOURCES, *HUB))}. Nothing "
                              "was found there.")
         return paths
 
-    def list_contents(self):
-        return [os.path.realpath(path) for path in self.paths]
+    def contents(self):
+        return {os.path.realpath(path): path for path in self.paths}
 
     @property
     def tables(self):
@@ -184,8 +191,8 @@ class Hub(RowSource):
     def tables(self):
         return [HUB.get(self.part, self.part)]
 
-    def list_contents(self):
-        return [parse_hub_id(table) for table in self.tables]
+    def contents(self):
+        return {parse_hub_id(table): table for table in self.tables}
 
     def open_table(self, hub_id):
         return read_hub(hub_id)

@@ -374,6 +374,25 @@ def test_files_of_a_folder_are_those_that_can_be_read(write, tmp_path):
     assert source.paths == expected
 
 
+def test_link_to_a_file_of_its_folder_is_no_second_text(write, tmp_path):
+    """Such as latest.txt -> 2026-05.txt. It comes first by name, and is read under the other."""
+    path = write("all/2026-05.txt", "x")
+    outside = write("b.txt", "y")
+    for link, target in [("0latest.txt", path), ("latest.txt", path), ("1.txt", outside)]:
+        os.symlink(target, tmp_path / "all" / link)
+    os.symlink(outside, tmp_path / "all/2.txt")
+    [source] = find_sources(str(tmp_path / "all"), "regex", None, {})
+    names = [os.path.basename(path) for path in source.paths]
+    assert names == ["1.txt", "2026-05.txt"]
+
+
+def test_file_that_two_sources_read_is_named_by_both(write):
+    path = write("all/a.txt", "x")
+    os.symlink(path, f"{path}.link.txt")
+    with pytest.raises(InputError, match=f"once, got {path} and {path}.link.txt"):
+        find_sources(f"{path}+{path}.link.txt", "regex", None, {})
+
+
 def test_bytes_that_are_not_utf8_are_counted_on_stderr(write, load, capsys):
     """A NUL after the first kilobytes is text."""
     content = b"\xef\xbb\xbfcaf\xe9 ok\r\n" + b"word " * 9_001 + b"\ra\x00\xe9"
