@@ -6,6 +6,7 @@
 Out of scope: which columns are documents (data/sources.py), texts and labels (data/tasks.py).
 """
 
+import contextlib
 import csv
 import functools
 import gzip
@@ -81,7 +82,8 @@ def parse_file(path, ending, columns, keep_damaged, encoding, sep, header):
     open_file = gzip.open if path.lower().endswith(".gz") else open
     with open_file(path, "rb") as file:
         if ending == ".parquet":
-            from pyarrow.parquet import ParquetFile  # takes a while to import
+            with requiring("pyarrow", path):
+                from pyarrow.parquet import ParquetFile  # takes a while to import
             for batch in ParquetFile(file).iter_batches():
                 yield from batch.to_pylist()
             return
@@ -270,7 +272,8 @@ def read_hub(hub_id, split="train"):
     Raises:
         InputError: The data set could not be loaded.
     """
-    import datasets  # takes seconds to import
+    with requiring("datasets", hub_id):
+        import datasets  # takes seconds to import
     name, config, split = parse_hub_id(hub_id, split)
     with reading(hub_id):
         yield from datasets.load_dataset(name, config, split=split, streaming=True)
@@ -336,6 +339,16 @@ def peek_columns(rows):
             if examples.get(name) is None:
                 examples[name] = value
     return examples, itertools.chain(head, rows)
+
+
+@contextlib.contextmanager
+def requiring(package, source):
+    """Turn an ImportError of the block into an InputError. Texts and tables need no package."""
+    try:
+        yield
+    except ImportError as error:
+        raise InputError(f"{source}: requires the package {package}, which could not be imported "
+                         f"({error}). Install it: pip install {package}") from error
 
 
 def get_ending(path):

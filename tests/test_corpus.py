@@ -3,6 +3,9 @@
 import gzip
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 
 import datasets
@@ -15,7 +18,7 @@ import tokenizer
 from data.corpus import Corpus, prepare
 from data.items import split_pages
 from data.python_source import python_files, python_names
-from data.rows import read_rows
+from data.rows import clean_name, read_rows
 from data.sources import Files, PythonTexts, choose_columns, find_sources, name_data
 from hashing import list_words
 from support.common import InputError
@@ -549,6 +552,35 @@ def test_copied_code_counts_once(name, split, write, load, monkeypatch):
 
 
 # Bad input
+
+
+@pytest.mark.parametrize("package, data", [
+    ("datasets", "owner/name"),
+    ("pyarrow.parquet", "a.parquet"),
+])
+def test_package_that_is_missing_is_named(package, data, write, load, tmp_path, monkeypatch):
+    """There is no pyarrow for free-threaded Python, and texts need none."""
+    monkeypatch.setitem(sys.modules, package, None)
+    write("a.parquet", "")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"^{data}: requires the package .*: pip install"):
+        load(data)
+
+
+def test_ctrl_c_ends_a_preparation_and_leaves_no_half_corpus(tmp_path):
+    """The jobs, in other processes, would take an hour."""
+    script = ROOT / "tests/scripts/prepare_for_an_hour.py"
+    with subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, cwd=ROOT,
+                          stderr=subprocess.PIPE, env=os.environ | dict(PYTHONPATH=str(ROOT)),
+                          text=True) as process:
+        for line in process.stdout:
+            if "at work" in line:  # a worker
+                break
+        os.kill(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert error.strip().split("\n")[-1] == "prepare: Interrupted."
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize("name, content, message", [
