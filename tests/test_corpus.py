@@ -1,5 +1,6 @@
 """data/corpus.py, data/sources.py, data/rows.py: files and the installed Python to token IDs."""
 
+import errno
 import gzip
 import json
 import os
@@ -11,6 +12,7 @@ from collections import Counter
 import datasets
 import numpy as np
 import pytest
+from filelock import FileLock
 
 import data.corpus
 import data.sources
@@ -565,6 +567,16 @@ def test_package_that_is_missing_is_named(package, data, write, load, tmp_path, 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=f"^{data}: requires the package .*: pip install"):
         load(data)
+
+
+def test_file_system_without_locks_is_named(write, load, monkeypatch):
+    """NFS may have no lock daemon; its error names no file."""
+    def acquire(lock):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with pytest.raises(InputError, match=r"cache.a-regex-.*\.lock: .*No locks.*local --cache"):
+        load(write("a.txt", "x"))
 
 
 def test_ctrl_c_ends_a_preparation_and_leaves_no_half_corpus(tmp_path):
