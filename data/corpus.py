@@ -49,6 +49,9 @@ BLOCK = 1 << 24  # token IDs in memory at a time
 def prepare(data, split, cache, max_subwords=50_000, quiet=False, field=None, **reader):
     """Turn corpora into one array of token IDs on disk, once. [HF §3.1]
 
+    Documents that repeat, exactly or in another case, are left out of Python sources alone. In
+    other sources a held-out document may have a copy that is trained on: remove copies first.
+
     Memory holds the distinct words, where each document starts, the item sets of a table of pairs,
     a whole .json file, and for Python sources every distinct document.
 

@@ -280,17 +280,20 @@ def read_sets(source):
 def choose_split(source, table):
     """Return the function that splits the sets of a table into names; None if they are lists.
 
-    Tabs in any of the sets decide for all: then "olive oil" is one name, and else it is two.
+    Tabs in any of the sets decide for all: then "olive oil" is one name, and else it is two. So a
+    table of texts is read twice.
     """
-    example = None
+    example = ""
     for _, [items] in read_cells(source, table, choose_set_columns):
-        if items and not isinstance(items, str):
+        if items in (None, ""):
+            continue
+        if not isinstance(items, str):
             break
-        if items and "\t" in items:
-            return lambda items: items.split("\t")
-        if example is None:
+        if "\t" in items:
+            return lambda text: text.split("\t")
+        if example == "":
             example = items
-    if example is None:
+    if example == "":
         return None
     if "," in example:
         raise InputError(f"{table}: expected item sets, names split by tabs or spaces, got "

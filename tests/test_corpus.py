@@ -617,7 +617,7 @@ def test_damaged_files_are_named(name, content, message, write, load):
 def test_line_of_a_set_in_another_format_is_refused(write, load):
     """Else the names would be red, "tea," and so on."""
     with pytest.raises(InputError, match="sets.txt: expected item sets"):
-        load(write("sets.txt", "red tea, milk\n"), "items")
+        load(write("sets.txt", "\nred tea, milk\n"), "items")
 
 
 @pytest.mark.parametrize("name", [
