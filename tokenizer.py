@@ -25,7 +25,7 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from bloom import BloomMap
 from data.coders import CODERS, BitCoder, SketchCoder
-from data.rows import clean_name
+from data.names import clean_name
 from hashing import HASHES, MD5, check_words, list_words, split_words
 
 # Token IDs of the special tokens, which are never hashed. Words follow: in the order of the

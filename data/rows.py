@@ -16,8 +16,8 @@ import json
 import os
 import re
 import sys
-import unicodedata
 
+from data.names import clean_name
 from support.common import InputError, reading
 
 ENDINGS = (".txt", ".tsv", ".csv", ".jsonl", ".json", ".parquet")  # each may end in .gz too
@@ -221,7 +221,7 @@ def read_header(path, head, columns, header):
     Raises:
         InputError: No separator cuts the first line, or it names no columns.
     """
-    names = [name.strip() for name in head[0]]
+    names = [clean_name(name) for name in head[0]]
     if len(names) == 1 and re.search(r"[,;|\t]", names[0]):
         raise InputError(f"{path}: expected columns by comma, in a .tsv by tab, or by --sep, got "
                          f"{names[0]!r:.99}. Use --sep, for example --sep ';', or a .txt for a "
@@ -283,15 +283,6 @@ def parse_hub_id(hub_id, split="train"):
     """Return the name, the configuration or None, and the split of an ID as read_hub takes it."""
     name, config, own_split = [*hub_id.split(":"), "", ""][:3]
     return name, config or None, own_split or split
-
-
-def clean_name(text):
-    """Return the name of an item or a class, so that names that look alike are equal.
-
-    In NFC, without white space, byte-order marks and zero-width spaces at its ends.
-    """
-    text = unicodedata.normalize("NFC", text)
-    return re.sub(r"^[\s\ufeff\u200b]+|[\s\ufeff\u200b]+$", "", text)
 
 
 # -------------------------------------------------------------------------------------------------

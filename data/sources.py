@@ -19,9 +19,10 @@ from collections import defaultdict
 from pathlib import Path
 
 from data.batches import divide
+from data.names import clean_name
 from data.python_source import PLACES, python_files, python_names, python_texts, walk_files
-from data.rows import ENDINGS, clean_name, get_ending, is_hub_id, list_names, note_once
-from data.rows import parse_hub_id, peek_columns, read_hub, read_rows
+from data.rows import ENDINGS, get_ending, is_hub_id, list_names, note_once, parse_hub_id
+from data.rows import peek_columns, read_hub, read_rows
 from support.common import InputError
 
 HUB = {  # name -> data set on the hub
@@ -29,7 +30,7 @@ HUB = {  # name -> data set on the hub
     "bookcorpus": "rojagtap/bookcorpus",
 }
 JOB_FILES = 64  # Python files of a job
-JOB_UNITS = 1_000_000  # characters of a job, or names in lists
+JOB_UNITS = 1_000_000  # characters of a job, or names: a second of work
 
 
 def find_sources(data, split, field, reader):
@@ -41,7 +42,7 @@ def find_sources(data, split, field, reader):
         field, reader: as in Source.
     """
     parts = data.split("+")
-    if len(parts) > 1 and os.path.exists(data):
+    if len(parts) > 1 and os.path.exists(data):  # such as c++.txt
         raise InputError(f"--data {data}: + joins sources. Use a path without +.")
     sources = []
     name_of = {}  # what is read -> its name
@@ -61,7 +62,7 @@ def find_sources(data, split, field, reader):
 def choose_source(part):
     """Return the class of a part of --data."""
     if part in SOURCES or part in HUB:
-        if os.path.exists(part):
+        if os.path.exists(part):  # no silent guess
             raise InputError(f"--data {part}: expected a name or a path, got both. Use ./{part} "
                              "for the path, or rename it.")
         return SOURCES.get(part, Hub)
@@ -140,11 +141,12 @@ class RowSource(Source):
 
     def jobs(self):
         read = read_sets if self.is_sets else read_texts
+        # subtle: a job is filled and forgotten, as all documents may exceed memory
         job = []
         num_units = 0
         for document in read(self):
             job.append(document)
-            num_units += len(document)
+            num_units += len(document)  # characters of a text, names of a set
             if num_units > JOB_UNITS:
                 yield job
                 job = []
@@ -250,6 +252,7 @@ def read_texts(source):
     """Yield the texts of a RowSource, without empty ones."""
     for table in source.tables:
         for number, [text] in read_cells(source, table, choose_columns):
+            # a number is no text: the column may be a wrong one
             if text is not None and not isinstance(text, str):
                 raise InputError(f"{table}, row {number:,}: expected text, got {text!r:.60}. Use "
                                  "--field for another column, --split items for lists.")
@@ -259,9 +262,11 @@ def read_texts(source):
 
 def read_sets(source):
     """Yield the item sets of a RowSource, lists, without empty ones."""
+    # --field SET,ITEM: each row has one item
     if source.field is not None and len(list_names(source.field)) == 2:
         yield from read_pairs(source)
         return
+    # Otherwise each row has a set. All sets of a table have one form, lists or texts
     for table in source.tables:
         split = choose_split(source, table)
         for number, [items] in read_cells(source, table, choose_set_columns):
@@ -289,12 +294,13 @@ def choose_split(source, table):
             continue
         if not isinstance(items, str):
             break
-        if "\t" in items:
+        if "\t" in items:  # names may have spaces
             return lambda text: text.split("\t")
         if example == "":
             example = items
     if example == "":
         return None
+    # names split by commas alone would get commas at their ends
     if "," in example:
         raise InputError(f"{table}: expected item sets, names split by tabs or spaces, got "
                          f"{example!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
@@ -306,11 +312,12 @@ def read_pairs(source):
 
     A page may be in several files.
     """
+    # rows of a page need not be neighbors, so the whole table is in memory
     pages = defaultdict(list)  # page -> its items
     for table in source.tables:
         for number, cells in read_cells(source, table, choose_set_columns):
             page, item = cells
-            if page in (None, "") or not is_names(cells):
+            if page in (None, "") or not is_names(cells):  # an item without a page is in no set
                 raise InputError(f"{table}, row {number:,}: expected names or whole numbers of a "
                                  f"set and an item, got {cells!r:.60}. Use --field SET,ITEM.")
             pages[clean_name(str(page))].append(item)  # "1" in a table and 1 in JSON are one page
@@ -329,7 +336,7 @@ def read_cells(source, table, choose):
     if not examples:
         return
     columns = choose(table, examples, source.field)
-    if columns != ["text"]:
+    if columns != ["text"]:  # a choice that the user should see
         note_once(f"columns: {', '.join(columns)} of {source.part}")
     num_incomplete = 0
     for number, row in enumerate(rows, 1):
@@ -370,6 +377,7 @@ def choose_columns(table, examples, field=None, flag="--field"):
         names = ["text"]
     else:
         names = [name for name in examples if isinstance(examples[name], str)]
+    # several columns of strings are refused: one of them may be the label
     if len(names) != 1 or names[0] not in examples:
         expected = "one column of text" if field is None else f"column {field}"
         raise InputError(f"{table}: expected {expected}, got {', '.join(examples)}. Use {flag} "

@@ -20,7 +20,8 @@ import tokenizer
 from data.corpus import Corpus, prepare
 from data.items import split_pages
 from data.python_source import python_files, python_names
-from data.rows import clean_name, read_rows
+from data.names import clean_name
+from data.rows import read_rows
 from data.sources import Files, PythonTexts, choose_columns, find_sources, name_data
 from hashing import list_words
 from support.common import InputError
@@ -148,6 +149,7 @@ def test_cut_corpus_is_refused(name, write, load):
 
 def test_edit_of_the_splitting_is_another_corpus(write, load, tmp_path, monkeypatch):
     """Words of before the edit would be read without an error."""
+    assert {"rows.py", "sources.py", "tokenizer.py"} <= {path.name for path in data.corpus.CODE}
     path = write("a.txt", "a b")
     load(path)
     source = tmp_path / "hashing.py"
@@ -239,8 +241,8 @@ def test_name_of_hub_data_has_its_configuration():
 
 @pytest.mark.parametrize("name, content, expected", [
     # 001 and NA are text; a quoted cell may have a line break; an empty line is no row; names of
-    # columns are stripped
-    ("a.csv", 'a, b\n001,NA\n\n"x, ""y""\nz",\n', [["001", "NA"], ['x, "y"\nz', ""]]),
+    # columns are cleaned
+    ("a.csv", 'a, b\u200b\n001,NA\n\n"x, ""y""\nz",\n', [["001", "NA"], ['x, "y"\nz', ""]]),
     ("a.tsv", 'a\tb\n"x\t2"\n\t\n', [['"x', '2"'], ["", ""]]),  # no quotes in a .tsv
 ])
 def test_cells_of_a_table_stay_text(name, content, expected, write):
