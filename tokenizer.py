@@ -22,6 +22,7 @@ import numpy as np
 
 from bloom import BloomMap
 from data.coders import CODERS, BitCoder, SketchCoder
+from data.names import clean_name
 from hashing import HASHES, MD5, check_words, list_words, split_words
 
 # Token IDs of the special tokens, which are never hashed. Words follow: in the order of the
@@ -400,13 +401,13 @@ class ItemNames:
             pattern = r"\S[^\t]*"
             max_words = 1
         matches = list(re.finditer(pattern, text))
-        parts = [match[0] for match in matches]
+        parts = [clean_name(match[0]) for match in matches]
         names = []
         spans = []
         for start, stop in match_longest(parts, self.names, max_words):
             first = matches[start].start()
             last = matches[stop - 1].end()
-            names.append(" ".join(text[first:last].split()))
+            names.append(" ".join(clean_name(text[first:last]).split()))
             spans.append((first, last))
         return names, spans
 
@@ -424,7 +425,7 @@ def item_names(document):
     if isinstance(document, str):
         names, _ = ItemNames().split(document)
     else:
-        names = [" ".join(str(part).split()) for part in document if part is not None]
+        names = [" ".join(clean_name(str(part)).split()) for part in document if part is not None]
     return [name for name in dict.fromkeys(names) if name]
 
 

@@ -3,6 +3,9 @@
 import gzip
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 
 import datasets
@@ -15,11 +18,13 @@ import tokenizer
 from data.corpus import Corpus, prepare
 from data.items import split_pages
 from data.python_source import python_files, python_names
+from data.names import clean_name
 from data.rows import read_rows
 from data.sources import Files, PythonTexts, choose_columns, find_sources, name_data
 from hashing import list_words
 from support.common import InputError
-from tokenizer import FIRST_WORD_ID, SEP, item_names
+from tests.helpers import ROOT
+from tokenizer import FIRST_WORD_ID, SEP, ItemNames, item_names
 
 ROWS = [dict(n=1, text="one fish"), dict(n=2, text="two fish"), dict(n=3, text="naïve 日本")]
 TEXTS = [row["text"] for row in ROWS]
@@ -142,6 +147,7 @@ def test_cut_corpus_is_refused(name, write, load):
 
 def test_edit_of_the_splitting_is_another_corpus(write, load, tmp_path, monkeypatch):
     """Words of before the edit would be read without an error."""
+    assert {"rows.py", "sources.py", "tokenizer.py"} <= {path.name for path in data.corpus.CODE}
     path = write("a.txt", "a b")
     load(path)
     source = tmp_path / "hashing.py"
@@ -233,8 +239,8 @@ def test_name_of_hub_data_has_its_configuration():
 
 @pytest.mark.parametrize("name, content, expected", [
     # 001 and NA are text; a quoted cell may have a line break; an empty line is no row; names of
-    # columns are stripped
-    ("a.csv", 'a, b\n001,NA\n\n"x, ""y""\nz",\n', [["001", "NA"], ['x, "y"\nz', ""]]),
+    # columns are cleaned
+    ("a.csv", 'a, b\u200b\n001,NA\n\n"x, ""y""\nz",\n', [["001", "NA"], ['x, "y"\nz', ""]]),
     ("a.tsv", 'a\tb\n"x\t2"\n\t\n', [['"x', '2"'], ["", ""]]),  # no quotes in a .tsv
 ])
 def test_cells_of_a_table_stay_text(name, content, expected, write):
@@ -271,6 +277,47 @@ def test_row_that_a_line_break_has_cut_goes_with_its_second_half(write, capsys):
     rows = list(read_rows(path))
     assert [row["text"] for row in rows] == ["fine"] * 100 + ["end"]
     assert "another number in 1 of 103 rows, the first in row 101" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending, mark", [
+    ("\n", ""),
+    ("\r\n", "\ufeff"),  # three files of Excel
+])
+def test_header_of_joined_files_is_no_row(ending, mark, write, capsys):
+    """`cat a.csv b.csv c.csv`: else the label "label" would be a class."""
+    lines = [f'"text {i}",good' for i in range(120)]
+    part = mark + ending.join(["text, label", *lines]) + ending
+    path = write("all.csv", part * 3)
+    rows = list(read_rows(path))
+    assert len(rows) == 360
+    assert {row["label"] for row in rows} == {"good"}
+    assert "all.csv: rows equal to the header, as in joined files: 2" in capsys.readouterr().err
+
+
+def test_header_again_in_the_first_rows_is_refused_by_its_cause(write, capsys):
+    """A table without a header may begin with two equal rows."""
+    path = write("all.tsv", "text\tlabel\na\tb\ntext\tlabel\nc\td\n")
+    with pytest.raises(InputError, match="got text, label again in row 2.*--header first"):
+        list(read_rows(path))
+    rows = list(read_rows(path, header="first"))
+    assert [row["text"] for row in rows] == ["a", "c"]
+    assert "as in joined files: 1" in capsys.readouterr().err
+    assert len(list(read_rows(path, header="none"))) == 4
+    assert len(list(read_rows(path, columns=["text", "label"]))) == 4
+
+
+def test_header_again_keeps_its_number_among_the_rows(write, capsys):
+    """infer.py answers each row of a file by its number."""
+    path = write("all.csv", "text,n\n" + "a,1\n" * 101 + "text,n\nb,2\n")
+    rows = list(read_rows(path, keep_damaged=True, header="first"))
+    assert rows[101] == {}
+    assert rows[102] == dict(text="b", n="2")
+    assert capsys.readouterr().err == ""
+
+
+def test_row_of_one_column_that_is_equal_to_the_first_one_is_asked_about(write):
+    with pytest.raises(InputError, match="got yes again in row 3.*--header none"):
+        list(read_rows(write("a.csv", "yes\nno\nno\nyes\n")))
 
 
 @pytest.mark.parametrize("name, content, message", [
@@ -332,6 +379,25 @@ def test_files_of_a_folder_are_those_that_can_be_read(write, tmp_path):
     assert source.paths == expected
 
 
+def test_link_to_a_file_of_its_folder_is_no_second_text(write, tmp_path):
+    """Such as latest.txt -> 2026-05.txt. It comes first by name, and is read under the other."""
+    path = write("all/2026-05.txt", "x")
+    outside = write("b.txt", "y")
+    for link, target in [("0latest.txt", path), ("latest.txt", path), ("1.txt", outside)]:
+        os.symlink(target, tmp_path / "all" / link)
+    os.symlink(outside, tmp_path / "all/2.txt")
+    [source] = find_sources(str(tmp_path / "all"), "regex", None, {})
+    names = [os.path.basename(path) for path in source.paths]
+    assert names == ["1.txt", "2026-05.txt"]
+
+
+def test_file_that_two_sources_read_is_named_by_both(write):
+    path = write("all/a.txt", "x")
+    os.symlink(path, f"{path}.link.txt")
+    with pytest.raises(InputError, match=f"once, got {path} and {path}.link.txt"):
+        find_sources(f"{path}+{path}.link.txt", "regex", None, {})
+
+
 def test_bytes_that_are_not_utf8_are_counted_on_stderr(write, load, capsys):
     """A NUL after the first kilobytes is text."""
     content = b"\xef\xbb\xbfcaf\xe9 ok\r\n" + b"word " * 9_001 + b"\ra\x00\xe9"
@@ -360,11 +426,31 @@ def test_item_names_are_a_set_in_order():
     ("item.csv", "items\nb a\n", None, [["b", "a"]]),
     ("pairs.csv", "item,page\nNew York,1\nx,2\n7,1\n", "page,item", [["New York", "7"], ["x"]]),
     ("three.csv", "o,date,sku\n1,x,30\n2,x,4\n1,y,7\n", "o, sku", [["30", "7"], ["4"]]),
-    ("text.txt", "b a b\n\nNew York\tJazz\n", None, [["b", "a"], ["New York", "Jazz"]]),
+    ("text.txt", "b a b\n\nNew York Jazz\n", None, [["b", "a"], ["New", "York", "Jazz"]]),
 ])
 def test_item_sets_of_every_kind(name, content, field, expected, write, load):
     corpus = load(write(name, content), "items", field=field)
     assert list_pages(corpus) == expected
+
+
+@pytest.mark.parametrize("name, content, expected", [
+    ("a.txt", "sea salt\trye bread\nolive oil\n", [["sea salt", "rye bread"], ["olive oil"]]),
+    ("b.txt.gz", "olive oil\r\nParis, France\ttea\r\n", [["olive oil"], ["Paris, France", "tea"]]),
+    ("c.txt", "olive oil\n" * 150 + "a\tb\n", [["olive oil"]] * 150 + [["a", "b"]]),
+    ("d.csv", 'n,items\n1,olive oil\n2,"a\tb c"\n', [["olive oil"], ["a", "b c"]]),
+    ("e.txt", "olive oil\n\ntea\n", [["olive", "oil"], ["tea"]]),  # no tab in the whole file
+])
+def test_tab_anywhere_decides_for_the_file(name, content, expected, write, load):
+    """Else a line of one name would be a set that nobody wrote."""
+    field = "items" if name == "d.csv" else None
+    assert list_pages(load(write(name, content), "items", field=field)) == expected
+
+
+def test_each_file_of_item_sets_has_its_own_separator(write, load, tmp_path):
+    write("all/a.txt", "olive oil\n")
+    write("all/b.txt", "olive oil\nrye bread\ttea\n")
+    corpus = load(tmp_path / "all", "items")
+    assert list_pages(corpus) == [["olive", "oil"], ["olive oil"], ["rye bread", "tea"]]
 
 
 def test_page_of_two_files_is_one_set(write, load, tmp_path):
@@ -388,14 +474,43 @@ def test_flags_of_files_require_files(data, options, load):
     ("a.csv", "item,page\nx,1\n", None, "one column of lists, got item, page. .*SET,ITEM"),
     ("b.jsonl", '{"n": [1], "l": [2]}\n', None, "one column of lists, got n, l"),
     ("c.csv", "order,sku\n1,30\n", "order,day", "columns order,day, got order, sku"),
-    ("d.jsonl", '{"l": [1]}\n{"l": [[1]]}\n', None, "row 2: expected names"),
+    ("d.jsonl", '{"l": [1]}\n{"l": [[1]]}\n', None, "row 2: expected in all rows"),
+    # converters of XML write a list of one as a text: one name, or two?
+    ("g.jsonl", '{"l": ["a", "b"]}\n{"l": "olive oil"}\n', None, "row 2: expected in all rows"),
+    ("h.jsonl", '{"l": "a\\tb"}\n{"l": ["olive oil"]}\n', None, "row 2: expected in all rows"),
     # an item without a page
     ("e.csv", "page,item\n1,x\n,y\n", "page,item", "row 2: expected names"),
+    ("i.jsonl", '{"l": ["a"]}\n{"l": 0}\n', None, "row 2: expected in all rows"),
     ("f.jsonl", '{"p": 1, "l": [2]}\n', "p,l", "row 1: expected .* of a set and an item"),
 ])
 def test_item_sets_without_a_clear_column_are_refused(name, content, field, message, write, load):
     with pytest.raises(InputError, match=f"{name}.*{message}"):
         load(write(name, content), "items", field=field)
+
+
+@pytest.mark.parametrize("name, content, field", [
+    ("a.txt", "caf\u00e9\ttea\ncafe\u0301\ttea\n\ufeffcaf\u00e9 \u200b\ttea\n", None),
+    ("b.jsonl", '{"l": ["caf\u00e9", "tea"]}\n' * 2 + '{"l": ["cafe\u0301", "tea\ufeff"]}\n', None),
+    ("c.csv", "p,i\n1,caf\u00e9\n1,tea\n\u200b2,cafe\u0301\n2,tea\n3,tea\n3,caf\u00e9\n", "p,i"),
+])
+def test_names_that_look_alike_are_one_item(name, content, field, write, load):
+    """NFC, and nothing invisible at the ends."""
+    corpus = load(write(name, content), "items", field=field)
+    assert sorted(corpus.words) == ["caf\u00e9", "tea"]
+    assert corpus.meta["documents"] == 3
+
+
+def test_names_that_a_user_types_are_those_of_the_corpus():
+    names, spans = ItemNames(["caf\u00e9 noir", "tea"]).split("tea cafe\u0301 noir")
+    assert names == ["tea", "caf\u00e9 noir"]
+    assert spans == [(0, 3), (4, 14)]
+    names, _ = ItemNames().split("\ufeffcafe\u0301 noir\ttea\u200b")
+    assert names == ["caf\u00e9 noir", "tea"]
+
+
+@pytest.mark.parametrize("text", ["\ufeffpos", " pos\u200b ", "\u200b \ufeffpos\r\n"])
+def test_clean_name_has_nothing_invisible_at_its_ends(text):
+    assert clean_name(text) == "pos"
 
 
 # The installed Python
@@ -441,6 +556,35 @@ def test_copied_code_counts_once(name, split, write, load, monkeypatch):
 # Bad input
 
 
+@pytest.mark.parametrize("package, data", [
+    ("datasets", "owner/name"),
+    ("pyarrow.parquet", "a.parquet"),
+])
+def test_package_that_is_missing_is_named(package, data, write, load, tmp_path, monkeypatch):
+    """There is no pyarrow for free-threaded Python, and texts need none."""
+    monkeypatch.setitem(sys.modules, package, None)
+    write("a.parquet", "")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"^{data}: requires the package .*: pip install"):
+        load(data)
+
+
+def test_ctrl_c_ends_a_preparation_and_leaves_no_half_corpus(tmp_path):
+    """The jobs, in other processes, would take an hour."""
+    script = ROOT / "tests/scripts/prepare_for_an_hour.py"
+    with subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, cwd=ROOT,
+                          stderr=subprocess.PIPE, env=os.environ | dict(PYTHONPATH=str(ROOT)),
+                          text=True) as process:
+        for line in process.stdout:
+            if "at work" in line:  # a worker
+                break
+        os.kill(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert error.strip().split("\n")[-1] == "prepare: Interrupted."
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+
+
 @pytest.mark.parametrize("name, content, message", [
     ("empty.txt", " \n \n", "expected text, got no words"),
     ("notes.bin", "x", "notes.bin: expected a file in .txt"),
@@ -463,7 +607,7 @@ def test_damaged_files_are_named(name, content, message, write, load):
 def test_line_of_a_set_in_another_format_is_refused(write, load):
     """Else the names would be red, "tea," and so on."""
     with pytest.raises(InputError, match="sets.txt: expected item sets"):
-        load(write("sets.txt", "red tea, milk\n"), "items")
+        load(write("sets.txt", "\nred tea, milk\n"), "items")
 
 
 @pytest.mark.parametrize("name", [
