@@ -311,7 +311,8 @@ def popularity_prior(counts, bloom_map):
     prior = np.log(counts / total)
     for column in bloom_map.digest.T:  # (N,), the bucket of each item
         count_of_bucket = np.bincount(column, counts)
-        prior -= np.log(count_of_bucket[column] / total)
+        share = count_of_bucket[column] / total  # (N,)
+        prior -= np.log(share)
     return torch.from_numpy(prior).float()
 
 
@@ -387,8 +388,9 @@ def search_round(logp, bloom_map, k, beam, score, exclude, prior):
     items = list_candidates(members, beams, exclude, k)  # (P, C), -1 for none
     parts = []
     for j in range(bloom_map.m):
-        column = digest[:, j][items].long()  # (P, C); -1 reads the last item, and is masked below
-        parts.append(logp[:, j].gather(1, column))
+        column = digest[:, j]  # (N,)
+        buckets = column[items].long()  # (P, C); -1 reads the last item, and is masked below
+        parts.append(logp[:, j].gather(1, buckets))
     item_scores = gamma(parts)  # (P, C)
     if prior is not None:
         item_scores = item_scores + prior[items]
@@ -446,7 +448,8 @@ def top_buckets(logp, num):
     likely = best_blocks.unsqueeze(3) * BLOCK + inside  # (P, m, num, BLOCK), buckets
     rest = torch.arange(whole, R, device=logp.device)
     likely = torch.cat([likely.flatten(2), rest.expand(P, m, -1)], 2)
-    values, place = logp.gather(2, likely).topk(num)
+    likely_logp = logp.gather(2, likely)
+    values, place = likely_logp.topk(num)
     return values, likely.gather(2, place)
 
 
