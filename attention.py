@@ -32,7 +32,8 @@ the share hardly depends on it. For e 64 and 256 buckets:
     share of the keys outside (outside_share_law)           36 %    60 %    86 %    98 %
     queries without a key inside, (1 - P)^L, for L = 128     0 %     0 %     0 %    37 %
 
-The share is smaller where queries and keys are similar. With fill="mask" it is 0.
+The share is smaller where queries and keys are similar. fill="mask" is the other reading of the
+idea: keys outside have no weight, and a query attends to its bucket and to itself.
 """
 
 import functools

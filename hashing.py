@@ -471,8 +471,7 @@ def ngram_angle(word, other):
     product = sum(x[gram] * y[gram] for gram in x)
     x_length = math.hypot(*x.values())
     y_length = math.hypot(*y.values())
-    cosine = product / (x_length * y_length)
-    return math.acos(min(cosine, 1.0))  # rounding may give more than 1
+    return math.acos(product / (x_length * y_length))
 
 
 if __name__ == "__main__":
