@@ -1,6 +1,7 @@
 """Extensions: a toy embedding, code format, hash, objective and task, registered from outside."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 
 import finetune
 import pretrain
+from data.classification import SequenceClassification
 from data.coders import CODERS, Coder
 from data.tasks import TASKS, Task
 from embeddings import EMBEDDINGS, BloomEmbedding, Embedding, HashEmbedding
@@ -171,3 +173,44 @@ def test_toy_model_on_a_toy_task_learns_it(toy_flags, tmp_path):
     predictor = Predictor(str(tmp_path / "tuned"))
     assert predictor.classify("a good thing")[0][0] == "yes"
     assert predictor.classify("a bad thing")[0][0] == "no"
+
+
+def read_folder(task, args, split):
+    """Read a folder with a .txt of each label, a text a line."""
+    rows = []
+    for path in sorted(Path(getattr(args, split)).glob("*.txt")):
+        for line in path.read_text().splitlines():
+            rows.append(((line,), path.stem))
+    return rows
+
+
+class ToyExamples(SequenceClassification):
+    """Counts how often it is made."""
+
+    instances = 0
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        ToyExamples.instances += 1
+
+
+def test_task_with_a_reader_and_examples_of_its_own(monkeypatch, sr_run, tmp_path):
+    """The line in TASKS is all that finetune.py knows of it: classes are found, dev rows drawn."""
+    task = Task(["text"], [], ["accuracy"], read=read_folder, examples=ToyExamples,
+                flags=("train", "dev"))
+    monkeypatch.setitem(TASKS, "folder", task)
+    for label, word in (("no", "bad"), ("yes", "good")):
+        texts = [f"a {word} thing {number}" for number in range(40)]
+        (tmp_path / f"{label}.txt").write_text("\n".join(texts))
+    flags = ["--ckpt", sr_run, "--task", "folder", "--train", tmp_path, "--out", tmp_path / "out"]
+    fast = "--epochs 9 --batch 8 --lr 1e-2 --seeds 1 --device cpu --dtype float32 --no-compile"
+
+    done = run_main(finetune.main, *flags, *fast.split())
+
+    assert done.code == 0, done.err
+    row = done.result["tasks"]["folder"]
+    assert sum(row["rows"].values()) == 80
+    assert row["rows"]["dev"] == 8
+    assert row["f1_per_label"] == dict(no=100, yes=100)
+    assert ToyExamples.instances == 3
+    assert_refused(finetune.main, [*flags, "--label", "a"], "--label: expected a task that reads")

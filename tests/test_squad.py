@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from data.squad import QuestionAnswering, best_spans, cut_windows, exact_and_f1, find_answer_words
-from data.squad import find_answers, normalize_answer, read_squad
-from data.tasks import Task
+from data.squad import find_answers, normalize_answer
+from data.tasks import Task, read_task
 from hashing import MD5, split_words
 from model import Config
 from support.common import InputError
@@ -37,9 +37,9 @@ def make_rows(rng, n, no_answer=0.0):
 
 
 def read(path, records, name="squad_v2"):
-    """Return the training rows of read_squad, of a file with these records."""
+    """Return the training rows of a file with these records."""
     path.write_text(json.dumps(dict(data=records)))
-    _, splits = read_squad(name, flags(train=str(path), dev=str(path)))
+    _, splits = read_task(name, flags(train=str(path), dev=str(path)))
     return splits["train"]
 
 

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 
 import data.python_source
-import data.tasks
+import data.classification
 from data.rows import note_once
-from data.tasks import METRICS, TASKS, SequenceClassification, Task, draw_groups
-from data.tasks import parse_class, parse_number, parse_rows, read_task, standard_error
+from data.classification import METRICS, SequenceClassification, parse_class, parse_number
+from data.classification import parse_rows, standard_error
+from data.tasks import TASKS, Task, draw_groups, read_task
 from hashing import MD5
 from model import Config
 from support.common import InputError
@@ -43,7 +44,7 @@ def two_batches(logits):
 
 
 def flags(**changes):
-    """Return what read_task and read_squad read of the flags of finetune.py."""
+    """Return what read_task reads of the flags of finetune.py."""
     names = ("train", "dev", "data_dir", "text", "label", "regression", "cache", "encoding",
              "sep", "header", "limit")
     return SimpleNamespace(**dict.fromkeys(names) | dict(select=0.0, balanced=False) | changes)
@@ -112,8 +113,8 @@ def test_column_under_both_of_its_names_is_refused():
 def test_draw_groups_draws_at_random():
     """Law: another seed, and the start of the file, are other rows."""
     rows = make_rows(map(str, range(60)), range(60))
-    drawn, _ = draw_groups(rows, 7, seed=1)
-    other_seed, _ = draw_groups(rows, 7, seed=2)
+    drawn, _ = draw_groups(rows, 7, seed=1, group_of=tuple)
+    other_seed, _ = draw_groups(rows, 7, seed=2, group_of=tuple)
     assert len(drawn) == 7
     assert drawn not in (other_seed, rows[:7])
 
@@ -245,7 +246,7 @@ def test_splits_of_the_hub_are_its_own(monkeypatch):
         assert hub_id == "nyu-mll/glue:rte"
         return [dict(sentence1=split, sentence2="b", label="entailment")] * 2
 
-    monkeypatch.setattr(data.tasks, "read_hub", read_hub)
+    monkeypatch.setattr(data.classification, "read_hub", read_hub)
     _, splits = read_task("rte", flags())
     assert splits == dict(train=[(("train", "b"), "entailment")] * 2,
                           dev=[(("validation", "b"), "entailment")] * 2)
