@@ -1,4 +1,4 @@
-"""Attention over all pairs of positions, or over the pairs that share a hash bucket.
+"""Attention over all pairs of positions, or with the scores of pairs that share a hash bucket.
 
 Sources:
     [V] Vaswani et al. 2017, Attention Is All You Need
@@ -15,7 +15,24 @@ Notation:
     B batch   H heads   L positions   e head size   d hidden size   i query   j key
     n hash functions   r hyperplanes of a function ("bands" in the paper)
     hq, hk hash buckets of queries and keys, int64 (B, H, n, L)
+    inside, outside: a key that shares a bucket with the query (they collide), and one that does not
 Demo: python attention.py
+
+A score is large where query and key point the same way, and such vectors usually share a hash
+bucket. So LSH attention computes the scores inside alone. But that is no mask: in the paper a pair
+that does not collide has the score 0, and so the weight exp(0) = 1. A query with c keys outside
+reads the plain mean of their values, and gives it this share of its weight:
+
+    c / (c + Σ exp(score))        the sum is over the keys inside
+
+Random vectors collide with a probability P of about 1 / 2^r. So c and the sum both grow with L, and
+the share hardly depends on it. For e 64 and 256 buckets:
+
+    r hyperplanes                                            1       2       4       8
+    share of the keys outside (outside_share_law)           36 %    60 %    86 %    98 %
+    queries without a key inside, (1 - P)^L, for L = 128     0 %     0 %     0 %    37 %
+
+The share is smaller where queries and keys are similar. With fill="mask" it is 0.
 """
 
 import functools
@@ -26,39 +43,17 @@ import warnings
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.nn.attention import flex_attention as flex
 
 FILLS = ("zero", "mask")  # what a pair that does not collide gets: the score 0, or no weight
 # all: each pair has its own score. upper, as in the authors' code: the scores above the diagonal
 # are mirrored below it
 PAIRS = ("all", "upper")
-MAX_FORMULA_BF16 = 512  # positions up to which full_attention of bfloat16 on a CPU is the formula
 
 
 # Attention over all pairs
 
 
 def full_attention_reference(q, k, v, *, key_mask=None, dropout=0.0):
-    """Return full_attention by the literal formula, softmax(q kᵀ / √e) v. [V §3.2.1]"""
-    e = q.shape[-1]
-    scores = q @ k.transpose(-2, -1) / math.sqrt(e)  # (B, H, L, L)
-    weights = masked_softmax(scores, key_mask)
-    return F.dropout(weights, dropout) @ v
-
-
-def masked_softmax(scores, key_mask):
-    """Return attention weights, (B, H, L, L) as scores; keys with the score -inf have none.
-
-    Without a key_mask some score of each query has to be finite. Both callers see to that.
-    """
-    if key_mask is None:
-        return scores.softmax(-1)
-    scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
-    # subtle: where all scores of a query are -inf, softmax gives NaN
-    return scores.softmax(-1).masked_fill(scores == -torch.inf, 0.0)
-
-
-def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
     """Return softmax(q kᵀ / √e) v over all keys that are not padding. [V §3.2.1]
 
     Args:
@@ -69,26 +64,28 @@ def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
 
     Returns:
         float (B, H, L, e). A query that attends to no key has the result 0.
-
-    Raises:
-        ValueError: If key_mask is not bool (B, L).
     """
-    check_key_mask(key_mask, q)
-    # PyTorch's kernel is exact and needs no (L, L) matrix. For bfloat16 on a CPU it was slower than
-    # the formula in a training step of 512 positions, and faster at 1,024 (batch 8)
-    if q.is_cpu and q.dtype == torch.bfloat16 and q.shape[2] <= MAX_FORMULA_BF16:
-        return full_attention_reference(q, k, v, key_mask=key_mask, dropout=dropout)
-    if key_mask is not None:
-        key_mask = key_mask[:, None, None, :]  # (B, 1, 1, L)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=key_mask, dropout_p=dropout)
+    e = q.shape[-1]
+    scores = q @ k.transpose(-2, -1) / math.sqrt(e)  # (B, H, L, L)
+    weights = masked_softmax(scores, widen_mask(key_mask))
+    return F.dropout(weights, dropout) @ v
 
 
-def check_key_mask(key_mask, q):
-    """Raise a ValueError unless key_mask is None or bool (B, L): a float one would be a bias."""
-    B, _, L, _ = q.shape
-    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (B, L)):
-        raise ValueError(f"key_mask: expected bool ({B}, {L}), "
-                         f"got {key_mask.dtype} {[*key_mask.shape]}.")
+def masked_softmax(scores, is_key):
+    """Return attention weights, (B, H, L, L) as scores; 0 where is_key is False. None: all keys."""
+    if is_key is None:
+        return scores.softmax(-1)
+    # subtle: not -inf. Where no key is left, the softmax would be NaN
+    lowest = torch.finfo(scores.dtype).min
+    weights = scores.masked_fill(~is_key, lowest).softmax(-1)
+    return weights.masked_fill(~is_key, 0.0)
+
+
+def widen_mask(key_mask):
+    """Return key_mask (B, L) as (B, 1, 1, L), for all heads and queries; None as None."""
+    if key_mask is None:
+        return None
+    return key_mask[:, None, None, :]
 
 
 # Hash buckets of queries and keys
@@ -120,14 +117,7 @@ def simhash(x, planes, coef, num_buckets):
         ValueError: planes or coef has another size, or planes is rounded: in bfloat16 they would
             move about 0.4 % of the vectors to another bucket, with r = 8.
     """
-    _, H, _, e = x.shape
-    _, n, r = coef.shape
-    expected = (H, n, r, e)  # einsum would broadcast a size of 1
-    if (planes.shape != expected or coef.shape != expected[:3]
-            or planes.dtype != torch.float32):
-        raise ValueError(f"planes, coef: expected float32 ({H}, n, r, {e}) and ({H}, n, r), got "
-                         f"{planes.dtype} {[*planes.shape]} and {[*coef.shape]}. Use "
-                         "draw_hyperplanes, and torch.autocast in place of a cast.")
+    check_hyperplanes(x, planes, coef)
     with torch.autocast(x.device.type, enabled=False):
         products = torch.einsum("bhle,hnre->bhnlr", x.float(), planes)
     is_above = products > 0  # (B, H, n, L, r)
@@ -159,26 +149,6 @@ def draw_hyperplanes(num_heads, num_functions, num_hyperplanes, head_size, num_b
     planes = torch.randn(*shape, head_size, generator=generator, dtype=torch.float32, device="cpu")
     coef = torch.randint(num_buckets, shape, generator=generator, device="cpu")
     return planes, coef
-
-
-def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
-    """Return the probability that two vectors share a bucket. [BL §2.1, collision law]
-
-    A random hyperplane passes between two vectors with probability angle/π, so they lie on the
-    same side of all r hyperplanes of a function with probability p = (1 - angle/π)^r.
-    Otherwise their sums still agree with probability 1/num_buckets. The paper prints
-    p + 1/num_buckets, which can exceed 1.
-
-    Args:
-        angle: float or tensor, angle between the vectors in radians.
-        num_hyperplanes, num_buckets, num_functions: int, r, the number of hash buckets, and n.
-
-    Returns:
-        1 - (1 - P)^n with P = p + (1 - p)/num_buckets.
-    """
-    p = (1 - angle / math.pi) ** num_hyperplanes
-    P = p + (1 - p) / num_buckets
-    return 1 - (1 - P) ** num_functions
 
 
 def collisions(hq, hk):
@@ -217,21 +187,64 @@ def lsh_attention_reference(q, k, v, hq, hk, *, fill="zero", pairs="all", key_ma
         scores = scores.triu() + scores.triu(1).transpose(-2, -1)
         is_collision = is_collision.triu() | is_collision.triu(1).transpose(-2, -1)
 
+    is_key = widen_mask(key_mask)
     if fill == "zero":
         scores = scores.masked_fill(~is_collision, 0.0)
     else:
         is_itself = torch.eye(L, dtype=torch.bool, device=q.device)
-        scores = scores.masked_fill(~(is_collision | is_itself), -torch.inf)
+        is_inside = is_collision | is_itself
+        is_key = is_inside if is_key is None else is_inside & is_key
 
-    return masked_softmax(scores, key_mask) @ v
+    return masked_softmax(scores, is_key) @ v
 
 
-def check_choices(fill, pairs):
-    """Raise a ValueError unless fill and pairs are among FILLS and PAIRS."""
-    if fill not in FILLS:
-        raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
-    if pairs not in PAIRS:
-        raise ValueError(f"pairs: expected all or upper, got {pairs!r}.")
+# Two laws: how often vectors collide, and what the keys outside weigh
+
+
+def collision_probability(angle, num_hyperplanes, num_buckets, num_functions=1):
+    """Return the probability that two vectors share a bucket. [BL §2.1, collision law]
+
+    A random hyperplane passes between two vectors with probability angle/π, so they lie on the
+    same side of all r hyperplanes of a function with probability p = (1 - angle/π)^r.
+    Otherwise their sums still agree with probability 1/num_buckets. The paper prints
+    p + 1/num_buckets, which can exceed 1.
+
+    Args:
+        angle: float or tensor, angle between the vectors in radians.
+        num_hyperplanes, num_buckets, num_functions: int, r, the number of hash buckets, and n.
+
+    Returns:
+        1 - (1 - P)^n with P = p + (1 - p)/num_buckets.
+    """
+    p = (1 - angle / math.pi) ** num_hyperplanes
+    P = p + (1 - p) / num_buckets
+    return 1 - (1 - P) ** num_functions
+
+
+def outside_share(q, k, hq, hk):
+    """Return the share of each query's weight that keys outside have, (B, H, L), if fill="zero"."""
+    e = q.shape[-1]
+    is_outside = ~collisions(hq, hk)  # (B, H, L, L)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(e)
+    weights = scores.masked_fill(is_outside, 0.0).softmax(-1)
+    return (weights * is_outside).sum(-1)
+
+
+def outside_share_law(head_size, num_hyperplanes, num_buckets):
+    """Return about what outside_share is for independent vectors with standard normal entries.
+
+    Their scores s are about normal(0, 1), and the angle of a pair is about acos(s / √e), so it
+    collides with the probability P(s) of collision_probability. With means E over s, the share is
+
+        E[1 - P] / (E[1 - P] + E[P exp(s)])
+    """
+    s = torch.linspace(-6, 6, 1001)
+    density = torch.exp(-s.square() / 2)
+    cosine = (s / math.sqrt(head_size)).clamp(-1, 1)
+    P = collision_probability(cosine.acos(), num_hyperplanes, num_buckets)
+    outside = (density * (1 - P)).sum()
+    inside = (density * P * s.exp()).sum()
+    return (outside / (outside + inside)).item()
 
 
 # A layer to copy
@@ -311,30 +324,49 @@ class SelfAttention(nn.Module):
         return self.out(a.transpose(1, 2).flatten(2))  # (B, H, L, e) -> (B, L, H·e)
 
 
-# The same result, faster. If the literal formula is all you need, stop here
+# The same result, faster. If the literal formulas are all you need, stop here
 
 
 # These sizes change the speed, and the result by rounding alone
+MAX_FORMULA_BF16 = 512  # positions up to which full_attention of bfloat16 on a CPU is the formula
 MAX_LITERAL = 256  # positions up to which impl="auto" takes the literal formula on a CPU
 MAX_LITERAL_GPU = 512  # the same on a GPU
 MIN_FLEX_HEAD = 16  # the narrowest head that FlexAttention compiles for a GPU
 MAX_FORMULA_CELL = 64  # queries of a cell up to which attend is the formula, not PyTorch's kernel
 
 
-@torch.compiler.disable  # shapes depend on the data; lsh_attention_flex compiles its own kernel
+def full_attention(q, k, v, *, key_mask=None, dropout=0.0):
+    """Return full_attention_reference by PyTorch's kernel, which holds no (L, L) matrix. [V §3.2.1]
+
+    Args and result are those of full_attention_reference. PyTorch's kernels have no second
+    derivative.
+
+    Raises:
+        ValueError: If key_mask is not bool (B, L).
+    """
+    check_key_mask(key_mask, q)
+    # For bfloat16 on a CPU the kernel was slower than the formula in a training step of 512
+    # positions, and faster at 1,024 (batch 8)
+    if q.is_cpu and q.dtype == torch.bfloat16 and q.shape[2] <= MAX_FORMULA_BF16:
+        return full_attention_reference(q, k, v, key_mask=key_mask, dropout=dropout)
+    is_key = widen_mask(key_mask)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=is_key, dropout_p=dropout)
+
+
 def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, impl="auto"):
-    """Return attention with the scores of pairs that collide. [BL Alg. 1]
+    """Return lsh_attention_reference by the form that is fastest here. [BL Alg. 1]
 
     Args:
         q, k, v, hq, hk, fill, pairs, key_mask: as in lsh_attention_reference.
         impl: "dense": the literal formula. "blocks": bucket by bucket, in float32 or float64; on a
             GPU do not allow TF32, which rounds the weight of the keys outside. "flex":
             FlexAttention, for a GPU, where it requires a C compiler and heads of at least 16.
-            "auto": see choose_impl.
+            "auto": see choose_impl. torch.jit.trace always takes "dense".
 
     Returns:
         float (B, H, L, e), differentiable. A query that attends to no key has the result 0. NaN at
-        a position, padding or not, may spread to all positions of its sequence.
+        a position, padding or not, may spread to all positions of its sequence. vmap takes "dense"
+        alone.
 
     Raises:
         ValueError: An argument has another shape, n is 0, a choice is unknown, or impl does not
@@ -346,23 +378,22 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
         hk = simhash(k, planes, coef, 256)
         out = lsh_attention(q, k, v, hq, hk)
     """
-    B, H, L, _ = q.shape
-    n = hq.shape[2]
-    if k.shape != q.shape or v.shape != q.shape:
-        raise ValueError("q, k, v: expected one shape, got "
-                         f"{[*q.shape]}, {[*k.shape]} and {[*v.shape]}.")
-    # a size of 1 would be broadcast, and without a hash function nothing would collide
-    if n == 0 or hq.shape != (B, H, n, L) or hk.shape != hq.shape:
-        raise ValueError(f"hq, hk: expected ({B}, {H}, n, {L}), got "
-                         f"{[*hq.shape]} and {[*hk.shape]}.")
-    check_key_mask(key_mask, q)
+    if torch.compiler.is_dynamo_compiling():
+        # the shapes of the fast forms depend on the data, so torch.compile leaves them out
+        return uncompiled_lsh_attention()(
+            q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask, impl=impl)
+    check_arguments(q, k, v, hq, hk, key_mask)
     check_choices(fill, pairs)
 
+    n = hq.shape[2]
     if impl == "auto":
         impl = choose_impl(q, n, pairs)
+    if torch.jit.is_tracing():  # a trace would keep the shapes of its example, and be wrong
+        impl = "dense"
     if impl == "dense":
         return lsh_attention_reference(
             q, k, v, hq, hk, fill=fill, pairs=pairs, key_mask=key_mask)
+
     if impl == "blocks":
         attend_fast = lsh_attention_blocks
     elif impl == "flex":
@@ -373,7 +404,7 @@ def lsh_attention(q, k, v, hq, hk, *, fill="zero", pairs="all", key_mask=None, i
         raise ValueError(f"impl: {impl} requires one hash function and pairs='all', "
                          f"got {n} and {pairs!r}.")
     if key_mask is None:
-        key_mask = torch.ones(B, L, dtype=torch.bool, device=q.device)
+        key_mask = torch.ones_like(hq[:, 0, 0], dtype=torch.bool)  # (B, L)
     with torch.autocast(q.device.type, enabled=False):
         out = attend_fast(q, k, v, hq.squeeze(2), hk.squeeze(2), fill, key_mask)
     return out.to(q.dtype)
@@ -391,16 +422,6 @@ def choose_impl(q, n, pairs):
     if q.is_cuda and is_half and e >= MIN_FLEX_HEAD and has_compiler():
         return "flex"
     return "blocks"
-
-
-@functools.cache
-def has_compiler():
-    """Return whether a C compiler for FlexAttention is here; warn once if none is."""
-    if shutil.which("gcc") or shutil.which("clang"):
-        return True
-    warnings.warn("LSH attention: found no C compiler for FlexAttention. It runs bucket by bucket, "
-                  "which is slower on a GPU.")
-    return False
 
 
 # Bucket by bucket, for one hash function and pairs="all"
@@ -426,63 +447,34 @@ def lsh_attention_blocks(q, k, v, hq, hk, fill, key_mask):
         cell and extra key   weights exp(ln 3), exp(ln 2) = 3, 2          (3·1 + 2·2.5)     / 5
 
     Both are 1.6. With fill="mask" the extra key is that at the query's own position, if it is in
-    another cell.
+    another cell. A loop would do:
 
-    The memory grows with L, not L², even if all positions share a bucket.
+        for each cell, and each query of the cell:
+            scores = q · k / √e for the keys of the cell, then the score of the extra key
+            values = v for the keys of the cell, then the value of the extra key
+            output = softmax(scores) · values
+
+    There may be thousands of cells. So the code below puts the vectors of all cells in tables, and
+    cells of similar size in groups, and attends group by group. The memory grows with L, not L²,
+    even if all positions share a bucket.
 
     Args:
         hq, hk: int64 (B, H, L), hash buckets.
-        q, k, v, fill, key_mask: as in lsh_attention.
+        q, k, v, fill, key_mask: as in lsh_attention; key_mask is not None.
     """
     B, H, L, e = q.shape
-    N = B * H * L
     dtype = torch.promote_types(q.dtype, torch.float32)  # ln c needs more than 8 bits
     q = q.to(dtype)
     k = k.to(dtype)
     v = v.to(dtype)
-
-    # 1. Number the cells, and find the extra key of each query
     cell_q, cell_k = number_cells(hq, hk, key_mask)  # (B, H, L) each
     extra_score, extra_value = find_extra_key(q, k, v, cell_q, cell_k, key_mask, fill)
 
-    # 2. Make tables in which one row, N + 1, is the extra key of all queries. Its score differs
-    #    from query to query, so each query carries it in an added column e, where the extra key
-    #    alone has a 1: their product is extra_score. Its value has a 1 there too, so column e of
-    #    the output is its weight. Step 4 adds that weight times extra_value:
-    #
-    #        row          query                   key       value
-    #        0 to N - 1   (q / √e, extra_score)   (k, 0)    (v, 0)
-    #        N            (0, 0)                  (0, 0)    (0, 0)    padding of a group
-    #        N + 1                                (0, 1)    (0, 1)    extra key
-    #
-    #    (lsh_attention_flex merges by log-sum-exp, which PyTorch's dense kernel does not return)
-    width = e + 1
-    if q.is_cuda:  # three more columns of zeros: there PyTorch's kernel wants a multiple of 4
-        width = e + 4
-    table_q = torch.cat([q / math.sqrt(e), extra_score], 3)  # (B, H, L, e + 1)
-    table_q = F.pad(table_q.flatten(0, 2), (0, width - e - 1, 0, 1))  # (N + 1, width)
-    table_k = F.pad(k.flatten(0, 2), (0, width - e, 0, 2))  # (N + 2, width)
-    table_v = F.pad(v.flatten(0, 2), (0, width - e, 0, 2))
-    with torch.no_grad():  # a constant; else autograd would copy the gradient of each table
-        table_k[N + 1, e] = 1
-        table_v[N + 1, e] = 1
-
-    # 3. Attend within the cells, group by group
+    table_q, table_k, table_v = make_tables(q, k, v, extra_score)
     rows_q, rows_k = group_cells(cell_q.flatten(), cell_k.flatten())
-    q_groups = gather_groups(table_q, rows_q)
-    k_groups = gather_groups(table_k, rows_k)
-    v_groups = gather_groups(table_v, rows_k)
-    outputs = []
-    for g in range(len(rows_q)):
-        is_key = (rows_k[g] != N).unsqueeze(1)  # (G, 1, y)
-        out = attend(q_groups[g], k_groups[g], v_groups[g], is_key)  # (G, x, width)
-        outputs.append(out.flatten(0, 1))
+    out = attend_groups(table_q, table_k, table_v, rows_q, rows_k)  # (N, width)
 
-    # 4. Put the queries back in order, and add the value of the extra key. The padding of all
-    #    groups writes to row N, which is cut off
-    rows = torch.cat([group.flatten() for group in rows_q])
-    out = torch.zeros_like(table_q).index_copy_(0, rows, torch.cat(outputs))
-    out = out[:N].view(B, H, L, width)
+    out = out.view(B, H, L, -1)
     extra_weight = out[..., e:e + 1]  # (B, H, L, 1)
     return out[..., :e] + extra_weight * extra_value
 
@@ -514,11 +506,13 @@ def number_cells(hq, hk, key_mask):
     B, H, L = hq.shape
     N = B * H * L
     buckets = torch.cat([hq, hk], 2)  # (B, H, 2L)
-    place = torch.searchsorted(buckets.sort().values, buckets)  # of a first occurrence, 0 to 2L - 1
+    in_order = buckets.sort().values
+    place = torch.searchsorted(in_order, buckets)  # of the first occurrence, 0 to 2L - 1
     start = torch.arange(0, 2 * N, 2 * L, device=hq.device)  # sequence s has numbers from s·2L on
     cell = start.view(B, H, 1) + place  # (B, H, 2L)
     cell_q, cell_k = cell.chunk(2, 2)
-    return cell_q, cell_k.masked_fill(~key_mask.unsqueeze(1), 2 * N)
+    is_padding = ~key_mask.unsqueeze(1)  # (B, 1, L)
+    return cell_q, cell_k.masked_fill(is_padding, 2 * N)
 
 
 NO_SCORE = -1e30  # score of an extra key that does not exist; finite, since -inf · 0 is NaN
@@ -558,13 +552,43 @@ def average_outside(v, is_key, cell_q, cell_k):
     v = F.pad(v, (0, 1), value=1.0)  # (B, H, L, e + 1), the last column counts keys
     v = v.masked_fill(~is_key, 0.0)
     rows = v.flatten(0, 2)  # (N, e + 1)
-    sums = rows.new_zeros(2 * len(rows) + 1, rows.shape[1])  # (2N + 1, e + 1), of each cell
-    sums.index_add_(0, cell_k.flatten(), rows)
-    inside = sums.index_select(0, cell_q.flatten()).view_as(v)
-    outside = v.sum(2, keepdim=True) - inside
+    N, width = rows.shape
+    cell_sums = rows.new_zeros(2 * N + 1, width)  # of each cell number
+    cell_sums.index_add_(0, cell_k.flatten(), rows)
+    inside = cell_sums.index_select(0, cell_q.flatten())  # (N, e + 1)
+    sequence_sums = v.sum(2, keepdim=True)  # (B, H, 1, e + 1)
+    outside = sequence_sums - inside.view_as(v)
     count = outside[..., -1:].detach()
     total = outside[..., :-1]
     return count, total / count.clamp(min=1)
+
+
+def make_tables(q, k, v, extra_score):
+    """Return tables of queries (N + 1, width), keys and values (N + 2, width), width e + 1.
+
+    Row N + 1 is the extra key of all queries. Its score differs from query to query, so each query
+    carries it in an added column e, where the extra key alone has a 1: their product is
+    extra_score. Its value has a 1 there too, so column e of the output is its weight.
+
+        row          query                   key       value
+        0 to N - 1   (q / √e, extra_score)   (k, 0)    (v, 0)
+        N            (0, 0)                  (0, 0)    (0, 0)    padding of a group
+        N + 1                                (0, 1)    (0, 1)    extra key
+
+    (lsh_attention_flex merges by log-sum-exp, which PyTorch's dense kernel does not return)
+    """
+    e = q.shape[3]
+    num_zeros = 0
+    if q.is_cuda:  # more columns of zeros: there PyTorch's kernel wants a multiple of 4
+        num_zeros = 3
+    table_q = torch.cat([q / math.sqrt(e), extra_score], 3)  # (B, H, L, e + 1)
+    table_q = F.pad(table_q.flatten(0, 2), (0, num_zeros, 0, 1))
+    table_k = F.pad(k.flatten(0, 2), (0, 1 + num_zeros, 0, 2))
+    table_v = F.pad(v.flatten(0, 2), (0, 1 + num_zeros, 0, 2))
+    with torch.no_grad():  # a constant; else autograd would copy the gradient of each table
+        table_k[-1, e] = 1
+        table_v[-1, e] = 1
+    return table_q, table_k, table_v
 
 
 def group_cells(cell_q, cell_k):
@@ -616,6 +640,29 @@ def group_cells(cell_q, cell_k):
     return rows_q, rows_k
 
 
+def attend_groups(table_q, table_k, table_v, rows_q, rows_k):
+    """Return what each query attends to in its cell, (N, width).
+
+    Args:
+        table_q, table_k, table_v: from make_tables.
+        rows_q, rows_k: from group_cells.
+    """
+    N = len(table_q) - 1
+    q_groups = gather_groups(table_q, rows_q)
+    k_groups = gather_groups(table_k, rows_k)
+    v_groups = gather_groups(table_v, rows_k)
+    outputs = []
+    for g in range(len(rows_q)):
+        is_key = (rows_k[g] != N).unsqueeze(1)  # (G, 1, y)
+        out = attend(q_groups[g], k_groups[g], v_groups[g], is_key)  # (G, x, width)
+        outputs.append(out.flatten(0, 1))
+
+    # Put the queries back in order. The padding of all groups writes to row N, which is cut off
+    rows = torch.cat([group.flatten() for group in rows_q])
+    out = torch.zeros_like(table_q).index_copy_(0, rows, torch.cat(outputs))
+    return out[:N]
+
+
 def pad_cells(by_cell, first, count, size):
     """Return the rows of G cells, int64 (G, size). Behind the end of a cell is row N.
 
@@ -661,8 +708,9 @@ def attend(q, k, v, is_key):
     """
     if q.shape[1] <= MAX_FORMULA_CELL:
         scores = q @ k.transpose(1, 2)  # (G, x, y)
-        scores = scores.masked_fill(~is_key, -torch.inf)
-        return scores.softmax(2) @ v
+        scores = scores.masked_fill(~is_key, -torch.inf)  # the extra key always has a score
+        weights = scores.softmax(2)
+        return weights @ v
     # PyTorch's kernel holds no matrix of scores. It wants a dimension of heads
     out = F.scaled_dot_product_attention(
         q[:, None], k[:, None], v[:, None], attn_mask=is_key[:, None], scale=1.0)
@@ -748,12 +796,18 @@ def find_blocks(sorted_q, sorted_k):
     def is_same_cell(b, h, i, j):
         return sorted_q[b, h, i] == sorted_k[b, h, j]
 
-    return flex.BlockMask.from_kv_blocks(count, numbers, BLOCK_SIZE=FLEX_BLOCK,
-                                         mask_mod=is_same_cell, seq_lengths=(L, L))
+    from torch.nn.attention import flex_attention as flex  # here, as it loads torch._dynamo: 1 s
+    return flex.BlockMask.from_kv_blocks(
+        count,
+        numbers,
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=is_same_cell,
+        seq_lengths=(L, L))
 
 
 def attend_flex(q, k, v, blocks):
     """Return softmax(q kᵀ / √e) v over the pairs of a BlockMask, and log-sum-exps (B, H, L)."""
+    from torch.nn.attention import flex_attention as flex
     if not hasattr(flex, "AuxRequest"):  # torch 2.8
         return flex.flex_attention(q, k, v, block_mask=blocks, return_lse=True)
     request = flex.AuxRequest(lse=True)
@@ -767,20 +821,103 @@ def compile_flex():
     return torch.compile(attend_flex)
 
 
+@functools.cache
+def has_compiler():
+    """Return whether a C compiler for FlexAttention is here; warn once if none is."""
+    if shutil.which("gcc") or shutil.which("clang"):
+        return True
+    warnings.warn("LSH attention: found no C compiler for FlexAttention. It runs bucket by bucket, "
+                  "which is slower on a GPU.")
+    return False
+
+
+# Helpers and checks
+
+
+UNCOMPILED = []  # lsh_attention that torch.compile leaves out, once a compiled model has called it
+
+
+def uncompiled_lsh_attention():
+    """Return lsh_attention that torch.compile leaves out.
+
+    As a decorator, torch.compiler.disable would load torch._dynamo at import, for about a second.
+    """
+    if not UNCOMPILED:  # one for all calls, or torch.compile would compile each anew
+        UNCOMPILED.append(torch.compiler.disable(lsh_attention))
+    return UNCOMPILED[0]
+
+
+def check_key_mask(key_mask, q):
+    """Raise a ValueError unless key_mask is None or bool (B, L): a float one would be a bias."""
+    B, _, L, _ = q.shape
+    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (B, L)):
+        raise ValueError(f"key_mask: expected bool ({B}, {L}), "
+                         f"got {key_mask.dtype} {[*key_mask.shape]}.")
+
+
+def check_choices(fill, pairs):
+    """Raise a ValueError unless fill and pairs are among FILLS and PAIRS."""
+    if fill not in FILLS:
+        raise ValueError(f"fill: expected zero or mask, got {fill!r}.")
+    if pairs not in PAIRS:
+        raise ValueError(f"pairs: expected all or upper, got {pairs!r}.")
+
+
+def check_arguments(q, k, v, hq, hk, key_mask):
+    """Raise a ValueError where shapes do not fit: a size of 1 would be broadcast."""
+    B, H, L, _ = q.shape
+    n = hq.shape[2]
+    if k.shape != q.shape or v.shape != q.shape:
+        raise ValueError("q, k, v: expected one shape, got "
+                         f"{[*q.shape]}, {[*k.shape]} and {[*v.shape]}.")
+    if n == 0 or hq.shape != (B, H, n, L) or hk.shape != hq.shape:  # without a hash no collision
+        raise ValueError(f"hq, hk: expected ({B}, {H}, n, {L}), got "
+                         f"{[*hq.shape]} and {[*hk.shape]}.")
+    check_key_mask(key_mask, q)
+
+
+def check_hyperplanes(x, planes, coef):
+    """Raise a ValueError where sizes do not fit, as 1 would be broadcast, or planes is rounded."""
+    _, H, _, e = x.shape
+    _, n, r = coef.shape
+    expected = (H, n, r, e)
+    if (planes.shape != expected or coef.shape != expected[:3]
+            or planes.dtype != torch.float32):
+        raise ValueError(f"planes, coef: expected float32 ({H}, n, r, {e}) and ({H}, n, r), got "
+                         f"{planes.dtype} {[*planes.shape]} and {[*coef.shape]}. Use "
+                         "draw_hyperplanes, and torch.autocast in place of a cast.")
+
+
 def main():
-    """Print which pairs of queries and keys collide."""
+    """Print which pairs of queries and keys collide, and two laws beside what is measured."""
     torch.manual_seed(0)
-    centers = torch.randn(3, 64).repeat_interleave(4, 0)  # (12, e)
-    q, k = centers + 0.3 * torch.randn(2, 1, 1, 12, 64)  # (B, H, L, e) each
-    planes, coef = draw_hyperplanes(1, 1, 4, 64, 64)
-    hq = simhash(q, planes, coef, 64)
-    hk = simhash(k, planes, coef, 64)
+    e = 64
+    centers = torch.randn(3, e).repeat_interleave(4, 0)  # (12, e)
+    q, k = centers + 0.3 * torch.randn(2, 1, 1, 12, e)  # (B, H, L, e) each
+    hq, hk = hash_by_chance(q, k, 4)
     print("12 positions in 3 groups of 4 similar vectors. Rows are queries, columns are keys.\n"
-          "Vectors on the same side of r = 4 random hyperplanes share one of 64 buckets;\n"
-          "similar vectors usually do, unless a hyperplane passes between them.\n"
-          "#  query and key share a bucket: LSH attention computes their score   .  it does not\n")
+          "#  on the same side of 4 hyperplanes: LSH attention computes the score of the pair\n"
+          ".  not so: the score is 0, and the weight before normalization exp(0) = 1\n")
     for row in collisions(hq, hk)[0, 0].tolist():
         print("  " + " ".join(".#"[is_collision] for is_collision in row))
+
+    print("\n512 vectors that are not similar    keys inside           weight of keys outside")
+    print("hyperplanes                         law      counted      law      measured")
+    q, k = torch.randn(2, 1, 16, 512, e)
+    for r in (1, 2, 4, 8):
+        hq, hk = hash_by_chance(q, k, r)
+        law = collision_probability(math.pi / 2, r, 256)  # nearly a right angle, on average
+        counted = collisions(hq, hk).float().mean()
+        share_law = outside_share_law(e, r, 256)
+        share = outside_share(q, k, hq, hk).mean()
+        print(f"{r:<36}{law:<9.1%}{counted:<13.1%}{share_law:<9.1%}{share:.1%}")
+
+
+def hash_by_chance(q, k, num_hyperplanes):
+    """Return buckets of q and k, (B, H, 1, L) each, of 256, by new hyperplanes."""
+    _, H, _, e = q.shape
+    planes, coef = draw_hyperplanes(H, 1, num_hyperplanes, e, 256)
+    return simhash(q, planes, coef, 256), simhash(k, planes, coef, 256)
 
 
 if __name__ == "__main__":

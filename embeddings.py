@@ -160,7 +160,9 @@ class PoolEmbedding(Embedding):
 
         e = Σ_j P_j ⊙ B[c_j]        P (J, d): the softmax of W over the chunks
 
-    W (J, d) has a weight for each chunk and dimension.
+    W (J, d) has a weight for each chunk and dimension. Why chunks: T bits as one number would need
+    2^T rows, and single bits, as in Add, cannot tell which bits occur together. A chunk of 10 bits
+    can, among 10 neighbors, and all chunks share its 2^10 rows.
 
     Args:
         bits: int, T.
@@ -230,6 +232,10 @@ class ProjEmbedding(Embedding):
 
         e_i = <τ − mean τ, w^i − mean w^i> / (‖τ − mean τ‖ ‖w^i − mean w^i‖)
 
+    Why a correlation: e_i is between -1 and 1, however many bits are 1 and however large w^i is.
+    Only the pattern counts, and bits that are all flipped give −e. The plain product of Linear
+    adds a mean that all words share.
+
     Args:
         bits: int, T.
         width: int, d.
@@ -254,10 +260,13 @@ class ProjEmbedding(Embedding):
 
 def standardize(x):
     """Return x (..., T) with mean 0 and length 1 in the last dimension; 0 if x is constant."""
+    dtype = x.dtype
+    x = x.to(torch.promote_types(dtype, torch.float32))  # in float16 1e-16 is 0, and 0 / 0 is NaN
     x = x - x.mean(-1, keepdim=True)
     square = x.square().sum(-1, keepdim=True)
     # subtle: bound the square, not its root, whose gradient at 0 is infinite
-    return x * square.clamp(min=1e-16).rsqrt()
+    x = x * square.clamp(min=1e-16).rsqrt()
+    return x.to(dtype)
 
 
 class LinearEmbedding(Embedding):
@@ -290,7 +299,8 @@ class LinearEmbedding(Embedding):
 class BloomEmbedding(Embedding):
     """Bloom: an item is a row of each of m blocks, which stay m vectors side by side. [SB §2.1]
 
-    The transformer layers tell items that share a row apart by their context.
+    As in a Bloom filter, a row is shared by many items, and the m rows together by none. The
+    transformer layers tell items that share a row apart by their context.
 
     Args:
         hashes: int, m.
@@ -336,13 +346,16 @@ def gather_rows(codes, table):
 class SketchEmbedding(Embedding):
     """Sketch: k rows of a word, one of each block, become one vector. [CM]
 
-    A subclass says how in `aggregate`:
+    A sketch, as in count-median sketch, is a table that is smaller than what it stores: each word
+    has k places, by k hash functions, and shares each with other words. Reading a word combines its
+    k rows. A subclass says how in `aggregate`:
 
         rows of a word (k 3, d 2)    (1, 7)  (2, -9)  (900, 8)        median (2, 7)    mean (301, 2)
 
     One row that other words have pulled far away drags the mean along. However far away it is, it
-    moves the median at most to the neighboring value. The median's gradient goes to one row in each
-    dimension; the mean's goes to all rows, 1/k each.
+    moves the median at most to the neighboring value. So the median is right as long as more than
+    half of the k rows are: it lies between those. Its gradient goes to one row in each dimension;
+    the mean's goes to all rows, 1/k each. vmap does not take the median and the mean on a CPU.
 
     Args:
         hashes: int, k, odd: an even number of rows has no middle one.
@@ -437,7 +450,8 @@ class NgramEmbedding(Embedding):
 
         e = Σ_j B[c_j]        over all j with c_j > 0
 
-    Words have different numbers of n-grams, so the code 0 is padding. Row 0 is never read.
+    Words have different numbers of n-grams, so the code 0 is padding. Row 0 is never read. PyTorch
+    has no second derivative of such a sum.
 
     Args:
         rows: int, N, with row 0.
@@ -516,7 +530,7 @@ def unpack_bits(packed, bits):
 
 
 def main():
-    """Embed 100 words with every method; print the shapes and the number of parameters."""
+    """Embed 100 words with every method; print shapes and parameters, and Proj by hand."""
     c = SimpleNamespace(rows=50_260, bits=128, chunk=10, hashes=5, buckets=500, weights=50_000,
                         grams=64, width=768)
     print("  method  vectors of 100 words  parameters")
@@ -526,6 +540,15 @@ def main():
         shape = [*module(codes).shape]  # [100, d], or [100, m, d]
         num_parameters = sum(p.numel() for p in module.parameters())
         print(f"{name:>8}  {str(shape):>20}  {num_parameters:10,}")
+
+    proj = ProjEmbedding(bits=4, width=1)
+    proj.weight.data = torch.tensor([[3.0, 1, 1, -1]])
+    bits = torch.tensor([1, 1, 0, 0])
+    print(f"""
+proj by hand     bits    1  1  0  0    minus their mean    0.5  0.5 -0.5 -0.5    length 1
+                 vector  3  1  1 -1    minus its mean      2    0    0   -2      length √8
+correlation      (1 + 0 + 0 + 1) / (1 · √8) = 0.7071
+ProjEmbedding    {proj(bits).item():.4f}, and with all bits flipped {proj(1 - bits).item():.4f}""")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ STEP_STRIDE = 1_000_003  # new hyperplanes are drawn with seed · stride + step:
 NEAR_WORDS = 50_000  # words of --preset, the most frequent, that infer.py --near searches
 
 
-def finetune(args):
+def finetune(args, ranks):
     """Run one job for each task and seed, then write and print the means over the seeds."""
     # Settings: what a flag leaves open follows from the checkpoint. Then they never change
     check_flags(args)
@@ -70,7 +70,6 @@ def finetune(args):
     fill_flags(args, start.config.width, start.pool)
 
     # Device: torchrun starts a process, called rank, for each GPU
-    ranks = Ranks()
     ranks.connect("cpu", days=30)  # they exchange nothing: each has jobs of its own
     runtime = resolve_device(args, ranks.local_rank)
 
@@ -591,9 +590,15 @@ def fill_flags(args, width, pool=None):
         args.out = f"out/{name}-{args.task}"
 
 
+def start(args):
+    """Fine-tune, on each rank that torchrun starts."""
+    with Ranks() as ranks:
+        return finetune(args, ranks)
+
+
 def main(argv=None):
     """Fine-tune as the command line, or the list argv, says; return the content of results.json."""
-    return run_script("finetune.py", finetune, build_parser().parse_args(argv))
+    return run_script("finetune.py", start, build_parser().parse_args(argv))
 
 
 if __name__ == "__main__":

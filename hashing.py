@@ -9,16 +9,17 @@ Out of scope: vocabularies and token IDs (tokenizer.py), Bloom maps (bloom.py), 
 Deviations:
     1. A word is a run of letters or of symbols, in lower case and in Unicode's form NFC ("regex").
        "space" splits as the paper does. A combining mark, a joiner or a soft hyphen belongs to the
-       character before it, and stays in the word.
+       character before it, and stays in the word. Invisible marks of direction are dropped.
     2. NgramLSH rounds its random numbers to 1/4096. Sums are then exact integers, the same on
        every machine with one version of numpy.
     3. The seed and the key are arguments, and state() returns them. The paper withholds its key.
-    4. A byte order mark or a NUL separates words, as white space does.
+    4. A byte order mark, a zero-width space or a NUL separates words, as white space does.
     5. NgramLSH.index and .bits share hyperplanes. The paper draws T others for the bits.
     6. NgramLSH.fit shuffles the features: as neighbors in eta, frequent n-grams, which occur
        together, would make bits depend on each other (docs/hashformers.md).
     7. [FT §3.2] ngram_index takes n-grams of 1 to 4 characters, and not the word itself. The paper
        takes those of 3 to 6, and the word.
+    8. A word has the n-grams of its first 4,096 letters.
 Notation:
     V words   T bits   N size of an index: hash buckets (MD5), hyperplanes (NgramLSH)
     F features, n-grams   G n-grams of a word   k hash functions of a sketch   R buckets of each
@@ -42,11 +43,15 @@ from numpy.lib.stride_tricks import sliding_window_view
 MD5_BITS = 128  # bits of a digest
 MAX_CHUNK = 15  # bits of a chunk: 16 overflow int16
 JOINERS = "\u200c\u200d\u00ad"  # zero-width non-joiner and joiner, soft hyphen
+# no part of a word: marks of direction, word joiner, invisible operators of formulas
+INVISIBLE = re.compile("[\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f]")
 MAX_GRAM = 4  # characters of the longest n-gram
+MAX_LETTERS = 4_096  # of a word whose n-grams are listed: bounds memory where spaces are missing
+NEAR_BITS = 1_024  # more bits than a model reads: they find the word of a misspelling more often
 ETA_SCALE = 4096  # the random vector of NgramLSH is in units of 1/4096
 PATTERNS = {
-    "regex": re.compile(r"\w+|[^\w\s\ufeff\0]+"),
-    "space": re.compile(r"[^\s\ufeff\0]+"),
+    "regex": re.compile(r"\w+|[^\w\s\ufeff\u200b\0]+"),
+    "space": re.compile(r"[^\s\ufeff\u200b\0]+"),
 }
 
 
@@ -71,9 +76,7 @@ def split_words(text, how="regex"):
     spans = []
     for match in PATTERNS[how].finditer(replace_marks(text)):
         start, end = match.span()
-        # subtle: lower-case the match, not the text: "İ".lower() has two characters
-        word = text[start:end].lower()
-        words.append(unicodedata.normalize("NFC", word))
+        words.append(normalize_word(text[start:end]))
         spans.append((start, end))
     return words, spans
 
@@ -86,29 +89,44 @@ def list_words(text, how="regex"):
         return pattern.findall(text.lower())
     if replace_marks(text) != text:  # the pattern would cut at marks
         return split_words(text, how)[0]
-    return [unicodedata.normalize("NFC", word.lower()) for word in pattern.findall(text)]
+    words = pattern.findall(text.replace("İ", "i"))  # else as normalize_word
+    return [unicodedata.normalize("NFC", word.lower()) for word in words]
+
+
+def normalize_word(word):
+    """Return a word of a text as it is hashed: visible, in lower case, in NFC."""
+    word = INVISIBLE.sub("", word)
+    word = unicodedata.normalize("NFC", word)
+    # subtle: "İ".lower() is two characters, i and a dot, and would not be the i of "iyi"
+    word = word.replace("İ", "i").lower()
+    return unicodedata.normalize("NFC", word)
 
 
 def replace_marks(text):
     """Return text, of the same length, in which no accent or vowel sign cuts a word.
 
     PATTERNS takes these marks for symbols. Here each becomes the letter before it: "e\u0301te" is
-    "eete". split_words reads the original text at the same positions.
+    "eete". An invisible mark that begins a word becomes a space. split_words reads the original
+    text at the same positions.
     """
     # each distinct character once: a long text has few, and most texts have no marks
     if not any(is_mark(letter) for letter in set(text)):
         return text
-    letters = [text[0]]
-    for letter in text[1:]:
-        if is_mark(letter) and PATTERNS["space"].match(letters[-1]):  # not after a separator
-            letter = letters[-1]
+    letters = [" "]  # as if a separator came first
+    for letter in text:
+        if is_mark(letter):
+            if PATTERNS["space"].match(letters[-1]):  # not after a separator
+                letter = letters[-1]
+            elif INVISIBLE.match(letter):
+                letter = " "
         letters.append(letter)
-    return "".join(letters)
+    return "".join(letters[1:])
 
 
 def is_mark(letter):
-    """Return whether a character is a combining mark (Mn, Mc, Me), a joiner or a soft hyphen."""
-    return unicodedata.category(letter)[0] == "M" or letter in JOINERS
+    """Return whether a character is a combining mark (Mn, Mc, Me), a joiner or invisible."""
+    is_combining = unicodedata.category(letter)[0] == "M"
+    return is_combining or letter in JOINERS or INVISIBLE.match(letter) is not None
 
 
 # Words to digests, bits and buckets of MD5
@@ -224,6 +242,7 @@ def check_words(words):
 
 def list_ngrams(word):
     """Return the runs of 1 to MAX_GRAM = 4 characters of a word: 4 + 3 + 2 + 1 = 10 of "play"."""
+    word = word[:MAX_LETTERS]
     grams = []
     for size in range(1, MAX_GRAM + 1):
         grams += [word[start:start + size] for start in range(len(word) - size + 1)]
@@ -293,6 +312,8 @@ def bits_to_chunks(bits, size):
 #   bits            (words, T) -> uint8 (V, T) of 0 and 1
 #   index           (words, N) -> int64 (V,) in 0 .. N-1
 #   state           () -> dict of plain types: cls(**state) is the same hash
+#   knows           (words) -> bool (V,), whether the hash tells a word from all unknown words
+#   near_bits       how many bits infer.py compares to find similar words; 0: they share no more
 
 
 class MD5:
@@ -300,6 +321,7 @@ class MD5:
 
     options = {"key": "key"}
     needs_counts = False
+    near_bits = 0
 
     def __init__(self, key=None):
         self.key = key
@@ -317,6 +339,9 @@ class MD5:
 
     def state(self):
         return dict(key=self.key)
+
+    def knows(self, words):
+        return np.ones(len(words), bool)
 
 
 class NgramLSH:
@@ -354,6 +379,7 @@ class NgramLSH:
         self.grams = grams
         self.features = features
         self.seed = seed
+        self.near_bits = min(NEAR_BITS, features)
         self.feature_of_gram = {gram: f for f, gram in enumerate(grams)}
         eta = np.random.default_rng(seed).standard_normal(features)
         eta = np.rint(eta * ETA_SCALE).astype(np.int64)  # (F,)
@@ -384,6 +410,10 @@ class NgramLSH:
 
     def state(self):
         return dict(grams=self.grams, features=self.features, seed=self.seed)
+
+    def knows(self, words):
+        """Return whether each word has an n-gram of the corpus, bool (V,). Others are all alike."""
+        return np.array([len(self.list_features(word)) > 0 for word in words], bool)
 
     def list_features(self, word):
         """Return the features of a word: the numbers of its known n-grams, repeated ones too."""
@@ -438,7 +468,10 @@ HASHES = {"md5": MD5, "lsh": NgramLSH}  # a new hash is one class like these two
 
 
 def main():
-    """Show MD5 and LSH bits of the words of a text, and how many differ from the first word's."""
+    """Show MD5 and LSH bits of words, how many differ from the first word's, and how many should.
+
+    ± is one standard deviation of as many independent bits.
+    """
     words = list_words(" ".join(sys.argv[1:]))
     if not words:
         words = ["play", "plays", "played", "zebra"]
@@ -446,12 +479,30 @@ def main():
     # a few words are no corpus: add the header of this file
     counts = Counter(words + list_words(__doc__))
     for name, hash_class in HASHES.items():
-        print(f"{name:>12}  {'40 of 128 bits: # is 1, . is 0':40}  differ, by chance 64")
+        print(f"{name:>12}  {'40 of 128 bits: # is 1, . is 0':40}  differ  expected")
         bits = hash_class.fit(counts).bits(words, MD5_BITS)  # (V, 128)
         for word, row in zip(words, bits):
+            share = 0.5  # of bits, by chance
+            if word == words[0]:
+                share = 0.0
+            elif name == "lsh":
+                share = ngram_angle(word, words[0]) / math.pi
+            law = MD5_BITS * share
+            spread = math.sqrt(law * (1 - share))
             signs = "".join(".#"[bit] for bit in row[:40])
             num_different = (row != bits[0]).sum()
-            print(f"{word:>12}  {signs}  {num_different:6d}")
+            print(f"{word:>12}  {signs}  {num_different:6d}  {law:4.0f} ± {spread:.0f}")
+
+
+def ngram_angle(word, other):
+    """Return the angle between the n-gram counts of two words, in radians."""
+    x = Counter(list_ngrams(word))
+    y = Counter(list_ngrams(other))
+    product = sum(x[gram] * y[gram] for gram in x)
+    x_square = sum(count**2 for count in x.values())
+    y_square = sum(count**2 for count in y.values())
+    cosine = product / math.sqrt(x_square * y_square)
+    return math.acos(min(cosine, 1.0))  # rounding may give more than 1
 
 
 if __name__ == "__main__":

@@ -32,21 +32,19 @@ from tokenizers.decoders import ByteLevel
 
 from bloom import ItemMap, beam_search, hash_logp
 from data.batches import length_batches, pad_batch
-from data.corpus import choose_columns
-from data.items import choose_set_columns, is_names
 from data.rows import add_reader_flags, list_names, peek_columns, read_rows, reader_options
+from data.sources import choose_columns, choose_set_columns, is_names
 from data.squad import V2, cut_windows, find_answers
 from hashing import NgramLSH
 from model import load_model
 from objectives import KINDS
 from support.common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
 from support.common import reading, run_script, send
-from tokenizer import FIRST_WORD_ID, MASK, SPECIALS, HashTokenizer, ItemNames, build_inputs
-from tokenizer import item_names
+from tokenizer import FIRST_WORD_ID, MASK, MAX_UNKNOWN, SPECIALS, HashTokenizer, ItemNames
+from tokenizer import build_inputs, item_names
 
 MASK_WORD = SPECIALS[MASK]
 BATCH = 32  # rows; on a CPU 8 to 64 are best, as more have more padding
-MAX_UNKNOWN = 0.1  # share of the words of a text; above it there is a note
 NEAR_BITS = 1_024  # hash bits that neighbors compares at most
 PART = 256  # rows of --file in memory at a time
 OUTPUT = ("prediction", "notes", "error")  # what --file adds to a row

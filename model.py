@@ -107,8 +107,8 @@ class Config:
     @classmethod
     def choose(cls, settings):
         """Return the Config of a dict of settings, which may have others besides its fields."""
-        return cls(**{
-            name: value for name, value in settings.items() if name in cls.__annotations__})
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: settings[name] for name in names if name in settings})
 
 
 class TransformerLayer(nn.Module):
@@ -520,11 +520,11 @@ def validate(c):
 # A preset has the sizes of a model and the recipe that trains it. Keys that are fields of Config
 # shape the model; the others (batch, lr, ...) are defaults of pretrain.py's flags. Among these:
 #
-#     micro    sequences a device holds at once
-#     lr_mlm   the learning rate of mlm, sampled and hash-mlm
-#     short    share of the training windows that are cut, as short texts
-#     alpha    items that share a Bloom token
-#     vocab    BPE pieces; the rows of lookup have the special tokens, too
+#     micro      sequences a device holds at once
+#     lr_mlm     the learning rate of mlm, sampled and hash-mlm
+#     short      share of the training windows that are cut, as short texts
+#     max_alpha  items that share a Bloom token, if --alpha does not say; fewer where items are few
+#     vocab      BPE pieces; the rows of lookup have the special tokens, too
 
 TINY = dict(layers=2, width=128, heads=4, ffn=512, length=128, dropout=0.0)
 BERT_BASE = dict(layers=12, width=768, heads=12, ffn=3072, length=512)  # [BERT §3]
@@ -546,7 +546,7 @@ PRESETS = {
                                    lr_mlm=1e-4, warmup=10_000, beta2=0.9999),
     # [SB Table 1] [SB §3.2]; Adam is AdamW without decay
     "superbloom": BERT_BASE | SUPERBLOOM | dict(
-        alpha=50, batch=1024, micro=64, steps=1_000_000, lr=1e-4, warmup=10_000, decay=0.0,
+        max_alpha=50, batch=1024, micro=64, steps=1_000_000, lr=1e-4, warmup=10_000, decay=0.0,
         schedule="rsqrt"),
     # [CM]; rows and vocab matter only with --emb lookup, the baseline
     "median": dict(emb="median", head="hash-mlm", layers=4, width=512, heads=4, ffn=2048,

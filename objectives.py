@@ -31,6 +31,7 @@ import torch.nn.functional as F
 
 from bloom import BloomMap, beam_search, hash_logp
 from support.common import send
+from tokenizer import FIRST_WORD_ID, MASK
 
 IGNORE_INDEX = -100  # the label of a position that is not scored: torch's own default
 KINDS = ("intact", "shuffled", "random")  # the labels 0, 1, 2 of Shuffle+Random
@@ -97,10 +98,14 @@ class Objective:
     num_samples: int | None = None  # of sampled softmax
     sr_rate: float = 0.10  # share of words that sr shuffles, and of the others that it replaces
 
-    def corrupt_batch(self, ids, key_mask, noise, random_words):
-        """Corrupt what get_batch or eval_batch of data.batches returns; return it as a Batch."""
-        inputs, labels = self.corrupt(ids, noise, random_words)
-        return make_batch(inputs, labels, key_mask)
+    def corrupt_batch(self, draw):
+        """Corrupt a data.batches.Draw by its noise, or mask what it says; return a Batch."""
+        if draw.is_masked is None:
+            inputs, labels = self.corrupt(draw.ids, draw.noise, draw.random_words)
+        else:  # held-out item sets
+            inputs = draw.ids.masked_fill(draw.is_masked, self.mask_id)
+            labels = draw.ids.masked_fill(~draw.is_masked, IGNORE_INDEX)
+        return make_batch(inputs, labels, draw.key_mask)
 
     def loss(self, model, batch):
         """Return the training loss summed over the scored positions."""
@@ -392,6 +397,25 @@ OBJECTIVES = {
     "sampled": SampledWords,
     "hash-mlm": MaskedHashes,
 }
+
+
+def build_objective(config, args, data, device):
+    """Return the objective of a run of pretrain.py, with what it needs of settings and data.
+
+    Args:
+        config: model.Config.
+        args: Namespace, all settings.
+        data: data.loading.Data.
+        device: torch.device, of the model.
+    """
+    objective_class = choose_objective(args.objective, config)
+    if not config.order:
+        from data.items import for_sets
+        objective_class = for_sets(objective_class)
+    return objective_class(
+        config, mask_rate=args.mask, sr_rate=args.noise, mask_id=MASK,
+        first_word_id=FIRST_WORD_ID, targets=send(data.targets, device),
+        bloom_map=data.tokenizer.coder.bloom_map, num_samples=args.samples)
 
 
 def choose_objective(name, config):

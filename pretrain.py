@@ -9,7 +9,8 @@
 
 Sources: [HF] Xue & Aletras 2022, HashFormers. [SB] Anderson et al. 2020, Superbloom
 
-One training step of the default run, B = 32 sequences of L = 128 positions, d = 128:
+One training step of the default run. B = 32 sequences of L = 128 positions, d = 128 numbers a
+vector, T = 128 bits of a word's hash, eight of them in a byte:
 
     ids, key_mask,          batches.get_batch(step, rows): a function of seed and step, so that a
     noise, random_words     resumed run reads the same batches
@@ -23,141 +24,155 @@ One training step of the default run, B = 32 sequences of L = 128 positions, d =
                             the batch of all ranks, then come backward and optimizer.step
 
 The functions stand in the order in which a reader needs them: pretrain sets up, train has the loop,
-train_step the step. Out of scope: settings (support/flags.py); checkpoints, log and reports
-(support/bookkeeping.py).
+train_step the step. Out of scope: settings (support/flags.py), words and batches (data/loading.py),
+checkpoints (support/run.py), log.jsonl (support/log.py), what is printed (support/reports.py).
 """
 
 import math
 import signal
-from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
-from data.batches import Batches, TextBatches, divide
-from data.codes import build_codes, build_targets, build_tokenizer, load_tokenizer, report_unknown
-from data.corpus import Corpus, prepare
-from data.items import ItemSetBatches, for_sets, split_pages
-from data.rows import reader_options
-from model import Config, Model, parameter_groups
-from objectives import choose_objective
-from support.bookkeeping import Run, report_baselines, report_end, report_start
-from support.common import InputError, Ranks, autocast, blame, catch_signals, lock_output
-from support.common import resolve_device, run_script, send
+from data.loading import build_loader, corrupt_held_out, load_data, until_signal
+from model import Model, parameter_groups
+from objectives import build_objective
+from support.common import InputError, Ranks, autocast, catch_signals, lock_output, resolve_device
+from support.common import run_script
 from support.flags import parse_flags
-from tokenizer import FIRST_WORD_ID, MASK, HashTokenizer
+from support.log import Log
+from support.plot import draw_losses
+from support.reports import Baselines, describe_baselines, describe_end, describe_interruption
+from support.reports import describe_next, describe_run
+from support.run import Run, check_same_ranks, check_same_run, list_facts, load_saved
 
 LOG_EVERY = 10  # steps
-GPU_WORKERS = 4  # processes that make batches: a GPU takes them faster than one process makes them
 SEED_STRIDE = 1_000_003  # two runs with different --seed share no seed of a step below the stride
 RANK_STRIDE = 4_099  # the same for the ranks of a step
 
 
 def pretrain(args, initial, ranks):
-    """Prepare data and model, then train from where the last checkpoint ends.
+    """Prepare data and model, train from the last checkpoint on; return the last evaluation.
 
     Args:
         args: Namespace, all settings. They are final.
         initial: dict, the checkpoint of --init_from, or None.
         ranks: support.common.Ranks: torchrun starts a process, a rank, for each GPU.
-
-    Returns:
-        dict of float, the last evaluation.
     """
     runtime = resolve_device(args, ranks.local_rank)
     ranks.connect(runtime.device.type, hours=12)  # one node prepares the corpus, the others wait
-    run = Run(args, ranks, runtime)  # raises if --out has a checkpoint with other settings
+
+    # The checkpoint to continue, {} for a new run. Other settings are refused before the slow work
+    saved = load_saved(args.out)
+    check_same_run(saved, list_facts(args), args.out)
+    if args.dtype == "auto" and saved:
+        runtime = runtime._replace(dtype=saved["dtype"])
 
     # Words, their hashes, and batches of token IDs. This may take hours
-    data = load_data(args, initial)
-    run.add_data(data)  # raises if the checkpoint is of other words or hashes
+    data = load_data(args, initial, is_new=not saved)
+    facts = list_facts(args, data)
+    check_same_run(saved, facts, args.out)  # of the same words and hashes, too
+    check_same_ranks(ranks, [saved.get("step"), runtime.dtype, facts])
 
     # Model, objective and optimizer: fresh, from --init_from, or as the checkpoint has them
-    torch.manual_seed(args.seed)
+    model = build_model(args.seed, data, initial, runtime)
+    objective = build_objective(data.config, args, data, runtime.device)
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, args.decay), betas=(0.9, args.beta2), fused=True)
+    log = Log(args.out, args.quiet, args.steps, args.batch * data.batches.words_per_sequence,
+              model, ranks, runtime)
+    run = Run(args.out, facts, data, runtime.dtype, log, ranks.is_first)
+    run.restore(saved, model, optimizer)
+
+    # What is about to run, its loss so far, and what it has to beat
+    log.show(describe_run(args, data, model, ranks.world, runtime))
+    held_out = corrupt_held_out(data.batches, objective, args.micro, ranks)
+    result, sums = evaluate(model, objective, held_out, ranks, runtime)
+    baselines = Baselines(*objective.expected_loss(data.word_counts, sums))
+    log.show(describe_baselines(run.step, result, baselines))
+
+    # Train, unless the checkpoint is of the last step
+    has_ended = run.step == args.steps
+    with catch_signals() as signals:
+        if not has_ended:
+            loader = build_loader(
+                data.batches, objective, range(run.step, args.steps), ranks.share(args.batch),
+                args.micro, args.workers, runtime.device)
+            result = train(args, run, model, objective, optimizer,
+                           until_signal(loader, ranks, signals), held_out, ranks, runtime)
+    ranks.wait()  # subtle: a rank that leaves early aborts the others
+    if run.step < args.steps:
+        log.show(describe_interruption(run.step, args.out))
+        number = signals[0] if signals else signal.SIGTERM  # another rank received it
+        raise SystemExit(128 + number)
+
+    log.show(describe_end(args.out, run, result, baselines, has_ended))
+    if ranks.is_first:
+        log.show(draw_losses(args.out, baselines))
+    log.show(describe_next(args.out, data))
+    return result
+
+
+def build_model(seed, data, initial, runtime):
+    """Return a Model in training mode, with fresh weights or those of a checkpoint, initial."""
+    torch.manual_seed(seed)
     model = Model(data.config)
     if initial is not None:
         model.load_state_dict(initial["model"])
-    model.to(run.device).train()
+    model.to(runtime.device).train()
     model.set_codes(data.codes)
-    objective_class = choose_objective(args.objective, data.config)
-    if not data.config.order:
-        objective_class = for_sets(objective_class)
-    objective = objective_class(
-        data.config, mask_rate=args.mask, sr_rate=args.noise, mask_id=MASK,
-        first_word_id=FIRST_WORD_ID, targets=send(data.targets, run.device),
-        bloom_map=data.tokenizer.coder.bloom_map, num_samples=args.samples)
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, args.decay), betas=(0.9, args.beta2), fused=True)
-    run.restore(model, optimizer)
     if runtime.use_compile:
         # windows of text have one shape, to compile for; sets have many
-        model.encode = torch.compile(model.encode, dynamic=not model.config.order)
-
-    # What is about to run, its loss so far, and two baselines: a uniform guess, which an untrained
-    # model makes, and label frequencies (from counts of words, sums of labels or both)
-    report_start(run, model)
-    held_out = corrupt_held_out(run, data.batches, objective)
-    result, sums = evaluate(run, model, objective, held_out)
-    baselines = report_baselines(run, result, *objective.expected_loss(data.word_counts, sums))
-
-    # Train, unless the checkpoint is of the last step
-    with catch_signals() as signals:
-        if run.step < args.steps:
-            loader = build_loader(run, data.batches, objective)
-            result = train(run, model, objective, optimizer, loader, held_out, signals)
-    ranks.wait()  # subtle: a rank that leaves early aborts the others
-    report_end(run, signals, result, baselines)
-    return result
+        model.encode = torch.compile(model.encode, dynamic=not data.config.order)
+    return model
 
 
 # -----------------------------------------------------------------------------
 # Training
 
 
-def train(run, model, objective, optimizer, loader, held_out, signals):
+def train(args, run, model, objective, optimizer, loader, held_out, ranks, runtime):
     """Take the steps that are left; now and then log, evaluate and save.
 
     Args:
-        loader: iterable of the micro-batches of each step, as build_loader returns it.
+        loader: iterable of data.loading.GlobalBatch. It ends at the last step, or at a signal.
         held_out: list of objectives.Batch.
-        signals: list of int, which catch_signals fills. Training ends before the next step if it
-            is not empty, on this rank or another.
 
     Returns:
-        dict of float, the last evaluation; None after a signal.
+        dict of float, the last evaluation; {} if a signal came before it.
     """
-    ddp_model = run.ranks.wrap(model)
-    run.restart_clock()
-    for micro_batches in loader:
-        # Two sums over the ranks, on the host: the scored positions of the whole batch, and the
-        # signals, since a signal to one rank has to stop all of them before the same step
-        num_scored = sum(len(batch.positions) for batch in micro_batches)
-        counts = run.ranks.sum(torch.tensor([num_scored, len(signals)]))
-        num_scored, num_signals = counts.tolist()
-        if num_signals > 0:
-            run.save("ckpt.pt", model, optimizer=optimizer.state_dict())
-            return None
-        num_scored = max(num_scored, 1)  # a divisor
-        seed_step(run, model)
-        loss, norm = train_step(run, ddp_model, objective, optimizer, micro_batches, num_scored)
+    result = {}
+    ddp_model = ranks.wrap(model)
+    run.log.restart_clock(run.step)
+    for batch in loader:
+        # A rate for this step, and random numbers that a resumed run draws again
+        lr = learning_rate(args, run.step)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        seed_step(args.seed, run.step, ranks.rank, model)
+        # subtle: DDP takes the mean of the ranks' gradients, hence the factor world
+        loss, norm = train_step(
+            ddp_model, objective, optimizer, batch.micro_batches, ranks.world / batch.num_scored,
+            args.clip, runtime.device, runtime.dtype)
         run.step += 1
 
         # Now and then pause to log, evaluate or save. No other step waits for the GPU
-        if run.is_due(LOG_EVERY):
-            loss = run.ranks.sum(loss.cpu()).item() / num_scored
-            lr = optimizer.param_groups[0]["lr"]
-            run.log_step(model, dict(loss=loss, lr=lr, grad_norm=norm.item()))
-        if run.is_due(run.args.eval_every):
-            result, _ = evaluate(run, model, objective, held_out)
-            if run.log_evaluation(result):  # the lowest loss so far
+        if is_due(LOG_EVERY, run.step, args.steps):
+            loss = ranks.total(loss.item()) / batch.num_scored
+            run.log.write_step(run.step, dict(loss=loss, lr=lr, grad_norm=norm.item()))
+        if is_due(args.eval_every, run.step, args.steps):
+            result, _ = evaluate(model, objective, held_out, ranks, runtime)
+            run.log.write_evaluation(run.step, result)
+            if result["eval_loss"] < run.best:
+                run.best = result["eval_loss"]
                 run.save("best.pt", model)
-        if run.is_due(run.args.save_every):
-            run.save("ckpt.pt", model, optimizer=optimizer.state_dict())
+        if is_due(args.save_every, run.step, args.steps):
+            run.save("ckpt.pt", model, optimizer)
+    if run.step < args.steps:
+        run.save("ckpt.pt", model, optimizer)
     return result
 
 
-def train_step(run, model, objective, optimizer, micro_batches, num_scored):
+def train_step(model, objective, optimizer, micro_batches, scale, clip, device, dtype):
     """Take one optimizer step.
 
     The loss of a step is one mean: the sum over the scored positions of all ranks, divided by
@@ -166,30 +181,32 @@ def train_step(run, model, objective, optimizer, micro_batches, num_scored):
     Args:
         model: Model, or what Ranks.wrap makes of it.
         micro_batches: list of objectives.Batch, those of this rank. Their gradients add up.
-        num_scored: int, scored positions of all ranks, or 1 if there are none.
+        scale: float, which turns their sums of losses into parts of that mean.
+        clip: float, norm of the gradient at most; 0: any.
 
     Returns:
         loss: tensor, the sum over the scored positions of this rank.
         norm: tensor, that of the gradient, before it is clipped.
     """
-    # subtle: DDP takes the mean of the ranks' gradients, hence the factor world
-    scale = run.ranks.world / num_scored
-    total_loss = torch.zeros((), device=run.device)
+    total_loss = torch.zeros((), device=device)
     optimizer.zero_grad()
     for i, batch in enumerate(micro_batches):
         # DDP exchanges gradients once a step, in the last backward. A plain Model ignores this
         model.require_backward_grad_sync = i == len(micro_batches) - 1
-        with autocast(run.device, run.dtype):
-            loss = objective.loss(model, batch.to(run.device))
+        with autocast(device, dtype):
+            loss = objective.loss(model, batch.to(device))
         (loss * scale).backward()
         total_loss += loss.detach()
 
-    max_norm = run.args.clip if run.args.clip > 0 else math.inf  # inf: measured, not clipped
+    max_norm = clip if clip > 0 else math.inf  # inf: measured, not clipped
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(run.args, run.step)
     optimizer.step()
     return total_loss, norm
+
+
+def is_due(every, step, num_steps):
+    """Return whether a step does what is done every so many steps, and in the last one."""
+    return step % every == 0 or step == num_steps
 
 
 def learning_rate(args, step):
@@ -203,31 +220,32 @@ def learning_rate(args, step):
     return args.lr * min(rise, fall)
 
 
-def seed_step(run, model):
+def seed_step(seed, step, rank, model):
     """Seed what a step draws: dropout, sampled rows, hyperplanes. A resumed run draws the same."""
-    step_seed = run.args.seed * SEED_STRIDE + run.step
-    torch.manual_seed((step_seed * RANK_STRIDE + run.ranks.rank) % 2**63)
+    step_seed = seed * SEED_STRIDE + step
+    torch.manual_seed((step_seed * RANK_STRIDE + rank) % 2**63)
     if model.config.lsh_redraw:
         model.redraw_hyperplanes(step_seed)
 
 
 @torch.no_grad()
-def evaluate(run, model, objective, held_out):
-    """Return loss and metrics of all ranks' held-out batches, a dict of float, and their sums."""
+def evaluate(model, objective, held_out, ranks, runtime):
+    """Evaluate a model on the held-out batches of all ranks.
+
+    Returns:
+        result: dict of float, the loss of a position and the metrics of the objective.
+        totals: dict, the sums from which they follow, of Objective.evaluate.
+    """
     model.eval()
-    parts = []  # the sums of each micro-batch, dict
+    sums = {}  # of this rank; {} where it has no held-out batch
     for batch in held_out:
-        with autocast(run.device, run.dtype):
-            part = objective.evaluate(model, batch.to(run.device))
+        with autocast(runtime.device, runtime.dtype):
+            part = objective.evaluate(model, batch.to(runtime.device))
         for name, value in part.items():
-            part[name] = value.cpu().double().numpy()
-        parts.append(part)
+            sums[name] = sums.get(name, 0) + value.cpu().double().numpy()
     model.train()
 
-    parts = sum(run.ranks.gather(parts), [])  # of all ranks; some may have no held-out batch
-    totals = {}
-    for name in parts[0]:
-        totals[name] = sum(part[name] for part in parts)
+    totals = ranks.add_up(sums)
     if totals["scored"] == 0:
         raise InputError("--data: expected words to predict in the held-out text, got none. "
                          "Use more text or a larger --mask.")
@@ -236,95 +254,15 @@ def evaluate(run, model, objective, held_out):
 
 
 # -----------------------------------------------------------------------------
-# Data
-
-
-class Data(NamedTuple):
-    """What a run reads: a corpus, its words as hashes, and its batches."""
-
-    corpus: Corpus
-    tokenizer: HashTokenizer
-    config: Config  # of the model: the settings, and the sizes of tables of a vocabulary
-    codes: torch.Tensor  # integer (5 + V, C), by token ID
-    targets: torch.Tensor | None  # integer (5 + V, k), what hash-mlm predicts; None: not hash-mlm
-    word_counts: np.ndarray  # int (V,), of each known word
-    batches: Batches
-
-
-def load_data(args, initial):
-    """Prepare the corpus, and hash each distinct word once; return Data."""
-    with blame():
-        folder = prepare(args.data, args.split, args.cache, max_subwords=args.vocab,
-                         quiet=args.quiet, field=args.field, **reader_options(args))
-        corpus = Corpus(folder)
-        config = Config.choose(vars(args))
-        if initial is None:
-            tokenizer, config = build_tokenizer(args, config, corpus)
-        else:  # args has the sizes of that run
-            tokenizer = load_tokenizer(initial["tokenizer"], config, corpus)
-        codes = build_codes(config, tokenizer, corpus)
-        targets = build_targets(config, tokenizer, corpus, codes)
-    # a hash that was just fitted to this corpus knows it
-    if config.order and not args.quiet and (initial is not None or tokenizer.is_fixed):
-        report_unknown(tokenizer, corpus.words, corpus.counts)
-
-    word_counts = corpus.counts[FIRST_WORD_ID:len(codes)]
-    options = dict(word_counts=word_counts, length=config.length, batch_size=args.batch,
-                   seed=args.seed)
-    with blame("--data, --batch, --length"):
-        if config.order:
-            batches = TextBatches(corpus.ids, short=args.short, **options)
-        else:
-            batches = ItemSetBatches(corpus.ids, corpus.offsets, *split_pages(corpus), **options)
-    return Data(corpus, tokenizer, config, codes, targets, word_counts, batches)
-
-
-def build_loader(run, batches, objective):
-    """Return a DataLoader of the steps that are left.
-
-    A step is a list of corrupted micro-batches, objectives.Batch, of this rank's rows of its global
-    batch.
-    """
-    rows = run.ranks.share(run.args.batch)
-
-    def corrupt_step(step):
-        """Return the micro-batches of a step, the same whichever worker makes them."""
-        parts = batches.divide_rows(step, rows, run.args.micro)
-        return [objective.corrupt_batch(*batches.get_batch(step, part)) for part in parts]
-
-    is_gpu = run.device.type == "cuda"
-    num_workers = run.args.workers
-    if num_workers is None:
-        num_workers = GPU_WORKERS if is_gpu else 0
-    # the data set is the step numbers; collate_fn turns a number into its batches
-    return DataLoader(
-        range(run.step, run.args.steps), batch_size=None, collate_fn=corrupt_step,
-        num_workers=num_workers, pin_memory=is_gpu,
-        # a worker lives until this process ends it: it inherits the handlers of catch_signals, but
-        # torch sets another for SIGTERM
-        worker_init_fn=lambda worker: signal.signal(signal.SIGTERM, signal.SIG_IGN),
-        multiprocessing_context="fork" if num_workers > 0 else None)  # fork copies no corpus
-
-
-def corrupt_held_out(run, batches, objective):
-    """Return this rank's part of the held-out set, a list of objectives.Batch.
-
-    It is corrupted once: all evaluations read the same.
-    """
-    parts = divide(run.ranks.share(batches.num_eval), run.args.micro)
-    return [objective.corrupt_batch(*batches.eval_batch(part)) for part in parts]
-
-
-# -----------------------------------------------------------------------------
 # The command
 
 
 def start(argv):
     """Read the flags, hold --out, and pre-train; return the last evaluation."""
-    ranks = Ranks()
-    args, initial = parse_flags(argv, __doc__)
-    with lock_output(args.out, ranks.rank):  # another run may be saving the checkpoint there
-        return pretrain(args, initial, ranks)
+    with Ranks() as ranks:
+        args, initial = parse_flags(argv, __doc__)
+        with lock_output(args.out, ranks.rank):  # another run may be saving the checkpoint there
+            return pretrain(args, initial, ranks)
 
 
 def main(argv=None):

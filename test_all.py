@@ -8,7 +8,7 @@ A section is about one file, in the order of the README, and needs only the sect
     hashing.py       a text becomes words, a word becomes bits or a bucket
     bloom.py         an item becomes m hash tokens, and a search finds the item again
     embeddings.py    bits and buckets become a vector
-    attention.py     each vector becomes an average of all; LSH scores only pairs in a bucket
+    attention.py     each vector becomes an average of all; LSH computes fewer of the scores
     model.py         layers of attention, and how many parameters they have
     objectives.py    what a model learns from a text without labels
     tokenizer.py     words become token IDs, and IDs become the input of a model
@@ -36,6 +36,7 @@ import infer
 import pretrain
 from attention import collision_probability, draw_hyperplanes, full_attention, simhash
 from attention import full_attention_reference, lsh_attention, lsh_attention_reference
+from attention import outside_share
 from bloom import BloomMap, ItemMap, beam_search, coherent_map
 from data.corpus import Corpus, prepare
 from data.classification import METRICS
@@ -111,7 +112,7 @@ def test_list_ngrams_by_hand():
 
 
 def test_lsh_by_hand():
-    """Bit j says on which side of hyperplane j a word lies. Its bucket has the largest product.
+    """Bit j is the side of hyperplane j that a word lies on; its bucket has the largest product.
 
     The features are a, b and ab. "aab" has the counts x = (2, 1, 1); its "aa" and "aab" are no
     features. Hyperplane j is the random vector eta = (-3, 1, 2), rotated by j. [HF §3.3]
@@ -192,9 +193,10 @@ def test_ngram_index_by_hand():
 
 # == bloom.py: an item becomes m hash tokens, and a search finds the item again
 #
-# Of N items each gets one of R buckets in each of m maps. An item shares each of its buckets with
-# alpha - 1 others, but no two items share all m, so m small numbers name one of many items. A model
-# predicts a probability for each bucket. The best item has the largest sum of logarithms.
+# Each of N items gets one of R buckets in each of m maps. An item shares each of its buckets with
+# alpha - 1 others, but no two items share all m, so m small numbers name one of many items: with
+# 1,000 buckets in each of two maps, one of a million. A model predicts a probability for each
+# bucket. The best item has the largest sum of logarithms.
 
 
 def test_bloom_map_by_hand():
@@ -374,11 +376,14 @@ def test_proj_by_hand():
         bits    1 1 0  0    minus their mean    0.5  0.5 -0.5 -0.5    length 1
         vector  3 1 1 -1    minus its mean      2    0    0   -2      length √8
         product 1 + 0 + 0 + 1 = 2               2 / (1 · √8) = 0.7071
+
+    If all bits are flipped the correlation changes its sign. If all are equal it is 0.
     """
     proj = embeddings.ProjEmbedding(4, 1)
     proj.weight.data = torch.tensor([[3.0, 1, 1, -1]])
-    vectors = proj(torch.tensor([[1, 1, 0, 0]]))
-    assert vectors.item() == pytest.approx(2 / math.sqrt(8))
+    vectors = proj(torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1]]))
+    correlation = 2 / math.sqrt(8)
+    assert vectors.flatten().tolist() == pytest.approx([correlation, -correlation, 0])
 
 
 def test_proj_matches_numpy():
@@ -466,11 +471,12 @@ def test_ngram_by_hand():
     assert vectors.tolist() == [[7, 10]]
 
 
-# == attention.py: each vector becomes an average of all; LSH scores only pairs in a bucket
+# == attention.py: each vector becomes an average of all; LSH computes fewer of the scores
 #
 # Attention averages the values of all positions by the similarity of a query with their keys: L²
 # products for L positions. LSH attention hashes queries and keys so that similar ones share a
-# bucket, and multiplies only pairs in one bucket. All others keep the score 0, the weight e^0 = 1.
+# bucket, and multiplies only pairs in one bucket. All others keep the score 0. That is no mask:
+# before normalization each has the weight e^0 = 1, so together they may outweigh the bucket.
 
 
 def column(*numbers):
@@ -543,6 +549,7 @@ def test_lsh_attention_in_three_numbers(impl):
         blocks   bucket by bucket         weights e^(ln 3), e^(ln 2)    (3·1 + 2·2.5)     / 5 = 1.6
 
     blocks has one extra key for the two keys outside: its score is ln 2, its value their mean, 2.5.
+    The share of the keys outside is 2/5.
     """
     q = column(math.log(3), 0, 0)
     k = column(1.0, 1, 1)
@@ -551,6 +558,8 @@ def test_lsh_attention_in_three_numbers(impl):
     hk = column(0, 1, 2).mT
     out = lsh_attention(q, k, v, hq, hk, impl=impl)
     assert out[0, 0, 0].item() == pytest.approx(1.6)
+    share = outside_share(q, k, hq, hk)  # (B, H, L)
+    assert share[0, 0, 0].item() == pytest.approx(2 / 5)
 
 
 def attend_in_loops(q, k, v, hq, hk):
@@ -650,24 +659,28 @@ def test_set_model_ignores_order():
 
 # == objectives.py: what a model learns from a text without labels
 #
-# A text is corrupted, and the model predicts what was there. A text is a row of token IDs: 0 to 4
-# are special tokens, such as CLS at the start and SEP at the end, and words begin with ID 5. A word
-# is chosen where its noise, a random number in [0, 1), is below the rate.
+# A text is corrupted, and the model predicts what was there, or what was done. A text is a row of
+# token IDs: 0 to 4 are special tokens, such as CLS at the start and SEP at the end, and words begin
+# with ID 5. Each position has a random number in [0, 1), its noise, and a word is chosen where the
+# noise is below the rate. So a test can choose the words, by the noise that it gives.
 
 
 def test_shuffle_random_by_hand():
-    """Words trade places, others are replaced; is each intact, shuffled or random? [HF §3.6]
+    """Some words are put in a random order, others replaced; a label says which. [HF §3.6]
 
         position   0   1  2  3  4  5  6  7  8
-        text       CLS 10 11 12 13 14 15 16 SEP    11, 13, 15 are chosen to trade places, 16 to go
+        text       CLS 10 11 12 13 14 15 16 SEP    11, 13, 15 are chosen to be shuffled, 16 to go
         inputs     CLS 10 15 12 11 14 13 99 SEP    in the random order 6 2 4: position 2 gets 15,
         labels     -   0  1  0  1  0  1  2  -      4 gets 11, 6 gets 13; and 7 gets a random word
+
+    Labels: 0 intact, 1 shuffled, 2 random, - not scored. A word that the random order puts back in
+    its place is intact.
     """
     ids = torch.tensor([[CLS, 10, 11, 12, 13, 14, 15, 16, SEP]])
     noise = torch.tensor([  # of three decisions
-        # below the rate of 10 % a word trades its place
+        # below the rate of 10 % a word is shuffled
         [0.9999, 0.1001, 0.0999, 0.1001, 0.0999, 0.1001, 0.0999, 0.1001, 0.9999],
-        # or goes: only the one at 7, as 2 trades its place, and CLS and SEP are no words
+        # or goes: only the one at 7, as 2 is shuffled, and CLS and SEP are no words
         [0.0999, 0.1001, 0.0999, 0.1001, 0.1001, 0.1001, 0.1001, 0.0999, 0.0999],
         # sorted, this is the new order
         [0.9999, 0.9999, 0.3000, 0.9999, 0.4000, 0.9999, 0.2000, 0.9999, 0.9999],
@@ -718,7 +731,7 @@ def test_shuffle_random_loss_by_hand():
 
 
 def test_masked_words_by_hand():
-    """Of the chosen words, 80 % become [MASK], 10 % another word, and 10 % stay. [BERT §3.1]"""
+    """80 % of the chosen words become [MASK], 10 % a random word, and 10 % stay. [BERT §3.1]"""
     ids = torch.tensor([[10, 11, 12, 13]])
     noise = torch.tensor([
         [[0.14, 0.14, 0.14, 0.16]],  # below 0.15: chosen

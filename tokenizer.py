@@ -3,7 +3,6 @@
 Sources:
     [HF] Xue & Aletras 2022, HashFormers
     [SB] Anderson et al. 2020, Superbloom
-    [BERT] Devlin et al. 2019, and its released code
 Out of scope: words to codes (data/coders.py), corpora on disk (data/corpus.py).
 Deviations:
     1. [HF] The BPE of the baselines lower-cases, as hashing does. The rest differs: it lower-cases
@@ -18,7 +17,6 @@ Demo: python tokenizer.py
 import json
 import re
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
@@ -32,34 +30,7 @@ from hashing import HASHES, MD5, check_words, list_words, split_words
 SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
 PAD, CLS, SEP, UNK, MASK = range(5)
 FIRST_WORD_ID = len(SPECIALS)
-DEFAULT_SKETCH = SketchCoder(hashes=5, buckets=500, hash_seed=0, key=None)  # as in model.Config
-
-
-# Text to words. A splitter is an object with
-#
-#   name            a key of SPLITS, which stands behind the last of them
-#   json            str, what it has learned from a corpus; None: nothing
-#   split           (text) -> words list[str] and spans list[(start, end)] in characters
-#   split_texts     (texts) -> the words of each, list[list[str]], faster and without spans
-
-
-class Words:
-    """The splits "regex" and "space": runs of letters or of symbols, or white space between words.
-
-    Args:
-        name: str, as in hashing.split_words.
-    """
-
-    json = None
-
-    def __init__(self, name):
-        self.name = name
-
-    def split(self, text):
-        return split_words(text, self.name)
-
-    def split_texts(self, texts):
-        return [list_words(text, self.name) for text in texts]
+MAX_UNKNOWN = 0.1  # share of the words of a text that may be unknown; above it users are told
 
 
 # Words to token IDs to codes
@@ -68,7 +39,7 @@ class Words:
 class HashTokenizer:
     """Map text to words, words to token IDs, and IDs to hash codes. [HF §3.1]
 
-        tokenizer = HashTokenizer(BitCoder(hash=MD5(), bits=128))
+        tokenizer = make_tokenizer(Config(bits=128), hash=MD5())
         words, spans = tokenizer.split("A cat")    a cat
         ids = tokenizer.ids(words)                 5 6
         codes = tokenizer.codes()[ids]             (2, C), which an embedding reads
@@ -77,31 +48,35 @@ class HashTokenizer:
     is hashed once.
 
     Args:
-        coder: a class of data.coders.CODERS, which hashes words.
-        splitter: Words, BPE, Phrases or ItemNames.
+        coder: instance of a class of data.coders.CODERS, which hashes words.
+        splitter: instance of a class of SPLITS, which finds the words of a text.
         targets: SketchCoder, whose codes hash-mlm predicts unless coder.is_predicted.
     """
 
-    is_fixed = False
+    is_fixed = False  # whether new words are unknown, instead of added to the list
     separator = (SEP, SEP)  # between two texts in build_inputs; a character tokenizer has another
 
-    def __init__(self, coder, splitter=Words("regex"), targets=DEFAULT_SKETCH):
+    def __init__(self, coder, splitter, targets):
         self.coder = coder
         self.splitter = splitter
         self.targets = targets
         self.words = []  # their IDs are FIRST_WORD_ID, FIRST_WORD_ID + 1, ...
         self.id_of_word = {}
         # (IDs, C): row i is of ID i. codes() appends the words that are missing
-        self.code_table = coder.first_codes(FIRST_WORD_ID)
+        self.code_table = coder.special_codes(FIRST_WORD_ID)
 
     def split(self, text):
         """Return words list[str] and spans list[(start, end)] in characters."""
         return self.splitter.split(text)
 
     def ids(self, words):
-        """Return the token IDs of words, int32 (V,). A new word is added, or it is UNK if fixed."""
+        """Return the token IDs of words, int32 (V,).
+
+        subtle: it first adds new words to the word list, unless that is fixed. They are UNK then.
+        """
         check_words(words)
-        self.add_words(words)
+        if not self.is_fixed:
+            self.add_words(words)
         return np.array([self.id_of_word.get(word, UNK) for word in words], np.int32)
 
     def add_words(self, words):
@@ -117,11 +92,7 @@ class HashTokenizer:
 
     def is_known(self, words):
         """Return bool (V,): whether the model can tell a word from other unknown words."""
-        return np.array([self.knows(word) for word in words], bool)
-
-    def knows(self, word):
-        """Return is_known of one word."""
-        return self.coder.knows(word)
+        return self.coder.knows(words)
 
     def codes(self):
         """Return the codes of all IDs so far, (FIRST_WORD_ID + V, C). Each word is hashed once."""
@@ -131,12 +102,15 @@ class HashTokenizer:
         return self.code_table
 
     def state(self):
-        """Return plain types that load restores: all but the config and a growing word list."""
+        """Return a dict of plain types: what load needs besides the sizes in a model's config.
+
+        A word list that grows is not in it: load begins with an empty one.
+        """
         coder = self.coder
-        # load looks hash_name up even where hash is None, so it must be a name in HASHES
-        state = dict(split=self.splitter.name, hash_name="md5", hash=None,
-                     subwords=self.splitter.json, hash_seed=self.targets.hash_seed,
-                     key=self.targets.key, vocabulary=coder.vocabulary, bloom_map=None)
+        state = dict(
+            split=self.splitter.name, subwords=self.splitter.json,
+            hash_seed=self.targets.hash_seed, key=self.targets.key,
+            hash_name=None, hash=None, vocabulary=coder.vocabulary, bloom_map=None)
         if coder.hash is not None:
             name_of_class = {hash_class: name for name, hash_class in HASHES.items()}
             state["hash_name"] = name_of_class[type(coder.hash)]
@@ -153,15 +127,18 @@ class HashTokenizer:
             Exception: The state is damaged or does not fit the model. The BPE library raises this
                 type.
         """
-        parts = dict(state)
-        hash_class = HASHES[parts.pop("hash_name")]
-        if parts["hash"] is not None:
-            parts["hash"] = hash_class(**parts["hash"])
-        if parts["subwords"] is not None:
-            parts["subwords"] = SUBWORDS[parts["split"]](parts["subwords"])
-        if parts["bloom_map"] is not None:
-            parts["bloom_map"] = BloomMap.load(parts["bloom_map"])
-        return make_tokenizer(config, **parts)
+        subwords = None
+        if state["subwords"] is not None:
+            subwords = SUBWORDS[state["split"]](state["subwords"])
+        hash = None
+        if state["hash"] is not None:  # if it is None, older checkpoints have a name all the same
+            hash = HASHES[state["hash_name"]](**state["hash"])
+        bloom_map = None
+        if state["bloom_map"] is not None:
+            bloom_map = BloomMap.load(state["bloom_map"])
+        return make_tokenizer(
+            config, state["split"], subwords, hash_seed=state["hash_seed"], key=state["key"],
+            hash=hash, vocabulary=state["vocabulary"], bloom_map=bloom_map)
 
 
 class FixedTokenizer(HashTokenizer):
@@ -169,34 +146,64 @@ class FixedTokenizer(HashTokenizer):
 
     is_fixed = True
 
-    def __init__(self, coder, *parts):
-        super().__init__(coder, *parts)
-        super().add_words(coder.vocabulary)
+    def __init__(self, coder, splitter, targets):
+        super().__init__(coder, splitter, targets)
+        self.add_words(coder.vocabulary)
         # a word listed twice would shift the IDs of all later words
         assert len(self.words) == len(coder.vocabulary), "vocabulary: expected each word once"
 
-    def add_words(self, words):
-        """Add nothing: the vocabulary is complete."""
-
-    def knows(self, word):
-        return word in self.id_of_word
+    def is_known(self, words):
+        return np.array([word in self.id_of_word for word in words], bool)
 
 
-def make_tokenizer(config, split="regex", subwords=None, **parts):
-    """Return the tokenizer of a model's config.
+def make_tokenizer(config, split="regex", subwords=None, hash_seed=0, key=None, hash=None,
+                   vocabulary=None, bloom_map=None):
+    """Return the tokenizer of a model.
 
     Args:
         config: model.Config: the code format of its embedding, and the sizes of the codes.
-        split: one of SPLITS.
-        subwords: BPE or Phrases, for the splits of the same name, else None.
-        parts: those of hash_seed, key, hash, vocabulary and bloom_map that the coder reads.
+        split, subwords: as in make_splitter.
+        hash_seed, key: int, and str or None, as in hashing.sketch_index.
+        hash, vocabulary, bloom_map: parts of a data.coders.Coder. Those that the code format does
+            not have are ignored.
     """
     if config.code_format not in CODERS:
         raise ValueError(f"unknown code format {config.code_format!r}")
-    settings = dict(hash_seed=0, key=None) | vars(config) | parts
-    coder = CODERS[config.code_format](**settings)
-    tokenizer_class = HashTokenizer if coder.vocabulary is None else FixedTokenizer
-    return tokenizer_class(coder, make_splitter(split, subwords), SketchCoder(**settings))
+    settings = vars(config) | dict(
+        hash_seed=hash_seed, key=key, hash=hash, vocabulary=vocabulary, bloom_map=bloom_map)
+    coder = CODERS[config.code_format].choose(settings)
+    splitter = make_splitter(split, subwords)
+    targets = SketchCoder.choose(settings)
+    if coder.vocabulary is not None:
+        return FixedTokenizer(coder, splitter, targets)
+    return HashTokenizer(coder, splitter, targets)
+
+
+# Text to words. A splitter is an instance of a class with
+#
+#   name            its key in SPLITS, which stands behind the last of them
+#   json            str, what it has learned from a corpus; None: nothing
+#   split           (text) -> words list[str] and spans list[(start, end)] in characters
+#   split_texts     (texts) -> the words of each, list[list[str]], faster and without spans
+
+
+class Words:
+    """The split "regex": runs of letters or of symbols."""
+
+    name = "regex"
+    json = None
+
+    def split(self, text):
+        return split_words(text, self.name)
+
+    def split_texts(self, texts):
+        return [list_words(text, self.name) for text in texts]
+
+
+class SpacedWords(Words):
+    """The split "space": what stands between white space."""
+
+    name = "space"
 
 
 # Tokens that are learned from a corpus: BPE pieces, phrases
@@ -354,27 +361,11 @@ def match_longest(words, phrases, max_words):
         start = stop
 
 
-def item_names(document):
-    """Return the distinct names of a set, in order.
-
-    Args:
-        document: list of str, int or None, or a str with tabs or else spaces between names.
-    """
-    if isinstance(document, list):
-        parts = document
-    elif "\t" in document:  # then names may have spaces
-        parts = document.split("\t")
-    else:
-        parts = document.split()
-    names = [" ".join(str(part).split()) for part in parts if part is not None]
-    return [name for name in dict.fromkeys(names) if name]
-
-
 class ItemNames:
     """The split "items": names as they are written, whose case and punctuation stay.
 
     Args:
-        names: iterable of str, the known ones, of which some have spaces. Only split reads them.
+        names: iterable of str, the known ones, of which some have spaces.
     """
 
     name = "items"
@@ -382,10 +373,10 @@ class ItemNames:
 
     def __init__(self, names=()):
         self.names = set(names)
-        self.max_words = max([1 + name.count(" ") for name in names], default=1)
+        self.max_words = max([1 + name.count(" ") for name in self.names], default=1)
 
     def split(self, text):
-        """Return the names in what a user types, list[str], and spans list[(start, end)].
+        """Return the names in a text, list[str], and spans list[(start, end)].
 
         Args:
             text: str, one line. If it has tabs, they separate the names. Otherwise spaces do, and
@@ -410,15 +401,35 @@ class ItemNames:
         return [item_names(text) for text in texts]
 
 
+def item_names(document):
+    """Return the distinct names of a set of a corpus, in order.
+
+    Args:
+        document: list of str, int or None, or a str that ItemNames splits.
+    """
+    if isinstance(document, str):
+        names, _ = ItemNames().split(document)
+    else:
+        names = [" ".join(str(part).split()) for part in document if part is not None]
+    return [name for name in dict.fromkeys(names) if name]
+
+
 SUBWORDS = {"bpe": BPE, "phrases": Phrases}  # learned from a corpus
-SPLITS = {"regex": Words("regex"), "space": Words("space"), **SUBWORDS, "items": ItemNames()}
+SPLITS = {"regex": Words, "space": SpacedWords, **SUBWORDS, "items": ItemNames}
 
 
 def make_splitter(split, subwords=None):
-    """Return the splitter of a name in SPLITS; subwords: BPE or Phrases, else None."""
+    """Return the splitter of a name.
+
+    Args:
+        split: str, a key of SPLITS.
+        subwords: BPE or Phrases, which have learned from a corpus, if split is the name of theirs.
+    """
     assert split in SPLITS, f"split: expected one of {[*SPLITS]}, got {split!r}"
     assert (split in SUBWORDS) == (subwords is not None), f"subwords: not of {split}"
-    return SPLITS[split] if subwords is None else subwords
+    if subwords is not None:
+        return subwords
+    return SPLITS[split]()
 
 
 # IDs to the input of a model
@@ -453,51 +464,9 @@ def build_inputs(first, second, length, separator=HashTokenizer.separator):
     return np.array(ids, np.int32), num_cut
 
 
-class Window(NamedTuple):
-    """Token IDs of a question and the words start .. stop-1 of its context.
-
-    ids[offset] is word `start` of the context, ids[offset + 1] the next one.
-    """
-
-    ids: np.ndarray  # int32 (L at most,)
-    offset: int
-    start: int
-    stop: int
-
-
-def sliding_windows(question, context, length):
-    """Cut a long context into overlapping windows, each behind the question. [BERT run_squad.py]
-
-    Every word of the context is in some window.
-
-    Args:
-        question, context: int32 (n,) and (m,), token IDs. A question is cut to half of the room.
-        length: int, L, at least 8: two words of each.
-
-    Returns:
-        list of Window.
-    """
-    if length < 8:
-        raise ValueError(f"length: expected 8 or more, got {length}.")
-    # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three before the context
-    question = question[:(length - 4) // 2]
-    room = length - 4 - len(question)
-    # words between starts, never more than room. run_squad.py uses 128 where L is 384
-    stride = length // 3
-    windows = []
-    start = 0
-    while True:
-        stop = min(start + room, len(context))
-        ids, _ = build_inputs(question, context[start:stop], length)
-        windows.append(Window(ids, len(question) + 3, start, stop))
-        if stop == len(context):
-            return windows
-        start += stride
-
-
 def main():
     """Show the words of a text, with their spans, token IDs and 32 bits of MD5."""
-    tokenizer = HashTokenizer(BitCoder(hash=MD5(), bits=32))
+    tokenizer = HashTokenizer(BitCoder(hash=MD5(), bits=32), Words(), targets=None)
     words, spans = tokenizer.split("Play, plays; played!")
     ids = tokenizer.ids(words)
     codes = tokenizer.codes()[ids]  # (V, 4), eight bits in each byte

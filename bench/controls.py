@@ -47,7 +47,7 @@ def bench_frequency(args, *, num_steps=200):
         word_counts = corpus.counts[FIRST_WORD_ID:]
         batches = TextBatches(corpus.ids, word_counts, model.config.length, 32, seed=0)
         objective = ShuffleRandom(model.config, first_word_id=FIRST_WORD_ID)
-        batch = objective.corrupt_batch(*batches.eval_batch(slice(512)))
+        batch = objective.corrupt_batch(batches.eval_batch(slice(512)))
 
         # words of one class occur equally often, within a factor of two
         frequency_class = torch.from_numpy(np.log2(1 + corpus.counts).astype(int))  # (V,)
@@ -69,7 +69,7 @@ def count_labels(objective, batches, frequency_class, num_steps):
     num_classes = int(frequency_class.max()) + 1
     counts = torch.ones(num_classes, len(KINDS))  # from 1, so that no share is 0
     for step in range(num_steps):
-        batch = objective.corrupt_batch(*batches.get_batch(step, slice(None)))
+        batch = objective.corrupt_batch(batches.get_batch(step, slice(None)))
         words = batch.inputs.flatten()[batch.positions]
         cells = frequency_class[words] * len(KINDS) + batch.scored_labels()
         counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)

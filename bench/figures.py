@@ -15,6 +15,7 @@ import re
 import textwrap
 from collections import Counter
 
+import numpy as np
 import torch
 
 import attention
@@ -23,7 +24,7 @@ from bench import claims, controls, copies, gpu, hashformers, misspell, sketch, 
 from bench.harness import ROOT, caption, markdown
 from bloom import DEMO_ORDERS, DEMO_PROBABILITIES, BloomMap
 from embeddings import ProjEmbedding
-from hashing import NgramLSH, list_words, md5_bits
+from hashing import NgramLSH, list_ngrams, list_words, md5_bits
 from support.common import read_json, run_script
 
 ASSETS = ROOT / "assets"
@@ -83,70 +84,115 @@ def draw_pipeline():
     """Draw how words become bits, by MD5 and by LSH, and a vector, by Proj."""
     words = ["play", "plays", "cat"]
     ticks = dict(xticks=[], yticks=range(3), yticklabels=words)
+    # every n-gram of these words is known. With few others, the bits would depend on each other
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    counts = Counter(words + list_words(text))
     torch.manual_seed(0)
-    text = (ROOT / "LICENSE").read_text(encoding="utf-8")  # any text will do
-    ngrams = NgramLSH.fit(Counter(list_words(text)))
     proj = ProjEmbedding(128, 16).requires_grad_(False)
-    kinds = {  # a row of the figure each
-        "MD5 of the whole word": md5_bits(words),
-        "LSH of n-grams,\nof play: p l a y pl\nla ay pla lay play": ngrams.bits(words, 128),
+    angles, deviations = measure_angle_law(words, counts)
+    kinds = {  # a row of the figure: title, bits, law and its deviation for each word
+        "MD5 of the whole word": (md5_bits(words), [0, 64, 64], [0, 32**0.5, 32**0.5]),
+        "LSH of n-grams,\nof play: p l a y pl\nla ay pla lay play": (
+            NgramLSH.fit(counts).bits(words, 128), angles, deviations),
     }
-    with new_figure("pipeline", (8.6, 3.6), 2, 2) as axes:
-        for (kind, bits), (left, right) in zip(kinds.items(), axes.reshape(2, 2)):
+    with new_figure("pipeline", (9.4, 3.8), 2, 2) as axes:
+        for (kind, parts), (left, right) in zip(kinds.items(), axes.reshape(2, 2)):
+            bits, expected, spread = parts
             left.set(ylabel=kind)
-            vectors = proj(torch.from_numpy(bits)).numpy()  # (3, 16)
-            for axis, matrix in ((left, bits[:, :32]), (right, vectors)):
+            vectors = proj(torch.from_numpy(bits))  # (3, 16)
+            for axis, matrix in ((left, bits[:, :32]), (right, vectors.numpy())):
                 axis.imshow(matrix, cmap="Greys", interpolation="nearest", aspect="auto")
                 axis.grid(False)
                 axis.set(**ticks)
-            for y, num_different in enumerate((bits != bits[0]).sum(1)):
-                text = f"{num_different} of 128\ndiffer from play"
+            cosines = torch.cosine_similarity(vectors[:1], vectors)
+            for y in (1, 2):
+                count = (bits[y] != bits[0]).sum()
+                text = f"{count} differ from play\nlaw: {expected[y]:.0f} ± {spread[y]:.0f}"
                 left.text(32.3, y, text, va="center", fontsize=8)
+                text = f"cosine with\nplay: {cosines[y]:.2f}"
+                right.text(15.8, y, text, va="center", fontsize=8)
         axes[0].set_title("1. hash a word: 128 bits (32 shown), black = 1.\n"
-                          "Unrelated words: about 64 differ")
+                          "Law: 128 · angle / π; ±: of one draw")
         axes[1].set_title("2. embed by Proj: correlate the bits with\n"
                           "16 vectors (here random), dark = high")
 
 
+def measure_angle_law(words, counts):
+    """Return how many LSH bits differ from those of the first word: the law, and a draw's std."""
+    vectors = []
+    grams = NgramLSH.fit(counts).grams
+    for word in words:
+        found = Counter(list_ngrams(word))
+        vectors.append([found[gram] for gram in grams])
+    vectors = torch.tensor(vectors, dtype=torch.float64)  # (V, F)
+    cosines = torch.cosine_similarity(vectors[:1], vectors)
+    angles = cosines.clamp(-1, 1).acos() / math.pi  # (V,), shares of the bits
+    draws = []
+    for seed in range(200):
+        bits = NgramLSH.fit(counts, seed=seed).bits(words, 128)
+        draws.append((bits != bits[0]).sum(1))
+    return (128 * angles).tolist(), np.std(draws, axis=0).tolist()
+
+
 def draw_maps():
-    """Draw the two Bloom maps of python bloom.py; the width of a bucket is its probability."""
+    """Draw the two Bloom maps of python bloom.py, and a beam of two buckets with its bound."""
     bloom_map = BloomMap(12, alpha=3, orders=DEMO_ORDERS)
-    title = ("Two maps put 12 items into buckets of 3. Width: the probability of a bucket.\n"
-             "Gray: the buckets of item 9; its score is log 0.64 + log 0.22 = -1.96")
-    with new_figure("maps", (8, 2.4)) as [axis]:
+    beam = 2
+    title = ("Two maps put 12 items into buckets of 3. Width: the probability of a bucket. Blue: "
+             "the beam, the two likeliest of each map.\nItem 9 scores log 0.64 + log 0.22 = -1.96. "
+             "An item outside the beam scores log 0.19 + log 0.22 = -3.18 at most: 9 is the best")
+    with new_figure("maps", (9, 2.6)) as [axis]:
         for j in range(2):
             x = 0
-            for share, items in zip(DEMO_PROBABILITIES[j], bloom_map.members[j].tolist()):
-                width = share + 0.05  # a bucket of probability 0.02 still shows its items
-                color = "0.75" if 9 in items else "white"
-                axis.barh(-j, width, left=x, color=color, edgecolor="0.4")
-                text = " ".join(map(str, sorted(items)))
-                axis.text(x + width / 2, -j, f"{share:.2f}\n{text}", ha="center", va="center",
-                          fontsize=8)
-                x += width
-        axis.set(xticks=[], yticks=[0, -1], yticklabels=["map 0", "map 1"])
+            y = -1.6 * j
+            shares = DEMO_PROBABILITIES[j]
+            last = sorted(shares, reverse=True)[beam - 1]
+            for share, items in zip(shares, bloom_map.members[j].tolist()):
+                color = "#cfe3f5" if share >= last else "white"
+                axis.barh(y, share, left=x, color=color, edgecolor="0.4")
+                text = " ".join(f"[{item}]" if item == 9 else str(item) for item in sorted(items))
+                label = f"{share:.2f}\n{text}"
+                if share < 0.1:  # too narrow for its text
+                    axis.text(x + share / 2, y + 0.45, label, ha="center", fontsize=7)
+                else:
+                    axis.text(x + share / 2, y, label, ha="center", va="center", fontsize=8)
+                x += share
+        axis.grid(False)
+        axis.set(xticks=[], yticks=[0, -1.6], yticklabels=["map 0", "map 1"], ylim=(-2.1, 1.2))
         axis.set_title(title, fontsize=9)
 
 
 def draw_buckets():
-    """Draw which queries and keys share a hash bucket: in the order of the text, and sorted."""
+    """Draw which queries and keys share a hash bucket, and what the other keys weigh together."""
+    num, size, buckets = 24, 16, 8
     generator = torch.Generator().manual_seed(1)
-    q, k = torch.randn(2, 1, 1, 24, 16, generator=generator)
-    draw = attention.draw_hyperplanes(1, 1, 3, 16, 8, generator)  # 3 hyperplanes: 8 buckets
-    hq, hk = [attention.simhash(x, *draw, 8).flatten() for x in (q, k)]  # (24,)
-    orders = {
-        "queries and keys in the order of the text": (torch.arange(24), torch.arange(24)),
-        "sorted by bucket: each bucket is one dense block": (hq.argsort(), hk.argsort()),
-    }
-    with new_figure("buckets", (8, 4), columns=2) as axes:
-        for axis, (title, (rows, columns)) in zip(axes, orders.items()):
-            is_collision = hq[rows, None] == hk[columns]  # (24, 24)
-            axis.imshow(is_collision, cmap="Greys", vmax=1.5)
+    q, k = torch.randn(2, 1, 1, num, size, generator=generator)
+    hyperplanes = attention.draw_hyperplanes(1, 1, 3, size, buckets, generator)  # 3: 8 buckets
+    hq, hk = [attention.simhash(x, *hyperplanes, buckets).flatten() for x in (q, k)]  # (24,)
+    is_collision = hq[:, None] == hk  # (24, 24)
+    # a pair in one bucket weighs exp(q · k / √e), every other pair exp(0)
+    scores = (q[0, 0] @ k[0, 0].T) / size**0.5
+    weights = torch.where(is_collision, scores, 0.0).softmax(1)
+    outside = weights.masked_fill(is_collision, 0.0).sum(1)  # (24,)
+    with new_figure("buckets", (9, 4.4), columns=2) as axes:
+        for axis, order in zip(axes, ("text", "bucket")):
+            rows = hq.argsort(stable=True) if order == "bucket" else torch.arange(num)
+            columns = hk.argsort(stable=True) if order == "bucket" else torch.arange(num)
+            image = torch.zeros(num, num + 3)
+            image[:, :num] = 0.6 * is_collision[rows][:, columns]
+            axis.imshow(image, cmap="Greys", vmin=0, vmax=1)
             axis.grid(False)
-            axis.set_title(title, fontsize=9)
-            axis.set(xlabel="key, its bucket", ylabel="query, its bucket")
-            axis.set_xticks(range(24), hk[columns].tolist(), fontsize=7)
-            axis.set_yticks(range(24), hq[rows].tolist(), fontsize=7)
+            axis.axvline(num + 0.5, color="0.5", linewidth=0.8)
+            for y, share in enumerate(outside[rows].tolist()):
+                axis.text(num + 1.6, y, f"{share:.2f}", ha="center", va="center", fontsize=6)
+            axis.set(xlabel="key, its bucket        (right: weight of all white keys)",
+                     ylabel="query, its bucket")
+            axis.set_xticks(range(num), hk[columns].tolist(), fontsize=7)
+            axis.set_yticks(range(num), hq[rows].tolist(), fontsize=7)
+        axes[0].set_title("in the order of the text: gray pairs share a bucket and are scored,\n"
+                          "each white pair keeps the weight exp(0)", fontsize=9)
+        axes[1].set_title("sorted by bucket: each bucket is one dense block,\n"
+                          "and all white keys of a query are one extra key", fontsize=9)
 
 
 # Results
@@ -162,19 +208,22 @@ def draw_attention():
         if row["dtype"] == "bfloat16" and row["data"] == "random" and row["L"] < 65_536:
             gpu_rows.append(row)
     _, processor = on_gpu["machine"]["device"].split(", ")
-    panels = (  # title, rows, key of LSH attention
-        (f"CPU, {on_cpu['machine']['device']}\n16,384 positions a batch, 2 heads, float32",
-         cpu_rows, "ours"),
-        (f"GPU, {processor}, random vectors\n32,768 positions a batch, 12 heads, bfloat16",
-         gpu_rows, "flex"),
+    panels = (  # title, rows, key of LSH attention, positions of a batch
+        (f"CPU, {on_cpu['machine']['device']}, 2 heads, float32\n"
+         "up to 256 positions the literal formula, then by buckets",
+         cpu_rows, "ours", 16_384),
+        (f"GPU, {processor}, 12 heads, bfloat16\nrandom vectors", gpu_rows, "flex", 32_768),
     )
     with new_figure("attention", (9, 3.6), columns=2) as axes:
-        for axis, (title, rows, key) in zip(axes, panels):
+        for axis, (title, rows, key, positions) in zip(axes, panels):
             lengths = [row["L"] for row in rows]
-            axis.loglog(lengths, [row["dense"] for row in rows], "o--", label="dense")
-            axis.loglog(lengths, [row[key] for row in rows], "s-", label="LSH, 8 hyperplanes")
+            lines = (("dense", "dense", "o--"), (key, "LSH, 8 hyperplanes", "s-"))
+            for name, label, style in lines:
+                # a batch has fewer sequences where they are longer
+                times = [row[name] * row["L"] / positions for row in rows]
+                axis.loglog(lengths, times, style, label=label)
             axis.set(title=title, xlabel="positions of a sequence",
-                     ylabel="ms, forward and backward")
+                     ylabel="ms a sequence, forward and backward")
             axis.set_xticks(lengths, lengths, fontsize=7)
             axis.minorticks_off()
             axis.legend(fontsize=8)

@@ -22,7 +22,7 @@ import torch
 import pretrain
 from bench import attention, harness, training
 from model import PRESETS, count_operations
-from support.bookkeeping import measure_gpu
+from support.log import measure_gpu
 from support.common import find_device
 from tokenizer import FIRST_WORD_ID
 

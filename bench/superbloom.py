@@ -175,9 +175,8 @@ def read_sets(corpus, length):
     with blame():
         sets = ItemSetBatches(corpus.ids, corpus.offsets, *split_pages(corpus), word_counts,
                               length, batch_size=1, seed=0)
-    ids, _, noise, _ = sets.eval_batch(slice(None))
-    # noise[0] is 0 at the masked item and 1 elsewhere
-    return sets, ids, noise[0].argmin(1)
+    draw = sets.eval_batch(slice(None))
+    return sets, draw.ids, draw.is_masked.int().argmax(1)
 
 
 def score_neighbors(args):

@@ -20,7 +20,7 @@ import torch
 from baselines.canine import Canine, CanineConfig, CharacterTokenizer
 from bench import harness
 from bench.harness import CORPUS, GLUE_FILES, RUNS, Stopwatch, build_model
-from data.batches import pad_batch
+from data.batches import Draw, pad_batch
 from data.classification import SequenceClassification
 from hashing import MD5
 from model import PRESETS, Config, Model, parameter_groups
@@ -55,7 +55,7 @@ def objective_step(model, name, ids, dtype, compute_loss=None):
     device = next(model.parameters()).device
     # the same noise for each model: what varies is the time alone
     noise = torch.rand(3, *ids.shape, generator=torch.Generator().manual_seed(0))
-    batch = objective.corrupt_batch(ids, None, noise, ids.flip(0)).to(device)
+    batch = objective.corrupt_batch(Draw(ids, None, noise, ids.flip(0))).to(device)
     if compute_loss is None:
         compute_loss = objective.loss
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), fused=True)

@@ -13,6 +13,8 @@ as one that never stopped. They are defined for the global batch. A rank asks fo
 the number of ranks changes nothing.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -33,6 +35,20 @@ SEGMENTS = 4  # of data/items.py
 LENGTHS = 5
 
 
+class Draw(NamedTuple):
+    """Some rows of a batch, and the random numbers from which an objective corrupts them.
+
+    A Draw has noise and random_words, or is_masked.
+    """
+
+    ids: torch.Tensor  # int64 (r, L), 0 as padding. L is that of the longest row
+    key_mask: torch.Tensor | None  # bool (r, L), False = padding; None: no row is ever padded
+    # float32 (3, r, L), uniform in [0, 1): three numbers a position, which Objective.corrupt names
+    noise: torch.Tensor | None = None
+    random_words: torch.Tensor | None = None  # int64 (r, L), uniform over the words that occur
+    is_masked: torch.Tensor | None = None  # bool (r, L), exactly these are masked
+
+
 class Batches:
     """What TextBatches and items.ItemSetBatches share: the examples of a step, and its noise.
 
@@ -41,8 +57,7 @@ class Batches:
         draw_order      (epoch) -> the order of all training examples, int64: starts of windows, or
                         pages
         read_step       (step, rows) -> some rows of a step's batch, int64 (r, L), 0 as padding
-        eval_batch      (rows) -> some of the num_eval held-out rows, as get_batch returns them; all
-                        seeds have one noise
+        eval_batch      (rows) -> the Draw of some of the num_eval held-out rows, one for all seeds
 
     Args:
         word_counts: int (V,), how often each known word occurs. All IDs from 5 + V on are unknown.
@@ -66,23 +81,15 @@ class Batches:
         self.order_epoch = None  # examples keeps self.order, of draw_order for this epoch
 
     def get_batch(self, step, rows):
-        """Return some rows of a step's global batch.
+        """Return the Draw of some rows of a step's global batch.
 
         Args:
             step: int, from 0 on.
             rows: int array or slice.
-
-        Returns:
-            ids: int64 (r, L), 0 as padding. L is that of the longest row.
-            key_mask: bool (r, L), False = padding, or None where no row is ever padded.
-            noise: float32 (3, r, L), uniform in [0, 1), from which Objective.corrupt decides. Where
-                words are masked, noise[0] decides whether a word is chosen, noise[1] whether a
-                chosen word becomes [MASK], noise[2] whether one that does not becomes a random
-                word. Each happens where the number is low.
-            random_words: int64 (r, L), uniform over the words that occur.
         """
         ids = self.read_step(step, rows)
-        return self.add_noise(ids, rows, (self.seed, NOISE, step), self.batch_size)
+        rng = RowGenerator((self.seed, NOISE, step), self.batch_size, rows)
+        return self.add_noise(ids, rng)
 
     def examples(self, step):
         """Return the training examples of a step, int64 (B,); each epoch shuffles them."""
@@ -93,28 +100,45 @@ class Batches:
         first = place * self.batch_size
         return self.order[first:first + self.batch_size]
 
-    def add_noise(self, ids, rows, seed, size):
-        """Add the noise of a batch to some of its rows; return what get_batch does.
-
-        The noise of the whole batch is drawn, so that the noise of a row does not depend on which
-        rank, or micro-batch, reads it. That is cheap: a few milliseconds for 65,536 positions.
-
-        Args:
-            ids: int64 (r, L), 0 as padding.
-            rows: int array or slice, where ids are in the batch.
-            seed: tuple of int.
-            size: int, rows of the batch.
-        """
-        rng = np.random.default_rng(seed)
-        noise = torch.from_numpy(rng.random((3, size, self.length), np.float32))
-        random_words = torch.from_numpy(rng.choice(self.word_ids, (size, self.length)))
+    def add_noise(self, ids, rng):
+        """Return the Draw of IDs, int64 (r, L), with noise by a RowGenerator."""
         L = ids.shape[1]
+        noise = [rng.random(self.length, dtype=np.float32)[:, :L] for _ in range(3)]
+        random_words = self.word_ids[rng.integers(0, len(self.word_ids), self.length)[:, :L]]
         key_mask = ids != 0 if self.has_padding else None
-        return ids, key_mask, noise[:, rows, :L], random_words[rows, :L]
+        return Draw(ids, key_mask, torch.from_numpy(np.stack(noise)),
+                    torch.from_numpy(random_words))
 
     def divide_rows(self, step, rows, size):
         """Return the rows of each micro-batch: `rows`, an int array, in parts of at most `size`."""
         return divide(rows, size)
+
+
+class RowGenerator:
+    """Random numbers for some rows of a batch.
+
+    Numbers are drawn for the whole batch, and those of the rows are returned. So the numbers of a
+    row do not depend on which rank, or micro-batch, reads it. That is cheap: a few milliseconds for
+    65,536 positions.
+
+    Args:
+        seed: tuple of int.
+        batch_size: int, rows of the whole batch.
+        rows: int array or slice, r rows.
+    """
+
+    def __init__(self, seed, batch_size, rows):
+        self.rng = np.random.default_rng(seed)
+        self.batch_size = batch_size
+        self.rows = rows
+
+    def random(self, *shape, dtype=np.float64):
+        """Return uniform numbers in [0, 1), (r, *shape)."""
+        return self.rng.random((self.batch_size, *shape), dtype)[self.rows]
+
+    def integers(self, start, stop, *shape):
+        """Return uniform integers from start to stop - 1, (r, *shape)."""
+        return self.rng.integers(start, stop, (self.batch_size, *shape))[self.rows]
 
 
 # Windows of text
@@ -160,10 +184,10 @@ class TextBatches(Batches):
     def read_step(self, step, rows):
         """Read windows of a step, and cut a share of them. [BERT]"""
         ids = self.read_windows(self.examples(step)[rows])
-        rng = np.random.default_rng([self.seed, LENGTHS, step])
-        is_cut = rng.random(self.batch_size) < self.short
-        sizes = rng.integers(self.min_size, self.length + 1, self.batch_size)
-        for window, cut, size in zip(ids, is_cut[rows], sizes[rows]):  # views: ids changes
+        rng = RowGenerator((self.seed, LENGTHS, step), self.batch_size, rows)
+        is_cut = rng.random() < self.short  # (r,)
+        sizes = rng.integers(self.min_size, self.length + 1)  # (r,)
+        for window, cut, size in zip(ids, is_cut, sizes):  # views: ids changes
             if cut:
                 window[size - 1] = SEP
                 window[size:] = 0
@@ -171,7 +195,7 @@ class TextBatches(Batches):
 
     def eval_batch(self, rows):
         ids = self.read_windows(self.eval_starts[rows])
-        return self.add_noise(ids, rows, (0, EVALUATION), self.num_eval)
+        return self.add_noise(ids, RowGenerator((0, EVALUATION), self.num_eval, rows))
 
     def read_windows(self, starts):
         """Return int64 (r, L): the windows that begin at starts, int64 (r,)."""

@@ -26,138 +26,207 @@ embeddings.py names the one that it reads:
     weighted    k rows, 0 .. N-1, and one of importances     weighted
     ngrams      G buckets at most, 1 .. N-1, then 0          ngram
 
-A new format is a class here, and its line in CODERS.
+A new format is a class here, and its line in CODERS. The fields of the class are all that its codes
+depend on. Two things follow from them: which flags pretrain.py takes, and which runs share a file
+of codes (data/codes.py).
 """
+
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from hashing import NgramLSH, bits_to_chunks, ngram_index, sketch_index
+from bloom import BloomMap
+from hashing import bits_to_chunks, ngram_index, sketch_index
 
 
 class Coder:
     """Base class: how words become codes.
 
-    A subclass of words that are hashed has the method codes, (words) -> integers (V, C). One with a
-    vocabulary has their codes in first_codes.
+    A subclass is a dataclass with a method codes. A field of it is a field of model.Config, the
+    flag hash_seed or key, or one of these parts:
 
-    Args:
-        settings: a value for each name in `reads`, all that decides on the codes; others are
-            ignored. A name is a field of model.Config, the flag hash_seed or key, or one of
-
-                hash          instance of a class of hashing.HASHES
-                vocabulary    list[str]; every other word is [UNK]
-                bloom_map     bloom.BloomMap of the vocabulary
+        hash          instance of a class of hashing.HASHES
+        vocabulary    list[str]; every other word is [UNK]
+        bloom_map     bloom.BloomMap of the vocabulary
 
     Attributes of a class:
-        flags: the flags of pretrain.py that change the codes; "hash" adds those of its class.
         default_split: how texts are split, if no flag says so.
         masked_objective: what predicts masked words, if no flag says so.
         is_predicted: hash-mlm predicts these codes. Else it predicts those of a SketchCoder.
     """
 
-    reads = flags = ""
     default_split = "regex"
     masked_objective = "hash-mlm"
     is_predicted = False
+
+    # Parts that are no field of a class. Without annotations, a dataclass ignores these lines
     hash = None
     vocabulary = None
     bloom_map = None
 
-    def __init__(self, **settings):
-        for name in self.reads.split():
-            setattr(self, name, settings[name])
+    @classmethod
+    def list_fields(cls):
+        """Return the names of all that the codes depend on, list[str]."""
+        return [field.name for field in fields(cls)]
 
-    def first_codes(self, num_specials):
-        """Return the codes of the first token IDs, (s, C): zeros, as special tokens have no hash.
+    @classmethod
+    def list_flags(cls, hash_class):
+        """Return the flags of pretrain.py that change the codes, a set of str.
 
-        Model has vectors for them. The words of a vocabulary follow, (s + V, C).
+        It has the names of other fields, too.
+
+        Args:
+            hash_class: a class of hashing.HASHES, as --hash says.
+        """
+        flags = set()
+        for name in cls.list_fields():
+            flags.add(name)
+            flags.update(FLAGS_OF_PART.get(name, []))
+            if name == "hash":
+                flags.update(hash_class.options.values())
+        return flags
+
+    @classmethod
+    def choose(cls, settings):
+        """Return the coder of a dict of settings, which may have others besides its fields."""
+        return cls(**{name: settings[name] for name in cls.list_fields()})
+
+    def codes(self, words):
+        """Return the codes of words, a list[str]: integers (V, C)."""
+        raise NotImplementedError
+
+    def special_codes(self, num_specials):
+        """Return the codes of special tokens, (s, C): zeros, as Model has other vectors for them.
+
+        They are the first token IDs.
         """
         none = self.codes([])  # (0, C)
         return np.zeros((num_specials, none.shape[1]), none.dtype)
+
+    def knows(self, words):
+        """Return bool (V,): whether the codes of a word differ from those of all unknown words."""
+        return np.ones(len(words), bool)
 
     def table_sizes(self, num_specials):
         """Return the fields of model.Config that follow from a vocabulary, a dict of int."""
         return {}
 
-    def knows(self, word):
-        """Return whether the codes of a word differ from those of all unknown words."""
-        return True
+    def state(self):
+        """Return the fields as a dict of plain types: equal states mean equal codes."""
+        state = {}
+        for name in self.list_fields():
+            value = getattr(self, name)
+            if hasattr(value, "state"):  # a hash or a Bloom map
+                value = [type(value).__name__, value.state()]
+            state[name] = value
+        return state
+
+
+# A part is made from these flags, and a hash from those of its class too (data/codes.py)
+FLAGS_OF_PART = {"vocabulary": ["vocab"], "bloom_map": ["alpha", "hashes", "hash_seed"]}
 
 
 # A vocabulary: a word has a code by its place in it
 
 
-class RowCoder(Coder):
-    """The token ID: each word has a row of its own, the baseline. int32 (s + V, 1)."""
+@dataclass(kw_only=True)
+class VocabularyCoder(Coder):
+    """What the formats of a vocabulary share. Special tokens have rows of the same table."""
 
-    reads = "vocabulary"
-    flags = "vocab"
+    vocabulary: list
+
+    def list_places(self, words):
+        """Return the place of each word in the vocabulary, int32 (V,)."""
+        place_of_word = {word: place for place, word in enumerate(self.vocabulary)}
+        return np.array([place_of_word[word] for word in words], np.int32)
+
+
+@dataclass(kw_only=True)
+class RowCoder(VocabularyCoder):
+    """The token ID: each word has a row of its own, the baseline. int32 (V, 1)."""
+
     default_split = "bpe"  # a table has no row for a new word, so it reads pieces
     masked_objective = "mlm"
+    special_tokens: int  # s, whose rows come first
 
-    def first_codes(self, num_specials):
-        ids = np.arange(num_specials + len(self.vocabulary), dtype=np.int32)
-        return ids[:, None]
+    def codes(self, words):
+        rows = self.special_tokens + self.list_places(words)
+        return rows[:, None]
+
+    def special_codes(self, num_specials):
+        rows = np.arange(num_specials, dtype=np.int32)
+        return rows[:, None]
 
     def table_sizes(self, num_specials):
         return dict(rows=num_specials + len(self.vocabulary))
 
 
-class DigestCoder(Coder):
-    """The m buckets of a Bloom map: int32 (s + V, m). [SB §2.1]
+@dataclass(kw_only=True)
+class DigestCoder(VocabularyCoder):
+    """The m buckets of a Bloom map: int32 (V, m). [SB §2.1]
 
-    A map has R rows for its buckets, then a row for each special token.
+    Each map has a block of R + s rows: for its R buckets, and then for special tokens.
     """
 
-    reads = "vocabulary bloom_map"
-    flags = "vocab alpha hashes hash_seed"
     default_split = "items"
     is_predicted = True
+    bloom_map: BloomMap
 
-    def first_codes(self, num_specials):
-        bloom_map = self.bloom_map
-        assert bloom_map.n_items == len(self.vocabulary), "bloom_map: not that of the vocabulary"
-        rows = bloom_map.buckets + np.arange(num_specials)
-        special_codes = np.stack([rows] * bloom_map.m, 1)  # (s, m)
-        return np.concatenate([special_codes, bloom_map.digest]).astype(np.int32)
+    def __post_init__(self):
+        num_words = len(self.vocabulary)
+        assert self.bloom_map.n_items == num_words, "bloom_map: not that of the vocabulary"
+
+    def codes(self, words):
+        return self.bloom_map.digest[self.list_places(words)]
+
+    def special_codes(self, num_specials):
+        rows = self.bloom_map.buckets + np.arange(num_specials, dtype=np.int32)
+        return np.stack([rows] * self.bloom_map.m, 1)
 
     def table_sizes(self, num_specials):
+        # two fields of one name: buckets of a map is R, and buckets of model.Config is R + s
         return dict(buckets=self.bloom_map.buckets + num_specials)
 
 
 # A hash of --hash
 
 
+@dataclass(kw_only=True)
 class HashCoder(Coder):
     """What the formats of a --hash share."""
 
-    def knows(self, word):
-        # words without an n-gram of the corpus that an LSH was fitted to have equal codes
-        return not isinstance(self.hash, NgramLSH) or len(self.hash.list_features(word)) > 0
+    hash: object
+
+    def knows(self, words):
+        return self.hash.knows(words)
 
 
+@dataclass(kw_only=True)
 class BitCoder(HashCoder):
     """T bits, eight in a byte: uint8 (V, ceil(T/8)). The first bit of a byte is its highest."""
 
-    reads = flags = "hash bits"
+    bits: int
 
     def codes(self, words):
         return np.packbits(self.hash.bits(words, self.bits), axis=1)
 
 
+@dataclass(kw_only=True)
 class ChunkCoder(HashCoder):
     """T bits, in numbers of c bits: int16 (V, ceil(T/c)). [HF §3.4]"""
 
-    reads = flags = "hash bits chunk"
+    bits: int
+    chunk: int
 
     def codes(self, words):
         return bits_to_chunks(self.hash.bits(words, self.bits), self.chunk)
 
 
+@dataclass(kw_only=True)
 class IndexCoder(HashCoder):
     """One of N buckets: int32 (V, 1). [HF §3.1]"""
 
-    reads = flags = "hash rows"
+    rows: int
 
     def codes(self, words):
         return self.hash.index(words, self.rows)[:, None].astype(np.int32)
@@ -166,21 +235,30 @@ class IndexCoder(HashCoder):
 # MD5 with a seed and a key
 
 
+@dataclass(kw_only=True)
 class SketchCoder(Coder):
     """k buckets, one of each hash function: int32 (V, k). [CM]"""
 
-    reads = flags = "hashes buckets hash_seed key"
     is_predicted = True
+    hashes: int
+    buckets: int
+    hash_seed: int
+    key: str | None
 
     def codes(self, words):
         index = sketch_index(words, self.hashes, self.buckets, self.hash_seed, self.key)
         return index.astype(np.int32)
 
 
+@dataclass(kw_only=True)
 class WeightedCoder(Coder):
     """k rows of a table and one of the K of importances: int32 (V, k + 1). [SV §3]"""
 
-    reads = flags = "hashes rows weights hash_seed key"
+    hashes: int
+    rows: int
+    weights: int
+    hash_seed: int
+    key: str | None
 
     def codes(self, words):
         rows = sketch_index(words, self.hashes, self.rows, self.hash_seed, self.key)
@@ -189,11 +267,14 @@ class WeightedCoder(Coder):
         return np.concatenate([rows, more[:, -1:]], 1).astype(np.int32)
 
 
+@dataclass(kw_only=True)
 class NgramCoder(Coder):
     """The buckets of a word's n-grams, G at most, then 0: int32 (V, G). [FT §3.2]"""
 
-    reads = "rows grams hash_seed key"
-    flags = "rows hash_seed key"
+    rows: int
+    grams: int
+    hash_seed: int
+    key: str | None
 
     def codes(self, words):
         index = ngram_index(words, self.rows, self.grams, self.hash_seed, self.key)

@@ -30,13 +30,12 @@ from data.coders import CODERS
 from data.items import learn_map
 from hashing import HASHES
 from support.common import InputError, blame, build_once, fingerprint, reading, start_workers
-from tokenizer import FIRST_WORD_ID, UNK, HashTokenizer, make_tokenizer
+from tokenizer import FIRST_WORD_ID, MAX_UNKNOWN, UNK, HashTokenizer, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / name for name in (  # they decide on codes and maps
     "bloom.py", "data/coders.py", "hashing.py", "data/items.py", "tokenizer.py", "data/codes.py")]
 MAX_HASHED = 20_000  # words that a process hashes at a time
-MAX_UNKNOWN = 0.1  # share of a text's words, above which report_unknown warns
 
 
 # -------------------------------------------------------------------------------------------------
@@ -55,72 +54,80 @@ def build_tokenizer(args, config, corpus):
         tokenizer: HashTokenizer.
         config: model.Config, whose tables have the sizes that a vocabulary decides.
     """
-    parts = dict(hash_seed=args.hash_seed, key=args.key)
-    for name in CODERS[config.code_format].reads.split():
-        if name in PARTS:
-            parts[name] = PARTS[name](args, config, corpus)
-    tokenizer = make_tokenizer(config, args.split, corpus.subwords, **parts)
+    fields = CODERS[config.code_format].list_fields()
+    hash = None
+    if "hash" in fields:
+        hash = fit_hash(args, corpus)
+    vocabulary = None
+    if "vocabulary" in fields:
+        vocabulary = list_vocabulary(args, corpus)
+    bloom_map = None
+    if "bloom_map" in fields:
+        bloom_map = build_bloom_map(args, config.hashes, len(vocabulary), corpus)
+    tokenizer = make_tokenizer(
+        config, args.split, corpus.subwords, hash_seed=args.hash_seed, key=args.key, hash=hash,
+        vocabulary=vocabulary, bloom_map=bloom_map)
     return tokenizer, replace(config, **tokenizer.coder.table_sizes(FIRST_WORD_ID))
 
 
-def fit_hash(args, config, corpus):
+def fit_hash(args, corpus):
     """Return the hash of --hash, fitted to the words of the corpus. [HF §3.3]"""
-    cls = HASHES[args.hash]
-    # cls.options: argument of fit -> flag, such as {"features": "features", "seed": "hash_seed"}
-    fit_arguments = {name: getattr(args, flag) for name, flag in cls.options.items()}
-    if not cls.needs_counts:  # nothing is learned, so nothing is cached
-        return cls.fit(None, **fit_arguments)
+    hash_class = HASHES[args.hash]
+    # argument of fit -> its value, such as {"features": 50_000, "seed": 0}
+    options = {name: getattr(args, flag) for name, flag in hash_class.options.items()}
+    if not hash_class.needs_counts:  # nothing is learned, so nothing is cached
+        return hash_class.fit(None, **options)
+    state = cached(corpus, f"fit-{args.hash}", options, fit_state, corpus, hash_class, options)
+    return hash_class(**state)
+
+
+def fit_state(corpus, hash_class, options):
+    """Return the state of a hash that is fitted to the words of the corpus."""
     counts = {}
     for word, count in zip(corpus.words, corpus.counts[FIRST_WORD_ID:].tolist()):
         if count > 0:  # some pieces of BPE do not occur
             counts[word] = count
-
-    def fit_state():
-        return cls.fit(counts, **fit_arguments).state()
-
-    state = cached(corpus, f"fit-{args.hash}", fit_arguments, fit_state)
-    return cls(**state)
+    return hash_class.fit(counts, **options).state()
 
 
-def list_vocabulary(args, config, corpus):
+def list_vocabulary(args, corpus):
     """Return the words of a fixed vocabulary, list[str]: the most frequent, or all pieces."""
     if corpus.subwords is not None:  # the corpus was split into --vocab pieces
         return corpus.words
     return corpus.words[:args.vocab]
 
 
-def build_bloom_map(args, config, corpus):
-    """Return the Bloom map of the vocabulary: random, or by --coherent. [SB App. D]
-
-    The default of --alpha is lowered to what few items allow.
-    """
-    num_items = len(list_vocabulary(args, config, corpus))
+def build_bloom_map(args, m, num_items, corpus):
+    """Return the Bloom map of the vocabulary: random, or by --coherent. [SB App. D]"""
     alpha = args.alpha
-    if args.is_alpha_default:
-        alpha = fit_alpha(args, config.hashes, num_items)
-    options = dict(n_items=num_items, alpha=alpha, m=config.hashes, seed=args.hash_seed)
+    if alpha is None:
+        bloom_map = fit_bloom_map(args, m, num_items)
+        alpha = bloom_map.alpha
+    options = dict(n_items=num_items, alpha=alpha, m=m, seed=args.hash_seed)
     with blame(f"--alpha for {num_items:,} items"):
-        if not args.coherent:
-            return BloomMap(**options)
-        identity = [options, args.coherent]
-        state = cached(corpus, "coherent", identity, learn_map, corpus, args.coherent, options)
-        return BloomMap.load(state)
+        if args.coherent:
+            identity = [options, args.coherent]
+            state = cached(corpus, "coherent", identity, learn_map, corpus, args.coherent, options)
+            return BloomMap.load(state)
+        if args.alpha is None:
+            return bloom_map
+        return BloomMap(**options)
 
 
-def fit_alpha(args, m, num_items):
-    """Return the largest alpha, --alpha at most, that gives each item a Bloom digest of its own."""
-    for alpha in range(args.alpha, 0, -1):
+def fit_bloom_map(args, m, num_items):
+    """Return the random map of the largest alpha that gives each item a Bloom digest of its own.
+
+    It is args.max_alpha where there are many items.
+    """
+    for alpha in range(args.max_alpha, 0, -1):
         try:
-            BloomMap(num_items, alpha, m, args.hash_seed)
+            bloom_map = BloomMap(num_items, alpha, m, args.hash_seed)
         except ValueError:  # too few digests; 1 has enough, a bucket for each item
             continue
-        if alpha < args.alpha and not args.quiet:
-            print(f"alpha: {alpha} items a token, as {num_items:,} are too few for {args.alpha}")
-        return alpha
-
-
-# what a coder may read besides settings, and who makes it; all have the same arguments
-PARTS = {"hash": fit_hash, "vocabulary": list_vocabulary, "bloom_map": build_bloom_map}
+        if alpha < args.max_alpha and not args.quiet:
+            print(f"alpha: {alpha} items a token, as {num_items:,} are too few for "
+                  f"{args.max_alpha}")
+        return bloom_map
 
 
 def load_tokenizer(state, config, corpus):
@@ -150,22 +157,21 @@ def build_codes(config, tokenizer, corpus):
     """
     if tokenizer.is_fixed:  # it has made its codes
         return torch.from_numpy(tokenizer.codes())
-    # not all of the config: models with other layers share the codes
-    settings = vars(config)
-    sizes = {name: value for name, value in vars(tokenizer.coder).items() if name in settings}
-    identity = [config.code_format, sizes, tokenizer.state()]
+    # not the config: models with other layers share the codes
+    identity = [config.code_format, tokenizer.coder.state()]
     return cached(corpus, "codes", identity, hash_corpus, tokenizer, corpus)
 
 
 def hash_corpus(tokenizer, corpus):
     """Return the codes of special tokens and words, (5 + V, C). Many are hashed on all cores."""
+    coder = tokenizer.coder
     jobs = divide(corpus.words, MAX_HASHED)
-    codes = [tokenizer.coder.first_codes(FIRST_WORD_ID)]
+    codes = [coder.special_codes(FIRST_WORD_ID)]
     if len(jobs) == 1:  # done before processes would have started
-        codes.append(tokenizer.coder.codes(corpus.words))
+        codes.append(coder.codes(corpus.words))
     else:
         with start_workers() as pool:
-            codes += pool.map(tokenizer.coder.codes, jobs)
+            codes += pool.map(coder.codes, jobs)
     return torch.from_numpy(np.concatenate(codes))
 
 
@@ -179,7 +185,7 @@ def build_targets(config, tokenizer, corpus, codes):
         return None
     if tokenizer.coder.is_predicted:
         return codes
-    specials = tokenizer.targets.first_codes(FIRST_WORD_ID)  # never predicted
+    specials = tokenizer.targets.special_codes(FIRST_WORD_ID)  # never predicted
     sketches = tokenizer.targets.codes(corpus.words)
     return torch.from_numpy(np.concatenate([specials, sketches]))
 

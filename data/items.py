@@ -1,10 +1,10 @@
-"""Item sets, the data of Superbloom: all that texts do not need, from files to predictions.
+"""Item sets, the data of Superbloom: which pages are held out, their coherent map, and batches.
 
 Sources:
     [SB] Anderson et al. 2020, Superbloom
-Out of scope: Bloom maps and the search (bloom.py), names of items (ItemNames of tokenizer.py), what
-    neighbors guess (data/neighbors.py). Phrases of a text have Bloom digests too, without this
-    file.
+Out of scope: files of item sets (data/sources.py), names of items (ItemNames of tokenizer.py),
+    Bloom maps and the search (bloom.py), what neighbors guess (data/neighbors.py). Phrases of a
+    text have Bloom digests too, without this file.
 Deviations:
     1. The other items of a set are excluded as predictions. The paper's lists include them.
     2. At least one item of a set is masked.
@@ -15,95 +15,16 @@ Notation:
 A page is an item set. It has no order: the model adds no positions to its items.
 """
 
-from collections import defaultdict
-
 import numpy as np
 import torch
 
 from bloom import coherent_map, random_order
-from data.batches import EVALUATION, ORDER, SEGMENTS, Batches, divide, pad_batch
-from data.rows import find_columns, read_cells
+from data.batches import EVALUATION, ORDER, SEGMENTS, Batches, Draw, RowGenerator, divide, pad_batch
 from support.common import InputError
 from tokenizer import FIRST_WORD_ID
 
 HELD_OUT_KEY = 90  # seed of the order of pages: every run holds out the same ones
 MAX_EVAL_PAGES = 2_000  # held-out pages of an evaluation; one item of each is masked
-
-
-# Rows to item sets: lists of names, or a str of names
-
-
-def read_sets(part, sources, field):
-    """Yield the item sets of a part of --data, without empty ones.
-
-    A set is a cell, or the items of all rows of a page, which may be in several files.
-
-    Args:
-        part: str; sources: as data.corpus.open_sources returns them.
-        field: str or None, see choose_set_columns.
-    """
-    pages = defaultdict(list)  # page -> its items
-    for cells in read_cells(part, sources, field, choose_corpus_columns, is_set):
-        if len(cells) == 2:
-            page, item = cells
-            pages[str(page)].append(item)  # "1" in a table and 1 in JSON are one page
-        elif cells[0]:
-            yield cells[0]
-    yield from pages.values()
-
-
-def choose_corpus_columns(source, row, field):
-    """Return choose_set_columns; InputError if commas seem to divide a set that is one str."""
-    columns = choose_set_columns(source, row, field)
-    value = row[columns[0]]
-    is_joined = len(columns) == 1 and isinstance(value, str)
-    if is_joined and "," in value and "\t" not in value:
-        raise InputError(f"{source}: expected item sets, names split by tabs or spaces, "
-                         f"got {value!r:.60}. Use --sep ',' for commas, a .jsonl for JSON.")
-    return columns
-
-
-def is_set(cells):
-    """Return whether the cells of a row are a set, or an empty one; or a page and an item."""
-    if len(cells) == 2:  # an item without a page is in no set
-        return is_names(cells) and cells[0] not in (None, "")
-    [value] = cells
-    return value is None or isinstance(value, str) or is_names(value)
-
-
-def is_names(value):
-    """Return whether a value is a list of names or whole numbers."""
-    if not isinstance(value, list):
-        return False
-    return all(isinstance(name, (str, int, type(None))) for name in value)
-
-
-def choose_set_columns(source, row, field=None, flag="--field"):
-    """Choose the column of the sets, or two: a page and one of its items.
-
-    Args:
-        source, row, flag: as in data.corpus.choose_columns.
-        field: str, names joined by commas. None: the only column, or the only one of lists.
-
-    Returns:
-        list of str, one name or two.
-
-    Raises:
-        InputError: There is no such column, or there are several.
-    """
-    names = list(row)
-    if len(names) > 1:
-        names = [name for name in row if isinstance(row[name], list)]
-    advice = f"Use {flag} NAME"
-    if flag == "--field":
-        advice += ", or --field SET,ITEM for rows of set and item"
-    advice += ", or a .txt file with a set a line."
-    return find_columns(source, row, field, names, "one column of lists", advice, most=2)
-
-
-def key_of_set(document):
-    """Return the same text for a set in any order; document: its names, joined by line breaks."""
-    return "\n".join(sorted(document.split("\n")))
 
 
 # Pages of a corpus
@@ -177,14 +98,16 @@ class ItemSetBatches(Batches):
         self.words_per_sequence = float(self.segment_sizes[self.train_pages].mean())
 
     def get_batch(self, step, rows):
-        """Return what Batches.get_batch does, with noise that masks at least one item of a set.
+        """Return what Batches.get_batch does, where at least one item of a set is chosen.
 
         Else 0.85^5 = 44 % of the sets of five items would have nothing to predict. [SB §3.1]
         """
-        ids, key_mask, noise, random_words = super().get_batch(step, rows)
-        lowest = noise[0].masked_fill(~key_mask, torch.inf).argmin(1, keepdim=True)  # (r, 1)
-        noise[0].scatter_(1, lowest, 0.0)
-        return ids, key_mask, noise, random_words
+        draw = super().get_batch(step, rows)
+        # MaskedWords chooses an item where the first noise is low: the lowest of a set becomes 0
+        choose = draw.noise[0]  # (r, L), a view
+        lowest = choose.masked_fill(~draw.key_mask, torch.inf).argmin(1, keepdim=True)  # (r, 1)
+        choose.scatter_(1, lowest, 0.0)
+        return draw
 
     def draw_order(self, epoch):
         rng = np.random.default_rng([self.seed, ORDER, epoch])
@@ -192,9 +115,8 @@ class ItemSetBatches(Batches):
 
     def read_step(self, step, rows):
         pages = self.examples(step)[rows]
-        rng = np.random.default_rng([self.seed, SEGMENTS, step])
-        fractions = rng.random(self.batch_size)[rows]
-        return self.read_segments(pages, fractions)
+        rng = RowGenerator((self.seed, SEGMENTS, step), self.batch_size, rows)
+        return self.read_segments(pages, rng.random())
 
     def divide_rows(self, step, rows, size):
         """Return the rows of each micro-batch, sorted by the size of their page. rows: int array.
@@ -207,21 +129,16 @@ class ItemSetBatches(Batches):
         return divide(rows[by_size], size)
 
     def eval_batch(self, rows):
-        """Return held-out pages, with noise that masks one item of each.
-
-        noise[0] and noise[1] are 0 at that item, so it is chosen and becomes [MASK]; all other
-        noise is 1.
-        """
+        """Return the Draw of held-out pages, where one item of each is masked."""
         pages = self.eval_pages[rows]
-        rng = np.random.default_rng([0, EVALUATION])
-        starts = rng.random(self.num_eval)[rows]  # of the segments, as fractions
-        masked = rng.random(self.num_eval)[rows]  # of the masked items, as fractions
+        rng = RowGenerator((0, EVALUATION), self.num_eval, rows)
+        starts = rng.random()  # (r,) of the segments, as fractions
+        places = rng.random()  # (r,) of the masked items, as fractions
         ids = self.read_segments(pages, starts)
-        column = (masked * self.segment_sizes[pages]).astype(np.int64)  # (r,)
-        row = torch.arange(len(ids))
-        noise = torch.ones(3, *ids.shape)
-        noise[:2, row, column] = 0.0
-        return ids, ids != 0, noise, ids  # no random word is used: any IDs will do
+        column = (places * self.segment_sizes[pages]).astype(np.int64)  # (r,)
+        is_masked = torch.zeros_like(ids, dtype=torch.bool)
+        is_masked[torch.arange(len(ids)), column] = True
+        return Draw(ids, ids != 0, is_masked=is_masked)
 
     def read_segments(self, pages, fractions):
         """Read a segment of each page.

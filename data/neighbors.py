@@ -57,11 +57,11 @@ def rank_hidden_items(sets, rows):
     items, places = np.unique(sets.ids, return_index=True)
     seen_at[items] = places
 
-    ids, _, noise, _ = sets.eval_batch(rows)
-    hidden = noise[0].argmin(1)  # (n,), columns: noise[0] is 0 there and 1 elsewhere
+    draw = sets.eval_batch(rows)
+    hidden = draw.is_masked.int().argmax(1)  # (n,), columns
     neighbors_of = {}  # visible item -> its neighbors and their scores, which many sets share
     ranks = []
-    for row, column in zip(ids.numpy(), hidden.tolist()):
+    for row, column in zip(draw.ids.numpy(), hidden.tolist()):
         visible = np.delete(row, column)
         scores = np.zeros((len(NEIGHBORS), num_ids))
         scores[0] = frequency

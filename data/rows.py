@@ -3,7 +3,7 @@
     for row in read_rows("reviews.csv.gz"):
         print(row["text"])
 
-Out of scope: which columns are documents (data/corpus.py), texts and labels (data/tasks.py).
+Out of scope: which columns are documents (data/sources.py), texts and labels (data/tasks.py).
 """
 
 import csv
@@ -311,59 +311,6 @@ def peek_columns(rows):
             if examples.get(name) is None:
                 examples[name] = value
     return examples, itertools.chain(head, rows)
-
-
-def find_columns(source, row, field, names, expected, advice, most=1):
-    """Return names, or those of a field "a,b", list of str; InputError unless row has them.
-
-    Args:
-        source, expected, advice: str, for the message.
-        row: dict, the columns and a value of each.
-        field: str or None.
-        names: list of str, where field is None.
-        most: int, how many names a field may have.
-    """
-    if field is None:
-        most = 1
-    else:
-        names = list_names(field)
-        expected = f"columns {field}"
-    if not set(names) <= set(row) or not 1 <= len(names) <= most:
-        raise InputError(f"{source}: expected {expected}, got {', '.join(row)}. {advice}")
-    return names
-
-
-def read_cells(part, sources, field, choose, is_good):
-    """Yield the cells of each row, a list, in the columns of the documents.
-
-    Args:
-        part: str, of --data; sources: dict of iterators of rows, by the name of a file or data set.
-        field: str or None.
-        choose: function of a source, its columns with a value of each, and field: list of str.
-        is_good: function of the cells; InputError where it is False.
-    """
-    for source, rows in sources.items():
-        examples, rows = peek_columns(rows)
-        if not examples:
-            continue
-        columns = choose(source, examples, field)
-        if columns != ["text"]:
-            note_once(f"columns: {', '.join(columns)} of {part}")
-        num_incomplete = 0
-        for number, row in enumerate(rows, 1):
-            if not set(columns) <= set(row):
-                num_incomplete += 1
-            cells = [row.get(name) for name in columns]
-            if not is_good(cells):
-                raise InputError(f"{source}, row {number:,}: expected text, or in an item set "
-                                 f"names or whole numbers, in {', '.join(columns)}, got "
-                                 f"{cells!r:.60}. Use --field: one column of text or of lists, or "
-                                 "SET,ITEM. Lists, such as those of --sep in a .txt, require "
-                                 "--split items. Damaged rows of a table are not counted.")
-            yield cells
-        if num_incomplete > 0:
-            note_once(f"warning: {source}: {num_incomplete:,} of {number:,} rows have no "
-                      f"{', '.join(columns)}.")
 
 
 def get_ending(path):

@@ -22,7 +22,7 @@ Example: "Who sat?" about "A cat sat." with the answer "A cat", which starts at 
     target     (6, 7), the positions of the first and the last word of the answer; (0, 0), the
                [CLS], in a window without the whole answer
 
-A long context is cut into windows that overlap. A tokenizer.Window has its ids; its part of the
+A long context is cut into windows that overlap. A Window has its ids; its part of the
 context, words start to stop - 1, here 0 to 3; and offset, the position of word start, here 6.
 The model gives each position a score as the start and one as the end of the answer, logits (L, 2).
 The answer is the best span of all windows of its question, or none if [CLS] scores higher.
@@ -31,6 +31,7 @@ The answer is the best span of all windows of its question, or none if [CLS] sco
 import collections
 import re
 import string
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ import torch.nn.functional as F
 from data.classification import parse_rows, read_records
 from data.rows import note_once
 from support.common import InputError, reading, send
-from tokenizer import sliding_windows
+from tokenizer import build_inputs
 
 V2 = "squad_v2"  # questions may have no answer
 VERSIONS = {"squad": "v1.1", V2: "v2.0"}
@@ -241,6 +242,48 @@ class QuestionAnswering:
 # Texts to windows, and answers to positions
 
 
+class Window(NamedTuple):
+    """Token IDs of a question and the words start .. stop-1 of its context.
+
+    ids[offset] is word `start` of the context, ids[offset + 1] the next one.
+    """
+
+    ids: np.ndarray  # int32 (L at most,)
+    offset: int
+    start: int
+    stop: int
+
+
+def sliding_windows(question, context, length):
+    """Cut a long context into overlapping windows, each behind the question. [BERT run_squad.py]
+
+    Every word of the context is in some window.
+
+    Args:
+        question, context: int32 (n,) and (m,), token IDs. A question is cut to half of the room.
+        length: int, L, at least 8: two words of each.
+
+    Returns:
+        list of Window.
+    """
+    if length < 8:
+        raise ValueError(f"length: expected 8 or more, got {length}.")
+    # [CLS] question [SEP] [SEP] context [SEP]: four special tokens, three before the context
+    question = question[:(length - 4) // 2]
+    room = length - 4 - len(question)
+    # words between starts, never more than room. run_squad.py uses 128 where L is 384
+    stride = length // 3
+    windows = []
+    start = 0
+    while True:
+        stop = min(start + room, len(context))
+        ids, _ = build_inputs(question, context[start:stop], length)
+        windows.append(Window(ids, len(question) + 3, start, stop))
+        if stop == len(context):
+            return windows
+        start += stride
+
+
 def cut_windows(pairs, tokenizer, length):
     """Cut questions and their contexts into sliding windows.
 
@@ -250,7 +293,7 @@ def cut_windows(pairs, tokenizer, length):
         length: int, L.
 
     Returns:
-        windows: list of W (number of the question, tokenizer.Window).
+        windows: list of W (number of the question, Window).
         spans: list of n, the (start, end) in characters of each word of a question's context.
         num_cut: int, the questions that were cut.
     """

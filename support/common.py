@@ -65,17 +65,6 @@ def run_script(name, function, *args):
             reason = type(error).__name__
         print(f"{name}: {reason}", file=sys.stderr)
         raise SystemExit(2)
-    finally:
-        if dist.is_initialized():
-            # subtle: DDP must be freed before its process group, or its destructor can deadlock. It
-            # is a local variable of train, which a traceback keeps alive: clear the frames of the
-            # error, and of those that it replaced
-            error = sys.exc_info()[1]
-            while error is not None:
-                traceback.clear_frames(error.__traceback__)
-                error = error.__context__
-            gc.collect()
-            dist.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -97,8 +86,9 @@ def blame(source=""):
 def reading(source):
     """Turn any error of the block into an InputError: "source: could not be read".
 
-    For other libraries, which raise many types of errors about a file. Errors of our own code would
-    hide in such a block. The line is cut at 200 characters.
+    For calls of other libraries, which raise many types of errors about a file, and for nothing
+    else: an error of our own code would hide in the block. It raises a ValueError about a file,
+    which `blame` names. The line is cut at 200 characters.
     """
     try:
         yield
@@ -210,6 +200,10 @@ def send(tensor, device):
 class Ranks:
     """The processes that torchrun starts, one for each GPU; without torchrun this process alone.
 
+        with Ranks() as ranks:
+            ranks.connect("cuda", hours=12)
+            ...                                 they leave each other at the end of the block
+
     With one rank every method does nothing, so a script has no other code for it.
 
     Attributes:
@@ -233,15 +227,33 @@ class Ranks:
             timeout = datetime.timedelta(**patience)
             self.patient_group = dist.new_group(backend="gloo", timeout=timeout)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error_class, error, trace):
+        """Leave the other ranks, after connect, whatever has ended the block."""
+        if not dist.is_initialized():
+            return
+        # subtle: the result of wrap must be freed before the process group, or its destructor can
+        # deadlock. After an error the traceback keeps the variables of all functions: clear those
+        # of the error, and of those that it replaced
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__context__
+        gc.collect()
+        dist.destroy_process_group()
+
     def share(self, count):
         """Return this rank's part of the numbers 0 .. count - 1, an int array."""
         return np.array_split(np.arange(count), self.world)[self.rank]
 
-    def sum(self, tensor):
-        """Return the sum of a tensor over the ranks, which replaces it."""
-        if self.world > 1:
-            dist.all_reduce(tensor)
-        return tensor
+    def total(self, number):
+        """Return the sum of a number over the ranks. It is made on the host."""
+        if self.world == 1:
+            return number
+        tensor = torch.from_numpy(np.array(number))  # int64 or float64
+        dist.all_reduce(tensor)
+        return tensor.item()
 
     def gather(self, value):
         """Return the list of all ranks' values, which are pickled."""
@@ -250,6 +262,14 @@ class Ranks:
         values = [None] * self.world
         dist.all_gather_object(values, value)
         return values
+
+    def add_up(self, numbers):
+        """Return the sums over the ranks of a dict of numbers or arrays; some rank may have {}."""
+        totals = {}
+        for part in self.gather(numbers):
+            for name, value in part.items():
+                totals[name] = totals.get(name, 0) + value
+        return totals
 
     def wait(self):
         """Wait until all ranks are here, as long as connect says. Other methods wait minutes."""
@@ -328,23 +348,37 @@ def remove(path):
         Path(path).unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def replacing(path, ending="tmp"):
+    """Write a file or folder beside its place, then rename it: a crash leaves the old or the new.
+
+        with replacing("a.json") as temporary:
+            Path(temporary).write_text("{}")
+
+    Where several processes write the same path at once, each needs another ending.
+    """
+    temporary = f"{path}.{ending}"
+    remove(temporary)  # left by a process that was killed
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:  # Ctrl-C too. A full disk would stay full
+        remove(temporary)
+        raise
+
+
 def build_once(path, build, *args):
     """Return path. If it does not exist, one process makes it, and others wait.
 
     Args:
         path: str, a file or folder.
-        build: function of a temporary path and args, which makes it there. Then it is renamed.
+        build: function of a temporary path and args, which makes it there.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with FileLock(path + ".lock"):
         if not os.path.exists(path):
-            remove(path + ".tmp")  # left by a process that was killed
-            try:
-                build(path + ".tmp", *args)
-                os.replace(path + ".tmp", path)
-            except BaseException:  # Ctrl-C too
-                remove(path + ".tmp")
-                raise
+            with replacing(path) as temporary:
+                build(temporary, *args)
     return path
 
 
@@ -360,10 +394,9 @@ def read_json(path):
 
 
 def write_json(path, content):
-    """Write a .json file: a crash leaves the old one or the new one."""
-    temporary = f"{path}.{uuid.uuid4()}.tmp"  # several processes may write the same file at once
-    Path(temporary).write_text(json.dumps(content, indent=1))
-    os.replace(temporary, path)
+    """Write a .json file. Several processes may write the same one at once."""
+    with replacing(path, f"{uuid.uuid4()}.tmp") as temporary:
+        Path(temporary).write_text(json.dumps(content, indent=1))
 
 
 # -----------------------------------------------------------------------------
@@ -371,7 +404,7 @@ def write_json(path, content):
 
 
 def save_checkpoint(path, model, tokenizer, **more):
-    """Write a checkpoint beside the old one, then replace it: a crash leaves one of the two intact.
+    """Write a checkpoint: a crash leaves an earlier one or the new one.
 
     Args:
         path: str.
@@ -391,10 +424,9 @@ def save_checkpoint(path, model, tokenizer, **more):
     config = dataclasses.asdict(model.config)
     parts = dict(format=FORMAT, config=config, model=weights, tokenizer=tokenizer)
     try:
-        torch.save(parts | more, path + ".tmp")
-        os.replace(path + ".tmp", path)
+        with replacing(path) as temporary:
+            torch.save(parts | more, temporary)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        remove(path + ".tmp")  # the disk would stay full
         raise InputError(f"{path}: could not be saved ({error}). An earlier file is "
                          "unchanged.") from error
 

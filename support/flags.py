@@ -2,9 +2,9 @@
 
     args, initial = parse_flags(["--emb", "pool", "--steps", "500"])
 
-A setting is a flag, a field of model.Config, or both. Where several of these set it, the last one
-counts: default, preset, what follows from other settings, checkpoint of --init_from, flag. Nothing
-changes a setting after parse_flags.
+A setting is a flag, a field of model.Config, or both. Where several of these set it, the first one
+counts: its flag, the checkpoint of --init_from, other settings that it follows from, the preset,
+its default. choose_settings has this order. Nothing changes a setting after parse_flags.
 
 Out of scope: the flags of finetune.py and infer.py, which these files define.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from data.coders import CODERS, HashCoder, SketchCoder
+from data.coders import CODERS, SketchCoder
 from data.corpus import name_data
 from data.rows import add_reader_flags
 from embeddings import EMBEDDINGS
@@ -28,8 +28,8 @@ from support.common import load_checkpoint, make_parser, reading
 from tokenizer import SPLITS, SUBWORDS
 
 # All settings: the fields of Config, also those without a flag (head, order, grams), and the rest,
-# in the groups of --help. batch, micro, steps, lr and warmup are not here: every preset for
-# pretrain.py sets them. None: derived by choose_settings, or off
+# in the groups of --help; max_alpha, lr_mlm and beta2 have no flag. batch, micro, steps, lr and
+# warmup are not here: every preset for pretrain.py sets them. None: chosen later, or off
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} | dict(
     # words
     data="python",
@@ -48,7 +48,8 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} |
     # model, Bloom digests
     preset="tiny",
     emb=None,
-    alpha=25,
+    alpha=None,
+    max_alpha=25,
     coherent=0,
     # objective
     objective=None,
@@ -56,7 +57,7 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} |
     noise=0.10,
     samples=8_192,
     short=0.0,
-    # training, device and files; lr_mlm and beta2 have no flag
+    # training, device and files
     init_from=None,
     lr_mlm=None,
     schedule="linear",
@@ -73,11 +74,11 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)} |
     save_every=1_000,
     quiet=False)
 # With --init_from these settings come from the other run, as the fields of Config do
-INHERITED = "preset split vocab hash features key hash_seed alpha coherent objective".split()
+INHERITED = "preset split vocab hash features key hash_seed coherent objective".split()
 # These may change when a run resumes, and all others must not. The digest of the corpus and the
 # alpha of the Bloom map stand for those of the first line: the same text may lie elsewhere
 MAY_CHANGE = (
-    "data field encoding sep header cache alpha is_alpha_default "
+    "data field encoding sep header cache alpha max_alpha "
     "out device dtype compile micro workers eval_every save_every quiet").split()
 
 
@@ -107,11 +108,6 @@ def parse_flags(argv=None, doc=""):
     return args, initial
 
 
-def identity(args):
-    """Return the settings that two processes must agree on to be one run, dict."""
-    return {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
-
-
 def inherit_settings(initial, flags):
     """Return what the checkpoint of --init_from decides, a dict: the model, hashes and words.
 
@@ -125,6 +121,8 @@ def inherit_settings(initial, flags):
         inherited = dataclasses.asdict(Config(**initial["config"]))
     for name in INHERITED:
         inherited[name] = run[name]
+    if "alpha" in run:  # it has a Bloom map
+        inherited["alpha"] = run["alpha"]
     for name, value in flags.items():
         if name in ("preset", "dropout"):  # the weights fit all the same
             continue
@@ -144,33 +142,50 @@ def choose_settings(flags, inherited):
         flags: dict, those on the command line.
         inherited: dict, what inherit_settings returns; {} without --init_from.
     """
-    fixed = inherited | flags  # these win: they are merged once more at the end
+    fixed = inherited | flags
     preset = PRESETS[fixed.get("preset", DEFAULTS["preset"])]
     args = argparse.Namespace(**DEFAULTS | preset | fixed)
+    choose_method(args)
+    derived = derive_settings(args, fixed)
+    vars(args).update(derived | fixed)
+    return args
 
-    # emb, split and objective are None where nobody has set them. Until they are assigned below,
-    # args.order and args.head are those of the preset, or of the checkpoint of --init_from
+
+def find_coder(emb):
+    """Return the class of data.coders.CODERS whose codes an embedding reads."""
+    return CODERS[EMBEDDINGS[emb].code_format]
+
+
+def choose_method(args):
+    """Set emb, split and objective where they are None, and order and head, which follow.
+
+    Until then args.order and args.head are those of the preset, or of the checkpoint.
+    """
     # 1. emb follows from --split; presets of sets have one
     if args.emb is None:
         args.emb = "bloom" if args.split == "items" else "proj"
-    code_format = EMBEDDINGS[args.emb].code_format
-    coder = CODERS[code_format]
+    coder = find_coder(args.emb)
     # 2. split follows from the preset's order, or else from emb
     if args.split is None:
         args.split = coder.default_split if args.order else "items"
     args.order = args.split != "items"
-    args.is_alpha_default = "alpha" not in fixed  # then a Bloom map of few items has a lower one
     # 3. objective follows from both, and from the preset's head; a set has no order to shuffle
     if args.objective is None:
+        args.objective = coder.masked_objective
         if args.head == "sr" and args.order and not coder.is_predicted:
             args.objective = "sr"
-        else:
-            args.objective = coder.masked_objective
     args.head = OBJECTIVES[args.objective].head
 
-    # Sizes and rates that follow from these, unless they are fixed
+
+def derive_settings(args, fixed):
+    """Return sizes and rates that follow from other settings, a dict.
+
+    Args:
+        args: Namespace, after choose_method.
+        fixed: dict, flags and what the checkpoint of --init_from decides.
+    """
     derived = dict(warmup=min(args.warmup, args.steps // 10))
-    if code_format == "index":
+    if EMBEDDINGS[args.emb].code_format == "index":
         derived["features"] = max(args.features, args.rows)
     if args.split == "phrases":
         derived["vocab"] = 1_000_000
@@ -181,13 +196,16 @@ def choose_settings(flags, inherited):
         derived["ffn"] = 4 * args.width
     if args.head != "sr" and args.lr_mlm is not None:
         derived["lr"] = args.lr_mlm
-    vars(args).update(derived | fixed)
-    return args
+    return derived
 
 
-# Flags that some settings do not read: check_flags refuses them there
-CONDITIONAL = ("vocab alpha hash key hash_seed features bits chunk rows hashes buckets weights "
-               "short mask noise samples").split()
+def list_conditional():
+    """Return the flags that some settings do not read, a set: check_flags refuses them there."""
+    flags = {"short", "mask", "noise", "samples"}
+    for coder in CODERS.values():
+        for hash_class in HASHES.values():
+            flags |= coder.list_flags(hash_class)
+    return flags
 
 
 def check_flags(args, flags):
@@ -198,12 +216,11 @@ def check_flags(args, flags):
         flags: dict, those on the command line.
     """
     code_format = EMBEDDINGS[args.emb].code_format
-    coder = CODERS[code_format]
-    effective = set(coder.flags.split())
-    if issubclass(coder, HashCoder):
-        effective.update(HASHES[args.hash].options.values())
+    coder = find_coder(args.emb)
+    hash_class = HASHES[args.hash]
+    effective = coder.list_flags(hash_class)
     if args.head == "hash-mlm" and not coder.is_predicted:  # it predicts the buckets of a sketch
-        effective.update(SketchCoder.flags.split())
+        effective |= SketchCoder.list_flags(hash_class)
     if args.split in SUBWORDS:
         effective.add("vocab")
     if args.order:
@@ -211,8 +228,9 @@ def check_flags(args, flags):
     effective.add("noise" if args.head == "sr" else "mask")
     if issubclass(OBJECTIVES[args.objective], SampledWords):
         effective.add("samples")
-    for name in CONDITIONAL:
-        if name in flags and name not in effective:
+    conditional = list_conditional()
+    for name in flags:
+        if name in conditional and name not in effective:
             raise InputError(f"--{name} requires other settings than --emb {args.emb}, --hash "
                              f"{args.hash}, --split {args.split} and --objective "
                              f"{args.objective}, which do not read it. --help says which.")
@@ -234,9 +252,9 @@ def check_flags(args, flags):
 
 def name_output(args):
     """Return the default --out, such as out/proj-lsh: --emb, and what differs from the usual."""
-    coder = CODERS[EMBEDDINGS[args.emb].code_format]
+    coder = find_coder(args.emb)
     parts = [args.emb]
-    if issubclass(coder, HashCoder):
+    if "hash" in coder.list_fields():
         parts.append(args.hash)
     if args.split != "regex":
         parts.append(args.split)
@@ -250,6 +268,11 @@ def name_output(args):
     if args.data != ("python" if args.order else "python-names"):
         parts.append(name_data(args.data))
     return os.path.join("out", "-".join(parts))
+
+
+def list_methods(field):
+    """Return the names of --emb whose codes depend on a field, str."""
+    return ", ".join(emb for emb in EMBEDDINGS if field in find_coder(emb).list_fields())
 
 
 def build_parser(doc=""):
@@ -292,11 +315,11 @@ def build_parser(doc=""):
     add("--vocab", "BPE pieces, or rows of lookup; phrases default to 1,000,000, items to all")
     add("--cache", "folder of prepared corpora; one serves all hashes", str)
 
-    group = parser.add_argument_group("hashes, for --emb emb, pool, add, proj and linear")
+    group = parser.add_argument_group(f"hashes, for --emb {list_methods('hash')}")
     add("--hash", "md5: random bits [HF §3.2]; lsh: words with equal n-grams get similar bits "
         "[HF §3.3]", HASHES)
     add("--bits", "T, bits of a word's hash", at_least(8, maximum=1 << 16))
-    add("--chunk", "bits of a chunk of pool")
+    add("--chunk", f"bits of a chunk of {list_methods('chunk')}")
     add("--features", "n-grams that lsh keeps, at least --bits or --rows")
     add("--key", "secret key of md5 and of sketches (default: none)", str)
     add("--hash_seed", "seed of lsh, Bloom maps, sketches and n-grams", natural)
@@ -312,7 +335,7 @@ def build_parser(doc=""):
     add("--heads", "attention heads")
     add("--ffn", "feed-forward size; 4 d if --width is given")
     add("--length", "positions, [CLS] and [SEP] included", at_least(2))
-    add("--rows", "hash buckets of emb, weighted and ngram")
+    add("--rows", f"hash buckets of {list_methods('rows')}")
     add("--dropout", "dropout rate, of attention weights too unless --attn lsh", probability)
     add("--tied", "share the rows of lookup, bloom, median or mean with the output layer "
         "(default: with lookup and bloom)", bool)
@@ -320,12 +343,14 @@ def build_parser(doc=""):
     group = parser.add_argument_group(
         "Bloom digests: --emb bloom [SB §3.2]. Sketches: --emb median and mean [CM], weighted "
         "[SV], and --objective hash-mlm")
-    add("--alpha", "items that share a Bloom token; fewer by default for few items")
+    add("--alpha", f"items that share a Bloom token (default: {defaults['max_alpha']}; fewer for "
+        "few items)")
     add("--coherent", "how many of the --hashes Bloom maps put items of a page together", natural)
     add("--hashes", "m hashes of an item (default: 2), or k of a sketch (default: 5)",
         at_least(1, maximum=99))
-    add("--buckets", "rows, or classes, of a hash function of median, mean and hash-mlm")
-    add("--weights", "rows of the importance table of weighted")
+    add("--buckets", f"rows, or classes, of a hash function of {list_methods('buckets')} and "
+        "hash-mlm")
+    add("--weights", f"rows of the importance table of {list_methods('weights')}")
 
     group = parser.add_argument_group("attention: dense, or of the pairs that collide [BL §2.1]")
     add("--attn", "full: dense; lsh: with the flags below", CHOICES["attn"])

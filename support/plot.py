@@ -7,13 +7,12 @@ import json
 import os
 
 
-def draw_losses(folder, uniform_loss, unigram_loss):
+def draw_losses(folder, baselines):
     """Draw the losses of a run over its steps, where matplotlib is installed.
 
     Args:
         folder: str, --out of pretrain.py. log.jsonl is read, and loss.png is written.
-        uniform_loss: float, the loss of guessing.
-        unigram_loss: float, the loss of knowing only how frequent each label or word is.
+        baselines: reports.Baselines.
 
     Returns:
         str, a line that says where the picture is, or how to get it.
@@ -32,8 +31,8 @@ def draw_losses(folder, uniform_loss, unigram_loss):
     axis = figure.subplots()
     axis.plot(*points(log, "loss"), linewidth=1, label="training")
     axis.plot(*points(log, "eval_loss"), "o-", linewidth=1, markersize=3, label="held-out set")
-    axis.axhline(uniform_loss, color="gray", linestyle="--", label="uniform baseline")
-    axis.axhline(unigram_loss, color="gray", linestyle=":", label="label frequencies")
+    axis.axhline(baselines.uniform_loss, color="gray", linestyle="--", label="uniform baseline")
+    axis.axhline(baselines.unigram_loss, color="gray", linestyle=":", label="label frequencies")
     axis.set(xlabel="optimizer steps", ylabel="cross-entropy, nats")
     axis.legend()
     figure.savefig(path)

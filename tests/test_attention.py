@@ -4,15 +4,18 @@ test_all.py has both in three numbers, and against loops; test_model.py has the 
 """
 
 import math
+import re
 
 import pytest
 import torch
+import torch._dynamo.utils
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention.flex_attention import create_mask
 
 import attention
 from attention import SelfAttention, full_attention, full_attention_reference, lsh_attention
 from attention import lsh_attention_reference, simhash
+from tests.helpers import run_script
 
 
 def random_vectors(L=37, e=5):
@@ -159,6 +162,36 @@ def test_printed_collision_law_exceeds_one():
     assert attention.collision_probability(0.0, num_hyperplanes=2, num_buckets=64) == 1
 
 
+@pytest.mark.parametrize("r", [1, 2, 4, 8])
+def test_share_of_keys_outside_follows_its_law(r):
+    """In 8 · 64 heads of 128 random vectors: measured, by the law, and as the header prints it."""
+    q, k = torch.randn(2, 8, 64, 128, 64)
+    planes, coef = attention.draw_hyperplanes(64, 1, r, 64, 256)
+    hq = simhash(q, planes, coef, 256)
+    hk = simhash(k, planes, coef, 256)
+    share = attention.outside_share(q, k, hq, hk).mean().item()
+    law = attention.outside_share_law(64, r, 256)
+    assert abs(share - law) < 0.02
+    is_alone = ~attention.collisions(hq, hk).any(3)
+    alone = is_alone.float().mean().item()
+
+    column = [1, 2, 4, 8].index(r)
+    for row, measured in [("share of the keys outside", share), ("without a key inside", alone)]:
+        [line] = re.findall(f".*{row}.*", attention.__doc__)
+        printed = re.findall(r"(\d+) %", line)[column]
+        assert abs(int(printed) / 100 - measured) < 0.015
+
+
+def test_share_of_keys_outside_by_hand():
+    """A score of ln 3 inside and two keys outside: 2 / (3 + 1 + 1)."""
+    q = torch.tensor([math.log(3), 0, 0]).view(1, 1, 3, 1)
+    k = torch.ones(1, 1, 3, 1)
+    hq = torch.tensor([[[[0, 5, 5]]]])
+    hk = torch.tensor([[[[0, 1, 2]]]])
+    share = attention.outside_share(q, k, hq, hk)  # (B, H, L)
+    assert share[0, 0].tolist() == pytest.approx([2 / 5, 1, 1])
+
+
 def test_one_common_bucket_is_a_collision():
     """Erratum [BL §1] "across all hash functions": the matrix M and Algorithm 1 need one."""
     hq = torch.tensor([[[[0], [1]]]])  # (B, H, n, L)
@@ -258,6 +291,17 @@ def test_extreme_scores_stay_accurate(impl, fill, sign, num_buckets, dense_kerne
     expected = with_gradients(lsh_attention_reference, exact, *buckets, fill=fill)
     # a score of 1,000 has an error of 1,000 · 2^-24, and so has the weight, relative to itself
     assert_close(actual, expected, 1e-3)
+
+
+@FILL
+@pytest.mark.parametrize("impl", ["dense", "blocks"])
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_sequence_of_padding_alone_has_no_nan_in_between(fill, impl):
+    """detect_anomaly raises where the backward pass of a step gives NaN."""
+    options = dict(fill=fill, key_mask=first_keys(20, 0))
+    with torch.autograd.detect_anomaly(check_nan=True):
+        with_gradients(lsh_attention, random_vectors(), *random_buckets(), impl=impl, **options)
+        with_gradients(full_attention_reference, random_vectors(), key_mask=first_keys(20, 0))
 
 
 @FILL
@@ -443,11 +487,37 @@ def test_self_attention_drops_weights_of_dense_attention_in_training(attn, is_tr
     assert has_changed == is_random
 
 
-def test_self_attention_compiles():
+def test_self_attention_compiles_around_lsh_attention():
+    """One graph before it and one after, which later calls reuse."""
     layer = SelfAttention(16, 2, attn="lsh")
     x = torch.randn(1, 300, 16)
-    compiled = torch.compile(layer, backend="eager")
+    counter = CompileCounter()
+    compiled = torch.compile(layer, backend=counter)
     assert_close([compiled(x)], [layer(x)])
+    assert counter.frame_count == 2
+    compiled(x)  # the helper that was made in the first call is a constant from here on
+    num_frames = torch._dynamo.utils.counters["frames"]["total"]
+    for _ in range(3):
+        y = torch.randn(1, 300, 16)
+        assert_close([compiled(y)], [layer(y)])
+    assert torch._dynamo.utils.counters["frames"]["total"] == num_frames
+
+
+@pytest.mark.parametrize("module", ["attention", "infer"])
+def test_import_leaves_the_compiler_out(module):
+    """torch._dynamo takes as long to load as torch itself."""
+    code = f"import sys, {module}; print('torch._dynamo' in sys.modules)"
+    assert run_script("-c", code).stdout.strip() == "False"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traced_self_attention_is_right_for_other_vectors():
+    """300 positions: impl="auto" would take blocks, whose shapes depend on the vectors."""
+    layer = SelfAttention(16, 2, attn="lsh")
+    traced = torch.jit.trace(layer, torch.randn(1, 300, 16))
+    for length in (300, 400):
+        x = torch.randn(2, length, 16)
+        assert_close([traced(x)], [layer(x)])
 
 
 def test_self_attention_over_no_sequence_is_empty():

@@ -37,7 +37,7 @@ def read_epoch(batches, epoch=0):
     """Return the IDs of each batch of an epoch."""
     first = epoch * batches.steps_per_epoch
     steps = range(first, first + batches.steps_per_epoch)
-    return [batches.get_batch(step, ALL)[0] for step in steps]
+    return [batches.get_batch(step, ALL).ids for step in steps]
 
 
 def pages_of(ids):
@@ -98,9 +98,9 @@ def test_batches_of_too_little_data_are_refused(make, sizes, message):
 def test_words_of_a_batch_are_known_and_random_ones_occur():
     """A vocabulary of pieces has some that the corpus never uses. All other IDs are [UNK]."""
     batches = TextBatches(np.arange(999), np.array([999, 0, 3]), 17, batch_size=4, seed=0)
-    ids, _, _, random_words = batches.get_batch(0, ALL)
-    assert set(random_words.unique().tolist()) == {FIRST_WORD_ID, FIRST_WORD_ID + 2}
-    assert ids.max() <= FIRST_WORD_ID + 2
+    draw = batches.get_batch(0, ALL)
+    assert set(draw.random_words.unique().tolist()) == {FIRST_WORD_ID, FIRST_WORD_ID + 2}
+    assert draw.ids.max() <= FIRST_WORD_ID + 2
 
 
 # Both kinds: (seed, step) decides, and ranks share a global batch
@@ -112,11 +112,11 @@ def test_share_of_the_training_windows_is_cut():
     batches = text_batches(short=0.3)
     sizes = []
     for step in range(400):
-        ids, mask, _, _ = batches.get_batch(step, ALL)
-        expected, no_mask, _, _ = whole.get_batch(step, ALL)
-        assert torch.equal(mask, ids > 0)
-        assert no_mask is None
-        for window, full in zip(ids, expected):
+        draw = batches.get_batch(step, ALL)
+        expected = whole.get_batch(step, ALL)
+        assert torch.equal(draw.key_mask, draw.ids > 0)
+        assert expected.key_mask is None
+        for window, full in zip(draw.ids, expected.ids):
             size = int((window > 0).sum())
             if not torch.equal(window, full):
                 assert torch.equal(window[:size - 1], full[:size - 1])
@@ -125,12 +125,17 @@ def test_share_of_the_training_windows_is_cut():
                 sizes.append(size)
     assert 1_330 < len(sizes) - sizes.count(17) < 1_580
     assert set(sizes) == set(range(3, 18))
-    assert torch.equal(batches.eval_batch(ALL)[0], whole.eval_batch(ALL)[0])
+    assert torch.equal(batches.eval_batch(ALL).ids, whole.eval_batch(ALL).ids)
 
 
 def cut_batches(seed=3):
     """Return TextBatches of which some windows are padded, so that there is a mask to compare."""
     return text_batches(seed=seed, short=0.5)
+
+
+def list_parts(draw):
+    """Return the tensors of a Draw."""
+    return [part for part in draw if part is not None]
 
 
 both_kinds = pytest.mark.parametrize("make", [cut_batches, set_batches])
@@ -141,10 +146,11 @@ def test_batch_depends_on_seed_and_step_alone(make):
     """A resumed run sees what an uninterrupted one does."""
     used = make()
     used.get_batch(300, ALL)
-    batch = make().get_batch(5, ALL)
-    next_step = make().get_batch(6, ALL)
-    other_seed = make(seed=4).get_batch(5, ALL)
-    assert all(map(torch.equal, batch, used.get_batch(5, ALL)))
+    batch = list_parts(make().get_batch(5, ALL))
+    next_step = list_parts(make().get_batch(6, ALL))
+    other_seed = list_parts(make(seed=4).get_batch(5, ALL))
+    assert len(batch) == 4
+    assert all(map(torch.equal, batch, list_parts(used.get_batch(5, ALL))))
     assert not any(map(torch.equal, batch, next_step))
     assert not any(map(torch.equal, batch, other_seed))
 
@@ -153,8 +159,20 @@ def test_batch_depends_on_seed_and_step_alone(make):
 def test_rank_gets_its_rows_of_the_global_batch(make):
     batches = make()
     rows = np.array([9, 0, 4])
-    whole = batches.get_batch(5, ALL)
-    part = batches.get_batch(5, rows)
+    whole = list_parts(batches.get_batch(5, ALL))
+    part = list_parts(batches.get_batch(5, rows))
+    width = part[0].shape[1]  # of these sets
+    assert len(part) == 4
+    for a, b in zip(whole, part):
+        assert torch.equal(a[..., rows, :width], b)
+
+
+@both_kinds
+def test_rank_gets_its_rows_of_the_held_out_set(make):
+    batches = make()
+    rows = np.array([3, 0, 1])
+    whole = list_parts(batches.eval_batch(ALL))
+    part = list_parts(batches.eval_batch(rows))
     width = part[0].shape[1]  # of these sets
     for a, b in zip(whole, part):
         assert torch.equal(a[..., rows, :width], b)
@@ -164,8 +182,8 @@ def test_rank_gets_its_rows_of_the_global_batch(make):
 def test_eval_batch_is_the_same_for_every_seed(make):
     """So the evaluations of two runs can be compared."""
     rows = slice(1, 4)
-    batch = make().eval_batch(rows)
-    assert all(map(torch.equal, batch, make(seed=4).eval_batch(rows)))
+    batch = list_parts(make().eval_batch(rows))
+    assert all(map(torch.equal, batch, list_parts(make(seed=4).eval_batch(rows))))
 
 
 # Segments of item sets
@@ -190,13 +208,14 @@ def test_set_noise_chooses_at_least_one_item():
     The lowest noise of a set is 0. The other noise is that of every batch.
     """
     batches = set_batches()
-    ids, mask, noise, _ = batches.get_batch(5, ALL)
-    _, _, plain, _ = Batches.get_batch(batches, 5, ALL)
-    lowest = plain[0].masked_fill(~mask, 1.0).amin(1, keepdim=True)
-    expected = plain[0].masked_fill((plain[0] == lowest) & mask, 0.0)
+    noise = batches.get_batch(5, ALL).noise
+    plain = Batches.get_batch(batches, 5, ALL)
+    choose = plain.noise[0]
+    lowest = choose.masked_fill(~plain.key_mask, 1.0).amin(1, keepdim=True)
+    expected = choose.masked_fill((choose == lowest) & plain.key_mask, 0.0)
     assert torch.equal(noise[0], expected)
     assert ((noise[0] == 0).sum(1) == 1).all()
-    assert torch.equal(noise[1:], plain[1:])
+    assert torch.equal(noise[1:], plain.noise[1:])
 
 
 def test_set_segments_begin_anywhere_in_their_page():
@@ -208,12 +227,8 @@ def test_set_segments_begin_anywhere_in_their_page():
 
 
 def test_set_eval_batch_masks_one_item_of_each_held_out_page():
-    """The noise of that item is 0, all other noise is 1."""
-    ids, _, noise, _ = set_batches().eval_batch(ALL)
-    row, column = torch.nonzero(noise[0] == 0, as_tuple=True)
-    expected = torch.ones_like(noise)
-    expected[:2, row, column] = 0
-    assert torch.equal(noise, expected)
+    ids, _, _, _, is_masked = set_batches().eval_batch(ALL)
+    row, column = torch.nonzero(is_masked, as_tuple=True)
     assert sorted(pages_of(ids)) == np.flatnonzero(SIZES[:13] > 1).tolist()
     assert row.tolist() == list(range(len(ids)))
     assert (ids[row, column] > 0).all()
@@ -224,7 +239,7 @@ def test_set_micro_batches_hold_pages_of_a_size():
     """The rows of a rank are dealt anew: small pages, then large ones."""
     batches = set_batches(length=11, batch_size=24)
     small, large = batches.divide_rows(2, np.arange(12, 24), 6)
-    ids, _, _, _ = batches.get_batch(2, ALL)
+    ids = batches.get_batch(2, ALL).ids
     sizes = (ids > 0).sum(1)
     assert len(small) == len(large)
     assert sorted([*small, *large]) == list(range(12, 24))

@@ -17,7 +17,7 @@ from tokenizer import FIRST_WORD_ID, SEP, make_tokenizer
 WORDS = make_words(120)
 # what the flags of pretrain.py say; of Config, the sizes of all embeddings
 ARGS = dict(split="regex", hash="lsh", features=999, key=None, hash_seed=0, vocab=50, alpha=5,
-            is_alpha_default=False, coherent=0, quiet=True)
+            max_alpha=5, coherent=0, quiet=True)
 SIZES = dict(bits=64, hashes=2, buckets=31, rows=97, weights=53)
 
 
@@ -53,7 +53,7 @@ def test_codes_are_those_of_each_token_id(tmp_path, emb):
     ("lookup", {}, dict(rows=FIRST_WORD_ID + 50)),
     ("bloom", {}, dict(buckets=FIRST_WORD_ID + 10)),  # of five words each
     # 3 buckets of 4 words have 3 · 3 digests, too few for ten words; 4 of 3 have 16
-    ("bloom", dict(vocab=10, is_alpha_default=True), dict(buckets=FIRST_WORD_ID + 4)),
+    ("bloom", dict(vocab=10, alpha=None), dict(buckets=FIRST_WORD_ID + 4)),
     ("median", {}, {}),
 ])
 def test_vocabulary_decides_on_the_sizes_of_tables(tmp_path, emb, flags, sizes):

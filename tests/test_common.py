@@ -60,22 +60,6 @@ def test_run_script_error_of_the_program_keeps_its_traceback():
         common.run_script("pretrain.py", raise_error, ValueError("x"))
 
 
-def test_run_script_frees_what_failed_before_the_process_group(monkeypatch):
-    """DDP can deadlock if its group goes first."""
-    models = []
-
-    def fail():
-        model = tiny_model()
-        models.append(weakref.ref(model))
-        raise InputError
-
-    monkeypatch.setattr(common.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(common.dist, "destroy_process_group", lambda: models.append(models[0]()))
-    with pytest.raises(SystemExit):
-        common.run_script("pretrain.py", fail)
-    assert models[1] is None  # when the group went
-
-
 def test_run_script_whose_reader_leaves_ends_quietly():
     code = "from support import common; common.run_script('x.py', lambda: print('x' * 99_999))"
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -134,6 +118,27 @@ def test_compile_without_a_compiler_is_refused_in_one_line(monkeypatch):
         common.resolve_device(args)
 
 
+# Ranks
+
+
+def test_ranks_free_what_failed_before_their_group(monkeypatch):
+    """DDP can deadlock if its group goes first. The traceback stays readable."""
+    models = []
+
+    def fail():
+        model = tiny_model()
+        models.append(weakref.ref(model))
+        raise InputError
+
+    monkeypatch.setattr(common.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(common.dist, "destroy_process_group", lambda: models.append(models[0]()))
+    with pytest.raises(InputError) as error:
+        with common.Ranks():
+            fail()
+    assert models[1] is None  # when the group went
+    assert error.traceback[-1].name == "fail"
+
+
 # Files
 
 
@@ -166,6 +171,17 @@ def test_build_once_from_several_processes_builds_once(tmp_path):
 
     assert run_in_children(child, count=5) == [0] * 5
     assert num_builds.value == 1
+
+
+def test_replacing_that_fails_keeps_the_old_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        with common.replacing(path) as temporary:
+            Path(temporary).write_text("half")
+            raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mknod], ids=["folder", "file"])

@@ -3,6 +3,7 @@
 test_all.py has each method by hand; here are those that a small example does not tell apart.
 """
 
+import copy
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import embeddings
+from attention import SelfAttention
 from embeddings import EMBEDDINGS, MeanEmbedding, MedianEmbedding
 from model import Config
 
@@ -48,6 +50,31 @@ def test_proj_of_equal_bits_is_zero_with_finite_gradients():
     vectors.sum().backward()
     assert not vectors.any()
     assert module.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1, 1e-3])  # of w: its squares are 0 in float16
+def test_proj_of_low_precision_is_zero_for_equal_bits(dtype, scale):
+    """Padding is 0, and every position of an attention layer above it is finite."""
+    exact = embeddings.ProjEmbedding(128, 16)
+    exact.weight.data *= scale
+    codes = torch.randint(2, (2, 5, 128))
+    codes[:, 3:] = 0
+    low = copy.deepcopy(exact).to(dtype)
+    vectors = low(codes)
+    assert not vectors[:, 3:].any()
+    assert (vectors - exact(codes)).abs().max() < 0.01  # 8 bits of numbers below 0.5
+
+    layer = SelfAttention(16, 2).to(dtype)
+    layer(vectors).sum().backward()
+    assert layer(vectors).isfinite().all()
+    assert low.weight.grad.isfinite().all()
+
+
+def test_proj_of_flipped_bits_is_the_opposite_vector():
+    module = embeddings.ProjEmbedding(128, 5)
+    bits = torch.randint(2, (9, 128))
+    torch.testing.assert_close(module(1 - bits), -module(bits))
 
 
 # Several hash functions

@@ -1,6 +1,12 @@
-"""Extensions: a toy embedding, code format, hash, objective and task, registered from outside."""
+"""Extensions: a toy embedding, code format, field, hash, objective and task, from outside.
+
+And the lists of methods in headers and comments, which a new method must join.
+"""
 
 import re
+from collections import defaultdict
+from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -9,16 +15,24 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+import embeddings
 import finetune
+import model
 import pretrain
+from data import coders
 from data.classification import SequenceClassification
 from data.coders import CODERS, Coder
+from data.corpus import Corpus, prepare
+from data.sources import SOURCES, Source
 from data.tasks import TASKS, Task
 from embeddings import EMBEDDINGS, BloomEmbedding, Embedding, HashEmbedding
 from hashing import HASHES
 from infer import Predictor
+from model import Config
 from objectives import IGNORE_INDEX, OBJECTIVES, Objective, SampledWords
-from tests.helpers import SMALL, assert_refused, run_main
+from support import flags
+from tests.helpers import ROOT, SMALL, assert_refused, run_main
+from tokenizer import FIRST_WORD_ID
 
 
 class ToyEmbedding(Embedding):
@@ -33,10 +47,12 @@ class ToyEmbedding(Embedding):
         return signs @ self.matrix
 
 
+@dataclass(kw_only=True)
 class ToyCoder(Coder):
     """The length of a word chooses its row."""
 
-    reads = flags = "rows hash_seed"
+    rows: int
+    hash_seed: int
 
     def codes(self, words):
         lengths = np.array([len(word) for word in words], np.int32)
@@ -47,11 +63,31 @@ class ToyRows(HashEmbedding):
     code_format = "toy"
 
 
+@dataclass
+class SaltedConfig(Config):
+    """A field of model.Config that the codes of a format depend on."""
+
+    salt: int = 0
+
+
+@dataclass(kw_only=True)
+class SaltedCoder(ToyCoder):
+    salt: int
+
+    def codes(self, words):
+        return (super().codes(words) + self.salt) % self.rows
+
+
+class SaltedRows(HashEmbedding):
+    code_format = "salted"
+
+
 class ToyHash:
     """The length of a word, and its rank in the corpus."""
 
     options = {"shift": "hash_seed"}  # argument of fit -> flag
     needs_counts = True
+    near_bits = 0
 
     def __init__(self, ranks, shift=0):
         self.ranks = ranks
@@ -72,6 +108,9 @@ class ToyHash:
 
     def state(self):
         return vars(self)
+
+    def knows(self, words):
+        return np.array([word in self.ranks for word in words], bool)
 
 
 class ToyObjective(Objective):
@@ -159,6 +198,46 @@ def test_new_code_format_is_a_class_and_its_line(monkeypatch, text_path, cache_d
     assert_refused(pretrain.main, [*flags, "--bits", "32"], "--bits requires other settings")
 
 
+@pytest.fixture
+def salted_flags(monkeypatch, text_path, tmp_path):
+    """Register the field, its flag and format; return flags of a run with a cache of its own."""
+    monkeypatch.setitem(EMBEDDINGS, "salted", SaltedRows)
+    monkeypatch.setitem(CODERS, "salted", SaltedCoder)
+    monkeypatch.setitem(flags.DEFAULTS, "salt", 0)
+    for module in (model, pretrain, flags):
+        monkeypatch.setattr(module, "Config", SaltedConfig)
+    build_parser = flags.build_parser
+
+    def build_salted_parser(doc=""):
+        parser = build_parser(doc)
+        parser.add_argument("--salt", type=int)
+        return parser
+
+    monkeypatch.setattr(flags, "build_parser", build_salted_parser)
+    files = ["--data", text_path, "--cache", tmp_path / "cache"]
+    return [str(flag) for flag in [*SMALL, "--rows", 50, *files]]
+
+
+def test_new_field_of_a_format_decides_on_its_codes(salted_flags, tmp_path):
+    """Two values share no file of codes, and infer.py has the codes that training had."""
+    tables = []
+    for salt in (1, 2):
+        out = tmp_path / f"salt-{salt}"
+        pretrain.main([*salted_flags, "--emb", "salted", "--salt", str(salt), "--out", str(out)])
+        [path] = set(tmp_path.glob("cache/*/codes-*.pt")) - {path for path, _ in tables}
+        tables.append((path, torch.load(path)))
+        tokenizer = Predictor(str(out)).tokenizer
+        tokenizer.add_words(Corpus(path.parent).words)
+        assert np.array_equal(tokenizer.codes(), tables[-1][1])
+    [(_, first), (_, second)] = tables
+    assert torch.equal((first[FIRST_WORD_ID:] + 1) % 50, second[FIRST_WORD_ID:])
+
+
+def test_new_field_is_refused_where_it_is_not_read(salted_flags):
+    assert_refused(pretrain.main, [*salted_flags, "--emb", "emb", "--salt", "1"],
+                   "--salt requires other settings")
+
+
 def test_toy_model_on_a_toy_task_learns_it(toy_flags, tmp_path):
     pretrain.main(toy_flags)
     path = tmp_path / "data.csv"
@@ -173,6 +252,73 @@ def test_toy_model_on_a_toy_task_learns_it(toy_flags, tmp_path):
     predictor = Predictor(str(tmp_path / "tuned"))
     assert predictor.classify("a good thing")[0][0] == "yes"
     assert predictor.classify("a bad thing")[0][0] == "no"
+
+
+class ToySource(Source):
+    """Two jobs, of which other processes make the documents."""
+
+    def jobs(self):
+        yield "red"
+        yield "blue"
+
+    @classmethod
+    def documents(cls, job):
+        return [f"one {job} fish"] * 3
+
+
+def test_new_source_is_a_class_and_its_line(monkeypatch, tmp_path):
+    monkeypatch.setitem(SOURCES, "toy", ToySource)
+    corpus = Corpus(prepare("toy", "regex", str(tmp_path), quiet=True))
+    assert corpus.words == ["one", "fish", "red", "blue"]
+    assert corpus.meta["documents"] == 6
+    assert_refused(pretrain.main, ["--data", "toy", "--field", "a"], "--field: requires rows")
+
+
+# Lists of methods
+
+
+def test_comments_of_config_name_the_methods_that_read_a_field():
+    """In brackets; the methods of a field are those whose codes or tables depend on it."""
+    source = (ROOT / "model.py").read_text(encoding="utf-8")
+    block = source.split('emb: str = "proj"')[1].split("# Encoder")[0]
+    listed = defaultdict(set)
+    names = set()
+    for line in block.splitlines():
+        for bracket in re.findall(r"\[(.*?)\]", line):
+            bracket = re.sub(r" \(.*?\)", "", bracket)
+            names |= set(bracket.split(", "))
+        if match := re.match(r" +(\w+): int", line):  # comments come before or behind a field
+            listed[match[1]] = names
+            names = set()
+    expected = defaultdict(set)
+    for emb, embedding in EMBEDDINGS.items():
+        fields = {*CODERS[embedding.code_format].list_fields(), *signature(embedding).parameters}
+        for field in fields & listed.keys():
+            expected[field].add(emb)
+    assert listed == expected
+    assert len(listed) == 7
+
+
+def test_table_of_coders_has_each_format_and_its_embeddings():
+    table = {}
+    for code_format, embs in re.findall(r"^    (\w+)  .*  (\w.*)$", coders.__doc__, re.M):
+        table[code_format] = sorted(embs.split(", "))
+    del table["format"]  # its head
+    expected = {code_format: [] for code_format in CODERS}
+    for emb in sorted(EMBEDDINGS):
+        expected[EMBEDDINGS[emb].code_format].append(emb)
+    assert table == expected
+
+
+def test_table_of_embeddings_and_help_name_each_method():
+    table = embeddings.__doc__.split("to vectors e")[1]
+    listed = []
+    for names in re.findall(r"^    ([a-z, ]+?)   ", table, re.M):
+        listed += names.split(", ")
+    assert sorted(listed) == sorted(EMBEDDINGS)
+    text = re.sub(r"{.*?}", "", flags.build_parser().format_help(), flags=re.S)  # without choices
+    for name in [*EMBEDDINGS, *[f"{hash}:" for hash in HASHES]]:
+        assert re.search(rf"\b{name}(?!\w)", text), name
 
 
 def read_folder(task, args, split):

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import finetune
 import infer
-from data.corpus import read_rows
+from data.rows import read_rows
 from data.tasks import Task
 from infer import Predictor
 from model import Config, Model

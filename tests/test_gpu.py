@@ -16,7 +16,7 @@ from baselines.canine import Canine, CanineConfig
 from embeddings import EMBEDDINGS
 from model import Config
 from objectives import OBJECTIVES
-from support.bookkeeping import measure_gpu
+from support.log import measure_gpu
 from tests.pretend_gpu import pretend_gpu
 from tests.helpers import SMALL
 

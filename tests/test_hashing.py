@@ -8,7 +8,6 @@ import hmac
 import json
 import math
 import re
-import unicodedata
 from collections import Counter
 from itertools import combinations
 
@@ -21,7 +20,8 @@ import hashing
 from hashing import HASHES, NgramLSH
 from tests.helpers import make_words
 
-SEPARATORS = r"[\s\ufeff\0]+"  # white space, byte order mark, NUL
+SEPARATORS = r"[\s\ufeff\u200b\0]+"  # white space, byte order mark, zero-width space, NUL
+INVISIBLE = r"[\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f]"
 HARD_TEXTS = [
     "",
     " \t\n",
@@ -34,6 +34,7 @@ HARD_TEXTS = [
     "a\u2028b\x85c\u00a0d",  # separators of lines and words
     "🙂🙃 !?…",
     "x" * 10_000,
+    "\u200ea\u2060b\u200b\u200f \u2066\u0301c\u2069.",  # marks of direction, word joiner
 ]
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=60) | st.sampled_from(HARD_TEXTS)
 REPEATABLE = hypothesis.settings(max_examples=60, deadline=None, database=None, derandomize=True)
@@ -47,13 +48,60 @@ REPEATABLE = hypothesis.settings(max_examples=60, deadline=None, database=None, 
 @pytest.mark.parametrize("how", ["regex", "space"])
 def test_split_words_keeps_offsets_and_all_characters(how, text):
     words, spans = hashing.split_words(text, how)
-    expected = [text[start:end].lower() for start, end in spans]
-    assert words == [unicodedata.normalize("NFC", word) for word in expected]
+    parts = [text[start:end] for start, end in spans]
+    visible = [re.sub(INVISIBLE, "", part) for part in parts]
+    assert words == [hashing.normalize_word(part) for part in visible]
     assert words == hashing.list_words(text, how)
-    covered = "".join(text[start:end] for start, end in spans)
-    assert covered == re.sub(SEPARATORS, "", text)
+    covered = re.sub(INVISIBLE, "", "".join(parts))
+    assert covered == re.sub(INVISIBLE, "", re.sub(SEPARATORS, "", text))
     assert "" not in words
     assert not re.search(SEPARATORS, "".join(words))
+
+
+@pytest.mark.parametrize("word, expected", [
+    ("Ἀθήνα", "ἀθήνα"),
+    ("ΟΔΟΣ", "οδος"),
+    ("e\u0301", "é"),
+    ("İYİ", "iyi"),  # Turkish capitals are their small letters, composed or not
+    ("I\u0307yi\u0301", "iyí"),
+    ("fi\u2060lm\u200f", "film"),
+    ("so\u00adon", "so\u00adon"),
+])
+def test_normalize_word_by_hand(word, expected):
+    assert hashing.normalize_word(word) == expected
+
+
+@pytest.mark.parametrize("text, words, spans", [
+    ("good\u200bfilm", ["good", "film"], [(0, 4), (5, 9)]),  # a zero-width space separates
+    ("film\u200e.", ["film", "."], [(0, 5), (5, 6)]),  # a mark of direction is dropped ...
+    ("\u202bשלום\u202c!", ["שלום", "!"], [(1, 6), (6, 7)]),  # ... before a word, too
+    ("a\u2060b \u2066\u2069 c", ["ab", "c"], [(0, 3), (7, 8)]),  # alone it is no word
+    ("\u180e\u200e", [], []),
+    ("x\u200f\u0301y", ["x\u0301y"], [(0, 4)]),  # a combining mark behind it
+    ("1\u200e200", ["1200"], [(0, 5)]),
+])
+def test_invisible_characters_are_in_no_word(text, words, spans):
+    assert hashing.split_words(text) == (words, spans)
+    assert hashing.list_words(text) == words
+
+
+def test_ngrams_of_a_long_word_are_bounded():
+    word = "acgt" * 250_000  # a line of a genome: a million letters
+    lsh = NgramLSH.fit({word: 1})
+    first = word[:hashing.MAX_LETTERS]
+    assert len(hashing.list_ngrams(word)) == 4 * hashing.MAX_LETTERS - 6
+    assert (lsh.bits([word], 128) == lsh.bits([first], 128)).all()
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_hash_knows_a_word_if_its_code_differs_from_that_of_unknown_words(name):
+    hash = HASHES[name].fit({"play": 2})
+    words = ["play", "xyz", "ýý", "yes"]
+    bits = hash.bits(words, 128)
+    is_known = hash.knows(words)
+    assert is_known.dtype == bool
+    assert (is_known == (bits != hash.bits(["ωω"], 128)).any(1)).all()
+    assert hash.knows([]).shape == (0,)
 
 
 @pytest.mark.parametrize("text, words, spans", [

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from bloom import BloomMap, beam_search, hash_logp
+from data.batches import Draw
 from data.items import for_sets
 from model import Config
 from objectives import IGNORE_INDEX as IGNORE
@@ -314,7 +315,7 @@ def build(name, num_samples):
     objective = cls(model.config, 0.15, MASK, F0, targets, None, num_samples)
     ids = torch.arange(18).view(2, 9)
     noise = torch.rand(3, 2, 9) / 3  # low: corrupts more of a short text
-    batch = objective.corrupt_batch(ids, None, noise, ids.flip(1))
+    batch = objective.corrupt_batch(Draw(ids, None, noise, ids.flip(1)))
     return model, objective, batch
 
 

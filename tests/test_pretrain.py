@@ -27,7 +27,7 @@ from tests.helpers import ROOT, SMALL, SMALL_SETS, assert_refused, equal_weights
 from tests.helpers import read_log, run_main, run_script, torchrun
 
 SCRIPTS = ROOT / "tests" / "scripts"
-TWO_STEPS = "--steps 2 --warmup 0 --eval_every 2 --save_every 2 --micro 3 --dropout 0 --quiet"
+TWO_STEPS = "--steps 2 --warmup 0 --eval_every 2 --save_every 2 --micro 3 --dropout 0".split()
 RESTARTS = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # for torchrun --max-restarts
 
 
@@ -77,6 +77,36 @@ def crash_in_step(number, flags):
 
 
 # Training
+
+
+def list_kinds():
+    """Return (data, flags) of a run of each objective with each code format that it reads."""
+    kinds = [("sets", "--emb bloom"),
+             ("text", "--data PAGES --split items --emb lookup --objective mlm"),
+             ("text", "--data PAGES --split items --emb lookup --objective sampled"),
+             ("text", "--emb bloom --split phrases --alpha 3 --vocab 400 --objective sr"),
+             ("text", "--emb bloom --split phrases --alpha 3 --vocab 400 --objective hash-mlm"),
+             ("text", "--emb lookup --vocab 400 --objective sr"),
+             ("text", "--emb lookup --vocab 400 --objective mlm"),
+             ("text", "--emb lookup --vocab 400 --objective sampled")]
+    embs = {embedding.code_format: emb for emb, embedding in EMBEDDINGS.items()}
+    for code_format in sorted(embs.keys() - {"row", "digest"}):
+        for objective in ("sr", "hash-mlm"):
+            kinds.append(("text", f"--emb {embs[code_format]} --objective {objective}"))
+    return kinds
+
+
+@pytest.mark.parametrize("data, flags", list_kinds())
+def test_two_steps_of_each_objective_and_code_format(small, pages_path, tmp_path, data, flags):
+    """Every kind of run trains, evaluates, saves, and names a command for infer.py."""
+    words = flags.replace("PAGES", str(pages_path)).split()
+    done = run_main(pretrain.main, *small(*words, *TWO_STEPS, data=data))
+    losses = [row["loss"] for row in read_log(tmp_path / "run") if "loss" in row]
+    assert len(losses) == 1  # of the last step
+    assert 0 < losses[0] < 20
+    assert 0 < done.result["eval_loss"] < 20
+    assert load_checkpoint(str(tmp_path / "run"))["step"] == 2
+    assert done.out.splitlines()[-1].startswith("Next: ")
 
 
 @pytest.mark.parametrize("data, flags", [
@@ -459,7 +489,7 @@ def test_two_ranks_compute_the_losses_of_one_for_all_embeddings_and_objectives(
     jobs += [("--emb bloom", "sets"), (lookup_items, "text")]
     two = []
     for i, (flags, data) in enumerate(jobs):
-        words = [*flags.split(), *TWO_STEPS.split()]
+        words = [*flags.split(), *TWO_STEPS, "--quiet"]
         pretrain.main(small(*words, out=f"one-{i}", data=data))
         two.append(small(*words, out=f"two-{i}", data=data))
     path = tmp_path / "jobs.json"

@@ -37,7 +37,7 @@ PAPERS = {
         mask=0.15, length=32, types=2, act="relu", order=False, layers=12, vocab=None,
         steps=1_000_000, batch=1024, lr=1e-4, schedule="rsqrt", decay=0.0),
     "sb*baseline*": dict(objective="mlm"),
-    "sb-superbloom": dict(width=768, heads=12, ffn=3072, emb="bloom", hashes=2, alpha=50),
+    "sb-superbloom": dict(width=768, heads=12, ffn=3072, emb="bloom", hashes=2, max_alpha=50),
     "sb3-d*": dict(emb="bloom", hashes=2),
     "sb[37]-*": dict(vocab=500_000, batch=4096, lr=2e-4),
     "sb3-*l1": dict(layers=1),

@@ -10,15 +10,16 @@ import pytest
 
 from bloom import BloomMap
 from hashing import MD5, NgramLSH, bits_to_chunks, ngram_index, sketch_index
+from data.squad import sliding_windows
 from tests.helpers import make_words
 from tokenizer import BPE, CLS, FIRST_WORD_ID, SEP, HashTokenizer, ItemNames, Phrases
-from tokenizer import build_inputs, make_tokenizer, match_longest, sliding_windows
+from tokenizer import build_inputs, make_tokenizer, match_longest
 
 
 def make_config(code_format):
     """Return what make_tokenizer reads of a model's config, with odd and distinct sizes."""
     return SimpleNamespace(code_format=code_format, bits=29, chunk=7, rows=499, hashes=3,
-                           buckets=41, weights=97, grams=9)
+                           buckets=41, weights=97, grams=9, special_tokens=FIRST_WORD_ID)
 
 
 BITS = make_config("bits")
@@ -137,6 +138,12 @@ def test_names_of_a_text_do_not_change_the_next():
     assert names == ["New York", "Bill", "Evans"]
 
 
+def test_names_of_a_generator_may_have_spaces():
+    """It can be read once: the longest name is not looked for in what is left of it."""
+    splitter = ItemNames(name for name in ["Miles Davis", "Jazz"])
+    assert splitter.split("Miles Davis Jazz")[0] == ["Miles Davis", "Jazz"]
+
+
 @hypothesis.settings(deadline=None, database=None, derandomize=True)
 @hypothesis.given(st.text("ab \t\u2028İ\ud800"))
 def test_split_names_hold_all_words_and_stand_at_their_spans(text):
@@ -211,6 +218,16 @@ def test_digest_codes_count_in_the_block_of_their_map():
     some = codes[tokenizer.ids([words[4], "?"])]
     assert some.tolist() == [bloom_map.digest[4].tolist(), [11, 11]]  # UNK
     assert (reload(tokenizer, DIGEST).codes() == codes).all()
+
+
+@pytest.mark.parametrize("hash_name", ["md5", None])
+def test_state_of_a_sketch_has_no_hash(hash_name):
+    """Older checkpoints have the name of a hash where there is none, as models/names.pt."""
+    tokenizer = make_tokenizer(SKETCH, key="k")
+    state = tokenizer.state()
+    assert state["hash_name"] is None
+    loaded = HashTokenizer.load(state | dict(hash_name=hash_name), SKETCH)
+    assert loaded.coder == tokenizer.coder
 
 
 @pytest.mark.parametrize("split", ["regex", "space", "bpe", "phrases"])

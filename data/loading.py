@@ -1,0 +1,146 @@
+"""What a run of pretrain.py reads: the corpus, its words as codes, and batches made ahead of time.
+
+    data = load_data(args, initial, is_new=True)         once, before training
+    held_out = corrupt_held_out(data.batches, ...)       the batches of all evaluations
+    loader = build_loader(data.batches, ...)             the batches of each step
+
+Out of scope: what is in a batch (batches.py, items.py), how it is corrupted (objectives.py), codes
+(codes.py).
+"""
+
+import signal
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from data.batches import Batches, TextBatches, divide
+from data.codes import build_codes, build_targets, build_tokenizer, load_tokenizer, report_unknown
+from data.corpus import Corpus, prepare
+from data.items import ItemSetBatches, split_pages
+from data.neighbors import CONTROL_NAMES, describe_neighbors
+from data.rows import reader_options
+from model import Config
+from support.common import blame
+from tokenizer import FIRST_WORD_ID, HashTokenizer
+
+GPU_WORKERS = 4  # processes that make batches: a GPU takes them faster than one process makes them
+
+
+class Data(NamedTuple):
+    """What a run reads: a corpus, its words as hashes, and its batches."""
+
+    corpus: Corpus
+    tokenizer: HashTokenizer
+    config: Config  # of the model: the settings, and the sizes of tables of a vocabulary
+    codes: torch.Tensor  # integer (5 + V, C), by token ID
+    targets: torch.Tensor | None  # integer (5 + V, k), what hash-mlm predicts; None: not hash-mlm
+    word_counts: np.ndarray  # int (V,), of each known word
+    batches: Batches
+
+
+def load_data(args, initial, is_new):
+    """Prepare the corpus, and hash each distinct word once; return Data.
+
+    Args:
+        args: Namespace, all settings of pretrain.py.
+        initial: dict, the checkpoint of --init_from, whose hashes are used; None: new ones.
+        is_new: bool, print what a model of item sets has to beat: later starts need no reminder.
+    """
+    # Words, and what maps them to codes
+    with blame():
+        folder = prepare(args.data, args.split, args.cache, max_subwords=args.vocab,
+                         quiet=args.quiet, field=args.field, **reader_options(args))
+        corpus = Corpus(folder)
+        config = Config.choose(vars(args))
+        if initial is None:
+            tokenizer, config = build_tokenizer(args, config, corpus)
+        else:  # args has the sizes of that run
+            tokenizer = load_tokenizer(initial["tokenizer"], config, corpus)
+        codes = build_codes(config, tokenizer, corpus)
+        targets = build_targets(config, tokenizer, corpus, codes)
+    # a hash that was just fitted to this corpus knows it
+    if config.order and not args.quiet and (initial is not None or tokenizer.is_fixed):
+        report_unknown(tokenizer, corpus.words, corpus.counts)
+
+    # Batches of token IDs
+    word_counts = corpus.counts[FIRST_WORD_ID:len(codes)]
+    options = dict(word_counts=word_counts, length=config.length, batch_size=args.batch,
+                   seed=args.seed)
+    with blame("--data, --batch, --length"):
+        if config.order:
+            batches = TextBatches(corpus.ids, short=args.short, **options)
+        else:
+            batches = ItemSetBatches(corpus.ids, corpus.offsets, *split_pages(corpus), **options)
+    if not config.order and is_new and not args.quiet and len(batches.ids) <= CONTROL_NAMES:
+        print(describe_neighbors(batches), flush=True)
+    return Data(corpus, tokenizer, config, codes, targets, word_counts, batches)
+
+
+# -----------------------------------------------------------------------------
+# Corrupted batches
+
+
+class GlobalBatch(NamedTuple):
+    """The batch of a step."""
+
+    micro_batches: list  # of objectives.Batch: the part of this rank
+    num_scored: int  # positions that all ranks score, or 1 if there are none: it is a divisor
+
+
+def corrupt_held_out(batches, objective, micro, ranks):
+    """Return this rank's part of the held-out set, a list of objectives.Batch of `micro` rows.
+
+    It is corrupted once: all evaluations read the same.
+    """
+    parts = divide(ranks.share(batches.num_eval), micro)
+    return [objective.corrupt_batch(batches.eval_batch(part)) for part in parts]
+
+
+def build_loader(batches, objective, steps, rows, micro, num_workers, device):
+    """Return a DataLoader that yields for each step a list of objectives.Batch, its micro-batches.
+
+    Args:
+        batches: Batches.
+        objective: objectives.Objective, which corrupts them.
+        steps: range, numbers of steps.
+        rows: int array, the rows of each global batch that this rank reads.
+        micro: int, rows of a micro-batch at most.
+        num_workers: int, processes that make batches ahead of time; 0: this process makes them.
+            None: as many as the device needs.
+        device: torch.device, to which the batches will go.
+    """
+    def corrupt_step(step):
+        """Return the micro-batches of a step, the same whichever worker makes them."""
+        parts = batches.divide_rows(step, rows, micro)
+        return [objective.corrupt_batch(batches.get_batch(step, part)) for part in parts]
+
+    is_gpu = device.type == "cuda"
+    if num_workers is None:
+        num_workers = GPU_WORKERS if is_gpu else 0
+    # the data set is the step numbers; collate_fn turns a number into its batches
+    return DataLoader(
+        steps, batch_size=None, collate_fn=corrupt_step,
+        num_workers=num_workers, pin_memory=is_gpu,
+        # a worker lives until this process ends it: it inherits the handlers of catch_signals, but
+        # torch sets another for SIGTERM
+        worker_init_fn=lambda worker: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+        multiprocessing_context="fork" if num_workers > 0 else None)  # fork copies no corpus
+
+
+def until_signal(loader, ranks, signals):
+    """Yield the GlobalBatch of each step, and end before the next one when a rank got a signal.
+
+    A signal to one rank has to stop all of them before the same step. They can save then.
+
+    Args:
+        loader: as build_loader returns it.
+        ranks: support.common.Ranks. Sums over the ranks are on the host: no step waits for a GPU.
+        signals: list of int, which catch_signals fills.
+    """
+    for micro_batches in loader:
+        num_scored = ranks.total(sum(len(batch.positions) for batch in micro_batches))
+        if ranks.total(len(signals)) > 0:
+            return
+        yield GlobalBatch(micro_batches, max(num_scored, 1))

@@ -1,0 +1,119 @@
+"""What pretrain.py prints about a run: functions that take numbers and return text.
+
+Out of scope: when it is printed (pretrain.py, log.py), figures (plot.py).
+"""
+
+import datetime
+import math
+import shlex
+from typing import NamedTuple
+
+import torch
+
+from model import count_parameters
+from tokenizer import FIRST_WORD_ID
+
+
+class Baselines(NamedTuple):
+    """Two models that know nothing of a text, and their losses, which a model has to beat."""
+
+    num_classes: int  # an untrained model guesses one of so many
+    unigram_loss: float  # of a model that knows only how frequent each label or word is
+
+    @property
+    def uniform_loss(self):
+        """The loss of guessing."""
+        return math.log(self.num_classes)
+
+
+def describe_run(args, data, model, world, runtime):
+    """Return what is about to run: model, data, steps and device.
+
+    Args:
+        args: Namespace, all settings.
+        data: data.loading.Data.
+        world: int, ranks.
+        runtime: common.Runtime.
+    """
+    c = model.config
+    size = count_parameters(model)
+    meta = data.corpus.meta
+    num_epochs = args.steps / data.batches.steps_per_epoch
+    num_micro_batches = math.ceil(args.batch // world / args.micro)
+    return (
+        f"model: emb {args.emb}, split {args.split}, objective {args.objective}, {c.layers} "
+        f"layers, width {c.width}, length {c.length}, attention {args.attn}\n"
+        f"parameters: {size['total']:,}; embedding {size['embedding']:,} "
+        f"(PoEP {100 * size['poep']:.2f} %)\n"
+        f"corpus: {meta['data']}, {meta['words']:,} words, {meta['distinct']:,} distinct, "
+        f"{meta['documents']:,} documents; {data.batches.num_eval:,} held-out sequences\n"
+        f"steps: {args.steps:,} = {num_epochs:.1f} epochs, lr {args.lr:g}, "
+        f"warm-up {args.warmup:,}\n"
+        f"batch: {args.batch} = {world} ranks × {num_micro_batches} micro-batches of at most "
+        f"{args.micro}\n"
+        f"device: {runtime.device}, {runtime.dtype}, compile {runtime.use_compile}, "
+        f"torch {torch.__version__}, seed {args.seed}")
+
+
+def describe_baselines(step, result, baselines):
+    """Return the loss so far, of an evaluation, beside the baselines."""
+    # abs: the entropy of labels that are all equal is -0.0
+    return (f"eval_loss: {result['eval_loss']:.3f} at step {step:,}; uniform baseline "
+            f"{baselines.uniform_loss:.3f} = ln {baselines.num_classes:,}, label frequencies "
+            f"{abs(baselines.unigram_loss):.3f}")
+
+
+def describe_progress(row, step, num_steps, seconds):
+    """Return a line of progress: row is that of the log, seconds those of a step."""
+    text = (f"step {step:,} of {num_steps:,}: loss {row['loss']:.3f}, "
+            f"{row['words_per_s']:,.0f} words/s")
+    for name in ("tflops", "peak_gib", "mfu"):  # on a GPU
+        if name in row:
+            text += f", {name} {row[name]:.3g}"
+    left = datetime.timedelta(seconds=round((num_steps - step) * seconds))
+    return f"{text}, {left} left"
+
+
+def describe_result(result):
+    """Return the numbers of an evaluation, a dict, as text."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in result.items())
+
+
+def describe_interruption(step, folder):
+    """Return how to resume a run that a signal has ended. folder: --out."""
+    return (f"Interrupted at step {step:,}; saved {folder}/ckpt.pt. Rerun the same command to "
+            "resume: on a CPU bit for bit, with the same ranks, threads and --micro.")
+
+
+def describe_end(folder, run, result, baselines, has_ended):
+    """Return how a run has ended, with a warning if it has learned nothing.
+
+    Args:
+        folder: str, --out.
+        run: run.Run.
+        result: dict, the last evaluation.
+        baselines: Baselines.
+        has_ended: bool, whether it had ended before this process, which has saved nothing then.
+    """
+    if has_ended:
+        text = f"This run has ended. Step {run.step:,}: {describe_result(result)}"
+    else:
+        text = f"Saved {folder}/ckpt.pt, and the lowest loss in best.pt: eval_loss {run.best:.3f}"
+    if result["eval_loss"] >= baselines.unigram_loss > 0:
+        text += "\nwarning: no better than label frequencies. Use more --steps, or more text."
+    return text
+
+
+def describe_next(folder, data):
+    """Return the command of infer.py that shows what the model in a folder has learned.
+
+    data: data.loading.Data, of which an input is taken.
+    """
+    if not data.config.order:  # which names go with these, of a held-out set?
+        ids, *_ = data.batches.eval_batch([data.batches.num_eval // 2])  # (1, L)
+        example = "\t".join(data.corpus.words[i - FIRST_WORD_ID] for i in ids[0, :3].tolist())
+    elif data.config.head == "sr":  # which words are out of order?
+        example = "the cat sat mat the on"
+    else:
+        example = "the cat sat on the [MASK]"
+    return "Next: " + shlex.join(["python", "infer.py", "--ckpt", folder, example])
