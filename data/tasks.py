@@ -31,6 +31,7 @@ import numpy as np
 from data.classification import SequenceClassification, read_pydoc, read_table
 from data.rows import list_names, note_once
 from data.squad import QuestionAnswering, read_squad
+from hashing import list_words
 from support.common import InputError
 
 DEV_SHARE = 0.1  # share of --train that is scored where there is no --dev
@@ -94,6 +95,13 @@ class Task:
     def is_glue(self):
         """Whether a label may be the number of a class, or -1 if it is hidden."""
         return self.folder != ""
+
+    def group(self, texts):
+        """Return what tells the group of a row's texts from others, tuple of str.
+
+        Texts are equal if their words are: a model sees no case and no double space.
+        """
+        return tuple(" ".join(list_words(text)) for text in self.group_of(texts))
 
     def identity(self):
         """Return what tells this task from others, dict; checkpoints store it."""
@@ -183,7 +191,7 @@ def read_task(name, args):
     if task.labels == []:
         task.labels = find_classes(train)  # a dev row of another class is refused
     if args.train is not None and args.dev is None:
-        dev, train = draw_groups(train, round(DEV_SHARE * len(train)), DEV_SEED, task.group_of)
+        dev, train = draw_groups(train, round(DEV_SHARE * len(train)), DEV_SEED, task.group)
     else:
         dev = task.read(task, args, "dev")
         if args.dev is not None:
@@ -218,8 +226,8 @@ def find_classes(rows):
 
 def warn_of_shared_texts(task, train, dev, source):
     """Warn of dev rows whose texts are in train: a model that memorized them would score high."""
-    seen = {task.group_of(texts) for texts, _ in train}
-    num_seen = sum(task.group_of(texts) in seen for texts, _ in dev)
+    seen = {task.group(texts) for texts, _ in train}
+    num_seen = sum(task.group(texts) in seen for texts, _ in dev)
     if num_seen > 0:
         note_once(f"warning: {source}: {len(dev):,} rows to score, of which {num_seen:,} have a "
                   "text of --train.")
@@ -240,7 +248,7 @@ def split_train(task, train, args):
         order = np.random.default_rng(LIMIT_SEED).permutation(len(train))
         train = [train[i] for i in np.sort(order[:args.limit])]
     num_select = round(args.select * len(train))
-    select, train = draw_groups(train, num_select, SELECT_SEED, task.group_of)
+    select, train = draw_groups(train, num_select, SELECT_SEED, task.group)
     splits = dict(train=train)
     if select:
         splits["select"] = select

@@ -1,5 +1,8 @@
 """Tests of data/tasks.py: labels, columns, sources, metrics by hand, examples, baselines."""
 
+import json
+import random
+import unicodedata
 from types import SimpleNamespace
 
 import datasets
@@ -14,7 +17,7 @@ from data.rows import note_once
 from data.classification import METRICS, SequenceClassification, parse_class, parse_number
 from data.classification import parse_rows, standard_error
 from data.tasks import TASKS, Task, draw_groups, read_task
-from hashing import MD5
+from hashing import MD5, list_words
 from model import Config
 from support.common import InputError
 from tests.helpers import make_words, write_table
@@ -230,6 +233,45 @@ def test_dev_rows_with_a_text_of_train_are_counted(tmp_path, capsys, text, num_s
     read_task("own", args)
     expected = f"{args.dev}: 3 rows to score, of which {num_seen} have a text of --train."
     assert expected in capsys.readouterr().err
+
+
+SPELLINGS = {  # a text and what is the same text to a model -> how it was made
+    "title case": str.title,
+    "double spaces": lambda text: text.replace(" ", "  "),
+    "white space at the ends": lambda text: f"\t{text} ",
+    "decomposed accents": lambda text: unicodedata.normalize("NFD", text),
+    "line separators": lambda text: text.replace(" ", "\u2028"),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_equal_words_are_equal_texts(spelling, tmp_path, capsys):
+    """Law: a text that a model cannot tell from another is on the same side of each draw.
+
+    Labels are coin flips, so a dev row that is in train in another spelling leaks.
+    """
+    rng = random.Random(1)
+    rows = []
+    for _ in range(150):
+        text = " ".join(["café", *rng.sample(WORDS, 6)])
+        label = rng.choice(["up", "down"])
+        rows += [(text, label), (SPELLINGS[spelling](text), label)]
+    train = tmp_path / "train.jsonl"
+    train.write_text("\n".join(json.dumps(dict(text=text, label=label)) for text, label in rows))
+    args = flags(train=str(train), select=0.1)
+    _, splits = read_task("own", args)
+    words = []
+    for part in ("train", "select", "dev"):
+        words.append({tuple(list_words(text)) for (text,), _ in splits[part]})
+    assert [len(part) for part in words] == [122, 13, 15]  # each twice
+    assert len(set.union(*words)) == 150
+
+    dev = tmp_path / "dev.jsonl"
+    lines = [json.dumps(dict(text=text, label=label)) for text, label in rows]
+    train.write_text("\n".join(lines[::2]))
+    dev.write_text("\n".join(lines[1::2]))
+    read_task("own", flags(train=str(train), dev=str(dev)))
+    assert "150 rows to score, of which 150 have a text of --train" in capsys.readouterr().err
 
 
 def test_original_files_of_cola_have_no_header(tmp_path):
