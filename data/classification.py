@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 
 from data.python_source import build_pydoc
-from data.rows import is_hub_id, read_hub, read_rows, reader_options
+from data.rows import clean_name, is_hub_id, read_hub, read_rows, reader_options
 from support.common import InputError, send
 from tokenizer import build_inputs
 
@@ -184,7 +184,7 @@ def read_label(cell):
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)  # JSON may have 1 and 1.0, which are one class
     if isinstance(cell, (str, int, float)) and cell == cell:  # NaN is an empty cell of numbers
-        return str(cell).strip()
+        return clean_name(str(cell))
     return ""
 
 

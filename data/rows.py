@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+import unicodedata
 
 from support.common import InputError, reading
 
@@ -264,6 +265,15 @@ def parse_hub_id(hub_id, split="train"):
     """Return the name, the configuration or None, and the split of an ID as read_hub takes it."""
     name, config, own_split = [*hub_id.split(":"), "", ""][:3]
     return name, config or None, own_split or split
+
+
+def clean_name(text):
+    """Return the name of an item or a class, so that names that look alike are equal.
+
+    In NFC, without white space, byte-order marks and zero-width spaces at its ends.
+    """
+    text = unicodedata.normalize("NFC", text)
+    return re.sub(r"^[\s\ufeff\u200b]+|[\s\ufeff\u200b]+$", "", text)
 
 
 # -------------------------------------------------------------------------------------------------

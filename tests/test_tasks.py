@@ -60,6 +60,9 @@ def flags(**changes):
     (TASKS["sst2"], "negative", "negative"),  # by name
     (TASKS["sst2"], 1, "positive"),  # by number
     (UP_OR_DOWN, " up ", "up"),
+    (UP_OR_DOWN, "\ufeffup", "up"),  # two files with a byte-order mark, joined
+    (UP_OR_DOWN, "up\u200b ", "up"),
+    (OWN, "cafe\u0301", "café"),  # both are printed alike
     (OWN, 1.0, "1"),  # in your own files, a number is a name
 ])
 def test_parse_class_gives_a_name(task, cell, label):
@@ -81,6 +84,7 @@ def test_parse_class_refuses_what_is_no_class(task, cell, expected):
 def test_parse_number_gives_a_finite_number():
     assert parse_number("2.5", NUMBER, "here") == 2.5
     assert parse_number(-1, NUMBER, "here") == -1
+    assert parse_number("\ufeff7", NUMBER, "here") == 7
     for cell in (float("nan"), 1e200, "x", None, ["1"]):  # 1e200 is infinite in float32
         with pytest.raises(InputError, match="here: expected a label .a number below 1e38"):
             parse_number(cell, NUMBER, "here")
