@@ -44,10 +44,10 @@ from hashing import NgramLSH, list_words
 from model import PRESETS, Config, Model, load_model
 from support.common import InputError, Ranks, add_device_flags, at_least, autocast, blame
 from support.common import find_checkpoint, fingerprint, load_checkpoint, lock_output, make_parser
-from support.common import reading, remove, resolve_device, run_script, save_checkpoint, send
+from support.common import reading, resolve_device, run_script, save_checkpoint, send
 from support.common import write_json
-from support.results import FORMAT, Outcome, Result, check_out, read_result, summarize
-from support.results import write_results
+from support.results import FORMAT, Outcome, Result, check_out, job_path, keep_best_model
+from support.results import model_path, read_result, summarize, write_results
 from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
 
 # What other files use: bench/misspell.py evaluate, train, encode_splits, BagOfWords, both recipes;
@@ -434,7 +434,7 @@ def encode_splits(task, rows, tokenizer, length):
 
 
 # --------------------------------------------------------------------------------------------------
-# The folder --out
+# The jobs of --out
 
 
 def list_tasks(args):
@@ -458,29 +458,6 @@ def list_jobs(args, assignments):
             if not os.path.exists(f"{job_path(args.out, name, seed)}.json"):
                 jobs.append((name, seed))
     return jobs
-
-
-def job_path(out, name, seed):
-    """Return the path of a job's files without an ending: .json its results, .pt its model."""
-    return f"{out}/{name}-seed-{seed}"
-
-
-def model_path(args, name):
-    """Return the path of the model that is kept of a task."""
-    if args.task == "glue":
-        return f"{args.out}/{name}.pt"
-    return f"{args.out}/ckpt.pt"
-
-
-def keep_best_model(args, name, results):
-    """Rename the model file of a task's best seed, and remove those of the others."""
-    # the selection rows choose the seed. Without them all seeds are equal, and the first is best
-    best = max(results, key=lambda result: result.model.selection)
-    for result in results:
-        path = f"{job_path(args.out, name, result.seed)}.pt"
-        if result is best and os.path.exists(path):  # else a finished run has renamed it already
-            os.replace(path, model_path(args, name))
-        remove(path)
 
 
 def print_next_command(args, task):

@@ -8,13 +8,14 @@ Out of scope: training and scoring (finetune.py), the metrics (data/classificati
 """
 
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
 
 from data.classification import f1, standard_error
 from model import count_parameters
-from support.common import InputError, read_json, reading, write_json
+from support.common import InputError, read_json, reading, remove, write_json
 
 FORMAT = 2  # of the file of a job: settings have it, so that a folder of another one is refused
 # A rerun may change these flags: digests of the texts and of the checkpoint are compared
@@ -39,6 +40,7 @@ class Result:
     seed: int
     metric: str  # the task's score, a key of the scores
     labels: list  # the classes, by number; [] where there are none
+    train_counts: list  # rows of each class in train
     rows: dict  # split -> how many
     majority: float  # the score that needs no model
     truth: list | None  # for each dev row, as predicted; None for answers
@@ -57,13 +59,20 @@ class Result:
             outcome, control: Outcome of the model and of the bag of words, or None.
         """
         dev = data["dev"]
+        train = data["train"]
         truth = dev.targets.tolist() if dev.has_control else None
+        labels = []
+        train_counts = []
+        if dev.task.has_classes:
+            labels = dev.task.labels
+            train_counts = np.bincount(train.targets, minlength=len(labels)).tolist()
         return cls(
             seed=seed,
             metric=dev.task.metrics[0],
-            labels=dev.task.labels if dev.task.has_classes else [],
+            labels=labels,
+            train_counts=train_counts,
             rows={split: len(part) for split, part in data.items()},
-            majority=dev.majority(data["train"]),
+            majority=dev.majority(train),
             truth=truth,
             size=count_parameters(model),
             model=outcome,
@@ -98,6 +107,29 @@ def check_out(out, settings):
                          f"{'; '.join(changes)}. Use another --out.")
 
 
+def job_path(out, name, seed):
+    """Return the path of a job's files without an ending: .json its results, .pt its model."""
+    return f"{out}/{name}-seed-{seed}"
+
+
+def model_path(args, name):
+    """Return the path of the model that is kept of a task."""
+    if args.task == "glue":
+        return f"{args.out}/{name}.pt"
+    return f"{args.out}/ckpt.pt"
+
+
+def keep_best_model(args, name, results):
+    """Rename the model file of a task's best seed, and remove those of the others."""
+    # the selection rows choose the seed. Without them all seeds are equal, and the first is best
+    best = max(results, key=lambda result: result.model.selection)
+    for result in results:
+        path = f"{job_path(args.out, name, result.seed)}.pt"
+        if result is best and os.path.exists(path):  # else a finished run has renamed it already
+            os.replace(path, model_path(args, name))
+        remove(path)
+
+
 @dataclasses.dataclass
 class Summary:
     """The results of a task: means over the seeds, as results.json has them."""
@@ -112,6 +144,7 @@ class Summary:
     all_metrics: dict
     f1_per_label: dict  # {} without classes
     rows_per_label: dict  # of dev
+    train_rows_per_label: dict
     majority: float
     bag_of_words: float | None = None
     bag_of_words_std: float | None = None
@@ -144,6 +177,7 @@ def summarize(results):
         all_metrics=average([outcome.scores for outcome in models]),
         f1_per_label=f1_per_label,
         rows_per_label=rows_per_label,
+        train_rows_per_label=dict(zip(first.labels, first.train_counts)),
         majority=first.majority)
     if first.control is not None:
         bags = [result.control for result in results]
@@ -207,9 +241,25 @@ def print_summary(name, summary):
                   for label, score in f1_per_label.items()]
         print(f"{name}: F1 of each class: {', '.join(scores)}")
     missed = [label for label, score in f1_per_label.items() if score == 0]
-    if missed:
-        print(f"warning: {name}: never predicted rightly: {', '.join(missed)}. Use more rows "
-              "or --epochs, or --balanced, with another --out.")
+    for reason, (labels, advice) in explain_missed(summary, missed).items():
+        print(f"warning: {name}: {reason}: {', '.join(labels)}. {advice}, with another --out.")
+
+
+def explain_missed(summary, missed):
+    """Return why classes have no right prediction: dict, reason -> (their labels, what to do)."""
+    reasons = {}
+    for label in missed:
+        reason = "never predicted rightly"
+        advice = "Use more rows or --epochs, or --balanced"
+        if summary.rows_per_label[label] == 0:
+            reason = "no rows to score"
+            advice = "Use more rows, or --dev"
+        if summary.train_rows_per_label[label] == 0:
+            reason = "no rows to train on"
+            advice = "Use more rows, or --dev"
+        labels, _ = reasons.setdefault(reason, ([], advice))
+        labels.append(label)
+    return reasons
 
 
 def format_mean(mean, std):

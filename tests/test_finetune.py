@@ -5,6 +5,7 @@ import math
 import random
 import shlex
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +188,28 @@ def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
     assert " ".join(results["tasks"]) == "mnli qnli qqp rte sst2 mrpc cola stsb"
     assert results["average"] == (3.75 + 4.75) / 2
     assert (tmp_path / "stsb.pt").read_text() == "0"  # dev rows, on which 1 is better, choose none
+
+
+def test_class_without_rows_is_said_to_be_one(tune, sr_run, tmp_path):
+    """Law: a class is said to be missed only where it has rows to train on and rows to score."""
+    rng = random.Random(6)
+    rows = [("text", "label")]
+    for _ in range(120):
+        rows.append((sentence(rng), "usual"))
+    train = write_table(tmp_path / "train.tsv", [*rows, ("zebra quagga", "rare"),
+                                                 ("zebra zebra", "rare")])
+    dev = write_table(tmp_path / "dev.tsv", rows[:20])
+    flags = ["--ckpt", sr_run, *QUICK, "--epochs", 1, "--seeds", 1]
+
+    scored = run_main(finetune.main, *flags, "--train", train, "--dev", dev, "--out",
+                      tmp_path / "a")
+    both = write_table(tmp_path / "both.tsv", [*rows[:20], ("zebra quagga", "rare")])
+    trained = run_main(finetune.main, *flags, "--train", train, "--dev", both, "--limit", 4,
+                       "--select", 0, "--out", tmp_path / "b")
+
+    assert "warning: own: no rows to score: rare." in scored.out
+    assert "warning: own: no rows to train on: rare." in trained.out
+    assert "never predicted" not in scored.out + trained.out
 
 
 # Rows that choose, rows that are scored
@@ -394,13 +417,13 @@ def test_interrupted_run_goes_on_with_the_next_job(
     rates.clear()
 
     def interrupt(*args):
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # Ctrl-C
 
     with monkeypatch.context() as patch:
         if moment == "control":
             patch.setattr(finetune, "BagOfWords", interrupt)
         elif moment == "end":
-            patch.setattr(finetune, "remove", interrupt)
+            patch.setattr("support.results.remove", interrupt)
         else:
             actions[int(moment.removeprefix("step "))] = interrupt
         done = run_main(finetune.main, "--ckpt", sr_run, *QUICK, "--out", tmp_path / "b", *flags)
@@ -432,6 +455,10 @@ def test_folder_of_another_run_is_refused(tune, refuse, sr_run, own, tmp_path):
     refuse(copied, flags, "belongs to another script")
     with lock_output(str(out)):
         refuse(out, flags, f"--out {out}: in use")
+    settings = json.loads((out / "settings.json").read_text())
+    (out / "settings.json").write_text(json.dumps(settings | dict(format=1)))
+    refuse(out, flags, "format was 1 and is 2")  # of an older finetune.py
+    (out / "settings.json").write_text(json.dumps(settings))
     checkpoint = load_checkpoint(str(copied))
     checkpoint["model"]["norm.weight"] += 1  # of a run with the same settings on another device
     torch.save(checkpoint, copied / "ckpt.pt")
