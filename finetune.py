@@ -300,6 +300,7 @@ def print_progress(title, row, num_steps):
 @torch.no_grad()
 def evaluate(model, part, runtime):
     """Return the scores of a model on one split of data, dict, and its predictions."""
+    runtime = runtime._replace(dtype="float32")  # as infer.py; in bfloat16 many logits tie
     model.eval()
     batches = []
     for indices in length_batches(part.examples, max(1, EVAL_POSITIONS // part.length)):

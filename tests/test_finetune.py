@@ -378,6 +378,19 @@ def test_seeds_and_epochs_differ_and_only_steps_have_dropout(tune, own, tmp_path
     assert heads[0] != heads[2]
 
 
+def test_training_is_in_the_dtype_and_scoring_in_float32(tune, own, tmp_path):
+    """Law: the scores are those of infer.py, which works in float32."""
+    modes = set()
+
+    def record(model, inputs, output):
+        if isinstance(model, Model):
+            modes.add((model.training, torch.is_autocast_enabled("cpu")))
+
+    with register_module_forward_hook(record):
+        tune(tmp_path, *own, *"--seeds 1 --epochs 1 --dtype bfloat16".split())
+    assert modes == {(True, True), (False, False)}
+
+
 def test_weights_that_are_not_finite_are_refused(tune, refuse, own, tmp_path, before_step):
     """The folder stays free: the same command with another rate is not taken for another run."""
     _, actions = before_step
