@@ -150,6 +150,8 @@ def run_job(args, runtime, start, data, seed):
     # Control: what can be told from the words without their order
     control = None
     if args.epochs > 0 and train_data.has_control:
+        if runtime.device.type == "mps":  # PyTorch 2.8 and 2.9 have no embedding bag there
+            runtime = runtime._replace(device=torch.device("cpu"))
         bag = BagOfWords(len(model.codes), train_data.num_outputs).to(runtime.device)
         recipe = choose_control_recipe(recipe, data)
         control = train_and_score(bag, data, recipe, runtime, f"{title}, bag of words")

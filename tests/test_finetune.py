@@ -20,7 +20,7 @@ from data.rows import read_rows
 from data.tasks import Task
 from infer import Predictor
 from model import Config, Model
-from support.common import load_checkpoint, lock_output
+from support.common import Runtime, load_checkpoint, lock_output
 from support.results import Outcome, Result, read_result
 from tests.pretend_gpu import pretend_gpu
 from tests.helpers import assert_refused, equal_weights, make_words, run_main, torchrun, write_table
@@ -389,6 +389,23 @@ def test_training_is_in_the_dtype_and_scoring_in_float32(tune, own, tmp_path):
     with register_module_forward_hook(record):
         tune(tmp_path, *own, *"--seeds 1 --epochs 1 --dtype bfloat16".split())
     assert modes == {(True, True), (False, False)}
+
+
+def test_control_is_trained_on_the_cpu_beside_an_mps_model(tune, own, tmp_path, monkeypatch):
+    """PyTorch 2.8 lacks _embedding_bag on mps: scores would be lost after the training."""
+    device_types = []
+
+    def train_and_score(model, data, recipe, runtime, title):
+        device_types.append(runtime.device.type)
+        scores = dict(accuracy=50.0)
+        return Outcome(scores, scores, data["dev"].targets.tolist(), selection=0.0, log=[])
+
+    runtime = Runtime(torch.device("mps"), "float32", False)
+    monkeypatch.setattr(finetune, "resolve_device", lambda args, local_rank: runtime)
+    monkeypatch.setattr(Model, "to", lambda model, device: model)  # no mps is here
+    monkeypatch.setattr(finetune, "train_and_score", train_and_score)
+    tune(tmp_path, *own, "--seeds", 1)
+    assert device_types == ["mps", "cpu"]
 
 
 def test_weights_that_are_not_finite_are_refused(tune, refuse, own, tmp_path, before_step):
