@@ -39,8 +39,8 @@ from attention import full_attention_reference, lsh_attention, lsh_attention_ref
 from attention import outside_share
 from bloom import BloomMap, ItemMap, beam_search, coherent_map, exhaustive, popularity_prior
 from data.corpus import Corpus, prepare
+from data.classification import METRICS
 from data.squad import exact_and_f1, normalize_answer
-from data.tasks import METRICS
 from model import Config, Model, count_parameters
 from objectives import IGNORE_INDEX, MaskedHashes, MaskedWords, ShuffleRandom, make_batch
 from support.common import save_checkpoint
@@ -867,7 +867,7 @@ def test_pretrain_starts_at_uniform_baseline_and_learns_the_frequencies(
     assert result["eval_loss"] < 0.6 * first
 
 
-# == data/tasks.py, data/squad.py, infer.py: scores of a trained model, and what hashing brings
+# == data/classification.py, squad.py, infer.py: scores of a trained model, and what hashing brings
 #
 # The metrics are those of the GLUE tasks and of SQuAD. The last test needs no training.
 

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from inspect import signature
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import finetune
 import model
 import pretrain
 from data import coders, loading
+from data.classification import SequenceClassification
 from data.coders import CODERS, Coder
 from data.corpus import Corpus, prepare
 from data.sources import SOURCES, Source
@@ -317,3 +319,44 @@ def test_table_of_embeddings_and_help_name_each_method():
     text = re.sub(r"{.*?}", "", flags.build_parser().format_help(), flags=re.S)  # without choices
     for name in [*EMBEDDINGS, *[f"{hash}:" for hash in HASHES]]:
         assert re.search(rf"\b{name}(?!\w)", text), name
+
+
+def read_folder(task, args, split):
+    """Read a folder with a .txt of each label, a text a line."""
+    rows = []
+    for path in sorted(Path(getattr(args, split)).glob("*.txt")):
+        for line in path.read_text().splitlines():
+            rows.append(((line,), path.stem))
+    return rows
+
+
+class ToyExamples(SequenceClassification):
+    """Counts how often it is made."""
+
+    instances = 0
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        ToyExamples.instances += 1
+
+
+def test_task_with_a_reader_and_examples_of_its_own(monkeypatch, sr_run, tmp_path):
+    """The line in TASKS is all that finetune.py knows of it: classes are found, dev rows drawn."""
+    task = Task(["text"], [], ["accuracy"], read=read_folder, examples=ToyExamples,
+                flags=("train", "dev"))
+    monkeypatch.setitem(TASKS, "folder", task)
+    for label, word in (("no", "bad"), ("yes", "good")):
+        texts = [f"a {word} thing {number}" for number in range(40)]
+        (tmp_path / f"{label}.txt").write_text("\n".join(texts))
+    flags = ["--ckpt", sr_run, "--task", "folder", "--train", tmp_path, "--out", tmp_path / "out"]
+    fast = "--epochs 9 --batch 8 --lr 1e-2 --seeds 1 --device cpu --dtype float32 --no-compile"
+
+    done = run_main(finetune.main, *flags, *fast.split())
+
+    assert done.code == 0, done.err
+    row = done.result["tasks"]["folder"]
+    assert sum(row["rows"].values()) == 80
+    assert row["rows"]["dev"] == 8
+    assert row["f1_per_label"] == dict(no=100, yes=100)
+    assert ToyExamples.instances == 3
+    assert_refused(finetune.main, [*flags, "--label", "a"], "--label: expected a task that reads")
