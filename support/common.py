@@ -37,6 +37,11 @@ from torch.nn.parallel import DistributedDataParallel
 FORMAT = 6  # checkpoints of another format are refused
 COMPILERS = ("c++", "g++", "clang++", "cl")  # what torch.compile looks for
 TRITON_CAPABILITY = (7, 0)  # of CUDA: Volta and later
+MAX_WORKERS = 8  # where processes are not forked each one imports torch, for seconds
+# What ends a run besides Ctrl-C and SIGTERM, where the system has it: a closed terminal, Slurm's
+# warning before the time is over, Ctrl-Break
+OTHER_SIGNALS = ("SIGHUP", "SIGUSR1", "SIGBREAK")
+RENAME_WAITS = (0.1, 0.5, 2.0)  # seconds between two tries
 
 
 # -----------------------------------------------------------------------------
@@ -344,12 +349,6 @@ class Ranks:
 # Processor cores and signals
 
 
-MAX_WORKERS = 8  # where processes are not forked each one imports torch, for seconds
-# What ends a run besides Ctrl-C and SIGTERM, where the system has it: a closed terminal, Slurm's
-# warning before the time is over, Ctrl-Break
-OTHER_SIGNALS = ("SIGHUP", "SIGUSR1", "SIGBREAK")
-
-
 def num_cores():
     """Return how many processor cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -429,9 +428,6 @@ def catch_signals():
 
 # -----------------------------------------------------------------------------
 # Files
-
-
-RENAME_WAITS = (0.1, 0.5, 2.0)  # seconds between two tries
 
 
 def lock_output(folder, rank=0):
