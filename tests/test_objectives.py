@@ -274,6 +274,22 @@ def test_sampled_softmax_weighs_a_word_by_its_rank(n):
 # The loss that theory expects
 
 
+class RandomWords(ShuffleRandom):
+    """Words are replaced alone."""
+
+    kinds = {0: "intact", 2: "random"}
+
+
+def test_metrics_are_those_of_the_kinds_of_an_objective():
+    """F1 by hand: 2 · 6 / (8 + 7) and 2 · 1 / (2 + 3). The mean leaves out a class without a name."""
+    table = torch.tensor([[6, 0, 2], [0, 0, 0], [1, 0, 1]])
+    metrics = RandomWords(None).metrics(dict(table=table))
+    assert metrics["f1_intact"] == pytest.approx(12 / 15)
+    assert metrics["f1_random"] == pytest.approx(2 / 5)
+    assert metrics["macro_f1"] == pytest.approx((12 / 15 + 2 / 5) / 2)
+    assert "f1_shuffled" not in metrics
+
+
 @pytest.mark.parametrize("objective, table, num_classes, bits", [
     (SHUFFLE, [[5, 2, 1], [0, 3, 1], [4, 0, 0]], 3, 1.5),  # 8 intact, 4 shuffled, 4 random
     (masked_words(), None, 50_260, 1.75),
