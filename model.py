@@ -87,12 +87,14 @@ class Config:
     lsh_redraw: bool = False  # new hyperplanes in every training step
 
     def __post_init__(self):
-        validate(self)  # near the end of this file
+        check_choices(self)  # the checks are near the end of this file
         embedding = EMBEDDINGS[self.emb]
         if self.hashes is None:
             self.hashes = 2 if embedding.is_stacked else 5
         if self.tied is None and self.predicts_rows:
             self.tied = embedding.tie == "yes"
+        check_sizes(self)
+        check_contradictions(self)
 
     @property
     def code_format(self):
@@ -449,15 +451,14 @@ class Model(nn.Module):
     def find_second_text(self, ids):
         """Return 0 for the first text and 1 for the second, int64 (B, L).
 
-        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. No
-        word follows where a training window ends with a document: there is no second text.
+        [SEP] [SEP] divides a pair of texts, and the second [SEP] belongs to the second text. More
+        follows, be it the [SEP] behind an empty text. A training window that is cut behind a
+        document ends in [SEP] [SEP], too: there is no second text.
         """
         is_sep = ids == self.config.sep_id
-        is_word = ids >= self.config.special_tokens
-        num_following = is_word.flip(1).cumsum(1).flip(1)  # (B, L), words from here on
-        is_divided = is_sep[:, 1:] & is_sep[:, :-1] & (num_following[:, 1:] > 0)  # (B, L - 1)
-        is_second = is_divided.cumsum(1).clamp(max=1)
-        return F.pad(is_second, (1, 0))
+        is_divided = is_sep[:, :-2] & is_sep[:, 1:-1] & (ids[:, 2:] != 0)  # (B, L - 2)
+        is_divided = F.pad(is_divided, (1, 1))  # (B, L), True at the second [SEP]
+        return is_divided.cumsum(1).clamp(max=1)
 
     def init_weights(self):
         """Fill nn.Linear and nn.Embedding with truncated normals, and positions with sinusoids.
@@ -561,24 +562,32 @@ CHOICES = {
     "lsh_pairs": PAIRS,
     "lsh_redraw": (True, False),
 }
-# layers 0: embedding and head alone. rows 0: the method has no table of words. sep_id: a token ID
-MAY_BE_ZERO = ("layers", "rows", "spare_positions", "sep_id")
+# Whole numbers that may be 0. layers: embedding and head alone. rows: the method has no table of
+# words. sep_id: a token ID
+NATURAL = ("layers", "rows", "spare_positions", "sep_id")
+POSITIVE = ("bits", "chunk", "hashes", "buckets", "weights", "grams", "width", "heads", "ffn",
+            "length", "types", "special_tokens", "labels", "lsh_bands", "lsh_buckets", "lsh_hashes")
 
 
-def validate(c):
-    """Raise a ValueError if a field of a Config has an unknown value, or contradicts another."""
+def check_choices(c):
+    """Raise a ValueError if a field of a Config has an unknown value."""
     for name, choices in CHOICES.items():
         value = getattr(c, name)
         if value not in choices:
             raise ValueError(f"{name}: expected one of {[*choices]}, got {value!r}.")
-    for field in fields(c):
-        value = getattr(c, field.name)
-        # the default of `hashes` is None
-        if field.type in (int, int | None) and value is not field.default:
-            least = 0 if field.name in MAY_BE_ZERO else 1
-            if type(value) is not int or value < least:
-                raise ValueError(f"{field.name}: expected an integer of at least {least}, "
-                                 f"got {value}.")
+
+
+def check_sizes(c):
+    """Raise a ValueError if a number of a Config is not whole, or too small."""
+    for name in NATURAL + POSITIVE:
+        value = getattr(c, name)
+        least = 0 if name in NATURAL else 1
+        if type(value) is not int or value < least:  # True is an int, too
+            raise ValueError(f"{name}: expected an integer of at least {least}, got {value}.")
+
+
+def check_contradictions(c):
+    """Raise a ValueError if fields of a Config contradict each other."""
     if c.attn == "lsh" and c.lsh_pairs == "upper" and not c.order:
         raise ValueError("lsh_pairs: expected all for sets, got upper, which needs an order.")
     if c.tied and EMBEDDINGS[c.emb].tie == "no":

@@ -12,7 +12,7 @@ import model
 from embeddings import EMBEDDINGS, unpack_bits
 from model import PRESETS, Config, Model, count_parameters, load_model
 from tests.helpers import bloom_model, tiny_model
-from tokenizer import CLS, FIRST_WORD_ID, PAD, SEP
+from tokenizer import CLS, FIRST_WORD_ID, PAD, SEP, UNK
 
 LSH = dict(attn="lsh", lsh_bands=3, lsh_buckets=5, lsh_hashes=2)
 X = FIRST_WORD_ID  # two ordinary words
@@ -78,6 +78,12 @@ def test_counts_match_count_median_proposal(emb, head, embedding, rows):
 
 
 # Config
+
+
+def test_every_field_of_config_is_checked():
+    """But for the rate of dropout, which PyTorch checks."""
+    checked = [*model.CHOICES, *model.NATURAL, *model.POSITIVE, "dropout"]
+    assert sorted(checked) == sorted(asdict(Config()))
 
 
 @pytest.mark.parametrize("field", model.CHOICES)
@@ -222,6 +228,9 @@ def test_mean_of_a_text_of_padding_is_finite():
     (PAIR, True, 3),
     ([CLS, X, SEP, Y, X, SEP, PAD], True, 7),  # a window of text: a document ends with one [SEP]
     ([CLS, X, Y, X, SEP, SEP, PAD], True, 7),  # one that ends with a document
+    ([CLS, X, Y, X, Y, SEP, SEP], True, 7),
+    ([CLS, X, SEP, SEP, UNK, SEP, PAD], True, 3),  # the second text has an unknown word alone
+    ([CLS, X, Y, SEP, SEP, SEP, PAD], True, 4),  # it is empty
     (PAIR, False, 7),  # a set has no second text
 ])
 def test_second_type_row_is_of_the_second_text_of_a_pair(ids, order, start):
