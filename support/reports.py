@@ -112,8 +112,8 @@ def describe_next(folder, data):
     if not data.config.order:  # which names go with these, of a held-out set?
         ids, *_ = data.batches.eval_batch([data.batches.num_eval // 2])  # (1, L)
         example = "\t".join(data.corpus.words[i - FIRST_WORD_ID] for i in ids[0, :3].tolist())
-    elif data.config.head == "sr":  # which words are out of order?
-        example = "the cat sat mat the on"
-    else:
+    elif data.config.predicts_rows:  # which word is it?
         example = "the cat sat on the [MASK]"
+    else:  # which words are out of order?
+        example = "the cat sat mat the on"
     return "Next: " + quote_command(["python", "infer.py", "--ckpt", folder, example])
