@@ -33,7 +33,7 @@ from bloom import ItemMap, beam_search, hash_logp
 from data.batches import length_batches, pad_batch
 from data.rows import add_reader_flags, reader_options
 from data.sources import is_names
-from data.squad import V2, cut_windows, find_answers
+from data.squad import V2, find_answers, sliding_windows
 from model import HEADS, load_model
 from objectives import ShuffleRandom
 from support.common import InputError, at_least, blame, find_device, load_checkpoint, make_parser
@@ -55,6 +55,8 @@ def infer(args):
     if needs_file and args.file is None:
         raise InputError("--vectors, --jsonl, --text, --encoding, --sep and --header require "
                          "--file.")
+    if args.vectors and args.jsonl:
+        raise InputError("--jsonl: expected --file without --vectors, got both.")
     if args.ckpt is None:  # a model either fills masks or judges words
         is_masked = any(MASK_WORD in text for text in args.texts)
         name = "english-fill.pt" if is_masked else "english-detect.pt"
@@ -76,7 +78,7 @@ def infer(args):
     elif args.near is not None:
         for word, pairs in zip(args.near, predictor.neighbors(args.near, args.top_k)):
             print(word)
-            print_pairs([(clean(predictor, name), value) for name, value in pairs])
+            print_words(predictor, pairs)
     elif args.vectors is None:
         write_rows(args, predictor)
     else:
@@ -89,8 +91,9 @@ class Example(NamedTuple):
     row: object  # str or tuple, as the user has it
     ids: np.ndarray  # int32 (L,), token IDs with special tokens
     words: list  # str, those of the text or of both texts, [MASK] is one; or the names of a set
-    spans: list  # (start, end) of the words of the last text; only detect, of one text, reads them
     num_cut: int  # words or items that were cut off, as they did not fit
+    text_ids: tuple = ()  # for each text its token IDs, list of int: all of them
+    spans: tuple = ()  # (start, end) of each word of the last text, in characters
 
 
 def takes_one_row(method):
@@ -192,11 +195,10 @@ class Predictor:
         """Return the Example of a row, or raise a ValueError if this model cannot read it."""
         if isinstance(row, Example):  # it was read before
             return row
-        if not self.config.order:  # only heads that fill masks read sets
-            example = self.read_set(row, is_masked=for_head)
+        if self.config.order:
+            example = self.read_texts(row, for_head)
         else:
-            with LOCK:  # the tokenizer adds new words to its list
-                example = self.read_texts(row, for_head)
+            example = self.read_set(row, for_head)
         # a fine-tuned model was trained on cut texts, and cuts them here too; list_notes says so
         if example.num_cut > 0 and not self.task and not self.truncate:
             raise ValueError(f"expected at most {self.config.length} positions, got "
@@ -219,17 +221,17 @@ class Predictor:
             kind = "a text" if len(self.columns) == 1 else "a tuple of texts"
             raise ValueError(f"expected {kind} ({', '.join(self.columns)}), got {row!r:.60}.")
         words = []
-        parts = []  # token IDs of each text
+        text_ids = []
         for text in texts:
             found, ids, spans = self.split(text)
             words += found
-            parts.append(ids)
+            text_ids.append(ids)
         # a task may have rows with an empty text
         if for_head and not words and not self.task:
             raise ValueError("expected words, got none.")
-        second = parts[1] if len(parts) == 2 else None
-        ids, num_cut = build_inputs(parts[0], second, self.config.length)
-        return Example(row, ids, words, spans, num_cut)
+        second = text_ids[1] if len(texts) == 2 else None
+        ids, num_cut = build_inputs(text_ids[0], second, self.config.length)
+        return Example(row, ids, words, num_cut, tuple(text_ids), spans)
 
     def split(self, text):
         """Return words list[str], their token IDs, and their spans up to the first [MASK]."""
@@ -238,20 +240,26 @@ class Predictor:
         if not self.task:  # in fine-tuning [MASK] is ordinary text
             first, *others = re.split(r" ?\[MASK\]", text)
         words, spans = self.splitter.split(first)
-        ids = self.tokenizer.ids(words).tolist()
+        ids = self.list_ids(words).tolist()
         for part in others:
             # subtle: BPE adds a space to the start of a text, here to a line break instead of part.
             # Both become pieces that start at 0, and are dropped; other splits give no word there
             more, places = self.splitter.split("\n" + part)
             more = [word for word, (start, _) in zip(more, places) if start > 0]
             words += [MASK_WORD, *more]
-            ids += [MASK, *self.tokenizer.ids(more).tolist()]
+            ids += [MASK, *self.list_ids(more).tolist()]
         return words, ids, spans
 
-    def read_set(self, row, is_masked):
+    def list_ids(self, words):
+        """Return the token IDs of words, int32 (n,). The tokenizer may add them to its list."""
+        with LOCK:
+            return self.tokenizer.ids(words)
+
+    def read_set(self, row, for_head):
         """Return the Example of an item set, without the items that the model does not know.
 
-        is_masked: whether it begins with a [MASK]. The user may write none, one or several.
+        Heads of sets fill masks: for one it begins with a [MASK]. The user may write none, one or
+        several.
         """
         names = []
         if isinstance(row, str):
@@ -261,14 +269,16 @@ class Predictor:
         names = [name for name in dict.fromkeys(names) if name != MASK_WORD]
         is_known = self.tokenizer.is_known(names)
         known = [name for name, is_good in zip(names, is_known) if is_good]
-        if not known:
+        if not known and for_head:
             raise ValueError("expected items that this model knows, split by tabs or spaces, got "
                              f"{row!r:.60}.")
-        ids = self.tokenizer.ids(known)
-        if is_masked:
+        if not known:  # embed gives it no vector, whatever the model says of a [MASK]
+            return Example(row, np.array([MASK], np.int32), [], 0)
+        ids = self.list_ids(known)
+        if for_head:
             ids = np.append(np.int32(MASK), ids)
         length = self.config.length
-        return Example(row, ids[:length], names, [], max(0, len(ids) - length))
+        return Example(row, ids[:length], names, max(0, len(ids) - length))
 
     def list_notes(self, row):
         """Return what a user has to know about how a row is read, list[str]."""
@@ -324,13 +334,17 @@ class Predictor:
             inputs: list of int32 (L,), token IDs.
             forward: function of ids int64 (B, L), 0 is padding, and mask bool (B, L) or None.
         """
-        with LOCK:
-            self.model.set_codes(self.tokenizer.codes())  # of new words, too
+        self.update_codes()
         for chosen in length_batches(inputs, BATCH):
             ids, key_mask = pad_batch([inputs[i] for i in chosen])
             ids = send(ids, self.model.device)
             key_mask = send(key_mask, self.model.device)
             yield chosen, forward(ids, key_mask)
+
+    def update_codes(self):
+        """Let the model have the codes of all words that were read."""
+        with LOCK:
+            self.model.set_codes(self.tokenizer.codes())
 
     def score_masks(self, ids, key_mask):
         """Return for each row the logits of its M [MASK]: (M, N), or what hash_logp reads."""
@@ -439,12 +453,16 @@ class Predictor:
             The answer, "" for none; and its score minus that of none, float.
         """
         self.check_method("answer")
-        pairs = [example.row for example in self.read_all(rows)]  # raises for a bad row
-        with LOCK:
-            windows, spans, _ = cut_windows(pairs, self.tokenizer, self.config.length)
+        examples = self.read_all(rows)
+        windows = []  # (number of the row, Window)
+        for number, example in enumerate(examples):
+            question, context = example.text_ids
+            for window in sliding_windows(question, context, self.config.length):
+                windows.append((number, window))
         batches = self.run_batches([window.ids for _, window in windows], self.model)
-        allow_no_answer = self.task["name"] == V2
-        texts, margins = find_answers(pairs, windows, spans, batches, allow_no_answer)
+        pairs = [example.row for example in examples]
+        spans = [example.spans for example in examples]  # of the words of each context
+        texts, margins = find_answers(pairs, windows, spans, batches, self.task["name"] == V2)
         return list(zip(texts, margins.tolist()))
 
     # For every head: vectors, similar words
@@ -453,7 +471,8 @@ class Predictor:
     def embed(self, rows):
         """Return float32 (rows, d), the mean of the encoder's outputs for each; (d,) for one.
 
-        The vector of a text without words is 0, unless the model was fine-tuned on such texts.
+        The vector of a text without words is 0, unless the model was fine-tuned on such texts. So
+        is that of a set without items that the model knows.
         """
         def average(example, outputs):  # (L·m, d)
             if not example.words and not self.task:
@@ -499,9 +518,8 @@ class Predictor:
         if self.near_bits() > 0:
             bits = self.tokenizer.coder.hash.bits(words, self.near_bits())
             return 2.0 * torch.from_numpy(bits) - 1
-        with LOCK:
-            ids = torch.from_numpy(self.tokenizer.ids(words)).long()
-            self.model.set_codes(self.tokenizer.codes())  # of new words, too
+        ids = torch.from_numpy(self.list_ids(words)).long()
+        self.update_codes()
         x = self.model.embed(ids.to(self.model.device))  # (n·m, d)
         return x.view(len(words), -1).cpu()
 
@@ -511,52 +529,17 @@ class Predictor:
         return 0 if hash is None else hash.near_bits
 
 
-# Results for people
+# Results for people. A function for each method: its result, which predict returned for a row
 
 
 def print_result(predictor, row, result, k):
     """Print the result of a row, of Predictor.predict."""
-    method = predictor.model.head.method
-    if method == "detect":
-        print_words(predictor, row, *result, k)
-    elif method == "classify":
-        print_pairs(result)
-    elif method == "answer":
-        print_pairs([result])
-    else:
-        print_masks(predictor, result)
+    PRINTERS[predictor.model.head.method](predictor, row, result, k)
 
 
-def print_masks(predictor, result):
-    """Print the best words or items for each [MASK], of fill_mask or predict_missing."""
-    for number, found in enumerate(result, 1):
-        title = f"[MASK] {number}"
-        if isinstance(found, dict):
-            title += (f"   sums of log-probabilities; provably the best of {found['total']:,}, "
-                      f"of which {found['scored']:,} were scored")
-            found = found["items"]
-        print(title)
-        print_pairs([(clean(predictor, name), value) for name, value in found])
-
-
-def clean(predictor, word):
-    """Return a word of the tokenizer as people write it, on one line."""
-    splitter = predictor.tokenizer.splitter
-    if splitter.json is not None and word not in getattr(splitter, "phrases", ()):
-        word = ByteLevel().decode([word])  # BPE writes the bytes of " café" as "ĠcafÃ©"
-    return word.replace("\n", "\\n")
-
-
-def print_pairs(pairs):
-    """Print pairs (name, number), the names aligned at their right ends."""
-    for name, value in pairs:
-        if not name:
-            name = "(no answer)"
-        print(f"  {name:>16}   {value:.3f}")
-
-
-def print_words(predictor, text, words, spans, probabilities, k):
+def print_judgments(predictor, text, result, k):
     """Print a text with misplaced words as {word:kind}, then the k words least likely intact."""
+    words, spans, probabilities = result
     marked = ""
     last = 0  # the first character that is not in `marked` yet
     for (start, end), kind in zip(spans, probabilities.argmax(1).tolist()):
@@ -571,6 +554,60 @@ def print_words(predictor, text, words, spans, probabilities, k):
         for label, kind in predictor.kinds.items():
             line += f"   {kind} {probabilities[i, label]:5.1%}"
         print(line)
+
+
+def print_masks(predictor, row, result, k):
+    """Print the best words for each [MASK]."""
+    for number, pairs in enumerate(result, 1):
+        print(f"[MASK] {number}")
+        print_words(predictor, pairs)
+
+
+def print_searches(predictor, row, result, k):
+    """Print the best items for each [MASK], and how many of all the search has scored."""
+    for number, found in enumerate(result, 1):
+        print(f"[MASK] {number}   sums of log-probabilities; provably the best of "
+              f"{found['total']:,}, of which {found['scored']:,} were scored")
+        print_words(predictor, found["items"])
+
+
+def print_labels(predictor, row, result, k):
+    """Print the best labels."""
+    print_pairs(result)
+
+
+def print_answer(predictor, row, result, k):
+    """Print an answer and its margin."""
+    answer, margin = result
+    print_pairs([(answer or "(no answer)", margin)])
+
+
+PRINTERS = {  # the method of a head -> what prints its result
+    "detect": print_judgments,
+    "fill_mask": print_masks,
+    "predict_missing": print_searches,
+    "classify": print_labels,
+    "answer": print_answer,
+}
+
+
+def print_words(predictor, pairs):
+    """Print pairs (word of the tokenizer, number)."""
+    print_pairs([(clean(predictor, word), value) for word, value in pairs])
+
+
+def print_pairs(pairs):
+    """Print pairs (name, number), the names aligned at their right ends."""
+    for name, value in pairs:
+        print(f"  {name:>16}   {value:.3f}")
+
+
+def clean(predictor, word):
+    """Return a word of the tokenizer as people write it, on one line."""
+    splitter = predictor.tokenizer.splitter
+    if splitter.json is not None and word not in getattr(splitter, "phrases", ()):
+        word = ByteLevel().decode([word])  # BPE writes the bytes of " café" as "ĠcafÃ©"
+    return word.replace("\n", "\\n")
 
 
 # The command

@@ -55,11 +55,12 @@ def open_output(path):
     if path is None:
         return contextlib.nullcontext(sys.stdout)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return open(path, "w", encoding="utf-8", newline="\n")
+    # half of a surrogate pair becomes its escape, as on stdout
+    return open(path, "w", encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def write_vectors(args, predictor):
-    """Write a vector for each row of --file to --vectors, 0 where a text has no words."""
+    """Write a vector for each row of --file to --vectors, 0 where there is nothing to read."""
     vectors = []  # of each part; the rows themselves are not kept
     num_rows = 0
     num_empty = 0
@@ -79,7 +80,8 @@ def write_vectors(args, predictor):
         np.save(file, vectors)  # to a name it would add .npy
     print(f"Saved {args.vectors}: {len(vectors):,} vectors", file=sys.stderr)
     if num_empty > 0:
-        print(f"note: {num_empty:,} rows have no words", file=sys.stderr)
+        print(f"note: {num_empty:,} rows have no words, or no items that the model knows",
+              file=sys.stderr)
 
 
 def split_parts(rows):

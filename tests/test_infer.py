@@ -6,7 +6,11 @@ test_finetune.py; that a misspelling is near its word in test_all.py.
 
 import contextlib
 import json
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import hypothesis
 import hypothesis.strategies as st
@@ -22,7 +26,7 @@ from infer import Predictor
 from model import Config, Model
 from support import predict_file
 from support.common import InputError, load_checkpoint, save_checkpoint
-from tests.helpers import assert_refused, make_words, run_main
+from tests.helpers import ROOT, assert_refused, make_words, run_main
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 
 WORDS = [*make_words(50), "cat", "the"]
@@ -423,7 +427,7 @@ def test_parts_before_a_broken_place_are_predicted(
     assert len(done.out.splitlines()) == 108
 
 
-@pytest.mark.parametrize("text", ["a\u2028b\u2029c\x85d", "\u2028", "{\x85}: \u2029"])
+@pytest.mark.parametrize("text", ["a\u2028b\u2029c\x85d", "\u2028", "{\x85}: \u2029", "\x1c\v"])
 def test_an_object_is_one_line_for_every_program(text):
     """str.splitlines and JavaScript end a line at U+0085, U+2028 and U+2029, too."""
     line = predict_file.to_json({"text": text, text: [text]})
@@ -441,6 +445,33 @@ def test_jsonl_is_utf8_with_plain_line_ends_on_every_system(paths, tmp_path):
     content = out.read_bytes().decode("utf-8")
     assert content.count("\n") == 2 and "\r" not in content
     assert json.loads(content.split("\n")[0])["text"] == "the café"
+
+
+def test_jsonl_keeps_half_of_a_surrogate_pair(paths, tmp_path):
+    """Python reads it in JSON, and UTF-8 has no bytes for it."""
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a \\ud83d cat"}\n{"text": "a cat"}\n')
+    out = tmp_path / "out.jsonl"
+    done = run_main(infer.main, "--ckpt", paths["detect"], "--file", path, "--jsonl", out)
+    assert not done.code, done.err
+    first, second = out.read_text(encoding="utf-8").splitlines()
+    assert json.loads(first)["text"] == "a \ud83d cat"
+    assert json.loads(second)["text"] == "a cat"
+
+
+def test_ctrl_c_ends_with_code_130(paths, tmp_path):
+    """After its first object, in the middle of a file."""
+    path = tmp_path / "in.txt"
+    path.write_text("the cat\n" * 300_000)
+    command = [sys.executable, "infer.py", "--ckpt", paths["detect"], "--file", str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as process:
+        assert json.loads(process.stdout.readline())["text"] == "the cat"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.endswith("infer.py: Interrupted.\n")
+    assert "Traceback" not in err
 
 
 def test_numbers_that_are_no_json_become_null(paths, tmp_path):
@@ -479,8 +510,21 @@ def test_vectors_are_those_of_the_rows(untrained, paths, tmp_path, monkeypatch):
     np.testing.assert_array_equal(np.load(out), found)  # the earlier file is still there
 
 
+def test_vector_of_a_set_without_known_items_is_zero(paths, untrained, tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("x\nnope\nnope nothing\n3 x\n")
+    done = run_main(infer.main, "--ckpt", paths["fixed_set"], "--file", path, "--vectors",
+                    tmp_path / "v.npy")
+    assert "note: 2 rows have no words, or no items" in done.err
+    found = np.load(tmp_path / "v.npy")
+    assert (found[1:3] == 0).all()
+    expected = untrained["fixed_set"].embed(["x", ("3", "x")])
+    np.testing.assert_allclose(found[[0, 3]], expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("flags, message", [
     ([], "one of the arguments TEXT --near --file is required"),
+    (["--file", "bad.jsonl", "--vectors", "v.npy", "--jsonl", "o.jsonl"], "--jsonl: expected"),
     (["a", "--file", "bad.jsonl"], "argument --file: not allowed with argument TEXT"),
     (["--file", "bad.jsonl"], "bad.jsonl: 1 rows, 1 with an error, the first in row 1: expected"),
     (["--file", "/dev/stdin"], "/dev/stdin: expected a file in .txt"),
@@ -510,6 +554,14 @@ def test_damaged_checkpoint_ends_in_one_line(paths, tmp_path):
 # Threads, kinds, hashes
 
 
+class SlowList(list):
+    """A list that lets other threads run before it grows."""
+
+    def append(self, value):
+        time.sleep(1e-5)
+        super().append(value)
+
+
 def predict_in_threads(predictor, method, rows, num_threads=8):
     """Return the results of rows, one call each, of which several threads make some."""
     results = [None] * len(rows)
@@ -532,16 +584,24 @@ def predict_in_threads(predictor, method, rows, num_threads=8):
 
 
 @pytest.mark.parametrize("name, method", [
-    ("detect", "embed"), ("missing", "embed"), ("answer", "answer")])
+    ("detect", "embed"), ("missing", "embed"), ("answer", "answer"), ("set", "embed"),
+    ("classify", "neighbors")])
 def test_threads_share_a_predictor(paths, name, method):
     """Each row has words that no other has: the list of words grows in all threads."""
     rows = [" ".join(make_words(3, seed=i)) for i in range(160)]
     if method == "answer":
         rows = [("who", row) for row in rows]
-    expected = [getattr(Predictor(paths[name]), method)(row) for row in rows[:8]]
-    results = predict_in_threads(Predictor(paths[name]), method, rows)
+    if name == "set":
+        rows = [tuple(f"{row} {i}" for i in range(20)) for row in rows]
+    if method == "neighbors":
+        rows = [row.split()[0] for row in rows]
+    alone = Predictor(paths[name])
+    expected = [getattr(alone, method)(row) for row in rows]
+    shared = Predictor(paths[name])
+    shared.tokenizer.words = SlowList(shared.tokenizer.words)
+    results = predict_in_threads(shared, method, rows)
     for result, right in zip(results, expected):
-        if method == "answer":
+        if method in ("answer", "neighbors"):
             assert result[0] == right[0]
         else:
             np.testing.assert_array_equal(result, right)
