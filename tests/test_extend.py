@@ -117,6 +117,7 @@ class ToyObjective(Objective):
     """Every fifth word is random: which? Class 1 of the head of Shuffle+Random says so."""
 
     head = "sr"
+    options = ()
 
     def corrupt(self, ids, noise, random_words):
         is_word = ids >= self.first_word_id
