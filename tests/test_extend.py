@@ -125,7 +125,7 @@ class ToyObjective(Objective):
     """Every fifth word is random: which? Class 1 of the toy head says so."""
 
     head = "toy"
-    options = ("short",)
+    options = ()
     kinds = {0: "intact", 1: "odd"}
 
     def corrupt(self, ids, noise, random_words):

@@ -281,7 +281,7 @@ class RandomWords(ShuffleRandom):
 
 
 def test_metrics_are_those_of_the_kinds_of_an_objective():
-    """F1 by hand: 2 · 6 / (8 + 7) and 2 · 1 / (2 + 3). A class without a name is in no mean."""
+    """F1 by hand: 2 · 6 / (8 + 7), 2 · 1 / (2 + 3). A class without a name is left out."""
     table = torch.tensor([[6, 0, 2], [0, 0, 0], [1, 0, 1]])
     metrics = RandomWords(None).metrics(dict(table=table))
     assert metrics["f1_intact"] == pytest.approx(12 / 15)
