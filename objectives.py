@@ -84,7 +84,8 @@ class Objective:
 
         head            a key of model.HEADS
         options         the flags of pretrain.py that only some objectives read, and this one does
-        kinds           label -> its name, where labels are few, or None
+        kinds           dict, label -> name of a kind of word, 0 a word as it was; None: labels are
+                        words or hashes
         expected_loss   (word_counts (W,), sums of evaluate) -> (num_classes, loss): classes to
                         choose from, and the loss of a model that knows only how frequent each is.
                         An untrained model has a loss of about ln num_classes
@@ -98,7 +99,8 @@ class Objective:
     bloom_map: BloomMap | None = None  # of items, for emb bloom alone
     num_samples: int | None = None  # of sampled softmax
     sr_rate: float = 0.10  # share of words that sr shuffles, and of the others that it replaces
-    kinds = None  # no field: a class has it
+    options = ()  # no fields: a class has these
+    kinds = None
 
     def corrupt_batch(self, draw):
         """Corrupt a data.batches.Draw by its noise, or mask what it says; return a Batch."""
@@ -168,9 +170,10 @@ class ShuffleRandom(Objective):
 
     def count(self, logits, batch):
         """Return how often each label (row) got each prediction (column), int64 (3, 3)."""
+        n = logits.shape[1]  # 3, or the classes of another head
         predictions = logits.argmax(1)[batch.positions]  # (M,)
-        cells = batch.scored_labels() * 3 + predictions
-        return dict(table=torch.bincount(cells, minlength=9).view(3, 3))
+        cells = batch.scored_labels() * n + predictions
+        return dict(table=torch.bincount(cells, minlength=n * n).view(n, n))
 
     def metrics(self, sums):
         """Return accuracy, that of the majority class, F1 of each kind and its mean."""
@@ -188,7 +191,7 @@ class ShuffleRandom(Objective):
 
     def expected_loss(self, word_counts, sums):
         num_labeled = np.asarray(sums["table"], float).sum(1)  # after corruption
-        return 3, unigram_loss(num_labeled, num_labeled)
+        return len(num_labeled), unigram_loss(num_labeled, num_labeled)
 
 
 # Masked words
@@ -248,12 +251,8 @@ class MaskedWords(Objective):
         return None
 
     def metrics(self, sums):
-        """Return each count as a share of the scored positions, such as rec@10."""
-        metrics = {}
-        for name, value in sums.items():
-            if name not in ("loss", "scored"):
-                metrics[name] = float(value) / max(float(sums["scored"]), 1)
-        return metrics
+        """Return recall@k, each as rec@k."""
+        return {f"rec@{k}": share(sums, f"rec@{k}") for k in RECALL}
 
     def expected_loss(self, word_counts, sums):
         ids = torch.arange(len(word_counts)) + self.first_word_id
@@ -349,10 +348,9 @@ class MaskedHashes(MaskedWords):
         return rank_words(logits.log_softmax(-1), word_targets, words, self.excluded(batch))
 
     def metrics(self, sums):
-        """Return recall@k and the other counts as shares, and the share of right hashes."""
-        metrics = super().metrics(sums)
-        metrics["hashes_right"] /= self.config.hashes
-        return metrics
+        """Return recall@k, and the share of right hashes."""
+        hashes_right = share(sums, "hashes_right") / self.config.hashes
+        return dict(super().metrics(sums), hashes_right=hashes_right)
 
 
 class MaskedDigests(MaskedHashes):
@@ -378,6 +376,10 @@ class MaskedDigests(MaskedHashes):
         _, _, certified, _ = beam_search(
             logp, self.bloom_map, MAX_RECALL, exclude=self.excluded(batch))
         return dict(super().count(logits, batch), certified=certified.sum())
+
+    def metrics(self, sums):
+        """Return the metrics of MaskedHashes, and the share of certified lists."""
+        return dict(super().metrics(sums), certified=share(sums, "certified"))
 
     def rank(self, logits, batch):
         """Return what MaskedWords.rank does, but 20 for an item that is not among the best 20."""
@@ -432,6 +434,11 @@ def choose_class(name, config):
 
 
 # Helpers
+
+
+def share(sums, name):
+    """Return a sum of Objective.evaluate as a share of the scored positions, float."""
+    return float(sums[name]) / max(float(sums["scored"]), 1)
 
 
 def rank_words(logp, digests, items, exclude=None):
@@ -531,11 +538,8 @@ class ItemSets:
 
     def count(self, logits, batch):
         """Return the counts of the objective, and how often each class is a label."""
-        is_label = self.count_classes(batch.scored_labels())
-        return dict(super().count(logits, batch), masked=is_label)
-
-    def metrics(self, sums):
-        return super().metrics({name: sums[name] for name in sums if name != "masked"})
+        masked = self.count_classes(batch.scored_labels())  # (1, N) or (k, R), for label_counts
+        return dict(super().count(logits, batch), masked=masked)
 
     def label_counts(self, counts, sums):
         """Return how often each class is a label.

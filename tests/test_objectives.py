@@ -290,6 +290,23 @@ def test_metrics_are_those_of_the_kinds_of_an_objective():
     assert "f1_shuffled" not in metrics
 
 
+class TwoKinds(ShuffleRandom):
+    """A head of two classes."""
+
+    kinds = {0: "intact", 1: "random"}
+
+
+def test_counts_are_those_of_the_classes_of_the_head():
+    """The labels 0 1 1 1 get the predictions 0 1 0 1."""
+    objective = TwoKinds(None)
+    logits = torch.eye(2)[[0, 1, 0, 1]].unsqueeze(0)  # (B 1, L 4, 2)
+    sums = objective.evaluate(fixed_model(logits), make_batch(None, torch.tensor([[0, 1, 1, 1]])))
+    assert sums["table"].tolist() == [[1, 0], [1, 2]]
+    assert objective.metrics(sums)["accuracy"] == 0.75
+    num_classes, _ = objective.expected_loss(None, sums)
+    assert num_classes == 2
+
+
 @pytest.mark.parametrize("objective, table, num_classes, bits", [
     (SHUFFLE, [[5, 2, 1], [0, 3, 1], [4, 0, 0]], 3, 1.5),  # 8 intact, 4 shuffled, 4 random
     (masked_words(), None, 50_260, 1.75),
