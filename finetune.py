@@ -28,7 +28,6 @@ import gc
 import hashlib
 import math
 import os
-import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,8 +43,8 @@ from hashing import NgramLSH, list_words
 from model import PRESETS, Config, Model, load_model
 from support.common import InputError, Ranks, add_device_flags, at_least, autocast, blame
 from support.common import find_checkpoint, fingerprint, load_checkpoint, lock_output, make_parser
-from support.common import reading, resolve_device, run_script, save_checkpoint, send
-from support.common import write_json
+from support.common import quote_command, reading, resolve_device, run_script, save_checkpoint
+from support.common import send, write_json
 from support.results import FORMAT, Outcome, Result, check_out, job_path, keep_best_model
 from support.results import model_path, read_result, summarize, write_results
 from tokenizer import FIRST_WORD_ID, HashTokenizer, make_tokenizer
@@ -467,7 +466,7 @@ def print_next_command(args, task):
     """Print where the results are, and how infer.py uses the model of a task."""
     command = ["python", "infer.py", "--ckpt", model_path(args, task.name)]
     command += [f"some {column}" for column in task.text_columns]
-    print(f"Saved {args.out}/results.json. Next: {shlex.join(command)}")
+    print(f"Saved {args.out}/results.json. Next: {quote_command(command)}")
 
 
 # --------------------------------------------------------------------------------------------------

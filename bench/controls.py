@@ -20,7 +20,7 @@ from bench.harness import CORPUS, GLUE_FILES, RUNS
 from data.batches import TextBatches
 from data.classification import METRICS, standard_error
 from hashing import list_words
-from objectives import KINDS, ShuffleRandom
+from objectives import ShuffleRandom
 from support.common import InputError, read_json
 from support.results import read_result
 from tokenizer import FIRST_WORD_ID
@@ -67,11 +67,11 @@ def bench_frequency(args, *, num_steps=200):
 def count_labels(objective, batches, frequency_class, num_steps):
     """Return log P(label | class of frequency), float (classes, 3), from training windows."""
     num_classes = int(frequency_class.max()) + 1
-    counts = torch.ones(num_classes, len(KINDS))  # from 1, so that no share is 0
+    counts = torch.ones(num_classes, len(ShuffleRandom.kinds))  # from 1, so that no share is 0
     for step in range(num_steps):
         batch = objective.corrupt_batch(batches.get_batch(step, slice(None)))
         words = batch.inputs.flatten()[batch.positions]
-        cells = frequency_class[words] * len(KINDS) + batch.scored_labels()
+        cells = frequency_class[words] * len(ShuffleRandom.kinds) + batch.scored_labels()
         counts += torch.bincount(cells, minlength=counts.numel()).view_as(counts)
     shares = counts / counts.sum(1, keepdim=True)
     return shares.log()

@@ -31,7 +31,8 @@ import torch
 import torch.nn.functional as F
 
 from data.python_source import build_pydoc
-from data.rows import clean_name, is_hub_id, read_hub, read_rows, reader_options
+from data.names import clean_name
+from data.rows import is_hub_id, read_hub, read_rows, reader_options
 from support.common import InputError, send
 from tokenizer import build_inputs
 

@@ -1,0 +1,312 @@
+"""learn.ipynb runs without Jupyter, teaches what is true, and its checks name the usual errors."""
+
+import contextlib
+import importlib
+import inspect
+import io
+import json
+import math
+import operator
+import os
+import re
+import runpy
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+
+from hashing import list_ngrams
+from support import learn_checks
+from support.learn_checks import EXERCISES, QUIZ, check, check_quiz, judge_function
+from tests.helpers import ROOT
+
+CELLS = json.loads((ROOT / "learn.ipynb").read_text(encoding="utf-8"))["cells"]
+SOURCES = ["".join(cell["source"]) for cell in CELLS]
+CODE = [i for i, cell in enumerate(CELLS) if cell["cell_type"] == "code"]
+SOURCES_TEXT = "\n\n".join(SOURCES)
+TEXT = "\n\n".join(source for i, source in enumerate(SOURCES) if i not in CODE)
+MARK = "<cell {}>"
+
+
+# ---------------------------------------------------------------------------------------------
+# Solutions, as a reader may write them from what the text says
+
+
+def my_bits(word, feature_of_gram, eta, T):
+    products = np.zeros(T)
+    for gram in list_ngrams(word):
+        if gram in feature_of_gram:
+            f = feature_of_gram[gram]
+            products += eta[f:f + T]
+    return products > 0
+
+
+def my_proj(bits, weight):
+    x = bits - bits.mean()
+    w = weight - weight.mean(-1, keepdim=True)
+    if x.norm() == 0:
+        return torch.zeros(len(weight))
+    return w @ x / (w.norm(dim=-1) * x.norm())
+
+
+def my_labels(ids, inputs, is_shuffled, is_random):
+    labels = torch.zeros_like(ids)
+    labels[is_shuffled] = 1
+    labels[is_random] = 2
+    labels[inputs == ids] = 0
+    labels[ids < 5] = -100
+    return labels
+
+
+def my_certificate(logp, digest, beam):
+    best = logp.topk(beam, 1)
+    bound = best.values[:, -1].sum()
+    scores = []
+    for a, b in digest.tolist():
+        if a in best.indices[0] or b in best.indices[1]:
+            scores.append(logp[0, a] + logp[1, b])
+    return max(scores) >= bound, len(scores)
+
+
+def my_score(parts):
+    return -(parts[0] + parts[1])
+
+
+def my_median(rows):
+    k = len(rows)
+    sorted_rows = rows.sort(0).values
+    return (sorted_rows[(k - 1) // 2] + sorted_rows[k // 2]) / 2
+
+
+def my_loss(logits, buckets):
+    logp = logits.log_softmax(1)
+    total = 0
+    for j in range(len(buckets)):
+        total = total - logp[j, buckets[j]]
+    return total / len(buckets)
+
+
+def my_extra_key(scores, values, c, mean):
+    scores = torch.cat([scores, torch.tensor([math.log(c)])])
+    values = torch.cat([values, mean.unsqueeze(0)])
+    return scores.softmax(0) @ values
+
+
+SOLUTIONS = [my_bits, my_proj, my_labels, my_certificate, my_score, my_median, my_loss,
+             my_extra_key]
+
+
+# ---------------------------------------------------------------------------------------------
+# The notebook
+
+
+@pytest.fixture
+def run_cells(tmp_path, monkeypatch):
+    """Return a function that runs all code cells in one namespace, as a program.
+
+    It takes the sources of all cells, and returns what each code cell prints, number -> text.
+    """
+    def run(sources):
+        program = "\n".join(f"print({MARK.format(i)!r})\n{sources[i]}" for i in CODE)
+        path = tmp_path / "cells.py"
+        path.write_text(program, encoding="utf-8")
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), matplotlib.rc_context():
+            matplotlib.use("Agg", force=True)
+            runpy.run_path(str(path))
+        matplotlib.pyplot.close("all")
+        parts = re.split(r"<cell (\d+)>\n", out.getvalue())
+        return {int(number): text for number, text in zip(parts[1::2], parts[2::2])}
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return run
+
+
+def stored_text(cell):
+    return "".join("".join(output["text"]) for output in cell["outputs"] if "text" in output)
+
+
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+def test_blank_notebook_prints_what_is_stored(run_cells):
+    printed = run_cells(SOURCES)
+
+    for i in CODE:  # after a change, run all cells in Jupyter, and save
+        assert printed[i] == stored_text(CELLS[i]), SOURCES[i]
+    everything = "".join(printed.values())
+    assert everything.count("guess: not yet") == SOURCES_TEXT.count("guess = ...") == 7
+    for solution in SOLUTIONS:
+        assert f"{solution.__name__}: not yet\n" in everything
+    assert f"{len(QUIZ)} not yet" in everything
+
+
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+def test_solved_notebook_is_right(run_cells):
+    """The solutions pass, and what is guessed is what the text says afterwards."""
+    sources = [source.replace("guess = ...", "guess = 0") for source in SOURCES]
+    for solution in SOLUTIONS:
+        name = solution.__name__
+        [i] = [i for i in CODE if f"def {name}(" in sources[i]]
+        # the signature and the blank, up to two empty lines
+        blank = re.search(rf"def {name}\(.*?(?=\n\n\n)", sources[i], re.S)[0]
+        written = inspect.getsource(solution).rstrip()
+        assert blank.split("\n")[0] == written.split("\n")[0]
+        sources[i] = sources[i].replace(blank, written)
+    for truth, _ in QUIZ:
+        sources[CODE[-1]] = sources[CODE[-1]].replace("    ...,", f"    {truth},", 1)
+
+    everything = "".join(run_cells(sources).values())
+
+    for solution in SOLUTIONS:
+        assert f"{solution.__name__}: right" in everything
+    assert "quiz: 14 of 14 right, 0 not yet" in everything
+    assert "not yet" not in everything.replace("0 not yet", "")
+    measured = re.findall(r"guess: 0   measured: (.*)", everything)
+    assert measured == ["27", "-1.0", "1.0", "6", "0.086", "2", "98"]
+
+
+def test_outputs_are_text_and_pictures():
+    """No error, no warning, and nothing that another machine prints otherwise, such as a time."""
+    for i in CODE:
+        for output in CELLS[i]["outputs"]:
+            kind = output["output_type"]
+            assert kind in ("stream", "display_data")
+            if kind == "stream":
+                assert output["name"] == "stdout"
+            else:
+                assert "image/png" in output["data"]
+
+
+def test_limits_of_size():
+    lines = [line for source in SOURCES for line in source.split("\n") if line.strip()]
+    assert 36 <= len(CELLS) <= 44
+    assert len(lines) <= 350
+    assert os.path.getsize(ROOT / "learn.ipynb") <= 300_000
+
+
+def test_minutes_of_the_panels_are_enough_and_add_up():
+    """200 words a minute. What is left of a panel's minutes is for its guess and its function."""
+    panels = re.split(r"^## ", SOURCES_TEXT, flags=re.M)[1:]
+    listed = re.search(r"\*\*Panels, in minutes:\*\*(.*)", TEXT)[1]
+    minutes = [int(number) for number in re.findall(r"\((\d+)\)", listed)]
+    assert len(minutes) == len(panels) == 9
+    assert sum(minutes) <= 75
+    for panel, number in zip(panels[1:], minutes[1:]):
+        title = panel.split("\n")[0]
+        assert f"({number} minutes)" in title
+        assert len(panel.split()) / 200 <= number, title
+
+
+def test_files_functions_and_tests_of_the_text_exist():
+    tests = (ROOT / "test_all.py").read_text(encoding="utf-8")
+    num_functions = 0
+    for name in re.findall(r"`([a-z][\w./-]+)`", TEXT):
+        module, _, attributes = name.partition(".")
+        if name.startswith("test_") and not attributes:
+            assert f"def {name}(" in tests, name
+        elif name.endswith(".pt"):
+            assert (ROOT / "models" / name).exists(), name
+        elif name.endswith((".py", ".txt")):
+            assert (ROOT / name).exists(), name
+        elif attributes:
+            operator.attrgetter(attributes)(importlib.import_module(module))
+            num_functions += 1
+    assert num_functions > 12
+    for link in re.findall(r"\]\((.*?)\)", TEXT):
+        assert (ROOT / link).exists(), link
+
+
+def test_address_of_the_repository_is_in_one_place():
+    assert SOURCES_TEXT.count("ADDRESS =") == 1
+    assert "http" not in re.sub(r"ADDRESS = .*", "", SOURCES_TEXT)
+
+
+# ---------------------------------------------------------------------------------------------
+# The checks
+
+
+@pytest.mark.parametrize("name, variant", [
+    (name, variant) for name, exercise in EXERCISES.items() for variant in exercise.hints])
+def test_usual_error_gets_its_own_hint(name, variant):
+    verdict = judge_function(name, variant)
+    assert verdict == f"not right yet. {EXERCISES[name].hints[variant]}"
+
+
+@pytest.mark.parametrize("name, yours, hint", [  # written in other ways than in the checks
+    ("my_proj", lambda bits, weight: torch.cosine_similarity(bits, weight, dim=1), "the cosine"),
+    ("my_proj", lambda bits, weight: torch.from_numpy(
+        np.corrcoef(torch.vstack([bits, weight]))[0, 1:]), "you divide by it"),
+    ("my_bits", lambda word, feature_of_gram, eta, T: sum(
+        [eta[f:f + T] for gram, f in feature_of_gram.items() if gram in word], np.zeros(T)) > 0,
+     "counted once"),
+    ("my_median", lambda rows: torch.median(rows, dim=0).values, "the lower of"),
+    ("my_median", lambda rows: torch.tensor(np.median(rows)), "median of all"),
+    ("my_loss", lambda logits, buckets: torch.nn.functional.cross_entropy(
+        logits, buckets, reduction="sum"), "the sum of the k losses"),
+    ("my_labels", lambda ids, inputs, is_shuffled, is_random: torch.where(
+        ids < 5, -100, is_shuffled + 2 * is_random), "not what was chosen"),
+    ("my_extra_key", lambda scores, values, c, mean: (
+        scores.exp() @ values + math.exp(c) * mean) / (scores.exp().sum() + math.exp(c)),
+     "its score is ln c"),
+    ("my_extra_key", lambda scores, values, c, mean: (
+        scores.exp() @ values) / scores.exp().sum(), "masked"),
+])
+def test_error_of_a_reader_is_named(name, yours, hint):
+    assert hint in judge_function(name, yours)
+
+
+def test_other_error_shows_the_first_wrong_case(capsys):
+    check("my_median", lambda rows: rows[0] + 1)
+    printed = capsys.readouterr().out
+    assert "not a usual one" in printed
+    assert "first in my_median([[1.0, 7.0], [2.0, -9.0], [900.0, 8.0]])" in printed
+    assert "expected [2.0, 7.0], got [2.0, 8.0]" in printed
+
+
+def test_function_that_raises_is_reported_with_its_line(capsys):
+    def my_loss(logits, buckets):
+        return logits[buckets, 99]
+
+    check("my_loss", my_loss)
+    printed = capsys.readouterr().out
+    assert printed.startswith("my_loss: raises IndexError")
+    assert "logits[buckets, 99]" in printed
+
+
+@pytest.mark.parametrize("name", [*EXERCISES, "my_score"])
+@pytest.mark.parametrize("blank", [None, ...])
+def test_blank_is_not_yet(name, blank, capsys):
+    check(name, lambda *arguments: blank)
+    assert capsys.readouterr().out == f"{name}: not yet\n"
+
+
+@pytest.mark.parametrize("yours, fragment", [
+    (lambda parts: parts[0] + parts[1], "the score sum"),
+    (lambda parts: torch.minimum(*parts), "the score min"),
+    (lambda parts: parts[0] + 3 * parts[1], "held on 50 maps"),
+    (lambda parts: parts[0] * parts[1], "right"),
+    (lambda parts: 1.0, "expected a tensor"),
+])
+def test_score_that_falls_is_told_from_others(yours, fragment, capsys):
+    check("my_score", yours)
+    assert fragment in capsys.readouterr().out
+    assert "yours" not in learn_checks.SCORES
+
+
+def test_quiz_tells_right_from_wrong(capsys):
+    answers = [not QUIZ[0][0], QUIZ[1][0]] + [...] * 12
+    check_quiz(answers)
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0].startswith(" 1 wrong, it is False. ")
+    assert lines[1].startswith(" 2 right, True. ")
+    assert lines[2] == "quiz: 1 of 14 right, 12 not yet"
+
+
+def test_quiz_has_a_reason_for_each_statement():
+    """About as many are true as are false, and their numbers are in order."""
+    source = SOURCES[CODE[-1]]
+    numbers = re.findall(r"^    \.\.\.,  # (\d+) ", source, re.M)
+    assert numbers == [str(i) for i in range(1, len(QUIZ) + 1)]
+    assert sum(truth for truth, _ in QUIZ) == 7
