@@ -336,7 +336,7 @@ def build_once(path, build, *args):
         build: function of a temporary path and args, which makes it there. Then it is renamed.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with lock_path(path):
+    with FileLock(path + ".lock"):
         if not os.path.exists(path):
             remove(path + ".tmp")  # left by a process that was killed
             try:
@@ -346,18 +346,6 @@ def build_once(path, build, *args):
                 remove(path + ".tmp")
                 raise
     return path
-
-
-def lock_path(path):
-    """Return a context in which this process alone builds path. It waits until others are done."""
-    try:
-        return FileLock(path + ".lock").acquire()
-    except OSError as error:
-        if error.filename is not None:  # its message names the file
-            raise
-        # such as "No locks available" on NFS
-        raise InputError(f"{path}.lock: could not be locked ({error}). Use a local "
-                         "--cache.") from error
 
 
 def fingerprint(value):

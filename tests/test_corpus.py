@@ -1,6 +1,5 @@
 """data/corpus.py: documents to token IDs on disk. test_all.py has the example by hand."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -9,7 +8,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from filelock import FileLock
 
 import data.corpus
 import tokenizer
@@ -105,16 +103,6 @@ def test_edit_of_the_splitting_is_another_corpus(write, load, tmp_path, monkeypa
     monkeypatch.setattr(data.corpus, "CODE", [source])
     monkeypatch.setattr(tokenizer, "list_words", lambda text, how: [text])
     assert load(path).words == ["a b"]
-
-
-def test_file_system_without_locks_is_named(write, load, monkeypatch):
-    """NFS may have no lock daemon; its error names no file."""
-    def acquire(lock):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(FileLock, "acquire", acquire)
-    with pytest.raises(InputError, match=r"cache.a-regex-.*\.lock: .*No locks.*local --cache"):
-        load(write("a.txt", "x"))
 
 
 def test_ctrl_c_ends_a_preparation_and_leaves_no_half_corpus(tmp_path):
