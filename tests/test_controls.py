@@ -53,7 +53,7 @@ def test_overlap_beside_two_seeds_of_a_model():
     for predicted, score in (([1] * 8, 50.0), (truth, 100.0)):
         scores = dict(accuracy=score)
         outcome = Outcome(scores, scores, predicted, selection=0, log=[])
-        results.append(Result(0, "accuracy", [], {}, 0, truth, {}, outcome, None))
+        results.append(Result(0, "accuracy", [], [], {}, 0, truth, {}, outcome, None))
 
     row = controls.compare_with_model("mrpc", results, np.array(truth))
 

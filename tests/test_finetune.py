@@ -180,7 +180,7 @@ def test_glue_is_eight_tasks_and_their_average(tune, tmp_path, monkeypatch):
         scores = dict(accuracy=len(name) + seed)
         outcome = Outcome(scores, scores, predicted=[], selection=-seed, log=[])
         size = dict(total=1, poep=0)
-        return Result(seed, "accuracy", [], {}, 0, None, size, outcome, None)
+        return Result(seed, "accuracy", [], [], {}, 0, None, size, outcome, None)
 
     monkeypatch.setattr(finetune, "read_task", read_task)
     monkeypatch.setattr(finetune, "run_job", run_job)
