@@ -258,8 +258,8 @@ class Predictor:
     def read_set(self, row, for_head):
         """Return the Example of an item set, without the items that the model does not know.
 
-        Heads of sets fill masks: for one it begins with a [MASK]. The user may write none, one or
-        several.
+        For a head, all of which fill masks, it begins with a [MASK]. The user may write none, one
+        or several.
         """
         names = []
         if isinstance(row, str):
@@ -272,7 +272,7 @@ class Predictor:
         if not known and for_head:
             raise ValueError("expected items that this model knows, split by tabs or spaces, got "
                              f"{row!r:.60}.")
-        if not known:  # embed gives it no vector, whatever the model says of a [MASK]
+        if not known:  # [MASK] stands for nothing here: embed returns 0 for a row without words
             return Example(row, np.array([MASK], np.int32), [], 0)
         ids = self.list_ids(known)
         if for_head:
