@@ -10,7 +10,8 @@ import torch
 from support.common import load_checkpoint, run_script
 
 NUM_WORDS = 5_000  # infer.py --near searches among them
-PARTS = ("format", "config", "model", "tokenizer", "run", "step", "words")
+PARTS = ("format", "config", "model", "tokenizer", "run", "step", "words",
+         "kinds")  # older checkpoints lack kinds
 
 
 def main(argv=None):
@@ -31,7 +32,7 @@ def build_parser():
 def shrink(ckpt, out):
     """Write the small copy of a checkpoint."""
     checkpoint = load_checkpoint(ckpt)
-    small = {name: checkpoint[name] for name in PARTS}
+    small = {name: checkpoint[name] for name in PARTS if name in checkpoint}
     # the most frequent ones come first
     small["words"] = small["words"][:NUM_WORDS]
     for name, weight in small["model"].items():

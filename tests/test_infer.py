@@ -216,9 +216,9 @@ def test_predict_missing_scores_are_sums_of_hash_probabilities(untrained):
     """Also with a key, which another tokenizer does not have."""
     p = untrained["missing"]
     [found] = p.predict_missing("the [MASK] cat", 9)
-    row = p.read("the [MASK] cat", "hash-mlm")
-    ids = torch.tensor([row.ids])
-    [logits] = p.score_masks(ids.long(), None)
+    row = p.read("the [MASK] cat")
+    ids = torch.from_numpy(row.ids).long().unsqueeze(0)  # (1, L)
+    [logits] = p.score_masks(ids, None)
     [logp] = hash_logp(logits, p.item_map)  # (k, R)
     scores = []
     for buckets in sketch_index(p.words, 5, 31, key="s"):
@@ -309,8 +309,8 @@ def test_truncated_text_is_judged_as_its_start(paths, untrained):
 def test_set_is_read_in_every_form(untrained, row, ids):
     p = untrained["fixed_set"]
     ids = [FIRST_WORD_ID + i for i in ids]
-    assert p.read(row, "mlm").ids.tolist() == [MASK, *ids]
-    assert p.read(row, None).ids.tolist() == ids  # a vector is of the items alone
+    assert p.read(row).ids.tolist() == [MASK, *ids]
+    assert p.read(row, for_head=False).ids.tolist() == ids  # a vector is of the items alone
 
 
 def test_items_of_a_set_are_not_proposed_again(untrained):
@@ -484,8 +484,8 @@ def test_numbers_that_are_no_json_become_null(paths, tmp_path):
 def test_embed_is_the_mean_of_the_outputs(untrained):
     p = untrained["detect"]
     vector = p.embed("the cat")
-    ids = torch.tensor([p.read("the cat", None).ids])
-    outputs = p.model.encode(ids.long())[0]
+    ids = torch.from_numpy(p.read("the cat").ids).long()  # (L,)
+    [outputs] = p.model.encode(ids.unsqueeze(0))
     np.testing.assert_allclose(vector, outputs.mean(0), atol=1e-6)
     assert vector.dtype == np.float32
     assert not p.embed([]).size

@@ -40,6 +40,13 @@ def test_shrunk_checkpoint_says_what_the_whole_one_says(sr_run, tmp_path):
     assert path.stat().st_size < (sr_run / "best.pt").stat().st_size
 
 
+def test_shrunk_checkpoint_keeps_the_kinds_of_its_objective(sr_run, tmp_path):
+    kinds = {0: "intact", 2: "strange"}
+    torch.save(load_checkpoint(str(sr_run)) | dict(kinds=kinds), tmp_path / "ckpt.pt")
+    shrink.main([str(tmp_path), str(tmp_path / "small.pt")])
+    assert Predictor(str(tmp_path / "small.pt")).kinds == kinds
+
+
 def test_shrunk_checkpoint_keeps_the_buckets_of_lsh_attention(tmp_path):
     model = tiny_model(attn="lsh")
     path = str(tmp_path / "small.pt")
