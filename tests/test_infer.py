@@ -26,7 +26,7 @@ from infer import Predictor
 from model import Config, Model
 from support import predict_file
 from support.common import InputError, load_checkpoint, save_checkpoint
-from tests.helpers import ROOT, assert_refused, make_words, run_main
+from tests.helpers import ROOT, assert_refused, make_words, run_main, run_script
 from tokenizer import FIRST_WORD_ID, MASK, make_tokenizer
 
 WORDS = [*make_words(50), "cat", "the"]
@@ -551,7 +551,17 @@ def test_damaged_checkpoint_ends_in_one_line(paths, tmp_path):
     assert_refused(infer.main, ["--ckpt", path, "a"], f"infer.py: {path}: ")
 
 
-# Threads, kinds, hashes
+# Import, threads, kinds, hashes
+
+
+def test_import_loads_nothing_slow_that_a_text_does_not_need():
+    """They take seconds: the compiler of PyTorch, readers of tables and of the hub, figures."""
+    code = "import sys, torch; old = set(sys.modules); import infer; print(*set(sys.modules) - old)"
+    loaded = run_script("-c", code).stdout.split()
+    slow = {"torch._dynamo", "torch._inductor", "sympy", "pyarrow", "pandas", "datasets",
+            "matplotlib"}
+    assert "model" in loaded
+    assert slow.isdisjoint(loaded)
 
 
 class SlowList(list):
