@@ -87,7 +87,7 @@ def test_diffs_apply_and_all_tests_can_be_collected(tmp_path):
             continue
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
-    for name in ("pyproject.toml", "README.md", "docs", "runs", "results", "learn.ipynb"):
+    for name in ("pyproject.toml", "README.md", "docs", "runs", "results", "models", "learn.ipynb"):
         (tmp_path / name).symlink_to(ROOT / name)
     diffs = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
     for diff in diffs:
