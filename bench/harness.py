@@ -55,6 +55,7 @@ FLAGS = {  # flag -> options of add_argument
     "cache": dict(help="folder of prepared corpora (default: %(default)s)"),
     "data": dict(help="corpus or item sets, as --data of pretrain.py (default: %(default)s)"),
     "data_dir": dict(help="folder with the files of GLUE"),
+    "known": dict(help="a file of --json with runs that are not measured again"),
     "only": dict(help="regular expression: run the variants whose names match"),
     "runs": dict(nargs="+", help="folders of trained runs"),
     "seeds": dict(
