@@ -2,7 +2,6 @@
 
     bash runs/hash-draws.sh                                  trains the runs, and skips known ones
     python -m bench.draws losses --runs out/draws-* --known results/draws.json
-    python -m bench.draws random --attn lsh ...              pretrain.py with random pairs
 
 A folder such as out/draws-proj-lsh-0 is a run of the variant proj-lsh. The windows and their
 corrupted words are the same for all runs of a corpus, whatever their seeds, so that two variants
@@ -11,13 +10,11 @@ can be compared window by window (bench/claims.py).
 
 import contextlib
 import statistics
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 
-import pretrain
 from bench import harness
 from bench.attention import use_random_buckets
 from bench.harness import CORPUS, RUNS
@@ -26,7 +23,7 @@ from objectives import choose_objective
 from support.common import load_checkpoint, read_json
 from tokenizer import FIRST_WORD_ID, MASK
 
-RANDOM = "random"  # the variants whose pairs are random have it in their name
+RANDOM = "random"  # in the name of a variant that bench/random_pairs.py trained
 SETTINGS = ("seed", "hash_seed", "key", "steps", "corpus")  # of a run, kept beside its losses
 
 LOSSES = """
@@ -40,9 +37,10 @@ LOSSES = """
 def bench_losses(args):
     """Collect the held-out losses of pre-trained runs, window by window."""
     variants = {}  # name -> list of dict, a run each
-    if args.known is not None:
+    if args.known is not None and Path(args.known).exists():
         for row in read_json(args.known)["rows"]:
-            variants[row["name"]] = list(row["runs"])
+            runs = [run | dict(windows=text) for run, text in zip(row["runs"], row["loss_rows"])]
+            variants[row["name"]] = runs
     for folder in args.runs:
         run = Path(folder).name
         _, _, variant = run.rpartition("-")[0].partition("-")
@@ -56,11 +54,13 @@ def bench_losses(args):
 
     for name, runs in variants.items():
         losses = [run["loss"] for run in runs]
+        runs.sort(key=lambda run: run["run"])
         row = dict(name=name, seeds=len(runs), n=len(runs[0]["windows"].split()),
                    loss=statistics.mean(losses), loss_all=losses)
         if len(losses) > 1:
             row["loss_std"] = statistics.stdev(losses)
-        yield row | dict(runs=runs)
+        # a number for each window, of each run
+        yield row | dict(runs=runs, loss_rows=[run.pop("windows") for run in runs])
 
 
 def measure_windows(folder, args):
@@ -107,8 +107,4 @@ TABLES = {  # name -> function that yields the rows, columns, flags and their de
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == [RANDOM]:
-        with use_random_buckets():
-            pretrain.main(sys.argv[2:])
-    else:
-        harness.main("bench.draws", TABLES, __doc__)
+    harness.main("bench.draws", TABLES, __doc__)

@@ -43,7 +43,7 @@ def bench_shares(args, *, hyperplanes=(1, 2, 4, 8), lengths=(128, 512, 1024), nu
                 generator = torch.Generator().manual_seed(draw)
                 q, k = torch.randn(2, 1, 8, L, HEAD_SIZE, generator=generator)
                 measured.append(measure(q, k, r, generator))
-            yield make_row("random vectors", r, L, HEAD_SIZE, measured)
+            yield make_row(f"random vectors, r {r}, L {L}", r, L, HEAD_SIZE, measured)
 
     for run in args.runs:
         model, tokenizer, _ = harness.load_run(run)
@@ -55,7 +55,8 @@ def bench_shares(args, *, hyperplanes=(1, 2, 4, 8), lengths=(128, 512, 1024), nu
                 for draw in range(DRAWS):
                     generator = torch.Generator().manual_seed(draw * LAYER_STRIDE + number)
                     measured.append(measure(q, k, r, generator))
-                yield make_row(f"{Path(run).stem}, layer {number}", r, L, q.shape[-1], measured)
+                name = f"{Path(run).stem}, layer {number}, r {r}"
+                yield make_row(name, r, L, q.shape[-1], measured)
 
 
 def measure(q, k, r, generator):
