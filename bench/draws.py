@@ -53,8 +53,8 @@ def bench_losses(args):
         runs.append(dict(run=run, loss=float(losses.mean()), settings=settings, windows=text))
 
     for name, runs in variants.items():
-        losses = [run["loss"] for run in runs]
         runs.sort(key=lambda run: run["run"])
+        losses = [run["loss"] for run in runs]
         row = dict(name=name, seeds=len(runs), n=len(runs[0]["windows"].split()),
                    loss=statistics.mean(losses), loss_all=losses)
         if len(losses) > 1:

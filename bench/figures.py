@@ -46,6 +46,7 @@ def main(argv=None):
         draw_buckets()
         draw_attention()
         draw_claims()
+        draw_effects()
 
 
 def build_parser():
@@ -259,6 +260,36 @@ def draw_claims():
             axis.set_ylabel(textwrap.fill(claim["unit"], 30))
             text = textwrap.fill(claim["front"], 26)
             axis.set_title(f"{paper}:\n{text}\n→ {verdict}", fontsize=9)
+
+
+def draw_effects():
+    """Draw the claims for which the paper has a number of the same endpoint, in units of it."""
+    rows = []
+    for paper, listed in read_json(ROOT / "docs/claims.json").items():
+        for claim in listed:
+            here, control = claims.read_sides(claim)
+            _, verdict = claims.judge(claim, here, control)
+            if "effect" in claim and "seed" not in verdict:  # one or two runs have no interval
+                rows.append((paper, claim, verdict, claims.compare(claim, here, control)))
+    height = 1.2 + 0.42 * len(rows)
+    with new_figure("effects", (9.4, height)) as [axis]:
+        for y, (paper, claim, verdict, difference) in enumerate(reversed(rows)):
+            effect = claim["effect"]
+            if "delta" in claim:
+                band = abs(claim["delta"] / effect)
+                axis.barh(y, 2 * band, left=-band, height=0.8, color="0.85")
+            color = {"holds": "tab:blue", "does not hold": "tab:orange"}.get(verdict, "0.3")
+            # an interval that runs out of the figure says only that it is wide
+            axis.errorbar(difference.mean / effect, y, xerr=abs(difference.limit / effect),
+                          fmt="o", color=color, capsize=3)
+        axis.axvline(0, color="0.5", linewidth=0.8)
+        axis.axvline(1, color="0.5", linewidth=0.8, linestyle="--")
+        labels = [f"{paper}: {claim['claim']}" for paper, claim, _, _ in reversed(rows)]
+        axis.set_yticks(range(len(rows)), [textwrap.fill(label, 62) for label in labels],
+                        fontsize=7)
+        axis.set(xlim=(-6, 4), xlabel="difference here, with its 95 % interval, over the paper's: "
+                 "0 none, 1 the paper's")
+        axis.set_title("Blue: the claim holds. Orange: it does not. Gray: neither", fontsize=9)
 
 
 # Tables

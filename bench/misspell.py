@@ -220,8 +220,8 @@ FEATURES = {  # name -> function(words, size, counts, draw)
 def score_draws(list_features, size, splits, num_draws):
     """Return a row of the table: the scores of a kind of features, over draws of the hash.
 
-    `rows` holds a number for each scored row: its part in `kept`, whose mean over rows is `kept`
-    (a linear approximation of the ratio, by which two kinds are compared row by row).
+    `kept_rows` has a number for each scored row, of divide_scores, a mean over draws: by them two
+    kinds of features are compared row by row.
     """
     train_words, train_labels = splits["train"]
     scores = {str(share): [] for share in SHARES}
@@ -239,11 +239,9 @@ def score_draws(list_features, size, splits, num_draws):
             predicted = apply_linear(inputs[share], weights).argmax(1)
             is_right[share] = 100 * (predicted == labels).double()
             scores[share].append(is_right[share].mean().item())
-        clean = scores["0"][-1]
-        worst = scores[str(WORST)][-1]
-        kept.append(100 * worst / clean)
-        change = is_right[str(WORST)] - worst / clean * is_right["0"]  # its mean is 0
-        parts.append(kept[-1] + 100 / clean * change)
+        share, part = divide_scores(is_right["0"], is_right[str(WORST)])
+        kept.append(share)
+        parts.append(part)
     _, labels = splits["0"]
     _, train_labels = splits["train"]
     majority = (labels == train_labels.mode().values).double().mean()
@@ -253,6 +251,22 @@ def score_draws(list_features, size, splits, num_draws):
     return row | dict(
         seeds=num_draws, n=len(rows), majority=100 * majority.item(), decay=decay,
         columns=inputs["train"].shape[1], kept_rows=" ".join(f"{part:.0f}" for part in rows))
+
+
+def divide_scores(clean, worst):
+    """Return how much of a score is kept, and each row's part in it.
+
+    Args:
+        clean, worst: float (n,), 100 where a row is right and 0 where it is not, as written and
+            misspelled.
+
+    Returns:
+        kept: float, 100 · mean of worst / mean of clean.
+        parts: float (n,), whose mean is kept: the ratio as a linear function of the rows.
+    """
+    ratio = worst.mean() / clean.mean()
+    change = worst - ratio * clean  # its mean is 0
+    return 100 * ratio.item(), 100 * (ratio + change / clean.mean())
 
 
 def embed_splits(list_features, size, splits, draw):
