@@ -37,11 +37,11 @@ from support.common import read_json
 
 CONFIDENCE = 0.95
 VERDICTS = {  # kind of a verdict -> how the counts name it
-    "holds": "hold",
-    "does not hold": "do not",
-    "equal": "are equal within the δ that was said before",
-    "excluded": "exclude the paper's effect at this size",
-    "not decided": "are not decided",
+    "holds": "{} hold",
+    "does not hold": "{} do not",
+    "equal": "{} are equal within the δ that was said before",
+    "excluded": "for {} the paper's effect is excluded at this size",
+    "not decided": "{} are not decided",
 }
 COLUMNS = """
     claim            | claim   | s
@@ -58,7 +58,7 @@ FRONT = """
     measured    | unit        | s
     here        | own_bar     | s
     control     | control_bar | s
-    holds here? | kind        | s
+    holds here? | short       | s
     note        | note        | s
     script      | link        | s
 """
@@ -78,7 +78,10 @@ def list_tables():
     for owner, name in (("papers", "claims (one per task) of the papers and the proposal"),
                         ("ours", "claims of our own, many against simpler methods,")):
         count = counts[owner]
-        parts = [f"{count[kind]} {words}" for kind, words in VERDICTS.items() if count[kind] > 0]
+        parts = []
+        for kind, words in VERDICTS.items():
+            if count[kind] > 0:
+                parts.append(words.format(count[kind]))
         text += f"Of {count.total()} {name} {', '.join(parts[:-1])}, and {parts[-1]}.\n"
     yield "claims count", text
 
@@ -112,7 +115,7 @@ def list_cells(claim):
     if "front" in claim:
         own, other = claim["bars"]
         row |= dict(front=claim["front"], unit=claim["unit"], note=note,
-                    kind=verdict.split(",")[0],
+                    short=verdict.split(",")[0],
                     own_bar=f"{own}: {write_number(here)}",
                     control_bar=f"{other}: {write_number(control)}",
                     link=f"[{claim['script']}]({script})")

@@ -273,7 +273,7 @@ def draw_effects():
                 rows.append((paper, claim, verdict, claims.compare(claim, here, control)))
     height = 1.2 + 0.42 * len(rows)
     with new_figure("effects", (9.4, height)) as [axis]:
-        for y, (paper, claim, verdict, difference) in enumerate(reversed(rows)):
+        for y, (_, claim, verdict, difference) in enumerate(reversed(rows)):
             effect = claim["effect"]
             if "delta" in claim:
                 band = abs(claim["delta"] / effect)

@@ -16,7 +16,6 @@ import argparse
 import collections
 import itertools
 import re
-import statistics
 from pathlib import Path
 
 import numpy as np

@@ -1,6 +1,7 @@
 """Tests of bench/claims.py: a verdict follows from two numbers, their runs and their rows."""
 
 import math
+import re
 import statistics
 
 import numpy as np
@@ -83,7 +84,8 @@ def test_quantiles_are_those_of_printed_tables(freedom, t):
 
 
 def test_deviation_is_pooled_over_the_variants_of_a_table():
-    claim = dict(here=["glue", "proj, lsh", "eval_loss"], control=["glue", "proj, md5", "eval_loss"])
+    claim = dict(here=["glue", "proj, lsh", "eval_loss"],
+                 control=["glue", "proj, md5", "eval_loss"])
     here, control = claims.read_sides(claim)
 
     difference = claims.compare(claim, here, control)
@@ -177,3 +179,10 @@ def test_ratio_of_two_numbers_of_a_row_has_no_error():
     assert cell["mean"] == row["all"] / row["sure"]
     assert cell["std"] is None
     assert cell["row_variance"] == 0
+
+
+def test_counts_add_up_to_the_claims():
+    text = dict(claims.list_tables())["claims count"]
+    for line in text.splitlines():
+        total, *counts = [int(number) for number in re.findall(r"\d+", line)]
+        assert sum(counts) == total
