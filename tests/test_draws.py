@@ -134,8 +134,10 @@ def task(tmp_path):
 
 def test_linear_models_at_tiny_sizes_fill_all_columns(task, monkeypatch):
     monkeypatch.setattr(misspell, "DRAWS", 2)
-    rows = run_bench(misspell, "linear", Namespace(runs=[str(task)]), sizes=(16,))
+    args = Namespace(runs=[str(task)], known=None)
+    rows = run_bench(misspell, "linear", args, sizes=(16,))
     assert [row["columns"] for row in rows] == [16, 16, 16, 6]
+    assert [row["seeds"] for row in rows] == [2, 2, 2, 0]  # a bag of words has no hash
     for row in rows:
         assert row["0"] == 100  # words of one topic alone
         assert row["majority"] == 50
