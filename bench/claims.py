@@ -16,7 +16,9 @@ the rule in `judge`, and from nothing else. The fields of a claim:
     effect                      the paper's difference, of the same endpoint
     share                       the control is multiplied by it
     n, whole, is_correlation, seeds     see `read_cell`
-    alone                       rows of the table are of different kinds: none is pooled with them
+    among                       of a table of several tasks: the variants that have it in their name
+                                are pooled, and no others
+    alone                       nothing is pooled: each side has its own spread
     note                        one to three sentences behind the verdict
     script                      its name in runs/
     front                       short words for the claim, which README and the figure show
@@ -145,33 +147,60 @@ def compare(claim, here, control):
 
     The degrees of freedom are those of Satterthwaite.
     """
-    share = claim.get("share", 1)
-    parts = []  # (variance, degrees of freedom)
-    runs = [(value, factor) for value, factor in ((here, 1), (control, share)) if value["spread"]]
-    if len(runs) == 2 and here["key"] == control["key"] and not claim.get("alone"):
-        variance, freedom = pool_variance({**here["spread"], **control["spread"]})
-        parts.append((variance * (1 / here["seeds"] + share**2 / control["seeds"]), freedom))
-    else:
-        for value, factor in runs:
-            own = value["spread"]
-            if claim.get("alone"):
-                own = {name: own[name] for name in own if name == value["name"]}
-            variance, freedom = pool_variance(own)
-            parts.append((factor**2 * variance / value["seeds"], freedom))
-    if here["rows"] is not None and control["rows"] is not None:
-        differences = here["rows"] - share * control["rows"]
-        parts.append((differences.var(ddof=1) / len(differences), len(differences) - 1))
-    else:
-        for value, factor in ((here, 1), (control, share)):
-            if value["row_variance"] > 0:
-                parts.append((factor**2 * value["row_variance"], value["n"] - 1))
-
+    parts = [*list_run_parts(claim, here, control), *list_row_parts(claim, here, control)]
     mean = here["mean"] - control["mean"]
     total = sum(variance for variance, _ in parts)
     if total == 0:
         return Difference(mean, 0.0, math.inf)
     freedom = total**2 / sum(variance**2 / freedom for variance, freedom in parts)
-    return Difference(mean, find_quantile(round(freedom, 3)) * math.sqrt(total), freedom)
+    # rounded: near values share a quantile, which takes a while
+    limit = find_quantile(round(freedom, 3)) * math.sqrt(total)
+    return Difference(mean, limit, freedom)
+
+
+def list_run_parts(claim, here, control):
+    """Return the variances of a difference from run to run, list of (variance, freedom)."""
+    share = claim.get("share", 1)
+    parts = []
+    if here["spread"] and control["spread"] and here["key"] == control["key"]:
+        if not claim.get("alone"):
+            variants = here["spread"] | control["spread"]
+            variance, freedom = pool_variance(choose_variants(claim, variants, None))
+            both = 1 / here["seeds"] + share**2 / control["seeds"]
+            return [(variance * both, freedom)]
+    for value, factor in ((here, 1), (control, share)):
+        if value["spread"]:
+            variants = choose_variants(claim, value["spread"], value["name"])
+            variance, freedom = pool_variance(variants)
+            parts.append((factor**2 * variance / value["seeds"], freedom))
+    return parts
+
+
+def choose_variants(claim, variants, own_name):
+    """Return the variants of a table, a dict as in pool_variance, that a claim pools."""
+    chosen = {}
+    for name, spread in variants.items():
+        if claim.get("alone"):
+            is_pooled = name == own_name
+        else:
+            is_pooled = claim.get("among", "") in name[1]
+        if is_pooled:
+            chosen[name] = spread
+    return chosen
+
+
+def list_row_parts(claim, here, control):
+    """Return the variances of a difference from row to row, list of (variance, freedom)."""
+    share = claim.get("share", 1)
+    if here["rows"] is not None and control["rows"] is not None:
+        differences = here["rows"] - share * control["rows"]  # (n,)
+        n = len(differences)
+        return [(differences.var(ddof=1) / n, n - 1)]
+    parts = []
+    for value, factor in ((here, 1), (control, share)):
+        if value["row_variance"] > 0:
+            parts.append((factor**2 * value["row_variance"], value["n"] - 1))
+    return parts
 
 
 def pool_variance(spread):

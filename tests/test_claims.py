@@ -15,9 +15,9 @@ from tests.helpers import ROOT
 def make_value(mean, std=1.0, seeds=3, name="a", **changes):
     """Return a value of read_cell, of a table in which it is the only variant."""
     value = dict(mean=mean, std=std, seeds=seeds, spread={}, rows=None, row_variance=0.0,
-                 file="f", name=name, key="score", n=None)
+                 file="f", name=("f", name), key="score", n=None)
     if std is not None:
-        value["spread"] = {name: (std, seeds)}
+        value["spread"] = {("f", name): (std, seeds)}
     return value | changes
 
 
@@ -96,6 +96,17 @@ def test_deviation_is_pooled_over_the_variants_of_a_table():
     error = math.sqrt(squares / freedom * (1 / 3 + 1 / 3))
     assert difference.freedom == freedom
     assert difference.limit == pytest.approx(claims.find_quantile(freedom) * error)
+
+
+def test_variants_of_one_task_are_pooled_alone():
+    claim = dict(here=["glue", "proj, lsh", "eval_loss"], among="proj",
+                 control=["glue", "proj, md5", "eval_loss"])
+    difference = claims.compare(claim, *claims.read_sides(claim))
+    runs = [values for name, values in read_table("glue", "eval_loss").items() if "proj" in name]
+    variance = statistics.mean(map(statistics.variance, runs))
+    assert difference.freedom == pytest.approx(2 * len(runs))
+    expected = claims.find_quantile(2 * len(runs)) * math.sqrt(2 / 3 * variance)
+    assert difference.limit == pytest.approx(expected)
 
 
 def test_rows_of_different_kinds_are_not_pooled():
