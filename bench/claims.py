@@ -275,9 +275,13 @@ def judge(claim, here, control):
     else:
         raise ValueError("rule: expected higher, lower, within, at least or equal, got "
                          f"{rule}.")
+    if is_decided and holds:
+        return "holds", "holds"
+    if is_decided and rule == "within":
+        side = "more" if difference > 0 else "less"
+        return "does not hold", f"does not hold, it is {side}"
     if is_decided:
-        verdict = "holds" if holds else "does not hold"
-        return verdict, verdict
+        return "does not hold", "does not hold"
     if rule != "within" and abs(difference) + limit <= delta:
         return "equal", f"equal within {delta}"
     if "effect" in claim and abs(difference - claim["effect"]) > limit:

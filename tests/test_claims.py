@@ -41,7 +41,8 @@ def read_table(file, key):
     (-1.0, dict(rule="lower", effect=-3.3), "the paper's effect is excluded at this size"),
     (0.2, dict(delta=2.5, effect=3.3), "equal within 2.5"),  # before the paper's effect
     (0.2, dict(rule="within", delta=2.5), "holds"),
-    (5.0, dict(rule="within", delta=2.5), "does not hold"),
+    (5.0, dict(rule="within", delta=2.5), "does not hold, it is more"),
+    (-5.0, dict(rule="within", delta=2.5), "does not hold, it is less"),
     (2.0, dict(rule="within", delta=2.5), "not decided"),
 ])
 def test_verdict_follows_from_the_interval(difference, claim, verdict):
